@@ -1,0 +1,66 @@
+"""Errors for people: each says what was found, what was allowed and what to do.
+
+    TunerdError
+    ├── InputError            exit 10   a flag, a model or a recipe that cannot be used
+    │   └── ModelError        exit 11   the ONNX file
+    ├── FolderError           exit 12   the run folder: not writable, locked, of another model
+    ├── HostError             exit 13   this machine cannot do what was asked: no GPU, no MPS
+    ├── WrongResultError      exit 14   the tuned model disagrees with ONNX Runtime
+    ├── InfrastructureError   exit 15   Ray, a slice or the MPS daemon failed and stayed down
+    └── Interrupted           exit 16   stopped on request; the same command goes on
+
+Exit 0-9 means that the run finished with a valid artifact: 0 faster, 1 no gain, 2 cannot tell.
+Errors of trials are values (`vocabulary.Failure`), never exceptions.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    BETTER = 0
+    NO_GAIN = 1
+    CANNOT_TELL = 2
+    BAD_INPUT = 10
+    BAD_MODEL = 11
+    BAD_FOLDER = 12
+    HOST_NOT_CAPABLE = 13
+    WRONG_RESULT = 14
+    INFRASTRUCTURE = 15
+    INTERRUPTED = 16
+    BUG = 70  # an exception that none of these names; sysexits.h EX_SOFTWARE
+
+
+class TunerdError(Exception):
+    """Base of the errors that tunerd raises for people."""
+
+    exit_code = ExitCode.BUG
+
+
+class InputError(TunerdError):
+    exit_code = ExitCode.BAD_INPUT
+
+
+class ModelError(InputError):
+    exit_code = ExitCode.BAD_MODEL
+
+
+class FolderError(TunerdError):
+    exit_code = ExitCode.BAD_FOLDER
+
+
+class HostError(TunerdError):
+    exit_code = ExitCode.HOST_NOT_CAPABLE
+
+
+class WrongResultError(TunerdError):
+    exit_code = ExitCode.WRONG_RESULT
+
+
+class InfrastructureError(TunerdError):
+    exit_code = ExitCode.INFRASTRUCTURE
+
+
+class Interrupted(TunerdError):
+    exit_code = ExitCode.INTERRUPTED

@@ -1,0 +1,52 @@
+"""What flags and recipe files fill in, checked once, at the edge."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
+_UNIT_SECS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that `90`, `90s`, `10m` or `1.5h` stands for; ValueError otherwise."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"'{text}' is not a duration; write for example 90s, 10m or 1.5h")
+    return float(match[1]) * _UNIT_SECS[match[2]]
+
+
+class TuneSettings(BaseModel):
+    """One `tunerd tune`. Exactly one of gpu_pct and cpu_pct is set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    model: Path
+    out: Path
+    gpu_pct: int | None = Field(None, ge=1, le=100)
+    cpu_pct: int | None = Field(None, ge=1, le=100)
+    slices: int | None = Field(None, ge=1)  # per device; None: as many as fit
+    slice_kind: Literal["mps", "cpu", "whole", "simulated"]
+    shapes: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # by input name
+    dims: dict[str, int] = Field(default_factory=dict)  # by dimension name
+    batch: int | None = Field(None, ge=1)
+    trials: int | None = Field(None, ge=1)
+    budget_secs: float | None = Field(None, gt=0)
+    seed: int = Field(0, ge=0)
+    mps: Literal["own", "external"] = "own"
+    address: str | None = None  # of a Ray cluster; None: a local one
+    tuners: int | None = Field(None, ge=1)  # search and build processes; None: by the cores
+
+    @model_validator(mode="after")
+    def _one_share(self) -> Self:
+        if (self.gpu_pct is None) == (self.cpu_pct is None):
+            raise ValueError("give one share: --gpu-pct for GPUs or --cpu-pct for CPU cores")
+        return self
+
+    @property
+    def pct(self) -> int:
+        return self.gpu_pct if self.gpu_pct is not None else self.cpu_pct  # type: ignore[return-value]

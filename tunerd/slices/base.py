@@ -1,0 +1,98 @@
+"""The contract of a slice: a share of a device in which builds are measured.
+
+A family member says whether it is usable here, plans its slices, starts one, proves what it
+obtained, measures in it, and stops it. Members: mps, cpu, whole, simulated.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ClassVar, Self
+
+from tunerd.vocabulary import (
+    Arrays,
+    Build,
+    CapProof,
+    Failure,
+    Measurement,
+    Profile,
+    SliceSpec,
+    TargetSpec,
+)
+
+
+@dataclass(frozen=True)
+class Usability:
+    """Whether slices of a kind work on this host; `why` says what is missing and how to get it."""
+
+    ok: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The slices of one host, and which bound limited their number."""
+
+    slices: tuple[SliceSpec, ...]
+    target: TargetSpec  # what to generate code for, of this host's device
+    bound: str  # "2 slices of 40% fit into each GPU"
+    problem: str = ""  # why the plan cannot be had; then `slices` is empty
+
+
+class Slice(ABC):
+    """One slice, in the process that talks to its runner. close() is idempotent."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, spec: SliceSpec) -> None:
+        self.spec = spec
+
+    @classmethod
+    @abstractmethod
+    def usability(cls) -> Usability:
+        """Say whether this kind works on this host. Creates no CUDA context."""
+
+    @classmethod
+    @abstractmethod
+    def plan(cls, pct: int, per_device: int | None = None) -> Plan:
+        """Cut this host's devices into slices of `pct` percent, at most `per_device` of each."""
+
+    @abstractmethod
+    def start(self) -> CapProof:
+        """Start the runner and prove the cap inside it; raises HostError where it is not obtained."""
+
+    @abstractmethod
+    def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+        """Measure each build on its own, in order. A fault is the Failure of the build it hit."""
+
+    @abstractmethod
+    def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+        """Measure the builds interleaved: sample i of each is taken before sample i + 1 of any."""
+
+    @abstractmethod
+    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
+        """Load an artifact folder and return its outputs by name for these inputs by name."""
+
+    @abstractmethod
+    def compare_models(
+        self, artifacts: Sequence[str], profile: Profile
+    ) -> list[Measurement | Failure]:
+        """Measure whole models end to end, interleaved, on seeded random inputs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the runner without killing a GPU client that has work running."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,378 @@
+"""The values that cross a boundary between modules, in the order in which a run makes them.
+
+    Model -> Task -> Candidate -> Build -> Measurement | Failure -> Record -> Artifact
+
+Every value is a frozen dataclass with units in its names. A trial is one candidate of one task on
+its way through a run:
+
+    proposed ----> running ----> measured
+       |  ^           |
+       |  |           +--------> failed      (stage, kind)
+       |  +-- collateral, interrupted        (back to the queue, without blame)
+       +-----------------------> failed      (in the build)
+
+A failure is never a number: a trial ends measured or failed, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+
+# --- model and tasks ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape (elements per axis, all positive) and NumPy dtype name of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """An ONNX model with every shape fixed, simplified; what the tasks are extracted from."""
+
+    name: str
+    digest: str  # sha256 of the weights and the graph with its shapes fixed, hex
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    proto: onnx.ModelProto = field(repr=False, compare=False)
+    notes: tuple[str, ...] = ()  # what import had to change, for the report
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What code is generated for. `json` is TVM's own target description."""
+
+    kind: str  # "llvm" or "cuda"
+    json: str  # of the slice's host or GPU, never the builder's
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.kind == "cuda"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One distinct kernel of a model."""
+
+    task_id: str  # 12 hex digits of the sha256 of the workload's TVM JSON
+    name: str
+    weight: int  # calls per inference
+    flops: float  # of one call; 0 where TVM cannot tell
+    args: tuple[TensorSpec, ...]  # the function's arguments in order, outputs last
+    weight_args: tuple[int, ...]  # which arguments hold constants of the model
+    target: TargetSpec = field(repr=False)
+    mod_json: str = field(repr=False)  # the unscheduled IRModule, as tvm.ir.save_json writes it
+
+
+# --- search and build --------------------------------------------------------------------------
+
+
+class Origin(StrEnum):
+    """Where a candidate comes from."""
+
+    DEFAULT = "default"  # DLight's schedule on CUDA, TVM's own lowering on llvm
+    SEARCH = "search"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One schedule of one task. The default has an empty trace."""
+
+    task_id: str
+    candidate_id: str  # 16 hex digits of the sha256 of task_id and trace_json
+    origin: Origin
+    trace_json: str = field(repr=False, default="")  # TVM's Trace.as_json(), dumped without spaces
+
+
+@dataclass(frozen=True)
+class Build:
+    """A candidate compiled to a shared library that a slice loads without a compiler.
+
+    The library exports one function, `main`, that takes the task's arguments in order.
+    """
+
+    candidate: Candidate
+    library: bytes = field(repr=False)
+    library_sha256: str
+    build_secs: float
+    args: tuple[TensorSpec, ...]  # as the library takes them; a layout rewrite may change weights
+    weight_args: tuple[int, ...]
+    compiler: str  # "llvm", "nvrtc" or "nvrtc-fallback"
+
+
+class Stage(StrEnum):
+    """Where a trial failed."""
+
+    PROPOSE = "propose"
+    BUILD = "build"
+    LOAD = "load"
+    RUN = "run"
+    VERIFY = "verify"
+
+
+class Kind(StrEnum):
+    """How a trial failed. COLLATERAL and INTERRUPTED end nothing: the trial is run again."""
+
+    COMPILE = "compile"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    WRONG_ANSWER = "wrong-answer"
+    OUT_OF_MEMORY = "out-of-memory"
+    COLLATERAL = "collateral"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def ends_trial(self) -> bool:
+        return self not in (Kind.COLLATERAL, Kind.INTERRUPTED)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a trial has no number."""
+
+    stage: Stage
+    kind: Kind
+    message: str  # the last lines, at most 2,000 characters
+
+
+# --- slices and measurement --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SliceSpec:
+    """A share of a device, as planned. `environment` is exactly what its runner adds to its own."""
+
+    slice_id: str  # "mps-0-1": kind, device index, position on the device
+    kind: str  # "mps", "cpu", "whole", "simulated"
+    pct: int  # of the device, 1..100
+    device_index: int = 0
+    gpu_uuid: str | None = None
+    cores: tuple[int, ...] = ()  # for cpu slices: the cores that the runner is pinned to
+    lane: str | None = None  # workers of one lane share cores: one of them works at a time
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class CapProof:
+    """What a slice obtained, read inside its client before the first measurement."""
+
+    slice_id: str
+    device: str  # GPU or CPU model
+    sm_count: int  # SMs that the client sees; cores on CPUs
+    device_sm_count: int  # SMs (or cores) of the whole device
+    mechanism: str  # "mps", "affinity", "none", "simulated"
+    attached: bool  # the client is in the MPS server's list; true where none is needed
+    driver: str = ""
+    compute_capability: str = ""  # "9.0"
+    runner_pid: int = 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How to measure. Part of every record, because it changes the numbers.
+
+    weights: "rotate" moves through copies of the weight arguments over more than twice the last
+    level cache, so that no run finds its weights there; "warm" reuses one copy.
+    """
+
+    name: str
+    weights: str = "rotate"
+    min_samples: int = 3
+    max_samples: int = 5
+    min_sample_secs: float = 0.002  # a sample averages as many calls as fill this
+    max_total_secs: float = 0.2  # stop sampling when this much time was spent
+    cuda_graph: bool = True
+
+
+SEARCH = Profile("search-v1")
+FINAL = Profile("final-v1", min_samples=20, max_samples=40, min_sample_secs=0.005, max_total_secs=2.0)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The device while a trial ran. None: not known here."""
+
+    sm_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    neighbours: int | None = None  # other busy slices of the device
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Raw samples: each the mean time of one call, in seconds."""
+
+    run_secs: tuple[float, ...]
+    calls_per_sample: int
+    profile: str
+    slice_id: str
+    sm_count: int
+    conditions: Conditions = Conditions()
+
+    @property
+    def median_secs(self) -> float:
+        ordered = sorted(self.run_secs)
+        middle = len(ordered) // 2
+        if len(ordered) % 2:
+            return ordered[middle]
+        return 0.5 * (ordered[middle - 1] + ordered[middle])
+
+
+class TrialState(StrEnum):
+    PROPOSED = "proposed"
+    RUNNING = "running"
+    MEASURED = "measured"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One trial as the store keeps it. Times are seconds since the epoch."""
+
+    trial_id: int
+    candidate: Candidate
+    state: TrialState
+    result: Measurement | Failure | None  # None while it has not ended
+    proposed_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    slice_id: str | None = None
+    build_secs: float | None = None
+    library_sha256: str | None = None
+    attempts: int = 0  # how often it was started
+
+    @property
+    def run_secs(self) -> float | None:
+        """Median seconds of a call, or None where the trial has no measurement."""
+        return self.result.median_secs if isinstance(self.result, Measurement) else None
+
+
+# --- the result --------------------------------------------------------------------------------
+
+
+class Verdict(StrEnum):
+    """What a comparison of two sets of samples allows to say."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"  # the interval of the ratio lies within 1% of one
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`new` against `base`: the ratio is base / new, so above 1 is faster."""
+
+    verdict: Verdict
+    base_secs: float  # medians
+    new_secs: float
+    ratio: float
+    ratio_low: float  # 95% interval
+    ratio_high: float
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """One candidate measured again, quietly, beside its task's default."""
+
+    candidate_id: str
+    origin: Origin
+    search_secs: float | None  # its median in the search
+    measurement: Measurement | Failure
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """What one task ends with: the winner, and why it stays at its default where it does."""
+
+    task_id: str
+    name: str
+    weight: int
+    trials: int
+    failed: int
+    default_secs: float | None
+    best_secs: float | None  # of the winner, quietly measured; the default's where it stays
+    winner: Candidate
+    comparison: Comparison | None
+    note: str  # "" or why the default stays
+    finalists: tuple[Finalist, ...] = ()
+
+    @property
+    def is_tuned(self) -> bool:
+        return self.winner.origin is Origin.SEARCH
+
+
+class Correctness(StrEnum):
+    RIGHT = "right"
+    WRONG = "wrong"
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Outputs against ONNX Runtime. `worst_error` is max |out - ref| / (atol + rtol |ref|)."""
+
+    verdict: Correctness
+    seeds: int
+    rtol: float
+    atol: float
+    worst_error: float  # 1 is just at the tolerance
+    message: str
+
+
+@dataclass(frozen=True)
+class Latency:
+    """End-to-end samples of one way to run the model, interleaved with the others."""
+
+    name: str  # "tuned", "default", "onnxruntime"
+    run_secs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run: what the report shows and the exit code says."""
+
+    model: Model
+    target: TargetSpec
+    tasks: tuple[TaskOutcome, ...]
+    verification: Verification
+    latencies: tuple[Latency, ...]
+    end_to_end: Comparison
+    artifact: str  # path of the folder
+    proofs: tuple[CapProof, ...] = ()
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the model's tasks, by count, that use a tuned record."""
+        return sum(t.is_tuned for t in self.tasks) / len(self.tasks) if self.tasks else 0.0
+
+
+def to_json(value: Any) -> Any:
+    """Return `value` as what json.dumps takes: dataclasses become dicts, tuples lists.
+
+    Protocol buffers and arrays are left out: a value is described, its bulk is not copied.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if f.repr
+        }
+    if isinstance(value, dict):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(v) for v in value]
+    return value
+
+
+Arrays = dict[str, "np.ndarray"]
