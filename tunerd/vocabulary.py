@@ -259,6 +259,26 @@ class Record:
         return self.result.median_secs if isinstance(self.result, Measurement) else None
 
 
+class Activity(StrEnum):
+    """What a worker does with its time."""
+
+    SEARCH = "search"
+    BUILD = "build"
+    MEASURE = "measure"
+    WAIT = "wait"  # it has work to do and lacks something: a core, a build
+    IDLE = "idle"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of one worker's time. Seconds since the epoch."""
+
+    worker: str  # "tuner-0", or a slice's id
+    activity: Activity
+    start: float
+    end: float
+
+
 # --- the result --------------------------------------------------------------------------------
 
 
