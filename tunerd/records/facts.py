@@ -1,0 +1,119 @@
+"""What a run is about, and whether another run may go on in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tunerd import __version__
+from tunerd.errors import FolderError
+from tunerd.settings import TuneSettings
+from tunerd.vocabulary import Model, TargetSpec, to_json
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """One session of a run. Sessions of a run agree in all fields up to `tvm_version`."""
+
+    model_name: str
+    model_digest: str
+    target: TargetSpec
+    device: str  # GPU or CPU model, as CapProof.device says it
+    slice_kind: str
+    pct: int
+    tvm_version: str
+    tunerd_version: str = __version__
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    host: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        settings: TuneSettings,
+        model: Model,
+        *,
+        target: TargetSpec,
+        device: str,
+        host: Any,
+    ) -> RunFacts:
+        """Gather the facts of a session; `host` is what to_json accepts."""
+        return cls(
+            model_name=model.name,
+            model_digest=model.digest,
+            target=target,
+            device=device,
+            slice_kind=settings.slice_kind,
+            pct=settings.pct,
+            tvm_version=metadata.version("apache-tvm"),
+            settings=settings.model_dump(mode="json"),
+            host=to_json(host),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": {"name": self.model_name, "digest": self.model_digest},
+            "target": {"kind": self.target.kind, "json": self.target.json},
+            "device": self.device,
+            "slice_kind": self.slice_kind,
+            "pct": self.pct,
+            "tvm_version": self.tvm_version,
+            "tunerd_version": self.tunerd_version,
+            "settings": dict(self.settings),
+            "host": dict(self.host),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RunFacts:
+        return cls(
+            model_name=value["model"]["name"],
+            model_digest=value["model"]["digest"],
+            target=TargetSpec(**value["target"]),
+            device=value["device"],
+            slice_kind=value["slice_kind"],
+            pct=value["pct"],
+            tvm_version=value["tvm_version"],
+            tunerd_version=value["tunerd_version"],
+            settings=value["settings"],
+            host=value["host"],
+        )
+
+
+def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path) -> None:
+    """Raise FolderError unless trials of `asked` may join those that `folder` holds of `found`.
+
+    Numbers of another model, device, share or TVM cannot be compared; a budget, a seed, the number
+    of slices and where Ray runs may differ.
+    """
+    if found.model_digest != asked.model_digest:
+        raise FolderError(
+            f"{folder} holds a run of model '{found.model_name}' (sha256 "
+            f"{found.model_digest[:12]}), not of '{asked.model_name}' (sha256 "
+            f"{asked.model_digest[:12]}); choose another folder, or tune that model with the "
+            "input shapes it was started with"
+        )
+    pairs = {
+        "device": (found.device, asked.device),
+        "target": (found.target.kind, asked.target.kind),
+        "code for": (_architecture(found.target), _architecture(asked.target)),
+        "slice kind": (found.slice_kind, asked.slice_kind),
+        "share": (f"{found.pct}%", f"{asked.pct}%"),
+        "TVM": (found.tvm_version, asked.tvm_version),
+    }
+    other = {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
+    if other:
+        holds = ", ".join(f"{what} {pair[0]}" for what, pair in other.items())
+        wants = ", ".join(f"{what} {pair[1]}" for what, pair in other.items())
+        raise FolderError(
+            f"{folder} holds a run with {holds}, and this one has {wants}; measurements of the "
+            "two cannot be compared: choose another folder, or continue it as it was started"
+        )
+
+
+def _architecture(target: TargetSpec) -> str:
+    # Core counts and host parts of a target may differ between hosts with the same device.
+    fields = json.loads(target.json) if target.json.lstrip().startswith("{") else {}
+    return str(fields.get("arch") or fields.get("mcpu") or "any")

@@ -1,0 +1,262 @@
+"""The tables of `store.sqlite`, and how it is opened."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import Column, Float, ForeignKey, Index, Integer, Table, Text
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DatabaseError
+
+from tunerd.errors import FolderError
+
+STORE_NAME = "store.sqlite"
+VERSION = 1
+BUSY_TIMEOUT_SECS = 30.0
+
+METADATA = sa.MetaData()
+
+version = Table("schema_version", METADATA, Column("version", Integer, nullable=False))
+
+# One row per session: the first says what the run is, the later ones who went on with it.
+sessions = Table(
+    "sessions",
+    METADATA,
+    Column("session_id", Integer, primary_key=True),
+    Column("opened_at", Float, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("facts", Text, nullable=False),
+)
+
+tasks = Table(
+    "tasks",
+    METADATA,
+    Column("position", Integer, primary_key=True),
+    Column("task_id", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("weight", Integer, nullable=False),
+    Column("flops", Float, nullable=False),
+    Column("args", Text, nullable=False),
+    Column("weight_args", Text, nullable=False),
+    Column("target_kind", Text, nullable=False),
+    Column("target_json", Text, nullable=False),
+    Column("mod_json", Text, nullable=False),
+)
+
+slices = Table(
+    "slices",
+    METADATA,
+    Column("slice_id", Text, primary_key=True),
+    Column("spec", Text, nullable=False),
+)
+
+proofs = Table(
+    "proofs",
+    METADATA,
+    Column("proof_id", Integer, primary_key=True),
+    Column("slice_id", Text, nullable=False, index=True),
+    Column("proved_at", Float, nullable=False),
+    Column("proof", Text, nullable=False),
+)
+
+trials = Table(
+    "trials",
+    METADATA,
+    Column("trial_id", Integer, primary_key=True),
+    Column("task_id", Text, ForeignKey("tasks.task_id"), nullable=False),
+    Column("candidate_id", Text, nullable=False, unique=True),
+    Column("origin", Text, nullable=False),
+    Column("trace_json", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("proposed_at", Float, nullable=False),
+    Column("started_at", Float),
+    Column("ended_at", Float),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("slice_id", Text),
+    Column("build_secs", Float),
+    Column("compiler", Text),
+    Column("library_sha256", Text),
+    Column("stage", Text),
+    Column("kind", Text),
+    Column("message", Text),
+    Column("run_secs", Text),  # JSON list of raw samples, seconds of one call each
+    Column("median_secs", Float),  # of run_secs, to find a task's best by an index
+    Column("calls_per_sample", Integer),
+    Column("profile", Text),
+    Column("sm_count", Integer),
+    Column("sm_clock_mhz", Integer),
+    Column("temperature_c", Integer),
+    Column("power_w", Float),
+    Column("neighbours", Integer),
+    Index("trials_by_task", "task_id", "state", "median_secs"),
+    Index("trials_by_state", "state"),
+    sqlite_autoincrement=True,
+)
+
+# Ends of attempts that were no end of the trial: collateral, interrupted.
+setbacks = Table(
+    "setbacks",
+    METADATA,
+    Column("setback_id", Integer, primary_key=True),
+    Column("trial_id", Integer, ForeignKey("trials.trial_id"), nullable=False, index=True),
+    Column("attempt", Integer, nullable=False),
+    Column("slice_id", Text),
+    Column("at", Float, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("message", Text, nullable=False),
+)
+
+task_outcomes = Table(
+    "task_outcomes",
+    METADATA,
+    Column("task_id", Text, ForeignKey("tasks.task_id"), primary_key=True),
+    Column("saved_at", Float, nullable=False),
+    Column("outcome", Text, nullable=False),
+)
+
+outcomes = Table(
+    "outcomes",
+    METADATA,
+    Column("outcome_id", Integer, primary_key=True),
+    Column("saved_at", Float, nullable=False),
+    Column("outcome", Text, nullable=False),
+)
+
+spans = Table(
+    "spans",
+    METADATA,
+    Column("span_id", Integer, primary_key=True),
+    Column("worker", Text, nullable=False),
+    Column("activity", Text, nullable=False),
+    Column("start", Float, nullable=False),
+    Column("end", Float, nullable=False),
+)
+
+
+def open_writer(path: Path) -> Connection:
+    """Open the store for its one writer, creating the tables where it is new."""
+    try:
+        connection = _engine(path, "rwc").connect()
+        with connection.begin():
+            _refuse_other_version(connection, path, empty_is_fine=True)
+            if not sa.inspect(connection).has_table(version.name):
+                METADATA.create_all(connection)
+                connection.execute(version.insert(), {"version": VERSION})
+    except (DatabaseError, sqlite3.Error) as error:
+        raise _unusable(path, error) from error
+    return connection
+
+
+def open_reader(path: Path) -> Connection:
+    """Open a snapshot of an existing store; raises FolderError where there is none."""
+    if not path.is_file():
+        raise FolderError(
+            f"{path.parent} is not a run folder: it has no {path.name}; give the folder that "
+            "`tunerd tune` wrote with --out"
+        )
+    try:
+        connection = _engine(path, "ro").connect()
+        connection.begin()  # stays open: all reads of this connection see one moment
+        _refuse_other_version(connection, path, empty_is_fine=False)
+    except (DatabaseError, sqlite3.Error) as error:
+        raise _unusable(path, error) from error
+    return connection
+
+
+def _engine(path: Path, mode: str) -> Engine:
+    engine = sa.create_engine(
+        "sqlite://",
+        creator=lambda: sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            timeout=BUSY_TIMEOUT_SECS,
+            check_same_thread=False,
+            isolation_level=None,  # the events below begin transactions, reads included
+        ),
+        poolclass=sa.NullPool,
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def _set_up(connection: sqlite3.Connection, _record: object) -> None:
+        connection.execute("PRAGMA foreign_keys = ON")
+        # A store that came in a packed run is data: its schema may call no functions.
+        connection.execute("PRAGMA trusted_schema = OFF")
+        if mode == "ro":
+            connection.execute("PRAGMA query_only = ON")
+            return
+        # In WAL mode readers never wait for the writer. With NORMAL a commit is in the kernel's
+        # page cache when it returns: it survives `kill -9`, and the file stays consistent through
+        # a power cut, which may cost the last trials (https://sqlite.org/pragma.html#pragma_synchronous).
+        # FULL would wait for the disk at every trial to save those.
+        (obtained,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if obtained != "wal":
+            raise FolderError(
+                f"{path.parent} is on a file system where SQLite offers '{obtained}' instead of "
+                "write-ahead logging, so the store could not be read while a run is alive; put "
+                "the run folder on a local disk"
+            )
+        connection.execute("PRAGMA synchronous = NORMAL")
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # IMMEDIATE takes the write lock at once: a second writer waits here for its turn instead
+        # of failing in the middle.
+        connection.exec_driver_sql("BEGIN" if mode == "ro" else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _refuse_other_version(connection: Connection, path: Path, *, empty_is_fine: bool) -> None:
+    names = sa.inspect(connection).get_table_names()
+    if version.name not in names:
+        if empty_is_fine and not names:
+            return
+        raise FolderError(
+            f"{path} is no store of tunerd: it has no table {version.name}; choose another folder"
+        )
+    found = connection.execute(sa.select(sa.func.max(version.c.version))).scalar()
+    if found != VERSION:
+        raise FolderError(
+            f"{path} has schema version {found}, and this tunerd reads version {VERSION}; use "
+            "the tunerd that wrote it, or a newer one, or choose another folder"
+        )
+
+
+def _unusable(path: Path, error: Exception) -> FolderError:
+    reason = getattr(error, "orig", None) or error
+    return FolderError(
+        f"{path} cannot be opened as a store: {reason}; check that the folder is writable and the "
+        "file whole, or choose another folder"
+    )
+
+
+def copy_snapshot(source: Path, to: Path) -> None:
+    """Copy a store into one file, as it is at this moment, also while its run is alive."""
+    try:
+        origin = sqlite3.connect(
+            f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_SECS
+        )
+        copy = sqlite3.connect(to)
+        try:
+            origin.backup(copy)
+            # Else the copy would need its -wal and -shm files beside it.
+            copy.execute("PRAGMA journal_mode = DELETE")
+        finally:
+            copy.close()
+            origin.close()
+    except sqlite3.Error as error:
+        raise _unusable(source, error) from error
+
+
+def check_integrity(path: Path) -> None:
+    """Raise FolderError where a store is damaged or is none of this version."""
+    with open_reader(path) as connection:
+        try:
+            found = connection.exec_driver_sql("PRAGMA integrity_check").scalar()
+        except DatabaseError as error:
+            raise _unusable(path, error) from error
+        if found != "ok":
+            raise _unusable(path, ValueError(str(found)))

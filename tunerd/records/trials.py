@@ -1,0 +1,262 @@
+"""The life of trials as statements on the store, each inside a transaction of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from tunerd.records import rows
+from tunerd.records.schema import setbacks, trials
+from tunerd.vocabulary import (
+    Build,
+    Candidate,
+    Failure,
+    Kind,
+    Measurement,
+    Record,
+    Stage,
+    TrialState,
+)
+
+_CHUNK = 10_000  # ids in one statement; SQLite takes 32,766 (SQLITE_MAX_VARIABLE_NUMBER)
+_T = TypeVar("_T")
+_OPEN = (TrialState.PROPOSED, TrialState.RUNNING)
+_SESSION_ENDED = Failure(Stage.RUN, Kind.INTERRUPTED, "its session ended while it was running")
+
+
+def propose(connection: Connection, candidates: Sequence[Candidate], *, at: float) -> list[int]:
+    ids = [c.candidate_id for c in candidates]
+    known = _by_candidate(connection, ids)
+    new = {c.candidate_id: c for c in candidates if c.candidate_id not in known}
+    if new:
+        connection.execute(
+            trials.insert(), [rows.candidate_to_row(c, now=at) for c in new.values()]
+        )
+        known |= _by_candidate(connection, list(new))
+    return [known[i] for i in ids]
+
+
+def built(connection: Connection, trial_id: int, build: Build) -> None:
+    require(connection, [trial_id], _OPEN, verb="be built")
+    changed = connection.execute(
+        trials.update().where(
+            trials.c.trial_id == trial_id,
+            trials.c.candidate_id == build.candidate.candidate_id,
+        ),
+        {
+            "build_secs": build.build_secs,
+            "compiler": build.compiler,
+            "library_sha256": build.library_sha256,
+        },
+    )
+    if not changed.rowcount:
+        raise ValueError(
+            f"a build of candidate {build.candidate.candidate_id} is not of this trial:\n"
+            + story(connection, trial_id)
+        )
+
+
+def start(connection: Connection, trial_ids: Sequence[int], slice_id: str, *, at: float) -> None:
+    require(connection, trial_ids, (TrialState.PROPOSED,), verb="start")
+    for chunk in _chunks(trial_ids):
+        connection.execute(
+            trials.update()
+            .where(trials.c.trial_id.in_(chunk))
+            .values(
+                state=TrialState.RUNNING.value,
+                slice_id=slice_id,
+                started_at=at,
+                attempts=trials.c.attempts + 1,
+            )
+        )
+
+
+def finish(
+    connection: Connection, results: Mapping[int, Measurement | Failure], *, at: float
+) -> None:
+    measured, failed, returned = {}, {}, {}
+    for trial_id, result in results.items():
+        if isinstance(result, Measurement):
+            measured[trial_id] = rows.measurement_to_columns(result) | {"ended_at": at}
+        elif result.kind.ends_trial:
+            failed[trial_id] = rows.failure_to_columns(result) | {"ended_at": at}
+        else:
+            returned[trial_id] = result
+    require(connection, measured, (TrialState.RUNNING,), verb="be measured")
+    require(connection, [*failed, *returned], _OPEN, verb="fail")
+    _update_each(connection, measured)
+    _update_each(connection, failed)
+    _put_back(connection, returned, at=at)
+
+
+def requeue_running(connection: Connection, *, at: float) -> None:
+    running = connection.execute(
+        sa.select(trials.c.trial_id).where(trials.c.state == TrialState.RUNNING.value)
+    ).scalars()
+    _put_back(connection, dict.fromkeys(running, _SESSION_ENDED), at=at)
+
+
+def page(
+    connection: Connection,
+    *,
+    after: int,
+    limit: int,
+    task_id: str | None,
+    state: TrialState | None,
+) -> Sequence[RowMapping]:
+    wanted = (
+        sa.select(trials).where(trials.c.trial_id > after).order_by(trials.c.trial_id).limit(limit)
+    )
+    return connection.execute(_only(wanted, task_id, state)).mappings().all()
+
+
+def counts(connection: Connection, task_id: str | None) -> dict[TrialState, int]:
+    wanted = sa.select(trials.c.state, sa.func.count()).group_by(trials.c.state)
+    found: dict[str, int] = dict(connection.execute(_only(wanted, task_id, None)).tuples().all())
+    return {state: found.get(state.value, 0) for state in TrialState}
+
+
+def best(connection: Connection, task_id: str) -> Record | None:
+    wanted = sa.select(trials).order_by(trials.c.median_secs, trials.c.trial_id).limit(1)
+    row = connection.execute(_only(wanted, task_id, TrialState.MEASURED)).mappings().one_or_none()
+    return None if row is None else rows.record_from_row(row)
+
+
+def by_candidate(connection: Connection, candidate_id: str) -> RowMapping:
+    return (
+        connection.execute(sa.select(trials).where(trials.c.candidate_id == candidate_id))
+        .mappings()
+        .one()
+    )
+
+
+def row(connection: Connection, trial_id: int) -> RowMapping:
+    found = connection.execute(sa.select(trials).where(trials.c.trial_id == trial_id))
+    one = found.mappings().one_or_none()
+    if one is None:
+        raise KeyError(f"the store has no trial {trial_id}")
+    return one
+
+
+def story(connection: Connection, trial_id: int) -> str:
+    trial = row(connection, trial_id)
+    lines = [
+        f"trial {trial_id}: candidate {trial['candidate_id']} ({trial['origin']}) of task "
+        f"{trial['task_id']}, {trial['state']}",
+        f"  {_clock(trial['proposed_at'])} proposed",
+    ]
+    if trial["build_secs"] is not None:
+        lines.append(f"  built with {trial['compiler']} in {trial['build_secs']:.3f} s")
+    lines += [
+        f"  {_clock(s.at)} {s.kind} in {s.stage}, attempt {s.attempt} in {s.slice_id or 'no slice'}"
+        for s in connection.execute(
+            sa.select(setbacks)
+            .where(setbacks.c.trial_id == trial_id)
+            .order_by(setbacks.c.setback_id)
+        )
+    ]
+    if trial["started_at"] is not None:
+        lines.append(
+            f"  {_clock(trial['started_at'])} started in {trial['slice_id']}, "
+            f"attempt {trial['attempts']}"
+        )
+    if trial["state"] == TrialState.MEASURED.value:
+        lines.append(f"  {_clock(trial['ended_at'])} measured, median {trial['median_secs']:.6g} s")
+    if trial["state"] == TrialState.FAILED.value:
+        lines.append(f"  {_clock(trial['ended_at'])} failed in {trial['stage']}: {trial['kind']}")
+    return "\n".join(lines)
+
+
+def require(
+    connection: Connection,
+    trial_ids: Collection[int],
+    allowed: Collection[TrialState],
+    *,
+    verb: str,
+) -> None:
+    """Raise ValueError with the story of the first trial that is in no allowed state."""
+    states: dict[int, str] = {}
+    for chunk in _chunks(trial_ids):
+        found = connection.execute(
+            sa.select(trials.c.trial_id, trials.c.state).where(trials.c.trial_id.in_(chunk))
+        )
+        states.update(found.tuples().all())
+    for trial_id in trial_ids:
+        if trial_id not in states:
+            raise ValueError(f"the store has no trial {trial_id}, so it cannot {verb}")
+        if TrialState(states[trial_id]) not in allowed:
+            raise ValueError(
+                f"trial {trial_id} is {states[trial_id]} and cannot {verb}:\n"
+                + story(connection, trial_id)
+            )
+
+
+def _put_back(connection: Connection, failures: Mapping[int, Failure], *, at: float) -> None:
+    for chunk in _chunks(failures):
+        tries = connection.execute(
+            sa.select(trials.c.trial_id, trials.c.attempts, trials.c.slice_id).where(
+                trials.c.trial_id.in_(chunk)
+            )
+        )
+        connection.execute(
+            setbacks.insert(),
+            [
+                rows.setback_to_columns(failures[t.trial_id])
+                | {"trial_id": t.trial_id, "attempt": t.attempts, "slice_id": t.slice_id, "at": at}
+                for t in tries
+            ],
+        )
+        connection.execute(
+            trials.update()
+            .where(trials.c.trial_id.in_(chunk))
+            .values(state=TrialState.PROPOSED.value, started_at=None, slice_id=None)
+        )
+
+
+def _update_each(connection: Connection, columns: Mapping[int, Mapping[str, Any]]) -> None:
+    if columns:
+        names = next(iter(columns.values()))
+        connection.execute(
+            trials.update()
+            .where(trials.c.trial_id == sa.bindparam("of_trial"))
+            .values({name: sa.bindparam(f"new_{name}") for name in names}),
+            [
+                {"of_trial": trial_id} | {f"new_{name}": value for name, value in new.items()}
+                for trial_id, new in columns.items()
+            ],
+        )
+
+
+def _by_candidate(connection: Connection, candidate_ids: Collection[str]) -> dict[str, int]:
+    known: dict[str, int] = {}
+    for chunk in _chunks(candidate_ids):
+        found = connection.execute(
+            sa.select(trials.c.candidate_id, trials.c.trial_id).where(
+                trials.c.candidate_id.in_(chunk)
+            )
+        )
+        known.update(found.tuples().all())
+    return known
+
+
+def _only(wanted: sa.Select[Any], task_id: str | None, state: TrialState | None) -> sa.Select[Any]:
+    if task_id is not None:
+        wanted = wanted.where(trials.c.task_id == task_id)
+    if state is not None:
+        wanted = wanted.where(trials.c.state == state.value)
+    return wanted
+
+
+def _chunks(values: Iterable[_T]) -> Iterator[list[_T]]:
+    rest = iter(values)
+    while chunk := list(islice(rest, _CHUNK)):
+        yield chunk
+
+
+def _clock(secs: float) -> str:
+    return datetime.fromtimestamp(secs, UTC).strftime("%Y-%m-%d %H:%M:%S")
