@@ -19,7 +19,7 @@ import os
 import platform
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -265,8 +265,8 @@ def run_nvrtc(source: str, arch: str, *, headers: Mapping[str, str] | None = Non
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _strings(texts: Mapping[str, str] | list[str] | object) -> ctypes.Array[ctypes.c_char_p]:
-    encoded = [text.encode() for text in texts]  # type: ignore[attr-defined]
+def _strings(texts: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
+    encoded = [text.encode() for text in texts]
     return (ctypes.c_char_p * len(encoded))(*encoded)
 
 

@@ -1,0 +1,325 @@
+"""Candidate -> Build | Failure: lower a schedule, generate code, link it into a shared library.
+
+Builds run in threads of one long-lived process: TVM and NVRTC work without the GIL, and a fresh
+process would pay seconds for its imports. What comes out needs no compiler where it is loaded: the
+host code is linked here, and CUDA kernels are embedded as cubins of the target's architecture.
+
+On a machine without a GPU driver TVM cannot make cubins: its compile callback is called by
+libtvm_runtime_cuda.so, which loads only beside libcuda.so.1, and without it TVM silently embeds
+CUDA source to be compiled when the library is loaded. So the source is compiled here and put into
+the packed bytes of the library (`_with_cubins`). Where there is a driver, TVM calls the same
+compiler, and the packed bytes are right already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import logging
+import shutil
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunerd import cuda
+from tunerd.errors import HostError
+from tunerd.vocabulary import (
+    Build,
+    Candidate,
+    Failure,
+    Kind,
+    Origin,
+    Stage,
+    TargetSpec,
+    Task,
+    TensorSpec,
+)
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+    from tvm.runtime import Executable, Module
+    from tvm.target import Target
+
+log = logging.getLogger(__name__)
+
+ENTRY = "main"  # the function that every library exports
+MAX_MESSAGE_CHARS = 2000
+_CACHED_TASKS = 256
+_NO_LINKER = (
+    "Builds need a linker: neither `ld` nor a C compiler is on the PATH. "
+    "Install one, for example with: apt-get install binutils"
+)
+
+_modules: OrderedDict[str, IRModule] = OrderedDict()
+_lock = threading.Lock()
+_abandoned = 0
+
+
+def build_problem(target: TargetSpec) -> str | None:
+    """Say why this machine cannot build for `target` and what to do, or None where it can."""
+    if _linker() is None:
+        return _NO_LINKER
+    return cuda.cuda_build_problem() if target.is_cuda else None
+
+
+def build_candidate(
+    task: Task, candidate: Candidate, *, timeout_secs: float = 60
+) -> Build | Failure:
+    """Build one candidate from its trace. Raises HostError where this machine cannot build."""
+    return _build(task, candidate, lambda: scheduled(task, candidate), timeout_secs)
+
+
+def build_module(
+    task: Task, candidate: Candidate, mod: IRModule, *, timeout_secs: float = 60
+) -> Build | Failure:
+    """Build a candidate whose schedule was applied already: `mod` is what its trace makes."""
+    return _build(task, candidate, lambda: mod, timeout_secs)
+
+
+def abandoned() -> int:
+    """Return how many builds of this process ran into their timeout; some may still run."""
+    return _abandoned
+
+
+def scheduled(task: Task, candidate: Candidate) -> IRModule:
+    """Return the task's module with the candidate's schedule applied.
+
+    The default is DLight's schedule on CUDA. On llvm it is the module as it is, which TVM's
+    lowering turns into plain loops: DLight has too few rules for CPUs.
+    """
+    tvm = _tvm()
+    mod = _unscheduled(task)
+    if candidate.origin is Origin.DEFAULT:
+        return default_schedule(mod, tvm.target.Target(task.target.json))
+    if '"Tensorize"' in candidate.trace_json:
+        # Registers the intrinsics. Seconds long, and fp32 schedules without them need none.
+        importlib.import_module("tvm.s_tir.tensor_intrin")
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import Trace
+
+    schedule = Schedule(mod, error_render_level="fast")
+    Trace.apply_json_to_schedule(json.loads(candidate.trace_json), schedule)
+    return schedule.mod
+
+
+def default_schedule(mod: IRModule, target: Target) -> IRModule:
+    """Schedule every function of `mod` that has no schedule as the default of its target."""
+    if target.kind.name != "cuda":
+        return mod
+    from tvm.s_tir import dlight
+
+    rules = (
+        dlight.gpu.Matmul(),
+        dlight.gpu.GEMV(),
+        dlight.gpu.Reduction(),
+        dlight.gpu.GeneralReduction(),
+        dlight.gpu.Fallback(),
+    )
+    with target:
+        return dlight.ApplyDefaultSchedule(*rules)(mod)
+
+
+def export_library(module: Module | Executable, path: Path, *, arch: str | None) -> str:
+    """Write compiled code as a shared library that loads without a compiler.
+
+    For one kernel or a whole model. `arch` is the GPU architecture ("sm_90"), None on CPUs. Returns
+    the compiler's name as `Build.compiler` has it.
+    """
+    compilers = {"llvm" if arch is None else "nvrtc"}
+
+    def pack(root: Module, _system: bool, prefix: str, workspace: str) -> str:
+        from tvm.runtime import _ffi_api
+
+        blob = _ffi_api.ModulePackImportsToTensor(root).numpy().tobytes()
+        for device in root._collect_from_import_tree(lambda m: m.kind == "cuda"):
+            source = device.inspect_source("cuda")
+            cubin = cuda.compile_cubin(source, arch or _current_arch())
+            compilers.add(cubin.compiler)
+            blob = _with_cubin(blob, source.encode(), cubin.code)
+        (host, *_) = root._collect_from_import_tree(lambda m: m.kind == "llvm")
+        code = _tvm().get_global_func("codegen.codegen_blob")(
+            blob, False, host.get_function("_get_target_string")(), prefix
+        )
+        target_path = f"{workspace}/{prefix}devc.o"
+        code.write_to_file(target_path)
+        return target_path
+
+    module.export_library(str(path), fcompile=_link, fpack_imports=pack)
+    return max(compilers, key=("llvm", "nvrtc", "nvrtc-fallback").index)
+
+
+def _build(
+    task: Task, candidate: Candidate, schedule: Callable[[], IRModule], timeout_secs: float
+) -> Build | Failure:
+    global _abandoned
+    if problem := build_problem(task.target):
+        raise HostError(problem)
+    outcome: Future[Build | Failure] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(_lower_and_link(task, candidate, schedule()))
+        except Exception as error:  # whatever TVM throws belongs to this candidate
+            message = f"{type(error).__name__}: {error}"
+            outcome.set_result(Failure(Stage.BUILD, Kind.COMPILE, message[-MAX_MESSAGE_CHARS:]))
+
+    # A thread cannot be killed: a build over its time is left to end by itself, and counted.
+    thread = threading.Thread(target=work, name=f"build-{candidate.candidate_id}", daemon=True)
+    thread.start()
+    try:
+        return outcome.result(timeout=timeout_secs)
+    except TimeoutError:
+        with _lock:
+            _abandoned += 1
+        log.warning("%s of %s: build abandoned", candidate.candidate_id, task.name)
+        message = f"the build took over {timeout_secs:g} s and was abandoned"
+        return Failure(Stage.BUILD, Kind.TIMEOUT, message)
+
+
+def _lower_and_link(task: Task, candidate: Candidate, mod: IRModule) -> Build:
+    started = time.perf_counter()
+    tvm = _tvm()
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+    from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+
+    target = tvm.target.Target(task.target.json)
+    # As MetaSchedule's builder does: the weights come in the layout that the schedule wants.
+    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
+    infos = ArgInfo.from_prim_func(mod[ENTRY])
+    args = tuple(
+        TensorSpec(spec.name, tuple(int(extent) for extent in info.shape), str(info.dtype))
+        for spec, info in zip(task.args, infos, strict=True)
+    )
+    with target:
+        module = tvm.tirx.build(mod, target=target)
+    arch = str(target.attrs["arch"]) if task.target.is_cuda else None
+    with tempfile.TemporaryDirectory(prefix="tunerd-build-") as folder:
+        path = Path(folder, "kernel.so")
+        compiler = export_library(module, path, arch=arch)
+        library = path.read_bytes()
+    return Build(
+        candidate=candidate,
+        library=library,
+        library_sha256=hashlib.sha256(library).hexdigest(),
+        build_secs=time.perf_counter() - started,
+        args=args,
+        weight_args=task.weight_args,
+        compiler=compiler,
+    )
+
+
+def _unscheduled(task: Task) -> IRModule:
+    with _lock:
+        if mod := _modules.get(task.task_id):
+            _modules.move_to_end(task.task_id)
+            return mod
+    mod = _tvm().ir.load_json(task.mod_json)
+    with _lock:
+        _modules[task.task_id] = mod
+        while len(_modules) > _CACHED_TASKS:
+            _modules.popitem(last=False)
+    return mod
+
+
+def _with_cubin(blob: bytes, source: bytes, cubin: bytes) -> bytes:
+    """Replace one CUDA module's source by its cubin in the packed imports of a library.
+
+    The layout (TVM's src/target/codegen.cc and cuda_fallback_module.cc), integers little-endian,
+    strings and vectors with their length as a uint64 before them:
+
+        uint64 size of the rest | vector<int64> import tree | vector<int64> children
+        | per module: string kind | unless kind is "_lib": string bytes
+
+    where the bytes of a CUDA module are: string format | functions | string code.
+    """
+    at = 8
+    for _ in range(2):
+        (length,) = struct.unpack_from("<Q", blob, at)
+        at += 8 + 8 * length
+    parts = [blob[8:at]]
+    while at < len(blob):
+        kind, at = _string(blob, at)
+        parts.append(_packed(kind))
+        if kind == b"_lib":
+            continue
+        body, at = _string(blob, at)
+        head, tail = _packed(b"cuda"), _packed(source)
+        if kind == b"cuda" and body.startswith(head) and body.endswith(tail):
+            body = _packed(b"cubin") + body[len(head) : -len(tail)] + _packed(cubin)
+        parts.append(_packed(body))
+    return _packed(b"".join(parts))
+
+
+def _string(blob: bytes, at: int) -> tuple[bytes, int]:
+    (length,) = struct.unpack_from("<Q", blob, at)
+    end = at + 8 + length
+    return blob[at + 8 : end], end
+
+
+def _packed(data: bytes) -> bytes:
+    return struct.pack("<Q", len(data)) + data
+
+
+@dataclasses.dataclass(frozen=True)
+class _Linker:
+    program: str
+    libraries: tuple[str, ...]
+
+
+@functools.cache
+def _linker() -> _Linker | None:
+    """Choose the linker itself: a compiler's driver takes three times as long for one object.
+
+    Unlike the driver it is told no libraries, so it gets those that this process has loaded.
+    Without them `expf` would have no version, and bind to the oldest in glibc. Measured by
+    scripts/benchmark_compile.
+    """
+    if linker := shutil.which("ld"):
+        with open("/proc/self/maps") as maps:
+            loaded = {line.split()[-1] for line in maps if "/" in line}
+        libraries = sorted(p for p in loaded if Path(p).name in ("libc.so.6", "libm.so.6"))
+        return _Linker(linker, ("--as-needed", *libraries))
+    driver = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    return _Linker(driver, ("-lm",)) if driver else None
+
+
+def _link(output: str, objects: list[str], **_options: Any) -> None:
+    linker = _linker()
+    if linker is None:
+        raise HostError(_NO_LINKER)
+    command = [linker.program, "-shared", "-o", output, *objects, *linker.libraries]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr}")
+
+
+def _current_arch() -> str:
+    from tvm.support import nvcc
+    from tvm.target import Target
+
+    version = nvcc.get_target_compute_version(Target.current(allow_none=True))
+    return f"sm_{version.replace('.', '')}"
+
+
+@functools.cache
+def _tvm() -> Any:
+    """Import TVM with its CUDA libraries in reach and this module's compiler as its own."""
+    cuda.preload()
+    import tvm
+    import tvm.tirx
+
+    def compile_callback(code: str) -> bytes:
+        return cuda.compile_cubin(code, _current_arch()).code
+
+    tvm.register_global_func("tvm_callback_cuda_compile", compile_callback, override=True)
+    return tvm
