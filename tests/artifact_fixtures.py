@@ -1,0 +1,170 @@
+"""Small models, lowered as for an artifact, with a hand-made winner for one task."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tunerd.artifact import compile_artifact
+from tunerd.vocabulary import (
+    Arrays,
+    Candidate,
+    CapProof,
+    Model,
+    Origin,
+    TargetSpec,
+    Task,
+    TensorSpec,
+)
+
+LLVM = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 1}))
+CUDA = TargetSpec(
+    "cuda",
+    json.dumps(
+        {
+            "kind": "cuda",
+            "arch": "sm_90",
+            "max_threads_per_block": 1024,
+            "max_shared_memory_per_block": 49152,
+            "thread_warp_size": 32,
+        }
+    ),
+)
+CORES = CapProof("cpu-0-0", "", 1, 2, "affinity", True)
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """What `tunerd.lowering` gives, made here of passes alone."""
+
+    mod: Any
+    weights: Arrays
+    num_inputs: int
+
+
+def tiny_convnet() -> Model:
+    """Two inputs, two outputs; convolution, pooling and a matrix product."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w1": rng.normal(size=(8, 3, 3, 3)),
+        "b1": rng.normal(size=(8,)),
+        "w2": rng.normal(size=(8, 10)),
+        "b2": rng.normal(size=(10,)),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["conv"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["conv"], ["features"]),
+        helper.make_node("GlobalAveragePool", ["features"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w2"], ["product"]),
+        helper.make_node("Add", ["product", "b2"], ["biased"]),
+        helper.make_node("Add", ["biased", "offset"], ["scores"]),
+    ]
+    return model_of(
+        nodes,
+        weights,
+        inputs={"x": (2, 3, 8, 8), "offset": (2, 10)},
+        outputs={"scores": (2, 10), "features": (2, 8, 8, 8)},
+    )
+
+
+def model_of(
+    nodes: list[onnx.NodeProto],
+    weights: Mapping[str, np.ndarray],
+    *,
+    inputs: Mapping[str, tuple[int, ...]],
+    outputs: Mapping[str, tuple[int, ...]],
+) -> Model:
+    """Return a float32 model of these nodes."""
+
+    def values(shapes: Mapping[str, tuple[int, ...]]) -> list[onnx.ValueInfoProto]:
+        return [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
+
+    def specs(shapes: Mapping[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(n, s, "float32") for n, s in shapes.items())
+
+    initializers = [numpy_helper.from_array(w.astype("float32"), n) for n, w in weights.items()]
+    graph = helper.make_graph(nodes, "tiny", values(inputs), values(outputs), initializers)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(proto)
+    digest = hashlib.sha256(proto.SerializeToString()).hexdigest()
+    return Model("tiny", digest, specs(inputs), specs(outputs), proto)
+
+
+def lower(model: Model, target: TargetSpec) -> tuple[LoweredModel, tuple[Task, ...]]:
+    """Import, fuse, hoist the weights and extract the tasks, as a run does."""
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.onnx import from_onnx
+    from tvm.s_tir.meta_schedule.relax_integration import extract_tasks
+
+    tvm_target = tvm.target.Target(json.loads(target.json))
+    mod, params = relax.frontend.detach_params(from_onnx(model.proto, keep_params_in_input=True))
+    with tvm_target:
+        mod = relax.transform.DecomposeOpsForInference()(mod)
+        mod = relax.get_pipeline("zero")(mod)
+    tasks = []
+    for extracted in extract_tasks(mod, tvm_target):
+        workload = tvm.ir.save_json(extracted.dispatched[0])
+        tasks.append(
+            Task(
+                task_id=hashlib.sha256(workload.encode()).hexdigest()[:12],
+                name=extracted.task_name,
+                weight=extracted.weight,
+                flops=0.0,
+                args=(),
+                weight_args=(),
+                target=target,
+                mod_json=workload,
+            )
+        )
+    names = [p.name for p in mod["main"].params[len(model.inputs) :]]
+    weights = dict(zip(names, (w.numpy() for w in params["main"]), strict=True))
+    return LoweredModel(mod, weights, len(model.inputs)), tuple(tasks)
+
+
+def candidate_of(task: Task, trace: Any) -> Candidate:
+    """Return the candidate that a search would have made of a trace."""
+    text = json.dumps(trace.as_json(), separators=(",", ":"), default=lambda imm: int(imm.value))
+    digest = hashlib.sha256((task.task_id + text).encode()).hexdigest()[:16]
+    return Candidate(task.task_id, digest, Origin.SEARCH, text)
+
+
+def matmul_winner(tasks: tuple[Task, ...]) -> Candidate:
+    """Schedule the task of the matrix product by hand: a split, a new order, a vectorized loop."""
+    import tvm
+
+    (task,) = (t for t in tasks if "matmul" in t.name)
+    sch = tvm.s_tir.Schedule(tvm.ir.load_json(task.mod_json))
+    block = sch.get_sblock("matmul", "main")
+    row, column, inner = sch.get_loops(block)
+    outer, lane = sch.split(column, factors=[None, 5])
+    sch.reorder(row, outer, inner, lane)
+    sch.vectorize(lane)
+    return candidate_of(task, sch.trace)
+
+
+def tiny_artifact(folder: Path, *, tuned: bool = True, proof: CapProof = CORES) -> Model:
+    """Compile the tiny model for llvm into `folder` and return the model."""
+    model = tiny_convnet()
+    lowered, tasks = lower(model, LLVM)
+    winner = matmul_winner(tasks)
+    compile_artifact(
+        lowered,  # type: ignore[arg-type]
+        tasks,
+        {winner.task_id: winner} if tuned else {},
+        LLVM,
+        folder,
+        model=model,
+        pct=50,
+        proofs=(proof,),
+    )
+    return model
