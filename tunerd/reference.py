@@ -1,0 +1,71 @@
+"""Run ONNX models in ONNX Runtime: the reference that everything else must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tunerd.vocabulary import Arrays, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def random_inputs(specs: Iterable[TensorSpec], seed: int) -> Arrays:
+    """Return seeded inputs by name: standard normal floats; integers and booleans of 0 and 1.
+
+    Zero and one are valid where integers are indices into a table or a mask.
+    """
+    rng = np.random.default_rng(seed)
+    arrays: Arrays = {}
+    for spec in specs:
+        dtype = np.dtype(spec.dtype)
+        is_float = np.issubdtype(dtype, np.floating)
+        values = rng.standard_normal(spec.shape) if is_float else rng.integers(0, 2, spec.shape)
+        arrays[spec.name] = np.asarray(values).astype(dtype)
+    return arrays
+
+
+class Reference:
+    """A session of ONNX Runtime on this machine's CPU."""
+
+    def __init__(self, proto: onnx.ModelProto, *, threads: int = 0, optimize: bool = False) -> None:
+        """Load `proto`. Without `optimize` the graph runs as written, which loads faster."""
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4  # what goes wrong is raised; the log would repeat it
+        level = ort.GraphOptimizationLevel
+        options.graph_optimization_level = (
+            level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        )
+        self._session = ort.InferenceSession(
+            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        self.output_names = tuple(o.name for o in self._session.get_outputs())
+
+    def run(self, inputs: Arrays, outputs: Sequence[str] | None = None) -> Arrays:
+        """Return the outputs by name."""
+        names = list(outputs or self.output_names)
+        return dict(zip(names, self._session.run(names, inputs), strict=True))
+
+
+def agree(got: np.ndarray, expected: np.ndarray, *, rtol: float = 1e-3) -> bool:
+    """Say whether two arrays are the same up to `rtol` of the expected array's largest value.
+
+    Integers and booleans must be equal; NaN and infinity must be at the same places.
+    """
+    if got.shape != expected.shape:
+        return False
+    if not np.issubdtype(expected.dtype, np.floating):
+        return bool(np.array_equal(got, expected))
+    finite = np.isfinite(expected)
+    if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
+        return False
+    if not finite.any():
+        return True
+    scale = float(np.abs(expected[finite]).max()) or 1.0
+    return bool(np.all(np.abs(got[finite].astype(np.float64) - expected[finite]) <= rtol * scale))
