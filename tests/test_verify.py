@@ -1,0 +1,184 @@
+"""What verification says about right, wrong and pointless comparisons with ONNX Runtime."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from artifact_fixtures import model_of, tiny_convnet
+from onnx import TensorProto, helper
+
+from tunerd.errors import ModelError
+from tunerd.reference import Reference
+from tunerd.verify import onnxruntime_latency, verification_inputs, verify
+from tunerd.vocabulary import Arrays, Correctness, Model, Profile, TensorSpec
+
+Run = Callable[[Arrays], Arrays]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny_convnet()
+
+
+@pytest.fixture(scope="module")
+def right(model: Model) -> Run:
+    return Reference(model.proto, optimize=True).run
+
+
+def changed(run: Run, change: Callable[[Arrays], Arrays]) -> Run:
+    return lambda inputs: change(run(inputs))
+
+
+def test_a_model_that_agrees_is_right(model: Model, right: Run) -> None:
+    result = verify(right, model)
+    assert result.verdict is Correctness.RIGHT
+    assert result.worst_error < 0.1
+    assert result.seeds == 3
+
+
+def test_a_kernel_that_returns_a_constant_is_wrong(model: Model, right: Run) -> None:
+    first = right(verification_inputs(model.inputs, 0))
+    result = verify(lambda _inputs: first, model)
+    assert result.verdict is Correctness.WRONG
+    assert result.worst_error > 1
+
+
+def test_zeros_are_wrong(model: Model, right: Run) -> None:
+    zeros = changed(right, lambda outputs: {n: np.zeros_like(o) for n, o in outputs.items()})
+    assert verify(zeros, model).verdict is Correctness.WRONG
+
+
+def test_one_element_that_is_wrong_by_little_is_caught(model: Model, right: Run) -> None:
+    def nudge(outputs: Arrays) -> Arrays:
+        outputs["features"].flat[17] += 0.004 * np.abs(outputs["features"]).max()
+        return outputs
+
+    result = verify(changed(right, nudge), model)
+    assert result.verdict is Correctness.WRONG
+    assert "features" in result.message
+
+
+def test_rounding_of_a_reordered_sum_is_right(model: Model, right: Run) -> None:
+    noise = np.random.default_rng(0)
+
+    def round_off(outputs: Arrays) -> Arrays:
+        return {
+            n: (o * (1 + 1e-5 * noise.standard_normal(o.shape))).astype(o.dtype)
+            for n, o in outputs.items()
+        }
+
+    assert verify(changed(right, round_off), model).verdict is Correctness.RIGHT
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_element_that_is_no_number_never_passes(model: Model, right: Run, value: float) -> None:
+    def poison(outputs: Arrays) -> Arrays:
+        outputs["scores"].flat[0] = value
+        return outputs
+
+    result = verify(changed(right, poison), model)
+    assert result.verdict is Correctness.WRONG
+    assert result.worst_error == math.inf
+
+
+def test_a_missing_output_and_a_wrong_shape_are_named(model: Model, right: Run) -> None:
+    missing = verify(changed(right, lambda o: {"scores": o["scores"]}), model)
+    assert missing.verdict is Correctness.WRONG
+    assert "no output 'features'" in missing.message
+    turned = verify(changed(right, lambda o: o | {"scores": o["scores"].T}), model)
+    assert "float32[10, 2]" in turned.message
+
+
+def test_a_reference_that_ignores_its_input_proves_nothing() -> None:
+    nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
+    ignoring = model_of(nodes, {"w": np.zeros((4,))}, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
+    result = verify(Reference(ignoring.proto).run, ignoring)
+    assert result.verdict is Correctness.CANNOT_TELL
+    assert "do not depend on the input" in result.message
+
+
+def test_a_reference_that_hardly_depends_on_its_input_proves_nothing() -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["small"]),
+        helper.make_node("Add", ["small", "one"], ["y"]),
+    ]
+    weights = {"w": np.full((4,), 1e-5), "one": np.ones((4,))}
+    flat = model_of(nodes, weights, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
+    constant = {"y": np.ones((2, 4), "float32")}
+    assert verify(lambda _inputs: constant, flat).verdict is Correctness.CANNOT_TELL
+
+
+def test_a_reference_that_is_not_finite_proves_nothing() -> None:
+    nodes = [helper.make_node("Sqrt", ["x"], ["y"])]
+    model = model_of(nodes, {}, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
+    result = verify(Reference(model.proto).run, model)
+    assert result.verdict is Correctness.CANNOT_TELL
+    assert "NaN or infinity" in result.message
+
+
+def test_integer_outputs_must_be_equal() -> None:
+    nodes = [helper.make_node("ArgMax", ["x"], ["y"], axis=1, keepdims=0)]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "argmax",
+        [value("x", TensorProto.FLOAT, [8, 50])],
+        [value("y", TensorProto.INT64, [8])],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    model = Model(
+        "argmax",
+        "0" * 64,
+        (TensorSpec("x", (8, 50), "float32"),),
+        (TensorSpec("y", (8,), "int64"),),
+        proto,
+    )
+    right = Reference(proto).run
+    assert verify(right, model).verdict is Correctness.RIGHT
+    off_by_one = changed(right, lambda o: {"y": o["y"] + np.eye(1, 8, 3, dtype="int64")[0]})
+    assert verify(off_by_one, model).verdict is Correctness.WRONG
+
+
+def test_a_model_that_onnx_runtime_cannot_run_is_refused_by_name() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "x"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "bad",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    spec = TensorSpec("x", (2, 3), "float32")
+    model = Model("bad", "0" * 64, (spec,), (TensorSpec("y", (2, 3), "float32"),), proto)
+    with pytest.raises(ModelError, match="cannot run bad"):
+        verify(lambda inputs: inputs, model)
+
+
+def test_inputs_repeat_by_seed_and_indices_stay_small() -> None:
+    specs = (TensorSpec("image", (1, 3, 8, 8), "float16"), TensorSpec("ids", (1, 64), "int64"))
+    one, again, other = (verification_inputs(specs, seed) for seed in (1, 1, 2))
+    assert np.array_equal(one["image"], again["image"])
+    assert not np.array_equal(one["image"], other["image"])
+    assert one["image"].dtype == np.float16
+    assert set(np.unique(one["ids"])) == {0, 1}
+
+
+def test_onnxruntime_is_sampled_on_the_cores_given_and_the_caller_keeps_its_own(
+    model: Model,
+) -> None:
+    before = os.sched_getaffinity(0)
+    profile = Profile("test", min_samples=3, max_samples=6, min_sample_secs=1e-4)
+    latency = onnxruntime_latency(model, threads=1, cores=(min(before),), profile=profile)
+    assert os.sched_getaffinity(0) == before
+    assert latency.name == "onnxruntime"
+    assert 3 <= len(latency.run_secs) <= 6
+    assert all(secs > 0 for secs in latency.run_secs)
+
+
+def test_cores_that_are_not_there_are_an_error(model: Model) -> None:
+    with pytest.raises(OSError, match="Invalid argument"):
+        onnxruntime_latency(model, threads=1, cores=(10_000,), profile=Profile("test"))
