@@ -1,0 +1,130 @@
+"""The one place that turns exceptions into a sentence on stderr and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+import typer
+
+from tunerd.errors import ExitCode, TunerdError
+from tunerd.report.words import one_line
+
+# What a shell reports for a program that SIGPIPE ended: 128 + 13. Python ignores the signal.
+READER_GONE = 141
+
+
+def run(app: typer.Typer, argv: Sequence[str]) -> int:
+    """Run the command line `argv`, without the program's name, and return its exit code.
+
+    Typer's own entry point is passed by: it turns Ctrl-C into 130, a closed pipe into 1 and a bad
+    flag into 2, which here mean other things. A command returns its exit code, or None for 0.
+    """
+    command = typer.main.get_command(app)
+    if "_TUNERD_COMPLETE" in os.environ:  # a shell asks for completions
+        command.main(args=list(argv), prog_name="tunerd")
+    result: object = None
+    try:
+        with (
+            reported(debug="--debug" in argv, as_json="--json" in argv),
+            command.make_context("tunerd", list(argv)) as context,
+        ):
+            result = command.invoke(context)
+    except SystemExit as end:
+        result = end.code
+    return int(result) if isinstance(result, int) else int(ExitCode.BUG if result else 0)
+
+
+@contextmanager
+def reported(*, debug: bool = False, as_json: bool = False) -> Iterator[None]:
+    """Report what the body raises, and raise SystemExit with its code instead.
+
+    With `debug`, tracebacks as well. With `as_json`, stdout gets
+    `{"error": {"kind", "message", "exit_code"}}`, which is then its one document.
+    """
+    try:
+        yield
+        sys.stdout.flush()  # a closed pipe shows here, and not in the interpreter's last moments
+    except SystemExit:
+        raise
+    except typer.Exit as end:
+        raise SystemExit(end.exit_code) from None
+    except BaseException as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone(sys.stdout):
+            _discard(sys.stdout)
+            raise SystemExit(READER_GONE) from None
+        if isinstance(error, GeneratorExit):
+            raise
+        code, message = _described(error, debug)
+        if debug:
+            with suppress(OSError):
+                traceback.print_exception(error, file=sys.stderr)
+        _say(code, message, as_json)
+        raise SystemExit(int(code)) from None
+
+
+def _described(error: BaseException, debug: bool) -> tuple[ExitCode, str]:
+    if isinstance(error, TunerdError):
+        return error.exit_code, str(error) or type(error).__name__
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return ExitCode.INTERRUPTED, "interrupted; run the same command to go on"
+    usage = _usage(error)
+    if usage is not None:
+        return ExitCode.BAD_INPUT, usage
+    last = traceback.format_exception_only(error)[-1]
+    hint = "the traceback is above" if debug else "run it with --debug for the traceback"
+    return ExitCode.BUG, f"this is a bug in tunerd: {one_line(last).rstrip('.')}; {hint}"
+
+
+def _usage(error: BaseException) -> str | None:
+    """Return the sentence of a bad flag or argument, None for any other exception.
+
+    Recent releases of typer carry a private copy of click, older ones import click: the class
+    has no name that works for both, its method has.
+    """
+    describe: Any = getattr(error, "format_message", None)
+    if describe is None:
+        return None
+    context: Any = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "tunerd"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return f"a command is missing; `{path} --help` lists them"
+    return f"{str(describe()).rstrip('.')}; `{path} --help` lists what is allowed"
+
+
+def _say(code: ExitCode, message: str, as_json: bool) -> None:
+    sentence = one_line(message)
+    with suppress(OSError):
+        print(f"tunerd: {sentence}", file=sys.stderr, flush=True)
+    kind = code.name.lower().replace("_", "-")
+    document = {"error": {"kind": kind, "message": sentence, "exit_code": int(code)}}
+    try:
+        if as_json:
+            print(json.dumps(document, ensure_ascii=False))
+        sys.stdout.flush()
+    except OSError:
+        _discard(sys.stdout)
+
+
+def _reader_is_gone(stream: TextIO) -> bool:
+    """Say whether `stream` is a pipe without a reader: a broken pipe elsewhere is no reader's."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+    except (OSError, ValueError):
+        return False
+
+
+def _discard(stream: TextIO) -> None:
+    """Point `stream` at nothing: what it still holds must not fail again when Python exits."""
+    with suppress(OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)

@@ -1,0 +1,152 @@
+"""Figures that follow from an Outcome, computed once for the page, the table and the JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from tunerd.report.words import TIMES, is_known, ratio_texts, significant
+from tunerd.vocabulary import Correctness, Outcome, TaskOutcome, Verdict, Verification
+
+Tone = Literal["better", "neutral", "bad"]
+
+LATENCY_NAMES = {
+    "default": "Default schedules",
+    "tuned": "Tuned by tunerd",
+    "onnxruntime": "ONNX Runtime",
+}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The verdict as one sentence, and whether it is good news."""
+
+    text: str
+    tone: Tone
+
+
+@dataclass(frozen=True)
+class TaskShare:
+    """A task and its part of the model's time with the schedules that are shipped."""
+
+    task: TaskOutcome
+    secs: float | None  # per inference: calls times the seconds of one
+    share: float | None  # of the sum over all tasks, 0..1
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Samples in short. The interval of the median holds 95% without assuming a distribution."""
+
+    median_secs: float
+    low_secs: float | None  # None with fewer than six samples: no interval holds 95%
+    high_secs: float | None
+    samples: int
+
+
+def by_share(tasks: Sequence[TaskOutcome]) -> tuple[TaskShare, ...]:
+    """Return the tasks with their shares of the model's time, the heaviest first."""
+    secs = [_known(t.best_secs if is_known(t.best_secs) else t.default_secs, t) for t in tasks]
+    total = sum(s for s in secs if s is not None)
+    shares = [
+        TaskShare(task, s, None if s is None or total <= 0 else s / total)
+        for task, s in zip(tasks, secs, strict=True)
+    ]
+    return tuple(sorted(shares, key=lambda s: -1.0 if s.share is None else s.share, reverse=True))
+
+
+def _known(secs: float | None, task: TaskOutcome) -> float | None:
+    return secs * task.weight if secs is not None and is_known(secs) else None
+
+
+def spread(samples: Sequence[float]) -> Spread | None:
+    """Return the median of `samples` with its interval; None where there are none.
+
+    The interval runs between two order statistics: below the k-th of n samples the median lies
+    with the probability of fewer than k heads in n tosses (Conover, Practical Nonparametric
+    Statistics, section 3.2).
+    """
+    ordered = sorted(s for s in samples if is_known(s))
+    size = len(ordered)
+    if not size:
+        return None
+    below = 0.0
+    rank = 0
+    while rank < size:
+        below += math.comb(size, rank) * 0.5**size
+        if below > 0.025:
+            break
+        rank += 1
+    low, high = (ordered[rank - 1], ordered[size - rank]) if rank else (None, None)
+    return Spread(median(ordered), low, high, size)
+
+
+def weighted_secs(tasks: Sequence[TaskOutcome]) -> tuple[float | None, float | None]:
+    """Return the sums of calls times seconds with the defaults and with what is shipped.
+
+    None where a task lacks the number.
+    """
+    default = [_known(t.default_secs, t) for t in tasks]
+    best = [_known(t.best_secs, t) for t in tasks]
+    return _sum(default), _sum(best)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def headline(outcome: Outcome) -> Headline:
+    """Return the verdict on a run as one sentence without its full stop."""
+    verification = outcome.verification
+    if verification.verdict is Correctness.WRONG:
+        return Headline(f"Wrong result: the tuned model {_verified(verification)}", "bad")
+    compared = outcome.end_to_end
+    ratio, interval = ratio_texts(compared.ratio, compared.ratio_low, compared.ratio_high)
+    holds = f"95% interval {interval}"
+    tone: Tone = "neutral"
+    match compared.verdict:
+        case Verdict.FASTER:
+            speed = f"{ratio}{TIMES} faster than the default schedules ({holds})"
+            tone = "better" if verification.verdict is Correctness.RIGHT else "neutral"
+        case Verdict.SLOWER:
+            speed = f"No gain: {ratio}{TIMES} the speed of the default schedules, slower ({holds})"
+        case Verdict.SAME:
+            speed = f"No gain: as fast as the default schedules (ratio {ratio}, {holds})"
+        case Verdict.CANNOT_TELL:
+            speed = (
+                "Cannot tell whether it is faster than the default schedules "
+                f"(ratio {ratio}, {holds})"
+            )
+    if outcome.tasks and not any(t.is_tuned for t in outcome.tasks):
+        speed += "; every task stays at its default schedule"
+    return Headline(f"{speed}, {_verified(verification)}", tone)
+
+
+def _verified(verification: Verification) -> str:
+    seeds = f"{verification.seeds} seed{'' if verification.seeds == 1 else 's'}"
+    match verification.verdict:
+        case Correctness.RIGHT:
+            return f"verified against ONNX Runtime on {seeds}"
+        case Correctness.CANNOT_TELL:
+            return "but cannot tell whether its results are right"
+        case Correctness.WRONG:
+            return f"disagrees with ONNX Runtime on {seeds}, by {error_text(verification)}"
+
+
+def error_text(verification: Verification) -> str:
+    """Return the worst error in units of the tolerance."""
+    worst = verification.worst_error
+    return f"{significant(worst)} {TIMES} the tolerance" if is_known(worst) else "no finite number"
+
+
+def share_asked(settings: dict[str, object]) -> str:
+    """Return the share that the settings ask for, in words."""
+    if settings.get("gpu_pct") is not None:
+        return f"{settings['gpu_pct']}% of a GPU"
+    if settings.get("cpu_pct") is not None:
+        return f"{settings['cpu_pct']}% of the CPU cores"
+    return "a share that the settings do not name"

@@ -1,0 +1,140 @@
+"""The end of a run on the terminal, and as a JSON document."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tunerd.report.figures import (
+    LATENCY_NAMES,
+    TaskShare,
+    by_share,
+    headline,
+    spread,
+    weighted_secs,
+)
+from tunerd.report.words import TIMES, UNKNOWN, one_line, percent_text, ratio_texts, secs_text
+from tunerd.vocabulary import Comparison, Outcome, Verdict, to_json
+
+SHOWN_TASKS = 20
+_STYLES = {"better": "bold green", "neutral": "bold", "bad": "bold red"}
+
+
+def outcome_table(outcome: Outcome) -> RenderableType:
+    """Return the verdict, before and after, and the heaviest tasks, for rich to print."""
+    verdict = headline(outcome)
+    shares = by_share(outcome.tasks)
+    lines: list[RenderableType] = [
+        Text(verdict.text, style=_STYLES[verdict.tone]),
+        _latency_line(outcome),
+    ]
+    if shares:
+        lines += [Text(""), _task_table(shares[:SHOWN_TASKS])]
+    rest = shares[SHOWN_TASKS:]
+    if rest:
+        left = sum(s.share or 0.0 for s in rest)
+        lines.append(Text(f"and {len(rest)} more, {percent_text(left)} of the time", style="dim"))
+    lines.append(_totals_line(outcome))
+    return Group(*lines)
+
+
+def _latency_line(outcome: Outcome) -> Text:
+    """Return `name 1.23 ms (1.20 ms to 1.26 ms)` for each way to run the model."""
+    parts = []
+    for latency in outcome.latencies:
+        name = LATENCY_NAMES.get(latency.name, one_line(latency.name))
+        seen = spread(latency.run_secs)
+        text = f"{name} {secs_text(seen.median_secs if seen else None)}"
+        if seen and seen.low_secs is not None:
+            text += f" ({secs_text(seen.low_secs)} to {secs_text(seen.high_secs)})"
+        parts.append(text)
+    return Text("; ".join(parts))
+
+
+def _task_table(shares: tuple[TaskShare, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("task", overflow="fold", min_width=12)
+    for heading in ("share", "calls", "default", "best", "ratio", "trials", "failed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold", style="dim")
+    for entry in shares:
+        task = entry.task
+        table.add_row(
+            Text(one_line(task.name)),
+            Text(percent_text(entry.share)),
+            Text(f"{task.weight:,}"),
+            Text(secs_text(task.default_secs)),
+            Text(secs_text(task.best_secs)),
+            _ratio_cell(task.comparison, is_tuned=task.is_tuned),
+            Text(f"{task.trials:,}"),
+            Text(f"{task.failed:,}"),
+            Text(one_line(task.note) or ("" if task.is_tuned else "default stays")),
+        )
+    return table
+
+
+def _ratio_cell(comparison: Comparison | None, *, is_tuned: bool) -> Text:
+    if comparison is None:
+        return Text(UNKNOWN)
+    if comparison.verdict is Verdict.CANNOT_TELL:
+        return Text("cannot tell", style="yellow")
+    ratio, _ = ratio_texts(comparison.ratio, comparison.ratio_low, comparison.ratio_high)
+    return Text(f"{ratio}{TIMES}", style="green" if is_tuned else "")
+
+
+def _totals_line(outcome: Outcome) -> Text:
+    tuned = sum(t.is_tuned for t in outcome.tasks)
+    trials, failed = sum(t.trials for t in outcome.tasks), sum(t.failed for t in outcome.tasks)
+    default, best = weighted_secs(outcome.tasks)
+    return Text(
+        f"{tuned} of {len(outcome.tasks)} tasks use a tuned schedule; {trials:,} trials, "
+        f"{failed:,} failed; kernels {secs_text(default)} with the defaults, "
+        f"{secs_text(best)} as shipped"
+    )
+
+
+def outcome_json(outcome: Outcome) -> dict[str, Any]:
+    """Return `outcome` for json.dumps, with the figures that the page shows beside the raw values.
+
+    Numbers that are infinite or NaN become None: JSON has no word for them.
+    """
+    verdict = headline(outcome)
+    default, best = weighted_secs(outcome.tasks)
+    shares = {s.task.task_id: s.share for s in by_share(outcome.tasks)}
+    document: dict[str, Any] = to_json(outcome)
+    for task, described in zip(outcome.tasks, document["tasks"], strict=True):
+        described |= {"is_tuned": task.is_tuned, "share_of_time": shares[task.task_id]}
+    for latency, described in zip(outcome.latencies, document["latencies"], strict=True):
+        seen = spread(latency.run_secs)
+        described |= {
+            "median_secs": seen.median_secs if seen else None,
+            "median_low_secs": seen.low_secs if seen else None,
+            "median_high_secs": seen.high_secs if seen else None,
+        }
+    document |= {
+        "verdict": outcome.end_to_end.verdict,
+        "ratio": outcome.end_to_end.ratio,
+        "headline": verdict.text,
+        "hit_rate": outcome.hit_rate,
+        "tasks_tuned": sum(t.is_tuned for t in outcome.tasks),
+        "trials": sum(t.trials for t in outcome.tasks),
+        "trials_failed": sum(t.failed for t in outcome.tasks),
+        "kernels_default_secs": default,
+        "kernels_best_secs": best,
+    }
+    finite: dict[str, Any] = _finite(document)
+    return finite
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return value

@@ -1,0 +1,118 @@
+"""The table of tasks on the page: what each ends with, and why some stay at their default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunerd.report import svg
+from tunerd.report.figures import TaskShare, by_share
+from tunerd.report.markup import Child, Markup, element
+from tunerd.report.words import TIMES, UNKNOWN, count_text, percent_text, ratio_texts, secs_text
+from tunerd.vocabulary import Outcome, TaskOutcome, Verdict
+
+SHOWN_TASKS = 25
+_HEADS = (
+    ("Task", "task"),
+    ("Share of time", "share"),
+    ("Calls", "number calls"),
+    ("Default", "number latency"),
+    ("Best", "number latency"),
+    ("Ratio", "number ratio"),
+    ("", "mark"),
+    ("Trials", "number trials"),
+    ("Winner", "winner"),
+)
+
+
+def task_section(outcome: Outcome) -> Markup:
+    """Return the tasks, the heaviest first; those after the 25th fold away."""
+    heading = element("h2", "Tasks")
+    shares = by_share(outcome.tasks)
+    if not shares:
+        lead = element("p", "The model has no task that can be tuned.", class_="lead")
+        return element("section", heading, lead)
+    tuned = sum(s.task.is_tuned for s in shares)
+    stays = len(shares) - tuned
+    words = f"{tuned} of {count_text(len(shares), 'task')} use a tuned schedule"
+    if stays:
+        words += f", {stays} stay{'s' if stays == 1 else ''} at the default"
+    lead = element("p", f"{words}. The share is of the time as shipped.", class_="lead")
+    compared = [c for s in shares if (c := s.task.comparison) is not None]
+    scale = svg.ratio_scale([end for c in compared for end in (c.ratio_low, c.ratio_high)])
+    shown, folded = shares[:SHOWN_TASKS], shares[SHOWN_TASKS:]
+    return element(
+        "section", heading, lead, _table(shown, scale), _folded(folded, scale), class_="tasks"
+    )
+
+
+def _folded(shares: Sequence[TaskShare], scale: tuple[float, float]) -> Markup | None:
+    if not shares:
+        return None
+    left = percent_text(sum(s.share or 0.0 for s in shares))
+    return element(
+        "details",
+        element("summary", f"and {len(shares)} more, {left} of the time"),
+        _table(shares, scale),
+    )
+
+
+def _table(shares: Sequence[TaskShare], scale: tuple[float, float]) -> Markup:
+    heads = (element("th", head, class_=style, scope="col") for head, style in _HEADS)
+    return element(
+        "table",
+        element("thead", element("tr", *heads)),
+        element("tbody", *(_row(share, scale) for share in shares)),
+    )
+
+
+def _row(entry: TaskShare, scale: tuple[float, float]) -> Markup:
+    task = entry.task
+    ratio, mark = _compared(task, scale)
+    cells: tuple[Child, ...] = (
+        element("code", task.name),
+        _share(entry.share),
+        f"{task.weight:,}",
+        secs_text(task.default_secs),
+        secs_text(task.best_secs),
+        ratio,
+        mark,
+        _trials(task),
+        _winner(task),
+    )
+    return element(
+        "tr",
+        *(
+            element("td", cell, class_=style, data_label=head or None)
+            for (head, style), cell in zip(_HEADS, cells, strict=True)
+        ),
+        class_=None if task.is_tuned else "stays",
+    )
+
+
+def _share(share: float | None) -> Markup:
+    text = element("span", percent_text(share))
+    return text if share is None else element("div", text, svg.share_bar(share))
+
+
+def _compared(task: TaskOutcome, scale: tuple[float, float]) -> tuple[Child, Child]:
+    compared = task.comparison
+    if compared is None:
+        return UNKNOWN, None
+    ratio, interval = ratio_texts(compared.ratio, compared.ratio_low, compared.ratio_high)
+    mark = None
+    if UNKNOWN not in (ratio, interval):
+        mark = svg.ratio_mark(compared.ratio, compared.ratio_low, compared.ratio_high, scale=scale)
+    said = "cannot tell" if compared.verdict is Verdict.CANNOT_TELL else f"{ratio}{TIMES}"
+    return element("div", said, element("small", interval)), mark
+
+
+def _trials(task: TaskOutcome) -> Child:
+    failed = element("small", f"{task.failed:,} failed") if task.failed else None
+    return element("div", f"{task.trials:,}", failed)
+
+
+def _winner(task: TaskOutcome) -> Markup:
+    if task.is_tuned:
+        note = element("small", task.note) if task.note else None
+        return element("div", element("code", task.winner.candidate_id), note)
+    return element("div", "default", element("small", task.note) if task.note else None)
