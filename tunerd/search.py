@@ -1,0 +1,280 @@
+"""Task -> Candidates: ask/tell over MetaSchedule's evolutionary search.
+
+An *island* is one search of one task in one process. It keeps TVM's search strategy and the traces
+measured so far; all islands of a process share one XGBoost cost model, so that what one task
+taught helps the next (Chen et al., arXiv 1805.08166). Several islands of a task may be at work in
+different processes: each is told the others' results with its next request. A fresh island that is
+told an earlier run's results goes on where that run stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tunerd.vocabulary import Candidate, Origin, Task
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+
+log = logging.getLogger(__name__)
+
+# MetaSchedule's defaults (512 and 4) took 130 s on two cores for one batch of a CUDA conv2d; these
+# take 4 s. Islands make up for the smaller populations.
+POPULATION = 64
+GENERATIONS = 2
+BATCH = 16
+
+# How many foreign results an island feeds to its cost model: each costs a trace application.
+_MAX_REPLAYED = 48
+
+
+@dataclass(frozen=True)
+class Told:
+    """One result, as a search learns it: seconds of a call, or None where the trial failed."""
+
+    candidate: Candidate
+    run_secs: float | None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What an island answers. No candidates and `exhausted`: it has nothing more to propose."""
+
+    candidates: tuple[Candidate, ...]
+    exhausted: bool
+    message: str
+    search_secs: float
+
+
+@dataclass
+class _Island:
+    context: Any
+    database: Any
+    workload: Any
+    known: set[str] = field(default_factory=set)  # candidate ids proposed or told
+    open: dict[str, Any] = field(default_factory=dict)  # proposed here, result not told yet
+    empty_rounds: int = 0
+
+
+def candidate_id(task_id: str, trace_json: str) -> str:
+    return hashlib.sha256(f"{task_id}\n{trace_json}".encode()).hexdigest()[:16]
+
+
+def default_candidate(task: Task) -> Candidate:
+    """Return the task's default schedule as a candidate."""
+    return Candidate(task.task_id, candidate_id(task.task_id, ""), Origin.DEFAULT)
+
+
+class Searcher:
+    """All islands of one process. Not thread-safe: TVM's search uses `threads` of its own."""
+
+    def __init__(self, *, seed: int, threads: int, island_number: int = 0) -> None:
+        self._seed = seed
+        self._threads = threads
+        self._island_number = island_number
+        self._islands: dict[str, _Island] = {}
+        self._cost_model: Any = None
+
+    def propose(
+        self,
+        task: Task,
+        count: int,
+        *,
+        told: Sequence[Told] = (),
+        exclude: Collection[str] = (),
+    ) -> Proposal:
+        """Learn from `told`, then return at most `count` new candidates of `task`.
+
+        Args:
+            told: results of the task that this island has not been told yet.
+            exclude: ids of candidates that are under way elsewhere.
+        """
+        started = time.perf_counter()
+        try:
+            island = self._islands.get(task.task_id) or self._open(task, told)
+            self._tell(task, island, told)
+            candidates = self._ask(task, island, count, set(exclude))
+        except Exception as error:  # a task without a search space keeps its default
+            message = f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:500]}"
+            log.info("%s: no candidates: %s", task.name, message)
+            return Proposal((), True, message, time.perf_counter() - started)
+        island.empty_rounds = 0 if candidates else island.empty_rounds + 1
+        return Proposal(
+            candidates,
+            island.empty_rounds >= 2,
+            "" if candidates else "the search found nothing new",
+            time.perf_counter() - started,
+        )
+
+    def scheduled(self, candidate: Candidate) -> IRModule | None:
+        """Return the module of a candidate proposed here and not told yet, else None."""
+        island = self._islands.get(candidate.task_id)
+        found = island.open.get(candidate.candidate_id) if island else None
+        return found.sch.mod if found is not None else None
+
+    def _ask(
+        self, task: Task, island: _Island, count: int, exclude: set[str]
+    ) -> tuple[Candidate, ...]:
+        found = island.context.generate_measure_candidates() or []
+        if found:
+            # The strategy counts what it was told; tunerd tells results later, in its own order.
+            island.context.notify_runner_results(found, [_runner_result(None) for _ in found])
+        fresh = []
+        for measure in found:
+            if len(fresh) == count:
+                break
+            trace_json = json.dumps(
+                _plain(measure.sch.trace.as_json()), separators=(",", ":"), sort_keys=True
+            )
+            candidate = Candidate(
+                task.task_id,
+                candidate_id(task.task_id, trace_json),
+                Origin.SEARCH,
+                trace_json,
+            )
+            if candidate.candidate_id in island.known or candidate.candidate_id in exclude:
+                continue
+            island.known.add(candidate.candidate_id)
+            island.open[candidate.candidate_id] = measure
+            fresh.append(candidate)
+        return tuple(fresh)
+
+    def _tell(self, task: Task, island: _Island, told: Sequence[Told]) -> None:
+        from tvm.s_tir.meta_schedule.database import TuningRecord
+
+        measures, results = [], []
+        replayed = 0
+        for item in told:
+            if item.candidate.origin is Origin.DEFAULT:
+                continue
+            island.known.add(item.candidate.candidate_id)
+            measure = island.open.pop(item.candidate.candidate_id, None)
+            if measure is None and replayed < _MAX_REPLAYED:
+                measure = _replay(task, island, item.candidate)
+                replayed += 1
+            if measure is not None:
+                measures.append(measure)
+                results.append(_runner_result(item.run_secs))
+            if item.run_secs is not None:
+                trace = measure.sch.trace if measure is not None else _trace(island, item.candidate)
+                island.database.commit_tuning_record(
+                    TuningRecord(trace, island.workload, [item.run_secs], island.context.target)
+                )
+        if measures:
+            self._cost_model.update(island.context, measures, results)
+
+    def _open(self, task: Task, told: Sequence[Told]) -> _Island:
+        import tvm
+        from tvm.s_tir import meta_schedule as ms
+
+        if self._cost_model is None:
+            self._cost_model = ms.cost_model.XGBModel(
+                num_warmup_samples=BATCH, num_tuning_cores=self._threads
+            )
+        target = tvm.target.Target(task.target.json)
+        mod = tvm.ir.load_json(task.mod_json)
+        digest = hashlib.sha256(f"{self._seed}/{task.task_id}/{self._island_number}".encode())
+        rand_state = int.from_bytes(digest.digest()[:4], "little") % (2**31 - 2) + 1
+        rules = "cuda" if task.target.is_cuda else "llvm"
+        context = _tune_context(
+            mod,
+            target,
+            space=ms.space_generator.PostOrderApply(
+                sch_rules=rules, postprocs=rules, mutator_probs=rules
+            ),
+            strategy=ms.search_strategy.EvolutionarySearch(
+                population_size=POPULATION,
+                init_min_unmeasured=BATCH,
+                genetic_num_iters=GENERATIONS,
+            ),
+            name=task.name,
+            threads=self._threads,
+            rand_state=rand_state,
+        )
+        database = ms.database.MemoryDatabase()
+        workload = database.commit_workload(mod)
+        island = _Island(context, database, workload)
+        context.pre_tuning(1 << 30, BATCH, None, database, self._cost_model)
+        self._islands[task.task_id] = island
+        return island
+
+
+def _tune_context(
+    mod: Any, target: Any, *, space: Any, strategy: Any, name: str, threads: int, rand_state: int
+) -> Any:
+    """Make a TuneContext as its own constructor does, without importing every tensor intrinsic.
+
+    That import takes 10 to 20 s in each process, and fp32 schedules use none of them.
+    """
+    from tvm.s_tir.meta_schedule import TuneContext, _ffi_api
+    from tvm.s_tir.meta_schedule.logging import get_logging_func
+
+    context = TuneContext.__new__(TuneContext)
+    context.__init_handle_by_constructor__(
+        _ffi_api.TuneContext,
+        mod,
+        target,
+        space,
+        strategy,
+        name,
+        threads,
+        rand_state,
+        get_logging_func(_search_log),
+    )
+    _ffi_api.TuneContextInitialize(context)
+    return context.clone()
+
+
+_search_log = logging.getLogger("tunerd.search.tvm")
+_search_log.setLevel(logging.ERROR)  # TVM tells every generation of every search
+
+
+def _trace(island: _Island, candidate: Candidate) -> Any:
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import Trace
+
+    schedule = Schedule(island.context.mod, error_render_level="fast")
+    Trace.apply_json_to_schedule(json.loads(candidate.trace_json), schedule)
+    return schedule.trace
+
+
+def _replay(task: Task, island: _Island, candidate: Candidate) -> Any:
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+    from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+    from tvm.s_tir.schedule import Trace
+
+    schedule = Schedule(island.context.mod, error_render_level="fast")
+    Trace.apply_json_to_schedule(json.loads(candidate.trace_json), schedule)
+    return MeasureCandidate(schedule, ArgInfo.from_entry_func(island.context.mod))
+
+
+def _runner_result(run_secs: float | None) -> Any:
+    from tvm.s_tir.meta_schedule.runner import RunnerResult
+
+    if run_secs is None:
+        return RunnerResult(None, "failed")
+    return RunnerResult([run_secs], None)
+
+
+def _plain(value: Any) -> Any:
+    """Return TVM's containers as Python's, so that json can write them."""
+    if isinstance(value, bool | int | float | str) or value is None:
+        if isinstance(value, bool):
+            return bool(value)
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            return float(value)
+        return str(value) if value is not None else None
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if hasattr(value, "value") and isinstance(value.value, int | float):
+        return value.value
+    return [_plain(v) for v in value]
