@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -170,7 +171,7 @@ def _engine(path: Path, mode: str) -> Engine:
     engine = sa.create_engine(
         "sqlite://",
         creator=lambda: sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={mode}",
+            _uri(path, mode),
             uri=True,
             timeout=BUSY_TIMEOUT_SECS,
             check_same_thread=False,
@@ -209,6 +210,15 @@ def _engine(path: Path, mode: str) -> Engine:
     return engine
 
 
+def _uri(path: Path, mode: str) -> str:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    wal = path.with_name(path.name + "-wal")
+    if mode == "ro" and not wal.exists() and not os.access(path.parent, os.W_OK):
+        # A reader makes -shm beside the store, which it cannot here; and nobody writes it either.
+        uri += "&immutable=1"
+    return uri
+
+
 def _refuse_other_version(connection: Connection, path: Path, *, empty_is_fine: bool) -> None:
     names = sa.inspect(connection).get_table_names()
     if version.name not in names:
@@ -236,9 +246,7 @@ def _unusable(path: Path, error: Exception) -> FolderError:
 def copy_snapshot(source: Path, to: Path) -> None:
     """Copy a store into one file, as it is at this moment, also while its run is alive."""
     try:
-        origin = sqlite3.connect(
-            f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_SECS
-        )
+        origin = sqlite3.connect(_uri(source, "ro"), uri=True, timeout=BUSY_TIMEOUT_SECS)
         copy = sqlite3.connect(to)
         try:
             origin.backup(copy)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,7 @@ from tunerd.vocabulary import (
     CapProof,
     Failure,
     Measurement,
+    Origin,
     Outcome,
     Record,
     SliceSpec,
@@ -194,6 +196,13 @@ class Store:
             trials.requeue_running(connection, at=_at(now))
         return list(self.records(state=TrialState.PROPOSED))
 
+    def adopt(self, trial_rows: Iterable[Mapping[str, Any]]) -> None:
+        """Insert trials of another run, as trial_rows yields them less their ids; all or none."""
+        trial_rows = iter(trial_rows)
+        with self._transaction() as connection:
+            while page := list(islice(trial_rows, _PAGE)):
+                connection.execute(schema.trials.insert(), page)
+
     # --- reading trials ----------------------------------------------------------------------
 
     def records(
@@ -227,10 +236,10 @@ class Store:
         with self._transaction() as connection:
             return trials.counts(connection, task_id)
 
-    def best(self, task_id: str) -> Record | None:
+    def best(self, task_id: str, origin: Origin | None = None) -> Record | None:
         """Return the measured trial of least median, the earliest of equals."""
         with self._transaction() as connection:
-            return trials.best(connection, task_id)
+            return trials.best(connection, task_id, origin)
 
     def story(self, trial_id: int) -> str:
         """Tell what happened to a trial, a line per event; KeyError where there is none."""

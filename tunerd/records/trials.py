@@ -18,6 +18,7 @@ from tunerd.vocabulary import (
     Failure,
     Kind,
     Measurement,
+    Origin,
     Record,
     Stage,
     TrialState,
@@ -121,8 +122,10 @@ def counts(connection: Connection, task_id: str | None) -> dict[TrialState, int]
     return {state: found.get(state.value, 0) for state in TrialState}
 
 
-def best(connection: Connection, task_id: str) -> Record | None:
+def best(connection: Connection, task_id: str, origin: Origin | None) -> Record | None:
     wanted = sa.select(trials).order_by(trials.c.median_secs, trials.c.trial_id).limit(1)
+    if origin is not None:
+        wanted = wanted.where(trials.c.origin == origin.value)
     row = connection.execute(_only(wanted, task_id, TrialState.MEASURED)).mappings().one_or_none()
     return None if row is None else rows.record_from_row(row)
 

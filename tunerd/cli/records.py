@@ -1,0 +1,199 @@
+"""`tunerd records`: look at the trials of a run, and move them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from tunerd.errors import FolderError, InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tunerd.records.summary import TaskSummary
+
+app = typer.Typer(
+    help="Look at the trials of a run; export, merge, pack and unpack runs.", no_args_is_help=True
+)
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+class Format(StrEnum):
+    PARQUET = "parquet"
+    CSV = "csv"
+    JSON = "json"
+    TVM = "tvm"
+
+
+@app.command()
+def show(run: Run, as_json: AsJson = False) -> None:
+    """Print a run's tasks: trials, and the search's best beside the default."""
+    from tunerd.records import Store
+    from tunerd.records.summary import summarize
+    from tunerd.vocabulary import to_json
+
+    with Store.read(run) as store:
+        facts = store.facts()
+        tasks = summarize(store)
+        counts = store.counts()
+    if as_json:
+        value = facts.to_json()
+        del value["host"], value["settings"]
+        value |= {"trials": {state.value: count for state, count in counts.items()}}
+        print(json.dumps(value | {"tasks": to_json(tasks)}, indent=2))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    from tunerd.report.words import one_line
+
+    console = Console()
+    head = f"{one_line(facts.model_name)}: {facts.pct}% of {one_line(facts.device)}"
+    console.print(Text(f"{head}, {facts.slice_kind} slices", style="bold"))
+    console.print(_table(tasks))
+    ended = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
+    console.print(Text(f"trials: {ended or 'none'}"))
+
+
+@app.command()
+def export(
+    run: Run,
+    format: Annotated[
+        Format,
+        typer.Option(
+            help="json is a line per trial; tvm is MetaSchedule's database, a folder of two files.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[
+        Path | None, typer.Option(help="A file, or a folder for tvm; stdout if left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write every trial of a run, also while the run is alive."""
+    if as_json and to is None:
+        raise InputError("--json describes the file that --to names; add --to, or leave --json out")
+    from tunerd.records import Store
+
+    with Store.read(run) as store:
+        if format is Format.TVM:
+            if to is None:
+                raise InputError(
+                    "TVM's database is two files in a folder, which stdout cannot be; add "
+                    "--to FOLDER"
+                )
+            from tunerd.records.tvm_database import export_tvm
+
+            count = export_tvm(store, to)
+        else:
+            from tunerd.records.export import write_csv, write_json, write_parquet
+
+            write = {
+                Format.PARQUET: write_parquet,
+                Format.CSV: write_csv,
+                Format.JSON: write_json,
+            }[format]
+            with _binary_output(to, is_text=format is not Format.PARQUET) as stream:
+                count = write(store, stream)
+    if to is not None:
+        _done({"file": str(to), "format": format.value, "trials": count}, as_json)
+
+
+@app.command()
+def merge(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", show_default=False)],
+    to: Annotated[Path, typer.Option(help="The new run folder.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Join runs of one model on one kind of device and share into a new run."""
+    from tunerd.records.merge import merge_runs
+
+    merged = merge_runs(runs, to)
+    _done({"run": str(to), "trials": merged.trials, "twice": merged.twice}, as_json)
+
+
+@app.command()
+def pack(
+    run: Run,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="To write, .tar.gz.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a run folder into one file, also while the run is alive."""
+    from tunerd.run_archive import pack as pack_run
+
+    pack_run(run, file)
+    _done({"file": str(file), "bytes": file.stat().st_size}, as_json)
+
+
+@app.command()
+def unpack(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="That `pack` wrote.")],
+    run: Run,
+    as_json: AsJson = False,
+) -> None:
+    """Make a run folder of a packed run; `tunerd tune` goes on in it on the same GPU model."""
+    from tunerd.run_archive import unpack as unpack_run
+
+    unpack_run(file, run)
+    _done({"run": str(run)}, as_json)
+
+
+def _table(tasks: list[TaskSummary]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from tunerd.report.words import one_line, secs_text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("task", overflow="fold")
+    for heading in ("calls", "open", "measured", "failed", "default", "best in search"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for task in tasks:
+        numbers = (task.weight, task.open, task.measured, task.failed)
+        table.add_row(
+            Text(one_line(task.name)),
+            *(Text(f"{number:,}") for number in numbers),
+            Text(secs_text(task.default_secs)),
+            Text(secs_text(task.best_secs)),
+        )
+    return table
+
+
+@contextmanager
+def _binary_output(to: Path | None, *, is_text: bool) -> Iterator[BinaryIO]:
+    """Yield stdout or a file that appears under its name when it is whole."""
+    if to is None:
+        if not is_text and sys.stdout.isatty():
+            raise InputError("parquet is binary and stdout is a terminal; add --to FILE")
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    beside = to.with_name(f".{to.name}.tmp")
+    try:
+        try:
+            with open(beside, "wb") as stream:
+                yield stream
+            beside.replace(to)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise FolderError(
+            f"{to} cannot be written: {error.strerror or error}; choose another file with --to"
+        ) from error
+
+
+def _done(value: dict[str, str | int], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(value))
+    else:
+        print(", ".join(f"{name} {item}" for name, item in value.items()), file=sys.stderr)

@@ -1,0 +1,134 @@
+"""A line per trial, for people's own tools: parquet, CSV, JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, Any
+
+from tunerd.records.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Names and pandas types in the order of the export. What a trial has not is empty, never a number.
+COLUMNS = {
+    "trial_id": "Int64",
+    "task_id": "string",
+    "task": "string",
+    "weight": "Int64",
+    "candidate_id": "string",
+    "origin": "string",
+    "state": "string",
+    "median_secs": "Float64",
+    "run_secs": "object",
+    "calls_per_sample": "Int64",
+    "stage": "string",
+    "kind": "string",
+    "message": "string",
+    "proposed_at": "Float64",
+    "started_at": "Float64",
+    "ended_at": "Float64",
+    "attempts": "Int64",
+    "build_secs": "Float64",
+    "compiler": "string",
+    "library_sha256": "string",
+    "profile": "string",
+    "slice_id": "string",
+    "sm_count": "Int64",
+    "device": "string",
+    "device_sm_count": "Int64",
+    "mechanism": "string",
+    "driver": "string",
+    "pct": "Int64",
+    "model": "string",
+    "model_digest": "string",
+    "target": "string",
+    "tvm_version": "string",
+    "sm_clock_mhz": "Int64",
+    "temperature_c": "Int64",
+    "power_w": "Float64",
+    "neighbours": "Int64",
+    "trace_json": "string",
+}
+
+
+def export_rows(store: Store) -> Iterator[dict[str, Any]]:
+    """Yield each trial with what it was measured on, its keys those of COLUMNS in order.
+
+    Mechanism and driver are those of the slice's last proof.
+    """
+    facts = store.facts()
+    tasks = {task.task_id: task for task in store.tasks()}
+    proofs = {proof.slice_id: proof for proof in store.proofs()}
+    run = {
+        "device": facts.device,
+        "pct": facts.pct,
+        "model": facts.model_name,
+        "model_digest": facts.model_digest,
+        "target": facts.target.kind,
+        "tvm_version": facts.tvm_version,
+    }
+    for trial in store.trial_rows():
+        task = tasks[trial["task_id"]]
+        row = dict(trial) | run | {"task": task.name, "weight": task.weight}
+        if row["run_secs"] is not None:
+            row["run_secs"] = json.loads(row["run_secs"])
+        if (proof := proofs.get(trial["slice_id"])) is not None:
+            row |= {
+                "device": proof.device,
+                "device_sm_count": proof.device_sm_count,
+                "mechanism": proof.mechanism,
+                "driver": proof.driver,
+            }
+        yield {name: row.get(name) for name in COLUMNS}
+
+
+def write_json(store: Store, stream: IO[bytes]) -> int:
+    """Write one JSON object per line and trial; return the number of trials."""
+    count = 0
+    for row in export_rows(store):
+        stream.write(json.dumps(row).encode() + b"\n")
+        count += 1
+    return count
+
+
+def write_csv(store: Store, stream: IO[bytes]) -> int:
+    """Write a line per trial and return their number.
+
+    The samples are a JSON list in one field; traces, of some 10 KB each, are left out.
+    """
+    table = _table(store)
+    table["run_secs"] = table["run_secs"].map(json.dumps, na_action="ignore")
+    stream.write(table.drop(columns="trace_json").to_csv(index=False).encode())
+    return len(table)
+
+
+def write_parquet(store: Store, stream: IO[bytes]) -> int:
+    """Write a row per trial, the samples as a list, and return their number."""
+    table = _table(store)
+    table.to_parquet(stream, engine="pyarrow", index=False, schema=_arrow_schema())
+    return len(table)
+
+
+def _table(store: Store) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = list(export_rows(store))
+    columns = {
+        name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in COLUMNS.items()
+    }
+    return pd.DataFrame(columns)
+
+
+def _arrow_schema() -> Any:
+    # Written out, so that files of runs without a failure, or without a trial, agree in types.
+    import pyarrow as pa
+
+    types = {
+        "Int64": pa.int64(),
+        "Float64": pa.float64(),
+        "string": pa.string(),
+        "object": pa.list_(pa.float64()),
+    }
+    return pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])

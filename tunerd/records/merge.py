@@ -1,0 +1,94 @@
+"""Several runs of one model on one kind of device as one run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunerd.errors import FolderError
+from tunerd.records.facts import refuse_other_run
+from tunerd.records.store import Store
+from tunerd.run_archive import written_beside
+from tunerd.run_folder import RunFolder
+from tunerd.vocabulary import TrialState
+
+_WORTH = {
+    TrialState.MEASURED: 2,
+    TrialState.FAILED: 1,
+    TrialState.RUNNING: 0,
+    TrialState.PROPOSED: 0,
+}
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What came together: `twice` trials of candidates that another run had, too."""
+
+    trials: int
+    twice: int
+
+
+def merge_runs(folders: Sequence[Path], to: Path) -> Merged:
+    """Join runs into a new run folder that `tunerd tune` can go on in.
+
+    Of a candidate that several runs have, a measurement wins over a failure and a failure over an
+    open trial; of equals the first run's stays. Slices of the second run and later ones get `@2`
+    and so on behind their names. Outcomes, artifacts, logs and where time went stay with each run.
+
+    Raises FolderError where the runs are not of one model, device and share, or `to` exists.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise FolderError(f"{to} exists; nothing was merged: choose a new folder")
+    with ExitStack() as stack:
+        stores = [stack.enter_context(Store.read(folder)) for folder in folders]
+        facts = [store.facts() for store in stores]
+        for other in facts[1:]:
+            refuse_other_run(facts[0], other, folders[0])
+        keep, total = _choose(stores)
+        with written_beside(to, folders[0]) as beside:
+            with RunFolder.open(beside / "whole", facts=facts[0]) as merged:
+                for number, store in enumerate(stores):
+                    suffix = f"@{number + 1}" if number else ""
+                    _copy_around(store, merged.store, suffix)
+                    merged.store.adopt(_chosen(store, keep, number, suffix))
+            (beside / "whole").replace(to)
+    return Merged(len(keep), total - len(keep))
+
+
+def _choose(stores: Sequence[Store]) -> tuple[dict[str, int], int]:
+    """Return for each candidate the number of the run whose trial stays, and how many there are."""
+    keep: dict[str, tuple[int, int]] = {}  # worth, run
+    total = 0
+    for number, store in enumerate(stores):
+        for row in store.trial_rows():
+            total += 1
+            worth = _WORTH[TrialState(row["state"])]
+            known = keep.get(row["candidate_id"])
+            if known is None or worth > known[0]:
+                keep[row["candidate_id"]] = (worth, number)
+    return {candidate: number for candidate, (_, number) in keep.items()}, total
+
+
+def _copy_around(source: Store, to: Store, suffix: str) -> None:
+    to.register_tasks(source.tasks())
+    for proof in source.proofs():
+        to.save_proof(dataclasses.replace(proof, slice_id=proof.slice_id + suffix))
+
+
+def _chosen(
+    store: Store, keep: Mapping[str, int], number: int, suffix: str
+) -> Iterator[dict[str, Any]]:
+    for found in store.trial_rows():
+        if keep[found["candidate_id"]] != number:
+            continue
+        row = dict(found)
+        if row["state"] == TrialState.RUNNING.value:
+            row |= {"state": TrialState.PROPOSED.value, "started_at": None, "slice_id": None}
+        if row["slice_id"] is not None:
+            row["slice_id"] += suffix
+        del row["trial_id"]
+        yield row

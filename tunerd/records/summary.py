@@ -1,0 +1,44 @@
+"""A run in a few numbers per task, from what the search measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tunerd.records.store import Store
+from tunerd.vocabulary import Origin, TrialState
+
+
+@dataclass(frozen=True)
+class TaskSummary:
+    """One task. The search's medians are noisy: they say where a run is, not what it won."""
+
+    task_id: str
+    name: str
+    weight: int
+    open: int  # trials proposed or running
+    measured: int
+    failed: int
+    default_secs: float | None
+    best_secs: float | None
+
+
+def summarize(store: Store) -> list[TaskSummary]:
+    """Return a summary of each task, in the order of the tasks."""
+    summaries = []
+    for task in store.tasks():
+        counts = store.counts(task.task_id)
+        default = store.best(task.task_id, Origin.DEFAULT)
+        best = store.best(task.task_id)
+        summaries.append(
+            TaskSummary(
+                task_id=task.task_id,
+                name=task.name,
+                weight=task.weight,
+                open=counts[TrialState.PROPOSED] + counts[TrialState.RUNNING],
+                measured=counts[TrialState.MEASURED],
+                failed=counts[TrialState.FAILED],
+                default_secs=default.run_secs if default else None,
+                best_secs=best.run_secs if best else None,
+            )
+        )
+    return summaries

@@ -1,0 +1,204 @@
+"""A run's folder: private to its user, and locked for the one tunerd that works in it.
+
+settings.json      what the last session was asked for, for people; the store keeps every one
+host.json          facts of the machine it ran on
+store.sqlite       the trials
+artifact/          the compiled model
+report.html
+logs/trial-N.log   what a failed trial said
+tunerd.lock        pid of the tunerd that works here
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tunerd.errors import FolderError
+from tunerd.records import RunFacts, Store
+from tunerd.records.schema import STORE_NAME
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where things are in a run folder, whoever looks."""
+
+    root: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "settings.json"
+
+    @property
+    def host(self) -> Path:
+        return self.root / "host.json"
+
+    @property
+    def store(self) -> Path:
+        return self.root / STORE_NAME
+
+    @property
+    def artifact(self) -> Path:
+        return self.root / "artifact"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "tunerd.lock"
+
+    def log(self, trial_id: int) -> Path:
+        return self.logs / f"trial-{trial_id}.log"
+
+
+class RunFolder:
+    """The folder of a run that this process works in. close() is idempotent."""
+
+    def __init__(self, paths: Paths, store: Store, lock: int) -> None:
+        self.paths = paths
+        self.store = store
+        self._lock: int | None = lock
+
+    @classmethod
+    def open(cls, root: Path, *, facts: RunFacts) -> Self:
+        """Create a run folder, or go on in the one that is there.
+
+        Raises FolderError where it cannot be written, holds something else or a run of another
+        model, device or share, or is in use by another tunerd.
+        """
+        paths = Paths(root)
+        _make_private(paths)
+        lock = _take(paths)
+        try:
+            store = Store.create_or_open(root, facts=facts)
+            try:
+                _write_facts(paths, facts)
+            except BaseException:
+                store.close()
+                raise
+        except OSError as error:
+            _release(lock)
+            raise _unwritable(root, error) from error
+        except BaseException:
+            _release(lock)
+            raise
+        return cls(paths, store, lock)
+
+    def write_log(self, trial_id: int, text: str) -> Path:
+        """Keep what a failed trial said, and return where."""
+        path = self.paths.log(trial_id)
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return path
+
+    def close(self) -> None:
+        """Close the store, then let another tunerd in."""
+        if self._lock is not None:
+            self.store.close()
+            _release(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _make_private(paths: Paths) -> None:
+    root = paths.root
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not paths.store.exists():
+            known = {STORE_NAME + "-wal", STORE_NAME + "-shm", paths.lock.name}
+            known |= {p.name for p in (paths.settings, paths.host, paths.logs)}
+            foreign = sorted({p.name for p in root.iterdir()} - known)
+            if foreign:
+                raise FolderError(
+                    f"{root} holds '{foreign[0]}' and no run of tunerd; a run needs a folder that "
+                    "is new, empty or its own: choose another one with --out"
+                )
+        root.chmod(0o700)
+        paths.logs.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+
+
+def _write_facts(paths: Paths, facts: RunFacts) -> None:
+    value = facts.to_json()
+    host = value.pop("host")
+    _replace(paths.settings, value)
+    _replace(paths.host, host)
+
+
+def _replace(path: Path, value: Mapping[str, Any]) -> None:
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def _unwritable(root: Path, error: OSError) -> FolderError:
+    return FolderError(
+        f"the run folder {root} cannot be written: {error.strerror or error}; choose a folder of "
+        "yours with --out"
+    )
+
+
+# --- the lock ----------------------------------------------------------------------------------
+
+_held: set[int] = set()
+
+
+def _take(paths: Paths) -> int:
+    try:
+        lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise _unwritable(paths.root, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
+        if not isinstance(error, BlockingIOError):
+            raise _unwritable(paths.root, error) from error
+        raise FolderError(
+            f"{paths.root} is in use by the tunerd with pid {pid}; wait until it ends, or choose "
+            "another folder with --out"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    _held.add(lock)
+    return lock
+
+
+def _release(lock: int) -> None:
+    _held.discard(lock)
+    os.close(lock)
+
+
+def _forget_in_child() -> None:
+    # A forked child shares the lock, and would hold it after this process died.
+    for lock in _held:
+        with suppress(OSError):
+            os.close(lock)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
