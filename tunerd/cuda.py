@@ -52,7 +52,7 @@ _OPTIONS = (
 # takes longer than compiling most kernels. NVRTC takes headers from memory before it looks for
 # files, so these stand in for them. The types are those of libcu++ under NVRTC. A source that needs
 # what is only declared here fails, and is compiled with the real headers.
-_STAND_INS = {
+STAND_INS = {
     "cuda/std/cstdint": """#pragma once
 using int8_t = signed char;
 using int16_t = signed short;
@@ -227,7 +227,7 @@ def compile_cubin(source: str, arch: str) -> Cubin:
 def _compile_either(source: str, arch: str) -> Cubin:
     if not any(name in source for name in _NEEDS_LIBCUXX):
         try:
-            return Cubin(run_nvrtc(source, arch, headers=_STAND_INS), "nvrtc")
+            return Cubin(run_nvrtc(source, arch, headers=STAND_INS), "nvrtc")
         except CudaCompileError:
             pass  # the compilation below says whether the headers or the source are to blame
     return Cubin(run_nvrtc(source, arch), "nvrtc-fallback")

@@ -1,0 +1,113 @@
+"""Small tasks, schedules and candidates for the tests of builds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+from tunerd import build
+from tunerd.vocabulary import (
+    Arrays,
+    Build,
+    Candidate,
+    Failure,
+    Origin,
+    TargetSpec,
+    Task,
+    TensorSpec,
+)
+
+LLVM = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 2}))
+
+
+def task_of(tensors: list[Any], target: TargetSpec = LLVM, weights: tuple[int, ...] = ()) -> Task:
+    tvm = build._tvm()
+    func = tvm.te.create_prim_func(tensors)
+    if weights:
+        func = func.with_attr("layout_free_buffers", list(weights))
+    mod_json = tvm.ir.save_json(tvm.IRModule({"main": func}))
+    return Task(
+        task_id=hashlib.sha256(mod_json.encode()).hexdigest()[:12],
+        name="test",
+        weight=1,
+        flops=0.0,
+        args=tuple(
+            TensorSpec(t.op.name, tuple(int(extent) for extent in t.shape), str(t.dtype))
+            for t in tensors
+        ),
+        weight_args=weights,
+        target=target,
+        mod_json=mod_json,
+    )
+
+
+def conv_task(target: TargetSpec = LLVM) -> Task:
+    """Convolution 3x3, NHWC, with bias and ReLU."""
+    build._tvm()
+    from tvm import te, topi
+
+    data = te.placeholder((1, 14, 14, 16), name="data")
+    weight = te.placeholder((3, 3, 16, 32), name="weight")
+    bias = te.placeholder((32,), name="bias")
+    conv = topi.nn.conv2d_nhwc(data, weight, 1, 1, 1)
+    return task_of([data, weight, bias, topi.nn.relu(topi.add(conv, bias))], target)
+
+
+def matmul_task(
+    target: TargetSpec = LLVM, *, after: str = "", weights: tuple[int, ...] = ()
+) -> Task:
+    build._tvm()
+    from tvm import te, topi
+
+    left = te.placeholder((32, 64), name="left")
+    right = te.placeholder((64, 48), name="right")
+    product = topi.nn.matmul(left, right)
+    return task_of(
+        [left, right, getattr(topi, after)(product) if after else product], target, weights
+    )
+
+
+def default_of(task: Task) -> Candidate:
+    return Candidate(task.task_id, "0" * 16, Origin.DEFAULT)
+
+
+def candidate_of(task: Task, schedule: Any) -> Candidate:
+    def number(value: Any) -> int | float:
+        return value.value  # type: ignore[no-any-return]  # TVM's IntImm and FloatImm
+
+    trace = json.dumps(schedule.trace.as_json(), separators=(",", ":"), default=number)
+    digest = hashlib.sha256(f"{task.task_id}{trace}".encode()).hexdigest()
+    return Candidate(task.task_id, digest[:16], Origin.SEARCH, trace)
+
+
+def new_schedule(task: Task) -> Any:
+    tvm = build._tvm()
+    from tvm.s_tir import Schedule
+
+    return Schedule(tvm.ir.load_json(task.mod_json))
+
+
+def tiled_matmul(task: Task) -> Any:
+    schedule = new_schedule(task)
+    i, j, k = schedule.get_loops(schedule.get_sblock("T_matmul_NN"))
+    j_outer, j_inner = schedule.split(j, [None, 16])
+    k_outer, k_inner = schedule.split(k, [None, 4])
+    schedule.reorder(i, j_outer, k_outer, k_inner, j_inner)
+    schedule.parallel(i)
+    schedule.vectorize(j_inner)
+    return schedule
+
+
+def built(result: Build | Failure) -> Build:
+    assert isinstance(result, Build), result
+    return result
+
+
+def random_inputs(task: Task) -> Arrays:
+    rng = np.random.default_rng(0)
+    return {
+        spec.name: rng.standard_normal(spec.shape).astype(spec.dtype) for spec in task.args[:-1]
+    }

@@ -1,0 +1,180 @@
+"""Builds for CUDA on a machine without a GPU: cubins, the stand-in headers, what is missing."""
+
+from __future__ import annotations
+
+import json
+import struct
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from build_fixtures import (
+    built,
+    candidate_of,
+    conv_task,
+    default_of,
+    matmul_task,
+    new_schedule,
+    task_of,
+)
+
+from tunerd import build, cuda
+from tunerd.vocabulary import Failure, Kind, Stage, TargetSpec
+
+CUDA = TargetSpec(
+    "cuda",
+    json.dumps(
+        {
+            "kind": "cuda",
+            "arch": "sm_90",
+            "max_threads_per_block": 1024,
+            "max_shared_memory_per_block": 49152,
+            "thread_warp_size": 32,
+        }
+    ),
+)
+EM_CUDA = 190  # elf.h
+
+needs_nvrtc = pytest.mark.skipif(
+    cuda.cuda_build_problem() is not None, reason=str(cuda.cuda_build_problem())
+)
+
+
+def embedded_cubins(library: bytes) -> list[int]:
+    """Return the architectures of the CUDA ELF files inside a library: 90 for sm_90."""
+    found, at = [], library.find(b"\x7fELF", 1)
+    while at >= 0:
+        (machine,) = struct.unpack_from("<H", library, at + 18)
+        (flags,) = struct.unpack_from("<I", library, at + 48)
+        if machine == EM_CUDA:
+            # The number is in the low byte of the flags up to CUDA 12, in the second since 13.
+            found.append(flags >> 8 & 0xFF if library[at + 8] >= 8 else flags & 0xFF)
+        at = library.find(b"\x7fELF", at + 1)
+    return found
+
+
+@needs_nvrtc
+def test_the_default_of_a_convolution_is_embedded_as_a_cubin() -> None:
+    task = conv_task(CUDA)
+    made = built(build.build_candidate(task, default_of(task)))
+    assert made.compiler == "nvrtc"
+    assert embedded_cubins(made.library) == [90]
+    assert b"__CUDACC_RTC__" not in made.library  # no source
+    assert b".version" not in made.library  # no PTX
+
+
+@needs_nvrtc
+def test_a_scheduled_candidate_is_embedded_as_a_cubin() -> None:
+    task = matmul_task(CUDA)
+    schedule = new_schedule(task)
+    i, j, _ = schedule.get_loops(schedule.get_sblock("T_matmul_NN"))
+    schedule.bind(i, "blockIdx.x")
+    schedule.bind(j, "threadIdx.x")
+    made = built(build.build_candidate(task, candidate_of(task, schedule)))
+    assert made.compiler == "nvrtc"
+    assert embedded_cubins(made.library) == [90]
+
+
+@needs_nvrtc
+def test_a_schedule_without_threads_is_a_failure_of_the_build() -> None:
+    task = matmul_task(CUDA)
+    failure = build.build_module(task, default_of(task), new_schedule(task).mod)
+    assert isinstance(failure, Failure)
+    assert (failure.stage, failure.kind) == (Stage.BUILD, Kind.COMPILE)
+    assert "no kernel" in failure.message
+
+
+@needs_nvrtc
+def test_fp16_compiles_with_the_stand_in_headers() -> None:
+    build._tvm()
+    from tvm import te, topi
+
+    left = te.placeholder((32, 64), name="left", dtype="float16")
+    right = te.placeholder((64, 48), name="right", dtype="float16")
+    task = task_of([left, right, topi.nn.relu(topi.matmul(left, right))], CUDA)
+    assert built(build.build_candidate(task, default_of(task))).compiler == "nvrtc"
+
+
+@needs_nvrtc
+def test_the_stand_in_headers_make_the_same_machine_code_as_those_of_libcuxx() -> None:
+    source = KERNEL.replace("BODY", "x[threadIdx.x] = INFINITY + (float)(int64_t)threadIdx.x;")
+    lean = cuda.run_nvrtc(source, "sm_90", headers=cuda.STAND_INS)
+    full = cuda.run_nvrtc(source, "sm_90")
+    assert text_section(lean) == text_section(full)
+
+
+@needs_nvrtc
+def test_a_source_that_needs_libcuxx_falls_back_to_it_and_is_counted() -> None:
+    before = cuda.counts()
+    source = KERNEL.replace("BODY", "x[0] = std::is_integral<int>::value;")
+    assert cuda.compile_cubin(source, "sm_90").compiler == "nvrtc-fallback"
+    after = cuda.counts()
+    assert (after.compiled, after.fallbacks) == (before.compiled + 1, before.fallbacks + 1)
+
+
+@needs_nvrtc
+def test_identical_sources_are_compiled_once_also_by_threads() -> None:
+    before = cuda.counts()
+    source = KERNEL.replace("BODY", "x[0] = 42.0f;")
+    with ThreadPoolExecutor(4) as pool:
+        cubins = list(pool.map(lambda _: cuda.compile_cubin(source, "sm_90"), range(4)))
+    after = cuda.counts()
+    assert len(set(cubins)) == 1
+    assert (after.compiled, after.cached) == (before.compiled + 1, before.cached + 3)
+
+
+@needs_nvrtc
+def test_a_source_that_does_not_compile_raises_with_the_log_and_is_tried_again() -> None:
+    before = cuda.counts()
+    for _ in range(2):
+        with pytest.raises(cuda.CudaCompileError, match="nonsense"):
+            cuda.compile_cubin(KERNEL.replace("BODY", "nonsense();"), "sm_90")
+    assert cuda.counts().failed == before.failed + 2
+
+
+@needs_nvrtc
+def test_tvm_compiles_with_this_module_where_it_compiles_by_itself() -> None:
+    tvm = build._tvm()
+    callback = tvm.get_global_func("tvm_callback_cuda_compile")
+    with tvm.target.Target(CUDA.json):
+        code = bytes(callback(KERNEL.replace("BODY", "x[0] = 7.0f;")))
+    assert embedded_cubins(b"." + code) == [90]
+
+
+def test_what_is_missing_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda, "_load", lambda name: None)
+    monkeypatch.setattr(cuda, "_include_folders", lambda: ())
+    cuda.preload()  # harmless
+    problem = cuda.cuda_build_problem()
+    assert problem is not None
+    assert "nvidia-cuda-nvrtc" in problem
+    assert "nvidia-cuda-cccl" in problem
+    assert "pip install 'tunerd[cuda]'" in problem
+    assert build.build_problem(CUDA) == problem
+
+
+def text_section(cubin: bytes) -> bytes:
+    """Return the .text sections of a 64-bit ELF file (elf(5))."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count)]
+    names = sections[names_index][4]
+    return b"".join(
+        cubin[offset : offset + length]
+        for name, _type, _flags, _address, offset, length in sections
+        if cubin.startswith(b".text", names + name)
+    )
+
+
+# The top is what TVM's code generator writes for NVRTC, in short.
+KERNEL = """
+#include <cuda/std/cstdint>
+using cuda::std::int64_t;
+#include <cuda/std/type_traits>
+namespace std {
+  using cuda::std::is_same;
+  using cuda::std::is_integral;
+}
+extern "C" __global__ void kernel(float* x) { BODY }
+"""
