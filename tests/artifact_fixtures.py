@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tunerd.artifact import compile_artifact
+from tunerd.lowering import Lowered, lower, make_target
 from tunerd.vocabulary import (
-    Arrays,
     Candidate,
     CapProof,
     Model,
@@ -39,15 +38,6 @@ CUDA = TargetSpec(
     ),
 )
 CORES = CapProof("cpu-0-0", "", 1, 2, "affinity", True)
-
-
-@dataclass(frozen=True)
-class LoweredModel:
-    """What `tunerd.lowering` gives, made here of passes alone."""
-
-    mod: Any
-    weights: Arrays
-    num_inputs: int
 
 
 def tiny_convnet() -> Model:
@@ -99,20 +89,13 @@ def model_of(
     return Model("tiny", digest, specs(inputs), specs(outputs), proto)
 
 
-def lower(model: Model, target: TargetSpec) -> tuple[LoweredModel, tuple[Task, ...]]:
-    """Import, fuse, hoist the weights and extract the tasks, as a run does."""
+def tasks_of(lowered: Lowered, target: TargetSpec) -> tuple[Task, ...]:
+    """Extract the tasks of a lowered model."""
     import tvm
-    from tvm import relax
-    from tvm.relax.frontend.onnx import from_onnx
     from tvm.s_tir.meta_schedule.relax_integration import extract_tasks
 
-    tvm_target = tvm.target.Target(json.loads(target.json))
-    mod, params = relax.frontend.detach_params(from_onnx(model.proto, keep_params_in_input=True))
-    with tvm_target:
-        mod = relax.transform.DecomposeOpsForInference()(mod)
-        mod = relax.get_pipeline("zero")(mod)
     tasks = []
-    for extracted in extract_tasks(mod, tvm_target):
+    for extracted in extract_tasks(lowered.mod, make_target(target)):
         workload = tvm.ir.save_json(extracted.dispatched[0])
         tasks.append(
             Task(
@@ -126,9 +109,7 @@ def lower(model: Model, target: TargetSpec) -> tuple[LoweredModel, tuple[Task, .
                 mod_json=workload,
             )
         )
-    names = [p.name for p in mod["main"].params[len(model.inputs) :]]
-    weights = dict(zip(names, (w.numpy() for w in params["main"]), strict=True))
-    return LoweredModel(mod, weights, len(model.inputs)), tuple(tasks)
+    return tuple(tasks)
 
 
 def candidate_of(task: Task, trace: Any) -> Candidate:
@@ -155,10 +136,11 @@ def matmul_winner(tasks: tuple[Task, ...]) -> Candidate:
 def tiny_artifact(folder: Path, *, tuned: bool = True, proof: CapProof = CORES) -> Model:
     """Compile the tiny model for llvm into `folder` and return the model."""
     model = tiny_convnet()
-    lowered, tasks = lower(model, LLVM)
+    lowered = lower(model, LLVM)
+    tasks = tasks_of(lowered, LLVM)
     winner = matmul_winner(tasks)
     compile_artifact(
-        lowered,  # type: ignore[arg-type]
+        lowered,
         tasks,
         {winner.task_id: winner} if tuned else {},
         LLVM,

@@ -143,8 +143,6 @@ def schedule(
     does not apply.
     """
     tvm = build._tvm()
-    from tvm import relax
-
     wanted = {task_id: c for task_id, c in winners.items() if _is_tuned(c)}
     find_task = _task_finder(tasks)
     hits = dict.fromkeys((*(t.task_id for t in tasks), *wanted), 0)
@@ -164,12 +162,7 @@ def schedule(
         )
     mod = mod.clone()
     mod.update(tvm.IRModule(scheduled))
-    tvm_target = tvm.target.Target(target.json)
-    with tvm_target:
-        # First: reshapes become views that cost nothing, while they can still be recognized.
-        mod = relax.transform.RewriteDataflowReshape()(mod)
-        mod = relax.transform.DeadCodeElimination()(mod)
-    return build.default_schedule(mod, tvm_target), hits
+    return build.default_schedule(mod, tvm.target.Target(target.json)), hits
 
 
 def _is_tuned(winner: Candidate | None) -> bool:

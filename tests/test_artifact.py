@@ -1,0 +1,312 @@
+"""From a lowered model and the winners of its tasks to an artifact folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from artifact_fixtures import (
+    CORES,
+    CUDA,
+    LLVM,
+    matmul_winner,
+    tasks_of,
+    tiny_artifact,
+    tiny_convnet,
+)
+
+import tunerd
+from tunerd.artifact import compile_artifact, finish_manifest, schedule, write_weights
+from tunerd.build import build_problem
+from tunerd.errors import FolderError, InputError
+from tunerd.loading import LIBRARY, MANIFEST, WEIGHTS, map_weights, read_manifest, sha256_of
+from tunerd.lowering import Lowered, lower
+from tunerd.reference import Reference
+from tunerd.verify import verification_inputs, verify
+from tunerd.vocabulary import (
+    Arrays,
+    Candidate,
+    Comparison,
+    Correctness,
+    Latency,
+    Model,
+    Origin,
+    Outcome,
+    Task,
+    TaskOutcome,
+    TensorSpec,
+    Verdict,
+    Verification,
+)
+
+REPOSITORY = Path(__file__).parent.parent
+pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny_convnet()
+
+
+@pytest.fixture(scope="module")
+def lowered(model: Model) -> Lowered:
+    return lower(model, LLVM)
+
+
+@pytest.fixture(scope="module")
+def tasks(lowered: Lowered) -> tuple[Task, ...]:
+    return tasks_of(lowered, LLVM)
+
+
+@pytest.fixture(scope="module")
+def winner(tasks: tuple[Task, ...]) -> Candidate:
+    return matmul_winner(tasks)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "artifact"
+    tiny_artifact(folder)
+    return folder
+
+
+def test_a_tuned_artifact_agrees_with_onnx_runtime(artifact: Path, model: Model) -> None:
+    result = verify(tunerd.load(artifact), model)
+    assert result.verdict is Correctness.RIGHT, result.message
+
+
+def test_the_folder_holds_three_files_and_no_pickle(artifact: Path) -> None:
+    assert sorted(f.name for f in artifact.iterdir()) == sorted((MANIFEST, LIBRARY, WEIGHTS))
+    assert [f.name for f in artifact.parent.iterdir()] == ["artifact"]
+
+
+def test_the_manifest_says_what_was_tuned_for_which_share(
+    artifact: Path, model: Model, winner: Candidate
+) -> None:
+    manifest = read_manifest(artifact)
+    assert manifest["model"] == {"name": "tiny", "digest": model.digest}
+    assert manifest["share"]["pct"] == 50
+    assert manifest["share"]["sm_counts"] == [CORES.sm_count]
+    assert manifest["share"]["mechanism"] == "affinity"
+    assert manifest["versions"]["tvm"] == "0.27.0.post1"
+    assert manifest["files"] == {n: sha256_of(artifact / n) for n in (LIBRARY, WEIGHTS)}
+    tuned = [t for t in manifest["tasks"] if t["origin"] == "search"]
+    assert [(t["candidate_id"], t["kernels"]) for t in tuned] == [(winner.candidate_id, 1)]
+    assert manifest["hit_rate"] == pytest.approx(1 / len(manifest["tasks"]))
+
+
+def test_only_the_kernel_of_the_winner_is_scheduled(
+    lowered: Lowered, tasks: tuple[Task, ...], winner: Candidate
+) -> None:
+    before = {v.name_hint: f for v, f in lowered.mod.functions_items()}
+    mod, hits = schedule(lowered.mod, tasks, {winner.task_id: winner}, LLVM)
+    after = {v.name_hint: f for v, f in mod.functions_items()}
+    marked = [n for n, f in after.items() if f.attrs and f.attrs.get("tirx.is_scheduled")]
+    assert len(marked) == 1
+    assert "matmul" in marked[0]
+    assert "T.vectorized" in after[marked[0]].script()
+    assert "global_symbol" not in after[marked[0]].attrs
+    assert all(after[n].same_as(f) for n, f in before.items() if n not in marked)
+    assert all(count == 1 for count in hits.values())
+
+
+@pytest.mark.parametrize("has_default", [False, True])
+def test_a_task_without_a_tuned_winner_keeps_its_default(
+    lowered: Lowered, tasks: tuple[Task, ...], *, has_default: bool
+) -> None:
+    defaults = {t.task_id: Candidate(t.task_id, "0" * 16, Origin.DEFAULT) for t in tasks}
+    mod, _hits = schedule(lowered.mod, tasks, defaults if has_default else {}, LLVM)
+    assert not any(f.attrs and f.attrs.get("tirx.is_scheduled") for _, f in mod.functions_items())
+
+
+def test_the_default_model_has_no_hits_and_is_right(tmp_path: Path, model: Model) -> None:
+    tiny_artifact(tmp_path / "default", tuned=False)
+    assert read_manifest(tmp_path / "default")["hit_rate"] == 0.0
+    assert verify(tunerd.load(tmp_path / "default"), model).verdict is Correctness.RIGHT
+
+
+def test_a_winner_of_another_model_is_refused(
+    lowered: Lowered, tasks: tuple[Task, ...], winner: Candidate
+) -> None:
+    foreign = {"f" * 12: dataclasses.replace(winner, task_id="f" * 12)}
+    with pytest.raises(InputError, match=r"ffffffffffff cover no kernel of this model"):
+        schedule(lowered.mod, tasks, foreign, LLVM)
+
+
+def test_a_trace_that_does_not_apply_is_refused_by_name(
+    lowered: Lowered, tasks: tuple[Task, ...], winner: Candidate
+) -> None:
+    (other, *_) = (t for t in tasks if t.task_id != winner.task_id)
+    with pytest.raises(InputError, match=f"does not apply to task {other.name}"):
+        schedule(lowered.mod, tasks, {other.task_id: winner}, LLVM)
+
+
+def test_an_artifact_is_replaced_by_a_new_one(tmp_path: Path) -> None:
+    tiny_artifact(tmp_path / "a", tuned=False)
+    tiny_artifact(tmp_path / "a", tuned=True)
+    assert read_manifest(tmp_path / "a")["hit_rate"] > 0
+    assert [f.name for f in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FolderError, match="no artifact"):
+        tiny_artifact(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_killed_while_it_writes_leaves_no_artifact(tmp_path: Path) -> None:
+    folder = tmp_path / "artifact"
+    script = f"""
+import os, signal
+from pathlib import Path
+import tunerd.artifact
+from artifact_fixtures import tiny_artifact
+
+def die(weights, path):
+    path.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+tunerd.artifact.write_weights = die
+tiny_artifact(Path({str(folder)!r}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}", "PATH": "/usr/bin:/bin"},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert not folder.exists()
+    tiny_artifact(folder, tuned=False)
+    assert [f.name for f in tmp_path.iterdir()] == ["artifact"]
+
+
+def test_an_error_while_writing_leaves_the_old_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_artifact(tmp_path / "a")
+    before = read_manifest(tmp_path / "a")
+
+    def fail(_weights: Arrays, _path: Path) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("tunerd.artifact.write_weights", fail)
+    with pytest.raises(OSError, match="No space"):
+        tiny_artifact(tmp_path / "a", tuned=False)
+    assert read_manifest(tmp_path / "a") == before
+    assert [f.name for f in tmp_path.iterdir()] == ["a"]
+
+
+def test_weights_come_back_from_their_file_aligned_and_equal(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights: Arrays = {
+        "half": rng.normal(size=(3, 5)).astype("float16"),
+        "wide": rng.normal(size=(7, 2)).T,
+        "ids": np.arange(5, dtype="int64"),
+        "flags": np.array([True, False]),
+        "scalar": np.array(3.5, dtype="float32"),
+        "none": np.zeros((0, 4), "float32"),
+    }
+    write_weights(weights, tmp_path / "w")
+    back = map_weights(tmp_path / "w")
+    assert list(back) == list(weights)
+    for name, array in weights.items():
+        assert back[name].dtype == array.dtype
+        assert back[name].shape == array.shape
+        assert np.array_equal(back[name], array)
+        assert back[name].ctypes.data % 64 == 0
+
+
+def test_the_finished_manifest_holds_medians_and_verdicts(
+    tmp_path: Path, model: Model, tasks: tuple[Task, ...], winner: Candidate
+) -> None:
+    folder = tmp_path / "a"
+    tiny_artifact(folder)
+    comparison = Comparison(Verdict.FASTER, 2e-3, 1e-3, 2.0, 1.9, 2.1)
+    tuned = TaskOutcome(
+        task_id=winner.task_id,
+        name="matmul",
+        weight=1,
+        trials=16,
+        failed=2,
+        default_secs=2e-6,
+        best_secs=1e-6,
+        winner=winner,
+        comparison=comparison,
+        note="",
+    )
+    outcome = Outcome(
+        model=model,
+        target=LLVM,
+        tasks=(tuned,),
+        verification=Verification(Correctness.RIGHT, 3, 1e-3, 1e-4, 0.01, "all agree"),
+        latencies=(Latency("tuned", (1e-3, 3e-3, 2e-3)), Latency("default", ())),
+        end_to_end=comparison,
+        artifact=str(folder),
+    )
+    finish_manifest(folder, outcome)
+    manifest = read_manifest(folder)
+    (entry,) = (t for t in manifest["tasks"] if t["task_id"] == winner.task_id)
+    assert (entry["default_secs"], entry["best_secs"], entry["trials"]) == (2e-6, 1e-6, 16)
+    assert manifest["verification"]["verdict"] == "right"
+    assert manifest["end_to_end"]["verdict"] == "faster"
+    assert manifest["latencies"][0] == {"name": "tuned", "median_secs": 2e-3, "samples": 3}
+    assert sorted(f.name for f in folder.iterdir()) == sorted((MANIFEST, LIBRARY, WEIGHTS))
+    tunerd.load(folder)
+
+
+@pytest.mark.skipif(build_problem(CUDA) is not None, reason=f"no CUDA build: {build_problem(CUDA)}")
+def test_a_cuda_artifact_holds_machine_code_and_graphs_and_no_source(
+    tmp_path: Path, model: Model
+) -> None:
+    lowered = lower(model, CUDA)
+    tasks = tasks_of(lowered, CUDA)
+    folder = compile_artifact(lowered, tasks, {}, CUDA, tmp_path / "cuda", model=model, pct=40)
+    library = (folder / LIBRARY).read_bytes()
+    assert b"cubin" in library
+    assert b".nv.info" in library
+    assert b"__global__" not in library
+    assert b"vm.builtin.cuda_graph.run_or_capture" in library
+
+
+@pytest.mark.slow
+def test_a_real_network_compiles_and_agrees(tmp_path: Path) -> None:
+    script = REPOSITORY / "scripts" / "make_models"
+    subprocess.run(
+        [sys.executable, script, "light_squeezenet", "--out", tmp_path],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    proto = onnx.load(tmp_path / "light_squeezenet.onnx")
+    model = Model(
+        name="light_squeezenet",
+        digest="0" * 64,
+        inputs=(TensorSpec(proto.graph.input[0].name, (1, 3, 224, 224), "float32"),),
+        outputs=(TensorSpec(proto.graph.output[0].name, (1, 1000, 1, 1), "float32"),),
+        proto=proto,
+    )
+    outputs = Reference(proto).run(verification_inputs(model.inputs, 0))
+    (shape,) = (o.shape for o in outputs.values())
+    model = dataclasses.replace(
+        model, outputs=(dataclasses.replace(model.outputs[0], shape=shape),)
+    )
+    lowered = lower(model, LLVM)
+    folder = compile_artifact(
+        lowered, tasks_of(lowered, LLVM), {}, LLVM, tmp_path / "a", model=model, pct=50
+    )
+    result = verify(tunerd.load(folder), model)
+    assert result.verdict is Correctness.RIGHT, result.message
+
+
+def test_the_manifest_is_json_that_other_programs_read(artifact: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    json.loads((artifact / MANIFEST).read_text(), parse_constant=refuse)
