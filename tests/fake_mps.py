@@ -1,0 +1,128 @@
+"""A control daemon and a runner for the guard's tests, as scripts written into a folder.
+
+The control answers the commands of the real one; clients register by a file in its pipe folder.
+Both append to one journal, in the order in which things happen.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+_CONTROL = r"""#!{python} -SE
+import os, socket, subprocess, sys, time
+pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+path = os.path.join(pipe, "control")
+
+def journal(line):
+    with open({journal!r}, "a") as file:
+        file.write(line + "\n")
+
+def alive(pid):
+    try:
+        with open("/proc/%d/stat" % pid) as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+def clients():
+    return [int(n[7:]) for n in os.listdir(pipe) if n.startswith("client-") and alive(int(n[7:]))]
+
+def answer(command):
+    words = command.split()
+    if words[0] == "get_server_list":
+        return "%d\n" % os.getpid() if clients() else ""
+    if words[0] == "get_client_list":
+        shift = 100000 if os.path.exists(os.path.join(pipe, "other-namespace")) else 0
+        return "".join("%d\n" % (pid + shift) for pid in clients())
+    if words[0] == "terminate_client":
+        journal("terminate " + words[2])
+        return ""
+    return "unknown command\n"
+
+if sys.argv[1:] == ["-d"]:
+    assert os.environ["CUDA_VISIBLE_DEVICES"].startswith("GPU-")
+    subprocess.Popen([sys.executable, "-SE", sys.argv[0], "serve"], start_new_session=True)
+elif sys.argv[1:] == ["serve"]:
+    journal("daemon start")
+    server = socket.socket(socket.AF_UNIX)
+    if os.path.exists(path):
+        os.unlink(path)
+    server.bind(path)
+    server.listen(16)
+    while True:
+        connection, _ = server.accept()
+        with connection:
+            command = connection.recv(4096).decode().strip()
+            if command.startswith("quit"):
+                journal("quit with %d clients" % len(clients()))
+                break
+            connection.sendall(answer(command).encode())
+    os.unlink(path)
+else:
+    client = socket.socket(socket.AF_UNIX)
+    try:
+        client.connect(path)
+    except OSError:
+        print("Cannot find MPS control daemon process")
+        sys.exit(1)
+    client.sendall(sys.stdin.read().encode())
+    while data := client.recv(4096):
+        sys.stdout.write(data.decode())
+"""
+
+_RUNNER = r"""
+import json, os, signal, socket, struct, sys, time
+def journal(line):
+    with open({journal!r}, "a") as file:
+        file.write(line + "\n")
+
+def ended(*_):
+    journal("signal %d" % os.getpid())
+    os._exit(1)
+
+signal.signal(signal.SIGTERM, ended)
+mode = os.environ.get("FAKE_MODE", "")
+if mode == "crash":
+    sys.exit("cannot load the CUDA driver")
+open(os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/client-%d" % os.getpid(), "w").close()
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[sys.argv.index("--socket") + 1])
+server.listen(1)
+connection, _ = server.accept()
+header = json.dumps({{"body": dict(os.environ), "blobs": []}}).encode()
+connection.sendall(struct.pack("<Q", len(header)) + header)
+while mode == "hang":
+    time.sleep(60)
+connection.recv(1)
+journal("end %d" % os.getpid())
+"""
+
+
+class FakeMps:
+    """Scripts in `folder`: put `folder / "bin"` first on PATH, and give `runner_command` on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = folder / "journal"
+        self._journal.touch()
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        control = self.bin / "nvidia-cuda-mps-control"
+        control.write_text(_fill(_CONTROL, self._journal))
+        control.chmod(control.stat().st_mode | stat.S_IXUSR)
+        runner = folder / "fake_runner.py"
+        runner.write_text(_fill(_RUNNER, self._journal).replace("{{", "{").replace("}}", "}"))
+        self.runner_command = (sys.executable, "-SE", str(runner))
+
+    @property
+    def path(self) -> str:
+        return f"{self.bin}{os.pathsep}{os.environ['PATH']}"
+
+    def journal(self) -> list[str]:
+        return self._journal.read_text().splitlines()
+
+
+def _fill(text: str, journal: Path) -> str:
+    return text.replace("{python}", sys.executable).replace("{journal!r}", repr(str(journal)))

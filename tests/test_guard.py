@@ -1,0 +1,342 @@
+"""The GPU guard with a fake MPS daemon and fake runners, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_mps import FakeMps
+
+from tunerd.errors import HostError, InfrastructureError
+from tunerd.slices import lease as lease_module
+from tunerd.slices import wire
+from tunerd.slices.gpu import Gpu, clean_orphan
+from tunerd.slices.gpu_runner import runner_environment
+from tunerd.slices.lease import Lease
+from tunerd.slices.mps_control import MpsControl
+from tunerd.slices.processes import ProcessId
+
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+GONE_SECS = 60.0  # a bound for the tests' patience, no statement about speed
+
+
+class Bench:
+    """What a test needs: leases, runners, and the processes behind them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mps = FakeMps(folder)
+        self._leases: list[Lease] = []
+        self._connections: list[socket.socket] = []  # a runner ends with its connection
+        self.seen: list[ProcessId] = []
+
+    def lease(self, run: str = "run", *, external: bool = False) -> Lease:
+        command = self.mps.runner_command
+        lease = Lease.acquire(UUID, run, external=external, runner_command=command)
+        self._leases.append(lease)
+        self.seen.append(identity(lease.guard_pid))
+        return lease
+
+    def runner(
+        self, lease: Lease, slice_id: str = "mps-0-0", *, pct: int = 40, mode: str = ""
+    ) -> tuple[ProcessId, socket.socket, dict[str, str]]:
+        """Start a runner and connect to it, as a slice does; returns what it has as environment."""
+        answer = lease.request(
+            "start_runner", slice_id=slice_id, pct=pct, environment={"FAKE_MODE": mode}
+        )
+        connection = connect(lease, answer["socket"], slice_id)
+        environment, _ = wire.receive(connection)
+        process = identity(answer["pid"])
+        self.seen.append(process)
+        self._connections.append(connection)
+        return process, connection, environment
+
+    def daemons(self) -> list[ProcessId]:
+        folder = lease_module.gpu_folder(UUID)
+        return MpsControl(folder / "pipe", folder / "log", UUID).processes()
+
+    def close(self) -> None:
+        for held in (*self._connections, *self._leases):
+            held.close()
+        for process in self.seen:
+            process.signal(signal.SIGTERM)
+            process.wait(GONE_SECS)
+        for process in self.daemons():
+            process.signal(signal.SIGKILL)
+
+
+def identity(pid: int) -> ProcessId:
+    process = ProcessId.of(pid)
+    assert process is not None, f"pid {pid} has ended"
+    return process
+
+
+def connect(lease: Lease, path: str, slice_id: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(GONE_SECS)
+    while True:
+        try:
+            connection.connect(path)
+            return connection
+        except OSError:
+            assert lease.request("runner", slice_id=slice_id)["exit_status"] is None
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    folder = Path(tempfile.mkdtemp(prefix="tunerd-test-", dir="/tmp"))  # short, for socket paths
+    bench = Bench(folder)
+    monkeypatch.setenv("PATH", bench.mps.path)
+    monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(folder / "r"))
+    yield bench
+    bench.close()
+    shutil.rmtree(folder)
+
+
+def ancestors(pid: int) -> list[int]:
+    found = []
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
+
+
+def test_a_guard_is_no_descendant_of_the_process_that_started_it(bench: Bench) -> None:
+    guard = bench.lease().guard_pid
+    assert os.getpid() not in ancestors(guard)
+    assert os.getsid(guard) != os.getsid(0)
+
+
+def test_a_runner_gets_its_share_the_gpu_and_the_private_daemon(bench: Bench) -> None:
+    _, _, environment = bench.runner(bench.lease(), pct=40)
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
+    assert environment["CUDA_VISIBLE_DEVICES"] == UUID
+    pipe = str(lease_module.gpu_folder(UUID) / "pipe")
+    assert environment["CUDA_MPS_PIPE_DIRECTORY"] == pipe
+
+
+def test_slices_of_one_run_share_a_guard(bench: Bench) -> None:
+    assert bench.lease("run").guard_pid == bench.lease("run").guard_pid
+
+
+def test_another_live_run_on_the_gpu_is_refused_by_the_pid_of_its_guard(bench: Bench) -> None:
+    first = bench.lease("first")
+    with pytest.raises(HostError, match=f"first.*guard pid {first.guard_pid}"):
+        bench.lease("second")
+
+
+def test_a_run_that_has_just_ended_is_waited_for(bench: Bench) -> None:
+    first = bench.lease("first")
+    first.close()
+    assert bench.lease("second").guard_pid != first.guard_pid
+
+
+def test_the_end_of_the_last_connection_ends_runner_daemon_and_guard(bench: Bench) -> None:
+    lease = bench.lease()
+    runner, connection, _ = bench.runner(lease)
+    daemons = bench.daemons()
+    assert len(daemons) == 1
+    connection.close()
+    lease.close()
+    for process in (runner, *daemons, *bench.seen):
+        assert process.wait(GONE_SECS)
+    assert f"end {runner.pid}" in bench.mps.journal()  # by itself: nothing had to be terminated
+    assert bench.mps.journal()[-1] == "quit with 0 clients"
+
+
+def test_killing_the_process_that_holds_the_slices_leaves_nothing(bench: Bench) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, UUID, json.dumps(bench.mps.runner_command)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+        env=runner_environment(),
+    )
+    assert holder.stdout is not None
+    pids = json.loads(holder.stdout.readline())
+    processes = [identity(pid) for pid in pids] + bench.daemons()
+    assert len(processes) == 4  # guard, two runners, daemon
+    bench.seen += processes
+    holder.kill()
+    holder.wait()
+    for process in processes:
+        assert process.wait(GONE_SECS)
+
+
+_HOLDER = """
+import json, sys, time
+from test_guard import connect
+from tunerd.slices.lease import Lease
+lease = Lease.acquire(sys.argv[1], "run", runner_command=tuple(json.loads(sys.argv[2])))
+pids, connections = [lease.guard_pid], []
+for slice_id, mode in (("mps-0-0", ""), ("mps-0-1", "hang")):
+    fields = dict(slice_id=slice_id, pct=40, environment={"FAKE_MODE": mode})
+    answer = lease.request("start_runner", **fields)
+    connections.append(connect(lease, answer["socket"], slice_id))
+    connections[-1].recv(1)
+    pids.append(answer["pid"])
+print(json.dumps(pids), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_hung_client_is_terminated_before_it_is_signalled_and_its_neighbour_lives(
+    bench: Bench,
+) -> None:
+    lease = bench.lease()
+    hung, _, _ = bench.runner(lease, "mps-0-0", mode="hang")
+    neighbour, _, _ = bench.runner(lease, "mps-0-1")
+    lease.request("fence", slice_id="mps-0-0", epoch=0, scope="runner", reason="hung")
+    assert not hung.alive
+    assert bench.mps.journal()[1:] == [f"terminate {hung.pid}", f"signal {hung.pid}"]
+    assert neighbour.alive
+
+
+def test_a_fault_stops_every_runner_of_the_gpu_once_and_names_who_reported_it(
+    bench: Bench,
+) -> None:
+    lease = bench.lease()
+    first, _, _ = bench.runner(lease, "mps-0-0")
+    second, _, _ = bench.runner(lease, "mps-0-1")
+    fault: dict[str, Any] = {"scope": "gpu", "reason": "illegal address", "epoch": 0}
+    answer = lease.request("fence", slice_id="mps-0-0", **fault)
+    assert answer == {"epoch": 1, "culprit": "mps-0-0", "reason": "illegal address"}
+    assert not first.alive
+    assert not second.alive
+    again, _, _ = bench.runner(lease, "mps-0-0")
+    assert lease.request("fence", slice_id="mps-0-1", **fault) == answer  # it fell with the first
+    assert again.alive
+
+
+def test_a_slice_that_starts_again_replaces_its_runner(bench: Bench) -> None:
+    former = bench.lease()
+    old, _, _ = bench.runner(former, mode="hang")
+    lease = bench.lease()
+    new, _, _ = bench.runner(lease)
+    assert not old.alive
+    former.close()  # its drain must not take the new runner
+    bench.runner(lease, "mps-0-1")
+    assert lease.request("state")["leases"] >= 1
+    assert new.alive
+
+
+def test_what_a_killed_guard_left_is_cleaned_up_by_the_next(bench: Bench) -> None:
+    lease = bench.lease()
+    runner, _, _ = bench.runner(lease, mode="hang")
+    (daemon,) = bench.daemons()
+    identity(lease.guard_pid).signal(signal.SIGKILL)
+    assert identity_or_none_waits(lease.guard_pid)
+    assert runner.alive
+    assert daemon.alive
+    with pytest.raises(InfrastructureError, match="is gone"):
+        lease.request("state")
+    successor = bench.lease()
+    assert successor.guard_pid != lease.guard_pid
+    assert not runner.alive
+    assert not daemon.alive
+    assert bench.mps.journal()[1:3] == [f"terminate {runner.pid}", f"signal {runner.pid}"]
+    bench.runner(successor)
+
+
+def identity_or_none_waits(pid: int) -> bool:
+    process = ProcessId.of(pid)
+    return process is None or process.wait(GONE_SECS)
+
+
+def test_a_recycled_pid_in_an_orphans_state_is_left_alone(bench: Bench) -> None:
+    folder = lease_module.gpu_folder(UUID)
+    bystander = subprocess.Popen(["sleep", "600"])
+    state = {
+        "external": False,
+        "pipe_folder": str(folder / "pipe"),
+        "runners": [{"pid": bystander.pid, "start_ticks": 1}],
+    }
+    (folder / "state.json").write_text(json.dumps(state))
+    clean_orphan(folder, UUID)
+    assert bystander.poll() is None
+    assert not (folder / "state.json").exists()
+    bystander.kill()
+    bystander.wait()
+
+
+def test_the_client_list_says_whether_a_runner_is_attached(bench: Bench) -> None:
+    lease = bench.lease()
+    runner, _, _ = bench.runner(lease)
+    assert lease.request("attached", pid=runner.pid) == {"attached": True}
+    assert lease.request("attached", pid=1) == {"attached": False}
+
+
+def test_pids_of_another_namespace_make_attachment_unknown_rather_than_wrong(
+    bench: Bench,
+) -> None:
+    lease = bench.lease()
+    runner, _, _ = bench.runner(lease)
+    (lease_module.gpu_folder(UUID) / "pipe" / "other-namespace").touch()
+    assert lease.request("attached", pid=runner.pid) == {"attached": None}
+
+
+def test_a_runner_that_ends_at_once_is_reported_with_what_it_printed(bench: Bench) -> None:
+    lease = bench.lease()
+    environment = {"FAKE_MODE": "crash"}
+    lease.request("start_runner", slice_id="mps-0-0", pct=40, environment=environment)
+    while (runner := lease.request("runner", slice_id="mps-0-0"))["exit_status"] is None:
+        pass
+    assert runner == {"exit_status": 1, "log": "cannot load the CUDA driver"}
+
+
+def test_an_external_daemon_is_used_and_never_stopped(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = lease_module.private_folder() / "external"
+    folder.mkdir()
+    outside = MpsControl(folder, folder, UUID)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(folder))
+    with pytest.raises(HostError, match="no MPS daemon answers"):
+        bench.lease(external=True)
+    outside.start()
+    try:
+        lease = bench.lease(external=True)
+        runner, connection, environment = bench.runner(lease)
+        assert environment["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
+        connection.close()
+        lease.close()
+        assert runner.wait(GONE_SECS)
+        assert identity_or_none_waits(lease.guard_pid)
+        assert outside.answers()
+    finally:
+        outside.quit()
+
+
+def test_a_private_folder_that_others_can_enter_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(shared))
+    with pytest.raises(HostError, match="only you can enter"):
+        lease_module.private_folder()
+
+
+def test_a_folder_too_deep_for_a_socket_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(deep))
+    with pytest.raises(HostError, match="too long"):
+        lease_module.gpu_folder(UUID)
+
+
+def test_no_runner_is_started_for_a_name_that_is_a_path(tmp_path: Path) -> None:
+    gpu = Gpu(UUID, tmp_path, run="run")
+    with pytest.raises(ValueError, match="none that a guard can start"):
+        gpu.start_runner("../x", pct=40, environment={})

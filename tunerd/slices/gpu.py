@@ -1,0 +1,214 @@
+"""One GPU under its guard: the MPS daemon, the runners, and what happens to them after a fault."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tunerd.errors import HostError
+from tunerd.slices.gpu_runner import RUNNER_COMMAND, GpuRunner, end_client
+from tunerd.slices.mps_control import EXTERNAL_PIPE_FOLDER, MpsControl, environment_of
+from tunerd.slices.processes import ProcessId
+
+log = logging.getLogger(__name__)
+
+GRACE_SECS = 2.0  # for a runner to end by itself when its slice is gone
+_SLICE_ID = re.compile(r"[A-Za-z0-9-]{1,32}")  # it becomes part of a socket's path
+
+
+class Gpu:
+    """Daemon and runners of one GPU. Methods may be called from several threads.
+
+    `folder` is private to the user and locked by the caller. The state file in it is enough to
+    clean up after this process, should it be killed.
+    """
+
+    def __init__(
+        self,
+        uuid: str,
+        folder: Path,
+        *,
+        run: str,
+        external: bool = False,
+        runner_command: tuple[str, ...] = RUNNER_COMMAND,
+    ) -> None:
+        self.run = run
+        self.external = external
+        self.epoch = 0  # faults so far: a runner belongs to the epoch in which it was started
+        self._uuid = uuid
+        self._folder = folder
+        self._runner_command = runner_command
+        pipe_folder = external_pipe_folder() if external else folder / "pipe"
+        self._control = MpsControl(pipe_folder, folder / "log", uuid)
+        self._runners: dict[str, GpuRunner] = {}
+        self._started = 0  # runners so far: makes the name of each socket new
+        self._culprit = ""
+        self._reason = ""
+        self._lock = threading.RLock()  # held while runners are started or all of them are fenced
+
+    def open(self) -> None:
+        """Clean up after a guard that died, then start the daemon or find the external one."""
+        clean_orphan(self._folder, self._uuid)
+        if not self.external:
+            self._control.start()
+        elif not self._control.answers():
+            raise HostError(
+                f"no MPS daemon answers in {self._control.pipe_folder}; start one with"
+                " nvidia-cuda-mps-control -d, set CUDA_MPS_PIPE_DIRECTORY to its pipe folder,"
+                " or leave out --mps external"
+            )
+        self._save()
+
+    def close(self) -> None:
+        """Stop every runner, then the daemon if it is ours. Idempotent."""
+        with self._lock:
+            self._stop_all(grace_secs=GRACE_SECS)
+            if not self.external:
+                self._control.quit()
+            (self._folder / "state.json").unlink(missing_ok=True)
+
+    def start_runner(self, slice_id: str, *, pct: int, environment: dict[str, str]) -> GpuRunner:
+        """Start the runner of a slice; a former one of the same slice is stopped first."""
+        if not _SLICE_ID.fullmatch(slice_id) or not 1 <= pct <= 100:
+            raise ValueError(f"slice '{slice_id}' at {pct}% is none that a guard can start")
+        with self._lock:
+            if slice_id in self._runners:
+                self.stop(self._runners[slice_id], grace_secs=GRACE_SECS)
+            self._started += 1
+            runner = GpuRunner(
+                slice_id,
+                self._runner_command,
+                socket_path=self._folder / f"{slice_id}.{self._started}.sock",
+                log_path=self._folder / f"{slice_id}.log",
+                environment={
+                    **environment,
+                    **environment_of(self._control.pipe_folder, self._uuid),
+                    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(pct),
+                },
+            )
+            self._runners[slice_id] = runner
+            self._save()
+            log.info("started %s at %d%%: pid %d", slice_id, pct, runner.pid)
+            return runner
+
+    def runner(self, slice_id: str) -> GpuRunner | None:
+        return self._runners.get(slice_id)
+
+    def attached(self, pid: int) -> bool | None:
+        """Say whether the MPS server lists a runner as its client; None where that is unknown."""
+        others = frozenset(r.pid for r in list(self._runners.values())) - {pid}
+        return self._control.is_client(pid, others)
+
+    def stop(self, runner: GpuRunner, *, grace_secs: float) -> None:
+        """Stop one runner; its neighbours go on."""
+        safe = runner.stop(self._control, grace_secs=grace_secs)
+        with self._lock:
+            if self._runners.get(runner.slice_id) is runner:
+                del self._runners[runner.slice_id]
+            if not safe:
+                self.fence(runner.slice_id, "it was killed because it could not be terminated")
+            self._save()
+
+    def fence(self, culprit: str, reason: str, *, epoch: int | None = None) -> dict[str, Any]:
+        """Stop every runner after a fault, which no client of the GPU survives.
+
+        The MPS server takes new clients only when all clients of the fault are gone (NVIDIA MPS,
+        "Memory Protection and Error Containment").
+
+        Args:
+            epoch: of the runner that reports the fault. An earlier one than now was fenced before:
+                that runner fell with the culprit's, and nothing more is done.
+
+        Returns:
+            The epoch that begins, and who was blamed for the end of the last one.
+        """
+        with self._lock:
+            if epoch is None or epoch >= self.epoch:
+                self.epoch += 1
+                self._culprit, self._reason = culprit, reason
+                log.warning("epoch %d begins: %s: %s", self.epoch, culprit, reason)
+                self._stop_all(grace_secs=0)
+                if not self.external and not self._control.answers():
+                    self._control.quit()
+                    self._control.start()
+                self._save()
+            return {"epoch": self.epoch, "culprit": self._culprit, "reason": self._reason}
+
+    def state(self) -> dict[str, Any]:
+        """Return what the state file holds."""
+        runners = [(r.slice_id, r.identity) for r in list(self._runners.values())]
+        return {
+            "version": 1,
+            "run": self.run,
+            "external": self.external,
+            "pipe_folder": str(self._control.pipe_folder),
+            "epoch": self.epoch,
+            "guard": _plain(ProcessId.of(os.getpid())),
+            "daemon": [_plain(p) for p in ([] if self.external else self._control.processes())],
+            "runners": [{"slice_id": s} | _plain(i) for s, i in runners if i is not None],
+        }
+
+    def _stop_all(self, *, grace_secs: float) -> None:
+        stopping = list(self._runners.values())
+        if stopping:
+            with ThreadPoolExecutor(len(stopping)) as pool:
+                list(pool.map(lambda r: r.stop(self._control, grace_secs=grace_secs), stopping))
+        self._runners.clear()
+
+    def _save(self) -> None:
+        """Replace the state file: a reader finds the old one or the new one."""
+        temporary = self._folder / "state.json.new"
+        temporary.write_text(json.dumps(self.state(), indent=1))
+        temporary.replace(self._folder / "state.json")
+
+
+def external_pipe_folder() -> Path:
+    """Return where CUDA looks for a daemon that is not ours."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or EXTERNAL_PIPE_FOLDER)
+
+
+def clean_orphan(folder: Path, gpu_uuid: str) -> None:
+    """Stop what a guard that was killed has left: its runners, then its daemon.
+
+    The caller holds the lock of the folder, so that no guard of it lives.
+    """
+    path = folder / "state.json"
+    runners: list[ProcessId] = []
+    external, pipe_folder = False, folder / "pipe"
+    try:
+        state = json.loads(path.read_text())
+        runners = [ProcessId(r["pid"], r["start_ticks"]) for r in state["runners"]]
+        external, pipe_folder = state["external"], Path(state["pipe_folder"])
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        log.warning("%s is unreadable (%s); only the daemon can be cleaned up", path, error)
+    control = MpsControl(pipe_folder, folder / "log", gpu_uuid)
+    with ThreadPoolExecutor(max(1, len(runners))) as pool:
+        list(pool.map(lambda runner: _stop_orphan(runner, control), runners))
+    if not external:
+        control.quit()
+    for left in (*folder.glob("*.sock"), path):
+        left.unlink(missing_ok=True)
+
+
+def _stop_orphan(runner: ProcessId, control: MpsControl) -> None:
+    if runner.wait(GRACE_SECS):  # it ends by itself if its slice is gone
+        return
+    log.warning("stopping the orphaned runner %d", runner.pid)
+    end_client(control, runner.pid)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        runner.signal(number)
+        if runner.wait(1.0):
+            return
+
+
+def _plain(process: ProcessId | None) -> dict[str, int]:
+    return {} if process is None else {"pid": process.pid, "start_ticks": process.start_ticks}

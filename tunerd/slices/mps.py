@@ -1,0 +1,296 @@
+"""Slices of GPUs, capped by CUDA MPS: each a runner under the guard of its GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import socket
+import time
+
+from tunerd import host
+from tunerd.errors import HostError, InfrastructureError
+from tunerd.host import GpuFacts, HostFacts
+from tunerd.slices.base import Plan, Usability
+from tunerd.slices.gpu import external_pipe_folder
+from tunerd.slices.lease import Lease, gpu_folder
+from tunerd.slices.mps_control import environment_of
+from tunerd.slices.remote import RemoteSlice
+from tunerd.vocabulary import CapProof, SliceSpec, TargetSpec
+
+log = logging.getLogger(__name__)
+
+# NVIDIA MPS, "Client-Server Connection Limits": 48 client contexts per device since Volta. Newer
+# drivers take 60 on newer GPUs; more than 48 slices of one GPU are of no use to tuning.
+MPS_CLIENT_LIMIT = 48
+SLICE_MEM_BYTES = 2 << 30  # context, copies of the weights over twice the L2, activations
+MIN_SM_COUNT = 2  # the share is handed out in pairs of SMs (TPCs)
+_CONNECT_SECS = 60.0
+_SINGLE_RUNNER_FAULTS = ("hung", "hang", "timeout", "timed out", "too long")
+
+
+def expected_sms(device_sm_count: int, pct: int) -> int:
+    """Return the SMs that a share gives: rounded down to pairs, as measured on an H200.
+
+    >>> [expected_sms(132, pct) for pct in (100, 40, 10)]
+    [132, 52, 12]
+    """
+    if pct == 100:
+        return device_sm_count
+    return device_sm_count * pct // 100 // 2 * 2
+
+
+def run_name() -> str:
+    """Return what tells this run's slices from another run's, for the guard of a GPU.
+
+    TUNERD_RUN, which the driver sets for all its actors; without it, a run is one process.
+    """
+    return os.environ.get("TUNERD_RUN") or f"pid {os.getpid()}"
+
+
+class MpsSlice(RemoteSlice):
+    """One share of a GPU. Its runner is the one MPS client, and no child of this process."""
+
+    kind = "mps"
+
+    def __init__(self, spec: SliceSpec) -> None:
+        super().__init__(spec)
+        self.culprit = ""  # the slice that the last fence of our GPU was blamed on
+        self._lease: Lease | None = None
+        self._epoch = 0
+
+    # --- what this host can do -----------------------------------------------------------------
+
+    @classmethod
+    def usability(cls) -> Usability:
+        return usability_of(host.facts())
+
+    @classmethod
+    def plan(cls, pct: int, per_device: int | None = None, *, external: bool = False) -> Plan:
+        """Cut every usable GPU into slices of `pct` percent.
+
+        Args:
+            external: use the MPS daemon that exists instead of one of our own. The choice is kept
+                in the environment of the slices.
+        """
+        return plan_for(host.facts(), pct, per_device, external=external)
+
+    # --- the runner ----------------------------------------------------------------------------
+
+    def _launch(self) -> socket.socket:
+        spec = self.spec
+        lease = self._held_lease()
+        answer = lease.request(
+            "start_runner",
+            slice_id=spec.slice_id,
+            pct=spec.pct,
+            environment=dict(spec.environment),
+        )
+        self._epoch = answer["epoch"]
+        deadline = time.monotonic() + _CONNECT_SECS
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(answer["socket"])
+                return connection
+            except OSError as error:
+                connection.close()
+                runner = lease.request("runner", slice_id=spec.slice_id)
+                if runner["exit_status"] is not None or time.monotonic() > deadline:
+                    raise InfrastructureError(
+                        f"the runner of {spec.slice_id} (pid {answer['pid']}) does not answer:"
+                        f" exit status {runner['exit_status']}, {error}; it printed:"
+                        f" {runner['log'] or 'nothing'}"
+                    ) from error
+            time.sleep(0.05)
+
+    def _fence(self, reason: str) -> None:
+        hung = any(word in reason.lower() for word in _SINGLE_RUNNER_FAULTS)
+        fields = {
+            "slice_id": self.spec.slice_id,
+            "epoch": self._epoch,
+            "scope": "runner" if hung else "gpu",
+            "reason": reason,
+        }
+        try:
+            answer = self._held_lease().request("fence", **fields)
+        except InfrastructureError:
+            # The guard was killed. A new one first stops what the old one has left.
+            log.warning("the guard of %s is gone; starting another", self.spec.gpu_uuid)
+            answer = self._held_lease().request("fence", **fields | {"scope": "runner"})
+        self.culprit = answer["culprit"]
+
+    def _prove(self, facts: dict[str, object]) -> CapProof:
+        listed = self._held_lease().request("attached", pid=facts["pid"])["attached"]
+        return proof_of(self.spec, facts, listed=listed)
+
+    def close(self) -> None:
+        """Stop the runner, by terminate_client if it does not end by itself; give up the GPU."""
+        super().close()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with contextlib.suppress(InfrastructureError):
+                lease.request("stop_runner", slice_id=self.spec.slice_id)
+            lease.close()
+
+    def _held_lease(self) -> Lease:
+        if self._lease is None or self._lease.closed:
+            spec = self.spec
+            if spec.gpu_uuid is None:
+                raise HostError(f"the slice {spec.slice_id} names no GPU")
+            own = str(gpu_folder(spec.gpu_uuid) / "pipe")
+            pipe = dict(spec.environment).get("CUDA_MPS_PIPE_DIRECTORY", own)
+            self._lease = Lease.acquire(spec.gpu_uuid, run_name(), external=pipe != own)
+        return self._lease
+
+
+def usability_of(facts: HostFacts) -> Usability:
+    """Say whether MPS slices work on a host; the first thing that is missing, and how to get it."""
+    missing = missing_for_gpu(facts)
+    if missing:
+        return Usability(False, missing)
+    if facts.mps_control is None:
+        return Usability(
+            False,
+            f"{host.MPS_CONTROL} is not on PATH: it comes with the NVIDIA driver (on Debian and"
+            " Ubuntu in the package nvidia-compute-utils-VERSION; in a container, ask for the"
+            " driver capability 'compute,utility'); or use --slice whole",
+        )
+    if not any(_problem_of(gpu) == "" for gpu in facts.gpus):
+        return Usability(False, "; ".join(_problem_of(gpu) for gpu in facts.gpus))
+    return Usability(True, f"{len(facts.gpus)} GPU(s), MPS of driver {facts.driver}")
+
+
+def missing_for_gpu(facts: HostFacts) -> str:
+    """Return why no GPU can be used here, or ""."""
+    if facts.no_gpu:
+        return f"no GPU: {facts.no_gpu}"
+    try:
+        ctypes.CDLL("libcuda.so.1")  # loads the driver's library, creates no context
+    except OSError as error:
+        return f"the CUDA driver's library does not load ({error}); install the NVIDIA driver"
+    return ""
+
+
+def _problem_of(gpu: GpuFacts) -> str:
+    name = f"GPU {gpu.index} ({gpu.name})"
+    if gpu.mig:
+        return f"{name} is in MIG mode, which is not used here; choose another GPU"
+    if gpu.compute_mode in ("prohibited", "exclusive-thread"):
+        return (
+            f"{name} is in compute mode {gpu.compute_mode}, MPS needs default or"
+            " exclusive-process; its administrator can change that with nvidia-smi -c"
+        )
+    if int(gpu.compute_capability.split(".")[0]) < 7:
+        return f"{name} is older than Volta, whose MPS was the first to cap a client's share"
+    return ""
+
+
+def plan_for(facts: HostFacts, pct: int, per_device: int | None, *, external: bool = False) -> Plan:
+    """Plan the slices of a host from its facts alone."""
+    usable = usability_of(facts)
+    gpus = [gpu for gpu in facts.gpus if _problem_of(gpu) == ""]
+    if not usable.ok or not gpus:
+        return Plan((), TargetSpec("cuda", "{}"), "", problem=usable.why)
+    target = host.cuda_target(gpus[0].compute_capability, l2_bytes=gpus[0].l2_bytes)
+    count, bound = _count_per_gpu(facts, gpus, pct)
+    problem = _share_problem(gpus, pct) or ("" if count else f"no slice fits: {bound}")
+    if per_device is not None and per_device > count:
+        problem = problem or f"{per_device} slices per GPU do not fit: {bound}"
+    if len({gpu.name for gpu in gpus}) > 1:
+        models = ", ".join(sorted({gpu.name for gpu in gpus}))
+        problem = problem or f"the GPUs differ ({models}); choose with CUDA_VISIBLE_DEVICES"
+    if problem:
+        return Plan((), target, bound, problem=problem)
+    if per_device is not None and per_device < count:
+        count, bound = per_device, f"--slices asks for {per_device} per GPU where {count} fit"
+    slices = tuple(
+        SliceSpec(
+            slice_id=f"mps-{gpu.index}-{position}",
+            kind="mps",
+            pct=pct,
+            device_index=gpu.index,
+            gpu_uuid=gpu.uuid,
+            environment=_environment(gpu.uuid, pct, external=external),
+        )
+        for gpu in gpus
+        for position in range(count)
+    )
+    return Plan(slices, target, bound)
+
+
+def _count_per_gpu(facts: HostFacts, gpus: list[GpuFacts], pct: int) -> tuple[int, str]:
+    """Return how many slices fit into each GPU, and the bound that held in words."""
+    share = 100 // pct
+    memory_gib = min(gpu.mem_bytes for gpu in gpus) >> 30
+    by_memory = min(gpu.mem_bytes for gpu in gpus) // SLICE_MEM_BYTES
+    by_cores = max(1, facts.usable_cores // len(gpus))
+    bounds = [
+        (share, f"{share} slices of {pct}% fit into each GPU"),
+        (MPS_CLIENT_LIMIT, f"MPS takes {MPS_CLIENT_LIMIT} clients per GPU"),
+        (by_memory, f"{memory_gib} GiB of GPU memory hold {by_memory} slices of 2 GiB"),
+        (
+            by_cores,
+            f"{facts.usable_cores} host cores drive {by_cores} slices of each of {len(gpus)}"
+            " GPU(s), one core a slice",
+        ),
+    ]
+    return min(bounds, key=lambda bound: bound[0])
+
+
+def _share_problem(gpus: list[GpuFacts], pct: int) -> str:
+    for gpu in gpus:
+        if gpu.sm_count is not None and expected_sms(gpu.sm_count, pct) < MIN_SM_COUNT:
+            least = next(p for p in range(1, 101) if expected_sms(gpu.sm_count, p) >= MIN_SM_COUNT)
+            return (
+                f"{pct}% of the {gpu.sm_count} SMs of {gpu.name} are under {MIN_SM_COUNT};"
+                f" give at least {least}%"
+            )
+    return ""
+
+
+def _environment(gpu_uuid: str, pct: int, *, external: bool) -> tuple[tuple[str, str], ...]:
+    pipe_folder = external_pipe_folder() if external else gpu_folder(gpu_uuid) / "pipe"
+    environment = environment_of(pipe_folder, gpu_uuid)
+    environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(pct)
+    return tuple(sorted(environment.items()))
+
+
+def proof_of(spec: SliceSpec, facts: dict[str, object], *, listed: bool | None) -> CapProof:
+    """Check what a runner obtained; raises HostError where it is not the share that was asked.
+
+    Args:
+        facts: what the runner reads in its client.
+        listed: whether the MPS server lists it as its client; None where that is unknown.
+    """
+    sm_count, in_client = int(str(facts["sm_count"])), int(str(facts["device_sm_count"]))
+    by_nvml = [g.sm_count for g in host.facts().gpus if g.uuid == spec.gpu_uuid and g.sm_count]
+    device_sm_count = max([in_client, *by_nvml])
+    expected = expected_sms(device_sm_count, spec.pct)
+    problem = ""
+    if not facts["mps_enabled"]:
+        problem = "its client runs without MPS"
+    elif listed is False:
+        problem = "the MPS server does not list it as a client"
+    elif sm_count > expected + 2 or (spec.pct < 100 and sm_count >= device_sm_count):
+        problem = f"its client sees {sm_count} SMs"
+    elif sm_count < MIN_SM_COUNT:
+        problem = f"its client sees {sm_count} SMs, under {MIN_SM_COUNT}"
+    if problem:
+        raise HostError(
+            f"the slice {spec.slice_id} did not obtain its {spec.pct}%: {problem}, where"
+            f" {expected} of {device_sm_count} SMs were expected; nothing was measured in it."
+            " Run `tunerd doctor`"
+        )
+    return CapProof(
+        slice_id=spec.slice_id,
+        device=str(facts["device"]),
+        sm_count=sm_count,
+        device_sm_count=device_sm_count,
+        mechanism="mps",
+        attached=True,
+        driver=str(facts["driver"]),
+        compute_capability=str(facts["compute_capability"]),
+        runner_pid=int(str(facts["pid"])),
+    )
