@@ -23,9 +23,13 @@ def rewrite_graph(proto: onnx.ModelProto) -> None:
     - An inference BatchNormalization that no convolution absorbed becomes Mul and Add: the
       importer's decomposition takes four operators.
     - A chain of Mul and Add by constants becomes at most one of each.
+    - A constant of shape (C, 1, 1) beside an image of rank 4 gets rank 4: a change of layout would
+      transpose the image instead of the constant.
     """
     _split_sums(proto.graph)
     _merge_affine_chains(proto.graph)
+    _pad_ranks(proto.graph)
+    _drop_unused(proto.graph)
 
 
 def subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -141,10 +145,39 @@ def _merge_affine_chains(graph: onnx.GraphProto) -> None:
         elif output not in inner:
             nodes.append(node)
     _replace_nodes(graph, nodes)
+
+
+def _drop_unused(graph: onnx.GraphProto) -> None:
     count = uses(graph)
     for index in reversed(range(len(graph.initializer))):
         if not count[graph.initializer[index].name]:
             del graph.initializer[index]
+
+
+_BROADCASTING = ("Add", "Sub", "Mul", "Div")
+
+
+def _pad_ranks(graph: onnx.GraphProto) -> None:
+    import onnx
+
+    tensors = {i.name: i for i in graph.initializer}
+    ranks = _ranks(graph)
+    padded: dict[str, str] = {}
+    for node in graph.node:
+        known = {ranks.get(name) for name in (*node.input, *node.output)}
+        if node.op_type not in _BROADCASTING or 4 not in known:
+            continue
+        for i, name in enumerate(node.input):
+            if name not in tensors or not 1 < len(tensors[name].dims) < 4:
+                continue
+            if name not in padded:
+                copy = onnx.TensorProto()
+                copy.CopyFrom(tensors[name])
+                copy.name = padded[name] = f"{name}/rank4"
+                del copy.dims[:]
+                copy.dims.extend([*[1] * (4 - len(tensors[name].dims)), *tensors[name].dims])
+                graph.initializer.append(copy)
+            node.input[i] = padded[name]
 
 
 def _ranks(graph: onnx.GraphProto) -> dict[str, int]:
