@@ -30,6 +30,7 @@ LIBRARY = "model.so"
 WEIGHTS = "weights.bin"
 ALIGNMENT = 64  # bytes; what tvm.runtime.from_dlpack asks of a tensor
 
+_KEYS = {"files", "inputs", "outputs", "weights", "target", "share"}  # what loading needs
 _CONFIG_ONE_CORE_PER_THREAD = -2  # AffinityMode kSpecifyOneCorePerThread, threading_backend.h
 
 
@@ -59,6 +60,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         version = manifest["format_version"]
+        if version == FORMAT_VERSION and (missing := _KEYS - manifest.keys()):
+            raise KeyError(f"without {', '.join(sorted(missing))}")
     except FileNotFoundError:
         raise LoadError(
             f"{folder} holds no {MANIFEST}; give the artifact folder that `tunerd tune` names"
