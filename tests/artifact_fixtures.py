@@ -13,7 +13,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tunerd.artifact import compile_artifact
-from tunerd.lowering import Lowered, lower, make_target
+from tunerd.lowering import lower
+from tunerd.tasks import extract_tasks
 from tunerd.vocabulary import (
     Candidate,
     CapProof,
@@ -89,29 +90,6 @@ def model_of(
     return Model("tiny", digest, specs(inputs), specs(outputs), proto)
 
 
-def tasks_of(lowered: Lowered, target: TargetSpec) -> tuple[Task, ...]:
-    """Extract the tasks of a lowered model."""
-    import tvm
-    from tvm.s_tir.meta_schedule.relax_integration import extract_tasks
-
-    tasks = []
-    for extracted in extract_tasks(lowered.mod, make_target(target)):
-        workload = tvm.ir.save_json(extracted.dispatched[0])
-        tasks.append(
-            Task(
-                task_id=hashlib.sha256(workload.encode()).hexdigest()[:12],
-                name=extracted.task_name,
-                weight=extracted.weight,
-                flops=0.0,
-                args=(),
-                weight_args=(),
-                target=target,
-                mod_json=workload,
-            )
-        )
-    return tuple(tasks)
-
-
 def candidate_of(task: Task, trace: Any) -> Candidate:
     """Return the candidate that a search would have made of a trace."""
     text = json.dumps(trace.as_json(), separators=(",", ":"), default=lambda imm: int(imm.value))
@@ -137,7 +115,7 @@ def tiny_artifact(folder: Path, *, tuned: bool = True, proof: CapProof = CORES) 
     """Compile the tiny model for llvm into `folder` and return the model."""
     model = tiny_convnet()
     lowered = lower(model, LLVM)
-    tasks = tasks_of(lowered, LLVM)
+    tasks = extract_tasks(lowered, LLVM)
     winner = matmul_winner(tasks)
     compile_artifact(
         lowered,

@@ -17,7 +17,6 @@ from artifact_fixtures import (
     CUDA,
     LLVM,
     matmul_winner,
-    tasks_of,
     tiny_artifact,
     tiny_convnet,
 )
@@ -29,6 +28,7 @@ from tunerd.errors import FolderError, InputError
 from tunerd.loading import LIBRARY, MANIFEST, WEIGHTS, map_weights, read_manifest, sha256_of
 from tunerd.lowering import Lowered, lower
 from tunerd.reference import Reference
+from tunerd.tasks import extract_tasks
 from tunerd.verify import verification_inputs, verify
 from tunerd.vocabulary import (
     Arrays,
@@ -62,7 +62,7 @@ def lowered(model: Model) -> Lowered:
 
 @pytest.fixture(scope="module")
 def tasks(lowered: Lowered) -> tuple[Task, ...]:
-    return tasks_of(lowered, LLVM)
+    return extract_tasks(lowered, LLVM)
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_a_cuda_artifact_holds_machine_code_and_graphs_and_no_source(
     tmp_path: Path, model: Model
 ) -> None:
     lowered = lower(model, CUDA)
-    tasks = tasks_of(lowered, CUDA)
+    tasks = extract_tasks(lowered, CUDA)
     folder = compile_artifact(lowered, tasks, {}, CUDA, tmp_path / "cuda", model=model, pct=40)
     library = (folder / LIBRARY).read_bytes()
     assert b"cubin" in library
@@ -299,7 +299,7 @@ def test_a_real_network_compiles_and_agrees(tmp_path: Path) -> None:
     )
     lowered = lower(model, LLVM)
     folder = compile_artifact(
-        lowered, tasks_of(lowered, LLVM), {}, LLVM, tmp_path / "a", model=model, pct=50
+        lowered, extract_tasks(lowered, LLVM), {}, LLVM, tmp_path / "a", model=model, pct=50
     )
     result = verify(tunerd.load(folder), model)
     assert result.verdict is Correctness.RIGHT, result.message
