@@ -21,7 +21,7 @@ from tunerd.report.figures import by_share, headline, spread
 from tunerd.report.page import write_report
 from tunerd.report.svg import history_plot
 from tunerd.report.table import outcome_json, outcome_table
-from tunerd.report.words import duration_text, percent_text, ratio_texts, secs_text
+from tunerd.report.words import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
 from tunerd.vocabulary import (
     Candidate,
     CapProof,
@@ -82,8 +82,11 @@ def untried(index: int) -> TaskOutcome:
     )
 
 
-def sampled(median: float, rng: random.Random, size: int = 30) -> tuple[float, ...]:
-    return tuple(median * (1 + abs(rng.gauss(0, 0.012)) - 0.006) for _ in range(size))
+def sampled(median: float, rng: random.Random, size: int = 31) -> tuple[float, ...]:
+    """Return samples whose median is `median` exactly, with a tail above it as latencies have."""
+    half = [rng.expovariate(1) * 0.012 for _ in range(size // 2)]
+    around = (*(median * (1 - 0.4 * h) for h in half), median, *(median * (1 + h) for h in half))
+    return tuple(rng.sample(around, len(around)))
 
 
 def gpu_outcome(tasks: int = 43, seed: int = 1) -> Outcome:
@@ -318,7 +321,7 @@ def test_shares_of_time_are_of_the_schedules_that_are_shipped() -> None:
 
 def test_onnx_runtime_stands_beside_them_on_cpus(tmp_path: Path) -> None:
     text = Page(write(tmp_path, cpu_outcome(), settings={"cpu_pct": 50})).text
-    assert re.search(r"ONNX Runtime ONNX Runtime: .* 34\.\d ms", text)
+    assert re.search(r"ONNX Runtime ONNX Runtime: median 34\.2 ms", text)
     assert "1 of 2 cores (50.0%)" in text
     assert "50% of the CPU cores" in text
 
@@ -441,6 +444,11 @@ def test_a_latency_has_three_digits_and_the_unit_that_fits(secs: float | None, t
     assert plain(secs_text(secs)) == text
 
 
+def test_a_range_of_latencies_shows_that_its_ends_differ() -> None:
+    assert plain(secs_range_text(12.331e-3, 12.384e-3)) == "12.33–12.38 ms"
+    assert plain(secs_range_text(0.999e-3, 1.002e-3)) == "0.999–1.002 ms"
+
+
 def test_durations_and_shares_read_as_people_say_them() -> None:
     durations = (0.25, 43, 59.7, 150, 600, 3900, 7199.9)
     assert [duration_text(s) for s in durations] == [
@@ -532,7 +540,7 @@ def test_the_document_is_json_with_the_derived_figures() -> None:
     assert document["tasks"][0]["is_tuned"] is True
     assert document["kernels_default_secs"] is None
     assert "proto" not in document["model"]
-    assert len(document["latencies"][0]["run_secs"]) == 30
+    assert len(document["latencies"][0]["run_secs"]) == 31
 
 
 def test_the_document_has_null_for_what_is_no_number() -> None:

@@ -22,10 +22,16 @@ LATENCY_NAMES = {
 
 @dataclass(frozen=True)
 class Headline:
-    """The verdict as one sentence, and whether it is good news."""
+    """The verdict: what is claimed, what it rests on, and whether it is good news."""
 
-    text: str
+    claim: str
+    grounds: str
     tone: Tone
+
+    @property
+    def text(self) -> str:
+        """Both as one sentence, without its full stop."""
+        return f"{self.claim} {self.grounds}"
 
 
 @dataclass(frozen=True)
@@ -100,30 +106,32 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def headline(outcome: Outcome) -> Headline:
-    """Return the verdict on a run as one sentence without its full stop."""
+    """Return the verdict on a run."""
     verification = outcome.verification
+    verified = _verified(verification)
     if verification.verdict is Correctness.WRONG:
-        return Headline(f"Wrong result: the tuned model {_verified(verification)}", "bad")
+        return Headline(
+            "Wrong result: the tuned model disagrees with ONNX Runtime", verified, "bad"
+        )
     compared = outcome.end_to_end
     ratio, interval = ratio_texts(compared.ratio, compared.ratio_low, compared.ratio_high)
-    holds = f"95% interval {interval}"
+    inside = f"95% interval {interval}"
     tone: Tone = "neutral"
     match compared.verdict:
         case Verdict.FASTER:
-            speed = f"{ratio}{TIMES} faster than the default schedules ({holds})"
+            claim = f"{ratio}{TIMES} faster than the default schedules"
             tone = "better" if verification.verdict is Correctness.RIGHT else "neutral"
         case Verdict.SLOWER:
-            speed = f"No gain: {ratio}{TIMES} the speed of the default schedules, slower ({holds})"
+            claim = f"No gain: {ratio}{TIMES} the speed of the default schedules, slower"
         case Verdict.SAME:
-            speed = f"No gain: as fast as the default schedules (ratio {ratio}, {holds})"
+            claim = "No gain: as fast as the default schedules"
+            inside = f"ratio {ratio}, {inside}"
         case Verdict.CANNOT_TELL:
-            speed = (
-                "Cannot tell whether it is faster than the default schedules "
-                f"(ratio {ratio}, {holds})"
-            )
+            claim = "Cannot tell whether it is faster than the default schedules"
+            inside = f"ratio {ratio}, {inside}"
     if outcome.tasks and not any(t.is_tuned for t in outcome.tasks):
-        speed += "; every task stays at its default schedule"
-    return Headline(f"{speed}, {_verified(verification)}", tone)
+        verified = f"every task stays at its default schedule, {verified}"
+    return Headline(claim, f"({inside}), {verified}", tone)
 
 
 def _verified(verification: Verification) -> str:
@@ -134,7 +142,7 @@ def _verified(verification: Verification) -> str:
         case Correctness.CANNOT_TELL:
             return "but cannot tell whether its results are right"
         case Correctness.WRONG:
-            return f"disagrees with ONNX Runtime on {seeds}, by {error_text(verification)}"
+            return f"on {seeds}, by {error_text(verification)}"
 
 
 def error_text(verification: Verification) -> str:

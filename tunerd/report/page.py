@@ -36,7 +36,9 @@ from tunerd.report.words import (
     duration_text,
     is_known,
     ratio_texts,
+    secs_range_text,
     secs_text,
+    significant,
 )
 from tunerd.vocabulary import Latency, Outcome, Verdict
 
@@ -126,7 +128,7 @@ def _header(outcome: Outcome, history: Sequence[HistoryPoint], settings: dict[st
             *(element("span", element("bdi", text)) for text in where),
             class_="eyebrow",
         ),
-        element("h1", f"{verdict.text}."),
+        element("h1", verdict.claim, " ", element("span", f"{verdict.grounds}.")),
         pairs(key_figures, "figures"),
         class_=verdict.tone,
     )
@@ -147,7 +149,7 @@ def _before_after(outcome: Outcome) -> Markup:
         "of more than 1%.",
         Verdict.CANNOT_TELL: f"Default over tuned is {ratio}, 95% interval {interval}: "
         "the samples cannot tell which is faster.",
-    }[compared.verdict]
+    }[compared.verdict] + _against_onnxruntime({la.name: s for la, s in known})
     return section(
         "Before and after",
         element("div", *(_bar_row(latency, s, scale) for latency, s in known), class_="bars"),
@@ -159,6 +161,16 @@ def _before_after(outcome: Outcome) -> Markup:
         ),
         lead=said,
     )
+
+
+def _against_onnxruntime(by_name: dict[str, Spread]) -> str:
+    if "onnxruntime" not in by_name or "tuned" not in by_name:
+        return ""
+    tuned_secs = by_name["tuned"].median_secs
+    if tuned_secs <= 0:
+        return ""
+    part = by_name["onnxruntime"].median_secs / tuned_secs
+    return f" The median of ONNX Runtime is {significant(part)} times that of the tuned model."
 
 
 def _bar_scale(known: Sequence[tuple[Latency, Spread]]) -> float:
@@ -175,7 +187,7 @@ def _bar_row(latency: Latency, seen: Spread, scale_secs: float) -> Markup:
     spoken = count_text(seen.samples, "sample")
     if seen.low_secs is not None and seen.high_secs is not None:
         interval = (seen.low_secs, seen.high_secs)
-        spoken = f"{secs_text(seen.low_secs)} to {secs_text(seen.high_secs)}"
+        spoken = secs_range_text(seen.low_secs, seen.high_secs)
     samples = [s for s in latency.run_secs if is_known(s)]
     return element(
         "div",

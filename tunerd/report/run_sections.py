@@ -18,12 +18,12 @@ from tunerd.report.words import (
     percent_text,
     secs_text,
 )
-from tunerd.vocabulary import CapProof, Correctness, Outcome
+from tunerd.vocabulary import Activity, CapProof, Correctness, Outcome
 
 Failures = Sequence[tuple[str, int, str]]
 Spans = Mapping[str, Mapping[str, float]]
 
-ACTIVITIES = ("search", "build", "measure", "wait", "idle")
+ACTIVITIES = tuple(activity.value for activity in Activity)
 
 
 def history_section(history: Sequence[HistoryPoint]) -> Markup:
@@ -143,7 +143,7 @@ def failures_section(failures: Failures) -> Markup:
         element(
             "tr",
             element("td", kind, data_label=heads[0]),
-            element("td", f"{count:,}", data_label=heads[1], class_="number"),
+            element("td", f"{count:,}", data_label=heads[1]),
             element("td", element("pre", message or UNKNOWN), data_label=heads[2]),
         )
         for kind, count, message in failures

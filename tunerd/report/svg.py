@@ -18,6 +18,7 @@ from tunerd.report.words import (
     is_known,
     percent_text,
     ratio_texts,
+    secs_range_text,
     secs_text,
 )
 
@@ -53,7 +54,7 @@ def sample_bar(
     beyond = sum(s > scale_secs for s in samples)
     title = f"{name}: median {secs_text(median_secs)}, {count_text(len(samples), 'sample')}"
     if interval:
-        title += f", 95% interval {secs_text(interval[0])} to {secs_text(interval[1])}"
+        title += f", 95% interval {secs_range_text(*interval)}"
     if beyond:
         title += f", {beyond} beyond the end of the scale"
     marks = [
@@ -103,8 +104,9 @@ def ratio_mark(ratio: float, low: float, high: float, *, scale: tuple[float, flo
     marks = [
         element("title", f"{text}{TIMES}, 95% interval {interval}"),
         element("line", class_="one", x1=at(1), x2=at(1), y1=0, y2=20),
+        element("line", class_="gain", x1=at(1), x2=at(ratio), y1=10, y2=10),
         element("line", class_=f"range {style}", x1=at(low), x2=at(high), y1=10, y2=10),
-        element("circle", class_=f"dot {style}", cx=at(ratio), cy=10, r=4),
+        element("circle", class_=f"dot {style}", cx=at(ratio), cy=10, r=3.5),
     ]
     return _canvas(20, f"{text}{TIMES}", *marks)
 
@@ -210,7 +212,7 @@ def _hover(steps: Sequence[HistoryPoint], places: Sequence[tuple[float, float]])
                 "g",
                 element("title", title),
                 element("circle", class_="hit", r=9, cx=cx, cy=cy),
-                element("circle", class_="point", r=2.5, cx=cx, cy=cy),
+                element("circle", class_="point", r=3.5, cx=cx, cy=cy),
             )
         )
     return join(marks)
@@ -228,12 +230,12 @@ def _latency_ticks(low: float, high: float, logarithmic: bool) -> list[float]:
 
 
 def _latency_rule(secs: float, y: float) -> Markup:
+    """Return a rule with its label under it at the left, where the line is above every rule."""
     return join(
         (
             element("line", class_="rule", x1=0, x2="100%", y1=round(y, 1), y2=round(y, 1)),
             element(
-                "text", _tick_text(secs), class_="tick", x="100%", y=round(y - 5, 1),
-                text_anchor="end",
+                "text", _tick_text(secs), class_="tick", x=0, y=round(y + 15, 1),
             ),
         )
     )  # fmt: skip

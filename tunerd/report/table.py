@@ -17,7 +17,15 @@ from tunerd.report.figures import (
     spread,
     weighted_secs,
 )
-from tunerd.report.words import TIMES, UNKNOWN, one_line, percent_text, ratio_texts, secs_text
+from tunerd.report.words import (
+    TIMES,
+    UNKNOWN,
+    one_line,
+    percent_text,
+    ratio_texts,
+    secs_range_text,
+    secs_text,
+)
 from tunerd.vocabulary import Comparison, Outcome, Verdict, to_json
 
 SHOWN_TASKS = 20
@@ -43,14 +51,14 @@ def outcome_table(outcome: Outcome) -> RenderableType:
 
 
 def _latency_line(outcome: Outcome) -> Text:
-    """Return `name 1.23 ms (1.20 ms to 1.26 ms)` for each way to run the model."""
+    """Return the median and its 95% interval of each way to run the model."""
     parts = []
     for latency in outcome.latencies:
         name = LATENCY_NAMES.get(latency.name, one_line(latency.name))
         seen = spread(latency.run_secs)
         text = f"{name} {secs_text(seen.median_secs if seen else None)}"
-        if seen and seen.low_secs is not None:
-            text += f" ({secs_text(seen.low_secs)} to {secs_text(seen.high_secs)})"
+        if seen and seen.low_secs is not None and seen.high_secs is not None:
+            text += f" ({secs_range_text(seen.low_secs, seen.high_secs)})"
         parts.append(text)
     return Text("; ".join(parts))
 

@@ -54,6 +54,17 @@ def secs_text(secs: float | None) -> str:
     return "\N{NO-BREAK SPACE}".join(split_secs(secs))
 
 
+def secs_range_text(low: float, high: float) -> str:
+    """Return two latencies in one unit, with the digits that tell them apart."""
+    number, unit = split_secs(high)
+    scale = {"µs": 1e6, "ms": 1e3, "s": 1.0}[unit]
+    decimals = len(number.partition(".")[2])
+    while decimals < 4 and (high - low) * scale < 2 * 10**-decimals:
+        decimals += 1
+    shown = EN_DASH.join(f"{value * scale:,.{decimals}f}" for value in (low, high))
+    return f"{shown}\N{NO-BREAK SPACE}{unit}"
+
+
 def duration_text(secs: float | None) -> str:
     """Return how long something took or takes: `43 s`, `2 min 30 s`, `1 h 05 min`."""
     if secs is None or not is_known(secs):
