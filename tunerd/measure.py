@@ -1,0 +1,426 @@
+"""Build -> Measurement: time kernels and models, inside a slice's runner.
+
+A sample is the mean of as many calls in a row as fill the profile's `min_sample_secs`. On a GPU
+those calls are one CUDA graph, so that a kernel of a few microseconds is not timed by its launches,
+and each call takes the next copy of the weights, so that none finds them in the L2 cache: between
+two inferences the rest of the model has pushed them out. Activations stay where they are, as the
+kernel before would have left them. On CPUs one copy is used: the caches of a server CPU hold the
+weights of most models.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tunerd.vocabulary import Build, Failure, Kind, Profile, Stage, TensorSpec
+
+MAX_GRAPH_CALLS = 400
+MAX_COPIES = 64
+MAX_COPY_BYTES = 1 << 30
+MAX_MESSAGE_CHARS = 2000
+# One call that takes this long needs no second one to be told from its rivals.
+_SLOW_CALL_SECS = 2.0
+
+
+class Timed(Protocol):
+    """Something that can be sampled: one kernel or one model, ready to run."""
+
+    calls: int
+
+    def sample(self) -> float:
+        """Return the mean seconds of a call over `calls` calls in a row."""
+
+
+class Device(ABC):
+    """Where kernels are loaded and timed. Owns the buffers that they share."""
+
+    tvm_name: str
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return what this process sees of the device, for the proof of the cap."""
+
+    @abstractmethod
+    def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
+        """Load a library and run it once."""
+
+
+Samples = tuple[int, list[float]]  # calls per sample, mean seconds of a call in each sample
+
+
+def measure(device: Device, build: Build, profile: Profile) -> Samples | Failure:
+    """Return the samples of one build, or why there are none."""
+    with tempfile.TemporaryDirectory(prefix="tunerd-load-") as folder:
+        timed = _prepared(device, build, Path(folder), profile)
+        if isinstance(timed, Failure):
+            return timed
+        return _sampled(timed, profile)
+
+
+def compare(
+    device: Device, builds: Sequence[Build], profile: Profile
+) -> list[Samples | Failure]:
+    """Return calls per sample and samples of each build, taken in turns.
+
+    In turns, because clocks and neighbours change over seconds: what disturbs one disturbs all.
+    """
+    with tempfile.TemporaryDirectory(prefix="tunerd-load-") as folder:
+        ready = [
+            _prepared(device, build, _subfolder(folder, i), profile)
+            for i, build in enumerate(builds)
+        ]
+        return interleaved(ready, profile)
+
+
+def interleaved(
+    ready: Sequence[Timed | Failure], profile: Profile
+) -> list[Samples | Failure]:
+    """Sample everything that is ready in turns, until the profile's samples or time are spent."""
+    results: list[Samples | Failure] = [
+        entry if isinstance(entry, Failure) else (entry.calls, []) for entry in ready
+    ]
+    budget_secs = profile.max_total_secs * max(1, len(ready))
+    started = time.perf_counter()
+    for taken in range(profile.max_samples):
+        if taken >= profile.min_samples and time.perf_counter() - started > budget_secs:
+            break
+        for i, entry in enumerate(ready):
+            result = results[i]
+            if isinstance(entry, Failure) or isinstance(result, Failure):
+                continue
+            try:
+                result[1].append(entry.sample())
+            except Exception as error:
+                results[i] = failure(Stage.RUN, error)
+    return results
+
+
+def failure(stage: Stage, error: BaseException) -> Failure:
+    """Say what kind of failure an exception of TVM or CUDA is."""
+    message = f"{type(error).__name__}: {error}".strip()
+    lowered = message.lower()
+    if "out of memory" in lowered or "out_of_memory" in lowered or isinstance(error, MemoryError):
+        kind = Kind.OUT_OF_MEMORY
+    else:
+        kind = Kind.CRASH
+    return Failure(stage, kind, message[-MAX_MESSAGE_CHARS:])
+
+
+def random_array(spec: TensorSpec, seed: int) -> np.ndarray[Any, Any]:
+    """Return seeded values in [0, 1); zeros for integers, which may be indices."""
+    dtype = np.dtype(spec.dtype)
+    if dtype.kind != "f":
+        return np.zeros(spec.shape, dtype)
+    return np.random.default_rng(seed).random(spec.shape, np.float32).astype(dtype)
+
+
+def calls_per_sample(call_secs: float, profile: Profile, limit: int) -> int:
+    """Return how many calls in a row fill one sample, at least one."""
+    return max(1, min(limit, math.ceil(profile.min_sample_secs / max(call_secs, 1e-7))))
+
+
+def _subfolder(folder: str, index: int) -> Path:
+    path = Path(folder, str(index))
+    path.mkdir()
+    return path
+
+
+def _prepared(device: Device, build: Build, folder: Path, profile: Profile) -> Timed | Failure:
+    try:
+        path = folder / "kernel.so"
+        path.write_bytes(build.library)
+    except OSError as error:
+        return Failure(Stage.LOAD, Kind.CRASH, f"cannot write the library: {error}")
+    try:
+        return device.prepare(build, path, profile)
+    except Exception as error:
+        return failure(Stage.LOAD, error)
+
+
+def _sampled(timed: Timed, profile: Profile) -> Samples | Failure:
+    samples: list[float] = []
+    started = time.perf_counter()
+    try:
+        while len(samples) < profile.max_samples:
+            samples.append(timed.sample())
+            spent = time.perf_counter() - started
+            enough = len(samples) >= profile.min_samples and spent > profile.max_total_secs
+            if enough or samples[-1] > _SLOW_CALL_SECS:
+                break
+    except Exception as error:
+        return failure(Stage.RUN, error)
+    return timed.calls, samples
+
+
+# --- kernels -----------------------------------------------------------------------------------
+
+
+class BufferCache:
+    """Argument tensors by shape and dtype: filling them anew for each trial costs more than it."""
+
+    def __init__(self, to_device: Callable[[Any], Any], max_bytes: int) -> None:
+        self._to_device = to_device
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._tensors: dict[tuple[tuple[int, ...], str, int], Any] = {}
+
+    def get(self, spec: TensorSpec, copy: int = 0) -> Any:
+        key = (spec.shape, spec.dtype, copy)
+        if key not in self._tensors:
+            array = random_array(spec, seed=copy)
+            if self._bytes + array.nbytes > self._max_bytes:
+                self._tensors.clear()
+                self._bytes = 0
+            self._tensors[key] = self._to_device(array)
+            self._bytes += array.nbytes
+        return self._tensors[key]
+
+
+def argument_sets(
+    build: Build, buffers: BufferCache, *, rotate_over_bytes: int
+) -> list[tuple[Any, ...]]:
+    """Return the arguments of successive calls: the same activations, the next copy of weights.
+
+    Tensors of one shape within a call are distinct, so that no kernel reads what it writes.
+    """
+    weights = [build.args[i] for i in build.weight_args]
+    bytes_each = sum(math.prod(s.shape) * np.dtype(s.dtype).itemsize for s in weights)
+    copies = 1
+    if rotate_over_bytes and bytes_each:
+        copies = min(
+            MAX_COPIES,
+            max(1, MAX_COPY_BYTES // bytes_each),
+            math.ceil(rotate_over_bytes / bytes_each) + 1,
+        )
+    sets = []
+    for copy in range(copies):
+        taken: dict[tuple[tuple[int, ...], str, int], int] = {}
+        arguments = []
+        for i, spec in enumerate(build.args):
+            of = copy if i in build.weight_args else 0
+            key = (spec.shape, spec.dtype, of)
+            nth = taken.get(key, 0)
+            taken[key] = nth + 1
+            arguments.append(buffers.get(spec, copy=of + MAX_COPIES * nth))
+        sets.append(tuple(arguments))
+    return sets
+
+
+class _Loop:
+    """Calls in a row, timed by the host's clock."""
+
+    def __init__(self, call: Callable[[int], None], profile: Profile) -> None:
+        self._call = call
+        started = time.perf_counter()
+        call(1)
+        once = time.perf_counter() - started
+        if once < profile.min_sample_secs:  # the first call pays for cold caches
+            started = time.perf_counter()
+            call(1)
+            once = time.perf_counter() - started
+        self.calls = calls_per_sample(once, profile, 100_000)
+
+    def sample(self) -> float:
+        started = time.perf_counter()
+        self._call(self.calls)
+        return (time.perf_counter() - started) / self.calls
+
+
+class CpuDevice(Device):
+    """The cores of this process; `cores` are set as its affinity before TVM is imported."""
+
+    tvm_name = "cpu"
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        import tvm
+
+        self._tvm = tvm
+        self._cores = tuple(cores)
+        # 1: one thread per listed core. TVM's default pins to the machine's first cores.
+        configure = tvm.get_global_func("runtime.config_threadpool")
+        configure(1, len(self._cores), [str(core) for core in self._cores])
+        self._buffers = BufferCache(tvm.runtime.tensor, max_bytes=2 << 30)
+
+    def facts(self) -> dict[str, Any]:
+        import os
+
+        from tunerd import host
+
+        return {
+            "device": host.facts().cpu_model,
+            "sm_count": len(os.sched_getaffinity(0)),
+            "cores": sorted(os.sched_getaffinity(0)),
+        }
+
+    def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
+        kernel = self._tvm.runtime.load_module(str(path))["main"]
+        (arguments,) = argument_sets(build, self._buffers, rotate_over_bytes=0)
+
+        def call(times: int) -> None:
+            for _ in range(times):
+                kernel(*arguments)
+
+        call(1)
+        return _Loop(call, profile)
+
+
+class CudaDevice(Device):
+    """The GPU that this process sees first, through the driver API beside TVM's runtime.
+
+    Every driver call that fails raises RuntimeError with CUDA's own name for the error.
+    """
+
+    tvm_name = "cuda"
+
+    def __init__(self) -> None:
+        from tunerd import cuda
+
+        cuda.preload()
+        import tvm
+        import tvm_ffi
+        from cuda.bindings import driver
+
+        self._tvm, self._ffi, self._driver = tvm, tvm_ffi, driver
+        self._device = tvm.cuda(0)
+        if not self._device.exist:
+            raise RuntimeError("TVM sees no CUDA device in the runner")
+        self._device.sync()  # makes the context
+        self._stream = self._checked(driver.cuStreamCreate(1))  # 1: CU_STREAM_NON_BLOCKING
+        self._begin = self._checked(driver.cuEventCreate(0))
+        self._end = self._checked(driver.cuEventCreate(0))
+        self._handle = self._checked(driver.cuCtxGetDevice())
+        self._l2_bytes = self._attribute("L2_CACHE_SIZE")
+        self._buffers = BufferCache(
+            lambda a: tvm.runtime.tensor(a, device=self._device), max_bytes=8 << 30
+        )
+
+    def facts(self) -> dict[str, Any]:
+        from tunerd import host
+
+        driver = self._driver
+        capability = (
+            self._attribute("COMPUTE_CAPABILITY_MAJOR"),
+            self._attribute("COMPUTE_CAPABILITY_MINOR"),
+        )
+        name = self._checked(driver.cuDeviceGetName(128, self._handle))
+        return {
+            "device": name.split(b"\0")[0].decode(),
+            "sm_count": self._attribute("MULTIPROCESSOR_COUNT"),
+            "device_sm_count": self._attribute("MULTIPROCESSOR_COUNT"),  # under MPS: the share
+            "mps_enabled": bool(self._attribute("MPS_ENABLED")),
+            "compute_capability": f"{capability[0]}.{capability[1]}",
+            "driver": host.driver_versions()[0],
+        }
+
+    def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
+        kernel = self._tvm.runtime.load_module(str(path))["main"]
+        rotate = 2 * self._l2_bytes if profile.weights == "rotate" else 0
+        sets = argument_sets(build, self._buffers, rotate_over_bytes=rotate)
+        with self._on_stream():
+            kernel(*sets[0])  # loads the cubin
+            self._checked(self._driver.cuStreamSynchronize(self._stream))
+            once = self._time(lambda: kernel(*sets[-1]))
+            calls = calls_per_sample(once, profile, MAX_GRAPH_CALLS)
+            if not profile.cuda_graph or once > profile.min_sample_secs:
+                return _Timed(calls, lambda: self._time_calls(kernel, sets, calls))
+            graph = self._captured(kernel, sets, calls)
+        return _Timed(calls, lambda: self._time_graph(graph))
+
+    def _captured(self, kernel: Any, sets: Sequence[tuple[Any, ...]], calls: int) -> _Graph:
+        driver = self._driver
+        # Relaxed: a kernel with a workspace may allocate it. No collection meanwhile, because
+        # unloading an old module would break the capture.
+        gc.disable()
+        try:
+            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            self._checked(driver.cuStreamBeginCapture(self._stream, mode))
+            try:
+                for i in range(calls):
+                    kernel(*sets[i % len(sets)])
+            finally:
+                graph = self._checked(driver.cuStreamEndCapture(self._stream))
+        finally:
+            gc.enable()
+        executable = self._checked(driver.cuGraphInstantiate(graph, 0))
+        self._checked(driver.cuGraphDestroy(graph))
+        captured = _Graph(driver, executable, calls, keep=(kernel, sets))
+        self._time_graph(captured)  # uploads it
+        return captured
+
+    def _time_graph(self, graph: _Graph) -> float:
+        launch = self._driver.cuGraphLaunch
+        secs = self._time(lambda: self._checked(launch(graph.executable, self._stream)))
+        return secs / graph.calls
+
+    def _time_calls(self, kernel: Any, sets: Sequence[tuple[Any, ...]], calls: int) -> float:
+        def run() -> None:
+            for i in range(calls):
+                kernel(*sets[i % len(sets)])
+
+        with self._on_stream():
+            return self._time(run) / calls
+
+    def _time(self, work: Callable[[], Any]) -> float:
+        driver = self._driver
+        self._checked(driver.cuEventRecord(self._begin, self._stream))
+        work()
+        self._checked(driver.cuEventRecord(self._end, self._stream))
+        self._checked(driver.cuEventSynchronize(self._end))
+        elapsed_ms: float = self._checked(driver.cuEventElapsedTime(self._begin, self._end))
+        return elapsed_ms / 1e3
+
+    def _on_stream(self) -> Any:
+        return self._ffi.use_raw_stream(self._ffi.device("cuda:0"), int(self._stream))
+
+    def _attribute(self, name: str) -> int:
+        attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        value: int = self._checked(self._driver.cuDeviceGetAttribute(attribute, self._handle))
+        return value
+
+    def _checked(self, answer: Any) -> Any:
+        error, *values = answer
+        if error != self._driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"CUDA: {error.name}")
+        return values[0] if values else None
+
+
+class _Graph:
+    def __init__(self, driver: Any, executable: Any, calls: int, keep: Any) -> None:
+        self._driver, self.executable, self.calls = driver, executable, calls
+        self._keep = keep  # what the captured launches point to
+
+    def __del__(self) -> None:
+        self._driver.cuGraphExecDestroy(self.executable)
+
+
+class _Timed:
+    def __init__(self, calls: int, sample: Callable[[], float]) -> None:
+        self.calls = calls
+        self.sample = sample  # type: ignore[method-assign]
+
+
+# --- models ------------------------------------------------------------------------------------
+
+
+class TimedModel:
+    """A loaded artifact on seeded random inputs that lie on the device."""
+
+    def __init__(self, model: Any, profile: Profile) -> None:
+        inputs = {s.name: random_array(s, seed=i) for i, s in enumerate(model.inputs)}
+        self._model, self._inputs = model, inputs
+        for _ in range(2):  # the second call replays what the first one captured
+            model.timed_calls(inputs, 1)
+        self.calls = calls_per_sample(model.timed_calls(inputs, 3) / 3, profile, 1000)
+
+    def sample(self) -> float:
+        secs: float = self._model.timed_calls(self._inputs, self.calls)
+        return secs / self.calls

@@ -1,0 +1,103 @@
+"""Slices of this machine's cores: disjoint sets that the runners are pinned to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunerd import host
+from tunerd.errors import HostError
+from tunerd.slices.base import Plan, Usability
+from tunerd.slices.local import ChildSlice
+from tunerd.vocabulary import CapProof, SliceSpec, TargetSpec
+
+
+class CpuSlice(ChildSlice):
+    """A set of cores. Its lane is shared with the tuner that builds on the same cores."""
+
+    kind = "cpu"
+
+    @classmethod
+    def usability(cls) -> Usability:
+        cores = host.facts().usable_cores
+        return Usability(True, f"{cores} core(s) may be used by this process")
+
+    @classmethod
+    def plan(cls, pct: int, per_device: int | None = None) -> Plan:
+        """Cut the cores that this process may use; threads of one core stay in one slice."""
+        facts = host.facts()
+        groups = core_groups(facts)
+        total = sum(len(g) for g in groups)
+        per_slice = total * pct // 100
+        if per_slice < 1:
+            least = -(-100 // total)
+            problem = f"{pct}% of {total} core(s) is less than one core; give at least {least}%"
+            return Plan((), TargetSpec("llvm", "{}"), "", problem=problem)
+        fit = 100 // pct
+        bound = f"{fit} slice(s) of {pct}% fit into {total} core(s)"
+        sets = _cut(groups, per_slice, fit)
+        if len(sets) < fit:
+            bound = f"{len(sets)} slice(s) of {per_slice} core(s) fit without splitting a core"
+        if per_device is not None and per_device > len(sets):
+            problem = f"--slices {per_device} is more than fit: {bound}"
+            return Plan((), TargetSpec("llvm", "{}"), bound, problem=problem)
+        if per_device is not None and per_device < len(sets):
+            bound = f"--slices asks for {per_device} where {len(sets)} fit"
+            sets = sets[:per_device]
+        slices = tuple(
+            SliceSpec(
+                slice_id=f"cpu-0-{i}",
+                kind="cpu",
+                pct=pct,
+                cores=cores,
+                lane=f"cores-{'-'.join(map(str, cores))}",
+                environment=(("OMP_NUM_THREADS", str(len(cores))),),
+            )
+            for i, cores in enumerate(sets)
+        )
+        return Plan(slices, host.cpu_target_json(per_slice), bound)
+
+    def _arguments(self) -> tuple[str, ...]:
+        return ("--device", "cpu", "--cores", ",".join(map(str, self.spec.cores)))
+
+    def _prove(self, facts: dict[str, Any]) -> CapProof:
+        if tuple(facts["cores"]) != self.spec.cores:
+            raise HostError(
+                f"the slice {self.spec.slice_id} asked for the cores {list(self.spec.cores)} and "
+                f"its runner may use {facts['cores']}; nothing was measured in it"
+            )
+        return CapProof(
+            slice_id=self.spec.slice_id,
+            device=facts["device"],
+            sm_count=facts["sm_count"],
+            device_sm_count=host.facts().usable_cores,
+            mechanism="affinity",
+            attached=True,
+            runner_pid=facts["pid"],
+        )
+
+
+def core_groups(facts: host.HostFacts) -> list[tuple[int, ...]]:
+    """Return the usable logical cores, threads of one physical core together, within the quota."""
+    groups: list[tuple[int, ...]] = []
+    left = facts.usable_cores
+    for group in sorted(facts.core_siblings) or [(c,) for c in facts.cores]:
+        if left <= 0:
+            break
+        groups.append(tuple(group[:left]))
+        left -= len(group)
+    return groups
+
+
+def _cut(groups: list[tuple[int, ...]], per_slice: int, fit: int) -> list[tuple[int, ...]]:
+    sets: list[tuple[int, ...]] = []
+    current: list[int] = []
+    for group in groups:
+        if len(current) + len(group) > per_slice and current and len(group) > 1:
+            sets.append(tuple(sorted(current)))
+            current = []
+        current.extend(group)
+        while len(current) >= per_slice:
+            sets.append(tuple(sorted(current[:per_slice])))
+            # The second thread of a core that is in use would disturb its neighbour.
+            current = [] if len(group) > 1 else current[per_slice:]
+    return [s for s in sets if len(s) == per_slice][:fit]

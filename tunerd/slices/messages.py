@@ -1,0 +1,78 @@
+"""Values as the JSON and the blobs of a message, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tunerd.vocabulary import (
+    Arrays,
+    Build,
+    Candidate,
+    Failure,
+    Kind,
+    Origin,
+    Profile,
+    Stage,
+    TensorSpec,
+    to_json,
+)
+
+
+def build_to(build: Build) -> dict[str, Any]:
+    """Describe a build; its library travels as a blob."""
+    return {
+        "task_id": build.candidate.task_id,
+        "candidate_id": build.candidate.candidate_id,
+        "origin": build.candidate.origin,
+        "library_sha256": build.library_sha256,
+        "build_secs": build.build_secs,
+        "args": to_json(build.args),
+        "weight_args": list(build.weight_args),
+        "compiler": build.compiler,
+    }
+
+
+def build_from(entry: dict[str, Any], library: bytes) -> Build:
+    candidate = Candidate(entry["task_id"], entry["candidate_id"], Origin(entry["origin"]))
+    return Build(
+        candidate=candidate,
+        library=library,
+        library_sha256=entry["library_sha256"],
+        build_secs=entry["build_secs"],
+        args=tuple(TensorSpec(a["name"], tuple(a["shape"]), a["dtype"]) for a in entry["args"]),
+        weight_args=tuple(entry["weight_args"]),
+        compiler=entry["compiler"],
+    )
+
+
+def profile_from(entry: dict[str, Any]) -> Profile:
+    return Profile(**entry)
+
+
+def result_to(result: tuple[int, Sequence[float]] | Failure) -> dict[str, Any]:
+    """Describe calls per sample with the samples, or a failure."""
+    if isinstance(result, Failure):
+        return {"failure": to_json(result)}
+    calls, samples = result
+    return {"calls": calls, "run_secs": list(samples)}
+
+
+def failure_from(entry: dict[str, Any]) -> Failure:
+    return Failure(Stage(entry["stage"]), Kind(entry["kind"]), entry["message"])
+
+
+def arrays_to(arrays: Arrays) -> tuple[list[dict[str, Any]], list[bytes]]:
+    specs = [
+        {"name": name, "shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()
+    ]
+    return specs, [np.ascontiguousarray(a).tobytes() for a in arrays.values()]
+
+
+def arrays_from(specs: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> Arrays:
+    return {
+        s["name"]: np.frombuffer(b, np.dtype(s["dtype"])).reshape(s["shape"]).copy()
+        for s, b in zip(specs, blobs, strict=True)
+    }

@@ -1,0 +1,243 @@
+"""Slices whose work is done by a runner process at the other end of a socket.
+
+A runner that dies or hangs takes one build with it: that build failed, or is collateral where a
+neighbour's fault ended the runner; the rest is measured by the next runner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tunerd.errors import HostError, InfrastructureError
+from tunerd.slices import wire
+from tunerd.slices.base import Slice
+from tunerd.slices.messages import arrays_from, arrays_to, build_to, failure_from
+from tunerd.vocabulary import (
+    Arrays,
+    Build,
+    CapProof,
+    Conditions,
+    Failure,
+    Kind,
+    Measurement,
+    Profile,
+    SliceSpec,
+    Stage,
+    to_json,
+)
+
+log = logging.getLogger(__name__)
+
+START_SECS = 120.0  # importing TVM on a busy machine, making a context
+BUILD_SECS = 60.0  # to load and measure one build
+MODEL_SECS = 600.0  # to load and measure whole models
+# After these errors a CUDA context answers nothing any more (CUDA driver API, CUresult).
+_STICKY = (
+    "ILLEGAL_ADDRESS",
+    "MISALIGNED_ADDRESS",
+    "ILLEGAL_INSTRUCTION",
+    "LAUNCH_FAILED",
+    "INVALID_PC",
+    "HARDWARE_STACK_ERROR",
+    "ASSERT",
+    "MPS_CLIENT_TERMINATED",
+    "ILLEGAL MEMORY ACCESS",
+    "UNSPECIFIED LAUNCH FAILURE",
+    "MISALIGNED",
+)
+
+
+class RemoteSlice(Slice):
+    """Measures in a runner. Members say how one is launched, proved and ended."""
+
+    culprit = ""  # the slice that the last fence was blamed on; "" is this one
+
+    def __init__(self, spec: SliceSpec) -> None:
+        super().__init__(spec)
+        self._connection: socket.socket | None = None
+        self._proof: CapProof | None = None
+
+    @abstractmethod
+    def _launch(self) -> socket.socket:
+        """Start the runner and return the connected socket."""
+
+    @abstractmethod
+    def _fence(self, reason: str) -> None:
+        """Make sure that nothing of the runner runs any more. Safe to call twice."""
+
+    @abstractmethod
+    def _prove(self, facts: dict[str, Any]) -> CapProof:
+        """Check what the runner obtained; raises HostError where it is not the share."""
+
+    def _conditions(self) -> Conditions:
+        """Read the state of the device now."""
+        return Conditions()
+
+    def start(self) -> CapProof:
+        self._connection = self._launch()
+        self._connection.settimeout(START_SECS)
+        try:
+            wire.send(self._connection, {"op": "prove"})
+            answer, _ = wire.receive(self._connection)
+        except (OSError, ValueError) as error:
+            self._lose(f"the runner ended at its start: {error}")
+            raise InfrastructureError(
+                f"the runner of {self.spec.slice_id} ended at its start: {error}"
+            ) from error
+        if "error" in answer:
+            raise HostError(f"the slice {self.spec.slice_id} cannot run: {answer['error']}")
+        self._proof = self._prove(answer["facts"])
+        return self._proof
+
+    def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+        results: list[Measurement | Failure] = []
+        while len(results) < len(builds):
+            rest = builds[len(results) :]
+            for result in self._measured(rest, profile):
+                results.append(result)
+                if isinstance(result, Failure) and self._is_sticky(result):
+                    results[-1] = self._blamed(result)
+                    break
+        return results
+
+    def _measured(
+        self, builds: Sequence[Build], profile: Profile
+    ) -> Iterator[Measurement | Failure]:
+        """Yield results in order; ends early, after a failure, where the runner was lost."""
+        try:
+            self._ask(
+                {
+                    "op": "measure",
+                    "builds": [build_to(b) for b in builds],
+                    "profile": to_json(profile),
+                },
+                [b.library for b in builds],
+                timeout_secs=BUILD_SECS,
+            )
+            for _ in builds:
+                self._receive()  # which build starts
+                yield self._result(self._receive()["result"], profile)
+        except (OSError, ValueError) as error:
+            yield self._lost(error)
+
+    def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+        body = {
+            "op": "compare",
+            "builds": [build_to(b) for b in builds],
+            "profile": to_json(profile),
+        }
+        return self._compared(
+            body, [b.library for b in builds], len(builds), profile, BUILD_SECS * len(builds)
+        )
+
+    def compare_models(
+        self, artifacts: Sequence[str], profile: Profile
+    ) -> list[Measurement | Failure]:
+        body = {
+            "op": "compare_models",
+            "artifacts": list(artifacts),
+            "profile": to_json(profile),
+        }
+        return self._compared(body, [], len(artifacts), profile, MODEL_SECS)
+
+    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
+        specs, blobs = arrays_to(inputs)
+        try:
+            self._ask(
+                {"op": "run_model", "artifact": artifact, "inputs": specs},
+                blobs,
+                timeout_secs=MODEL_SECS,
+            )
+            assert self._connection is not None
+            answer, out = wire.receive(self._connection)
+        except (OSError, ValueError) as error:
+            failure = self._lost(error)
+            raise InfrastructureError(f"the model did not run: {failure.message}") from error
+        if "error" in answer:
+            raise InfrastructureError(f"the model did not run: {answer['error']}")
+        return arrays_from(answer["outputs"], out)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                wire.send(connection, {"op": "close"})
+            connection.close()
+
+    # --- the connection ------------------------------------------------------------------------
+
+    def _ask(self, body: Any, blobs: Sequence[bytes], *, timeout_secs: float) -> None:
+        if self._connection is None:
+            self.start()
+        assert self._connection is not None
+        self._connection.settimeout(timeout_secs)
+        wire.send(self._connection, body, blobs)
+
+    def _receive(self) -> Any:
+        assert self._connection is not None
+        body, _ = wire.receive(self._connection)
+        if "error" in body:
+            raise ValueError(body["error"])
+        return body
+
+    def _compared(
+        self,
+        body: Any,
+        blobs: Sequence[bytes],
+        count: int,
+        profile: Profile,
+        timeout_secs: float,
+    ) -> list[Measurement | Failure]:
+        try:
+            self._ask(body, blobs, timeout_secs=timeout_secs)
+            answer = self._receive()
+        except (OSError, ValueError) as error:
+            return [self._lost(error)] * count
+        return [self._result(r, profile) for r in answer["results"]]
+
+    def _result(self, entry: dict[str, Any], profile: Profile) -> Measurement | Failure:
+        if "failure" in entry:
+            return failure_from(entry["failure"])
+        assert self._proof is not None
+        return Measurement(
+            run_secs=tuple(entry["run_secs"]),
+            calls_per_sample=entry["calls"],
+            profile=profile.name,
+            slice_id=self.spec.slice_id,
+            sm_count=self._proof.sm_count,
+            conditions=self._conditions(),
+        )
+
+    def _is_sticky(self, failure: Failure) -> bool:
+        message = failure.message.upper()
+        return any(word in message for word in _STICKY)
+
+    def _lost(self, error: Exception) -> Failure:
+        if isinstance(error, TimeoutError):
+            failure = Failure(
+                Stage.RUN, Kind.TIMEOUT, f"the runner gave no answer in time: {error}"
+            )
+        else:
+            failure = Failure(Stage.RUN, Kind.CRASH, f"the runner ended: {error}")
+        return self._blamed(failure)
+
+    def _blamed(self, failure: Failure) -> Failure:
+        """End the runner after a failure, and say whether the fault was a neighbour's."""
+        self._lose(failure.message)
+        if self.culprit and self.culprit != self.spec.slice_id:
+            message = f"a fault in {self.culprit} ended this runner"
+            return Failure(failure.stage, Kind.COLLATERAL, message)
+        return failure
+
+    def _lose(self, reason: str) -> None:
+        log.warning("%s: %s", self.spec.slice_id, reason)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self.culprit = ""
+        self._fence(reason)

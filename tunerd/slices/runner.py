@@ -1,0 +1,156 @@
+"""The process of a slice: loads libraries, runs them, answers over a Unix socket.
+
+    python -m tunerd.slices.runner --socket PATH --device cuda|cpu [--cores 0,1]
+
+It listens on PATH, serves exactly one connection, and exits by itself when that ends: a GPU client
+that ends by itself disturbs nobody. Requests are JSON with binary blobs (`wire`):
+
+    prove                             -> the device as this process sees it
+    measure   builds, profile         -> one result per build, sent as each is measured
+    compare   builds, profile         -> results of the builds sampled in turns
+    run_model artifact, inputs        -> outputs
+    compare_models artifacts, profile -> results of whole models sampled in turns
+    close                             -> the process ends
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tunerd.slices import wire
+
+_FIRST_CONNECTION_SECS = 60.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="one slice's runner; started by tunerd")
+    parser.add_argument("--socket", required=True, type=Path)
+    parser.add_argument("--device", required=True, choices=("cuda", "cpu"))
+    parser.add_argument("--cores", type=_cores, default=())
+    arguments = parser.parse_args()
+    # Ctrl-C reaches the whole terminal; whoever started this runner decides when it ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if arguments.cores:
+        os.sched_setaffinity(0, arguments.cores)
+    listener = socket.socket(socket.AF_UNIX)
+    # Bound under another name first: a path that exists can be connected to.
+    hidden = f"{arguments.socket}.new"
+    listener.bind(hidden)
+    os.chmod(hidden, 0o600)
+    listener.listen(1)
+    os.rename(hidden, arguments.socket)
+    listener.settimeout(_FIRST_CONNECTION_SECS)
+    try:
+        connection, _ = listener.accept()
+    except TimeoutError:
+        sys.exit("nobody connected")
+    finally:
+        listener.close()
+        arguments.socket.unlink(missing_ok=True)
+    connection.settimeout(None)
+    with connection:
+        try:
+            _Runner(connection, arguments.device, arguments.cores).serve()
+        except (wire.Closed, BrokenPipeError, ConnectionResetError):
+            pass
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    return tuple(int(c) for c in text.split(","))
+
+
+class _Runner:
+    def __init__(self, connection: socket.socket, device: str, cores: Sequence[int]) -> None:
+        from tunerd import measure
+
+        self._connection = connection
+        self._measure = measure
+        self._device: measure.Device
+        try:
+            self._device = measure.CudaDevice() if device == "cuda" else measure.CpuDevice(cores)
+            self._problem = ""
+        except Exception as error:  # told to whoever asks for a proof
+            self._problem = f"{type(error).__name__}: {error}"
+        self._models: dict[str, Any] = {}
+
+    def serve(self) -> None:
+        while True:
+            body, blobs = wire.receive(self._connection)
+            operation = body["op"]
+            if operation == "close":
+                return
+            if self._problem:
+                wire.send(self._connection, {"error": self._problem})
+                continue
+            handler = {
+                "prove": self._prove,
+                "measure": self._measure_each,
+                "compare": self._compare,
+                "run_model": self._run_model,
+                "compare_models": self._compare_models,
+            }[operation]
+            handler(body, blobs)
+
+    def _prove(self, _: Any, __: list[bytes]) -> None:
+        wire.send(self._connection, {"facts": {**self._device.facts(), "pid": os.getpid()}})
+
+    def _measure_each(self, body: Any, blobs: list[bytes]) -> None:
+        from tunerd.slices.messages import build_from, profile_from, result_to
+
+        profile = profile_from(body["profile"])
+        for entry, library in zip(body["builds"], blobs, strict=True):
+            build = build_from(entry, library)
+            wire.send(self._connection, {"starting": build.candidate.candidate_id})
+            result = self._measure.measure(self._device, build, profile)
+            wire.send(self._connection, {"result": result_to(result)})
+
+    def _compare(self, body: Any, blobs: list[bytes]) -> None:
+        from tunerd.slices.messages import build_from, profile_from, result_to
+
+        builds = [build_from(e, b) for e, b in zip(body["builds"], blobs, strict=True)]
+        results = self._measure.compare(self._device, builds, profile_from(body["profile"]))
+        wire.send(self._connection, {"results": [result_to(r) for r in results]})
+
+    def _run_model(self, body: Any, blobs: list[bytes]) -> None:
+        from tunerd.slices.messages import arrays_from, arrays_to
+
+        try:
+            outputs = self._loaded(body["artifact"])(arrays_from(body["inputs"], blobs))
+        except Exception as error:
+            wire.send(self._connection, {"error": f"{type(error).__name__}: {error}"})
+            return
+        specs, out = arrays_to(outputs)
+        wire.send(self._connection, {"outputs": specs}, out)
+
+    def _compare_models(self, body: Any, _: list[bytes]) -> None:
+        from tunerd.slices.messages import profile_from, result_to
+        from tunerd.vocabulary import Failure, Stage
+
+        profile = profile_from(body["profile"])
+        ready: list[Any] = []
+        for artifact in body["artifacts"]:
+            try:
+                ready.append(self._measure.TimedModel(self._loaded(artifact), profile))
+            except Exception as error:
+                ready.append(self._measure.failure(Stage.LOAD, error))
+        results = self._measure.interleaved(ready, profile)
+        assert all(isinstance(r, Failure | tuple) for r in results)
+        wire.send(self._connection, {"results": [result_to(r) for r in results]})
+
+    def _loaded(self, artifact: str) -> Any:
+        from tunerd.loading import load
+
+        if artifact not in self._models:
+            self._models[artifact] = load(artifact)
+        return self._models[artifact]
+
+
+if __name__ == "__main__":
+    main()
