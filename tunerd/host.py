@@ -103,7 +103,7 @@ class HostFacts:
 
 def facts() -> HostFacts:
     """Collect the facts anew; takes some milliseconds, with NVML's start some hundred."""
-    gpus, no_gpu = _gpus()
+    found_gpus, no_gpu = gpus()
     cores = tuple(sorted(os.sched_getaffinity(0)))
     driver, cuda_version = driver_versions()
     return HostFacts(
@@ -114,7 +114,7 @@ def facts() -> HostFacts:
         core_quota=core_quota(),
         core_siblings=_siblings(cores),
         mem_bytes=_memory_bytes(),
-        gpus=gpus,
+        gpus=found_gpus,
         no_gpu=no_gpu,
         driver=driver,
         cuda_version=cuda_version,
@@ -157,18 +157,19 @@ def driver_versions() -> tuple[str, str]:
     return nvml.nvmlSystemGetDriverVersion(), f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _gpus() -> tuple[tuple[GpuFacts, ...], str]:
+def gpus() -> tuple[tuple[GpuFacts, ...], str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to us, and why there is none."""
     nvml, why = _nvml()
     if nvml is None:
         return (), why
-    found = []
+    found_gpus = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         gpu = _gpu(nvml, handle, index)
         if _is_visible(gpu):
-            found.append(gpu)
-    if found:
-        return tuple(found), ""
+            found_gpus.append(gpu)
+    if found_gpus:
+        return tuple(found_gpus), ""
     if nvml.nvmlDeviceGetCount():
         setting = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         return (), f"CUDA_VISIBLE_DEVICES is '{setting}' and hides every GPU; unset it"

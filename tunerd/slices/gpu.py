@@ -101,6 +101,10 @@ class Gpu:
     def runner(self, slice_id: str) -> GpuRunner | None:
         return self._runners.get(slice_id)
 
+    def neighbours(self, slice_id: str) -> int:
+        """Count the other runners that live, busy or not."""
+        return sum(r.exit_status is None for s, r in list(self._runners.items()) if s != slice_id)
+
     def attached(self, pid: int) -> bool | None:
         """Say whether the MPS server lists a runner as its client; None where that is unknown."""
         others = frozenset(r.pid for r in list(self._runners.values())) - {pid}

@@ -14,6 +14,7 @@ Requests, one JSON object each in the frames of `wire`; answers are {"ok": ...} 
     start_runner  slice_id, pct, environment       -> socket, pid, epoch
     runner        slice_id                         -> exit_status (null while it lives), log
     attached      pid                              -> attached: true, false or null (unknown)
+    neighbours    slice_id                         -> neighbours: other runners that live
     stop_runner   slice_id, grace_secs
     fence         slice_id, epoch, scope, reason   -> epoch, culprit, reason
     state                                          -> what the state file holds
@@ -54,18 +55,16 @@ class Guard:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._leases: dict[int, list[GpuRunner]] = {}  # by connection: the runners it started
-        self._draining = 0  # leases whose connection has ended
+        self._draining: set[int] = set()  # leases whose connection has ended
         self._connections = 0
         self._expires_at = time.monotonic() + FIRST_LEASE_SECS
-
-    @property
-    def expired(self) -> bool:
-        return not self._leases and time.monotonic() > self._expires_at
+        self._expired = False
+        self._lock = threading.Lock()  # no lease is given once the end has begun
 
     def serve_until_expired(self, listener: socket.socket, stop: threading.Event) -> None:
         """Accept connections until nobody has held one for a while, or until told to stop."""
         listener.settimeout(_TICK_SECS)
-        while not stop.is_set() and not self.expired:
+        while not stop.is_set() and not self._expire():
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
@@ -74,6 +73,11 @@ class Guard:
             self._connections += 1
             arguments = (connection, self._connections)
             threading.Thread(target=self._serve, args=arguments, daemon=True).start()
+
+    def _expire(self) -> bool:
+        with self._lock:
+            self._expired = not self._leases and time.monotonic() > self._expires_at
+            return self._expired
 
     def _serve(self, connection: socket.socket, number: int) -> None:
         """Answer one connection until it ends, then drain the runners that it started."""
@@ -84,7 +88,10 @@ class Guard:
                 if refusal is not None:
                     wire.send(connection, refusal)
                     return
-                self._leases[number] = []
+                with self._lock:
+                    if self._expired:
+                        return
+                    self._leases[number] = []
                 wire.send(connection, {"ok": self._gpu.state()})
                 while True:
                     body, _ = wire.receive(connection)
@@ -101,20 +108,20 @@ class Guard:
         if (hello["run"], hello["external"]) == (self._gpu.run, self._gpu.external):
             return None
         # Without a live lease it is about to end: the caller waits for that.
-        live = len(self._leases) - self._draining
+        live = len(self._leases) - len(self._draining)
         return {"busy": {"pid": os.getpid(), "run": self._gpu.run, "leases": live}}
 
     def _drain(self, number: int) -> None:
         # The lease counts until its runners are gone; the linger counts from the connection's end.
         self._expires_at = time.monotonic() + LINGER_SECS
-        self._draining += 1
+        self._draining.add(number)
         runners = self._leases[number]
         try:
             with ThreadPoolExecutor(max(1, len(runners))) as pool:
                 list(pool.map(lambda r: self._gpu.stop(r, grace_secs=GRACE_SECS), runners))
         finally:
             del self._leases[number]
-            self._draining -= 1
+            self._draining.discard(number)
 
     def _answer(self, body: dict[str, Any], number: int) -> dict[str, Any]:
         fields = dict(body)
@@ -144,6 +151,9 @@ class Guard:
     def _attached(self, _: int, *, pid: int) -> dict[str, Any]:
         return {"attached": self._gpu.attached(pid)}
 
+    def _neighbours(self, _: int, *, slice_id: str) -> dict[str, Any]:
+        return {"neighbours": self._gpu.neighbours(slice_id)}
+
     def _stop_runner(
         self, _: int, *, slice_id: str, grace_secs: float = GRACE_SECS
     ) -> dict[str, Any]:
@@ -168,6 +178,7 @@ _REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
     "start_runner": Guard._start_runner,
     "runner": Guard._runner,
     "attached": Guard._attached,
+    "neighbours": Guard._neighbours,
     "stop_runner": Guard._stop_runner,
     "fence": Guard._fence,
     "state": Guard._state,

@@ -22,7 +22,7 @@ _ACQUIRE_SECS = 60.0  # includes the clean-up after a guard that was killed
 _BUSY_SECS = 1.0  # a run that ends now may look alive for a moment
 _REQUEST_SECS = 60.0  # the slowest request is a fence: seconds
 _MAX_SOCKET_PATH = 107  # sockaddr_un.sun_path holds 108 bytes with its end: unix(7)
-_LONGEST_NAME = 32 + len(".999999.sock")  # of a runner's socket
+_LONGEST_NAME = 32 + len(".999999.sock.new")  # of a runner's socket
 
 
 class Lease:

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from typing import Any
 
 from tunerd import host
 from tunerd.errors import HostError, InfrastructureError
@@ -16,8 +17,8 @@ from tunerd.slices.base import Plan, Usability
 from tunerd.slices.gpu import external_pipe_folder
 from tunerd.slices.lease import Lease, gpu_folder
 from tunerd.slices.mps_control import environment_of
-from tunerd.slices.remote import RemoteSlice
-from tunerd.vocabulary import CapProof, SliceSpec, TargetSpec
+from tunerd.slices.remote import START_SECS, RemoteSlice
+from tunerd.vocabulary import CapProof, Conditions, SliceSpec, TargetSpec
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 MPS_CLIENT_LIMIT = 48
 SLICE_MEM_BYTES = 2 << 30  # context, copies of the weights over twice the L2, activations
 MIN_SM_COUNT = 2  # the share is handed out in pairs of SMs (TPCs)
-_CONNECT_SECS = 60.0
-_SINGLE_RUNNER_FAULTS = ("hung", "hang", "timeout", "timed out", "too long")
+# What ends one client and leaves its neighbours alone; everything else may be a fault of the GPU.
+_FAULTS_OF_ONE_RUNNER = ("TIMED OUT", "IN TIME", "MPS_CLIENT_TERMINATED")
 
 
 def expected_sms(device_sm_count: int, pct: int) -> int:
@@ -56,7 +57,6 @@ class MpsSlice(RemoteSlice):
 
     def __init__(self, spec: SliceSpec) -> None:
         super().__init__(spec)
-        self.culprit = ""  # the slice that the last fence of our GPU was blamed on
         self._lease: Lease | None = None
         self._epoch = 0
 
@@ -88,7 +88,7 @@ class MpsSlice(RemoteSlice):
             environment=dict(spec.environment),
         )
         self._epoch = answer["epoch"]
-        deadline = time.monotonic() + _CONNECT_SECS
+        deadline = time.monotonic() + START_SECS
         while True:
             connection = socket.socket(socket.AF_UNIX)
             try:
@@ -106,11 +106,11 @@ class MpsSlice(RemoteSlice):
             time.sleep(0.05)
 
     def _fence(self, reason: str) -> None:
-        hung = any(word in reason.lower() for word in _SINGLE_RUNNER_FAULTS)
+        alone = any(word in reason.upper() for word in _FAULTS_OF_ONE_RUNNER)
         fields = {
             "slice_id": self.spec.slice_id,
             "epoch": self._epoch,
-            "scope": "runner" if hung else "gpu",
+            "scope": "runner" if alone else "gpu",
             "reason": reason,
         }
         try:
@@ -121,7 +121,14 @@ class MpsSlice(RemoteSlice):
             answer = self._held_lease().request("fence", **fields | {"scope": "runner"})
         self.culprit = answer["culprit"]
 
-    def _prove(self, facts: dict[str, object]) -> CapProof:
+    def _conditions(self) -> Conditions:
+        neighbours = None
+        with contextlib.suppress(InfrastructureError):  # a measurement is worth keeping without
+            answer = self._held_lease().request("neighbours", slice_id=self.spec.slice_id)
+            neighbours = answer["neighbours"]
+        return host.conditions(self.spec.gpu_uuid or "", neighbours=neighbours)
+
+    def _prove(self, facts: dict[str, Any]) -> CapProof:
         listed = self._held_lease().request("attached", pid=facts["pid"])["attached"]
         return proof_of(self.spec, facts, listed=listed)
 
@@ -257,19 +264,20 @@ def _environment(gpu_uuid: str, pct: int, *, external: bool) -> tuple[tuple[str,
     return tuple(sorted(environment.items()))
 
 
-def proof_of(spec: SliceSpec, facts: dict[str, object], *, listed: bool | None) -> CapProof:
+def proof_of(spec: SliceSpec, facts: dict[str, Any], *, listed: bool | None) -> CapProof:
     """Check what a runner obtained; raises HostError where it is not the share that was asked.
 
     Args:
         facts: what the runner reads in its client.
         listed: whether the MPS server lists it as its client; None where that is unknown.
     """
-    sm_count, in_client = int(str(facts["sm_count"])), int(str(facts["device_sm_count"]))
-    by_nvml = [g.sm_count for g in host.facts().gpus if g.uuid == spec.gpu_uuid and g.sm_count]
-    device_sm_count = max([in_client, *by_nvml])
+    sm_count = int(facts["sm_count"])
+    device_sm_count = device_sms(spec, facts)
     expected = expected_sms(device_sm_count, spec.pct)
     problem = ""
-    if not facts["mps_enabled"]:
+    if not device_sm_count:
+        problem = f"its client sees {sm_count} SMs and nothing tells how many its GPU has"
+    elif not facts["mps_enabled"]:
         problem = "its client runs without MPS"
     elif listed is False:
         problem = "the MPS server does not list it as a client"
@@ -283,14 +291,27 @@ def proof_of(spec: SliceSpec, facts: dict[str, object], *, listed: bool | None) 
             f" {expected} of {device_sm_count} SMs were expected; nothing was measured in it."
             " Run `tunerd doctor`"
         )
+    return obtained(facts, spec, mechanism="mps", device_sm_count=device_sm_count)
+
+
+def device_sms(spec: SliceSpec, facts: dict[str, Any]) -> int:
+    """Return the SMs of a slice's whole GPU, by NVML and by the runner; 0 where neither knows."""
+    by_nvml = next((gpu.sm_count for gpu in host.gpus()[0] if gpu.uuid == spec.gpu_uuid), None)
+    return max(by_nvml or 0, int(facts.get("device_sm_count", 0)))
+
+
+def obtained(
+    facts: dict[str, Any], spec: SliceSpec, *, mechanism: str, device_sm_count: int
+) -> CapProof:
+    """Return the proof that a runner's facts make, once they have been checked."""
     return CapProof(
         slice_id=spec.slice_id,
-        device=str(facts["device"]),
-        sm_count=sm_count,
+        device=facts["device"],
+        sm_count=int(facts["sm_count"]),
         device_sm_count=device_sm_count,
-        mechanism="mps",
+        mechanism=mechanism,
         attached=True,
-        driver=str(facts["driver"]),
-        compute_capability=str(facts["compute_capability"]),
-        runner_pid=int(str(facts["pid"])),
+        driver=facts.get("driver") or host.driver_versions()[0],
+        compute_capability=facts["compute_capability"],
+        runner_pid=int(facts["pid"]),
     )

@@ -1,0 +1,85 @@
+"""A slice that is a whole GPU: no sharing, the baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunerd import host
+from tunerd.errors import HostError
+from tunerd.host import HostFacts
+from tunerd.slices.base import Plan, Usability
+from tunerd.slices.lease import private_folder
+from tunerd.slices.local import ChildSlice
+from tunerd.slices.mps import device_sms, missing_for_gpu, obtained
+from tunerd.vocabulary import CapProof, Conditions, SliceSpec, TargetSpec
+
+
+class WholeSlice(ChildSlice):
+    """One GPU without MPS. Its runner is a child: there is no neighbour that its end could hurt."""
+
+    kind = "whole"
+
+    @classmethod
+    def usability(cls) -> Usability:
+        facts = host.facts()
+        missing = missing_for_gpu(facts)
+        return Usability(not missing, missing or f"{len(facts.gpus)} GPU(s)")
+
+    @classmethod
+    def plan(cls, pct: int, per_device: int | None = None) -> Plan:
+        return plan_for(host.facts(), pct, per_device)
+
+    def _arguments(self) -> tuple[str, ...]:
+        return ("--device", "cuda")
+
+    def _conditions(self) -> Conditions:
+        return host.conditions(self.spec.gpu_uuid or "")
+
+    def _prove(self, facts: dict[str, Any]) -> CapProof:
+        return proof_of(self.spec, facts)
+
+
+def plan_for(facts: HostFacts, pct: int, per_device: int | None) -> Plan:
+    """Plan one slice for each GPU of a host, from its facts alone."""
+    missing = missing_for_gpu(facts)
+    if missing:
+        return Plan((), TargetSpec("cuda", "{}"), "", problem=missing)
+    first = facts.gpus[0]
+    target = host.cuda_target(first.compute_capability, l2_bytes=first.l2_bytes)
+    bound = "a whole slice is 100% of its GPU: one for each"
+    problem = ""
+    if pct != 100:
+        problem = f"{pct}% of a GPU is no whole one; give --gpu-pct 100, or slices of the kind mps"
+    elif per_device is not None and per_device > 1:
+        problem = f"{per_device} slices per GPU do not fit: {bound}"
+    if problem:
+        return Plan((), target, bound, problem=problem)
+    slices = tuple(
+        SliceSpec(
+            slice_id=f"whole-{gpu.index}-0",
+            kind="whole",
+            pct=100,
+            device_index=gpu.index,
+            gpu_uuid=gpu.uuid,
+            # A folder without a daemon: a client that finds none runs without MPS (man page).
+            environment=(
+                ("CUDA_MPS_PIPE_DIRECTORY", str(private_folder() / "no-mps")),
+                ("CUDA_VISIBLE_DEVICES", gpu.uuid),
+            ),
+        )
+        for gpu in facts.gpus
+    )
+    return Plan(slices, target, bound)
+
+
+def proof_of(spec: SliceSpec, facts: dict[str, Any]) -> CapProof:
+    """Check that a runner sees all SMs of its GPU and no MPS; raises HostError otherwise."""
+    sm_count = int(facts["sm_count"])
+    device_sm_count = device_sms(spec, facts) or sm_count
+    if sm_count != device_sm_count or facts["mps_enabled"]:
+        raise HostError(
+            f"the slice {spec.slice_id} sees {sm_count} of {device_sm_count} SMs"
+            f"{' through MPS' if facts['mps_enabled'] else ''}, where a whole GPU was asked for;"
+            " stop what limits it, or unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+        )
+    return obtained(facts, spec, mechanism="none", device_sm_count=device_sm_count)
