@@ -183,7 +183,7 @@ def test_the_display_shows_the_ten_heaviest_tasks() -> None:
 def test_the_display_shows_phase_counts_and_time_left() -> None:
     text = "\n".join(shown(STATE))
     assert "tuning  1 min, 9 min left" in text
-    assert "312 trials, 4 failed, 5.2/s  slices 2/2 busy, tuners 3/4" in text
+    assert "\n312 trials, 4 failed, 5.2/s  slices 2/2 busy, tuners 3/4" in text
     assert "kernels 11.2 ms → 8.00 ms" in text
 
 

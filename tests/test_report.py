@@ -19,7 +19,7 @@ from rich.console import Console
 from tunerd.report import HistoryPoint
 from tunerd.report.figures import by_share, headline, spread
 from tunerd.report.page import write_report
-from tunerd.report.svg import history_plot
+from tunerd.report.svg import history_plot, ratio_mark
 from tunerd.report.table import outcome_json, outcome_table
 from tunerd.report.words import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
 from tunerd.vocabulary import (
@@ -481,6 +481,20 @@ def test_the_history_shows_its_values_to_the_pointer() -> None:
     assert titles == ["588 ms after 3 s, 4 trials", "66.1 ms after 1 min, 90 trials"]
 
 
+@pytest.mark.parametrize(
+    ("verdict", "style"),
+    [
+        (Verdict.FASTER, "better"),
+        (Verdict.SLOWER, "worse"),
+        (Verdict.SAME, "open"),
+        (Verdict.CANNOT_TELL, "open"),
+    ],
+)
+def test_the_mark_of_a_ratio_claims_no_more_than_the_verdict(verdict: Verdict, style: str) -> None:
+    mark = ratio_mark(Comparison(verdict, 2.0, 1.9, 1.05, 1.01, 1.1), scale=(0.8, 2.0))
+    assert f'class="dot {style}"' in mark
+
+
 def test_a_long_history_stays_small() -> None:
     points = [HistoryPoint(1 + i, 1 / (1 + i), i) for i in range(20_000)]
     plot = history_plot(points)
@@ -514,6 +528,15 @@ def test_the_terminal_shows_the_twenty_heaviest_tasks() -> None:
     assert not re.search(rf"{shown[20]}\b", text)
     assert "and 23 more" in text
     assert text.startswith("2.10× faster")
+
+
+def test_the_terminal_names_the_tasks_that_stay_at_their_default_and_why() -> None:
+    text = terminal(gpu_outcome(tasks=8))
+    assert (
+        "at the default, no finalist is faster than the default by an interval: "
+        "fused_conv2d_add_relu5"
+    ) in text
+    assert "at the default, the search found no candidate: stem_conv2d8" in text
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80])

@@ -12,6 +12,7 @@ from typing import Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -227,7 +228,7 @@ class _Display:
         if state is None:
             return
         width, height = options.max_width, options.height or console.size.height
-        lines: list[Text | ProgressBar | Table] = [self._phase_line(state)]
+        lines: list[Text | Padding | Table] = [self._phase_line(state)]
         if height >= 4:
             lines.append(self._bar(state, width))
         if height >= 3:
@@ -248,19 +249,20 @@ class _Display:
             line.append(f"  {one_line(state.message)}", style="dim")
         return line
 
-    def _bar(self, state: ProgressState, width: int) -> ProgressBar:
+    def _bar(self, state: ProgressState, width: int) -> Padding:
         done = [0.0]
         if state.budget_secs:
             done.append((state.elapsed_secs + self.since_secs) / state.budget_secs)
         if state.trials_budget:
             done.append(state.trials_done / state.trials_budget)
         bounded = len(done) > 1
-        return ProgressBar(
+        bar = ProgressBar(
             total=1.0 if bounded else None,
             completed=min(1.0, max(done)),
             width=max(1, min(width, 60)),
             pulse=not bounded,
         )
+        return Padding(bar, 0)  # a bar on its own does not end its line
 
     def _counts_line(self, state: ProgressState) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis")

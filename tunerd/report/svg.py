@@ -21,6 +21,7 @@ from tunerd.report.words import (
     secs_range_text,
     secs_text,
 )
+from tunerd.vocabulary import Comparison, Verdict
 
 PLOT_HEIGHT = 240  # of the history, without the line of labels under it
 _LABELS_HEIGHT = 24
@@ -92,14 +93,18 @@ def ratio_scale(ratios: Sequence[float]) -> tuple[float, float]:
     return min([0.8, *known]) / 1.05, max([1.25, *known]) * 1.05
 
 
-def ratio_mark(ratio: float, low: float, high: float, *, scale: tuple[float, float]) -> Markup:
-    """Return a ratio and its interval as a dot on a line, with the rule at one that means equal."""
+def ratio_mark(compared: Comparison, *, scale: tuple[float, float]) -> Markup:
+    """Return a ratio and its interval as a dot on a line, with the rule at one that means equal.
+
+    The dot is open unless the verdict is faster or slower.
+    """
+    ratio, low, high = compared.ratio, compared.ratio_low, compared.ratio_high
     width = math.log(scale[1] / scale[0])
 
     def at(value: float) -> str:
         return _percent(math.log(max(value, scale[0]) / scale[0]) / width)
 
-    style = "better" if low > 1 else "worse" if high < 1 else "open"
+    style = {Verdict.FASTER: "better", Verdict.SLOWER: "worse"}.get(compared.verdict, "open")
     text, interval = ratio_texts(ratio, low, high)
     marks = [
         element("title", f"{text}{TIMES}, 95% interval {interval}"),

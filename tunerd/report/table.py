@@ -46,6 +46,7 @@ def outcome_table(outcome: Outcome) -> RenderableType:
     if rest:
         left = sum(s.share or 0.0 for s in rest)
         lines.append(Text(f"and {len(rest)} more, {percent_text(left)} of the time", style="dim"))
+    lines += _reasons(shares[:SHOWN_TASKS])
     lines.append(_totals_line(outcome))
     return Group(*lines)
 
@@ -64,11 +65,10 @@ def _latency_line(outcome: Outcome) -> Text:
 
 
 def _task_table(shares: tuple[TaskShare, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("task", overflow="fold", min_width=12)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("task", overflow="fold", min_width=8)
     for heading in ("share", "calls", "default", "best", "ratio", "trials", "failed"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold", style="dim")
     for entry in shares:
         task = entry.task
         table.add_row(
@@ -80,9 +80,19 @@ def _task_table(shares: tuple[TaskShare, ...]) -> Table:
             _ratio_cell(task.comparison, is_tuned=task.is_tuned),
             Text(f"{task.trials:,}"),
             Text(f"{task.failed:,}"),
-            Text(one_line(task.note) or ("" if task.is_tuned else "default stays")),
         )
     return table
+
+
+def _reasons(shares: tuple[TaskShare, ...]) -> list[Text]:
+    """Return a line per reason for which tasks stay at their default, with their names."""
+    names: dict[str, list[str]] = {}
+    for task in (entry.task for entry in shares if not entry.task.is_tuned):
+        names.setdefault(one_line(task.note) or "no reason given", []).append(one_line(task.name))
+    return [
+        Text(f"at the default, {reason}: {', '.join(of)}", style="dim")
+        for reason, of in names.items()
+    ]
 
 
 def _ratio_cell(comparison: Comparison | None, *, is_tuned: bool) -> Text:
@@ -98,11 +108,13 @@ def _totals_line(outcome: Outcome) -> Text:
     tuned = sum(t.is_tuned for t in outcome.tasks)
     trials, failed = sum(t.trials for t in outcome.tasks), sum(t.failed for t in outcome.tasks)
     default, best = weighted_secs(outcome.tasks)
-    return Text(
+    line = (
         f"{tuned} of {len(outcome.tasks)} tasks use a tuned schedule; {trials:,} trials, "
-        f"{failed:,} failed; kernels {secs_text(default)} with the defaults, "
-        f"{secs_text(best)} as shipped"
+        f"{failed:,} failed"
     )
+    if default is not None and best is not None:
+        line += f"; kernels {secs_text(default)} with the defaults, {secs_text(best)} as shipped"
+    return Text(line)
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:

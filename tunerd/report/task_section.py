@@ -101,7 +101,7 @@ def _compared(task: TaskOutcome, scale: tuple[float, float]) -> tuple[Child, Chi
     ratio, interval = ratio_texts(compared.ratio, compared.ratio_low, compared.ratio_high)
     mark = None
     if UNKNOWN not in (ratio, interval):
-        mark = svg.ratio_mark(compared.ratio, compared.ratio_low, compared.ratio_high, scale=scale)
+        mark = svg.ratio_mark(compared, scale=scale)
     said = "cannot tell" if compared.verdict is Verdict.CANNOT_TELL else f"{ratio}{TIMES}"
     return element("div", said, element("small", interval)), mark
 
