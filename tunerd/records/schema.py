@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -139,32 +141,44 @@ spans = Table(
 
 def open_writer(path: Path) -> Connection:
     """Open the store for its one writer, creating the tables where it is new."""
-    try:
-        connection = _engine(path, "rwc").connect()
-        with connection.begin():
-            _refuse_other_version(connection, path, empty_is_fine=True)
-            if not sa.inspect(connection).has_table(version.name):
-                METADATA.create_all(connection)
-                connection.execute(version.insert(), {"version": VERSION})
-    except (DatabaseError, sqlite3.Error) as error:
-        raise _unusable(path, error) from error
+    with _opening(path, "rwc") as connection, connection.begin():
+        _refuse_other_version(connection, path, empty_is_fine=True)
+        if not sa.inspect(connection).has_table(version.name):
+            METADATA.create_all(connection)
+            connection.execute(version.insert(), {"version": VERSION})
     return connection
 
 
 def open_reader(path: Path) -> Connection:
     """Open a snapshot of an existing store; raises FolderError where there is none."""
+    _require_file(path)
+    with _opening(path, "ro") as connection:
+        connection.begin()  # stays open: all reads of this connection see one moment
+        _refuse_other_version(connection, path, empty_is_fine=False)
+    return connection
+
+
+@contextmanager
+def _opening(path: Path, mode: str) -> Iterator[Connection]:
+    """Yield a connection that stays open, unless the body raises."""
+    connection = None
+    try:
+        connection = _engine(path, mode).connect()
+        yield connection
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, DatabaseError | sqlite3.Error):
+            raise _unusable(path, error) from error
+        raise
+
+
+def _require_file(path: Path) -> None:
     if not path.is_file():
         raise FolderError(
             f"{path.parent} is not a run folder: it has no {path.name}; give the folder that "
             "`tunerd tune` wrote with --out"
         )
-    try:
-        connection = _engine(path, "ro").connect()
-        connection.begin()  # stays open: all reads of this connection see one moment
-        _refuse_other_version(connection, path, empty_is_fine=False)
-    except (DatabaseError, sqlite3.Error) as error:
-        raise _unusable(path, error) from error
-    return connection
 
 
 def _engine(path: Path, mode: str) -> Engine:
@@ -245,6 +259,7 @@ def _unusable(path: Path, error: Exception) -> FolderError:
 
 def copy_snapshot(source: Path, to: Path) -> None:
     """Copy a store into one file, as it is at this moment, also while its run is alive."""
+    _require_file(source)
     try:
         origin = sqlite3.connect(_uri(source, "ro"), uri=True, timeout=BUSY_TIMEOUT_SECS)
         copy = sqlite3.connect(to)

@@ -16,7 +16,9 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.exc import OperationalError
 
+from tunerd.errors import FolderError
 from tunerd.records import rows, schema, trials
 from tunerd.records.facts import RunFacts, refuse_other_run
 from tunerd.vocabulary import (
@@ -47,7 +49,8 @@ class Store:
     from any thread. `now` is seconds since the epoch, the clock's where it is not given.
     """
 
-    def __init__(self, connection: Connection, *, is_snapshot: bool) -> None:
+    def __init__(self, path: Path, connection: Connection, *, is_snapshot: bool) -> None:
+        self._path = path
         self._connection = connection
         self._is_snapshot = is_snapshot
         self._lock = threading.Lock()
@@ -59,8 +62,9 @@ class Store:
         Raises FolderError where it holds a run of another model, device or share, was written by
         a newer tunerd, or cannot be written. RunFolder's lock sees to it that one process writes.
         """
-        connection = schema.open_writer(folder / schema.STORE_NAME)
-        store = cls(connection, is_snapshot=False)
+        path = folder / schema.STORE_NAME
+        connection = schema.open_writer(path)
+        store = cls(path, connection, is_snapshot=False)
         try:
             with store._transaction():
                 first = connection.execute(_first_session()).scalar()
@@ -78,7 +82,8 @@ class Store:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Open a run folder's store as it is at this moment; FolderError where there is none."""
-        return cls(schema.open_reader(folder / schema.STORE_NAME), is_snapshot=True)
+        path = folder / schema.STORE_NAME
+        return cls(path, schema.open_reader(path), is_snapshot=True)
 
     def close(self) -> None:
         with self._lock:
@@ -97,12 +102,18 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        with self._lock:
-            if self._is_snapshot:
-                yield self._connection  # inside the one transaction that open_reader began
-                return
-            with self._connection.begin():
-                yield self._connection
+        try:
+            with self._lock:
+                if self._is_snapshot:
+                    yield self._connection  # inside the one transaction that open_reader began
+                    return
+                with self._connection.begin():
+                    yield self._connection
+        except OperationalError as error:
+            raise FolderError(
+                f"{self._path} cannot be used: {error.orig}; make room or mend the disk, then run "
+                "the same command: it goes on with what was stored"
+            ) from error
 
     # --- what the run is ---------------------------------------------------------------------
 
@@ -116,7 +127,7 @@ class Store:
         table = schema.sessions
         wanted = sa.select(table.c.opened_at, table.c.facts).order_by(table.c.session_id)
         with self._transaction() as connection:
-            found = connection.execute(wanted).tuples().all()
+            found = connection.execute(wanted).all()
         return [(at, RunFacts.from_json(json.loads(facts))) for at, facts in found]
 
     def register_tasks(self, tasks: Sequence[Task]) -> None:

@@ -118,7 +118,7 @@ def page(
 
 def counts(connection: Connection, task_id: str | None) -> dict[TrialState, int]:
     wanted = sa.select(trials.c.state, sa.func.count()).group_by(trials.c.state)
-    found: dict[str, int] = dict(connection.execute(_only(wanted, task_id, None)).tuples().all())
+    found: dict[str, int] = dict(connection.execute(_only(wanted, task_id, None)).all())
     return {state: found.get(state.value, 0) for state in TrialState}
 
 
@@ -188,7 +188,7 @@ def require(
         found = connection.execute(
             sa.select(trials.c.trial_id, trials.c.state).where(trials.c.trial_id.in_(chunk))
         )
-        states.update(found.tuples().all())
+        states.update(dict(found.all()))
     for trial_id in trial_ids:
         if trial_id not in states:
             raise ValueError(f"the store has no trial {trial_id}, so it cannot {verb}")
@@ -243,7 +243,7 @@ def _by_candidate(connection: Connection, candidate_ids: Collection[str]) -> dic
                 trials.c.candidate_id.in_(chunk)
             )
         )
-        known.update(found.tuples().all())
+        known.update(dict(found.all()))
     return known
 
 

@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunerd.errors import FolderError
+from tunerd.records import RunFacts, Store
+from tunerd.records.schema import STORE_NAME, VERSION
+from tunerd.vocabulary import (
+    Activity,
+    Build,
+    Candidate,
+    CapProof,
+    Comparison,
+    Conditions,
+    Failure,
+    Finalist,
+    Kind,
+    Measurement,
+    Origin,
+    SliceSpec,
+    Span,
+    Stage,
+    TargetSpec,
+    Task,
+    TaskOutcome,
+    TensorSpec,
+    TrialState,
+    Verdict,
+)
+
+LLVM = TargetSpec("llvm", '{"kind":"llvm","mcpu":"znver3"}')
+FACTS = RunFacts("net", "d" * 64, LLVM, "CPU X", "cpu", 50, "0.27.0")
+TASK = Task("t0", "conv", 3, 1e9, (TensorSpec("a", (1, 2), "float32"),), (0,), LLVM, "{}")
+OTHER_TASK = dataclasses.replace(TASK, task_id="t1", name="dense", weight_args=())
+WRONG = Failure(Stage.RUN, Kind.WRONG_ANSWER, "off by one")
+COLLATERAL = Failure(Stage.RUN, Kind.COLLATERAL, "its GPU died")
+
+
+def candidate(number: int, task_id: str = "t0", origin: Origin = Origin.SEARCH) -> Candidate:
+    return Candidate(task_id, f"{number:016x}", origin, trace_json=f"[[{number}],[]]")
+
+
+def measurement(*run_secs: float) -> Measurement:
+    return Measurement(run_secs, 10, "search-v1", "cpu-0-0", 1, Conditions(1980, 41, 350.5, 1))
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with Store.create_or_open(tmp_path, facts=FACTS, now=1.0) as opened:
+        opened.register_tasks([TASK, OTHER_TASK])
+        yield opened
+
+
+def test_a_trial_goes_from_its_proposal_to_its_measurement(store: Store) -> None:
+    (trial,) = store.propose([candidate(1)], now=10.0)
+    assert store.record(trial).state is TrialState.PROPOSED
+    build = Build(candidate(1), b"", "ab" * 32, 0.5, TASK.args, (0,), "llvm")
+    store.built(trial, build)
+    store.start([trial], "cpu-0-0", now=11.0)
+    running = store.record(trial)
+    assert (running.state, running.attempts, running.started_at) == (TrialState.RUNNING, 1, 11.0)
+    store.finish(trial, measurement(3e-3, 1e-3, 2e-3), now=12.0)
+    ended = store.record(trial)
+    assert ended.result == measurement(3e-3, 1e-3, 2e-3)
+    assert (ended.run_secs, ended.ended_at) == (2e-3, 12.0)
+    assert (ended.build_secs, ended.library_sha256) == (0.5, "ab" * 32)
+    assert ended.candidate == candidate(1)
+
+
+def test_a_known_candidate_gets_no_second_trial(store: Store) -> None:
+    first = store.propose([candidate(1), candidate(2), candidate(1)])
+    assert first[0] == first[2] != first[1]
+    again = store.propose([candidate(3), candidate(2)])
+    assert again[1] == first[1]
+    assert sum(store.counts().values()) == 3
+
+
+def test_a_candidate_of_an_unknown_task_is_refused(store: Store) -> None:
+    with pytest.raises(Exception, match="FOREIGN KEY"):
+        store.propose([candidate(1, task_id="nope")])
+    assert sum(store.counts().values()) == 0
+
+
+def test_a_trial_ends_once_and_the_error_tells_its_story(store: Store) -> None:
+    (trial,) = store.propose([candidate(1)])
+    store.start([trial], "cpu-0-0")
+    store.finish(trial, WRONG)
+    with pytest.raises(ValueError, match="failed in run: wrong-answer") as error:
+        store.finish(trial, measurement(1.0))
+    assert "started in cpu-0-0, attempt 1" in str(error.value)
+    assert store.record(trial).result == WRONG
+    with pytest.raises(ValueError, match="cannot start"):
+        store.start([trial], "cpu-0-0")
+
+
+def test_what_was_not_started_is_not_measured_but_may_fail_in_the_build(store: Store) -> None:
+    (trial,) = store.propose([candidate(1)])
+    with pytest.raises(ValueError, match="is proposed and cannot be measured"):
+        store.finish(trial, measurement(1.0))
+    store.finish(trial, Failure(Stage.BUILD, Kind.COMPILE, "no"))
+    assert store.counts()[TrialState.FAILED] == 1
+
+
+def test_a_collateral_trial_goes_back_without_blame(store: Store) -> None:
+    (trial,) = store.propose([candidate(1)])
+    store.start([trial], "mps-0-0")
+    store.finish(trial, COLLATERAL)
+    back = store.record(trial)
+    assert (back.state, back.result, back.slice_id) == (TrialState.PROPOSED, None, None)
+    store.start([trial], "mps-0-1")
+    store.finish(trial, measurement(1.0))
+    assert store.record(trial).attempts == 2
+    assert "collateral in run, attempt 1 in mps-0-0" in store.story(trial)
+
+
+def test_results_are_stored_all_or_none(store: Store) -> None:
+    ids = store.propose([candidate(1), candidate(2)])
+    store.start(ids[:1], "cpu-0-0")
+    with pytest.raises(ValueError, match=f"trial {ids[1]} is proposed"):
+        store.finish_all({i: measurement(1.0) for i in ids})
+    assert store.counts()[TrialState.RUNNING] == 1
+
+
+@pytest.mark.parametrize("samples", [(), (float("nan"),), (1.0, float("inf"))])
+def test_what_is_no_time_is_no_measurement(store: Store, samples: tuple[float, ...]) -> None:
+    (trial,) = store.propose([candidate(1)])
+    store.start([trial], "cpu-0-0")
+    with pytest.raises(ValueError, match="is a Failure"):
+        store.finish(trial, measurement(*samples))
+    assert store.record(trial).state is TrialState.RUNNING
+
+
+def test_a_build_of_another_candidate_is_refused(store: Store) -> None:
+    (trial,) = store.propose([candidate(1)])
+    build = Build(candidate(2), b"", "ab" * 32, 0.5, TASK.args, (0,), "llvm")
+    with pytest.raises(ValueError, match="not of this trial"):
+        store.built(trial, build)
+
+
+def test_a_session_after_a_kill_gets_back_what_did_not_end(tmp_path: Path) -> None:
+    with Store.create_or_open(tmp_path, facts=FACTS) as store:
+        store.register_tasks([TASK])
+        ids = store.propose([candidate(i) for i in range(4)])
+        store.start(ids[:3], "cpu-0-0")
+        store.finish(ids[0], measurement(1.0))
+    with Store.create_or_open(tmp_path, facts=FACTS) as store:
+        unfinished = store.requeue_unfinished()
+        assert [r.trial_id for r in unfinished] == ids[1:]
+        assert {r.state for r in unfinished} == {TrialState.PROPOSED}
+        assert [r.attempts for r in unfinished] == [1, 1, 0]
+        assert "interrupted in run" in store.story(ids[1])
+        assert len(store.sessions()) == 2
+
+
+def test_the_best_trial_is_the_one_of_least_median(store: Store) -> None:
+    assert store.best("t0") is None
+    origins = [Origin.DEFAULT, Origin.SEARCH, Origin.SEARCH]
+    ids = store.propose([candidate(i, origin=o) for i, o in enumerate(origins)])
+    store.start(ids, "cpu-0-0")
+    store.finish(ids[0], measurement(2.0))
+    store.finish(ids[1], measurement(0.1, 1.5, 9.0))
+    store.finish(ids[2], WRONG)
+    assert store.best("t0").trial_id == ids[1]
+    assert store.best("t0", Origin.DEFAULT).trial_id == ids[0]
+    assert store.best("t1") is None
+
+
+def test_records_are_filtered_by_task_and_state_over_many_pages(store: Store) -> None:
+    ids = store.propose([candidate(i, f"t{i % 2}") for i in range(1200)])
+    store.start(ids[:700], "cpu-0-0")
+    assert [r.trial_id for r in store.records()] == ids
+    assert len(list(store.records("t1"))) == 600
+    assert len(list(store.records("t1", TrialState.RUNNING))) == 350
+    assert store.counts("t1")[TrialState.PROPOSED] == 250
+
+
+def test_tasks_proofs_spans_and_facts_come_back_as_they_were(store: Store) -> None:
+    store.register_tasks([OTHER_TASK, TASK])
+    assert store.tasks() == [TASK, OTHER_TASK]
+    assert store.tasks()[0].mod_json == TASK.mod_json
+    proof = CapProof("mps-0-0", "NVIDIA H200", 52, 132, "mps", True, "580", "9.0", 123)
+    store.save_slices([SliceSpec("mps-0-0", "mps", 40)] * 2)
+    store.save_proof(proof)
+    assert store.proofs() == [proof]
+    spans = [Span("tuner-0", Activity.SEARCH, 1.0, 2.5), Span("cpu-0-0", Activity.IDLE, 0.0, 1.0)]
+    store.add_spans(iter(spans))
+    assert store.spans() == spans
+    assert store.facts() == FACTS
+
+
+def test_a_tasks_outcome_comes_back_with_its_winners_trace(store: Store) -> None:
+    store.propose([candidate(1), candidate(2)])
+    outcome = TaskOutcome(
+        task_id="t0",
+        name="conv",
+        weight=3,
+        trials=2,
+        failed=1,
+        default_secs=2.0,
+        best_secs=1.0,
+        winner=candidate(2),
+        comparison=Comparison(Verdict.FASTER, 2.0, 1.0, 2.0, 1.9, 2.1),
+        note="",
+        finalists=(
+            Finalist(candidate(2).candidate_id, Origin.SEARCH, 1.1, measurement(1.0, 1.1)),
+            Finalist("f" * 16, Origin.DEFAULT, None, WRONG),
+        ),
+    )
+    store.save_task_outcome(dataclasses.replace(outcome, note="first"))
+    store.save_task_outcome(outcome)
+    assert store.task_outcomes() == [outcome]
+    assert store.task_outcomes()[0].winner.trace_json == candidate(2).trace_json
+    assert store.outcome() is None
+
+
+def test_a_reader_sees_one_moment_while_the_writer_goes_on(store: Store, tmp_path: Path) -> None:
+    store.propose([candidate(1)])
+    with Store.read(tmp_path) as before:
+        assert sum(before.counts().values()) == 1
+        store.propose([candidate(2)])
+        assert sum(before.counts().values()) == 1
+        with Store.read(tmp_path) as after:
+            assert sum(after.counts().values()) == 2
+        with pytest.raises(Exception, match="readonly"):
+            before.propose([candidate(3)])
+
+
+def test_a_full_disk_is_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    with Store.create_or_open(tmp_path, facts=FACTS) as store:
+        store.register_tasks([TASK])
+        store.propose([candidate(1)])
+        store._connection.exec_driver_sql("PRAGMA max_page_count = 40")
+        store._connection.commit()
+        with pytest.raises(FolderError, match=r"disk is full; make room"):
+            store.propose([candidate(i) for i in range(5000)])
+        assert sum(store.counts().values()) == 1
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from tests.test_records import FACTS, TASK, candidate, measurement
+from tunerd.records import Store
+store = Store.create_or_open(Path(sys.argv[1]), facts=FACTS)
+store.register_tasks([TASK])
+for number in range(int(sys.argv[2]), 10**9):
+    (trial,) = store.propose([candidate(number)])
+    store.start([trial], "cpu-0-0")
+    store.finish(trial, measurement(1e-3 * (1 + number)))
+    print(trial, flush=True)
+"""
+
+
+def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+    acknowledged = 0
+    for start in (0, 100_000, 200_000):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(tmp_path), str(start)],
+            cwd=Path(__file__).parent.parent,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert writer.stdout is not None
+        for _ in range(60):
+            assert writer.stdout.readline().strip()
+        with Store.read(tmp_path) as alive:  # a reader beside the running writer
+            assert alive.counts()[TrialState.MEASURED] >= acknowledged + 60
+        os.kill(writer.pid, signal.SIGKILL)
+        acknowledged += 60 + len(writer.stdout.read().split())
+        writer.stdout.close()
+        writer.wait()
+        with contextlib.closing(sqlite3.connect(tmp_path / STORE_NAME)) as raw:
+            assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        with Store.create_or_open(tmp_path, facts=FACTS) as store:
+            store.requeue_unfinished()
+            counts = store.counts()
+            # The last trial may have been stored before its number was printed.
+            assert acknowledged <= counts[TrialState.MEASURED] <= acknowledged + 1
+            assert counts[TrialState.RUNNING] == 0
+            acknowledged = counts[TrialState.MEASURED]
+            records = list(store.records(state=TrialState.MEASURED))
+            assert len({r.candidate.candidate_id for r in records}) == acknowledged
+
+
+def test_a_store_of_a_newer_tunerd_is_refused(tmp_path: Path) -> None:
+    Store.create_or_open(tmp_path, facts=FACTS).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / STORE_NAME)) as raw:
+        raw.execute("UPDATE schema_version SET version = ?", (VERSION + 1,))
+        raw.commit()
+    for open_ in (Store.read, lambda folder: Store.create_or_open(folder, facts=FACTS)):
+        with pytest.raises(FolderError, match=f"schema version {VERSION + 1}.*version {VERSION}"):
+            open_(tmp_path)
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match="not a run folder"):
+        Store.read(tmp_path)
+    (tmp_path / STORE_NAME).write_bytes(b"not a database" * 100)
+    for open_ in (Store.read, lambda folder: Store.create_or_open(folder, facts=FACTS)):
+        with pytest.raises(FolderError, match="cannot be opened as a store"):
+            open_(tmp_path)
+    (tmp_path / STORE_NAME).unlink()
+    with contextlib.closing(sqlite3.connect(tmp_path / STORE_NAME)) as raw:
+        raw.execute("CREATE TABLE theirs (x)")
+    with pytest.raises(FolderError, match="no store of tunerd"):
+        Store.create_or_open(tmp_path, facts=FACTS)
+
+
+def test_a_store_in_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match="cannot be opened"):
+        Store.create_or_open(tmp_path / "nowhere", facts=FACTS)
+
+
+_secs = st.floats(min_value=1e-9, max_value=1e3)
+_small = st.integers(min_value=0, max_value=2**31)
+_conditions = st.builds(
+    Conditions,
+    sm_clock_mhz=st.none() | _small,
+    temperature_c=st.none() | _small,
+    power_w=st.none() | _secs,
+    neighbours=st.none() | _small,
+)
+_measurements = st.builds(
+    Measurement,
+    run_secs=st.lists(_secs, min_size=1, max_size=6).map(tuple),
+    calls_per_sample=_small,
+    profile=st.text(max_size=5),
+    slice_id=st.text(max_size=5),
+    sm_count=_small,
+    conditions=_conditions,
+)
+_failures = st.builds(
+    Failure,
+    stage=st.sampled_from(Stage),
+    kind=st.sampled_from([k for k in Kind if k.ends_trial]),
+    message=st.text(max_size=50),
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    result=_measurements | _failures,
+    trace=st.text(max_size=20),
+    at=st.floats(min_value=0, max_value=1e10),
+)
+def test_every_result_comes_back_as_it_was(
+    result: Measurement | Failure, trace: str, at: float
+) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Store.create_or_open(Path(folder), facts=FACTS) as store,
+    ):
+        store.register_tasks([TASK])
+        (trial,) = store.propose([dataclasses.replace(candidate(1), trace_json=trace)], now=at)
+        store.start([trial], "cpu-0-0", now=at)
+        store.finish(trial, result, now=at)
+        record = store.record(trial)
+    assert record.result == result
+    assert record.candidate.trace_json == trace
+    assert record.proposed_at == record.started_at == record.ended_at == at
+
+
+def test_a_message_that_is_no_text_is_stored_all_the_same(store: Store) -> None:
+    (trial,) = store.propose([candidate(1)])
+    store.finish(trial, Failure(Stage.BUILD, Kind.COMPILE, "bad \udcff byte\0"))
+    assert store.record(trial).result == Failure(Stage.BUILD, Kind.COMPILE, "bad ? byte\0")
+
+
+def test_facts_survive_json() -> None:
+    facts = dataclasses.replace(FACTS, settings={"trials": 3}, host={"gpus": []})
+    assert RunFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
