@@ -1,0 +1,132 @@
+"""Slices that measure nothing: a deterministic latency model with faults on cue, for tests.
+
+A candidate's time follows from its id alone, so that runs repeat on any machine. The environment
+variable TUNERD_SIMULATED_FAULTS of a slice asks for faults: "crash:7,timeout:11" fails every
+candidate whose number is divisible by 7 (crash) or 11 (timeout); a candidate's number is its id's
+first eight hex digits. Nothing that such a slice says is a measurement of anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunerd import host
+from tunerd.slices.base import Plan, Slice, Usability
+from tunerd.vocabulary import (
+    Arrays,
+    Build,
+    Candidate,
+    CapProof,
+    Failure,
+    Kind,
+    Measurement,
+    Origin,
+    Profile,
+    SliceSpec,
+    Stage,
+)
+
+FAULTS_VARIABLE = "TUNERD_SIMULATED_FAULTS"
+DEFAULT_SECS = 1e-3
+_DEVICE = "simulated device"
+_SM_COUNT = 100  # of the simulated device: a percent each
+
+
+def number_of(candidate_id: str) -> int:
+    """Return the number that decides a candidate's time and faults."""
+    return int(candidate_id[:8], 16)
+
+
+def simulated_secs(candidate: Candidate) -> float:
+    """Return a candidate's time: the default's, or 0.1 to 2 times that, evenly spread."""
+    if candidate.origin is Origin.DEFAULT:
+        return DEFAULT_SECS
+    return DEFAULT_SECS * (0.1 + 1.9 * number_of(candidate.candidate_id) / 0xFFFFFFFF)
+
+
+class SimulatedSlice(Slice):
+    """Answers at once, from the model above."""
+
+    kind = "simulated"
+
+    @classmethod
+    def usability(cls) -> Usability:
+        return Usability(True, "simulated slices work everywhere and measure nothing")
+
+    @classmethod
+    def plan(cls, pct: int, per_device: int | None = None) -> Plan:
+        fit = 100 // pct
+        bound = f"{fit} simulated slice(s) of {pct}% fit into one device"
+        target = host.cpu_target_json(1)
+        if per_device is not None and per_device > fit:
+            return Plan((), target, bound, problem=f"--slices {per_device} is more than fit: {bound}")
+        count = min(fit, per_device or fit)
+        slices = tuple(
+            SliceSpec(slice_id=f"simulated-0-{i}", kind="simulated", pct=pct) for i in range(count)
+        )
+        return Plan(slices, target, bound)
+
+    def start(self) -> CapProof:
+        return CapProof(
+            slice_id=self.spec.slice_id,
+            device=_DEVICE,
+            sm_count=self.spec.pct,
+            device_sm_count=_SM_COUNT,
+            mechanism="simulated",
+            attached=True,
+        )
+
+    def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+        return [self._answer(b.candidate, profile, profile.min_samples) for b in builds]
+
+    def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+        return self.measure(builds, profile)
+
+    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
+        """Run the compiled model on this machine's CPU: outputs are real even here."""
+        from tunerd.loading import load
+
+        return load(artifact)(inputs)
+
+    def compare_models(
+        self, artifacts: Sequence[str], profile: Profile
+    ) -> list[Measurement | Failure]:
+        """Return the sums of the models' simulated kernels, from their manifests."""
+        return [self._sum(artifact, profile) for artifact in artifacts]
+
+    def close(self) -> None:
+        pass
+
+    def _sum(self, artifact: str, profile: Profile) -> Measurement:
+        from pathlib import Path
+
+        from tunerd.loading import read_manifest
+
+        total = 0.0
+        for task in read_manifest(Path(artifact))["tasks"]:
+            origin = Origin(task["origin"])
+            candidate = Candidate(task["task_id"], task["candidate_id"] or "0" * 16, origin)
+            total += task["weight"] * simulated_secs(candidate)
+        return self._samples(total, profile, profile.min_samples)
+
+    def _answer(
+        self, candidate: Candidate, profile: Profile, samples: int
+    ) -> Measurement | Failure:
+        for kind, divisor in self._faults().items():
+            if candidate.origin is Origin.SEARCH and not number_of(candidate.candidate_id) % divisor:
+                return Failure(Stage.RUN, kind, f"simulated: {kind}")
+        return self._samples(simulated_secs(candidate), profile, samples)
+
+    def _samples(self, secs: float, profile: Profile, samples: int) -> Measurement:
+        return Measurement(
+            run_secs=tuple(secs * (1 + 1e-4 * i) for i in range(samples)),
+            calls_per_sample=1,
+            profile=profile.name,
+            slice_id=self.spec.slice_id,
+            sm_count=self.spec.pct,
+        )
+
+    def _faults(self) -> dict[Kind, int]:
+        text = dict(self.spec.environment).get(FAULTS_VARIABLE, "")
+        pairs = (item.split(":") for item in text.split(",") if item)
+        return {Kind(kind): int(divisor) for kind, divisor in pairs}

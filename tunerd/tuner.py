@@ -1,0 +1,70 @@
+"""A tuner: searches and builds in one long-lived process.
+
+The search uses threads inside TVM, and builds release the GIL, so one process with a few threads
+keeps its cores busy and pays TVM's imports once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from tunerd.search import Proposal, Searcher, Told
+from tunerd.vocabulary import Build, Candidate, Failure, Task
+
+BUILD_TIMEOUT_SECS = 60.0
+
+
+class Tuner:
+    """Searches and builds the tasks it was given, on the cores it was given."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        *,
+        seed: int,
+        threads: int,
+        island_number: int,
+        cores: Sequence[int] = (),
+    ) -> None:
+        if cores:
+            os.sched_setaffinity(0, cores)
+        self._tasks = {t.task_id: t for t in tasks}
+        self._searcher = Searcher(seed=seed, threads=threads, island_number=island_number)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="build")
+
+    def warm_up(self) -> float:
+        """Import what searching and building need; return the seconds it took."""
+        started = time.perf_counter()
+        from tunerd import build
+
+        if self._tasks:
+            build.scheduled(*_first_default(self._tasks))
+        return time.perf_counter() - started
+
+    def propose(
+        self, task_id: str, count: int, told: Sequence[Told], exclude: Sequence[str]
+    ) -> Proposal:
+        return self._searcher.propose(self._tasks[task_id], count, told=told, exclude=exclude)
+
+    def build(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
+        """Build the candidates, as many at once as there are threads; results in order."""
+        return list(self._pool.map(self._build, candidates))
+
+    def _build(self, candidate: Candidate) -> Build | Failure:
+        from tunerd.build import build_candidate, build_module
+
+        task = self._tasks[candidate.task_id]
+        mod = self._searcher.scheduled(candidate)
+        if mod is not None:
+            return build_module(task, candidate, mod, timeout_secs=BUILD_TIMEOUT_SECS)
+        return build_candidate(task, candidate, timeout_secs=BUILD_TIMEOUT_SECS)
+
+
+def _first_default(tasks: dict[str, Task]) -> tuple[Task, Candidate]:
+    from tunerd.search import default_candidate
+
+    task = next(iter(tasks.values()))
+    return task, default_candidate(task)
