@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunerd.errors import ModelError
-from tunerd.reference import Reference
+from tunerd.reference import Reference, random_inputs
 from tunerd.vocabulary import (
     Arrays,
     Correctness,
@@ -24,12 +24,12 @@ from tunerd.vocabulary import (
     Verification,
 )
 
-# Relative error, and absolute error in units of an output's scale (its largest reference value).
-# Reordering a sum of 1e4 float32 terms moves it by about 1e-5 of its scale; a kernel that is wrong
-# in one element moves it by far more than a thousandth. Of other types: exact.
+# Relative error, and absolute error in units of an output's scale (its largest value). Sums
+# in another order move float32 outputs of light_densenet121 by 5e-5 of their scale, with ONNX
+# Runtime against itself; the rest is room for fast math on GPUs. Other types: exact.
 TOLERANCES = {
     "float64": (1e-6, 1e-7),
-    "float32": (1e-3, 1e-4),
+    "float32": (1e-3, 1e-3),
     "float16": (2e-2, 5e-3),
 }
 
@@ -52,7 +52,7 @@ def verify(
     """Compare `run`'s outputs with ONNX Runtime's for `seeds` seeded inputs.
 
     An element is right when |out - ref| <= atol * scale + rtol * |ref|, where scale is the
-    largest |ref| of that output over all seeds. `rtol` and `atol` default by the output's dtype
+    largest |ref| of that output for that seed. `rtol` and `atol` default by the output's dtype
     (TOLERANCES); integers and booleans must be equal. NaN is never right.
 
     CANNOT_TELL: the reference is not finite, or its outputs for no two inputs differ by MIN_SPREAD
@@ -61,7 +61,7 @@ def verify(
     """
     inputs = [verification_inputs(model.inputs, seed) for seed in range(max(seeds, 2))]
     references = _references(model, inputs, threads)
-    limits = _limits(model, references, rtol, atol)
+    limits = _limits(model, rtol, atol)
 
     def verdict(is_right: Correctness, worst: float, message: str) -> Verification:
         # The tolerances in force for the widest dtype among the outputs; exact ones show as 0.
@@ -93,21 +93,23 @@ def verify(
 
 
 def verification_inputs(specs: Iterable[TensorSpec], seed: int) -> Arrays:
-    """Return seeded inputs that tell inputs apart: floats; integers and booleans of 0 and 1.
+    """Return seeded inputs: those of `random_inputs`, in odd seeds with a mean of each channel.
 
     Noise alone would not do: a network that averages over an image maps any two images of
-    independent noise to nearly the same outputs. So each channel, or row, has its own mean too.
+    independent noise to nearly the same outputs. Shifted channels, or rows, alone would not do
+    either: they drive some networks into a softmax that is all zeros and a one.
     """
-    rng = np.random.default_rng([seed, 0x7E])
-    arrays: Arrays = {}
+    specs = tuple(specs)
+    arrays = random_inputs(specs, seed)
+    if seed % 2 == 0:
+        return arrays
+    rng = np.random.default_rng(seed)
     for spec in specs:
-        dtype = np.dtype(spec.dtype)
-        if np.issubdtype(dtype, np.floating):
+        values = arrays[spec.name]
+        if np.issubdtype(values.dtype, np.floating):
             kept = spec.shape[: max(1, len(spec.shape) - 2)]
             means = rng.standard_normal(kept).reshape(kept + (1,) * (len(spec.shape) - len(kept)))
-            arrays[spec.name] = (means + rng.standard_normal(spec.shape)).astype(dtype)
-        else:
-            arrays[spec.name] = rng.integers(0, 2, spec.shape).astype(dtype)
+            arrays[spec.name] = values + means.astype(values.dtype)
     return arrays
 
 
@@ -117,7 +119,6 @@ class _Limit:
 
     rtol: float
     atol: float
-    scale: float
 
     def error(self, out: npt.NDArray[np.generic], ref: npt.NDArray[np.generic]) -> float:
         """Return the largest difference in tolerances; infinite for NaN."""
@@ -125,29 +126,24 @@ class _Limit:
             return 0.0
         wide, expected = out.astype(np.float64), ref.astype(np.float64)
         difference = np.abs(wide - expected)
-        allowed = self.atol * self.scale + self.rtol * np.abs(expected)
+        allowed = self.atol * np.abs(expected).max() + self.rtol * np.abs(expected)
         with np.errstate(divide="ignore", invalid="ignore"):
             errors = np.where(difference == 0.0, 0.0, difference / allowed)
         worst = float(np.max(errors))  # NaN, if there is one
         return math.inf if math.isnan(worst) else worst
 
 
-def _limits(
-    model: Model, references: Sequence[Arrays], rtol: float | None, atol: float | None
-) -> dict[str, _Limit]:
+def _limits(model: Model, rtol: float | None, atol: float | None) -> dict[str, _Limit]:
     limits = {}
     for spec in model.outputs:
-        default_rtol, default_atol = TOLERANCES.get(spec.dtype, (0.0, 0.0))
-        is_float = spec.dtype in TOLERANCES
-        largest = max(
-            float(np.max(np.abs(ref[spec.name].astype(np.float64)), initial=0.0))
-            for ref in references
-        )
-        limits[spec.name] = _Limit(
-            rtol=rtol if rtol is not None and is_float else default_rtol,
-            atol=atol if atol is not None and is_float else default_atol,
-            scale=largest,
-        )
+        if spec.dtype in TOLERANCES:
+            default_rtol, default_atol = TOLERANCES[spec.dtype]
+            limits[spec.name] = _Limit(
+                rtol=default_rtol if rtol is None else rtol,
+                atol=default_atol if atol is None else atol,
+            )
+        else:
+            limits[spec.name] = _Limit(rtol=0.0, atol=0.0)
     return limits
 
 
