@@ -92,7 +92,39 @@ server = socket.socket(socket.AF_UNIX)
 server.bind(sys.argv[sys.argv.index("--socket") + 1])
 server.listen(1)
 connection, _ = server.accept()
-header = json.dumps({{"body": dict(os.environ), "blobs": []}}).encode()
+
+def read(size):
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            journal("end %d" % os.getpid())
+            sys.exit()
+        data += more
+    return data
+
+def answer(body):
+    header = json.dumps({"body": body, "blobs": []}).encode()
+    connection.sendall(struct.pack("<Q", len(header)) + header)
+
+while mode == "slice":
+    (size,) = struct.unpack("<Q", read(8))
+    message = json.loads(read(size))
+    libraries = [read(size) for size in message["blobs"]]
+    if message["body"]["op"] == "close":
+        break
+    if message["body"]["op"] == "prove":
+        answer({"facts": json.loads(os.environ["FAKE_FACTS"]) | {"pid": os.getpid()}})
+    for library in libraries:
+        answer({"starting": ""})
+        if library == b"hang":
+            time.sleep(600)
+        if library == b"crash":
+            os.abort()
+        answer({"result": {"calls": 1, "run_secs": [1e-6]}})
+if mode == "slice":
+    sys.exit()
+header = json.dumps({"body": dict(os.environ), "blobs": []}).encode()
 connection.sendall(struct.pack("<Q", len(header)) + header)
 while mode == "hang":
     time.sleep(60)
@@ -113,7 +145,7 @@ class FakeMps:
         control.write_text(_fill(_CONTROL, self._journal))
         control.chmod(control.stat().st_mode | stat.S_IXUSR)
         runner = folder / "fake_runner.py"
-        runner.write_text(_fill(_RUNNER, self._journal).replace("{{", "{").replace("}}", "}"))
+        runner.write_text(_fill(_RUNNER, self._journal))
         self.runner_command = (sys.executable, "-SE", str(runner))
 
     @property

@@ -256,6 +256,7 @@ def test_a_recycled_pid_in_an_orphans_state_is_left_alone(bench: Bench) -> None:
     folder = lease_module.gpu_folder(UUID)
     bystander = subprocess.Popen(["sleep", "600"])
     state = {
+        "epoch": 0,
         "external": False,
         "pipe_folder": str(folder / "pipe"),
         "runners": [{"pid": bystander.pid, "start_ticks": 1}],

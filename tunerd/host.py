@@ -257,14 +257,18 @@ def core_quota(cgroup_root: Path = Path("/sys/fs/cgroup")) -> float | None:
     return min(limits, default=None)
 
 
-def _cgroup_folders(root: Path, controller: str) -> list[Path]:
-    """Folders of this process's cgroup in v1 and v2, up to the root: each may set a limit."""
+def own_cgroups() -> list[str]:
+    """Return the lines of /proc/self/cgroup: `id:controllers:path`, see cgroups(7)."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        return Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
+
+
+def _cgroup_folders(root: Path, controller: str) -> list[Path]:
+    """Folders of this process's cgroup in v1 and v2, up to the root: each may set a limit."""
     folders: list[Path] = []
-    for line in lines:
+    for line in own_cgroups():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             base = root
@@ -359,13 +363,13 @@ def cpu_target_json(num_cores: int) -> TargetSpec:
         "num-cores": num_cores,
     }
     features = {str(f) for f in codegen.llvm_get_cpu_features(Target(description))}
-    hidden = sorted(_hidden_features(features, _cpu_field("flags").split()))
+    hidden = sorted(hidden_features(features, _cpu_field("flags").split()))
     if hidden:
         description["mattr"] = [f"-{feature}" for feature in hidden]
     return TargetSpec("llvm", json.dumps(description, sort_keys=True))
 
 
-def _hidden_features(llvm_features: set[str], kernel_flags: list[str]) -> set[str]:
+def hidden_features(llvm_features: set[str], kernel_flags: list[str]) -> set[str]:
     """Return the vector features of LLVM's CPU that the kernel does not list; both spell alike."""
     if not kernel_flags:  # not x86: /proc/cpuinfo has no line `flags`
         return set()

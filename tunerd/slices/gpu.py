@@ -55,7 +55,10 @@ class Gpu:
 
     def open(self) -> None:
         """Clean up after a guard that died, then start the daemon or find the external one."""
-        clean_orphan(self._folder, self._uuid)
+        orphan_epoch = clean_orphan(self._folder, self._uuid)
+        if orphan_epoch is not None:  # slices that lived through it learn that their runners fell
+            self.epoch = orphan_epoch + 1
+            self._culprit, self._reason = "the GPU guard", "it was killed"
         if not self.external:
             self._control.start()
         elif not self._control.answers():
@@ -178,20 +181,24 @@ def external_pipe_folder() -> Path:
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or EXTERNAL_PIPE_FOLDER)
 
 
-def clean_orphan(folder: Path, gpu_uuid: str) -> None:
+def clean_orphan(folder: Path, gpu_uuid: str) -> int | None:
     """Stop what a guard that was killed has left: its runners, then its daemon.
 
     The caller holds the lock of the folder, so that no guard of it lives.
+
+    Returns:
+        The epoch that the guard was in, or None where there was none.
     """
     path = folder / "state.json"
     runners: list[ProcessId] = []
-    external, pipe_folder = False, folder / "pipe"
+    external, pipe_folder, epoch = False, folder / "pipe", 0
     try:
         state = json.loads(path.read_text())
         runners = [ProcessId(r["pid"], r["start_ticks"]) for r in state["runners"]]
         external, pipe_folder = state["external"], Path(state["pipe_folder"])
+        epoch = int(state["epoch"])
     except FileNotFoundError:
-        return
+        return None
     except (OSError, ValueError, LookupError, TypeError) as error:
         log.warning("%s is unreadable (%s); only the daemon can be cleaned up", path, error)
     control = MpsControl(pipe_folder, folder / "log", gpu_uuid)
@@ -199,8 +206,9 @@ def clean_orphan(folder: Path, gpu_uuid: str) -> None:
         list(pool.map(lambda runner: _stop_orphan(runner, control), runners))
     if not external:
         control.quit()
-    for left in (*folder.glob("*.sock"), path):
+    for left in (*folder.glob("*.sock*"), path):
         left.unlink(missing_ok=True)
+    return epoch
 
 
 def _stop_orphan(runner: ProcessId, control: MpsControl) -> None:

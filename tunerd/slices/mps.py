@@ -26,6 +26,11 @@ log = logging.getLogger(__name__)
 # drivers take 60 on newer GPUs; more than 48 slices of one GPU are of no use to tuning.
 MPS_CLIENT_LIMIT = 48
 SLICE_MEM_BYTES = 2 << 30  # context, copies of the weights over twice the L2, activations
+NO_MPS_CONTROL = (
+    "it comes with the NVIDIA driver (on Debian and Ubuntu in the package"
+    " nvidia-compute-utils-VERSION; in a container, ask for the driver capability"
+    " 'compute,utility')"
+)
 MIN_SM_COUNT = 2  # the share is handed out in pairs of SMs (TPCs)
 # What ends one client and leaves its neighbours alone; everything else may be a fault of the GPU.
 _FAULTS_OF_ONE_RUNNER = ("TIMED OUT", "IN TIME", "MPS_CLIENT_TERMINATED")
@@ -118,7 +123,7 @@ class MpsSlice(RemoteSlice):
         except InfrastructureError:
             # The guard was killed. A new one first stops what the old one has left.
             log.warning("the guard of %s is gone; starting another", self.spec.gpu_uuid)
-            answer = self._held_lease().request("fence", **fields | {"scope": "runner"})
+            answer = self._held_lease().request("fence", **fields)
         self.culprit = answer["culprit"]
 
     def _conditions(self) -> Conditions:
@@ -158,14 +163,9 @@ def usability_of(facts: HostFacts) -> Usability:
     if missing:
         return Usability(False, missing)
     if facts.mps_control is None:
-        return Usability(
-            False,
-            f"{host.MPS_CONTROL} is not on PATH: it comes with the NVIDIA driver (on Debian and"
-            " Ubuntu in the package nvidia-compute-utils-VERSION; in a container, ask for the"
-            " driver capability 'compute,utility'); or use --slice whole",
-        )
-    if not any(_problem_of(gpu) == "" for gpu in facts.gpus):
-        return Usability(False, "; ".join(_problem_of(gpu) for gpu in facts.gpus))
+        return Usability(False, f"{host.MPS_CONTROL} is not on PATH: {NO_MPS_CONTROL}")
+    if not any(problem_of(gpu) == "" for gpu in facts.gpus):
+        return Usability(False, "; ".join(problem_of(gpu) for gpu in facts.gpus))
     return Usability(True, f"{len(facts.gpus)} GPU(s), MPS of driver {facts.driver}")
 
 
@@ -173,14 +173,20 @@ def missing_for_gpu(facts: HostFacts) -> str:
     """Return why no GPU can be used here, or ""."""
     if facts.no_gpu:
         return f"no GPU: {facts.no_gpu}"
+    return driver_library_problem()
+
+
+def driver_library_problem() -> str:
+    """Return why the CUDA driver's library does not load, or "". Creates no context."""
     try:
-        ctypes.CDLL("libcuda.so.1")  # loads the driver's library, creates no context
+        ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         return f"the CUDA driver's library does not load ({error}); install the NVIDIA driver"
     return ""
 
 
-def _problem_of(gpu: GpuFacts) -> str:
+def problem_of(gpu: GpuFacts) -> str:
+    """Return why a GPU cannot be cut by MPS, or ""."""
     name = f"GPU {gpu.index} ({gpu.name})"
     if gpu.mig:
         return f"{name} is in MIG mode, which is not used here; choose another GPU"
@@ -197,7 +203,7 @@ def _problem_of(gpu: GpuFacts) -> str:
 def plan_for(facts: HostFacts, pct: int, per_device: int | None, *, external: bool = False) -> Plan:
     """Plan the slices of a host from its facts alone."""
     usable = usability_of(facts)
-    gpus = [gpu for gpu in facts.gpus if _problem_of(gpu) == ""]
+    gpus = [gpu for gpu in facts.gpus if problem_of(gpu) == ""]
     if not usable.ok or not gpus:
         return Plan((), TargetSpec("cuda", "{}"), "", problem=usable.why)
     target = host.cuda_target(gpus[0].compute_capability, l2_bytes=gpus[0].l2_bytes)

@@ -128,7 +128,7 @@ class MpsControl:
         """
         answer = self._run(f"terminate_client {server} {client}")
         log.info("terminate_client %d %d: %s", server, client, answer)
-        return answer is not None and not re.search(r"error|fail|invalid", answer, re.IGNORECASE)
+        return answer is not None and not re.search(r"CUDA_ERROR|[Ff]ail|[Ii]nvalid", answer)
 
     def quit(self) -> None:
         """Stop our own daemon and its servers, and wait until they are gone. Idempotent."""

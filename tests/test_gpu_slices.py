@@ -1,0 +1,185 @@
+"""MPS slices and whole GPUs on a real GPU, with the real daemon and the real runner."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tunerd import host
+from tunerd.checks import Status, check
+from tunerd.host import GpuFacts
+from tunerd.slices.gpu_runner import runner_environment
+from tunerd.slices.lease import gpu_folder
+from tunerd.slices.mps import MpsSlice, expected_sms
+from tunerd.slices.mps_control import MpsControl
+from tunerd.slices.processes import ProcessId
+from tunerd.slices.whole import WholeSlice
+from tunerd.vocabulary import SliceSpec
+
+pytestmark = pytest.mark.gpu
+
+GONE_SECS = 60.0
+
+
+@pytest.fixture
+def gpu() -> Iterator[GpuFacts]:
+    """The first GPU; afterwards nothing of ours may be left on it."""
+    usable = MpsSlice.usability()
+    if not usable.ok:
+        pytest.skip(usable.why)
+    first = host.facts().gpus[0]
+    yield first
+    folder = gpu_folder(first.uuid)
+    assert gone(MpsControl(folder / "pipe", folder / "log", first.uuid).processes())
+    assert list(folder.glob("mps-*.sock*")) == []
+
+
+def gone(processes: list[ProcessId]) -> bool:
+    return all(process.wait(GONE_SECS) for process in processes)
+
+
+def specs(gpu: GpuFacts, pct: int, count: int) -> list[SliceSpec]:
+    plan = MpsSlice.plan(pct, count)
+    assert plan.problem == ""
+    return [spec for spec in plan.slices if spec.gpu_uuid == gpu.uuid]
+
+
+def guard_of(measured: MpsSlice) -> ProcessId:
+    assert measured._lease is not None
+    guard = ProcessId.of(measured._lease.guard_pid)
+    assert guard is not None
+    return guard
+
+
+@pytest.mark.parametrize(("pct", "count"), [(40, 2), (10, 1)])
+def test_each_slice_obtains_its_share_side_by_side(gpu: GpuFacts, pct: int, count: int) -> None:
+    slices = [MpsSlice(spec) for spec in specs(gpu, pct, count)]
+    try:
+        proofs = [measured.start() for measured in slices]
+        guard = guard_of(slices[0])
+    finally:
+        for measured in slices:
+            measured.close()
+    assert gpu.sm_count is not None
+    for proof in proofs:
+        assert proof.sm_count == expected_sms(gpu.sm_count, pct)
+        assert proof.device_sm_count == gpu.sm_count
+        assert proof.attached
+    assert gone([guard])
+
+
+def test_the_server_lists_the_runner_as_its_client(gpu: GpuFacts) -> None:
+    (spec,) = specs(gpu, 40, 1)
+    with MpsSlice(spec) as measured:
+        proof = measured.start()
+        guard = guard_of(measured)
+        assert measured._lease is not None
+        answer = measured._lease.request("attached", pid=proof.runner_pid)
+        # null would do for the proof, but this driver and pid namespace must be able to tell.
+        assert answer == {"attached": True}
+    assert gone([guard])
+
+
+def test_conditions_are_read_from_the_gpu(gpu: GpuFacts) -> None:
+    conditions = host.conditions(gpu.uuid)
+    assert conditions.sm_clock_mhz
+    assert conditions.temperature_c
+    assert conditions.power_w
+
+
+def test_a_slice_goes_on_after_its_neighbour_was_fenced_alone(gpu: GpuFacts) -> None:
+    first, second = (MpsSlice(spec) for spec in specs(gpu, 40, 2))
+    with first, second:
+        first.start()
+        neighbour = ProcessId.of(second.start().runner_pid)
+        first._lose("timed out")
+        assert neighbour is not None
+        assert neighbour.alive
+        assert first.start().attached
+        guard = guard_of(first)
+    assert gone([guard])
+
+
+def test_new_clients_attach_after_the_gpu_was_fenced(gpu: GpuFacts) -> None:
+    first, second = (MpsSlice(spec) for spec in specs(gpu, 40, 2))
+    with first, second:
+        first.start()
+        fallen = ProcessId.of(second.start().runner_pid)
+        first._lose("CUDA_ERROR_ILLEGAL_ADDRESS")
+        assert fallen is None or not fallen.alive
+        second._lose("the runner ended")
+        assert second.culprit == first.spec.slice_id
+        assert first.start().attached
+        assert second.start().attached
+        guard = guard_of(first)
+    assert gone([guard])
+
+
+_HOLDER = """
+import json, sys, time
+from tunerd.slices.mps import MpsSlice
+from tunerd.vocabulary import SliceSpec
+slices, pids = [], []
+for fields in json.loads(sys.argv[1]):
+    fields["environment"] = tuple(map(tuple, fields["environment"]))
+    fields["cores"] = tuple(fields["cores"])
+    slices.append(MpsSlice(SliceSpec(**fields)))
+    pids.append(slices[-1].start().runner_pid)
+print(json.dumps([slices[0]._lease.guard_pid, *pids]), flush=True)
+time.sleep(600)
+"""
+
+
+def test_killing_the_process_that_holds_the_slices_leaves_nothing(gpu: GpuFacts) -> None:
+    fields = [dataclasses.asdict(spec) for spec in specs(gpu, 40, 2)]
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, json.dumps(fields)],
+        env=runner_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    processes = [ProcessId.of(pid) for pid in json.loads(holder.stdout.readline())]
+    folder = gpu_folder(gpu.uuid)
+    daemons = MpsControl(folder / "pipe", folder / "log", gpu.uuid).processes()
+    assert len(daemons) == 2  # control and server
+    holder.kill()
+    holder.wait()
+    assert gone([process for process in processes if process is not None])
+    assert gone(daemons)
+
+
+def test_the_next_slice_cleans_up_after_a_killed_guard(gpu: GpuFacts) -> None:
+    (spec,) = specs(gpu, 40, 1)
+    with MpsSlice(spec) as measured:
+        orphan = ProcessId.of(measured.start().runner_pid)
+        killed = guard_of(measured)
+        killed.signal(signal.SIGKILL)
+        assert gone([killed])
+        with MpsSlice(spec) as successor:
+            assert successor.start().attached
+            guard = guard_of(successor)
+            assert orphan is not None
+            assert not orphan.alive
+    assert gone([guard])
+
+
+def test_a_whole_slice_sees_every_sm_and_no_daemon(gpu: GpuFacts) -> None:
+    plan = WholeSlice.plan(100)
+    with WholeSlice(plan.slices[0]) as measured:
+        proof = measured.start()
+    assert proof.sm_count == proof.device_sm_count == gpu.sm_count
+    assert proof.mechanism == "none"
+
+
+def test_doctor_shows_the_cap_at_work(gpu: GpuFacts) -> None:
+    (slice_finding,) = [f for f in check() if f.name == f"slice of 40% of GPU {gpu.index}"]
+    assert gpu.sm_count is not None
+    assert slice_finding.status is Status.OK
+    assert f"{expected_sms(gpu.sm_count, 40)} of {gpu.sm_count} SMs" in slice_finding.fact

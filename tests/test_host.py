@@ -1,0 +1,324 @@
+"""Host facts, targets, the plans of GPU slices from made-up hosts, and what doctor says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import socket
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tunerd import checks, host
+from tunerd.cli.doctor import doctor
+from tunerd.errors import ExitCode, HostError
+from tunerd.host import GpuFacts, HostFacts
+from tunerd.slices import mps, whole
+from tunerd.vocabulary import SliceSpec, to_json
+
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+H200 = GpuFacts(
+    index=0,
+    uuid=UUID,
+    name="NVIDIA H200",
+    mem_bytes=139 << 30,
+    mem_free_bytes=138 << 30,
+    compute_capability="9.0",
+    sm_count=132,
+    mig=False,
+    compute_mode="default",
+    l2_bytes=60 << 20,
+)
+CLIENT = {
+    "device": "NVIDIA H200",
+    "sm_count": 52,
+    "mps_enabled": True,
+    "compute_capability": "9.0",
+    "pid": 4242,
+}
+
+
+@pytest.fixture
+def runtime_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("r", numbered=True)
+    monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(folder))
+
+
+@pytest.fixture
+def gpu_host(monkeypatch: pytest.MonkeyPatch, runtime_folder: None) -> HostFacts:
+    """A host of 16 cores with one H200."""
+    monkeypatch.setattr(mps, "driver_library_problem", lambda: "")
+    monkeypatch.setattr(host, "gpus", lambda: ((H200,), ""))
+    monkeypatch.setattr(host, "driver_versions", lambda: ("580.159.04", "13.0"))
+    return dataclasses.replace(
+        host.facts(), cores=tuple(range(16)), core_quota=None, mps_control="/usr/bin/control"
+    )
+
+
+def with_gpu(facts: HostFacts, **changes: object) -> HostFacts:
+    return dataclasses.replace(facts, gpus=(dataclasses.replace(H200, **changes),))  # type: ignore[arg-type]
+
+
+# --- facts -------------------------------------------------------------------------------------
+
+
+def test_facts_can_be_stored_as_json() -> None:
+    facts = host.facts()
+    stored = json.loads(json.dumps(to_json(facts)))
+    assert stored["cores"] == sorted(os.sched_getaffinity(0))
+    assert dict(map(tuple, stored["packages"]))["ray"] == checks.PINS["ray"]
+
+
+def test_a_host_without_a_driver_says_why_it_has_no_gpu() -> None:
+    facts = host.facts()
+    if facts.gpus:
+        pytest.skip("this machine has a GPU")
+    assert "driver" in facts.no_gpu
+    assert host.conditions(UUID, neighbours=1).neighbours == 1
+
+
+def test_siblings_partition_the_cores_of_this_process() -> None:
+    facts = host.facts()
+    assert sorted(core for group in facts.core_siblings for core in group) == list(facts.cores)
+
+
+def test_the_quota_of_a_cgroup_limits_the_usable_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")  # of a parent: it counts too
+    (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
+    monkeypatch.setattr(host, "own_cgroups", lambda: ["0::/a/b"])
+    assert host.core_quota(tmp_path) == 1.5
+    facts = dataclasses.replace(host.facts(), cores=(0, 1, 2, 3), core_quota=1.5)
+    assert facts.usable_cores == 1
+
+
+def test_an_old_cgroup_quota_is_read_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cpu,cpuacct" / "job"
+    folder.mkdir(parents=True)
+    (folder / "cpu.cfs_quota_us").write_text("200000\n")
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    monkeypatch.setattr(host, "own_cgroups", lambda: ["4:cpu,cpuacct:/job"])
+    assert host.core_quota(tmp_path) == 2.0
+
+
+def test_the_cpu_target_names_this_cpu_and_tvm_accepts_it() -> None:
+    from tvm.target import Target
+
+    spec = host.cpu_target_json(2)
+    target = Target(json.loads(spec.json))
+    assert target.attrs["mcpu"]
+    assert target.attrs["num-cores"] == 2
+
+
+def test_features_that_a_hypervisor_hides_are_switched_off() -> None:
+    llvm = {"avx2", "avx512f", "avx512vnni", "fma", "popcnt"}
+    flags = ["avx2", "avx512f", "fma"]
+    assert host.hidden_features(llvm, flags) == {"avx512vnni"}
+    assert host.hidden_features(llvm, [*flags, "avx512_vnni"]) == set()
+    assert host.hidden_features(llvm, []) == set()  # no x86
+
+
+def test_the_cuda_target_has_the_limits_that_tvm_gives_the_architecture() -> None:
+    from tvm.target import Target
+
+    mine = Target(json.loads(host.cuda_target("9.0", l2_bytes=50 << 20).json))
+    tvms = dict(Target("nvidia/nvidia-h100").attrs)
+    assert mine.attrs["arch"] == "sm_90"
+    assert {k: v for k, v in mine.attrs.items() if k != "arch"} == {
+        k: v for k, v in tvms.items() if k != "arch"
+    }
+
+
+# --- plans -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pct", "sms"), [(100, 132), (40, 52), (10, 12)])
+def test_a_share_gives_the_sms_that_were_measured_on_an_h200(pct: int, sms: int) -> None:
+    assert mps.expected_sms(132, pct) == sms
+
+
+@pytest.mark.parametrize(("pct", "count"), [(40, 2), (50, 2), (51, 1), (10, 10), (100, 1)])
+def test_as_many_slices_are_planned_as_shares_fit(
+    gpu_host: HostFacts, pct: int, count: int
+) -> None:
+    plan = mps.plan_for(with_gpu(gpu_host), pct, None)
+    assert [s.slice_id for s in plan.slices] == [f"mps-0-{i}" for i in range(count)]
+    assert f"{count} slices of {pct}%" in plan.bound
+
+
+def test_the_environment_of_a_planned_slice_is_complete(gpu_host: HostFacts) -> None:
+    (first, _) = mps.plan_for(with_gpu(gpu_host), 40, None).slices
+    environment = dict(first.environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == UUID
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
+    assert environment["CUDA_MPS_PIPE_DIRECTORY"].endswith("/pipe")
+
+
+def test_an_external_daemon_is_named_in_the_environment(
+    gpu_host: HostFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/theirs")
+    plan = mps.plan_for(with_gpu(gpu_host), 40, None, external=True)
+    assert dict(plan.slices[0].environment)["CUDA_MPS_PIPE_DIRECTORY"] == "/run/theirs"
+
+
+def test_host_cores_bound_the_number_of_slices_and_the_plan_says_so(gpu_host: HostFacts) -> None:
+    few = dataclasses.replace(with_gpu(gpu_host), cores=(0, 1, 2))
+    plan = mps.plan_for(few, 10, None)
+    assert len(plan.slices) == 3
+    assert "3 host cores" in plan.bound
+
+
+def test_gpu_memory_bounds_the_number_of_slices_and_the_plan_says_so(gpu_host: HostFacts) -> None:
+    plan = mps.plan_for(with_gpu(gpu_host, mem_bytes=8 << 30), 10, None)
+    assert len(plan.slices) == 4
+    assert "8 GiB" in plan.bound
+
+
+def test_the_client_limit_of_mps_bounds_the_number_of_slices(gpu_host: HostFacts) -> None:
+    many = dataclasses.replace(with_gpu(gpu_host, sm_count=400), cores=tuple(range(128)))
+    plan = mps.plan_for(many, 1, None)
+    assert len(plan.slices) == mps.MPS_CLIENT_LIMIT
+    assert "clients" in plan.bound
+
+
+def test_fewer_slices_can_be_asked_for_and_more_cannot(gpu_host: HostFacts) -> None:
+    assert len(mps.plan_for(with_gpu(gpu_host), 40, 1).slices) == 1
+    plan = mps.plan_for(with_gpu(gpu_host), 40, 3)
+    assert plan.slices == ()
+    assert "3 slices per GPU do not fit: 2 slices of 40%" in plan.problem
+
+
+def test_a_share_under_two_sms_is_refused_with_the_least_that_works(gpu_host: HostFacts) -> None:
+    plan = mps.plan_for(with_gpu(gpu_host), 1, None)
+    assert plan.slices == ()
+    assert "at least 2%" in plan.problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mig": True}, "MIG"),
+        ({"compute_mode": "prohibited"}, "prohibited"),
+        ({"compute_capability": "6.1"}, "Volta"),
+    ],
+)
+def test_a_gpu_that_mps_cannot_cut_is_named_with_the_reason(
+    gpu_host: HostFacts, changes: dict[str, object], words: str
+) -> None:
+    usable = mps.usability_of(with_gpu(gpu_host, **changes))
+    assert not usable.ok
+    assert words in usable.why
+    assert "NVIDIA H200" in usable.why
+
+
+def test_an_exclusive_process_gpu_is_used_as_it_is(gpu_host: HostFacts) -> None:
+    assert mps.usability_of(with_gpu(gpu_host, compute_mode="exclusive-process")).ok
+
+
+def test_a_missing_control_program_is_named_with_its_package(gpu_host: HostFacts) -> None:
+    usable = mps.usability_of(dataclasses.replace(with_gpu(gpu_host), mps_control=None))
+    assert not usable.ok
+    assert "nvidia-compute-utils" in usable.why
+
+
+@pytest.mark.parametrize("kind", [mps.MpsSlice, whole.WholeSlice])
+def test_a_host_without_a_gpu_plans_nothing_and_says_what_is_missing(
+    kind: type[mps.MpsSlice] | type[whole.WholeSlice],
+) -> None:
+    if host.facts().gpus:
+        pytest.skip("this machine has a GPU")
+    assert not kind.usability().ok
+    plan = kind.plan(40)
+    assert plan.slices == ()
+    assert "no GPU" in plan.problem
+
+
+def test_a_whole_slice_is_one_for_each_gpu_without_any_daemon(gpu_host: HostFacts) -> None:
+    (only,) = whole.plan_for(with_gpu(gpu_host), 100, None).slices
+    assert not Path(dict(only.environment)["CUDA_MPS_PIPE_DIRECTORY"]).exists()
+    assert "no whole one" in whole.plan_for(with_gpu(gpu_host), 40, None).problem
+
+
+# --- proofs ------------------------------------------------------------------------------------
+
+SPEC = SliceSpec("mps-0-0", "mps", 40, gpu_uuid=UUID)
+
+
+def test_a_client_of_the_daemon_with_its_share_of_sms_is_a_proof(gpu_host: HostFacts) -> None:
+    proof = mps.proof_of(SPEC, CLIENT, listed=True)
+    assert (proof.sm_count, proof.device_sm_count, proof.attached) == (52, 132, True)
+    assert (proof.mechanism, proof.runner_pid, proof.driver) == ("mps", 4242, "580.159.04")
+
+
+def test_where_the_client_list_cannot_tell_the_client_decides(gpu_host: HostFacts) -> None:
+    assert mps.proof_of(SPEC, CLIENT, listed=None).attached
+
+
+@pytest.mark.parametrize(
+    ("changes", "listed", "words"),
+    [
+        ({"mps_enabled": False}, None, "without MPS"),
+        ({}, False, "does not list"),
+        ({"sm_count": 132}, True, "132 SMs"),
+        ({"sm_count": 56}, True, "56 SMs"),
+    ],
+)
+def test_a_share_that_was_not_obtained_is_refused(
+    gpu_host: HostFacts, changes: dict[str, object], listed: bool | None, words: str
+) -> None:
+    with pytest.raises(HostError, match=words):
+        mps.proof_of(SPEC, CLIENT | changes, listed=listed)
+
+
+def test_a_whole_gpu_is_refused_where_something_caps_it(gpu_host: HostFacts) -> None:
+    spec = dataclasses.replace(SPEC, pct=100)
+    facts = CLIENT | {"mps_enabled": False, "sm_count": 132}
+    assert whole.proof_of(spec, facts).sm_count == 132
+    with pytest.raises(HostError, match="52 of 132"):
+        whole.proof_of(spec, facts | {"sm_count": 52})
+    with pytest.raises(HostError, match="through MPS"):
+        whole.proof_of(spec, facts | {"mps_enabled": True})
+
+
+# --- doctor ------------------------------------------------------------------------------------
+
+
+def test_doctor_reports_this_machine_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code = doctor(json=True)
+    report = json.loads(capsys.readouterr().out)
+    failed = [f for f in report["findings"] if f["status"] == "fail"]
+    assert code == (ExitCode.HOST_NOT_CAPABLE if failed else 0)
+    assert report["cpu_tuning"], failed
+    assert all(f["fix"] for f in failed)
+    assert {"cores", "packages", "TVM", "Ray"} <= {f["name"] for f in report["findings"]}
+
+
+def test_doctor_knows_the_versions_that_the_project_pins() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    pinned = dict(
+        match.groups()
+        for requirement in project["project"]["dependencies"]
+        if (match := re.fullmatch(r"([\w-]+)==(\S+)", requirement))
+    )
+    assert pinned == checks.PINS
+
+
+def test_doctor_finds_who_listens_on_a_port() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        addresses = checks.listening(listener.getsockname()[1])
+    assert len(addresses) == 1
+    if sys.byteorder == "little":
+        assert addresses == ["0100007F"]

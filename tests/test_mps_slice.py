@@ -1,0 +1,182 @@
+"""MpsSlice with a fake MPS daemon and fake runners, as real processes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_mps import FakeMps
+
+from tunerd import host
+from tunerd.errors import HostError
+from tunerd.slices import mps, remote
+from tunerd.slices.lease import Lease, gpu_folder
+from tunerd.slices.mps import MpsSlice
+from tunerd.slices.mps_control import MpsControl
+from tunerd.slices.processes import ProcessId
+from tunerd.vocabulary import (
+    SEARCH,
+    Build,
+    Candidate,
+    Failure,
+    Kind,
+    Measurement,
+    Origin,
+    SliceSpec,
+)
+
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+GONE_SECS = 60.0
+FACTS = {
+    "device": "NVIDIA H200",
+    "sm_count": 52,
+    "device_sm_count": 132,
+    "mps_enabled": True,
+    "compute_capability": "9.0",
+}
+
+Make = Callable[..., MpsSlice]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
+    folder = Path(tempfile.mkdtemp(prefix="tunerd-test-", dir="/tmp"))  # short, for socket paths
+    fake = FakeMps(folder)
+    monkeypatch.setenv("PATH", fake.path)
+    monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(folder / "r"))
+    acquire = functools.partial(Lease.acquire, runner_command=fake.runner_command)
+    monkeypatch.setattr(mps.Lease, "acquire", acquire)
+    monkeypatch.setattr(host, "gpus", lambda: ((), "no GPU in this test"))
+    yield fake
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def make(fake: FakeMps) -> Iterator[Make]:
+    """Makes slices; afterwards closes them and waits until their guard has ended."""
+    made: list[MpsSlice] = []
+
+    def make_slice(position: int = 0, **facts: object) -> MpsSlice:
+        environment = {"FAKE_MODE": "slice", "FAKE_FACTS": json.dumps(FACTS | facts)}
+        spec = SliceSpec(
+            slice_id=f"mps-0-{position}",
+            kind="mps",
+            pct=40,
+            gpu_uuid=UUID,
+            environment=tuple(environment.items()),
+        )
+        made.append(MpsSlice(spec))
+        return made[-1]
+
+    yield make_slice
+    guards = [ProcessId.of(s._lease.guard_pid) for s in made if s._lease is not None]
+    for measured in made:
+        measured.close()
+    for guard in filter(None, guards):
+        guard.signal(signal.SIGTERM)
+        assert guard.wait(GONE_SECS)
+
+
+def build(library: bytes = b"fine") -> Build:
+    candidate = Candidate("task", "candidate", Origin.SEARCH)
+    return Build(candidate, library, "", 0.0, (), (), "nvrtc")
+
+
+def identity(pid: int) -> ProcessId:
+    process = ProcessId.of(pid)
+    assert process is not None
+    return process
+
+
+def test_a_slice_proves_its_cap_inside_its_client_and_measures(make: Make) -> None:
+    measured = make()
+    proof = measured.start()
+    assert (proof.sm_count, proof.device_sm_count, proof.attached) == (52, 132, True)
+    (result,) = measured.measure([build()], SEARCH)
+    assert isinstance(result, Measurement)
+    assert (result.sm_count, result.conditions.neighbours) == (52, 0)
+
+
+def test_a_client_that_runs_without_the_cap_is_refused(make: Make) -> None:
+    with pytest.raises(HostError, match="sees 132 SMs"):
+        make(sm_count=132).start()
+
+
+def test_a_second_slice_is_a_neighbour(make: Make) -> None:
+    first, second = make(0), make(1)
+    first.start()
+    second.start()
+    (result,) = first.measure([build()], SEARCH)
+    assert isinstance(result, Measurement)
+    assert result.conditions.neighbours == 1
+
+
+def test_closing_the_last_slice_leaves_no_runner_no_daemon_and_no_guard(make: Make) -> None:
+    measured = make()
+    runner = identity(measured.start().runner_pid)
+    assert measured._lease is not None
+    guard = identity(measured._lease.guard_pid)
+    folder = gpu_folder(UUID)
+    (daemon,) = MpsControl(folder / "pipe", folder / "log", UUID).processes()
+    measured.close()
+    measured.close()
+    assert not runner.alive
+    assert guard.wait(GONE_SECS)
+    assert not daemon.alive
+    assert [path.name for path in folder.glob("*.sock*")] == ["guard.sock"]
+
+
+def test_a_hung_kernel_is_a_timeout_and_the_next_build_gets_a_new_runner(
+    make: Make, fake: FakeMps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, neighbour = make(0), make(1)
+    hung = identity(measured.start().runner_pid)
+    beside = identity(neighbour.start().runner_pid)
+    monkeypatch.setattr(remote, "BUILD_SECS", 2.0)
+    failure, result = measured.measure([build(b"hang"), build()], SEARCH)
+    assert isinstance(failure, Failure)
+    assert failure.kind is Kind.TIMEOUT
+    assert isinstance(result, Measurement)
+    assert not hung.alive
+    assert beside.alive
+    journal = fake.journal()
+    assert journal.index(f"terminate {hung.pid}") < journal.index(f"signal {hung.pid}")
+
+
+def test_a_crash_fences_the_gpu_and_the_neighbours_build_is_collateral(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    culprit, neighbour = make(0), make(1)
+    culprit.start()
+    neighbour.start()
+    (failure,) = culprit.measure([build(b"crash")], SEARCH)
+    assert isinstance(failure, Failure)
+    assert failure.kind is Kind.CRASH
+    (collateral,) = neighbour.measure([build()], SEARCH)
+    assert isinstance(collateral, Failure)
+    assert collateral.kind is Kind.COLLATERAL
+    assert "mps-0-0" in collateral.message
+    for each in (culprit, neighbour):
+        (result,) = each.measure([build()], SEARCH)
+        assert isinstance(result, Measurement)
+
+
+def test_a_slice_survives_the_death_of_its_guard(make: Make) -> None:
+    measured = make()
+    runner = identity(measured.start().runner_pid)
+    assert measured._lease is not None
+    guard = identity(measured._lease.guard_pid)
+    guard.signal(signal.SIGKILL)
+    assert guard.wait(GONE_SECS)
+    (failure,) = measured.measure([build(b"crash")], SEARCH)
+    assert isinstance(failure, Failure)
+    assert failure.kind is Kind.COLLATERAL  # nobody can tell any more what the build did
+    (result,) = measured.measure([build()], SEARCH)
+    assert isinstance(result, Measurement)
+    assert not runner.alive
