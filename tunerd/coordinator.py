@@ -73,13 +73,7 @@ class StopRequested:
 
 
 Event = (
-    WorkerJoined
-    | WorkerLost
-    | Proposed
-    | BuildsEnded
-    | MeasurementsEnded
-    | Tick
-    | StopRequested
+    WorkerJoined | WorkerLost | Proposed | BuildsEnded | MeasurementsEnded | Tick | StopRequested
 )
 
 # --- instructions ------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ MAX_COPY_BYTES = 1 << 30
 MAX_MESSAGE_CHARS = 2000
 # One call that takes this long needs no second one to be told from its rivals.
 _SLOW_CALL_SECS = 2.0
+_TOLD_APART = 8  # samples after which a rival twice as slow is sampled no further
 
 
 class Timed(Protocol):
@@ -66,9 +67,7 @@ def measure(device: Device, build: Build, profile: Profile) -> Samples | Failure
         return _sampled(timed, profile)
 
 
-def compare(
-    device: Device, builds: Sequence[Build], profile: Profile
-) -> list[Samples | Failure]:
+def compare(device: Device, builds: Sequence[Build], profile: Profile) -> list[Samples | Failure]:
     """Return calls per sample and samples of each build, taken in turns.
 
     In turns, because clocks and neighbours change over seconds: what disturbs one disturbs all.
@@ -81,9 +80,7 @@ def compare(
         return interleaved(ready, profile)
 
 
-def interleaved(
-    ready: Sequence[Timed | Failure], profile: Profile
-) -> list[Samples | Failure]:
+def interleaved(ready: Sequence[Timed | Failure], profile: Profile) -> list[Samples | Failure]:
     """Sample everything that is ready in turns, until the profile's samples or time are spent."""
     results: list[Samples | Failure] = [
         entry if isinstance(entry, Failure) else (entry.calls, []) for entry in ready
@@ -97,11 +94,21 @@ def interleaved(
             result = results[i]
             if isinstance(entry, Failure) or isinstance(result, Failure):
                 continue
+            if _is_hopeless(result[1], results):
+                continue
             try:
                 result[1].append(entry.sample())
             except Exception as error:
                 results[i] = failure(Stage.RUN, error)
     return results
+
+
+def _is_hopeless(samples: Sequence[float], results: Sequence[Samples | Failure]) -> bool:
+    """Whether more samples cannot matter: all are over twice as slow as all of the fastest."""
+    others = [r[1] for r in results if not isinstance(r, Failure) and len(r[1]) >= _TOLD_APART]
+    return len(samples) >= _TOLD_APART and min(samples) > 2 * min(
+        (max(o) for o in others), default=math.inf
+    )
 
 
 def failure(stage: Stage, error: BaseException) -> Failure:
@@ -245,9 +252,10 @@ class CpuDevice(Device):
 
         self._tvm = tvm
         self._cores = tuple(cores)
-        # 1: one thread per listed core. TVM's default pins to the machine's first cores.
+        # -2: one thread per listed core (TVM's threading_backend.h). Its default is the machine's
+        # first cores, whatever the process may use.
         configure = tvm.get_global_func("runtime.config_threadpool")
-        configure(1, len(self._cores), [str(core) for core in self._cores])
+        configure(-2, len(self._cores), [str(core) for core in self._cores])
         self._buffers = BufferCache(tvm.runtime.tensor, max_bytes=2 << 30)
 
     def facts(self) -> dict[str, Any]:

@@ -197,7 +197,12 @@ class Profile:
 
 
 SEARCH = Profile("search-v1")
-FINAL = Profile("final-v1", min_samples=20, max_samples=40, min_sample_secs=0.005, max_total_secs=2.0)
+FINAL = Profile(
+    "final-v1", min_samples=20, max_samples=40, min_sample_secs=0.005, max_total_secs=2.0
+)
+MODEL = Profile(
+    "model-v1", min_samples=20, max_samples=60, min_sample_secs=0.05, max_total_secs=8.0
+)
 
 
 @dataclass(frozen=True)

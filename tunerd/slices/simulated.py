@@ -59,7 +59,9 @@ class SimulatedSlice(Slice):
         bound = f"{fit} simulated slice(s) of {pct}% fit into one device"
         target = host.cpu_target_json(1)
         if per_device is not None and per_device > fit:
-            return Plan((), target, bound, problem=f"--slices {per_device} is more than fit: {bound}")
+            return Plan(
+                (), target, bound, problem=f"--slices {per_device} is more than fit: {bound}"
+            )
         count = min(fit, per_device or fit)
         slices = tuple(
             SliceSpec(slice_id=f"simulated-0-{i}", kind="simulated", pct=pct) for i in range(count)
@@ -113,7 +115,10 @@ class SimulatedSlice(Slice):
         self, candidate: Candidate, profile: Profile, samples: int
     ) -> Measurement | Failure:
         for kind, divisor in self._faults().items():
-            if candidate.origin is Origin.SEARCH and not number_of(candidate.candidate_id) % divisor:
+            if (
+                candidate.origin is Origin.SEARCH
+                and not number_of(candidate.candidate_id) % divisor
+            ):
                 return Failure(Stage.RUN, kind, f"simulated: {kind}")
         return self._samples(simulated_secs(candidate), profile, samples)
 

@@ -1,0 +1,220 @@
+"""`tunerd tune`: from an ONNX file to a verified, tuned artifact."""
+
+from __future__ import annotations
+
+import json as json_module
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunerd.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from tunerd.settings import TuneSettings
+    from tunerd.vocabulary import Outcome
+
+
+class SliceKind(StrEnum):
+    MPS = "mps"
+    WHOLE = "whole"
+    CPU = "cpu"
+    SIMULATED = "simulated"
+
+
+class Mps(StrEnum):
+    OWN = "own"
+    EXTERNAL = "external"
+
+
+def tune(
+    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
+    gpu_pct: Annotated[
+        int | None,
+        typer.Option(min=1, max=100, help="Tune for this share of a GPU, in percent."),
+    ] = None,
+    cpu_pct: Annotated[
+        int | None,
+        typer.Option(min=1, max=100, help="Tune for this share of this machine's cores."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run folder; a run goes on in its own. [default: runs/MODEL-gpu40]"),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many trials, earlier ones included.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Search for this long: 90s, 10m, 1.5h.")
+    ] = None,
+    slices: Annotated[
+        int | None, typer.Option(min=1, help="Slices per device. [default: as many as fit]")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="An input's shape: images:1,3,224,224. Repeatable.")
+    ] = None,
+    dim: Annotated[
+        list[str] | None, typer.Option(help="An open dimension's size: batch=1. Repeatable.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Another batch size.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
+    slice_kind: Annotated[
+        SliceKind | None,
+        typer.Option("--slice", help="Kind of slice. [default: mps for GPUs, cpu for cores]"),
+    ] = None,
+    mps: Annotated[
+        Mps, typer.Option(help="Start an MPS daemon of our own, or use the one that is there.")
+    ] = Mps.OWN,
+    address: Annotated[
+        str | None, typer.Option(help="A Ray cluster's address. [default: a private local one]")
+    ] = None,
+    tuners: Annotated[
+        int | None, typer.Option(min=1, help="Search and build processes. [default: by cores]")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> int:
+    """Tune MODEL for a share of a device; leave a verified artifact and a report.
+
+    Exit codes: 0 faster, 1 no gain, 2 cannot tell; 10 and more: no artifact. The same command in
+    the same folder goes on where it stopped.
+    """
+    from tunerd.progress import open_progress
+
+    settings = _settings(
+        model=model,
+        out=out or _default_out(model, gpu_pct, cpu_pct),
+        gpu_pct=gpu_pct,
+        cpu_pct=cpu_pct,
+        slices=slices,
+        slice_kind=str(slice_kind or ("cpu" if gpu_pct is None else "mps")),
+        shapes=dict(_shape(text) for text in shape or ()),
+        dims=dict(_dim(text) for text in dim or ()),
+        batch=batch,
+        trials=trials,
+        budget_secs=_budget(budget),
+        seed=seed,
+        mps=str(mps),
+        address=address,
+        tuners=tuners,
+    )
+    if dry_run:
+        _print_plan(settings, json)
+        return 0
+    from tunerd.session import tune as run
+
+    with open_progress(quiet=json) as progress:
+        outcome = run(settings, progress)
+    return _conclude(outcome, settings, json)
+
+
+def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
+    from tunerd.errors import WrongResultError
+    from tunerd.report.table import outcome_json, outcome_table
+    from tunerd.vocabulary import Correctness, Verdict
+
+    report = settings.out / "report.html"
+    if outcome.verification.verdict is Correctness.WRONG:
+        raise WrongResultError(
+            f"the tuned model disagrees with ONNX Runtime: {outcome.verification.message}; it was "
+            f"not kept as an artifact, see {report}"
+        )
+    code = {
+        Verdict.FASTER: ExitCode.BETTER,
+        Verdict.CANNOT_TELL: ExitCode.CANNOT_TELL,
+    }.get(outcome.end_to_end.verdict, ExitCode.NO_GAIN)
+    if outcome.verification.verdict is Correctness.CANNOT_TELL:
+        code = ExitCode.CANNOT_TELL
+    if as_json:
+        document = outcome_json(outcome) | {"report": str(report), "exit_code": int(code)}
+        print(json_module.dumps(document, ensure_ascii=False))
+        return int(code)
+    from rich.console import Console
+
+    console = Console()
+    console.print(outcome_table(outcome))
+    console.print(f"artifact  {outcome.artifact}", highlight=False, soft_wrap=True)
+    console.print(f"report    {report}", highlight=False, soft_wrap=True)
+    return int(code)
+
+
+def _print_plan(settings: TuneSettings, as_json: bool) -> None:
+    from tunerd import preparation
+
+    if settings.address is not None:
+        raise InputError("--dry-run plans this machine; it cannot plan the nodes of --address")
+    layout = preparation.local_layout(settings, preparation.host_facts())
+    model = preparation.load(settings)
+    kernels = preparation.kernels_of(model, layout.target)
+    plan = preparation.describe(settings, model, layout, kernels.tasks)
+    if as_json:
+        print(json_module.dumps(plan))
+        return
+    from rich.console import Console
+
+    from tunerd.report.table import plan_table
+
+    Console().print(plan_table(plan))
+
+
+def _settings(**values: Any) -> TuneSettings:
+    from pydantic import ValidationError
+
+    from tunerd.settings import TuneSettings
+
+    try:
+        return TuneSettings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"--{where.replace('_', '-')}: {message}" if where else message) from None
+
+
+def _default_out(model: Path, gpu_pct: int | None, cpu_pct: int | None) -> Path:
+    share = f"gpu{gpu_pct}" if gpu_pct is not None else f"cpu{cpu_pct}"
+    return Path("runs") / f"{model.stem}-{share}"
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, sizes = text.rpartition(":")
+    try:
+        shape = tuple(int(s) for s in sizes.split(","))
+    except ValueError:
+        shape = ()
+    if not name or not shape or min(shape) < 1:
+        raise InputError(
+            f"--shape '{text}' is not NAME:SIZES with sizes of 1 or more; write for example "
+            "--shape images:1,3,224,224"
+        )
+    return name, shape
+
+
+def _dim(text: str) -> tuple[str, int]:
+    name, _, size = text.rpartition("=")
+    if not name or not size.isdecimal() or int(size) < 1:
+        raise InputError(
+            f"--dim '{text}' is not NAME=SIZE with a size of 1 or more; write for example "
+            "--dim batch=1"
+        )
+    return name, int(size)
+
+
+def _budget(text: str | None) -> float | None:
+    if text is None:
+        return None
+    from tunerd.settings import parse_duration
+
+    try:
+        secs = parse_duration(text)
+    except ValueError as error:
+        raise InputError(f"--budget: {error}") from None
+    if secs <= 0:
+        raise InputError(f"--budget {text} leaves no time; give more than 0s")
+    return secs

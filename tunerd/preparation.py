@@ -1,0 +1,171 @@
+"""What a run is going to do: model, slices, tuners, tasks. A dry run prints it, a run executes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tunerd import host
+from tunerd.actors import Node, TunerSpec, plan_tuners
+from tunerd.errors import HostError
+from tunerd.host import HostFacts
+from tunerd.model import load_model
+from tunerd.settings import TuneSettings
+from tunerd.slices import member, plan
+from tunerd.vocabulary import Model, SliceSpec, TargetSpec, Task, to_json
+
+if TYPE_CHECKING:
+    from tunerd.lowering import Lowered
+
+# Seconds of one core for a proposed and built trial, and of a slice for its measurement; measured
+# once on each kind of host and good for an estimate only.
+_CORE_SECS_PER_TRIAL = {"llvm": 0.15, "cuda": 0.6}
+_SLICE_SECS_PER_TRIAL = {"llvm": 0.06, "cuda": 0.06}
+_FIXED_SECS = {"llvm": 60.0, "cuda": 60.0}  # start-up, finalists, artifact, verification
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the run's workers go."""
+
+    target: TargetSpec
+    device: str
+    slices: tuple[tuple[SliceSpec, str | None], ...]  # with the node that each is bound to
+    tuners: tuple[TunerSpec, ...]
+    bounds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The model as kernels, and the tasks that tuning them makes."""
+
+    lowered: Lowered = field(repr=False)
+    tasks: tuple[Task, ...]
+
+
+def load(settings: TuneSettings) -> Model:
+    """Load the settings' model with its shapes fixed."""
+    return load_model(
+        settings.model, shapes=settings.shapes, dims=settings.dims, batch=settings.batch
+    )
+
+
+def local_layout(settings: TuneSettings, facts: HostFacts) -> Layout:
+    """Plan slices and tuners on this machine; HostError where it cannot do what is asked."""
+    usable = member(settings.slice_kind).usability()
+    if not usable.ok:
+        raise HostError(f"no {settings.slice_kind} slices here: {usable.why}")
+    here = plan(
+        settings.slice_kind, settings.pct, settings.slices, external=settings.mps == "external"
+    )
+    node = Node("", facts.hostname, facts.usable_cores, here)
+    return layout_of([node], settings, device_of(settings.slice_kind, facts))
+
+
+def layout_of(nodes: Sequence[Node], settings: TuneSettings, device: str) -> Layout:
+    """Join the plans of a cluster's nodes; those without slices still search and build."""
+    with_slices = [n for n in nodes if n.plan.slices]
+    if not with_slices:
+        problems = {f"{n.hostname}: {n.plan.problem}" for n in nodes}
+        first = next(iter(nodes)).plan.problem if len(nodes) == 1 else "; ".join(sorted(problems))
+        raise HostError(first or "the cluster has no node")
+    targets = {n.plan.target for n in with_slices}
+    if len(targets) > 1:
+        raise HostError(
+            "the nodes differ in what code is generated for: "
+            + "; ".join(sorted(t.json for t in targets))
+            + "; tune on nodes of one kind"
+        )
+    several = len(with_slices) > 1
+    slices = []
+    for number, node in enumerate(with_slices):
+        for spec in node.plan.slices:
+            name = f"n{number}-{spec.slice_id}" if several else spec.slice_id
+            slices.append((_renamed(spec, name), node.node_id or None))
+    return Layout(
+        target=with_slices[0].plan.target,
+        device=device,
+        slices=tuple(slices),
+        tuners=tuple(plan_tuners(nodes, settings.tuners)),
+        bounds=tuple(n.plan.bound for n in with_slices),
+    )
+
+
+def kernels_of(model: Model, target: TargetSpec) -> Kernels:
+    """Lower the model and extract its tasks."""
+    from tunerd.lowering import lower
+    from tunerd.tasks import extract_tasks
+
+    lowered = lower(model, target)
+    return Kernels(lowered, extract_tasks(lowered, target))
+
+
+def device_of(kind: str, facts: HostFacts) -> str:
+    """Return the device's model as a slice's proof will name it."""
+    if kind == "simulated":
+        return "simulated device"
+    if kind == "cpu":
+        return facts.cpu_model
+    return facts.gpus[0].name if facts.gpus else "unknown GPU"
+
+
+def estimate_secs(settings: TuneSettings, layout: Layout) -> float | None:
+    """Estimate the run's time from its trials, or None where they are not limited."""
+    kind = layout.target.kind
+    if settings.trials is None:
+        return None if settings.budget_secs is None else settings.budget_secs + _FIXED_SECS[kind]
+    cores = sum(t.cpus for t in layout.tuners)
+    building = settings.trials * _CORE_SECS_PER_TRIAL[kind] / cores
+    measuring = settings.trials * _SLICE_SECS_PER_TRIAL[kind] / len(layout.slices)
+    shares_cores = any(s.lane is not None for s, _ in layout.slices)
+    work = building + measuring if shares_cores else max(building, measuring)
+    return min(work, settings.budget_secs or work) + _FIXED_SECS[kind]
+
+
+def describe(
+    settings: TuneSettings, model: Model, layout: Layout, tasks: Sequence[Task]
+) -> dict[str, Any]:
+    """Return what a run of these values would do, for --dry-run."""
+    return {
+        "model": {
+            "name": model.name,
+            "digest": model.digest,
+            "inputs": to_json(model.inputs),
+            "outputs": to_json(model.outputs),
+            "notes": list(model.notes),
+        },
+        "share_pct": settings.pct,
+        "target": layout.target.json,
+        "device": layout.device,
+        "bound": list(layout.bounds),
+        "slices": [
+            {
+                "slice_id": s.slice_id,
+                "kind": s.kind,
+                "pct": s.pct,
+                "gpu_uuid": s.gpu_uuid,
+                "cores": list(s.cores),
+                "environment": dict(s.environment),
+            }
+            for s, _ in layout.slices
+        ],
+        "tuners": [to_json(t) for t in layout.tuners],
+        "tasks": [
+            {"task_id": t.task_id, "name": t.name, "weight": t.weight, "flops": t.flops}
+            for t in tasks
+        ],
+        "trials": settings.trials,
+        "budget_secs": settings.budget_secs,
+        "estimate_secs": estimate_secs(settings, layout),
+    }
+
+
+def host_facts() -> HostFacts:
+    return host.facts()
+
+
+def _renamed(spec: SliceSpec, slice_id: str) -> SliceSpec:
+    from dataclasses import replace
+
+    return replace(spec, slice_id=slice_id)

@@ -1,0 +1,368 @@
+"""One run: wires model, cluster, coordinator, store and ending together; goes on after any kill."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tunerd import coordinator as c
+from tunerd import preparation
+from tunerd.actors import Answer, Cluster
+from tunerd.errors import HostError, InfrastructureError, Interrupted
+from tunerd.finals import Ending, finish
+from tunerd.history import failures_of, history_of, spans_by_worker
+from tunerd.progress import Progress, ProgressState, TaskProgress
+from tunerd.records import RunFacts
+from tunerd.report.page import write_report
+from tunerd.run_folder import RunFolder
+from tunerd.search import Proposal, default_candidate
+from tunerd.settings import TuneSettings
+from tunerd.vocabulary import (
+    Activity,
+    Candidate,
+    CapProof,
+    Correctness,
+    Failure,
+    Model,
+    Outcome,
+    Span,
+    Task,
+    TrialState,
+    to_json,
+)
+
+if TYPE_CHECKING:
+    from tunerd.host import HostFacts
+
+log = logging.getLogger(__name__)
+
+_TICK_SECS = 0.5
+_SPANS_AT_ONCE = 200
+_ACTIVITIES = {
+    "propose": Activity.SEARCH,
+    "build": Activity.BUILD,
+    "measure": Activity.MEASURE,
+    "warm_up": Activity.WAIT,
+}
+
+
+def tune(settings: TuneSettings, progress: Progress) -> Outcome:
+    """Tune a model as `settings` say and return how it ended; the run folder keeps everything.
+
+    Raises TunerdError for what people can mend. Interrupted (Ctrl-C or SIGTERM, once) comes after
+    what was under way has been measured and stored: the same call goes on from there.
+    """
+    started = time.monotonic()
+    facts = preparation.host_facts()
+    layout = None
+    if settings.address is None:  # what this machine cannot do is said before anything is loaded
+        layout = preparation.local_layout(settings, facts)
+    model = preparation.load(settings)
+    run = f"{model.name}-{int(time.time())}"
+    device = preparation.device_of(settings.slice_kind, facts)
+    opened: Cluster | None = None
+    if layout is None:
+        opened = Cluster(address=settings.address, run=run, cpus=0, gpus=0)
+        layout = preparation.layout_of(
+            opened.nodes(
+                settings.slice_kind,
+                settings.pct,
+                settings.slices,
+                external=settings.mps == "external",
+            ),
+            settings,
+            device,
+        )
+    run_facts = RunFacts.of(settings, model, target=layout.target, device=device, host=facts)
+    with RunFolder.open(settings.out, facts=run_facts) as folder, _Stop() as stop:
+        session = _Session(settings, folder, model, layout, progress, stop, started)
+        return session.run(facts, run, opened)
+
+
+class _Session:
+    def __init__(
+        self,
+        settings: TuneSettings,
+        folder: RunFolder,
+        model: Model,
+        layout: preparation.Layout,
+        progress: Progress,
+        stop: _Stop,
+        started: float,
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._store = folder.store
+        self._model = model
+        self._layout = layout
+        self._progress = progress
+        self._stop = stop
+        self._started = started
+        self._phase = "starting"
+        self._tasks: tuple[Task, ...] = ()
+        self._coordinator = c.Coordinator((), c.Limits())
+        self._trial_ids: dict[str, int] = {}
+        self._spans: list[Span] = []
+        self._lost = 0
+        self._began = started
+
+    def run(self, facts: HostFacts, run: str, opened: Cluster | None) -> Outcome:
+        self._show("starting Ray, and lowering the model")
+        gpus = len({s.gpu_uuid for s, _ in self._layout.slices if s.gpu_uuid})
+        # Ray needs seconds to start, and so does TVM: at once.
+        lowering: Future[preparation.Kernels] = Future()
+        thread = threading.Thread(target=self._lower, args=(lowering,), daemon=True)
+        thread.start()
+        with opened or Cluster(
+            address=None, run=run, cpus=facts.usable_cores, gpus=gpus
+        ) as cluster:
+            kernels = lowering.result()
+            self._tasks = kernels.tasks
+            self._restore(kernels)
+            proofs = self._start_workers(cluster, kernels)
+            self._search(cluster)
+            if self._stop.requested:
+                raise Interrupted(
+                    "stopped on request; what was measured is stored, and the same command goes on"
+                )
+            self._phase = "finishing"
+            outcome = finish(
+                Ending(
+                    settings=self._settings,
+                    folder=self._folder,
+                    model=replace(self._model, notes=self._notes(kernels)),
+                    layout=self._layout,
+                    kernels=kernels,
+                    cluster=cluster,
+                    proofs=proofs,
+                    say=self._show,
+                )
+            )
+        self._show("writing the report")
+        self._report(outcome, facts)
+        if outcome.verification.verdict is Correctness.WRONG:
+            log.error("%s", outcome.verification.message)
+        return outcome
+
+    def _lower(self, into: Future[preparation.Kernels]) -> None:
+        try:
+            into.set_result(preparation.kernels_of(self._model, self._layout.target))
+        except BaseException as error:
+            into.set_exception(error)
+
+    def _notes(self, kernels: preparation.Kernels) -> tuple[str, ...]:
+        return (*self._model.notes, *kernels.lowered.notes)
+
+    def _restore(self, kernels: preparation.Kernels) -> None:
+        """Take over what earlier sessions in this folder have measured."""
+        settings = self._settings
+        budget = settings.budget_secs
+        self._coordinator = c.Coordinator(kernels.tasks, c.Limits(settings.trials, budget))
+        self._store.register_tasks(kernels.tasks)
+        self._store.save_slices([s for s, _ in self._layout.slices])
+        unfinished = [r.candidate for r in self._store.requeue_unfinished()]
+        ended = []
+        for record in self._store.records():
+            self._trial_ids[record.candidate.candidate_id] = record.trial_id
+            if record.state in (TrialState.MEASURED, TrialState.FAILED):
+                assert record.result is not None
+                ended.append((record.candidate, record.result))
+        self._coordinator.restore(ended, unfinished)
+        if ended:
+            log.info("going on with %d trials of earlier sessions", len(ended))
+
+    def _start_workers(
+        self, cluster: Cluster, kernels: preparation.Kernels
+    ) -> tuple[CapProof, ...]:
+        layout = self._layout
+        self._show(f"starting {len(layout.tuners)} tuners and {len(layout.slices)} slices")
+        cluster.start_tuners(layout.tuners, kernels.tasks, self._settings.seed)
+        proofs = cluster.start_slices(layout.slices)
+        for proof in proofs:
+            self._store.save_proof(proof)
+        if len({(p.device, p.sm_count) for p in proofs}) > 1:
+            raise HostError(
+                "the slices obtained different shares: "
+                + ", ".join(f"{p.slice_id}: {p.sm_count} of {p.device}" for p in proofs)
+                + "; their measurements could not be compared"
+            )
+        return tuple(proofs)
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def _search(self, cluster: Cluster) -> None:
+        coordinator = self._coordinator
+        self._phase = "tuning"
+        self._began = time.monotonic()
+        self._carry_out(cluster, coordinator.start([default_candidate(t) for t in self._tasks]))
+        lanes = {s.slice_id: s.lane for s, _ in self._layout.slices}
+        joining: list[c.Event] = [
+            c.WorkerJoined(slice_id, "slice", lane) for slice_id, lane in lanes.items()
+        ]
+        for event in joining:
+            self._carry_out(cluster, coordinator.handle(event))
+        while not coordinator.finished:
+            for answer in cluster.answers(_TICK_SECS):
+                self._note_span(answer)
+                for event in self._events(cluster, answer):
+                    self._carry_out(cluster, coordinator.handle(event))
+            if self._stop.requested and not coordinator.finished:
+                self._carry_out(cluster, coordinator.handle(c.StopRequested("stopped on request")))
+            tick = c.Tick(time.monotonic() - self._began)
+            self._carry_out(cluster, coordinator.handle(tick))
+            self._show("")
+        self._flush_spans()
+
+    def _events(self, cluster: Cluster, answer: Answer) -> Iterator[c.Event]:
+        worker_id = answer.worker_id
+        if answer.error:
+            cluster.drop(worker_id)
+            if answer.method != "warm_up":
+                yield c.WorkerLost(worker_id, answer.error)
+            log.error("lost %s: %s", worker_id, answer.error)
+            if not self._workers_left(worker_id):
+                raise InfrastructureError(
+                    f"the last {'tuner' if worker_id.startswith('tuner') else 'slice'} was lost: "
+                    f"{answer.error}; what was measured is stored, and the same command goes on"
+                )
+            return
+        if answer.method == "warm_up":
+            lane = {t.tuner_id: t.lane for t in self._layout.tuners}[worker_id]
+            yield c.WorkerJoined(worker_id, "tuner", lane)
+            return
+        work = self._coordinator.workers[worker_id].work
+        match work:
+            case c.Propose(task=task):
+                proposal: Proposal = answer.value
+                yield c.Proposed(
+                    worker_id,
+                    task.task_id,
+                    proposal.candidates,
+                    proposal.exhausted,
+                    proposal.message,
+                )
+            case c.BuildThem(candidates=candidates):
+                yield c.BuildsEnded(worker_id, tuple(zip(candidates, answer.value, strict=True)))
+            case c.Measure(builds=builds):
+                candidates = tuple(b.candidate for b in builds)
+                yield c.MeasurementsEnded(
+                    worker_id, tuple(zip(candidates, answer.value, strict=True))
+                )
+
+    def _workers_left(self, lost: str) -> bool:
+        role = "tuner" if lost.startswith("tuner") else "slice"
+        joined = [w for w in self._coordinator.workers.values() if w.role == role]
+        planned = len(self._layout.tuners if role == "tuner" else self._layout.slices)
+        self._lost += 1
+        return bool(joined) and self._lost < planned + 8
+
+    def _carry_out(self, cluster: Cluster, instructions: list[c.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case c.StoreProposed(candidates):
+                    self._propose(candidates)
+                case c.StoreBuilt(builds):
+                    for build in builds:
+                        self._store.built(self._trial_ids[build.candidate.candidate_id], build)
+                case c.StoreEnded(results):
+                    ended = {self._trial_ids[x.candidate_id]: r for x, r in results}
+                    self._store.finish_all(ended)
+                    for trial_id, result in ended.items():
+                        if isinstance(result, Failure):
+                            self._folder.write_log(trial_id, result.message)
+                case c.Measure(worker_id, builds, _):
+                    trial_ids = [self._trial_ids[b.candidate.candidate_id] for b in builds]
+                    self._store.start(trial_ids, worker_id)
+                    cluster.submit(instruction)
+                case c.Propose() | c.BuildThem():
+                    cluster.submit(instruction)
+                case c.Finish(reason):
+                    log.info("search ended: %s", reason)
+
+    def _propose(self, candidates: tuple[Candidate, ...]) -> None:
+        trial_ids = self._store.propose(candidates)
+        self._trial_ids |= {x.candidate_id: i for x, i in zip(candidates, trial_ids, strict=True)}
+
+    # --- what people see -----------------------------------------------------------------------
+
+    def _show(self, message: str) -> None:
+        coordinator, layout = self._coordinator, self._layout
+        states = coordinator.tasks.values()
+        total = coordinator.weighted_best_secs() or 0.0
+        self._progress.update(
+            ProgressState(
+                elapsed_secs=time.monotonic() - self._started,
+                budget_secs=self._settings.budget_secs,
+                trials_done=coordinator.ended_trials,
+                trials_failed=coordinator.failed_trials,
+                trials_budget=self._settings.trials,
+                slices_busy=coordinator.busy("slice"),
+                slices=len(layout.slices),
+                tuners_busy=coordinator.busy("tuner"),
+                tuners=len(layout.tuners),
+                tasks=tuple(
+                    TaskProgress(
+                        name=s.task.name,
+                        weight=s.task.weight,
+                        default_secs=s.default_secs,
+                        best_secs=s.best_secs,
+                        trials=s.ended,
+                        share=s.task.weight * s.reference_secs / total if total else 0.0,
+                    )
+                    for s in states
+                ),
+                phase=self._phase,
+                message=message,
+            )
+        )
+
+    def _report(self, outcome: Outcome, facts: HostFacts) -> None:
+        sessions = self._store.sessions()
+        write_report(
+            self._folder.paths.report,
+            outcome=outcome,
+            history=history_of(self._tasks, self._store.records(), sessions[0][0]),
+            spans=spans_by_worker(self._store.spans()),
+            failures=failures_of(self._store.records()),
+            settings=self._settings.model_dump(mode="json"),
+            host=to_json(facts),
+        )
+
+    def _note_span(self, answer: Answer) -> None:
+        activity = _ACTIVITIES[answer.method]
+        self._spans.append(Span(answer.worker_id, activity, answer.started_at, answer.ended_at))
+        if len(self._spans) >= _SPANS_AT_ONCE:
+            self._flush_spans()
+
+    def _flush_spans(self) -> None:
+        spans, self._spans = self._spans, []
+        self._store.add_spans(spans)
+
+
+class _Stop:
+    """Remembers the first Ctrl-C or SIGTERM; the second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> _Stop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
