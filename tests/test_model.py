@@ -236,6 +236,14 @@ def test_the_note_says_what_the_batch_was_checked_against(tmp_path: Path) -> Non
     )
 
 
+def test_a_check_on_outputs_that_ignore_the_input_says_so(tmp_path: Path) -> None:
+    proto = flattening_net(target=(1, 64))
+    weight = next(i for i in proto.graph.initializer if i.name == "w1")
+    weight.CopyFrom(onnx.numpy_helper.from_array(np.zeros((4, 3, 3, 3), np.float32), "w1"))
+    loaded = load_model(save(tmp_path, proto), batch=4)
+    assert "the outputs are the same for every input" in loaded.notes[0]
+
+
 def test_a_batch_can_shrink_and_need_not_divide(tmp_path: Path) -> None:
     path = save(tmp_path, flattening_net(target=(4, 64), batch=4))
     assert load_model(path, batch=1).outputs[0].shape == (1, 5)

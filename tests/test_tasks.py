@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -20,6 +22,9 @@ from tunerd.model import load_model
 from tunerd.reference import Reference, agree, random_inputs
 from tunerd.tasks import extract_tasks
 from tunerd.vocabulary import Model, TargetSpec
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
 
 LLVM = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 2}))
 CUDA = TargetSpec(
@@ -44,8 +49,35 @@ def load(tmp_path: Path, proto: onnx.ModelProto, **options: object) -> Model:
     return load_model(path, **options)  # type: ignore[arg-type]
 
 
+def innermost_output_loop(mod: IRModule) -> IRModule:
+    """Return `mod` with reductions outside of the last loop of their output.
+
+    As they are, large convolutions step through their weights column by column: VGG-19 would take
+    minutes.
+    """
+    from tvm.s_tir import Schedule
+    from tvm.tirx import IterVar, PrimFunc
+
+    changed = mod.clone()
+    for var, func in mod.functions_items():
+        if not isinstance(func, PrimFunc):
+            continue
+        schedule = Schedule(func)
+        for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+            loops, iters = schedule.get_loops(block), schedule.get(block).iter_vars
+            reduced = [i.iter_type == IterVar.CommReduce for i in iters]
+            if len(loops) == len(iters) and any(reduced) and not all(reduced):
+                spatial = [
+                    x for x, is_reduced in zip(loops, reduced, strict=True) if not is_reduced
+                ]
+                inner = [x for x, is_reduced in zip(loops, reduced, strict=True) if is_reduced]
+                schedule.reorder(*spatial[:-1], *inner, spatial[-1])
+        changed.update_func(var, schedule.mod["main"].without_attr("global_symbol"))
+    return changed
+
+
 def run(lowered: Lowered, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Compile with TVM's own schedules and run on this machine."""
+    """Compile with TVM's own lowering and run on this machine."""
     import tvm
     from tvm import relax
     from tvm.relax.backend.cpu_generic import pipeline
@@ -53,7 +85,8 @@ def run(lowered: Lowered, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
     target = make_target(LLVM)
     with target:
         passes = pipeline.get_default_pipeline(target)
-        executable = relax.build(lowered.mod, target, relax_pipeline=passes)
+        mod = innermost_output_loop(lowered.mod)
+        executable = relax.build(mod, target, relax_pipeline=passes)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     arrays = [*feed.values(), *lowered.weights.values()]
     result = machine["main"](*[tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays])
@@ -320,7 +353,7 @@ print(json.dumps([[t.task_id for t in tasks], mods, "tvm.s_tir.tensor_intrin" in
     )
     ids, mods, slow_import = json.loads(done.stdout.splitlines()[-1])
     assert ids == [t.task_id for t in tasks]
-    assert len(mods) == len(tasks)
+    assert mods == [hashlib.sha256(t.mod_json.encode()).hexdigest() for t in tasks]
     assert not slow_import  # it takes 22 s and only tensor cores need it
 
 
@@ -375,9 +408,9 @@ def test_a_small_encoder_agrees_with_onnx_runtime(tmp_path: Path) -> None:
         pytest.param("light_inception_v1", 78, marks=pytest.mark.slow),
         pytest.param("light_inception_v2", 60, marks=pytest.mark.slow),
         pytest.param("light_densenet121", 189, marks=pytest.mark.slow),
-        pytest.param("light_bvlc_alexnet", 0, marks=pytest.mark.slow),
-        pytest.param("light_zfnet512", 0, marks=pytest.mark.slow),
-        pytest.param("light_vgg19", 0, marks=pytest.mark.slow),
+        pytest.param("light_bvlc_alexnet", 20, marks=pytest.mark.slow),
+        pytest.param("light_zfnet512", 19, marks=pytest.mark.slow),
+        pytest.param("light_vgg19", 20, marks=pytest.mark.slow),
         pytest.param("encoder12", 11, marks=pytest.mark.slow),
     ],
 )

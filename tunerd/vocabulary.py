@@ -66,7 +66,7 @@ class TargetSpec:
 class Task:
     """One distinct kernel of a model."""
 
-    task_id: str  # 12 hex digits of the sha256 of the workload's TVM JSON
+    task_id: str  # 12 hex digits, the same for equal workloads of any model, in any process
     name: str
     weight: int  # calls per inference
     flops: float  # of one call; 0 where TVM cannot tell
