@@ -63,6 +63,22 @@ def unit_permutes_to_reshapes(mod: IRModule) -> IRModule:
     return _mutated(mod, _UnitPermutes(mod))
 
 
+def name_inputs(mod: IRModule) -> IRModule:
+    """Return `mod` with the parameters of `main` named input_0, input_1 and so on.
+
+    Their ONNX names end up in generated code, where "gpu_0/data_0" is no identifier.
+    """
+    main = mod["main"]
+    params = [relax.Var(f"input_{i}", p.ty) for i, p in enumerate(main.params)]
+    renamer = _Renamer(mod)
+    renamer.new = {o.__chandle__(): n for o, n in zip(main.params, params, strict=True)}
+    body = renamer.visit_expr(main.body)
+    main = relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs)
+    mod = mod.clone()
+    mod.update_func(mod.get_global_var("main"), main)
+    return mod
+
+
 def _mutated(mod: IRModule, mutate: PyExprMutator) -> IRModule:
     main = mutate.visit_expr(mod["main"])
     mod = mod.clone()
@@ -126,6 +142,14 @@ class _Hoister(PyExprMutator):  # type: ignore[misc]
             self.params.append(var)
             self.values[var.name] = const.value.numpy()
         return self._known[key]
+
+
+@mutator
+class _Renamer(PyExprMutator):  # type: ignore[misc]
+    new: dict[int, relax.Var]  # by address of the old one
+
+    def visit_var_(self, var: relax.Var) -> relax.Expr:
+        return self.new.get(var.__chandle__(), var)
 
 
 @mutator

@@ -182,13 +182,13 @@ class TaskState:
     def gain_secs(self) -> float:
         """Estimate what the next batch saves per inference, as Ansor does (arXiv 2006.06762, §6).
 
-        The mean of what the last batches brought and of an optimistic guess that the gain so far
-        goes on, shrinking with the number of batches.
+        The mean of what the last batches brought and of an optimistic guess that shrinks with the
+        number of batches. What the first batch brought over the default says nothing of the next.
         """
         latency = self.reference_secs
         if not self.batches:
             return self.task.weight * latency
-        history = self.best_after_batch[-_WINDOW - 1 :]
+        history = self.best_after_batch[-_WINDOW - 1 :] or [latency]
         recent = (history[0] - history[-1]) / max(1, len(history) - 1)
         guess = latency / (self.batches + 1)
         return self.task.weight * ((1 - _OPTIMISM) * recent + _OPTIMISM * guess)
@@ -361,7 +361,6 @@ class Coordinator:
         if is_default:
             state.default_open = False
             state.default_secs, state.default_failed = secs, secs is None
-            state.best_after_batch.insert(0, state.reference_secs)
             return
         state.open.discard(candidate.candidate_id)
         state.ended += 1

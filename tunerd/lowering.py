@@ -75,12 +75,14 @@ def make_target(target: TargetSpec) -> Target:
 def _import(model: Model) -> IRModule:
     from tvm.relax.frontend.onnx import from_onnx
 
+    from tunerd.constants import name_inputs
+
     _require_known_operators(model)
     # The importer prints what it fails on, and warns of each input that it renames.
     with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return from_onnx(model.proto)
+            return name_inputs(from_onnx(model.proto))
         except Exception as error:  # any kind: the importer is a thousand converters
             about = printed.getvalue().partition(", with inputs")[0].strip()
             log.info("import failed: %s", about, exc_info=True)

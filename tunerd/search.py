@@ -125,7 +125,7 @@ class Searcher:
         if found:
             # The strategy counts what it was told; tunerd tells results later, in its own order.
             island.context.notify_runner_results(found, [_runner_result(None) for _ in found])
-        fresh = []
+        fresh: list[Candidate] = []
         for measure in found:
             if len(fresh) == count:
                 break
