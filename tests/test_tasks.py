@@ -194,6 +194,28 @@ def test_several_inputs_and_outputs_keep_their_order(tmp_path: Path) -> None:
     check(load(tmp_path, model(nodes, inputs=inputs, outputs=outputs, weights={"w": floats(4, 3)})))
 
 
+def test_a_batch_norm_that_was_not_simplified_is_folded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(proto: onnx.ModelProto) -> onnx.ModelProto:
+        raise RuntimeError("no")
+
+    norm = ["c", "scale", "bias", "mean", "var"]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", norm, ["n"]),
+        helper.make_node("Relu", ["n"], ["out"]),
+    ]
+    weights = {n: np.abs(floats(4, seed=i)) + 0.5 for i, n in enumerate(norm[1:])}
+    weights["w"] = floats(4, 3, 3, 3)
+    inputs, outputs = {"x": (1, 3, 6, 6)}, {"out": (1, 4, 6, 6)}
+    monkeypatch.setattr("tunerd.simplify._slim", refuse)
+    loaded = load(tmp_path, model(nodes, inputs=inputs, outputs=outputs, weights=weights))
+    assert loaded.notes == ("not simplified: no",)
+    lowered = check(loaded)
+    assert len(operators(lowered)) <= 3  # in, one fused convolution, out
+
+
 def test_a_layout_that_would_add_transposes_is_not_used(tmp_path: Path) -> None:
     nodes = []
     x = "x"

@@ -125,10 +125,9 @@ def _clean_up() -> list[Callable[[IRModule], IRModule]]:
     from tunerd.constants import fold_constants
 
     return [
+        # Not FoldBatchnormToConv2D: it crashes the process where there is something to fold.
         rt.DecomposeOpsForInference(),
         rt.CanonicalizeBindings(),
-        fold_constants,
-        rt.FoldBatchnormToConv2D(),
         fold_constants,
         rt.EliminateCommonSubexpr(),
         rt.RemoveRedundantReshape(),
