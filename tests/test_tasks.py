@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -210,10 +211,57 @@ def test_a_batch_norm_that_was_not_simplified_is_folded_all_the_same(
     weights["w"] = floats(4, 3, 3, 3)
     inputs, outputs = {"x": (1, 3, 6, 6)}, {"out": (1, 4, 6, 6)}
     monkeypatch.setattr("tunerd.simplify._slim", refuse)
-    loaded = load(tmp_path, model(nodes, inputs=inputs, outputs=outputs, weights=weights))
+    proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
+    loaded = load(tmp_path, proto)
     assert loaded.notes == ("not simplified: no",)
-    lowered = check(loaded)
-    assert len(operators(lowered)) <= 3  # in, one fused convolution, out
+    for each in (loaded, dataclasses.replace(loaded, proto=proto)):  # the latter as it was
+        lowered = check(each)
+        assert len(operators(lowered)) <= 3  # in, one fused convolution, out
+
+
+def test_an_operator_without_a_kernel_in_channels_last_keeps_the_model_in_its_layout(
+    tmp_path: Path,
+) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"]),
+        helper.make_node("ConvTranspose", ["a", "w2"], ["out"], strides=[2, 2]),
+    ]
+    weights = {"w1": floats(4, 3, 1, 1), "w2": floats(4, 2, 2, 2)}
+    inputs, outputs = {"x": (1, 3, 6, 6)}, {"out": (1, 2, 12, 12)}
+    proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
+    lowered = check(load(tmp_path, proto))
+    assert lowered.notes[0].endswith("no NHWC kernel for nn.conv2d_transpose (1)")
+
+
+ACTIVATIONS = {
+    "Clip": [helper.make_node("Clip", ["c", "zero", "six"], ["out"])],
+    "Clip without an upper bound": [helper.make_node("Clip", ["c", "zero"], ["out"])],
+    "HardSigmoid": [helper.make_node("HardSigmoid", ["c"], ["out"], alpha=0.3)],
+    "HardSwish": [helper.make_node("HardSwish", ["c"], ["out"])],
+    "LeakyRelu": [helper.make_node("LeakyRelu", ["c"], ["out"], alpha=0.1)],
+    "Max": [helper.make_node("Max", ["c", "zero", "c"], ["out"])],
+    "Min": [helper.make_node("Min", ["c", "six"], ["out"])],
+    "PRelu": [helper.make_node("PRelu", ["c", "slope"], ["out"])],
+    "Sigmoid": [helper.make_node("Sigmoid", ["c"], ["out"])],
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_joins_its_convolution(tmp_path: Path, name: str) -> None:
+    weights = {
+        "w": floats(4, 3, 3, 3) * 4,
+        "zero": np.array(0, np.float32),
+        "six": np.array(6, np.float32),
+        "slope": floats(4, 1, 1),
+    }
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]), *ACTIVATIONS[name]]
+    inputs, outputs = {"x": (1, 3, 6, 6)}, {"out": (1, 4, 6, 6)}
+    proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
+    lowered = check(load(tmp_path, proto))
+    assert lowered.notes == ()
+    others = operators(lowered) - {"transpose"}
+    assert len(others) == 1
+    assert others.pop().startswith("fused_conv2d")
 
 
 def test_a_layout_that_would_add_transposes_is_not_used(tmp_path: Path) -> None:
@@ -238,7 +286,7 @@ def test_a_graph_that_tvm_cannot_convert_stays_in_its_layout(tmp_path: Path) -> 
     nodes = [
         helper.make_node("Conv", ["x", "w1"], ["a"]),
         helper.make_node("Conv", ["x", "w2"], ["b"]),
-        helper.make_node("Max", ["a", "b"], ["out"]),
+        helper.make_node("Mean", ["a", "b"], ["out"]),
     ]
     weights = {"w1": floats(4, 4, 1, 1), "w2": floats(4, 4, 1, 1, seed=1)}
     shape = (1, 4, 6, 6)

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.tirx import FloatImm, IntImm
 
 from tunerd.vocabulary import Arrays
 
@@ -86,6 +87,11 @@ def _mutated(mod: IRModule, mutate: PyExprMutator) -> IRModule:
     return mod
 
 
+def _tensor(operand: relax.Expr) -> relax.Expr:
+    is_number = isinstance(operand, FloatImm | IntImm)
+    return relax.const(operand.value, str(operand.ty.dtype)) if is_number else operand
+
+
 def _shape(call: relax.Call) -> tuple[int, ...]:
     return tuple(int(d) for d in call.ty.shape.values)
 
@@ -102,6 +108,11 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
         name = getattr(call.op, "name", "")
         if name not in _ARITHMETIC and name not in _MOVES:
             return visited
+        if name in _ARITHMETIC:
+            # As DecomposeOpsForInference leaves an epsilon. ConvertLayout crashes the process on
+            # an operand that is a number instead of a tensor.
+            operands = [_tensor(a) for a in visited.args]
+            visited = relax.Call(visited.op, operands, visited.attrs, ty_args=visited.ty_args)
         operands = [a for a in visited.args if not isinstance(a, relax.ShapeExpr)]
         constants = [self._constant(a) for a in operands]
         values = [c.value.numpy() for c in constants if c is not None]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tunerd.errors import ModelError
+from tunerd.model import counted
 from tunerd.rewrites import subgraphs
 from tunerd.simplify import last_line
 from tunerd.vocabulary import Arrays, Model, TargetSpec
@@ -52,10 +53,19 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
     mod = _import(model)
     with tvm_target, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        mod = _run(mod, _clean_up())
-        mod, notes = _channels_last(mod)
-        mod = _run(mod, _fuse())
-        _require_static(mod, model)
+        clean = _run(mod, _clean_up())
+        preferred, notes = _channels_last(clean)
+        mod = _run(preferred, _fuse())
+        left = _not_lowered(mod)
+        if left and preferred is not clean:
+            notes = (f"convolutions stay in NCHW: TVM has no NHWC kernel for {counted(left)}",)
+            mod = _run(clean, _fuse())
+            left = _not_lowered(mod)
+        if left:
+            raise ModelError(
+                f"TVM has no kernel of fixed shape for these operators of {model.name}: "
+                f"{counted(left)}; export the model without them"
+            )
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
     return Lowered(mod, weights, len(model.inputs), notes)
 
@@ -76,13 +86,15 @@ def _import(model: Model) -> IRModule:
     from tvm.relax.frontend.onnx import from_onnx
 
     from tunerd.constants import name_inputs
+    from tunerd.converters import layout_friendly_converters
 
     _require_known_operators(model)
     # The importer prints what it fails on, and warns of each input that it renames.
     with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return name_inputs(from_onnx(model.proto))
+            with layout_friendly_converters():
+                return name_inputs(from_onnx(model.proto))
         except Exception as error:  # any kind: the importer is a thousand converters
             about = printed.getvalue().partition(", with inputs")[0].strip()
             log.info("import failed: %s", about, exc_info=True)
@@ -103,9 +115,8 @@ def _require_known_operators(model: Model) -> None:
         if node.op_type not in known
     )
     if unknown:
-        names = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
         raise ModelError(
-            f"TVM cannot import these operators of {model.name}: {names}; "
+            f"TVM cannot import these operators of {model.name}: {counted(unknown)}; "
             "export the model without them"
         )
 
@@ -125,7 +136,6 @@ def _clean_up() -> list[Callable[[IRModule], IRModule]]:
     from tunerd.constants import fold_constants
 
     return [
-        # Not FoldBatchnormToConv2D: it crashes the process where there is something to fold.
         rt.DecomposeOpsForInference(),
         rt.CanonicalizeBindings(),
         fold_constants,
@@ -197,8 +207,8 @@ def _count(mod: IRModule, op: str) -> int:
     return found
 
 
-def _require_static(mod: IRModule, model: Model) -> None:
-    """Raise ModelError where an operator was not lowered: its shape depends on values."""
+def _not_lowered(mod: IRModule) -> Counter[str]:
+    """Count the operators that have no kernel in this layout, or for a shape known only later."""
     from tvm import relax
 
     left: Counter[str] = Counter()
@@ -207,12 +217,7 @@ def _require_static(mod: IRModule, model: Model) -> None:
     def visit(expr: relax.Expr) -> None:
         name = getattr(expr.op, "name", "") if isinstance(expr, relax.Call) else ""
         if name.startswith("relax.") and name not in allowed:
-            left[name] += 1
+            left[name.removeprefix("relax.")] += 1
 
     relax.analysis.post_order_visit(mod["main"], visit)
-    if left:
-        names = ", ".join(f"{name} ({count})" for name, count in sorted(left.items()))
-        raise ModelError(
-            f"TVM has no kernel of fixed shape for these operators of {model.name}: {names}; "
-            "export the model without them"
-        )
+    return left

@@ -15,7 +15,7 @@ from tunerd.batch import exported_batch, open_batch_shapes, with_batch
 from tunerd.errors import ModelError
 from tunerd.rewrites import subgraphs
 from tunerd.shapes import Shape, declared_inputs, fix_shapes, resolve_shapes
-from tunerd.simplify import simplify
+from tunerd.simplify import infer_shapes, simplify
 from tunerd.vocabulary import Model, TensorSpec
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ def _read(path: Path) -> onnx.ModelProto:
         from onnx import inliner
 
         proto = inliner.inline_local_functions(proto)
+    if not all(o.type.tensor_type.HasField("shape") for o in proto.graph.output):
+        proto = infer_shapes(proto)  # ONNX allows outputs without a shape, its checker does not
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
