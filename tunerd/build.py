@@ -127,7 +127,7 @@ def default_schedule(mod: IRModule, target: Target) -> IRModule:
         dlight.gpu.Fallback(),
     )
     with target:
-        return dlight.ApplyDefaultSchedule(*rules)(mod)
+        return dlight.ApplyDefaultSchedule(*rules)(mod.clone())  # it changes what it is given
 
 
 def export_library(module: Module | Executable, path: Path, *, arch: str | None) -> str:

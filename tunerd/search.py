@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# MetaSchedule's defaults (512 and 4) took 130 s on two cores for one batch of a CUDA conv2d; these
-# take 4 s. Islands make up for the smaller populations.
+# MetaSchedule's defaults (512, 4 and 50) took 130 s on two cores for one batch of a CUDA conv2d;
+# these take 2 to 5 s. Of random CUDA schedules 1 to 9% pass the limits of a block, at 15 to 36 ms
+# each, so most of the time goes into INITIAL, the fresh ones of a batch.
 POPULATION = 64
 GENERATIONS = 2
+INITIAL = 8
 BATCH = 16
 
 # How many foreign results an island feeds to its cost model: each costs a trace application.
@@ -190,7 +192,7 @@ class Searcher:
             ),
             strategy=ms.search_strategy.EvolutionarySearch(
                 population_size=POPULATION,
-                init_min_unmeasured=BATCH,
+                init_min_unmeasured=INITIAL,
                 genetic_num_iters=GENERATIONS,
             ),
             name=task.name,
