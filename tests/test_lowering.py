@@ -1,0 +1,304 @@
+"""Lowering: kernels agree with ONNX Runtime, weights stay outside of code."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from lowered import EXAMPLES, LLVM, check, load, operators
+from models import conv_net, floats, ints, model, shape_arithmetic_net
+from onnx import TensorProto, helper
+
+from tunerd.errors import ModelError
+from tunerd.lowering import lower
+from tunerd.tasks import extract_tasks
+
+# --- graphs ------------------------------------------------------------------------------------
+
+
+def test_a_residual_network_fuses_into_one_kernel_a_convolution(tmp_path: Path) -> None:
+    lowered = check(load(tmp_path, conv_net()))
+    names = [t.name for t in extract_tasks(lowered, LLVM)]
+    fused = [n for n in names if "conv2d" in n]
+    assert len(fused) == 2
+    assert all("add" in n for n in fused)
+    assert not any("stack" in n or "broadcast" in n for n in names)
+
+
+def test_convolutions_are_lowered_to_channels_last(tmp_path: Path) -> None:
+    lowered = lower(load(tmp_path, conv_net()), LLVM)
+    shapes = [w.shape for w in lowered.weights.values() if w.ndim == 4 and w.shape[0] == 3]
+    assert shapes == [(3, 3, 3, 8), (3, 3, 8, 8)]
+    assert lowered.notes == ()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_model_of_open_batch_height_and_width_runs(tmp_path: Path, batch: int) -> None:
+    dims = {"n": batch, "h": 20, "w": 14}
+    check(load(tmp_path, conv_net(("n", 3, "h", "w")), dims=dims))
+
+
+def test_a_model_with_shape_arithmetic_runs(tmp_path: Path) -> None:
+    dims = {"n": 2, "h": 12, "w": 10}
+    check(load(tmp_path, shape_arithmetic_net(("n", 3, "h", "w")), dims=dims))
+
+
+def test_another_batch_runs(tmp_path: Path) -> None:
+    loaded = load(tmp_path, conv_net(), batch=3)
+    assert loaded.inputs[0].shape[0] == 3
+    check(loaded)
+
+
+def test_grouped_convolutions_and_channel_shuffles_run_in_channels_last(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], group=2),
+        helper.make_node("Reshape", ["a", "split"], ["b"]),
+        helper.make_node("Transpose", ["b"], ["c"], perm=[0, 2, 1, 3, 4]),
+        helper.make_node("Reshape", ["c", "join"], ["d"]),
+        helper.make_node("Conv", ["d", "w2"], ["out"], group=8, pads=[1, 1, 1, 1]),
+    ]
+    weights = {
+        "w1": floats(8, 2, 1, 1),
+        "w2": floats(8, 1, 3, 3),
+        "split": ints(1, 2, 4, 6, 6),
+        "join": ints(1, 8, 6, 6),
+    }
+    inputs, outputs = {"x": (1, 4, 6, 6)}, {"out": (1, 8, 6, 6)}
+    lowered = check(load(tmp_path, model(nodes, inputs=inputs, outputs=outputs, weights=weights)))
+    assert lowered.notes == ()
+
+
+def test_local_response_normalization_dropout_and_softmax_run(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"]),
+        helper.make_node("LRN", ["a"], ["b"], size=3, alpha=0.5, beta=0.75, bias=1.0),
+        helper.make_node("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Dropout", ["c"], ["d"]),
+        helper.make_node("Flatten", ["d"], ["e"]),
+        helper.make_node("Gemm", ["e", "w2", "bias"], ["f"], transB=1, alpha=0.5, beta=2.0),
+        helper.make_node("Softmax", ["f"], ["out"]),
+    ]
+    weights = {"w1": floats(6, 3, 1, 1), "w2": floats(5, 6 * 4 * 4), "bias": floats(5)}
+    inputs, outputs = {"x": (1, 3, 8, 8)}, {"out": (1, 5)}
+    lowered = check(load(tmp_path, model(nodes, inputs=inputs, outputs=outputs, weights=weights)))
+    assert not any("dropout" in n for n in operators(lowered))
+
+
+def test_several_inputs_and_outputs_keep_their_order(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["b.1", "w"], ["p"]),
+        helper.make_node("Sub", ["a/0", "p"], ["second"]),
+        helper.make_node("Tanh", ["p"], ["first"]),
+    ]
+    inputs = {"b.1": (2, 4), "a/0": (2, 3)}
+    outputs = {"first": (2, 3), "second": (2, 3)}
+    check(load(tmp_path, model(nodes, inputs=inputs, outputs=outputs, weights={"w": floats(4, 3)})))
+
+
+def test_a_batch_norm_that_was_not_simplified_is_folded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(proto: onnx.ModelProto) -> onnx.ModelProto:
+        raise RuntimeError("no")
+
+    norm = ["c", "scale", "bias", "mean", "var"]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", norm, ["n"]),
+        helper.make_node("Relu", ["n"], ["out"]),
+    ]
+    weights = {n: np.abs(floats(4, seed=i)) + 0.5 for i, n in enumerate(norm[1:])}
+    weights["w"] = floats(4, 3, 3, 3)
+    inputs, outputs = {"x": (1, 3, 6, 6)}, {"out": (1, 4, 6, 6)}
+    monkeypatch.setattr("tunerd.simplify._slim", refuse)
+    proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
+    loaded = load(tmp_path, proto)
+    assert loaded.notes == ("not simplified: no",)
+    for each in (loaded, dataclasses.replace(loaded, proto=proto)):  # the latter as it was
+        lowered = check(each)
+        assert len(operators(lowered)) <= 3  # in, one fused convolution, out
+
+
+def test_an_operator_without_a_kernel_in_channels_last_keeps_the_model_in_its_layout(
+    tmp_path: Path,
+) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"]),
+        helper.make_node("ConvTranspose", ["a", "w2"], ["out"], strides=[2, 2]),
+    ]
+    weights = {"w1": floats(4, 3, 1, 1), "w2": floats(4, 2, 2, 2)}
+    inputs, outputs = {"x": (1, 3, 6, 6)}, {"out": (1, 2, 12, 12)}
+    proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
+    lowered = check(load(tmp_path, proto))
+    assert lowered.notes[0].endswith("no NHWC kernel for nn.conv2d_transpose (1)")
+
+
+ACTIVATIONS = {
+    "Clip": [helper.make_node("Clip", ["c", "zero", "six"], ["out"])],
+    "Clip without an upper bound": [helper.make_node("Clip", ["c", "zero"], ["out"])],
+    "HardSigmoid": [helper.make_node("HardSigmoid", ["c"], ["out"], alpha=0.3)],
+    "HardSwish": [helper.make_node("HardSwish", ["c"], ["out"])],
+    "LeakyRelu": [helper.make_node("LeakyRelu", ["c"], ["out"], alpha=0.1)],
+    "Max": [helper.make_node("Max", ["c", "zero", "c"], ["out"])],
+    "Min": [helper.make_node("Min", ["c", "six"], ["out"])],
+    "PRelu": [helper.make_node("PRelu", ["c", "slope"], ["out"])],
+    "Sigmoid": [helper.make_node("Sigmoid", ["c"], ["out"])],
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_joins_its_convolution(tmp_path: Path, name: str) -> None:
+    weights = {
+        "w": floats(4, 3, 3, 3) * 4,
+        "zero": np.array(0, np.float32),
+        "six": np.array(6, np.float32),
+        "slope": floats(4, 1, 1),
+    }
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]), *ACTIVATIONS[name]]
+    inputs, outputs = {"x": (1, 3, 6, 6)}, {"out": (1, 4, 6, 6)}
+    proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
+    lowered = check(load(tmp_path, proto))
+    assert lowered.notes == ()
+    others = operators(lowered) - {"transpose"}
+    assert len(others) == 1
+    assert others.pop().startswith("fused_conv2d")
+
+
+def test_a_layout_that_would_add_transposes_is_not_used(tmp_path: Path) -> None:
+    nodes = []
+    x = "x"
+    for i in range(4):
+        nodes += [
+            helper.make_node("Conv", [x, "w"], [f"c{i}"]),
+            helper.make_node("Reshape", [f"c{i}", "rows"], [f"r{i}"]),  # mixes channels and space
+            helper.make_node("Tanh", [f"r{i}"], [f"t{i}"]),
+            helper.make_node("Reshape", [f"t{i}", "image"], [f"o{i}"]),
+        ]
+        x = f"o{i}"
+    weights = {"w": floats(4, 4, 1, 1), "rows": ints(16, 9), "image": ints(1, 4, 6, 6)}
+    shape = (1, 4, 6, 6)
+    proto = model(nodes, inputs={"x": shape}, outputs={x: shape}, weights=weights)
+    lowered = check(load(tmp_path, proto))
+    assert lowered.notes == ("convolutions stay in NCHW: NHWC would add 8 transposes",)
+
+
+def test_a_graph_that_tvm_cannot_convert_stays_in_its_layout(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"]),
+        helper.make_node("Conv", ["x", "w2"], ["b"]),
+        helper.make_node("Mean", ["a", "b"], ["out"]),
+    ]
+    weights = {"w1": floats(4, 4, 1, 1), "w2": floats(4, 4, 1, 1, seed=1)}
+    shape = (1, 4, 6, 6)
+    proto = model(nodes, inputs={"x": shape}, outputs={"out": shape}, weights=weights)
+    lowered = check(load(tmp_path, proto))
+    assert lowered.notes[0].startswith("convolutions stay in NCHW: TVM cannot convert them")
+
+
+def test_integer_inputs_reach_an_embedding(tmp_path: Path) -> None:
+    proto = model(
+        [
+            helper.make_node("Gather", ["table", "ids"], ["rows"]),
+            helper.make_node("ReduceSum", ["rows", "axis"], ["out"], keepdims=0),
+        ],
+        inputs={"ids": (1, 6)},
+        outputs={"out": (1, 6)},
+        weights={"table": floats(10, 8), "axis": ints(2)},
+    )
+    proto.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    check(load(tmp_path, proto))
+
+
+# --- weights -----------------------------------------------------------------------------------
+
+
+def test_no_array_is_left_inside_the_code(tmp_path: Path) -> None:
+    import tvm
+
+    lowered = lower(load(tmp_path, conv_net()), LLVM)
+    main = lowered.mod["main"]
+    names = [p.name for p in main.params]
+    assert lowered.num_inputs == 1
+    assert names[1:] == list(lowered.weights)
+    assert int(main.attrs["num_input"]) == 1
+    for param, weight in zip(main.params[1:], lowered.weights.values(), strict=True):
+        assert tuple(int(d) for d in param.ty.shape.values) == weight.shape
+    held = []
+    tvm.relax.analysis.post_order_visit(
+        main, lambda e: held.append(e) if isinstance(e, tvm.ir.GenericConst) else None
+    )
+    assert all(not c.value.shape for c in held)
+
+
+# --- unsupported -------------------------------------------------------------------------------
+
+
+def test_operators_without_a_converter_are_named_with_counts(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("LSTM", [x, "w", "r"], [f"y{i}"], hidden_size=3)
+        for i, x in enumerate(("x", "x"))
+    ]
+    nodes.append(helper.make_node("Sub", ["y0", "y1"], ["out"]))
+    weights = {"w": floats(1, 12, 4), "r": floats(1, 12, 3)}
+    outputs = {"out": (2, 1, 1, 3)}
+    proto = model(nodes, inputs={"x": (2, 1, 4)}, outputs=outputs, weights=weights)
+    with pytest.raises(ModelError, match=r"operators of net: LSTM \([12]\)"):
+        lower(load(tmp_path, proto), LLVM)
+
+
+def test_what_the_importer_fails_on_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["values", "indices"], kernel_shape=[2, 2]),
+        helper.make_node("Cast", ["indices"], ["out"], to=TensorProto.FLOAT),
+    ]
+    inputs, outputs = {"x": (1, 2, 4, 4)}, {"out": (1, 2, 3, 3)}
+    loaded = load(tmp_path, model(nodes, inputs=inputs, outputs=outputs))
+    with pytest.raises(ModelError, match=r"TVM cannot import net: .*MaxPool"):
+        lower(loaded, LLVM)
+    assert capsys.readouterr().out == ""
+
+
+# --- example models ----------------------------------------------------------------------------
+
+
+def test_a_small_encoder_agrees_with_onnx_runtime(tmp_path: Path) -> None:
+    proto = EXAMPLES.transformer_encoder(layers=2)
+    lowered = check(load(tmp_path, proto), reference=proto)
+    assert "fused_matmul_add_add" in operators(lowered)
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks"),
+    [
+        ("light_squeezenet", 28),
+        pytest.param("light_shufflenet", 32, marks=pytest.mark.slow),
+        pytest.param("light_resnet50", 29, marks=pytest.mark.slow),
+        pytest.param("light_inception_v1", 78, marks=pytest.mark.slow),
+        pytest.param("light_inception_v2", 60, marks=pytest.mark.slow),
+        pytest.param("light_densenet121", 189, marks=pytest.mark.slow),
+        pytest.param("light_bvlc_alexnet", 20, marks=pytest.mark.slow),
+        pytest.param("light_zfnet512", 19, marks=pytest.mark.slow),
+        pytest.param("light_vgg19", 20, marks=pytest.mark.slow),
+        pytest.param("encoder12", 11, marks=pytest.mark.slow),
+    ],
+)
+def test_an_example_model_agrees_with_onnx_runtime(tmp_path: Path, name: str, tasks: int) -> None:
+    proto = EXAMPLES.make(name)
+    loaded = load(tmp_path, proto)
+    assert loaded.notes == ()
+    lowered = check(loaded, reference=proto)
+    assert lowered.notes == ()
+    assert len(extract_tasks(lowered, LLVM)) == tasks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["light_resnet50", "light_shufflenet"])
+def test_a_baked_batch_of_one_becomes_four(tmp_path: Path, name: str) -> None:
+    loaded = load(tmp_path, EXAMPLES.make(name), batch=4)
+    assert loaded.outputs[0].shape == (4, 1000)
+    assert "Reshape target" in loaded.notes[0]
