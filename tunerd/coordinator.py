@@ -2,8 +2,8 @@
 
 The session turns what happened into events and hands them to `handle`; it carries out the
 instructions that come back and reports their ends as events again. The coordinator holds each
-trial's state, decides which task deserves the next batch over all tasks, and keeps builders ahead of
-slices.
+trial's state, decides which task deserves the next batch over all tasks, and keeps builders ahead
+of slices.
 
     event                         instructions it may cause
     WorkerJoined, WorkerLost      Propose, BuildThem, Measure, Finish
@@ -203,7 +203,7 @@ class Limits:
 
 
 class Coordinator:
-    """The state machine of one run. `handle` is its only way in, what it returns the only way out."""
+    """The state machine of one run. What `handle` returns is its only way out."""
 
     def __init__(self, tasks: Sequence[Task], limits: Limits) -> None:
         self.tasks = {t.task_id: TaskState(t) for t in tasks}

@@ -413,7 +413,7 @@ class _Graph:
 class _Timed:
     def __init__(self, calls: int, sample: Callable[[], float]) -> None:
         self.calls = calls
-        self.sample = sample  # type: ignore[method-assign]
+        self.sample = sample
 
 
 # --- models ------------------------------------------------------------------------------------

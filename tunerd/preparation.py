@@ -1,4 +1,4 @@
-"""What a run is going to do: model, slices, tuners, tasks. A dry run prints it, a run executes it."""
+"""What a run is going to do: model, slices, tuners, tasks. A dry run prints it, a run does it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Slice(ABC):
 
     @abstractmethod
     def start(self) -> CapProof:
-        """Start the runner and prove the cap inside it; raises HostError where it is not obtained."""
+        """Start the runner and prove the cap inside it; HostError where it is not obtained."""
 
     @abstractmethod
     def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:

@@ -16,6 +16,7 @@ that ends by itself disturbs nobody. Requests are JSON with binary blobs (`wire`
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -55,11 +56,8 @@ def main() -> None:
         listener.close()
         arguments.socket.unlink(missing_ok=True)
     connection.settimeout(None)
-    with connection:
-        try:
-            _Runner(connection, arguments.device, arguments.cores).serve()
-        except (wire.Closed, BrokenPipeError, ConnectionResetError):
-            pass
+    with connection, contextlib.suppress(wire.Closed, BrokenPipeError, ConnectionResetError):
+        _Runner(connection, arguments.device, arguments.cores).serve()
 
 
 def _cores(text: str) -> tuple[int, ...]:
