@@ -1,8 +1,10 @@
-"""The end of a run on the terminal, and as a JSON document."""
+"""What a run is going to do and how it ended, on the terminal; the end as a JSON document, too."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -20,6 +22,8 @@ from tunerd.report.figures import (
 from tunerd.report.words import (
     TIMES,
     UNKNOWN,
+    count_text,
+    duration_text,
     one_line,
     percent_text,
     ratio_texts,
@@ -29,7 +33,11 @@ from tunerd.report.words import (
 from tunerd.vocabulary import Comparison, Outcome, Verdict, to_json
 
 SHOWN_TASKS = 20
+PLANNED_TASKS = 15
 _STYLES = {"better": "bold green", "neutral": "bold", "bad": "bold red"}
+
+
+# --- the end -----------------------------------------------------------------------------------
 
 
 def outcome_table(outcome: Outcome) -> RenderableType:
@@ -115,6 +123,115 @@ def _totals_line(outcome: Outcome) -> Text:
     if default is not None and best is not None:
         line += f"; kernels {secs_text(default)} with the defaults, {secs_text(best)} as shipped"
     return Text(line)
+
+
+# --- the plan ----------------------------------------------------------------------------------
+
+
+def plan_table(plan: Mapping[str, Any]) -> RenderableType:
+    """Return what `preparation.describe` says a run would do, for rich to print."""
+    tasks = plan["tasks"]
+    heaviest = sorted(tasks, key=lambda t: t["weight"] * t["flops"], reverse=True)
+    shown, rest = heaviest[:PLANNED_TASKS], heaviest[PLANNED_TASKS:]
+    lines: list[RenderableType] = [
+        Text(one_line(plan["model"]["name"]), style="bold"),
+        _facts(_plan_facts(plan)),
+        Text(""),
+        _slice_table(plan["slices"]),
+        Text(""),
+        _planned_task_table(shown),
+    ]
+    if rest:
+        calls = sum(t["weight"] for t in rest)
+        left = f"and {count_text(len(rest), 'lighter task')}, {count_text(calls, 'call')}"
+        lines.append(Text(left, style="dim"))
+    lines.append(Text(_limits_sentence(plan)))
+    return Group(*lines)
+
+
+def _plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    target = dict(json.loads(plan["target"]))
+    kind = target.pop("kind")
+    options = ", ".join(f"{name} {_plain(value)}" for name, value in target.items())
+    model, tuners = plan["model"], plan["tuners"]
+    return [
+        ("inputs", "; ".join(_tensor(spec) for spec in model["inputs"])),
+        ("outputs", "; ".join(_tensor(spec) for spec in model["outputs"])),
+        *(("note", note) for note in model["notes"]),
+        ("share", f"{plan['share_pct']}% of {plan['device']}"),
+        ("target", f"{kind}: {options}"),
+        *(("slices", bound) for bound in plan["bound"]),
+        ("tuners", _tuners(tuners)),
+    ]
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, fact in facts:
+        table.add_row(Text(name), Text(one_line(fact)))
+    return table
+
+
+def _slice_table(slices: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("slice", no_wrap=True)
+    table.add_column("runs on", overflow="fold")
+    table.add_column("environment of its runner", overflow="fold")
+    for each in slices:
+        environment = "\n".join(f"{k}={one_line(v)}" for k, v in each["environment"].items())
+        where = each["gpu_uuid"] or _cores(each["cores"]) or each["kind"]
+        table.add_row(Text(each["slice_id"]), Text(where), Text(environment or "nothing added"))
+    return table
+
+
+def _planned_task_table(tasks: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("task", overflow="fold", min_width=8)
+    for heading in ("calls", "MFLOP a call", "MFLOP in all"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for task in tasks:
+        flops = task["flops"]
+        table.add_row(
+            Text(one_line(task["name"])),
+            Text(f"{task['weight']:,}"),
+            Text(f"{flops / 1e6:,.1f}" if flops else UNKNOWN),
+            Text(f"{task['weight'] * flops / 1e6:,.1f}" if flops else UNKNOWN),
+        )
+    return table
+
+
+def _limits_sentence(plan: Mapping[str, Any]) -> str:
+    trials, budget = plan["trials"], plan["budget_secs"]
+    limits = [count_text(trials, "trial")] if trials is not None else []
+    limits += [f"{duration_text(budget)} of search"] if budget is not None else []
+    until = " or ".join(limits) or "little more can be gained"
+    estimate = plan["estimate_secs"]
+    takes = "the time is not limited" if estimate is None else f"about {duration_text(estimate)}"
+    return f"{count_text(len(plan['tasks']), 'task')}, tuned until {until}; {takes}"
+
+
+def _tensor(spec: Mapping[str, Any]) -> str:
+    return f"{spec['name']} {spec['dtype']}[{','.join(map(str, spec['shape']))}]"
+
+
+def _tuners(tuners: Sequence[Mapping[str, Any]]) -> str:
+    if any(t["cores"] for t in tuners):
+        return "; ".join(f"{t['tuner_id']} on {_cores(t['cores'])}" for t in tuners)
+    cpus = sum(t["cpus"] for t in tuners)
+    return f"{count_text(len(tuners), 'process', 'processes')} on {count_text(cpus, 'CPU')}"
+
+
+def _cores(cores: Sequence[int]) -> str:
+    return f"{'core' if len(cores) == 1 else 'cores'} {','.join(map(str, cores))}" if cores else ""
+
+
+def _plain(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+# --- the document ------------------------------------------------------------------------------
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
