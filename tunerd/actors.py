@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from tunerd import coordinator as c
+from tunerd import events as ev
 from tunerd.errors import HostError, InfrastructureError, TunerdError
 from tunerd.slices.base import Plan, Slice
 from tunerd.vocabulary import (
@@ -262,16 +262,16 @@ class Cluster:
             self._actors[spec.tuner_id] = handle
             self._watch(spec.tuner_id, "warm_up", handle.warm_up.remote())
 
-    def submit(self, instruction: c.Propose | c.BuildThem | c.Measure) -> None:
+    def submit(self, instruction: ev.Propose | ev.BuildThem | ev.Measure) -> None:
         """Carry out an instruction; its end comes back from `answers`."""
         actor = self._actors[instruction.worker_id]
         match instruction:
-            case c.Propose(worker_id, task, count, told, exclude):
+            case ev.Propose(worker_id, task, count, told, exclude):
                 call = actor.propose.remote(task.task_id, count, told, exclude)
                 self._watch(worker_id, "propose", call)
-            case c.BuildThem(worker_id, candidates):
+            case ev.BuildThem(worker_id, candidates):
                 self._watch(worker_id, "build", actor.build.remote(candidates))
-            case c.Measure(worker_id, builds, neighbours):
+            case ev.Measure(worker_id, builds, neighbours):
                 call = actor.measure.remote(builds, SEARCH, neighbours)
                 self._watch(worker_id, "measure", call)
 

@@ -22,114 +22,31 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tunerd.search import BATCH, Told
-from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Origin, Stage, Task
-
-# --- events ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class WorkerJoined:
-    worker_id: str
-    role: str  # "tuner" or "slice"
-    lane: str | None = None
-
-
-@dataclass(frozen=True)
-class WorkerLost:
-    worker_id: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Proposed:
-    worker_id: str
-    task_id: str
-    candidates: tuple[Candidate, ...]
-    exhausted: bool
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class BuildsEnded:
-    worker_id: str
-    results: tuple[tuple[Candidate, Build | Failure], ...]
-
-
-@dataclass(frozen=True)
-class MeasurementsEnded:
-    worker_id: str
-    results: tuple[tuple[Candidate, Measurement | Failure], ...]
-
-
-@dataclass(frozen=True)
-class Tick:
-    elapsed_secs: float
-
-
-@dataclass(frozen=True)
-class StopRequested:
-    reason: str
-
-
-Event = (
-    WorkerJoined | WorkerLost | Proposed | BuildsEnded | MeasurementsEnded | Tick | StopRequested
+from tunerd.events import (
+    BuildsEnded,
+    BuildThem,
+    Event,
+    Finish,
+    Instruction,
+    Measure,
+    MeasurementsEnded,
+    Propose,
+    Proposed,
+    StopRequested,
+    StoreBuilt,
+    StoreEnded,
+    StoreProposed,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
 )
-
-# --- instructions ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Propose:
-    worker_id: str
-    task: Task
-    count: int
-    told: tuple[Told, ...]
-    exclude: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class BuildThem:
-    worker_id: str
-    candidates: tuple[Candidate, ...]
-
-
-@dataclass(frozen=True)
-class Measure:
-    worker_id: str
-    builds: tuple[Build, ...]
-    neighbours: int  # other slices at work
-
-
-@dataclass(frozen=True)
-class StoreProposed:
-    candidates: tuple[Candidate, ...]
-
-
-@dataclass(frozen=True)
-class StoreBuilt:
-    builds: tuple[Build, ...]
-
-
-@dataclass(frozen=True)
-class StoreEnded:
-    results: tuple[tuple[Candidate, Measurement | Failure], ...]
-
-
-@dataclass(frozen=True)
-class Finish:
-    reason: str
-
-
-Instruction = Propose | BuildThem | Measure | StoreProposed | StoreBuilt | StoreEnded | Finish
-
-# --- state -------------------------------------------------------------------------------------
+from tunerd.search import BATCH
+from tunerd.task_state import TaskState
+from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Origin, Stage, Task
 
 MAX_ATTEMPTS = 3  # how often a trial is run again after others' faults
 BUILD_CHUNK = 4
 MEASURE_CHUNK = 4
-_OPTIMISM = 0.2  # alpha of MetaSchedule's gradient-based task scheduler
-_WINDOW = 3  # batches that the recent gain is taken over, as there
 _SMALL_GAIN = 5e-4  # of the weighted latency a batch: stop when no task promises more
 
 
@@ -140,58 +57,6 @@ class _Worker:
     lane: str | None
     work: Propose | BuildThem | Measure | None = None
     islands: dict[str, int] = field(default_factory=dict)  # task_id -> results told so far
-
-
-@dataclass
-class TaskState:
-    """One task's progress; read by the progress display."""
-
-    task: Task
-    default_secs: float | None = None
-    default_failed: bool = False
-    default_open: bool = False  # proposed and not ended
-    best_secs: float | None = None
-    ended: int = 0  # search trials
-    failed: int = 0
-    open: set[str] = field(default_factory=set)  # search trials proposed and not ended
-    told: list[Told] = field(default_factory=list)
-    proposing: int = 0
-    batches: int = 0
-    best_after_batch: list[float] = field(default_factory=list)
-    exhausted: bool = False
-    message: str = ""
-
-    @property
-    def reference_secs(self) -> float:
-        """The time that counts for the task now: the best so far, the default, or a guess."""
-        known = [s for s in (self.best_secs, self.default_secs) if s is not None]
-        return min(known, default=max(self.task.flops / 1e12, 1e-6))
-
-    def opened(self, candidate: Candidate) -> bool:
-        """Mark a trial as under way; False where it is or was already."""
-        if candidate.origin is Origin.DEFAULT:
-            known = self.default_open or self.default_failed or self.default_secs is not None
-            self.default_open = True
-            return not known
-        told = any(t.candidate.candidate_id == candidate.candidate_id for t in self.told)
-        if told or candidate.candidate_id in self.open:
-            return False
-        self.open.add(candidate.candidate_id)
-        return True
-
-    def gain_secs(self) -> float:
-        """Estimate what the next batch saves per inference, as Ansor does (arXiv 2006.06762, §6).
-
-        The mean of what the last batches brought and of an optimistic guess that shrinks with the
-        number of batches. What the first batch brought over the default says nothing of the next.
-        """
-        latency = self.reference_secs
-        if not self.batches:
-            return self.task.weight * latency
-        history = self.best_after_batch[-_WINDOW - 1 :] or [latency]
-        recent = (history[0] - history[-1]) / max(1, len(history) - 1)
-        guess = latency / (self.batches + 1)
-        return self.task.weight * ((1 - _OPTIMISM) * recent + _OPTIMISM * guess)
 
 
 @dataclass(frozen=True)
@@ -223,16 +88,22 @@ class Coordinator:
         ended: Sequence[tuple[Candidate, Measurement | Failure]],
         unfinished: Sequence[Candidate],
     ) -> None:
-        """Take over an earlier session's trials: what ended counts, what did not is built again."""
+        """Take over an earlier session's trials: what ended counts, what did not is built again.
+
+        Where this session allows fewer trials than that one, what did not end stays as it is.
+        """
         for candidate, result in ended:
-            self.tasks[candidate.task_id].opened(candidate)
-            self._end(candidate, result)
+            state = self.tasks[candidate.task_id]
+            state.opened(candidate)
+            state.end(candidate, result)
         for state in self.tasks.values():
             state.batches = state.ended // BATCH
             state.best_after_batch = [state.reference_secs]
         for candidate in unfinished:
-            self.tasks[candidate.task_id].opened(candidate)
-            self._unbuilt.append(candidate)
+            is_default = candidate.origin is Origin.DEFAULT
+            if is_default or not self._enough_trials():
+                self.tasks[candidate.task_id].opened(candidate)
+                self._unbuilt.append(candidate)
 
     def start(self, defaults: Sequence[Candidate]) -> list[Instruction]:
         """Propose the default schedules that have not been measured yet, heaviest tasks first."""
@@ -346,45 +217,31 @@ class Coordinator:
                     continue
                 message = f"lost {attempts} times, the last: {result.message}"
                 result = Failure(result.stage, Kind.CRASH, message)
-            self._end(candidate, result)
+            self.tasks[candidate.task_id].end(candidate, result)
             stored.append((candidate, result))
         out.append(StoreEnded(tuple(stored)))
-
-    def _end(self, candidate: Candidate, result: Measurement | Failure) -> None:
-        state = self.tasks[candidate.task_id]
-        is_default = candidate.origin is Origin.DEFAULT
-        if not (state.default_open if is_default else candidate.candidate_id in state.open):
-            raise ValueError(
-                f"{candidate.candidate_id} of {state.task.name} ended twice, now with {result}"
-            )
-        secs = result.median_secs if isinstance(result, Measurement) else None
-        if is_default:
-            state.default_open = False
-            state.default_secs, state.default_failed = secs, secs is None
-            return
-        state.open.discard(candidate.candidate_id)
-        state.ended += 1
-        state.failed += secs is None
-        state.told.append(Told(candidate, secs))
-        if secs is not None and (state.best_secs is None or secs < state.best_secs):
-            state.best_secs = secs
-        if not state.open:
-            state.best_after_batch.append(state.reference_secs)
 
     def _lose(self, worker_id: str, message: str, out: list[Instruction]) -> None:
         worker = self.workers.pop(worker_id)
         match worker.work:
             case Propose(task=task):
-                self.tasks[task.task_id].proposing -= 1
+                self._lose_proposal(self.tasks[task.task_id], message)
             case BuildThem(candidates=candidates):
-                self._requeue(candidates, message, out)
+                self._requeue(candidates, Stage.BUILD, message, out)
             case Measure(builds=builds):
-                self._requeue([b.candidate for b in builds], message, out)
+                self._requeue([b.candidate for b in builds], Stage.RUN, message, out)
+
+    def _lose_proposal(self, state: TaskState, message: str) -> None:
+        state.proposing -= 1
+        state.lost_proposals += 1
+        if state.lost_proposals >= MAX_ATTEMPTS:
+            state.exhausted = True
+            state.message = f"{MAX_ATTEMPTS} tuners were lost in its search, the last: {message}"
 
     def _requeue(
-        self, candidates: Sequence[Candidate], message: str, out: list[Instruction]
+        self, candidates: Sequence[Candidate], stage: Stage, message: str, out: list[Instruction]
     ) -> None:
-        lost = Failure(Stage.RUN, Kind.COLLATERAL, f"its worker was lost: {message}")
+        lost = Failure(stage, Kind.COLLATERAL, f"its worker was lost: {message}")
         self._store_results([(c, lost) for c in candidates], out)
 
     # --- decisions -----------------------------------------------------------------------------
@@ -392,38 +249,52 @@ class Coordinator:
     def _dispatch(self, out: list[Instruction]) -> None:
         if self.finished:
             return
-        stopping = self._stopping()
-        if stopping:
-            self._unbuilt = deque() if stopping != _ENOUGH else self._unbuilt
+        cut_short = self._cut_short()
+        if cut_short:
+            self._unbuilt.clear()
         for worker in self.workers.values():
             if worker.role == "slice" and self._is_free(worker) and self._built:
                 self._measure(worker, out)
+        satisfied = self._satisfied()
         for worker in self.workers.values():
             if worker.role != "tuner" or not self._is_free(worker):
                 continue
             if self._unbuilt and len(self._built) < self._build_ahead():
                 self._build(worker, out)
-            elif not stopping and len(self._unbuilt) < BATCH * self._count("tuner"):
+            elif not (cut_short or satisfied) and self._wants_proposals():
                 self._propose(worker, out)
+        reason = cut_short or satisfied or self._exhausted()
         idle = all(w.work is None for w in self.workers.values())
-        if idle and not self._built and not self._unbuilt and (self.workers or stopping):
-            reason = stopping or "every task's search space is exhausted"
-            if stopping == _ENOUGH:
-                reason = f"{self.ended_trials} trials were measured"
+        if reason and idle and not self._built and not self._unbuilt:
             self.finished = reason
             out.append(Finish(reason))
 
-    def _stopping(self) -> str:
-        if self._stop:
-            return self._stop
+    def _cut_short(self) -> str:
+        """Say why nothing new is built: what is built is measured, the rest is left."""
+        budget = self._limits.budget_secs
+        if not self._stop and budget is not None and self._elapsed_secs >= budget:
+            self._stop = f"the budget of {budget:g} s is spent"
+        return self._stop
+
+    def _satisfied(self) -> str:
+        """Say why nothing new is proposed: what is proposed is built and measured."""
+        if self._enough_trials():
+            return f"{self.ended_trials} trials were measured"
         limits = self._limits
-        if limits.budget_secs is not None and self._elapsed_secs >= limits.budget_secs:
-            return f"the budget of {limits.budget_secs:g} s is spent"
-        if limits.trials is not None and self._committed() >= limits.trials:
-            return _ENOUGH
         if limits.trials is None and limits.budget_secs is None and self._little_gain():
             return "no task promises more than 0.05% of the model's time for its next batch"
         return ""
+
+    def _exhausted(self) -> str:
+        if all(s.exhausted for s in self.tasks.values()):
+            return "every task's search space is exhausted"
+        return ""
+
+    def _enough_trials(self) -> bool:
+        return self._limits.trials is not None and self._committed() >= self._limits.trials
+
+    def _wants_proposals(self) -> bool:
+        return len(self._unbuilt) < BATCH * self._count("tuner")
 
     def _committed(self) -> int:
         """Return the search trials that have ended or will."""
@@ -438,7 +309,7 @@ class Coordinator:
 
     def _measure(self, worker: _Worker, out: list[Instruction]) -> None:
         share = math.ceil(len(self._built) / self._count("slice"))
-        count = min(len(self._built), MEASURE_CHUNK, share)
+        count = self._chunk([b.candidate for b in self._built], min(MEASURE_CHUNK, share))
         builds = tuple(self._built.popleft() for _ in range(count))
         neighbours = self.busy("slice")
         worker.work = Measure(worker.worker_id, builds, neighbours)
@@ -446,14 +317,23 @@ class Coordinator:
 
     def _build(self, worker: _Worker, out: list[Instruction]) -> None:
         # A tuner prefers what it proposed itself: it still has the module.
-        mine = [c for c in self._unbuilt if c.task_id in worker.islands]
+        mine = [c for c in self._unbuilt if c.task_id in worker.islands] or list(self._unbuilt)
         share = math.ceil(len(self._unbuilt) / self._count("tuner"))
-        count = min(BUILD_CHUNK, max(1, share))
-        chosen = (mine or list(self._unbuilt))[:count]
+        chosen = mine[: self._chunk(mine, min(BUILD_CHUNK, share))]
         for candidate in chosen:
             self._unbuilt.remove(candidate)
         worker.work = BuildThem(worker.worker_id, tuple(chosen))
         out.append(worker.work)
+
+    def _chunk(self, queue: Sequence[Candidate], most: int) -> int:
+        """Return how many of a queue's first go together.
+
+        Whatever was lost with a worker goes alone, so that it can take no other down again.
+        """
+        for count, candidate in enumerate(queue[:most]):
+            if candidate.candidate_id in self._attempts:
+                return max(1, count)
+        return min(most, len(queue))
 
     def _propose(self, worker: _Worker, out: list[Instruction]) -> None:
         count = BATCH
@@ -468,7 +348,7 @@ class Coordinator:
         told = tuple(state.told[told_already:])
         worker.islands[task_id] = len(state.told)
         state.proposing += 1
-        worker.work = Propose(worker.worker_id, state.task, count, told, tuple(state.open))
+        worker.work = Propose(worker.worker_id, state.task, count, told, tuple(sorted(state.open)))
         out.append(worker.work)
 
     def _most_to_gain(self, worker: _Worker) -> TaskState | None:
@@ -508,6 +388,3 @@ class Coordinator:
     def _work(self, task_id: str) -> float:
         task = self.tasks[task_id].task
         return task.weight * max(task.flops, 1.0)
-
-
-_ENOUGH = "enough trials"

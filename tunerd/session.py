@@ -11,9 +11,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tunerd import coordinator as c
+from tunerd import events as ev
 from tunerd import preparation
 from tunerd.actors import Answer, Cluster
+from tunerd.coordinator import Coordinator, Limits
 from tunerd.errors import HostError, InfrastructureError, Interrupted
 from tunerd.finals import Ending, finish
 from tunerd.history import failures_of, history_of, spans_by_worker
@@ -106,7 +107,7 @@ class _Session:
         self._started = started
         self._phase = "starting"
         self._tasks: tuple[Task, ...] = ()
-        self._coordinator = c.Coordinator((), c.Limits())
+        self._coordinator = Coordinator((), Limits())
         self._trial_ids: dict[str, int] = {}
         self._spans: list[Span] = []
         self._lost = 0
@@ -163,7 +164,7 @@ class _Session:
         """Take over what earlier sessions in this folder have measured."""
         settings = self._settings
         budget = settings.budget_secs
-        self._coordinator = c.Coordinator(kernels.tasks, c.Limits(settings.trials, budget))
+        self._coordinator = Coordinator(kernels.tasks, Limits(settings.trials, budget))
         self._store.register_tasks(kernels.tasks)
         self._store.save_slices([s for s, _ in self._layout.slices])
         unfinished = [r.candidate for r in self._store.requeue_unfinished()]
@@ -202,8 +203,8 @@ class _Session:
         self._began = time.monotonic()
         self._carry_out(cluster, coordinator.start([default_candidate(t) for t in self._tasks]))
         lanes = {s.slice_id: s.lane for s, _ in self._layout.slices}
-        joining: list[c.Event] = [
-            c.WorkerJoined(slice_id, "slice", lane) for slice_id, lane in lanes.items()
+        joining: list[ev.Event] = [
+            ev.WorkerJoined(slice_id, "slice", lane) for slice_id, lane in lanes.items()
         ]
         for event in joining:
             self._carry_out(cluster, coordinator.handle(event))
@@ -213,18 +214,18 @@ class _Session:
                 for event in self._events(cluster, answer):
                     self._carry_out(cluster, coordinator.handle(event))
             if self._stop.requested and not coordinator.finished:
-                self._carry_out(cluster, coordinator.handle(c.StopRequested("stopped on request")))
-            tick = c.Tick(time.monotonic() - self._began)
+                self._carry_out(cluster, coordinator.handle(ev.StopRequested("stopped on request")))
+            tick = ev.Tick(time.monotonic() - self._began)
             self._carry_out(cluster, coordinator.handle(tick))
             self._show("")
         self._flush_spans()
 
-    def _events(self, cluster: Cluster, answer: Answer) -> Iterator[c.Event]:
+    def _events(self, cluster: Cluster, answer: Answer) -> Iterator[ev.Event]:
         worker_id = answer.worker_id
         if answer.error:
             cluster.drop(worker_id)
             if answer.method != "warm_up":
-                yield c.WorkerLost(worker_id, answer.error)
+                yield ev.WorkerLost(worker_id, answer.error)
             log.error("lost %s: %s", worker_id, answer.error)
             if not self._workers_left(worker_id):
                 raise InfrastructureError(
@@ -234,24 +235,24 @@ class _Session:
             return
         if answer.method == "warm_up":
             lane = {t.tuner_id: t.lane for t in self._layout.tuners}[worker_id]
-            yield c.WorkerJoined(worker_id, "tuner", lane)
+            yield ev.WorkerJoined(worker_id, "tuner", lane)
             return
         work = self._coordinator.workers[worker_id].work
         match work:
-            case c.Propose(task=task):
+            case ev.Propose(task=task):
                 proposal: Proposal = answer.value
-                yield c.Proposed(
+                yield ev.Proposed(
                     worker_id,
                     task.task_id,
                     proposal.candidates,
                     proposal.exhausted,
                     proposal.message,
                 )
-            case c.BuildThem(candidates=candidates):
-                yield c.BuildsEnded(worker_id, tuple(zip(candidates, answer.value, strict=True)))
-            case c.Measure(builds=builds):
+            case ev.BuildThem(candidates=candidates):
+                yield ev.BuildsEnded(worker_id, tuple(zip(candidates, answer.value, strict=True)))
+            case ev.Measure(builds=builds):
                 candidates = tuple(b.candidate for b in builds)
-                yield c.MeasurementsEnded(
+                yield ev.MeasurementsEnded(
                     worker_id, tuple(zip(candidates, answer.value, strict=True))
                 )
 
@@ -262,27 +263,27 @@ class _Session:
         self._lost += 1
         return bool(joined) and self._lost < planned + 8
 
-    def _carry_out(self, cluster: Cluster, instructions: list[c.Instruction]) -> None:
+    def _carry_out(self, cluster: Cluster, instructions: list[ev.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case c.StoreProposed(candidates):
+                case ev.StoreProposed(candidates):
                     self._propose(candidates)
-                case c.StoreBuilt(builds):
+                case ev.StoreBuilt(builds):
                     for build in builds:
                         self._store.built(self._trial_ids[build.candidate.candidate_id], build)
-                case c.StoreEnded(results):
+                case ev.StoreEnded(results):
                     ended = {self._trial_ids[x.candidate_id]: r for x, r in results}
                     self._store.finish_all(ended)
                     for trial_id, result in ended.items():
                         if isinstance(result, Failure):
                             self._folder.write_log(trial_id, result.message)
-                case c.Measure(worker_id, builds, _):
+                case ev.Measure(worker_id, builds, _):
                     trial_ids = [self._trial_ids[b.candidate.candidate_id] for b in builds]
                     self._store.start(trial_ids, worker_id)
                     cluster.submit(instruction)
-                case c.Propose() | c.BuildThem():
+                case ev.Propose() | ev.BuildThem():
                     cluster.submit(instruction)
-                case c.Finish(reason):
+                case ev.Finish(reason):
                     log.info("search ended: %s", reason)
 
     def _propose(self, candidates: tuple[Candidate, ...]) -> None:

@@ -1,0 +1,106 @@
+"""What happened, and what to do about it: the words between the session and the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tunerd.search import Told
+from tunerd.vocabulary import Build, Candidate, Failure, Measurement, Task
+
+# --- events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerJoined:
+    worker_id: str
+    role: str  # "tuner" or "slice"
+    lane: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerLost:
+    worker_id: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Proposed:
+    worker_id: str
+    task_id: str
+    candidates: tuple[Candidate, ...]
+    exhausted: bool
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class BuildsEnded:
+    worker_id: str
+    results: tuple[tuple[Candidate, Build | Failure], ...]
+
+
+@dataclass(frozen=True)
+class MeasurementsEnded:
+    worker_id: str
+    results: tuple[tuple[Candidate, Measurement | Failure], ...]
+
+
+@dataclass(frozen=True)
+class Tick:
+    elapsed_secs: float
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    reason: str
+
+
+Event = (
+    WorkerJoined | WorkerLost | Proposed | BuildsEnded | MeasurementsEnded | Tick | StopRequested
+)
+
+# --- instructions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Propose:
+    worker_id: str
+    task: Task
+    count: int
+    told: tuple[Told, ...]
+    exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BuildThem:
+    worker_id: str
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class Measure:
+    worker_id: str
+    builds: tuple[Build, ...]
+    neighbours: int  # other slices at work
+
+
+@dataclass(frozen=True)
+class StoreProposed:
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class StoreBuilt:
+    builds: tuple[Build, ...]
+
+
+@dataclass(frozen=True)
+class StoreEnded:
+    results: tuple[tuple[Candidate, Measurement | Failure], ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    reason: str
+
+
+Instruction = Propose | BuildThem | Measure | StoreProposed | StoreBuilt | StoreEnded | Finish
