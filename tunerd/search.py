@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# MetaSchedule's defaults (512, 4 and 50) took 130 s on two cores for one batch of a CUDA conv2d;
-# these take 2 to 5 s. Of random CUDA schedules 1 to 9% pass the limits of a block, at 15 to 36 ms
-# each, so most of the time goes into INITIAL, the fresh ones of a batch.
+# MetaSchedule's defaults (512, 4, 50 and 5) took 130 s on two cores for one batch of a CUDA conv2d;
+# these take 13 core-seconds. Of random CUDA schedules 1 to 9% pass the limits of a block, at 15 to
+# 36 ms each, so a third of the time goes into INITIAL, the fresh ones of a batch, and a search
+# that may fail only five rounds of a small population gives up on the hardest tasks.
 POPULATION = 64
-GENERATIONS = 2
+GENERATIONS = 4
 INITIAL = 8
+MAX_FAILED_ROUNDS = 50
 BATCH = 16
 
 # How many foreign results an island feeds to its cost model: each costs a trace application.
@@ -193,6 +195,7 @@ class Searcher:
             strategy=ms.search_strategy.EvolutionarySearch(
                 population_size=POPULATION,
                 init_min_unmeasured=INITIAL,
+                max_fail_count=MAX_FAILED_ROUNDS,
                 genetic_num_iters=GENERATIONS,
             ),
             name=task.name,
