@@ -1,0 +1,433 @@
+"""The contract of slices, kept by every member that is usable here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from artifact_fixtures import tiny_artifact
+from build_fixtures import built, default_of, task_of
+
+from tunerd import host
+from tunerd.build import build_candidate
+from tunerd.errors import HostError
+from tunerd.reference import Reference, random_inputs
+from tunerd.slices import member, plan, remote
+from tunerd.slices.base import Slice
+from tunerd.slices.cpu import CpuSlice
+from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice, number_of, simulated_secs
+from tunerd.vocabulary import (
+    SEARCH,
+    Build,
+    Candidate,
+    Failure,
+    Kind,
+    Measurement,
+    Model,
+    Origin,
+    Profile,
+    SliceSpec,
+    Stage,
+    TargetSpec,
+)
+
+QUICK = Profile("quick-v1", max_samples=4, max_total_secs=0.05)
+KINDS = [
+    "cpu",
+    "simulated",
+    pytest.param("mps", marks=pytest.mark.gpu),
+    pytest.param("whole", marks=pytest.mark.gpu),
+]
+
+
+def pct_of(kind: str) -> int:
+    """The least share that is a slice of its own here, 100% of a whole GPU."""
+    if kind == "cpu":
+        return -(-100 // host.facts().usable_cores)
+    return {"simulated": 50, "mps": 40, "whole": 100}[kind]
+
+
+@pytest.fixture(autouse=True)
+def own_cores() -> Iterator[None]:
+    """Give this process its cores back: TVM binds the thread that a model runs in to one."""
+    cores = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    usable = member(request.param).usability()
+    if not usable.ok:
+        pytest.skip(usable.why)
+    return str(request.param)
+
+
+@pytest.fixture
+def spec(kind: str) -> SliceSpec:
+    return plan(kind, pct_of(kind)).slices[0]
+
+
+@pytest.fixture
+def measured(spec: SliceSpec) -> Iterator[Slice]:
+    with member(spec.kind)(spec) as made:
+        yield made
+
+
+@pytest.fixture
+def with_runner(spec: SliceSpec) -> Iterator[Slice]:
+    """A slice whose runner is a process that a kernel may end."""
+    if spec.kind == "simulated":
+        pytest.skip("a simulated slice has no runner; its faults come on cue")
+    if spec.kind == "mps":
+        pytest.skip("a client of MPS never ends by a signal; the tests of MPS fence it")
+    if spec.kind == "whole":
+        pytest.skip("a kernel of a GPU cannot signal its process")
+    with member(spec.kind)(spec) as made:
+        yield made
+
+
+def target_of(spec: SliceSpec) -> TargetSpec:
+    return plan(spec.kind, spec.pct).target
+
+
+def builds_for(spec: SliceSpec, count: int = 3) -> list[Build]:
+    """Build small kernels of different lengths."""
+    return [kernel(spec, 64 << i) for i in range(count)]
+
+
+def kernel(spec: SliceSpec, length: int) -> Build:
+    from tvm import te
+
+    data = te.placeholder((length,), name="data")
+    twice = te.compute((length,), lambda i: data[i] * 2.0, name="twice")
+    task = task_of([data, twice], target_of(spec))
+    return built(build_candidate(task, named(default_of(task), length)))
+
+
+def named(of: Candidate, number: int) -> Candidate:
+    return dataclasses.replace(of, candidate_id=f"{number:016x}")
+
+
+def broken(build: Build) -> Build:
+    return dataclasses.replace(build, library=b"no library")
+
+
+def suicide(spec: SliceSpec) -> Build:
+    """Build a kernel that ends its process by SIGKILL."""
+    import tvm
+    from tvm import te
+
+    data = te.placeholder((1,), "int32", name="data")
+    out = te.compute((1,), lambda i: data[i] + tvm.tirx.call_extern("int32", "raise", 9))
+    task = task_of([data, out], target_of(spec))
+    return built(build_candidate(task, named(default_of(task), 1)))
+
+
+def endless(spec: SliceSpec) -> Build:
+    """Build a kernel that would take hours."""
+    import tvm
+    from tvm import te
+
+    data = te.placeholder((64,), name="data")
+    k = te.reduce_axis((tvm.tirx.IntImm("int64", 0), tvm.tirx.IntImm("int64", 1 << 42)), "k")
+    out = te.compute((1,), lambda i: te.sum(data[k % 64], axis=k), name="out")
+    task = task_of([data, out], target_of(spec))
+    return built(build_candidate(task, named(default_of(task), 2)))
+
+
+# --- the contract ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cpu", "simulated", "mps", "whole"])
+def test_a_kind_says_whether_it_is_usable_here_and_why(name: str) -> None:
+    usable = member(name).usability()
+    assert usable.why
+    if not usable.ok:
+        planned = plan(name, 40 if name == "mps" else 100)
+        assert planned.slices == ()
+        assert planned.problem
+
+
+def test_shares_of_a_device_sum_to_100_at_most(kind: str) -> None:
+    planned = plan(kind, pct_of(kind))
+    assert planned.problem == ""
+    assert planned.bound
+    for index in {s.device_index for s in planned.slices}:
+        assert sum(s.pct for s in planned.slices if s.device_index == index) <= 100
+
+
+def test_slices_are_disjoint(kind: str) -> None:
+    slices = plan(kind, pct_of(kind)).slices
+    assert len({s.slice_id for s in slices}) == len(slices)
+    cores = [core for s in slices for core in s.cores]
+    assert len(set(cores)) == len(cores)
+
+
+def test_more_slices_than_fit_is_a_problem_that_says_how_many_do(kind: str) -> None:
+    planned = plan(kind, pct_of(kind), 1000)
+    assert planned.slices == ()
+    assert "1000" in planned.problem
+    assert planned.bound in planned.problem
+
+
+def test_start_proves_what_was_obtained(measured: Slice) -> None:
+    proof = measured.start()
+    assert proof.slice_id == measured.spec.slice_id
+    assert 0 < proof.sm_count <= proof.device_sm_count
+    assert proof.attached
+    assert proof.mechanism
+    assert proof.device
+
+
+def test_each_build_is_measured_in_order_with_its_profile(measured: Slice) -> None:
+    proof = measured.start()
+    results = measured.measure(builds_for(measured.spec), QUICK)
+    assert len(results) == 3
+    for result in results:
+        assert isinstance(result, Measurement), result
+        assert QUICK.min_samples <= len(result.run_secs) <= QUICK.max_samples
+        assert min(result.run_secs) > 0
+        assert result.calls_per_sample >= 1
+        assert result.profile == QUICK.name
+        assert result.sm_count == proof.sm_count
+        assert result.slice_id == measured.spec.slice_id
+
+
+def test_a_slice_starts_itself_when_it_is_asked_to_measure(measured: Slice) -> None:
+    (result,) = measured.measure(builds_for(measured.spec, 1), QUICK)
+    assert isinstance(result, Measurement)
+
+
+def test_no_builds_bring_no_results(measured: Slice) -> None:
+    assert measured.measure([], QUICK) == []
+
+
+def test_compared_builds_have_as_many_samples_each(measured: Slice) -> None:
+    results = measured.compare(builds_for(measured.spec, 2), QUICK)
+    lengths = {len(r.run_secs) for r in results if isinstance(r, Measurement)}
+    assert len(results) == 2
+    assert len(lengths) == 1
+
+
+def test_a_closed_slice_can_be_closed_again(spec: SliceSpec) -> None:
+    made = member(spec.kind)(spec)
+    made.start()
+    made.close()
+    made.close()
+
+
+def test_a_slice_that_was_never_started_can_be_closed(spec: SliceSpec) -> None:
+    member(spec.kind)(spec).close()
+
+
+def test_a_closed_slice_leaves_no_process_and_no_file(
+    spec: SliceSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = member(spec.kind)(spec)
+    pid = made.start().runner_pid
+    made.measure(builds_for(spec, 1), QUICK)
+    made.close()
+    assert list(tmp_path.iterdir()) == []
+    if pid:
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Model]:
+    folder = tmp_path_factory.mktemp("artifact") / "tiny"
+    model = tiny_artifact(folder)
+    return str(folder), model
+
+
+def skip_on_gpu(spec: SliceSpec) -> None:
+    if spec.gpu_uuid is not None:
+        pytest.skip("the artifact of these tests is one for llvm")
+
+
+def test_a_model_runs_in_the_slice(measured: Slice, artifact: tuple[str, Model]) -> None:
+    skip_on_gpu(measured.spec)
+    folder, model = artifact
+    inputs = random_inputs(model.inputs, 0)
+    outputs = measured.run_model(folder, inputs)
+    expected = Reference(model.proto).run(inputs)
+    assert outputs.keys() == expected.keys() == {"scores", "features"}
+    for name, array in expected.items():
+        np.testing.assert_allclose(outputs[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_models_are_timed_in_turns(measured: Slice, artifact: tuple[str, Model]) -> None:
+    skip_on_gpu(measured.spec)
+    folder, _ = artifact
+    results = measured.compare_models((folder, folder), QUICK)
+    for result in results:
+        assert isinstance(result, Measurement)
+        assert min(result.run_secs) > 0
+        assert result.profile == QUICK.name
+
+
+# --- faults ------------------------------------------------------------------------------------
+
+
+def test_a_build_that_cannot_be_loaded_is_a_failure_and_the_next_is_measured(
+    with_runner: Slice,
+) -> None:
+    first, second = builds_for(with_runner.spec, 2)
+    failure, result = with_runner.measure([broken(first), second], QUICK)
+    assert isinstance(failure, Failure)
+    assert failure.stage is Stage.LOAD
+    assert isinstance(result, Measurement)
+
+
+def test_a_build_that_cannot_be_loaded_does_not_spoil_a_comparison(with_runner: Slice) -> None:
+    first, second = builds_for(with_runner.spec, 2)
+    failure, result = with_runner.compare([broken(first), second], QUICK)
+    assert isinstance(failure, Failure)
+    assert isinstance(result, Measurement)
+
+
+def test_a_killed_runner_costs_one_build_and_the_next_runner_goes_on(with_runner: Slice) -> None:
+    before = with_runner.start().runner_pid
+    first, last = builds_for(with_runner.spec, 2)
+    good, crash, after = with_runner.measure([first, suicide(with_runner.spec), last], QUICK)
+    assert isinstance(good, Measurement)
+    assert isinstance(crash, Failure)
+    assert (crash.stage, crash.kind) == (Stage.RUN, Kind.CRASH)
+    assert isinstance(after, Measurement)
+    assert not psutil.pid_exists(before)
+
+
+def test_a_kernel_that_never_returns_times_out_and_the_rest_goes_on(
+    with_runner: Slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = with_runner.start().runner_pid
+    monkeypatch.setattr(remote, "BUILD_SECS", 2.0)
+    (last,) = builds_for(with_runner.spec, 1)
+    timeout, after = with_runner.measure([endless(with_runner.spec), last], QUICK)
+    assert isinstance(timeout, Failure)
+    assert timeout.kind is Kind.TIMEOUT
+    assert isinstance(after, Measurement), after
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_runner_that_was_killed_while_idle_is_replaced(with_runner: Slice) -> None:
+    pid = with_runner.start().runner_pid
+    psutil.Process(pid).kill()
+    psutil.Process(pid).wait()
+    results = with_runner.measure(builds_for(with_runner.spec, 2), QUICK)
+    assert isinstance(results[-1], Measurement)
+
+
+def test_a_model_that_is_not_there_is_a_failure_of_that_model(
+    with_runner: Slice, artifact: tuple[str, Model], tmp_path: Path
+) -> None:
+    missing, found = with_runner.compare_models((str(tmp_path), artifact[0]), QUICK)
+    assert isinstance(missing, Failure)
+    assert missing.stage is Stage.LOAD
+    assert isinstance(found, Measurement)
+
+
+# --- cpu ---------------------------------------------------------------------------------------
+
+
+def affinities(pid: int) -> list[frozenset[int]]:
+    """Return the cores of each thread of a process."""
+    threads = [int(folder.name) for folder in Path(f"/proc/{pid}/task").iterdir()]
+    return [frozenset(os.sched_getaffinity(thread)) for thread in threads]
+
+
+@pytest.mark.skipif(host.facts().usable_cores < 2, reason="two slices need two cores")
+def test_two_cpu_slices_keep_to_their_own_cores() -> None:
+    specs = plan("cpu", 50).slices
+    with CpuSlice(specs[0]) as first, CpuSlice(specs[1]) as second:
+        pids = [first.start().runner_pid, second.start().runner_pid]
+        wide = [wide_kernel(spec) for spec in specs]
+        results: list[Any] = []
+        at_once = [
+            threading.Thread(target=lambda s=s, w=w: results.extend(s.measure([w], QUICK)))
+            for s, w in zip((first, second), wide, strict=True)
+        ]
+        for thread in at_once:
+            thread.start()
+        for thread in at_once:
+            thread.join()
+        assert all(isinstance(r, Measurement) for r in results)
+        for spec, pid in zip(specs, pids, strict=True):
+            assert all(cores <= frozenset(spec.cores) for cores in affinities(pid))
+
+
+def test_a_slice_of_all_cores_has_a_thread_on_each() -> None:
+    (spec,) = plan("cpu", 100).slices
+    with CpuSlice(spec) as made:
+        pid = made.start().runner_pid
+        (result,) = made.measure([wide_kernel(spec)], QUICK)
+        assert isinstance(result, Measurement)
+        own = [cores for cores in affinities(pid) if len(cores) == 1]
+        assert frozenset().union(*own, *affinities(pid)) == frozenset(spec.cores)
+
+
+def wide_kernel(spec: SliceSpec) -> Build:
+    """Build a kernel that uses every thread of its runtime."""
+    from build_fixtures import candidate_of, new_schedule
+    from tvm import te
+
+    data = te.placeholder((4096, 64), name="data")
+    twice = te.compute((4096, 64), lambda i, j: data[i, j] * 2.0, name="twice")
+    task = task_of([data, twice], target_of(spec))
+    schedule = new_schedule(task)
+    schedule.parallel(schedule.get_loops(schedule.get_sblock("twice"))[0])
+    return built(build_candidate(task, candidate_of(task, schedule)))
+
+
+def test_a_share_below_one_core_says_what_is_enough() -> None:
+    planned = CpuSlice.plan(1) if host.facts().usable_cores < 100 else None
+    if planned is None:
+        pytest.skip("1% of this machine is a core")
+    assert planned.slices == ()
+    assert f"give at least {pct_of('cpu')}%" in planned.problem
+
+
+def test_cores_that_are_not_there_are_refused() -> None:
+    spec = dataclasses.replace(plan("cpu", 100).slices[0], cores=(0, 4095))
+    with CpuSlice(spec) as made, pytest.raises(HostError, match=r"asked for the cores \[0, 4095\]"):
+        made.start()
+
+
+# --- simulated ---------------------------------------------------------------------------------
+
+
+def simulated(faults: str = "") -> SimulatedSlice:
+    spec = plan("simulated", 50).slices[0]
+    return SimulatedSlice(dataclasses.replace(spec, environment=((FAULTS_VARIABLE, faults),)))
+
+
+def imagined(number: int) -> Build:
+    found = Candidate("0" * 12, f"{number:08x}" + "0" * 8, Origin.SEARCH)
+    return Build(found, b"", "", 0.1, (), (), "llvm")
+
+
+def test_a_simulated_time_follows_from_the_candidate_alone() -> None:
+    builds = [imagined(n) for n in (1, 1 << 31, 0xFFFFFFFF)]
+    first, second = simulated().measure(builds, SEARCH), simulated().measure(builds, SEARCH)
+    assert first == second
+    for build, result in zip(builds, first, strict=True):
+        assert isinstance(result, Measurement)
+        assert result.run_secs[0] == simulated_secs(build.candidate)
+
+
+def test_simulated_faults_come_on_cue() -> None:
+    builds = [imagined(n) for n in range(1, 23)]
+    results = simulated("crash:7,timeout:11").measure(builds, SEARCH)
+    for build, result in zip(builds, results, strict=True):
+        number = number_of(build.candidate.candidate_id)
+        found = result.kind if isinstance(result, Failure) else None
+        expected = Kind.CRASH if number % 7 == 0 else Kind.TIMEOUT if number % 11 == 0 else None
+        assert found is expected
