@@ -2,72 +2,55 @@
 
 A slice actor holds `num_gpus = pct/100` and no CPU; a tuner holds the CPUs that it uses. On CPU
 slices the tuner of a lane holds the cores, and the slice of that lane measures on them in turn.
+
+Ctrl-C reaches a terminal's whole process group. Ray starts its daemons with SIGINT blocked, which
+workers and their children inherit, so only the driver hears it, and drains.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
-import os
 import secrets
-import shutil
-import tempfile
+import signal
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tunerd import events as ev
-from tunerd.errors import HostError, InfrastructureError, TunerdError
-from tunerd.slices.base import Plan, Slice
+from tunerd.errors import InfrastructureError, Interrupted, TunerdError
+from tunerd.nodes import Node, Survey, TunerSpec, match_slices, survey_here
+from tunerd.ray_environment import (
+    Environment,
+    RayFolder,
+    environment,
+    environment_to_join,
+    sentence,
+)
 from tunerd.vocabulary import (
     SEARCH,
-    Arrays,
     Build,
     Candidate,
     CapProof,
     Failure,
-    Measurement,
-    Profile,
     SliceSpec,
+    TargetSpec,
     Task,
 )
+from tunerd.workers import SliceActor, TunerActor
 
 log = logging.getLogger(__name__)
 
-READY_SECS = 180.0
+PLACE_SECS = 60.0  # until Ray has found room for an actor and started its process
+READY_SECS = 180.0  # until a slice has proved its cap, or a tuner has imported TVM
+CALL_SECS = 3600.0
 OBJECT_STORE_BYTES = 256 << 20
-
-# Before ray is imported: on Linux it listens on all interfaces otherwise.
-_LOCAL_ENVIRONMENT = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "token",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-
-
-@dataclass(frozen=True)
-class TunerSpec:
-    """A tuner as planned: the CPUs that it holds, and the cores that it is pinned to."""
-
-    tuner_id: str
-    cpus: int
-    cores: tuple[int, ...] = ()
-    lane: str | None = None
-    node_id: str | None = None
-
-
-@dataclass(frozen=True)
-class Node:
-    """One machine of the cluster, and the slices planned on it."""
-
-    node_id: str
-    hostname: str
-    cpus: int
-    plan: Plan
+_CLOSE_SECS = 15.0
 
 
 @dataclass(frozen=True)
@@ -82,137 +65,122 @@ class Answer:
     ended_at: float
 
 
-class TunerActor:
-    """A Tuner behind Ray."""
-
-    def __init__(
-        self, tasks: Sequence[Task], seed: int, threads: int, number: int, cores: tuple[int, ...]
-    ) -> None:
-        from tunerd.tuner import Tuner
-
-        self._tuner = Tuner(tasks, seed=seed, threads=threads, island_number=number, cores=cores)
-
-    def warm_up(self) -> float:
-        return self._tuner.warm_up()
-
-    def propose(self, task_id: str, count: int, told: Any, exclude: Any) -> Any:
-        return self._tuner.propose(task_id, count, told, exclude)
-
-    def build(self, candidates: tuple[Candidate, ...]) -> list[Build | Failure]:
-        return self._tuner.build(candidates)
-
-
-class SliceActor:
-    """A Slice behind Ray. Makes no CUDA context: its runner does."""
-
-    def __init__(self) -> None:
-        self._slice: Slice | None = None
-
-    def device_index(self) -> int:
-        """Return the GPU that Ray gave this actor, 0 where it holds none."""
-        import ray
-
-        ids = ray.get_gpu_ids()
-        return int(ids[0]) if ids else 0
-
-    def start(self, spec: SliceSpec) -> CapProof:
-        from tunerd.slices import member
-
-        self._slice = member(spec.kind)(spec)
-        return self._slice.start()
-
-    def measure(
-        self, builds: tuple[Build, ...], profile: Profile, neighbours: int
-    ) -> list[Measurement | Failure]:
-        assert self._slice is not None
-        results = self._slice.measure(builds, profile)
-        return [
-            replace(r, conditions=replace(r.conditions, neighbours=neighbours))
-            if isinstance(r, Measurement)
-            else r
-            for r in results
-        ]
-
-    def compare(self, builds: tuple[Build, ...], profile: Profile) -> list[Measurement | Failure]:
-        assert self._slice is not None
-        return self._slice.compare(builds, profile)
-
-    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
-        assert self._slice is not None
-        return self._slice.run_model(artifact, inputs)
-
-    def compare_models(
-        self, artifacts: tuple[str, ...], profile: Profile
-    ) -> list[Measurement | Failure]:
-        assert self._slice is not None
-        return self._slice.compare_models(artifacts, profile)
-
-    def close(self) -> None:
-        if self._slice is not None:
-            self._slice.close()
-
-
 class Cluster:
     """A Ray cluster with this run's actors in it: a private local one, or one at an address.
 
     Close it, or use it as a context manager: actors are asked to close before Ray ends them.
+
+    Args:
+        address: HOST:PORT of a cluster, or "auto"; None starts a private one on this machine.
+        run: tells this run from others on the same GPUs.
+        logs: where the private cluster's logs are kept if the run fails or loses a worker.
     """
 
-    def __init__(self, *, address: str | None, run: str, cpus: int, gpus: int) -> None:
-        self._folder = tempfile.mkdtemp(prefix="tunerd-ray-") if address is None else None
-        self._actors: dict[str, Any] = {}
+    def __init__(
+        self,
+        *,
+        address: str | None,
+        run: str,
+        cpus: int,
+        gpus: int,
+        logs: Path | None = None,
+        place_secs: float = PLACE_SECS,
+        ready_secs: float = READY_SECS,
+    ) -> None:
+        self._address = address
+        self._logs = logs
+        self._place_secs, self._ready_secs = place_secs, ready_secs
+        self._slices: dict[str, Any] = {}
+        self._tuners: dict[str, Any] = {}
         self._pending: dict[Any, tuple[str, str, float]] = {}
-        os.environ["TUNERD_RUN"] = run
-        if address is None:
-            for name, value in _LOCAL_ENVIRONMENT.items():
-                os.environ.setdefault(name, value)
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        import ray
-
-        self._ray = ray
+        self._lost_one = False
+        self._folder = RayFolder() if address is None else None
+        self._environment = Environment(
+            environment(run) if address is None else environment_to_join(address, run)
+        )
         try:
-            if address is None:
-                ray.init(
-                    num_cpus=cpus,
-                    num_gpus=gpus,
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=self._folder,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    configure_logging=False,
-                )
-            else:
-                ray.init(
-                    address=address,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    runtime_env={"env_vars": {"TUNERD_RUN": run}},
-                )
+            import ray
+
+            self._ray = ray
+            with _handlers_kept():
+                if self._folder is not None:
+                    self._start(self._folder, cpus, gpus)
+                else:
+                    self._join(run)
+        except BaseException:
+            self._end()
+            raise
+
+    def _start(self, folder: RayFolder, cpus: int, gpus: int) -> None:
+        _forget_token()
+        try:
+            self._ray.init(
+                address="local",  # whatever RAY_ADDRESS says
+                num_cpus=cpus,
+                num_gpus=gpus,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(folder.path),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+            )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            where = f"at {address}" if address else "on this machine"
+            kept = self._keep_logs()
             raise InfrastructureError(
-                f"Ray {where} cannot be used: {str(error).strip().splitlines()[0]}; check the "
-                "address, and RAY_AUTH_TOKEN where the cluster uses tokens"
+                f"Ray does not start on this machine: {sentence(error)}{kept}"
+            ) from error
+
+    def _join(self, run: str) -> None:
+        ray, address = self._ray, self._address
+        _forget_token()
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                configure_logging=False,
+                runtime_env={"env_vars": {"TUNERD_RUN": run}},
+            )
+        except (ray.exceptions.AuthenticationError, ConnectionError) as error:
+            if address == "auto" and "RAY_AUTH_TOKEN" not in sentence(error):
+                raise InfrastructureError(
+                    "--address auto found no Ray cluster on this machine; give the HOST:PORT that "
+                    "`ray start --head` printed, or leave --address out for a private cluster"
+                ) from error
+            raise InfrastructureError(
+                f"the Ray cluster at {address} does not let us in; set RAY_AUTH_TOKEN or "
+                "RAY_AUTH_TOKEN_PATH to its token (`ray get-auth-token` prints it on the head)"
+            ) from error
+        except (RuntimeError, ValueError, OSError) as error:
+            raise InfrastructureError(
+                f"the Ray cluster at {address} cannot be used: {sentence(error)}"
             ) from error
 
     # --- planning on the nodes -----------------------------------------------------------------
 
     def nodes(self, kind: str, pct: int, per_device: int | None, *, external: bool) -> list[Node]:
-        """Plan the slices of every node that is alive, on that node."""
+        """Survey every node that is alive, on that node."""
         ray = self._ray
-        plan = ray.remote(num_cpus=0, max_retries=0)(plan_here)
+        survey = ray.remote(num_cpus=0, max_retries=0)(survey_here)
         alive = [n for n in ray.nodes() if n["Alive"]]
         asked = [
-            plan.options(scheduling_strategy=self._on(n["NodeID"])).remote(
+            survey.options(scheduling_strategy=self._on(n["NodeID"])).remote(
                 kind, pct, per_device, external
             )
             for n in alive
         ]
-        plans = ray.get(asked, timeout=READY_SECS)
+        surveys: list[Survey] = self._got(asked, "surveying the nodes", self._ready_secs)
+        driver = ray.get_runtime_context().get_node_id()
+        at = {n["NodeID"]: s for n, s in zip(alive, surveys, strict=True)}
+        here = (at[driver].boot_id, at[driver].hostname)
         return [
-            Node(n["NodeID"], n["NodeManagerHostname"], int(n["Resources"].get("CPU", 0)), p)
-            for n, p in zip(alive, plans, strict=True)
+            Node(
+                node_id=n["NodeID"],
+                cpus=int(n["Resources"].get("CPU", 0)),
+                survey=survey,
+                is_here=(survey.boot_id, survey.hostname) == here,
+            )
+            for n, survey in zip(alive, surveys, strict=True)
         ]
 
     # --- workers -------------------------------------------------------------------------------
@@ -222,57 +190,74 @@ class Cluster:
 
         Raises HostError or InfrastructureError, saying what was asked and what is free.
         """
-        ray = self._ray
-        actor = ray.remote(max_restarts=0)(SliceActor)
-        handles = []
-        for spec, node_id in specs:
-            needs_gpu = spec.kind in ("mps", "whole")
-            options: dict[str, Any] = {
-                "num_cpus": 0,
-                "num_gpus": spec.pct / 100 if needs_gpu else 0,
-            }
-            if node_id is not None:
-                options["scheduling_strategy"] = self._on(node_id)
-            handles.append(actor.options(**options).remote())
-        asked = f"{len(specs)} slices of {specs[0][0].pct}%"
-        indices = self._got([h.device_index.remote() for h in handles], asked)
-        # Ray chooses the GPU; each actor then gets a spec that was planned for that one.
-        left = list(specs)
-        matched: list[tuple[SliceSpec, Any]] = []
-        for handle, index in zip(handles, indices, strict=True):
-            chosen = next((s for s in left if s[0].device_index == index), left[0])
-            left.remove(chosen)
-            matched.append((chosen[0], handle))
-        proofs = self._got([h.start.remote(s) for s, h in matched], asked)
-        for spec, handle in matched:
-            self._actors[spec.slice_id] = handle
-        by_id = {p.slice_id: p for p in proofs}
-        return [by_id[s.slice_id] for s, _ in specs]
+        asked = f"{len(specs)} slice(s) of {specs[0][0].pct}%"
+        placed = self._placed(specs, asked)
+        self._slices |= placed
+        starting = [placed[spec.slice_id].start.remote(spec) for spec, _ in specs]
+        proofs: list[CapProof] = self._got(starting, asked, self._ready_secs)
+        return proofs
 
-    def start_tuners(self, specs: Sequence[TunerSpec], tasks: Sequence[Task], seed: int) -> None:
-        """Start tuner actors; they warm up while the slices prove themselves."""
-        ray = self._ray
-        actor = ray.remote(max_restarts=0)(TunerActor)
-        shared = ray.put(tuple(tasks))
+    def _placed(self, specs: Sequence[tuple[SliceSpec, str | None]], asked: str) -> dict[str, Any]:
+        """Start actors until each spec has one on its GPU: Ray chooses, and fills one GPU first."""
+        placed: dict[str, Any] = {}
+        spare: list[Any] = []
+        waiting = list(specs)
+        try:
+            while waiting:
+                started = [(self._slice_actor(spec, node), node) for spec, node in waiting]
+                spare += [actor for actor, _ in started]
+                ids = self._got(
+                    [a.__ray_call__.remote(_gpu_ids) for a, _ in started], asked, self._place_secs
+                )
+                free = [(node, i) for (_, node), i in zip(started, ids, strict=True)]
+                chosen, waiting = match_slices(free, waiting)
+                for (actor, _), spec in zip(started, chosen, strict=True):
+                    if spec is not None:
+                        placed[spec.slice_id] = actor
+                        spare.remove(actor)
+        finally:
+            for actor in spare:  # on the GPU of another slice
+                self._ray.kill(actor)
+        return placed
+
+    def _slice_actor(self, spec: SliceSpec, node_id: str | None) -> Any:
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "num_gpus": 0 if spec.gpu_uuid is None else spec.pct / 100,
+            "max_restarts": 0,
+        }
+        if node_id is not None:
+            options["scheduling_strategy"] = self._on(node_id)
+        return self._ray.remote(SliceActor).options(**options).remote(self._scratch)
+
+    def start_tuners(self, specs: Sequence[TunerSpec], target: TargetSpec, seed: int) -> None:
+        """Start tuner actors; they import what searching and building for `target` needs."""
         for number, spec in enumerate(specs):
-            options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": 0}
+            options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": 0, "max_restarts": 0}
             if spec.node_id is not None:
                 options["scheduling_strategy"] = self._on(spec.node_id)
-            handle = actor.options(**options).remote(shared, seed, spec.cpus, number, spec.cores)
-            self._actors[spec.tuner_id] = handle
-            self._watch(spec.tuner_id, "warm_up", handle.warm_up.remote())
+            actor = self._ray.remote(TunerActor).options(**options)
+            handle = actor.remote(seed, spec.cpus, number, spec.cores, self._scratch)
+            handle.prepare.remote(target)
+            self._tuners[spec.tuner_id] = handle
+
+    def give_tasks(self, tasks: Sequence[Task]) -> None:
+        """Tell the tuners their tasks; each answers "warm_up" once it can work."""
+        shared = self._ray.put(tuple(tasks))
+        for tuner_id, tuner in self._tuners.items():
+            self._watch(tuner_id, "warm_up", tuner.warm_up.remote(shared))
 
     def submit(self, instruction: ev.Propose | ev.BuildThem | ev.Measure) -> None:
         """Carry out an instruction; its end comes back from `answers`."""
-        actor = self._actors[instruction.worker_id]
         match instruction:
             case ev.Propose(worker_id, task, count, told, exclude):
-                call = actor.propose.remote(task.task_id, count, told, exclude)
+                call = self._tuners[worker_id].propose.remote(task.task_id, count, told, exclude)
                 self._watch(worker_id, "propose", call)
             case ev.BuildThem(worker_id, candidates):
-                self._watch(worker_id, "build", actor.build.remote(candidates))
+                call = self._tuners[worker_id].build.remote(candidates)
+                self._watch(worker_id, "build", call)
             case ev.Measure(worker_id, builds, neighbours):
-                call = actor.measure.remote(builds, SEARCH, neighbours)
+                call = self._slices[worker_id].measure.remote(builds, SEARCH, neighbours)
                 self._watch(worker_id, "measure", call)
 
     def answers(self, timeout_secs: float) -> list[Answer]:
@@ -291,45 +276,108 @@ class Cluster:
             try:
                 value = ray.get(reference)
             except ray.exceptions.RayError as problem:
-                error = str(problem).strip().splitlines()[-1]
+                error = sentence(problem)
             answers.append(Answer(worker_id, method, value, error, started_at, time.time()))
-        return answers
+        return answers + self._not_ready()
+
+    def _not_ready(self) -> list[Answer]:
+        now = time.time()
+        late = [
+            (reference, worker_id, started_at)
+            for reference, (worker_id, method, started_at) in self._pending.items()
+            if method == "warm_up" and now - started_at > self._ready_secs
+        ]
+        for reference, _, _ in late:
+            del self._pending[reference]
+        return [
+            Answer(worker_id, "warm_up", None, self._too_late(worker_id, now - since), since, now)
+            for _, worker_id, since in late
+        ]
 
     def call(self, worker_id: str, method: str, *arguments: Any) -> Any:
-        """Call a worker and wait; raises InfrastructureError where it is lost."""
-        reference = getattr(self._actors[worker_id], method).remote(*arguments)
-        return self._got([reference], f"{method} in {worker_id}", timeout_secs=3600.0)[0]
+        """Call a slice and wait; raises InfrastructureError where it is lost."""
+        reference = getattr(self._slices[worker_id], method).remote(*arguments)
+        return self._got([reference], f"{method} in {worker_id}", CALL_SECS)[0]
 
     def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
-        """Build candidates on all tuners at once; results in order."""
-        tuners = [a for name, a in self._actors.items() if name.startswith("tuner")]
-        parts = [candidates[i :: len(tuners)] for i in range(len(tuners))]
-        asked = [t.build.remote(tuple(p)) for t, p in zip(tuners, parts, strict=True) if p]
+        """Build candidates on all tuners that are ready at once; results in order."""
+        tuners = self._ready_tuners()
+        parts = [p for i in range(len(tuners)) if (p := tuple(candidates[i :: len(tuners)]))]
+        asked = [t.build.remote(p) for t, p in zip(tuners, parts, strict=False)]
         found: dict[str, Build | Failure] = {}
-        built = self._got(asked, "building the finalists", timeout_secs=3600.0)
-        for part, results in zip((p for p in parts if p), built, strict=True):
+        built = self._got(asked, "building the finalists", CALL_SECS)
+        for part, results in zip(parts, built, strict=True):
             found |= {c.candidate_id: r for c, r in zip(part, results, strict=True)}
         return [found[c.candidate_id] for c in candidates]
 
+    def _ready_tuners(self) -> list[Any]:
+        warming = [r for r, (_, method, _) in self._pending.items() if method == "warm_up"]
+        if warming:
+            self._ray.wait(warming, num_returns=len(warming), timeout=self._ready_secs)
+            for answer in self.answers(0):
+                if answer.error:
+                    self.drop(answer.worker_id)
+        still = {
+            worker_id for worker_id, method, _ in self._pending.values() if method == "warm_up"
+        }
+        ready = [tuner for tuner_id, tuner in self._tuners.items() if tuner_id not in still]
+        if not ready:
+            raise InfrastructureError(self._too_late("building the finalists", self._ready_secs))
+        return ready
+
+    def reader_of(self, folder: Path, slice_ids: Sequence[str]) -> str:
+        """Return the first slice that sees `folder`: what is measured there must load from it.
+
+        Raises InfrastructureError where none does.
+        """
+        probe = folder / f".{secrets.token_hex(8)}"
+        probe.touch(mode=0o600)
+        try:
+            asked = [self._slices[s].sees.remote(str(probe.resolve())) for s in slice_ids]
+            seen = self._got(asked, "looking for the run folder", self._ready_secs)
+        finally:
+            probe.unlink()
+        for slice_id, sees in zip(slice_ids, seen, strict=True):
+            if sees:
+                return slice_id
+        raise InfrastructureError(
+            f"no slice sees the run folder {folder.resolve()}, and the tuned model is verified in "
+            "one; put --out on a file system that the nodes share, or start tunerd on a node that "
+            "has a slice"
+        )
+
     def drop(self, worker_id: str) -> None:
         """Forget a worker that is lost, and whatever it was asked."""
-        self._actors.pop(worker_id, None)
+        self._lost_one = True
+        actor = self._tuners.pop(worker_id, None) or self._slices.pop(worker_id, None)
         self._pending = {r: p for r, p in self._pending.items() if p[0] != worker_id}
+        if actor is not None:
+            self._ray.kill(actor)  # it may still be waiting for its place
+
+    # --- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the slices, then end the actors and a local cluster. Idempotent."""
         ray = self._ray
-        actors, self._actors = self._actors, {}
+        slices, self._slices = self._slices, {}
+        tuners, self._tuners = self._tuners, {}
         if ray.is_initialized():
-            closing = [a.close.remote() for a in actors.values() if hasattr(a, "close")]
-            with contextlib.suppress(Exception):
-                ray.wait(closing, num_returns=len(closing), timeout=15.0)
-            for actor in actors.values():
-                with contextlib.suppress(Exception):
+            with contextlib.suppress(ray.exceptions.RayError):
+                closing = [a.close.remote() for a in slices.values()]
+                if closing:
+                    ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECS)
+            for actor in (*slices.values(), *tuners.values()):
+                with contextlib.suppress(ray.exceptions.RayError, ValueError):
                     ray.kill(actor)
+        self._end()
+
+    def _end(self) -> None:
+        ray = getattr(self, "_ray", None)
+        if ray is not None and ray.is_initialized():
             ray.shutdown()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
+        self._environment.undo()
 
     def __enter__(self) -> Self:
         return self
@@ -340,30 +388,48 @@ class Cluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        stopped = error is None or isinstance(error, Interrupted | KeyboardInterrupt)
+        if self._lost_one or not stopped:
+            log.error("the run had a problem%s", self._keep_logs())
         self.close()
 
+    def _keep_logs(self) -> str:
+        """Keep the cluster's logs and say where, as the end of a sentence."""
+        if self._folder is None:
+            return "; see the logs of Ray on its nodes, in /tmp/ray/session_latest/logs by default"
+        if self._logs is None or not self._folder.keep_logs(self._logs):
+            return ""
+        return f"; the logs of Ray and its workers are in {self._logs}"
+
     # --- Ray's words ---------------------------------------------------------------------------
+
+    @property
+    def _scratch(self) -> str | None:
+        return None if self._folder is None else str(self._folder.scratch)
 
     def _watch(self, worker_id: str, method: str, reference: Any) -> None:
         self._pending[reference] = (worker_id, method, time.time())
 
-    def _got(self, references: list[Any], asked: str, timeout_secs: float = READY_SECS) -> Any:
+    def _got(self, references: list[Any], asked: str, timeout_secs: float) -> Any:
         ray = self._ray
         try:
             return ray.get(references, timeout=timeout_secs)
         except ray.exceptions.GetTimeoutError as error:
-            raise InfrastructureError(
-                f"{asked}: not ready after {timeout_secs:.0f} s; asked of the cluster "
-                f"{ray.cluster_resources()}, free {ray.available_resources()}"
-            ) from error
+            raise InfrastructureError(self._too_late(asked, timeout_secs)) from error
         except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, TunerdError):
-                raise cause from None
-            raise InfrastructureError(f"{asked}: {cause!r}") from error
+            if isinstance(error.cause, TunerdError):
+                raise error.cause from None
+            raise InfrastructureError(f"{asked}: {sentence(error)}") from error
         except ray.exceptions.RayError as error:
-            message = str(error).strip().splitlines()[0]
-            raise InfrastructureError(f"{asked}: {message}") from error
+            raise InfrastructureError(f"{asked}: {sentence(error)}") from error
+
+    def _too_late(self, asked: str, after_secs: float) -> str:
+        total, free = self._ray.cluster_resources(), self._ray.available_resources()
+        room = ", ".join(f"{free.get(k, 0):g} of {total.get(k, 0):g} {k}s" for k in ("CPU", "GPU"))
+        return (
+            f"{asked}: not ready after {after_secs:.0f} s; free in the cluster: {room}; wait until "
+            "others have ended, or ask for less with --slices and --tuners"
+        )
 
     def _on(self, node_id: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -371,36 +437,29 @@ class Cluster:
         return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
-def plan_here(kind: str, pct: int, per_device: int | None, external: bool) -> Plan:
-    """Plan this host's slices of a kind."""
-    from tunerd.slices import plan
+def _forget_token() -> None:
+    """Have Ray read the token of this cluster: it keeps what it read for an earlier one."""
+    raylet = importlib.import_module("ray._raylet")  # of compiled code: it has no types
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
-    return plan(kind, pct, per_device, external=external)
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Keep the handlers of SIGINT and SIGTERM: ray.init puts one that exits in the latter's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def plan_tuners(nodes: Sequence[Node], wanted: int | None) -> list[TunerSpec]:
-    """Plan the search and build processes of a cluster.
+def _gpu_ids(_: SliceActor) -> tuple[str, ...]:
+    """Return the GPUs that Ray gave the actor in which this runs, as its node numbers them."""
+    import ray
 
-    A lane of CPU slices gets one on its cores. On the other nodes each CPU gets one, less one for
-    each slice's runner and, on the first node, one for the driver.
-    """
-    specs: list[TunerSpec] = []
-    for number, node in enumerate(nodes):
-        slices = node.plan.slices
-        lanes = {s.lane: s.cores for s in slices if s.lane is not None}
-        if lanes:
-            specs += [
-                TunerSpec(f"tuner-{number}-{i}", len(cores), cores, lane, node.node_id or None)
-                for i, (lane, cores) in enumerate(lanes.items())
-            ]
-            continue
-        runners = len(slices) if any(s.gpu_uuid for s in slices) else 0
-        count = max(1, node.cpus - runners - (number == 0))
-        specs += [
-            TunerSpec(f"tuner-{number}-{i}", 1, node_id=node.node_id or None) for i in range(count)
-        ]
-    if wanted is not None and wanted > len(specs):
-        raise HostError(
-            f"--tuners {wanted} is more than the {len(specs)} that fit the cores; give fewer"
-        )
-    return specs[:wanted]
+    return tuple(str(gpu) for gpu in ray.get_gpu_ids())

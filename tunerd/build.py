@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 ENTRY = "main"  # the function that every library exports
 MAX_MESSAGE_CHARS = 2000
 _CACHED_TASKS = 256
+_PRELOADED = ("tvm.s_tir.meta_schedule", "xgboost")
+_DEFAULTS_OF_CUDA = "tvm.s_tir.dlight"
 _NO_LINKER = (
     "Builds need a linker: neither `ld` nor a C compiler is on the PATH. "
     "Install one, for example with: apt-get install binutils"
@@ -90,6 +92,13 @@ def build_module(
 def abandoned() -> int:
     """Return how many builds of this process ran into their timeout; some may still run."""
     return _abandoned
+
+
+def preload(target: TargetSpec) -> None:
+    """Import what builds and searches for a target import sooner or later."""
+    _tvm()
+    for name in (*_PRELOADED, *((_DEFAULTS_OF_CUDA,) if target.is_cuda else ())):
+        importlib.import_module(name)
 
 
 def scheduled(task: Task, candidate: Candidate) -> IRModule:

@@ -1,17 +1,16 @@
-"""Records -> Outcome: the quiet second look, the artifact, and whether it is right and faster.
+"""Winners -> Outcome: the artifact, and whether it is right and faster.
 
-Search may be noisy, the result may not: the best few candidates of each task are measured again,
-many samples, in turns with the task's default, while nothing else runs. A candidate wins only by an
-interval. Then the whole model is compiled twice, with the winners and with the defaults, checked
-against ONNX Runtime and timed in turns on the slice.
+The whole model is compiled twice, with the winners and with the defaults, checked against ONNX
+Runtime and timed in turns on the quiet slice. Kernels that win alone may lose together: where the
+tuned model is slower, the default schedules ship.
 """
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tunerd.actors import Cluster
 from tunerd.artifact import compile_artifact, finish_manifest
@@ -19,37 +18,26 @@ from tunerd.compare import compare
 from tunerd.errors import InfrastructureError
 from tunerd.preparation import Kernels, Layout
 from tunerd.run_folder import RunFolder
-from tunerd.search import default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.verify import onnxruntime_latency, verify
 from tunerd.vocabulary import (
-    FINAL,
     MODEL,
     Arrays,
-    Build,
     Candidate,
     CapProof,
     Comparison,
     Correctness,
     Failure,
-    Finalist,
     Latency,
     Measurement,
     Model,
     Origin,
     Outcome,
-    Record,
-    Task,
     TaskOutcome,
     Verdict,
     Verification,
 )
-
-log = logging.getLogger(__name__)
-
-FINALISTS = 3  # of each task, besides its default
-
-Say = Callable[[str], None]  # shows what is being done
+from tunerd.winners import QuietSlice, Say, choose_winners
 
 
 @dataclass(frozen=True)
@@ -62,176 +50,110 @@ class Ending:
     layout: Layout
     kernels: Kernels
     cluster: Cluster
+    quiet_slice: str  # sees the run folder
     proofs: tuple[CapProof, ...]
     say: Say
 
+
+@dataclass(frozen=True)
+class _Trial:
+    """The whole model, tuned, beside its default."""
+
+    verification: Verification
+    default: Latency
+    tuned: Latency
+
     @property
-    def quiet_slice(self) -> str:
-        return self.layout.slices[0][0].slice_id
+    def comparison(self) -> Comparison:
+        return compare(self.default.run_secs, self.tuned.run_secs)
 
 
 def finish(ending: Ending) -> Outcome:
     """Choose the winners, compile, verify and time the model; store and return the outcome."""
-    outcomes = choose_winners(ending)
-    winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
+    quiet = QuietSlice(ending.cluster, ending.quiet_slice)
+    outcomes = choose_winners(ending.kernels.tasks, ending.folder.store, quiet, say=ending.say)
     ending.say("compiling the model with its default schedules")
-    default_folder = ending.folder.paths.root / "default"
-    _compile(ending, {}, default_folder)
+    default = ending.folder.paths.root / "default"
     try:
-        ending.say("compiling the model with the tuned schedules")
-        artifact = ending.folder.paths.artifact
-        _compile(ending, winners, artifact)
-        verification = _verify(ending, str(artifact))
-        tuned, default = _end_to_end(ending, str(artifact), str(default_folder))
-        end_to_end = compare(default.run_secs, tuned.run_secs)
-        latencies = [default, tuned]
-        if end_to_end.verdict is Verdict.SLOWER and winners:
-            # Kernels that win alone may lose together. What ships is never slower.
+        _compile(ending, {}, default)
+        trial = _try(ending, outcomes, default)
+        if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
             outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
-            _compile(ending, {}, artifact)
-            verification = _verify(ending, str(artifact))
-            tuned, default = _end_to_end(ending, str(artifact), str(default_folder))
-            end_to_end = compare(default.run_secs, tuned.run_secs)
-            latencies = [default, tuned]
+            trial = _try(ending, outcomes, default)
     finally:
-        shutil.rmtree(default_folder, ignore_errors=True)
-    spec = ending.layout.slices[0][0]
-    if spec.cores:
-        ending.say("timing ONNX Runtime on the same cores")
-        latencies.append(
-            onnxruntime_latency(
-                ending.model, threads=len(spec.cores), cores=spec.cores, profile=MODEL
-            )
-        )
+        shutil.rmtree(default, ignore_errors=True)
     outcome = Outcome(
         model=ending.model,
         target=ending.layout.target,
         tasks=outcomes,
-        verification=verification,
-        latencies=tuple(latencies),
-        end_to_end=end_to_end,
-        artifact=str(artifact),
+        verification=trial.verification,
+        latencies=(trial.default, trial.tuned, *_onnxruntime(ending)),
+        end_to_end=trial.comparison,
+        artifact=str(ending.folder.paths.artifact),
         proofs=ending.proofs,
     )
-    if verification.verdict is Correctness.WRONG:
-        rejected = artifact.with_name("artifact.rejected")
-        shutil.rmtree(rejected, ignore_errors=True)
-        artifact.rename(rejected)
-    else:
-        finish_manifest(artifact, outcome)
-    ending.folder.store.save_outcome(outcome)
+    _keep(ending, outcome)
     return outcome
 
 
-def choose_winners(ending: Ending) -> tuple[TaskOutcome, ...]:
-    """Measure each task's finalists beside its default and let an interval decide."""
-    store = ending.folder.store
-    known = {o.task_id: o for o in store.task_outcomes()}
-    records = _ended(store.records())
-    todo = []
-    for task in ending.kernels.tasks:
-        before = known.get(task.task_id)
-        if before is None or before.trials != len(records.get(task.task_id, ())):
-            known.pop(task.task_id, None)
-            todo.append(task)
-    chosen = {t.task_id: _finalists(records.get(t.task_id, ())) for t in todo}
-    wanted = [
-        c for t in todo for c in (default_candidate(t), *(r.candidate for r in chosen[t.task_id]))
+def _try(ending: Ending, outcomes: Sequence[TaskOutcome], default: Path) -> _Trial:
+    """Compile the artifact, verify it and time it beside the default."""
+    winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
+    artifact = ending.folder.paths.artifact
+    ending.say("compiling the model with the tuned schedules")
+    _compile(ending, winners, artifact)
+    verification = _verify(ending, artifact)
+    ending.say("timing the whole model, tuned and default in turns")
+    results: list[Measurement | Failure] = ending.cluster.call(
+        ending.quiet_slice, "compare_models", (str(default), str(artifact)), MODEL
+    )
+    latencies = [
+        _latency(name, result) for name, result in zip(("default", "tuned"), results, strict=True)
     ]
-    ending.say(f"building the finalists of {len(todo)} tasks")
-    builds = {
-        c.candidate_id: b for c, b in zip(wanted, ending.cluster.build_all(wanted), strict=True)
-    }
-    for number, task in enumerate(todo, 1):
-        ending.say(f"measuring finalists quietly, task {number} of {len(todo)}: {task.name}")
-        mine = records.get(task.task_id, ())
-        outcome = _decide(ending, task, chosen[task.task_id], mine, builds)
-        store.propose([outcome.winner])  # the outcome refers to its trial
-        store.save_task_outcome(outcome)
-        known[task.task_id] = outcome
-    return tuple(known[t.task_id] for t in ending.kernels.tasks)
+    return _Trial(verification, *latencies)
 
 
-def _ended(found: object) -> dict[str, list[Record]]:
-    by_task: dict[str, list[Record]] = {}
-    for record in found:  # type: ignore[attr-defined]
-        if record.candidate.origin is Origin.SEARCH and record.result is not None:
-            by_task.setdefault(record.candidate.task_id, []).append(record)
-    return by_task
-
-
-def _finalists(records: Sequence[Record]) -> list[Record]:
-    measured = [r for r in records if r.run_secs is not None]
-    return sorted(measured, key=lambda r: r.run_secs or 0.0)[:FINALISTS]
-
-
-def _decide(
-    ending: Ending,
-    task: Task,
-    finalists: Sequence[Record],
-    records: Sequence[Record],
-    builds: Mapping[str, Build | Failure],
-) -> TaskOutcome:
-    default = default_candidate(task)
-    searched = {r.candidate.candidate_id: r.run_secs for r in finalists}
-    entries = [default, *(r.candidate for r in finalists)]
-    ready = [b for c in entries if isinstance(b := builds[c.candidate_id], Build)]
-    measured: dict[str, Measurement | Failure] = {
-        c.candidate_id: b for c in entries if isinstance(b := builds[c.candidate_id], Failure)
-    }
-    if ready:
-        results = ending.cluster.call(ending.quiet_slice, "compare", tuple(ready), FINAL)
-        measured |= {b.candidate.candidate_id: r for b, r in zip(ready, results, strict=True)}
-    winner, comparison, note = _winner(default, entries[1:], measured)
-    base = measured[default.candidate_id]
-    best = measured[winner.candidate_id]
-    return TaskOutcome(
-        task_id=task.task_id,
-        name=task.name,
-        weight=task.weight,
-        trials=len(records),
-        failed=sum(isinstance(r.result, Failure) for r in records),
-        default_secs=base.median_secs if isinstance(base, Measurement) else None,
-        best_secs=best.median_secs if isinstance(best, Measurement) else None,
-        winner=winner,
-        comparison=comparison,
-        note=note or ("" if finalists or winner is not default else "no trial was measured"),
-        finalists=tuple(
-            Finalist(
-                c.candidate_id, c.origin, searched.get(c.candidate_id), measured[c.candidate_id]
-            )
-            for c in entries
-        ),
+def _compile(ending: Ending, winners: Mapping[str, Candidate], folder: Path) -> None:
+    compile_artifact(
+        ending.kernels.lowered,
+        ending.kernels.tasks,
+        winners,
+        ending.layout.target,
+        folder,
+        model=ending.model,
+        pct=ending.settings.pct,
+        proofs=ending.proofs,
     )
 
 
-def _winner(
-    default: Candidate,
-    candidates: Sequence[Candidate],
-    measured: Mapping[str, Measurement | Failure],
-) -> tuple[Candidate, Comparison | None, str]:
-    rivals = [
-        (r.median_secs, c)
-        for c in candidates
-        if isinstance(r := measured[c.candidate_id], Measurement)
-    ]
-    base = measured[default.candidate_id]
-    if not rivals:
-        return default, None, "no candidate could be measured" if candidates else "no candidates"
-    _, best = min(rivals, key=lambda rival: rival[0])
-    new = measured[best.candidate_id]
-    assert isinstance(new, Measurement)
-    if isinstance(base, Failure):
-        return best, None, f"its default schedule does not run: {base.message[-200:]}"
-    comparison = compare(base.run_secs, new.run_secs)
-    if comparison.verdict is Verdict.FASTER:
-        return best, comparison, ""
-    return default, comparison, f"the best candidate against the default: {comparison.verdict}"
+def _verify(ending: Ending, artifact: Path) -> Verification:
+    ending.say("comparing outputs with ONNX Runtime")
+
+    def run(inputs: Arrays) -> Arrays:
+        outputs: Arrays = ending.cluster.call(
+            ending.quiet_slice, "run_model", str(artifact), inputs
+        )
+        return outputs
+
+    return verify(run, ending.model)
+
+
+def _latency(name: str, result: Measurement | Failure) -> Latency:
+    if isinstance(result, Failure):
+        raise InfrastructureError(f"the {name} model could not be timed: {result.message}")
+    return Latency(name, result.run_secs)
+
+
+def _onnxruntime(ending: Ending) -> tuple[Latency, ...]:
+    """Time ONNX Runtime on the cores of the quiet slice, where those are this machine's."""
+    (cores,) = (s.cores for s, _ in ending.layout.slices if s.slice_id == ending.quiet_slice)
+    if not cores or ending.quiet_slice not in ending.layout.here:
+        return ()
+    ending.say("timing ONNX Runtime on the same cores")
+    return (onnxruntime_latency(ending.model, threads=len(cores), cores=cores, profile=MODEL),)
 
 
 def _stay(outcome: TaskOutcome, why: str) -> TaskOutcome:
-    from dataclasses import replace
-
     if not outcome.is_tuned:
         return outcome
     default = Candidate(
@@ -242,35 +164,13 @@ def _stay(outcome: TaskOutcome, why: str) -> TaskOutcome:
     return replace(outcome, winner=default, best_secs=outcome.default_secs, note=why)
 
 
-def _compile(ending: Ending, winners: Mapping[str, Candidate], folder: object) -> None:
-    compile_artifact(
-        ending.kernels.lowered,
-        ending.kernels.tasks,
-        winners,
-        ending.layout.target,
-        folder,  # type: ignore[arg-type]
-        model=ending.model,
-        pct=ending.settings.pct,
-        proofs=ending.proofs,
-    )
-
-
-def _verify(ending: Ending, artifact: str) -> Verification:
-    ending.say("comparing outputs with ONNX Runtime")
-
-    def run(inputs: Arrays) -> Arrays:
-        outputs: Arrays = ending.cluster.call(ending.quiet_slice, "run_model", artifact, inputs)
-        return outputs
-
-    return verify(run, ending.model)
-
-
-def _end_to_end(ending: Ending, tuned: str, default: str) -> tuple[Latency, Latency]:
-    ending.say("timing the whole model, tuned and default in turns")
-    results = ending.cluster.call(ending.quiet_slice, "compare_models", (default, tuned), MODEL)
-    found = []
-    for name, result in zip(("default", "tuned"), results, strict=True):
-        if isinstance(result, Failure):
-            raise InfrastructureError(f"the {name} model could not be timed: {result.message}")
-        found.append(Latency(name, result.run_secs))
-    return found[1], found[0]
+def _keep(ending: Ending, outcome: Outcome) -> None:
+    """Store the outcome; an artifact that is wrong is moved out of the way."""
+    artifact = ending.folder.paths.artifact
+    if outcome.verification.verdict is Correctness.WRONG:
+        rejected = artifact.with_name("artifact.rejected")
+        shutil.rmtree(rejected, ignore_errors=True)
+        artifact.rename(rejected)
+    else:
+        finish_manifest(artifact, outcome)
+    ending.folder.store.save_outcome(outcome)

@@ -51,6 +51,10 @@ class Device(ABC):
         """Return what this process sees of the device, for the proof of the cap."""
 
     @abstractmethod
+    def call(self, path: Path, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+        """Load a library, run it once on these arguments, and return them as it left them."""
+
+    @abstractmethod
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
         """Load a library and run it once."""
 
@@ -280,6 +284,11 @@ class CpuDevice(Device):
         call(1)
         return _Loop(call, profile)
 
+    def call(self, path: Path, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+        arguments = [self._tvm.runtime.tensor(array) for array in arrays]
+        self._tvm.runtime.load_module(str(path))["main"](*arguments)
+        return [argument.numpy() for argument in arguments]
+
 
 class CudaDevice(Device):
     """The GPU that this process sees first, through the driver API beside TVM's runtime.
@@ -342,6 +351,15 @@ class CudaDevice(Device):
                 return _Timed(calls, lambda: self._time_calls(kernel, sets, calls))
             graph = self._captured(kernel, sets, calls)
         return _Timed(calls, lambda: self._time_graph(graph))
+
+    def call(self, path: Path, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+        arguments = [self._tvm.runtime.tensor(array, device=self._device) for array in arrays]
+        kernel = self._tvm.runtime.load_module(str(path))["main"]
+        self._device.sync()
+        with self._on_stream():
+            kernel(*arguments)
+        self._checked(self._driver.cuStreamSynchronize(self._stream))
+        return [argument.numpy() for argument in arguments]
 
     def _captured(self, kernel: Any, sets: Sequence[tuple[Any, ...]], calls: int) -> _Graph:
         driver = self._driver

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tunerd import host
-from tunerd.actors import Node, TunerSpec, plan_tuners
 from tunerd.errors import HostError
-from tunerd.host import HostFacts
 from tunerd.model import load_model
+from tunerd.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_here
 from tunerd.settings import TuneSettings
-from tunerd.slices import member, plan
 from tunerd.vocabulary import Model, SliceSpec, TargetSpec, Task, to_json
 
 if TYPE_CHECKING:
+    from tunerd.actors import Cluster
     from tunerd.lowering import Lowered
 
 # Seconds of one core for a proposed and built trial, and of a slice for its measurement; measured
@@ -34,6 +32,7 @@ class Layout:
     slices: tuple[tuple[SliceSpec, str | None], ...]  # with the node that each is bound to
     tuners: tuple[TunerSpec, ...]
     bounds: tuple[str, ...]
+    here: frozenset[str]  # the slices on the driver's machine, by id
 
 
 @dataclass(frozen=True)
@@ -51,44 +50,45 @@ def load(settings: TuneSettings) -> Model:
     )
 
 
-def local_layout(settings: TuneSettings, facts: HostFacts) -> Layout:
+def local_layout(settings: TuneSettings) -> Layout:
     """Plan slices and tuners on this machine; HostError where it cannot do what is asked."""
-    usable = member(settings.slice_kind).usability()
-    if not usable.ok:
-        raise HostError(f"no {settings.slice_kind} slices here: {usable.why}")
-    here = plan(
+    here = survey_here(
         settings.slice_kind, settings.pct, settings.slices, external=settings.mps == "external"
     )
-    node = Node("", facts.hostname, facts.usable_cores, here)
-    return layout_of([node], settings, device_of(settings.slice_kind, facts))
+    return layout_of([Node(None, here.cores, here, is_here=True)], settings)
 
 
-def layout_of(nodes: Sequence[Node], settings: TuneSettings, device: str) -> Layout:
-    """Join the plans of a cluster's nodes; those without slices still search and build."""
-    with_slices = [n for n in nodes if n.plan.slices]
+def cluster_layout(settings: TuneSettings, cluster: Cluster) -> Layout:
+    """Plan slices and tuners on a cluster's nodes; HostError where they cannot do what is asked."""
+    nodes = cluster.nodes(
+        settings.slice_kind, settings.pct, settings.slices, external=settings.mps == "external"
+    )
+    return layout_of(nodes, settings)
+
+
+def layout_of(nodes: Sequence[Node], settings: TuneSettings) -> Layout:
+    """Join the plans of nodes; those without slices still search and build."""
+    nodes = cut_once(nodes)
+    with_slices = [n for n in nodes if n.slices]
     if not with_slices:
-        problems = {f"{n.hostname}: {n.plan.problem}" for n in nodes}
-        first = next(iter(nodes)).plan.problem if len(nodes) == 1 else "; ".join(sorted(problems))
-        raise HostError(first or "the cluster has no node")
-    targets = {n.plan.target for n in with_slices}
-    if len(targets) > 1:
+        if len(nodes) == 1:
+            raise HostError(nodes[0].survey.plan.problem)
+        problems = sorted({f"{n.survey.hostname}: {n.survey.plan.problem}" for n in nodes})
+        raise HostError("; ".join(problems) or "the cluster has no node")
+    devices = {(n.survey.device, n.survey.plan.target.json) for n in with_slices}
+    if len(devices) > 1:
         raise HostError(
-            "the nodes differ in what code is generated for: "
-            + "; ".join(sorted(t.json for t in targets))
-            + "; tune on nodes of one kind"
+            "the nodes differ in their devices, and a model is tuned for one: "
+            + "; ".join(f"{device} ({target})" for device, target in sorted(devices))
         )
-    several = len(with_slices) > 1
-    slices = []
-    for number, node in enumerate(with_slices):
-        for spec in node.plan.slices:
-            name = f"n{number}-{spec.slice_id}" if several else spec.slice_id
-            slices.append((_renamed(spec, name), node.node_id or None))
+    first = with_slices[0].survey
     return Layout(
-        target=with_slices[0].plan.target,
-        device=device,
-        slices=tuple(slices),
+        target=first.plan.target,
+        device=first.device,
+        slices=tuple((s, n.node_id) for n in with_slices for s in n.slices),
         tuners=tuple(plan_tuners(nodes, settings.tuners)),
-        bounds=tuple(n.plan.bound for n in with_slices),
+        bounds=tuple(n.survey.plan.bound for n in with_slices),
+        here=frozenset(s.slice_id for n in with_slices if n.is_here for s in n.slices),
     )
 
 
@@ -99,15 +99,6 @@ def kernels_of(model: Model, target: TargetSpec) -> Kernels:
 
     lowered = lower(model, target)
     return Kernels(lowered, extract_tasks(lowered, target))
-
-
-def device_of(kind: str, facts: HostFacts) -> str:
-    """Return the device's model as a slice's proof will name it."""
-    if kind == "simulated":
-        return "simulated device"
-    if kind == "cpu":
-        return facts.cpu_model
-    return facts.gpus[0].name if facts.gpus else "unknown GPU"
 
 
 def estimate_secs(settings: TuneSettings, layout: Layout) -> float | None:
@@ -159,13 +150,3 @@ def describe(
         "budget_secs": settings.budget_secs,
         "estimate_secs": estimate_secs(settings, layout),
     }
-
-
-def host_facts() -> HostFacts:
-    return host.facts()
-
-
-def _renamed(spec: SliceSpec, slice_id: str) -> SliceSpec:
-    from dataclasses import replace
-
-    return replace(spec, slice_id=slice_id)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import signal
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tunerd import events as ev
-from tunerd import preparation
+from tunerd import host, preparation
 from tunerd.actors import Answer, Cluster
 from tunerd.coordinator import Coordinator, Limits
 from tunerd.errors import HostError, InfrastructureError, Interrupted
@@ -24,6 +26,7 @@ from tunerd.report.page import write_report
 from tunerd.run_folder import RunFolder
 from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
+from tunerd.stop import Stop
 from tunerd.vocabulary import (
     Activity,
     Candidate,
@@ -60,30 +63,32 @@ def tune(settings: TuneSettings, progress: Progress) -> Outcome:
     what was under way has been measured and stored: the same call goes on from there.
     """
     started = time.monotonic()
-    facts = preparation.host_facts()
-    layout = None
-    if settings.address is None:  # what this machine cannot do is said before anything is loaded
-        layout = preparation.local_layout(settings, facts)
-    model = preparation.load(settings)
-    run = f"{model.name}-{int(time.time())}"
-    device = preparation.device_of(settings.slice_kind, facts)
-    opened: Cluster | None = None
-    if layout is None:
-        opened = Cluster(address=settings.address, run=run, cpus=0, gpus=0)
-        layout = preparation.layout_of(
-            opened.nodes(
-                settings.slice_kind,
-                settings.pct,
-                settings.slices,
-                external=settings.mps == "external",
-            ),
-            settings,
-            device,
+    facts = host.facts()
+    with contextlib.ExitStack() as stack:
+        opened = None
+        if settings.address is None:  # what this machine cannot do is said before anything loads
+            layout = preparation.local_layout(settings)
+            model = preparation.load(settings)
+        else:
+            model = preparation.load(settings)
+            opened = stack.enter_context(_joined(settings, _run_name(model)))
+            layout = preparation.cluster_layout(settings, opened)
+        run_facts = RunFacts.of(
+            settings, model, target=layout.target, device=layout.device, host=facts
         )
-    run_facts = RunFacts.of(settings, model, target=layout.target, device=device, host=facts)
-    with RunFolder.open(settings.out, facts=run_facts) as folder, _Stop() as stop:
+        folder = stack.enter_context(RunFolder.open(settings.out, facts=run_facts))
+        stop = stack.enter_context(Stop())
         session = _Session(settings, folder, model, layout, progress, stop, started)
-        return session.run(facts, run, opened)
+        return session.run(facts, opened)
+
+
+def _joined(settings: TuneSettings, run: str) -> Cluster:
+    return Cluster(address=settings.address, run=run, cpus=0, gpus=0)
+
+
+def _run_name(model: Model) -> str:
+    """Return what tells this run's slices from those of other runs on the same GPUs."""
+    return f"{model.name}-{int(time.time())}-{os.getpid()}"
 
 
 class _Session:
@@ -94,7 +99,7 @@ class _Session:
         model: Model,
         layout: preparation.Layout,
         progress: Progress,
-        stop: _Stop,
+        stop: Stop,
         started: float,
     ) -> None:
         self._settings = settings
@@ -110,28 +115,26 @@ class _Session:
         self._coordinator = Coordinator((), Limits())
         self._trial_ids: dict[str, int] = {}
         self._spans: list[Span] = []
-        self._lost = 0
+        self._lost: Counter[str] = Counter()  # workers, by role
         self._began = started
 
-    def run(self, facts: HostFacts, run: str, opened: Cluster | None) -> Outcome:
+    def run(self, facts: HostFacts, opened: Cluster | None) -> Outcome:
+        """Tune and finish, in a cluster that is open or in a private one."""
         self._show("starting Ray, and lowering the model")
-        gpus = len({s.gpu_uuid for s, _ in self._layout.slices if s.gpu_uuid})
-        # Ray needs seconds to start, and so does TVM: at once.
-        lowering: Future[preparation.Kernels] = Future()
-        thread = threading.Thread(target=self._lower, args=(lowering,), daemon=True)
-        thread.start()
-        with opened or Cluster(
-            address=None, run=run, cpus=facts.usable_cores, gpus=gpus
-        ) as cluster:
+        lowering = self._lowering()
+        with contextlib.ExitStack() as stack:
+            cluster = opened or stack.enter_context(self._private_cluster(facts))
+            # All that takes seconds at once: workers import TVM while the model is lowered.
+            proofs = self._start_workers(cluster)
+            quiet_slice = cluster.reader_of(
+                self._folder.paths.root, [s.slice_id for s, _ in self._layout.slices]
+            )
             kernels = lowering.result()
             self._tasks = kernels.tasks
-            self._restore(kernels)
-            proofs = self._start_workers(cluster, kernels)
+            cluster.give_tasks(kernels.tasks)
+            self._restore(kernels, proofs)
             self._search(cluster)
-            if self._stop.requested:
-                raise Interrupted(
-                    "stopped on request; what was measured is stored, and the same command goes on"
-                )
+            self._require_not_stopped()
             self._phase = "finishing"
             outcome = finish(
                 Ending(
@@ -141,8 +144,9 @@ class _Session:
                     layout=self._layout,
                     kernels=kernels,
                     cluster=cluster,
+                    quiet_slice=quiet_slice,
                     proofs=proofs,
-                    say=self._show,
+                    say=self._say,
                 )
             )
         self._show("writing the report")
@@ -150,6 +154,20 @@ class _Session:
         if outcome.verification.verdict is Correctness.WRONG:
             log.error("%s", outcome.verification.message)
         return outcome
+
+    def _private_cluster(self, facts: HostFacts) -> Cluster:
+        return Cluster(
+            address=None,
+            run=_run_name(self._model),
+            cpus=facts.usable_cores,
+            gpus=len({s.gpu_uuid for s, _ in self._layout.slices if s.gpu_uuid}),
+            logs=self._folder.paths.logs / "ray",
+        )
+
+    def _lowering(self) -> Future[preparation.Kernels]:
+        future: Future[preparation.Kernels] = Future()
+        threading.Thread(target=self._lower, args=(future,), daemon=True).start()
+        return future
 
     def _lower(self, into: Future[preparation.Kernels]) -> None:
         try:
@@ -160,13 +178,15 @@ class _Session:
     def _notes(self, kernels: preparation.Kernels) -> tuple[str, ...]:
         return (*self._model.notes, *kernels.lowered.notes)
 
-    def _restore(self, kernels: preparation.Kernels) -> None:
+    def _restore(self, kernels: preparation.Kernels, proofs: Sequence[CapProof]) -> None:
         """Take over what earlier sessions in this folder have measured."""
         settings = self._settings
         budget = settings.budget_secs
         self._coordinator = Coordinator(kernels.tasks, Limits(settings.trials, budget))
         self._store.register_tasks(kernels.tasks)
         self._store.save_slices([s for s, _ in self._layout.slices])
+        for proof in proofs:
+            self._store.save_proof(proof)
         unfinished = [r.candidate for r in self._store.requeue_unfinished()]
         ended = []
         for record in self._store.records():
@@ -178,15 +198,11 @@ class _Session:
         if ended:
             log.info("going on with %d trials of earlier sessions", len(ended))
 
-    def _start_workers(
-        self, cluster: Cluster, kernels: preparation.Kernels
-    ) -> tuple[CapProof, ...]:
+    def _start_workers(self, cluster: Cluster) -> tuple[CapProof, ...]:
         layout = self._layout
         self._show(f"starting {len(layout.tuners)} tuners and {len(layout.slices)} slices")
-        cluster.start_tuners(layout.tuners, kernels.tasks, self._settings.seed)
+        cluster.start_tuners(layout.tuners, layout.target, self._settings.seed)
         proofs = cluster.start_slices(layout.slices)
-        for proof in proofs:
-            self._store.save_proof(proof)
         if len({(p.device, p.sm_count) for p in proofs}) > 1:
             raise HostError(
                 "the slices obtained different shares: "
@@ -227,11 +243,7 @@ class _Session:
             if answer.method != "warm_up":
                 yield ev.WorkerLost(worker_id, answer.error)
             log.error("lost %s: %s", worker_id, answer.error)
-            if not self._workers_left(worker_id):
-                raise InfrastructureError(
-                    f"the last {'tuner' if worker_id.startswith('tuner') else 'slice'} was lost: "
-                    f"{answer.error}; what was measured is stored, and the same command goes on"
-                )
+            self._require_workers(worker_id, answer.error)
             return
         if answer.method == "warm_up":
             lane = {t.tuner_id: t.lane for t in self._layout.tuners}[worker_id]
@@ -256,12 +268,21 @@ class _Session:
                     worker_id, tuple(zip(candidates, answer.value, strict=True))
                 )
 
-    def _workers_left(self, lost: str) -> bool:
-        role = "tuner" if lost.startswith("tuner") else "slice"
-        joined = [w for w in self._coordinator.workers.values() if w.role == role]
+    def _require_workers(self, lost: str, message: str) -> None:
+        role = "tuner" if lost in {t.tuner_id for t in self._layout.tuners} else "slice"
         planned = len(self._layout.tuners if role == "tuner" else self._layout.slices)
-        self._lost += 1
-        return bool(joined) and self._lost < planned + 8
+        self._lost[role] += 1
+        if self._lost[role] == planned:
+            raise InfrastructureError(
+                f"the last {role} was lost: {message}; what was measured is stored, and the same "
+                "command goes on"
+            )
+
+    def _require_not_stopped(self) -> None:
+        if self._stop.requested:
+            raise Interrupted(
+                "stopped on request; what was measured is stored, and the same command goes on"
+            )
 
     def _carry_out(self, cluster: Cluster, instructions: list[ev.Instruction]) -> None:
         for instruction in instructions:
@@ -291,6 +312,11 @@ class _Session:
         self._trial_ids |= {x.candidate_id: i for x, i in zip(candidates, trial_ids, strict=True)}
 
     # --- what people see -----------------------------------------------------------------------
+
+    def _say(self, message: str) -> None:
+        """Show what comes next, unless somebody wants the run to stop here."""
+        self._require_not_stopped()
+        self._show(message)
 
     def _show(self, message: str) -> None:
         coordinator, layout = self._coordinator, self._layout
@@ -344,26 +370,3 @@ class _Session:
     def _flush_spans(self) -> None:
         spans, self._spans = self._spans, []
         self._store.add_spans(spans)
-
-
-class _Stop:
-    """Remembers the first Ctrl-C or SIGTERM; the second one interrupts at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> _Stop:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _note(self, number: int, frame: object) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True

@@ -11,37 +11,38 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tunerd.search import Proposal, Searcher, Told
-from tunerd.vocabulary import Build, Candidate, Failure, Task
+from tunerd.search import Proposal, Searcher, Told, default_candidate
+from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec, Task
 
 BUILD_TIMEOUT_SECS = 60.0
 
 
 class Tuner:
-    """Searches and builds the tasks it was given, on the cores it was given."""
+    """Searches and builds the tasks of warm_up(), on the cores it was given."""
 
     def __init__(
-        self,
-        tasks: Sequence[Task],
-        *,
-        seed: int,
-        threads: int,
-        island_number: int,
-        cores: Sequence[int] = (),
+        self, *, seed: int, threads: int, island_number: int, cores: Sequence[int] = ()
     ) -> None:
         if cores:
             os.sched_setaffinity(0, cores)
-        self._tasks = {t.task_id: t for t in tasks}
+        self._tasks: dict[str, Task] = {}
         self._searcher = Searcher(seed=seed, threads=threads, island_number=island_number)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="build")
 
-    def warm_up(self) -> float:
-        """Import what searching and building need; return the seconds it took."""
+    def prepare(self, target: TargetSpec) -> None:
+        """Import what searching and building for a target need, before there are tasks."""
+        from tunerd import build
+
+        build.preload(target)
+
+    def warm_up(self, tasks: Sequence[Task]) -> float:
+        """Take the tasks over and schedule one; return the seconds it took."""
         started = time.perf_counter()
         from tunerd import build
 
-        if self._tasks:
-            build.scheduled(*_first_default(self._tasks))
+        self._tasks = {t.task_id: t for t in tasks}
+        if tasks:
+            build.scheduled(tasks[0], default_candidate(tasks[0]))
         return time.perf_counter() - started
 
     def propose(
@@ -61,10 +62,3 @@ class Tuner:
         if mod is not None:
             return build_module(task, candidate, mod, timeout_secs=BUILD_TIMEOUT_SECS)
         return build_candidate(task, candidate, timeout_secs=BUILD_TIMEOUT_SECS)
-
-
-def _first_default(tasks: dict[str, Task]) -> tuple[Task, Candidate]:
-    from tunerd.search import default_candidate
-
-    task = next(iter(tasks.values()))
-    return task, default_candidate(task)

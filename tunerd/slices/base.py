@@ -73,6 +73,10 @@ class Slice(ABC):
         """Measure the builds interleaved: sample i of each is taken before sample i + 1 of any."""
 
     @abstractmethod
+    def agree(self, reference: Build, build: Build) -> Failure | None:
+        """Run two builds of a task on equal random arguments; None where their results agree."""
+
+    @abstractmethod
     def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
         """Load an artifact folder and return its outputs by name for these inputs by name."""
 

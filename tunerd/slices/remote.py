@@ -135,6 +135,15 @@ class RemoteSlice(Slice):
             body, [b.library for b in builds], len(builds), profile, BUILD_SECS * len(builds)
         )
 
+    def agree(self, reference: Build, build: Build) -> Failure | None:
+        body = {"op": "agree", "builds": [build_to(reference), build_to(build)]}
+        try:
+            self._ask(body, [reference.library, build.library], timeout_secs=2 * BUILD_SECS)
+            failure = self._receive()["failure"]
+        except (OSError, ValueError) as error:
+            return self._lost(error)
+        return None if failure is None else self._checked(failure_from(failure))
+
     def compare_models(
         self, artifacts: Sequence[str], profile: Profile
     ) -> list[Measurement | Failure]:
@@ -212,6 +221,10 @@ class RemoteSlice(Slice):
             sm_count=self._proof.sm_count,
             conditions=self._conditions(),
         )
+
+    def _checked(self, failure: Failure) -> Failure:
+        """Blame a failure after which the runner answers nothing any more."""
+        return self._blamed(failure) if self._is_sticky(failure) else failure
 
     def _is_sticky(self, failure: Failure) -> bool:
         message = failure.message.upper()

@@ -1,13 +1,17 @@
 """The process of a slice: loads libraries, runs them, answers over a Unix socket.
 
-    python -m tunerd.slices.runner --socket PATH --device cuda|cpu [--cores 0,1]
+    python -m tunerd.slices.runner --socket PATH --device cuda|cpu [--cores 0,1] [--leash]
 
 It listens on PATH, serves exactly one connection, and exits by itself when that ends: a GPU client
-that ends by itself disturbs nobody. Requests are JSON with binary blobs (`wire`):
+that ends by itself disturbs nobody. On a leash it ends when its standard input does, in the middle
+of a kernel, too: for clients that share their GPU with nobody.
+
+Requests are JSON with binary blobs (`wire`):
 
     prove                             -> the device as this process sees it
     measure   builds, profile         -> one result per build, sent as each is measured
     compare   builds, profile         -> results of the builds sampled in turns
+    agree     two builds              -> null, or how the second differs from the first
     run_model artifact, inputs        -> outputs
     compare_models artifacts, profile -> results of whole models sampled in turns
     close                             -> the process ends
@@ -21,6 +25,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,9 +40,12 @@ def main() -> None:
     parser.add_argument("--socket", required=True, type=Path)
     parser.add_argument("--device", required=True, choices=("cuda", "cpu"))
     parser.add_argument("--cores", type=_cores, default=())
+    parser.add_argument("--leash", action="store_true")
     arguments = parser.parse_args()
     # Ctrl-C reaches the whole terminal; whoever started this runner decides when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if arguments.leash:
+        threading.Thread(target=_end_with_input, daemon=True).start()
     if arguments.cores:
         os.sched_setaffinity(0, arguments.cores)
     listener = socket.socket(socket.AF_UNIX)
@@ -58,6 +66,12 @@ def main() -> None:
     connection.settimeout(None)
     with connection, contextlib.suppress(wire.Closed, BrokenPipeError, ConnectionResetError):
         _Runner(connection, arguments.device, arguments.cores).serve()
+
+
+def _end_with_input() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)  # kernels run without the GIL, so this thread gets its turn
 
 
 def _cores(text: str) -> tuple[int, ...]:
@@ -91,6 +105,7 @@ class _Runner:
                 "prove": self._prove,
                 "measure": self._measure_each,
                 "compare": self._compare,
+                "agree": self._agree,
                 "run_model": self._run_model,
                 "compare_models": self._compare_models,
             }[operation]
@@ -115,6 +130,15 @@ class _Runner:
         builds = [build_from(e, b) for e, b in zip(body["builds"], blobs, strict=True)]
         results = self._measure.compare(self._device, builds, profile_from(body["profile"]))
         wire.send(self._connection, {"results": [result_to(r) for r in results]})
+
+    def _agree(self, body: Any, blobs: list[bytes]) -> None:
+        from tunerd.agreement import disagreement
+        from tunerd.slices.messages import build_from
+        from tunerd.vocabulary import to_json
+
+        reference, build = (build_from(e, b) for e, b in zip(body["builds"], blobs, strict=True))
+        failure = disagreement(self._device, reference, build)
+        wire.send(self._connection, {"failure": to_json(failure)})
 
     def _run_model(self, body: Any, blobs: list[bytes]) -> None:
         from tunerd.slices.messages import arrays_from, arrays_to

@@ -84,6 +84,10 @@ class SimulatedSlice(Slice):
     def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
         return self.measure(builds, profile)
 
+    def agree(self, reference: Build, build: Build) -> Failure | None:
+        """Agree always: a simulated slice runs nothing."""
+        return None
+
     def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
         """Run the compiled model on this machine's CPU: outputs are real even here."""
         from tunerd.loading import load

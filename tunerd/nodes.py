@@ -1,0 +1,191 @@
+"""The machines of a run: what each says of itself, which slices it gets, and which tuners.
+
+A *node* is what Ray calls one; a *host* is a machine. Several nodes of one host (raylets, or
+containers) see the same cores and GPUs, so each device of a host is cut by one of its nodes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tunerd import host
+from tunerd.errors import HostError
+from tunerd.slices import member, plan
+from tunerd.slices.base import Plan
+from tunerd.vocabulary import SliceSpec, TargetSpec
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a node says of itself: the machine, and how it would be cut."""
+
+    hostname: str
+    boot_id: str  # the same in all containers of a machine
+    cores: int  # that a process of the node can keep busy
+    device: str  # what the slices' proofs will name
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node. `node_id` is Ray's, None on this machine without a cluster."""
+
+    node_id: str | None
+    cpus: int  # that Ray hands out
+    survey: Survey
+    is_here: bool  # shares the driver's files
+
+    @property
+    def slices(self) -> tuple[SliceSpec, ...]:
+        return self.survey.plan.slices
+
+
+@dataclass(frozen=True)
+class TunerSpec:
+    """A tuner as planned: the CPUs that it holds, and the cores that it is pinned to."""
+
+    tuner_id: str
+    cpus: int
+    cores: tuple[int, ...] = ()
+    lane: str | None = None
+    node_id: str | None = None
+
+
+def survey_here(kind: str, pct: int, per_device: int | None, external: bool) -> Survey:
+    """Survey this machine for slices of a kind. Creates no CUDA context."""
+    facts = host.facts()
+    usable = member(kind).usability()
+    if usable.ok:
+        cut = plan(kind, pct, per_device, external=external)
+    else:
+        nothing = TargetSpec("llvm", "{}")
+        cut = Plan((), nothing, "", problem=f"no {kind} slices here: {usable.why}")
+    if kind == "simulated":
+        device = "simulated device"
+    elif kind == "cpu":
+        device = facts.cpu_model
+    else:
+        device = facts.gpus[0].name if facts.gpus else ""
+    boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else facts.hostname
+    return Survey(facts.hostname, boot_id, facts.usable_cores, device, cut)
+
+
+def cut_once(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes with each core and GPU of a host in the slices of one of its nodes only.
+
+    The driver's node comes first, then Ray's order. Ids and lanes are made distinct: they are
+    numbered by host alone.
+    """
+    ordered = sorted(nodes, key=lambda n: not n.is_here)
+    several = sum(bool(n.slices) for n in ordered) > 1
+    taken: dict[str, set[str]] = {}
+    found = []
+    for number, node in enumerate(ordered):
+        used = taken.setdefault(node.survey.boot_id, set())
+        kept = tuple(s for s in node.slices if not _parts(s) & used)
+        used.update(*(_parts(s) for s in kept))
+        problem = node.survey.plan.problem
+        if node.slices and not kept:
+            problem = "another node of this machine has its devices"
+        if several:
+            kept = tuple(_numbered(s, number) for s in kept)
+        cut = replace(node.survey.plan, slices=kept, problem=problem)
+        found.append(replace(node, survey=replace(node.survey, plan=cut)))
+    return found
+
+
+def plan_tuners(nodes: Sequence[Node], wanted: int | None) -> list[TunerSpec]:
+    """Plan the search and build processes of nodes that `cut_once` returned.
+
+    On a host with CPU slices each lane gets one, on its cores, and no other core works. On other
+    hosts each CPU gets one, less one for each runner of a GPU and, on the driver's node, one for
+    the driver; nodes of one host share its cores.
+    """
+    with_lanes = {n.survey.boot_id for n in nodes if any(s.lane for s in n.slices)}
+    left = {n.survey.boot_id: n.survey.cores for n in nodes}
+    specs: list[TunerSpec] = []
+    for number, node in enumerate(nodes):
+        boot_id = node.survey.boot_id
+        if boot_id in with_lanes:
+            lanes = [s for s in node.slices if s.lane is not None]
+            _require_cpus(node, lanes)
+            specs += [
+                TunerSpec(f"tuner-{number}-{i}", len(s.cores), s.cores, s.lane, node.node_id)
+                for i, s in enumerate(lanes)
+            ]
+            continue
+        others = sum(s.gpu_uuid is not None for s in node.slices) + node.is_here
+        here = min(node.cpus, left[boot_id])
+        # The last core is shared rather than left without a tuner.
+        count = max(1 if here and not specs else 0, here - others)
+        left[boot_id] -= count + others
+        specs += [TunerSpec(f"tuner-{number}-{i}", 1, node_id=node.node_id) for i in range(count)]
+    if not specs:
+        raise HostError("no node has a CPU for a tuner; start Ray's nodes with --num-cpus")
+    if wanted is not None and wanted > len(specs):
+        raise HostError(
+            f"--tuners {wanted} is more than the {len(specs)} that fit the cores; give fewer"
+        )
+    return specs[:wanted]
+
+
+def is_on(spec: SliceSpec, gpu_ids: Sequence[str]) -> bool:
+    """Whether the GPU that Ray gave an actor is the one that a slice was planned on.
+
+    Args:
+        gpu_ids: as `ray.get_gpu_ids()` has them: an index, or what the raylet's
+            CUDA_VISIBLE_DEVICES says, which may be a UUID or the beginning of one.
+    """
+    if spec.gpu_uuid is None or not gpu_ids:
+        return True
+    given = gpu_ids[0]
+    if given.isdecimal():
+        return int(given) == spec.device_index
+    return spec.gpu_uuid.startswith(given)
+
+
+def match_slices(
+    free: Collection[tuple[str | None, tuple[str, ...]]],
+    waiting: Iterable[tuple[SliceSpec, str | None]],
+) -> tuple[list[SliceSpec | None], list[tuple[SliceSpec, str | None]]]:
+    """Give each actor, by (node, GPU ids), a slice planned on that GPU of that node.
+
+    Returns:
+        a slice or None for each actor, and the slices that are still waiting.
+    """
+    left = list(waiting)
+    chosen: list[SliceSpec | None] = []
+    for node_id, gpu_ids in free:
+        fits = (w for w in left if w[1] == node_id and is_on(w[0], gpu_ids))
+        found = next(fits, None)
+        if found is not None:
+            left.remove(found)
+        chosen.append(found[0] if found else None)
+    return chosen, left
+
+
+def _parts(spec: SliceSpec) -> set[str]:
+    """Name what a slice takes of its host. Slices of one plan may share a GPU."""
+    if spec.gpu_uuid is not None:
+        return {spec.gpu_uuid}
+    if spec.cores:
+        return {f"core {core}" for core in spec.cores}
+    return {f"{spec.kind} {spec.device_index}"}
+
+
+def _numbered(spec: SliceSpec, number: int) -> SliceSpec:
+    lane = None if spec.lane is None else f"n{number}-{spec.lane}"
+    return replace(spec, slice_id=f"n{number}-{spec.slice_id}", lane=lane)
+
+
+def _require_cpus(node: Node, lanes: Sequence[SliceSpec]) -> None:
+    needed = sum(len(s.cores) for s in lanes)
+    if needed > node.cpus:
+        raise HostError(
+            f"the slices of {node.survey.hostname} take {needed} cores, and its Ray node has "
+            f"{node.cpus} CPUs; start it with --num-cpus={needed}, or ask for fewer slices"
+        )

@@ -1,0 +1,42 @@
+"""Ctrl-C and SIGTERM: the first asks a run to end in order, the second ends it at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Self
+
+Handler = Callable[[int, FrameType | None], object] | int | None
+
+
+class Stop:
+    """Remembers the first SIGINT or SIGTERM while it is entered; the second one interrupts.
+
+    Outside the main thread, where Python takes no signals, it is never requested.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[int, Handler] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

@@ -1,0 +1,103 @@
+"""What runs in Ray's processes: a tuner or a slice each. No Ray in here."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+from tunerd.slices.base import Slice
+from tunerd.vocabulary import (
+    Arrays,
+    Build,
+    Candidate,
+    CapProof,
+    Failure,
+    Measurement,
+    Profile,
+    SliceSpec,
+    TargetSpec,
+    Task,
+)
+
+
+class TunerActor:
+    """A Tuner behind Ray."""
+
+    def __init__(
+        self, seed: int, threads: int, number: int, cores: tuple[int, ...], scratch: str | None
+    ) -> None:
+        from tunerd.tuner import Tuner
+
+        _use_scratch(scratch)
+        self._tuner = Tuner(seed=seed, threads=threads, island_number=number, cores=cores)
+
+    def prepare(self, target: TargetSpec) -> None:
+        self._tuner.prepare(target)
+
+    def warm_up(self, tasks: tuple[Task, ...]) -> float:
+        return self._tuner.warm_up(tasks)
+
+    def propose(self, task_id: str, count: int, told: Any, exclude: Any) -> Any:
+        return self._tuner.propose(task_id, count, told, exclude)
+
+    def build(self, candidates: tuple[Candidate, ...]) -> list[Build | Failure]:
+        return self._tuner.build(candidates)
+
+
+class SliceActor:
+    """A Slice behind Ray. Makes no CUDA context: its runner does."""
+
+    def __init__(self, scratch: str | None) -> None:
+        _use_scratch(scratch)
+        self._started: Slice | None = None
+
+    @property
+    def _slice(self) -> Slice:
+        if self._started is None:
+            raise RuntimeError("the slice was not started")
+        return self._started
+
+    def start(self, spec: SliceSpec) -> CapProof:
+        from tunerd.slices import member
+
+        self._started = member(spec.kind)(spec)
+        return self._started.start()
+
+    def sees(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def measure(
+        self, builds: tuple[Build, ...], profile: Profile, neighbours: int
+    ) -> list[Measurement | Failure]:
+        return [
+            replace(r, conditions=replace(r.conditions, neighbours=neighbours))
+            if isinstance(r, Measurement)
+            else r
+            for r in self._slice.measure(builds, profile)
+        ]
+
+    def compare(self, builds: tuple[Build, ...], profile: Profile) -> list[Measurement | Failure]:
+        return self._slice.compare(builds, profile)
+
+    def agree(self, reference: Build, build: Build) -> Failure | None:
+        return self._slice.agree(reference, build)
+
+    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
+        return self._slice.run_model(artifact, inputs)
+
+    def compare_models(
+        self, artifacts: tuple[str, ...], profile: Profile
+    ) -> list[Measurement | Failure]:
+        return self._slice.compare_models(artifacts, profile)
+
+    def close(self) -> None:
+        if self._started is not None:
+            self._started.close()
+
+
+def _use_scratch(folder: str | None) -> None:
+    """Have this process and its children put temporary files where they end with the cluster."""
+    if folder is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
