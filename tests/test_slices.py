@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -324,6 +326,37 @@ def test_a_runner_that_was_killed_while_idle_is_replaced(with_runner: Slice) -> 
     psutil.Process(pid).wait()
     results = with_runner.measure(builds_for(with_runner.spec, 2), QUICK)
     assert isinstance(results[-1], Measurement)
+
+
+_HOLDER = """
+import sys
+from test_slices import QUICK, builds_for, endless
+from tunerd.slices import member, plan
+spec = plan("cpu", 100).slices[0]
+held = member("cpu")(spec)
+kernel = endless(spec)
+print(held.start().runner_pid, flush=True)
+held.measure([kernel], QUICK)
+"""
+
+
+def test_a_runner_ends_with_its_slices_process_in_the_middle_of_a_kernel(
+    with_runner: Slice,
+) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER],
+        cwd=Path(__file__).parent,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    runner = psutil.Process(int(holder.stdout.readline()))
+    busy_secs = runner.cpu_times().user + 1.0  # loading takes less: it is in the kernel then
+    while runner.cpu_times().user < busy_secs:
+        assert holder.poll() is None
+    holder.kill()
+    holder.wait()
+    runner.wait(30)
 
 
 def test_a_model_that_is_not_there_is_a_failure_of_that_model(

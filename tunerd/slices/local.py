@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -33,12 +34,13 @@ class ChildSlice(RemoteSlice):
     def _launch(self) -> socket.socket:
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="tunerd-"))
         path, log_path = self._folder / "runner.sock", self._folder / "runner.log"
-        command = [sys.executable, "-m", "tunerd.slices.runner", "--socket", str(path)]
+        # Its end of this pipe closes with this process, however that ends: the runner exits then.
+        command = [sys.executable, "-m", "tunerd.slices.runner", "--socket", str(path), "--leash"]
         with log_path.open("ab") as log_file:
             self._process = subprocess.Popen(
                 [*command, *self._arguments()],
                 env={**os.environ, **dict(self.spec.environment)},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
             )
@@ -63,17 +65,22 @@ class ChildSlice(RemoteSlice):
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
+            _reap(process)
 
     def close(self) -> None:
         super().close()
         process, self._process = self._process, None
         if process is not None:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_SECS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            _reap(process)
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
