@@ -11,6 +11,7 @@ Requests are JSON with binary blobs (`wire`):
     prove                             -> the device as this process sees it
     measure   builds, profile         -> one result per build, sent as each is measured
     compare   builds, profile         -> results of the builds sampled in turns
+    agree     two builds              -> null, or how the second differs from the first
     run_model artifact, inputs        -> outputs
     compare_models artifacts, profile -> results of whole models sampled in turns
     close                             -> the process ends
@@ -104,6 +105,7 @@ class _Runner:
                 "prove": self._prove,
                 "measure": self._measure_each,
                 "compare": self._compare,
+                "agree": self._agree,
                 "run_model": self._run_model,
                 "compare_models": self._compare_models,
             }[operation]
@@ -128,6 +130,15 @@ class _Runner:
         builds = [build_from(e, b) for e, b in zip(body["builds"], blobs, strict=True)]
         results = self._measure.compare(self._device, builds, profile_from(body["profile"]))
         wire.send(self._connection, {"results": [result_to(r) for r in results]})
+
+    def _agree(self, body: Any, blobs: list[bytes]) -> None:
+        from tunerd.agreement import disagreement
+        from tunerd.slices.messages import build_from
+        from tunerd.vocabulary import to_json
+
+        reference, build = (build_from(e, b) for e, b in zip(body["builds"], blobs, strict=True))
+        failure = disagreement(self._device, reference, build)
+        wire.send(self._connection, {"failure": to_json(failure)})
 
     def _run_model(self, body: Any, blobs: list[bytes]) -> None:
         from tunerd.slices.messages import arrays_from, arrays_to
