@@ -13,11 +13,8 @@ import contextlib
 import importlib
 import logging
 import secrets
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,7 +27,9 @@ from tunerd.ray_environment import (
     RayFolder,
     environment,
     environment_to_join,
+    handlers_kept,
     sentence,
+    stderr_kept,
 )
 from tunerd.vocabulary import (
     SEARCH,
@@ -42,7 +41,7 @@ from tunerd.vocabulary import (
     TargetSpec,
     Task,
 )
-from tunerd.workers import SliceActor, TunerActor
+from tunerd.workers import Answer, SliceActor, TunerActor
 
 log = logging.getLogger(__name__)
 
@@ -51,18 +50,6 @@ READY_SECS = 180.0  # until a slice has proved its cap, or a tuner has imported 
 CALL_SECS = 3600.0
 OBJECT_STORE_BYTES = 256 << 20
 _CLOSE_SECS = 15.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The end of one call: `value` or `error`, and when it started and ended (host clock)."""
-
-    worker_id: str
-    method: str  # "warm_up", "propose", "build" or "measure"
-    value: Any
-    error: str
-    started_at: float
-    ended_at: float
 
 
 class Cluster:
@@ -102,7 +89,7 @@ class Cluster:
             import ray
 
             self._ray = ray
-            with _handlers_kept():
+            with handlers_kept():
                 if self._folder is not None:
                     self._start(self._folder, cpus, gpus)
                 else:
@@ -135,12 +122,13 @@ class Cluster:
         ray, address = self._ray, self._address
         _forget_token()
         try:
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                configure_logging=False,
-                runtime_env={"env_vars": {"TUNERD_RUN": run}},
-            )
+            with stderr_kept():
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    runtime_env={"env_vars": {"TUNERD_RUN": run}},
+                )
         except (ray.exceptions.AuthenticationError, ConnectionError) as error:
             if address == "auto" and "RAY_AUTH_TOKEN" not in sentence(error):
                 raise InfrastructureError(
@@ -442,20 +430,6 @@ def _forget_token() -> None:
     raylet = importlib.import_module("ray._raylet")  # of compiled code: it has no types
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextlib.contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Keep the handlers of SIGINT and SIGTERM: ray.init puts one that exits in the latter's."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _gpu_ids(_: SliceActor) -> tuple[str, ...]:

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tunerd.errors import HostError, InfrastructureError, InputError
 from tunerd.slices.lease import private_folder
+
+log = logging.getLogger(__name__)
 
 _PREFIX = "ray-"
 # sun_path holds 108 bytes with its end (unix(7)); Ray adds a session's name, 39 to 43 bytes long,
@@ -56,8 +61,6 @@ def environment_to_join(address: str, run: str) -> dict[str, str]:
     values = {"TUNERD_RUN": run}
     if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
         values["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "token")
-    # What Ray's core prints on stderr while it tries is said in one sentence by us.
-    values["RAY_BACKEND_LOG_LEVEL"] = os.environ.get("RAY_BACKEND_LOG_LEVEL", "fatal")
     if address == "auto":
         return values
     name, _, port = address.rpartition(":")
@@ -149,6 +152,36 @@ def _locked(folder: Path) -> int:
         os.close(handle)
         raise
     return handle
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Keep the handlers of SIGINT and SIGTERM: ray.init puts one that exits in the latter's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def stderr_kept() -> Iterator[None]:
+    """Log what is written to file descriptor 2: Ray's core repeats there each try to connect."""
+    with tempfile.TemporaryFile() as said:
+        before = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            said.seek(0)
+            for line in said.read().decode(errors="replace").splitlines():
+                log.debug("%s", line)
 
 
 def sentence(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tunerd import events as ev
 from tunerd import host, preparation
-from tunerd.actors import Answer, Cluster
+from tunerd.actors import Cluster
 from tunerd.coordinator import Coordinator, Limits
 from tunerd.errors import HostError, InfrastructureError, Interrupted
 from tunerd.finals import Ending, finish
@@ -40,6 +40,7 @@ from tunerd.vocabulary import (
     TrialState,
     to_json,
 )
+from tunerd.workers import Answer
 
 if TYPE_CHECKING:
     from tunerd.host import HostFacts

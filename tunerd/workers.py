@@ -1,10 +1,10 @@
-"""What runs in Ray's processes: a tuner or a slice each. No Ray in here."""
+"""What runs in Ray's processes, a tuner or a slice each, and how a call of one ends. No Ray here."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tunerd.slices.base import Slice
@@ -20,6 +20,18 @@ from tunerd.vocabulary import (
     TargetSpec,
     Task,
 )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The end of one call: `value` or `error`, and when it started and ended (host clock)."""
+
+    worker_id: str
+    method: str  # "warm_up", "propose", "build" or "measure"
+    value: Any
+    error: str
+    started_at: float
+    ended_at: float
 
 
 class TunerActor:
