@@ -45,6 +45,9 @@ class TuneSettings(BaseModel):
     def _one_share(self) -> Self:
         if (self.gpu_pct is None) == (self.cpu_pct is None):
             raise ValueError("give one share: --gpu-pct for GPUs or --cpu-pct for CPU cores")
+        share_of = {"mps": "gpu", "whole": "gpu", "cpu": "cpu"}.get(self.slice_kind)
+        if share_of is not None and getattr(self, f"{share_of}_pct") is None:
+            raise ValueError(f"--slice {self.slice_kind} takes its share from --{share_of}-pct")
         return self
 
     @property

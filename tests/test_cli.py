@@ -1,0 +1,411 @@
+"""What people type: good flags, bad flags, and machines that cannot do what is asked."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import model
+from onnx import helper
+
+from tunerd import host
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
+from tunerd.errors import ExitCode
+from tunerd.records import RunFacts, Store
+from tunerd.records.schema import STORE_NAME
+from tunerd.run_folder import RunFolder
+from tunerd.vocabulary import SliceSpec, TargetSpec
+
+Captured = pytest.CaptureFixture[str]
+Refused = Callable[..., str]
+
+HEAVY = ("numpy", "onnx", "onnxruntime", "pandas", "ray", "scipy", "sqlalchemy", "tvm")
+
+
+def matmul(batch: int | str = 4) -> onnx.ModelProto:
+    """Return a matrix product and a relu; a batch that is a name is an open dimension."""
+    weights = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+    return model(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["product"]),
+            helper.make_node("Relu", ["product"], ["y"]),
+        ],
+        inputs={"x": (batch, 16)},
+        outputs={"y": (batch, 8)},
+        weights={"w": weights},
+    )
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder, beside `tmp_path / models`."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> str:
+    return saved(matmul(), tmp_path / "models" / "net.onnx")
+
+
+@pytest.fixture
+def open_net(tmp_path: Path) -> str:
+    return saved(matmul("batch"), tmp_path / "models" / "open.onnx")
+
+
+def saved(proto: onnx.ModelProto, path: Path) -> str:
+    path.parent.mkdir(exist_ok=True)
+    onnx.save(proto, path)
+    return str(path)
+
+
+@pytest.fixture
+def refused(here: Path, capsys: Captured) -> Refused:
+    """Run a command line that must end with a code, one sentence, and nothing created."""
+
+    def check(code: ExitCode, *argv: str) -> str:
+        before = sorted(here.rglob("*"))
+        assert run(app, list(argv)) == code
+        out, err = capsys.readouterr()
+        (line,) = err.splitlines()
+        assert line.startswith("tunerd: ")
+        assert "Traceback" not in err
+        assert out == ""
+        assert sorted(here.rglob("*")) == before
+        return line
+
+    return check
+
+
+def document(capsys: Captured, *argv: str, code: int = 0) -> Any:
+    """Run a command line with --json and return the one document that stdout got."""
+    assert run(app, [*argv, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+# --- help --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["tune", "--help"], ["records", "--help"]])
+def test_help_is_answered_without_heavy_imports(argv: list[str]) -> None:
+    program = (
+        "import sys; from tunerd.cli.app import app; from tunerd.cli.errors import run;"
+        f"code = run(app, {argv!r}); print(sorted(set({HEAVY!r}) & set(sys.modules)),"
+        " file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    assert "Usage" in done.stdout
+
+
+def test_the_program_runs_as_a_module_and_says_its_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tunerd", "--version"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.split()[0]) == (0, "tunerd")
+
+
+# --- models ------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_not_there_is_named(refused: Refused) -> None:
+    line = refused(ExitCode.BAD_MODEL, "tune", "nowhere.onnx", "--cpu-pct", "100")
+    assert "nowhere.onnx does not exist" in line
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08", b"PK\x03\x04 a zip archive", b"{}" * 999])
+def test_a_file_that_is_no_onnx_is_refused(
+    content: bytes, tmp_path: Path, refused: Refused
+) -> None:
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(content)
+    line = refused(ExitCode.BAD_MODEL, "tune", str(path), "--cpu-pct", "100")
+    assert str(path) in line
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+def test_a_truncated_model_is_refused(kept: float, net: str, refused: Refused) -> None:
+    whole = Path(net).read_bytes()
+    Path(net).write_bytes(whole[: int(kept * len(whole))])
+    assert net in refused(ExitCode.BAD_MODEL, "tune", net, "--cpu-pct", "100")
+
+
+def test_a_folder_is_no_model(tmp_path: Path, refused: Refused) -> None:
+    line = refused(ExitCode.BAD_MODEL, "tune", str(tmp_path), "--cpu-pct", "100")
+    assert "is a folder" in line
+
+
+def test_operators_that_tvm_lacks_are_named_with_counts(tmp_path: Path, refused: Refused) -> None:
+    rng = np.random.default_rng(0)
+    lstm = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=3)
+    weights = {"w": rng.random((1, 12, 4), np.float32), "r": rng.random((1, 12, 3), np.float32)}
+    proto = model([lstm], inputs={"x": (5, 1, 4)}, outputs={"y": (5, 1, 1, 3)}, weights=weights)
+    path = saved(proto, tmp_path / "models" / "lstm.onnx")
+    line = refused(ExitCode.BAD_MODEL, "tune", path, "--cpu-pct", "100", "--dry-run")
+    assert "LSTM (1)" in line
+
+
+# --- shapes ------------------------------------------------------------------------------------
+
+
+def test_open_dimensions_are_listed_with_the_flags_to_give(open_net: str, refused: Refused) -> None:
+    line = refused(ExitCode.BAD_MODEL, "tune", open_net, "--cpu-pct", "100")
+    assert "x:batch,16" in line
+    assert "--dim batch=1" in line
+
+
+@pytest.mark.parametrize("flags", [["--dim", "batch=2"], ["--shape", "x:2,16"], ["--batch", "2"]])
+def test_an_open_dimension_may_be_given_in_several_ways(
+    flags: list[str], open_net: str, capsys: Captured
+) -> None:
+    plan = document(capsys, "tune", open_net, "--cpu-pct", "100", "--dry-run", *flags)
+    assert plan["model"]["inputs"] == [{"name": "x", "shape": [2, 16], "dtype": "float32"}]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--dim", "height=1"], "height"),
+        (["--shape", "images:1,16"], "images"),
+        (["--shape", "x:1,17"], "17"),
+        (["--shape", "x:1,16,1"], "x"),
+        (["--shape", "x:1,16", "--dim", "batch=2"], "batch"),
+    ],
+)
+def test_shapes_that_do_not_fit_the_model_are_refused(
+    flags: list[str], said: str, open_net: str, refused: Refused
+) -> None:
+    line = refused(ExitCode.BAD_INPUT, "tune", open_net, "--cpu-pct", "100", *flags)
+    assert said in line
+
+
+# --- flags -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--gpu-pct", "--cpu-pct"])
+@pytest.mark.parametrize("share", ["0", "101", "-1", "33.3", "40%", "", "half"])
+def test_a_share_is_a_whole_number_from_1_to_100(
+    flag: str, share: str, net: str, refused: Refused
+) -> None:
+    assert flag in refused(ExitCode.BAD_INPUT, "tune", net, flag, share)
+
+
+@pytest.mark.parametrize("flags", [[], ["--gpu-pct", "40", "--cpu-pct", "50"]])
+def test_one_share_is_given_and_not_two(flags: list[str], net: str, refused: Refused) -> None:
+    line = refused(ExitCode.BAD_INPUT, "tune", net, *flags)
+    assert "--gpu-pct" in line
+    assert "--cpu-pct" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--slices", "0"], "--slices"),
+        (["--trials", "-5"], "--trials"),
+        (["--trials", "0"], "--trials"),
+        (["--trials", "1.5"], "--trials"),
+        (["--batch", "0"], "--batch"),
+        (["--seed", "-1"], "--seed"),
+        (["--tuners", "0"], "--tuners"),
+        (["--budget", "soon"], "soon"),
+        (["--budget", "-5m"], "-5m"),
+        (["--budget", "10 parsecs"], "10 parsecs"),
+        (["--budget", "0s"], "0s"),
+        (["--budget", ""], "--budget"),
+        (["--shape", "x"], "--shape"),
+        (["--shape", "x:1,,16"], "--shape"),
+        (["--shape", "x:1x16"], "--shape"),
+        (["--shape", "x:0,16"], "--shape"),
+        (["--shape", ":1,16"], "--shape"),
+        (["--dim", "batch"], "--dim"),
+        (["--dim", "batch=many"], "--dim"),
+        (["--dim", "batch=0"], "--dim"),
+        (["--dim", "=1"], "--dim"),
+        (["--slice", "cloud"], "--slice"),
+        (["--slice", "mps"], "--slice mps"),
+        (["--mps", "none"], "--mps"),
+        (["--color"], "--color"),
+        (["another.onnx"], "another.onnx"),
+    ],
+)
+def test_a_flag_that_cannot_be_used_is_named(
+    flags: list[str], said: str, net: str, refused: Refused
+) -> None:
+    assert said in refused(ExitCode.BAD_INPUT, "tune", net, "--cpu-pct", "100", *flags)
+
+
+def test_slices_of_cores_are_not_given_a_share_of_a_gpu(net: str, refused: Refused) -> None:
+    line = refused(ExitCode.BAD_INPUT, "tune", net, "--gpu-pct", "40", "--slice", "cpu")
+    assert "--cpu-pct" in line
+
+
+def test_more_slices_than_fit_are_refused_with_the_bound(net: str, refused: Refused) -> None:
+    line = refused(ExitCode.HOST_NOT_CAPABLE, "tune", net, "--cpu-pct", "100", "--slices", "2")
+    assert "--slices 2 is more than fit: 1 slice" in line
+
+
+def test_more_tuners_than_cores_are_refused(net: str, refused: Refused) -> None:
+    refused(ExitCode.HOST_NOT_CAPABLE, "tune", net, "--cpu-pct", "100", "--tuners", "9999")
+
+
+def test_an_error_with_json_is_one_document(net: str, capsys: Captured) -> None:
+    error = document(capsys, "tune", net, "--cpu-pct", "0", code=ExitCode.BAD_INPUT)["error"]
+    assert error["kind"] == "bad-input"
+    assert error["exit_code"] == ExitCode.BAD_INPUT
+    assert "--cpu-pct" in error["message"]
+
+
+def test_a_model_error_with_json_is_one_document(capsys: Captured) -> None:
+    argv = ("tune", "nowhere.onnx", "--cpu-pct", "100")
+    error = document(capsys, *argv, code=ExitCode.BAD_MODEL)["error"]
+    assert error["kind"] == "bad-model"
+
+
+# --- machines ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["mps", "whole"])
+def test_without_a_gpu_what_is_missing_is_said_before_the_model_is_read(
+    kind: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "gpus", lambda: ((), "no NVIDIA driver answers here"))
+    argv = ("tune", "nowhere.onnx", "--gpu-pct", "40", "--slice", kind)
+    assert "no NVIDIA driver answers here" in refused(ExitCode.HOST_NOT_CAPABLE, *argv)
+
+
+def test_an_address_where_nothing_listens_is_an_error_at_once(net: str, refused: Refused) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        argv = ("tune", net, "--cpu-pct", "100", "--address", address)
+        assert address in refused(ExitCode.INFRASTRUCTURE, *argv)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "ray://127.0.0.1:10001", ":1", "host:port"])
+def test_an_address_is_a_host_and_a_port(address: str, net: str, refused: Refused) -> None:
+    argv = ("tune", net, "--cpu-pct", "100", "--address", address)
+    assert "--address" in refused(ExitCode.BAD_INPUT, *argv)
+
+
+def test_doctor_answers_in_json(capsys: Captured) -> None:
+    run(app, ["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["cpu_tuning"] in (True, False)
+    assert {"name", "status", "fact", "fix"} <= found["findings"][0].keys()
+
+
+# --- folders -----------------------------------------------------------------------------------
+
+
+def test_a_run_folder_below_a_file_cannot_be_written(
+    net: str, tmp_path: Path, refused: Refused
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    out = str(file / "run")
+    assert out in refused(ExitCode.BAD_FOLDER, "tune", net, "--cpu-pct", "100", "--out", out)
+    assert file.read_text() == "mine"
+
+
+def test_a_folder_with_other_files_is_left_alone(net: str, here: Path, refused: Refused) -> None:
+    (here / "run").mkdir()
+    (here / "run" / "thesis.tex").write_text("mine")
+    line = refused(ExitCode.BAD_FOLDER, "tune", net, "--cpu-pct", "100", "--out", "run")
+    assert "thesis.tex" in line
+    assert (here / "run" / "thesis.tex").read_text() == "mine"
+
+
+def test_the_folder_of_another_model_is_left_alone(net: str, here: Path, refused: Refused) -> None:
+    facts = RunFacts("other", "d" * 64, TargetSpec("llvm", "{}"), "CPU", "cpu", 100, "0.27")
+    RunFolder.open(here / "run", facts=facts).close()
+    line = refused(ExitCode.BAD_FOLDER, "tune", net, "--cpu-pct", "100", "--out", "run")
+    assert "'other'" in line
+    assert "'net'" in line
+    with Store.read(here / "run") as store:
+        assert store.facts().model_name == "other"
+
+
+# --- artifacts and records ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["nowhere", "folder", "file"])
+def test_bench_refuses_what_is_no_artifact(what: str, tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("{}")
+    assert what in refused(ExitCode.BAD_INPUT, "bench", str(tmp_path / what))
+
+
+def test_records_of_what_is_no_run_are_refused(here: Path, refused: Refused) -> None:
+    (here / "empty").mkdir()
+    for folder in ("nowhere", "empty"):
+        assert folder in refused(ExitCode.BAD_FOLDER, "records", "show", folder)
+
+
+# --- dry runs ----------------------------------------------------------------------------------
+
+
+def test_a_dry_run_is_one_document_and_creates_nothing(
+    net: str, here: Path, capsys: Captured
+) -> None:
+    plan = document(capsys, "tune", net, "--cpu-pct", "100", "--dry-run", "--trials", "100")
+    assert list(here.iterdir()) == []
+    assert plan["share_pct"] == 100
+    assert len(plan["slices"]) == 1
+    assert [task["weight"] for task in plan["tasks"]] == [1]
+    assert plan["trials"] == 100
+    assert plan["estimate_secs"] > 0
+
+
+def test_a_dry_run_for_people_names_what_the_document_holds(net: str, capsys: Captured) -> None:
+    argv = ["tune", net, "--cpu-pct", "100", "--dry-run", "--budget", "90s"]
+    plan = document(capsys, *argv)
+    assert run(app, argv) == 0
+    shown = capsys.readouterr().out
+    (task,), (planned,) = plan["tasks"], plan["slices"]
+    for text in ("x float32[4,16]", "100% of", plan["bound"][0], planned["slice_id"], task["name"]):
+        assert text in shown
+    assert "1 task, tuned until 1 min 30 s of search" in shown
+
+
+@pytest.mark.slow
+def test_a_run_does_what_its_dry_run_printed(net: str, here: Path) -> None:
+    command = [sys.executable, "-m", "tunerd", "tune", net, "--cpu-pct", "100", "--trials", "4"]
+    command += ["--out", "run", "--json"]
+    dry = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True)
+    assert list(here.iterdir()) == []
+    plan = json.loads(dry.stdout)
+    real = subprocess.run(command, capture_output=True, text=True)
+    outcome = json.loads(real.stdout)
+    assert real.returncode == outcome["exit_code"] < 10
+    with Store.read(here / "run") as store:
+        facts = store.facts()
+        tasks = [(t.task_id, t.weight) for t in store.tasks()]
+    rows = sqlite3.connect(here / "run" / STORE_NAME).execute("select spec from slices")
+    specs = [SliceSpec(**json.loads(text)) for (text,) in rows]
+    slices = [
+        {
+            "slice_id": s.slice_id,
+            "kind": s.kind,
+            "pct": s.pct,
+            "gpu_uuid": s.gpu_uuid,
+            "cores": list(s.cores),
+            "environment": dict(s.environment),
+        }
+        for s in specs
+    ]
+    assert slices == plan["slices"]
+    assert facts.target.json == plan["target"]
+    assert facts.model_digest == plan["model"]["digest"]
+    assert tasks == [(t["task_id"], t["weight"]) for t in plan["tasks"]]
