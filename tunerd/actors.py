@@ -50,6 +50,7 @@ READY_SECS = 180.0  # until a slice has proved its cap, or a tuner has imported 
 CALL_SECS = 3600.0
 OBJECT_STORE_BYTES = 256 << 20
 _CLOSE_SECS = 15.0
+_GETTING_READY = ("warm_up", "start")
 
 
 class Cluster:
@@ -80,6 +81,12 @@ class Cluster:
         self._slices: dict[str, Any] = {}
         self._tuners: dict[str, Any] = {}
         self._pending: dict[Any, tuple[str, str, float]] = {}
+        self._slice_specs: dict[str, tuple[SliceSpec, str | None]] = {}  # each with its node
+        self._tuner_specs: dict[str, TunerSpec] = {}
+        self._target: TargetSpec | None = None
+        self._seed = 0
+        self._islands = 0  # given to tuners so far
+        self._tasks: Any = None
         self._lost_one = False
         self._folder = RayFolder() if address is None else None
         self._environment = Environment(
@@ -181,6 +188,7 @@ class Cluster:
         asked = f"{len(specs)} slice(s) of {specs[0][0].pct}%"
         placed = self._placed(specs, asked)
         self._slices |= placed
+        self._slice_specs |= {spec.slice_id: (spec, node_id) for spec, node_id in specs}
         starting = [placed[spec.slice_id].start.remote(spec) for spec, _ in specs]
         proofs: list[CapProof] = self._got(starting, asked, self._ready_secs)
         return proofs
@@ -220,20 +228,52 @@ class Cluster:
 
     def start_tuners(self, specs: Sequence[TunerSpec], target: TargetSpec, seed: int) -> None:
         """Start tuner actors; they import what searching and building for `target` needs."""
-        for number, spec in enumerate(specs):
-            options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": 0, "max_restarts": 0}
-            if spec.node_id is not None:
-                options["scheduling_strategy"] = self._on(spec.node_id)
-            actor = self._ray.remote(TunerActor).options(**options)
-            handle = actor.remote(seed, spec.cpus, number, spec.cores, self._scratch)
-            handle.prepare.remote(target)
-            self._tuners[spec.tuner_id] = handle
+        self._target, self._seed = target, seed
+        self._tuner_specs |= {spec.tuner_id: spec for spec in specs}
+        for spec in specs:
+            self._start_tuner(spec)
 
     def give_tasks(self, tasks: Sequence[Task]) -> None:
         """Tell the tuners their tasks; each answers "warm_up" once it can work."""
-        shared = self._ray.put(tuple(tasks))
-        for tuner_id, tuner in self._tuners.items():
-            self._watch(tuner_id, "warm_up", tuner.warm_up.remote(shared))
+        self._tasks = self._ray.put(tuple(tasks))
+        for tuner_id in self._tuners:
+            self._warm_up(tuner_id)
+
+    def restart(self, worker_id: str) -> None:
+        """Start a worker that was dropped again: it answers "warm_up" or "start" when it is ready.
+
+        A slice keeps its place on its device, a tuner begins new islands.
+        """
+        if worker_id in self._tuner_specs:
+            self._start_tuner(self._tuner_specs[worker_id])
+            self._warm_up(worker_id)
+            return
+        spec, node_id = self._slice_specs[worker_id]
+        actor = self._slices[worker_id] = self._slice_actor(spec, node_id)
+        self._watch(worker_id, "start", actor.start.remote(spec))
+
+    @property
+    def tuner_ids(self) -> frozenset[str]:
+        """The tuners that live or are being started."""
+        return frozenset(self._tuners)
+
+    @property
+    def slice_ids(self) -> frozenset[str]:
+        """The slices that live or are being started."""
+        return frozenset(self._slices)
+
+    def _start_tuner(self, spec: TunerSpec) -> None:
+        options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": 0, "max_restarts": 0}
+        if spec.node_id is not None:
+            options["scheduling_strategy"] = self._on(spec.node_id)
+        actor = self._ray.remote(TunerActor).options(**options)
+        handle = actor.remote(self._seed, spec.cpus, self._islands, spec.cores, self._scratch)
+        handle.prepare.remote(self._target)
+        self._islands += 1
+        self._tuners[spec.tuner_id] = handle
+
+    def _warm_up(self, tuner_id: str) -> None:
+        self._watch(tuner_id, "warm_up", self._tuners[tuner_id].warm_up.remote(self._tasks))
 
     def submit(self, instruction: ev.Propose | ev.BuildThem | ev.Measure) -> None:
         """Carry out an instruction; its end comes back from `answers`."""
@@ -271,15 +311,15 @@ class Cluster:
     def _not_ready(self) -> list[Answer]:
         now = time.time()
         late = [
-            (reference, worker_id, started_at)
-            for reference, (worker_id, method, started_at) in self._pending.items()
-            if method == "warm_up" and now - started_at > self._ready_secs
+            (reference, asked)
+            for reference, asked in self._pending.items()
+            if asked[1] in _GETTING_READY and now - asked[2] > self._ready_secs
         ]
-        for reference, _, _ in late:
+        for reference, _ in late:
             del self._pending[reference]
         return [
-            Answer(worker_id, "warm_up", None, self._too_late(worker_id, now - since), since, now)
-            for _, worker_id, since in late
+            Answer(worker_id, method, None, self._too_late(worker_id, now - since), since, now)
+            for _, (worker_id, method, since) in late
         ]
 
     def call(self, worker_id: str, method: str, *arguments: Any) -> Any:

@@ -49,11 +49,13 @@ log = logging.getLogger(__name__)
 
 _TICK_SECS = 0.5
 _SPANS_AT_ONCE = 200
+MAX_RESTARTS = 3  # of each worker: one that ends more often has a cause that stays
 _ACTIVITIES = {
     "propose": Activity.SEARCH,
     "build": Activity.BUILD,
     "measure": Activity.MEASURE,
     "warm_up": Activity.WAIT,
+    "start": Activity.WAIT,
 }
 
 
@@ -116,7 +118,9 @@ class _Session:
         self._coordinator = Coordinator((), Limits())
         self._trial_ids: dict[str, int] = {}
         self._spans: list[Span] = []
-        self._lost: Counter[str] = Counter()  # workers, by role
+        self._restarts: Counter[str] = Counter()  # by worker
+        self._lanes = lanes_of(layout)
+        self._proofs: tuple[CapProof, ...] = ()
         self._began = started
 
     def run(self, facts: HostFacts, opened: Cluster | None) -> Outcome:
@@ -127,9 +131,7 @@ class _Session:
             cluster = opened or stack.enter_context(self._private_cluster(facts))
             # All that takes seconds at once: workers import TVM while the model is lowered.
             proofs = self._start_workers(cluster)
-            quiet_slice = cluster.reader_of(
-                self._folder.paths.root, [s.slice_id for s, _ in self._layout.slices]
-            )
+            self._quiet_slice(cluster)  # refuses a folder that no slice sees, before the search
             kernels = lowering.result()
             self._tasks = kernels.tasks
             cluster.give_tasks(kernels.tasks)
@@ -137,6 +139,7 @@ class _Session:
             self._search(cluster)
             self._require_not_stopped()
             self._phase = "finishing"
+            quiet_slice = self._quiet_slice(cluster)
             outcome = finish(
                 Ending(
                     settings=self._settings,
@@ -204,13 +207,15 @@ class _Session:
         self._show(f"starting {len(layout.tuners)} tuners and {len(layout.slices)} slices")
         cluster.start_tuners(layout.tuners, layout.target, self._settings.seed)
         proofs = cluster.start_slices(layout.slices)
-        if len({(p.device, p.sm_count) for p in proofs}) > 1:
-            raise HostError(
-                "the slices obtained different shares: "
-                + ", ".join(f"{p.slice_id}: {p.sm_count} of {p.device}" for p in proofs)
-                + "; their measurements could not be compared"
-            )
-        return tuple(proofs)
+        self._proofs = tuple(proofs)
+        _require_same_share(self._proofs)
+        return self._proofs
+
+    def _quiet_slice(self, cluster: Cluster) -> str:
+        """Return where finalists are measured: the first slice that lives and sees the folder."""
+        planned = [s.slice_id for s, _ in self._layout.slices]
+        living = [slice_id for slice_id in planned if slice_id in cluster.slice_ids]
+        return cluster.reader_of(self._folder.paths.root, living)
 
     # --- the loop ------------------------------------------------------------------------------
 
@@ -219,12 +224,9 @@ class _Session:
         self._phase = "tuning"
         self._began = time.monotonic()
         self._carry_out(cluster, coordinator.start([default_candidate(t) for t in self._tasks]))
-        lanes = {s.slice_id: s.lane for s, _ in self._layout.slices}
-        joining: list[ev.Event] = [
-            ev.WorkerJoined(slice_id, "slice", lane) for slice_id, lane in lanes.items()
-        ]
-        for event in joining:
-            self._carry_out(cluster, coordinator.handle(event))
+        for spec, _ in self._layout.slices:
+            joined = ev.WorkerJoined(spec.slice_id, "slice", self._lanes[spec.slice_id])
+            self._carry_out(cluster, coordinator.handle(joined))
         while not coordinator.finished:
             for answer in cluster.answers(_TICK_SECS):
                 self._note_span(answer)
@@ -240,15 +242,13 @@ class _Session:
     def _events(self, cluster: Cluster, answer: Answer) -> Iterator[ev.Event]:
         worker_id = answer.worker_id
         if answer.error:
-            cluster.drop(worker_id)
-            if answer.method != "warm_up":
-                yield ev.WorkerLost(worker_id, answer.error)
-            log.error("lost %s: %s", worker_id, answer.error)
-            self._require_workers(worker_id, answer.error)
+            yield from self._lose(cluster, worker_id, answer.error)
             return
-        if answer.method == "warm_up":
-            lane = {t.tuner_id: t.lane for t in self._layout.tuners}[worker_id]
-            yield ev.WorkerJoined(worker_id, "tuner", lane)
+        if answer.method == "start":
+            self._store.save_proof(answer.value)
+            _require_same_share((*self._proofs, answer.value))
+        if answer.method in ("warm_up", "start"):
+            yield ev.WorkerJoined(worker_id, self._role(worker_id), self._lanes[worker_id])
             return
         work = self._coordinator.workers[worker_id].work
         match work:
@@ -269,15 +269,25 @@ class _Session:
                     worker_id, tuple(zip(candidates, answer.value, strict=True))
                 )
 
-    def _require_workers(self, lost: str, message: str) -> None:
-        role = "tuner" if lost in {t.tuner_id for t in self._layout.tuners} else "slice"
-        planned = len(self._layout.tuners if role == "tuner" else self._layout.slices)
-        self._lost[role] += 1
-        if self._lost[role] == planned:
+    def _lose(self, cluster: Cluster, worker_id: str, message: str) -> Iterator[ev.Event]:
+        """Requeue what a worker had, and start it again unless it keeps ending."""
+        log.error("lost %s: %s", worker_id, message)
+        cluster.drop(worker_id)
+        if worker_id in self._coordinator.workers:
+            yield ev.WorkerLost(worker_id, message)
+        self._restarts[worker_id] += 1
+        if self._restarts[worker_id] <= MAX_RESTARTS:
+            cluster.restart(worker_id)
+            return
+        role = self._role(worker_id)
+        if not (cluster.tuner_ids if role == "tuner" else cluster.slice_ids):
             raise InfrastructureError(
-                f"the last {role} was lost: {message}; what was measured is stored, and the same "
-                "command goes on"
+                f"the last {role} ended {MAX_RESTARTS + 1} times, at last with: {message}; what "
+                "was measured is stored, and the same command goes on"
             )
+
+    def _role(self, worker_id: str) -> str:
+        return "tuner" if worker_id in {t.tuner_id for t in self._layout.tuners} else "slice"
 
     def _require_not_stopped(self) -> None:
         if self._stop.requested:
@@ -371,3 +381,24 @@ class _Session:
     def _flush_spans(self) -> None:
         spans, self._spans = self._spans, []
         self._store.add_spans(spans)
+
+
+def lanes_of(layout: preparation.Layout) -> dict[str, str | None]:
+    """Return each worker's lane.
+
+    Simulated slices and a lone tuner take turns, so that a seed repeats a run exactly.
+    """
+    lanes = {s.slice_id: s.lane for s, _ in layout.slices}
+    lanes |= {t.tuner_id: t.lane for t in layout.tuners}
+    if len(layout.tuners) == 1 and all(s.kind == "simulated" for s, _ in layout.slices):
+        return dict.fromkeys(lanes, "lockstep")
+    return lanes
+
+
+def _require_same_share(proofs: Sequence[CapProof]) -> None:
+    if len({(p.device, p.sm_count) for p in proofs}) > 1:
+        raise HostError(
+            "the slices obtained different shares: "
+            + ", ".join(f"{p.slice_id}: {p.sm_count} of {p.device}" for p in proofs)
+            + "; their measurements could not be compared"
+        )

@@ -1,4 +1,4 @@
-"""What runs in Ray's processes, a tuner or a slice each, and how a call of one ends. No Ray here."""
+"""What runs in Ray's processes, a tuner or a slice each, and how their calls end. No Ray here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Answer:
     """The end of one call: `value` or `error`, and when it started and ended (host clock)."""
 
     worker_id: str
-    method: str  # "warm_up", "propose", "build" or "measure"
+    method: str  # "warm_up" or "start" of a worker, "propose", "build" or "measure"
     value: Any
     error: str
     started_at: float
