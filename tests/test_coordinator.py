@@ -59,6 +59,24 @@ def test_the_task_with_most_to_gain_gets_the_next_batch() -> None:
     assert work.task == CONV
 
 
+def test_a_new_run_goes_on_with_the_heaviest_task_after_a_batch_of_each() -> None:
+    heavy, light = task("heavy"), task("light")
+    coordinator = Coordinator([light, heavy], Limits(trials=1000))
+    coordinator.restore([], [])
+    coordinator.start([default_candidate(t) for t in (light, heavy)])
+    for state, secs in (
+        (coordinator.tasks[t.task_id], s) for t, s in ((heavy, 1e-2), (light, 1e-5))
+    ):
+        state.end(default_candidate(state.task), measured(10 * secs))
+        first = candidate(state.task, 1)
+        state.opened(first)
+        state.batches += 1
+        state.end(first, measured(secs))
+    states = coordinator.tasks.values()
+    assert all(0 < s.gain_secs() < s.reference_secs for s in states)
+    assert max(states, key=lambda s: s.gain_secs()).task == heavy
+
+
 def test_a_task_whose_batches_bring_nothing_gives_way_to_the_others() -> None:
     coordinator = Coordinator([CONV, DENSE], Limits(trials=1000))
     (work,) = of_type(Propose, started(coordinator))

@@ -98,7 +98,9 @@ class Coordinator:
             state.end(candidate, result)
         for state in self.tasks.values():
             state.batches = state.ended // BATCH
-            state.best_after_batch = [state.reference_secs]
+            # A guess in it would look like a loss as soon as the first batch is measured.
+            known = state.best_secs is not None
+            state.best_after_batch = [state.reference_secs] if known else []
         for candidate in unfinished:
             is_default = candidate.origin is Origin.DEFAULT
             if is_default or not self._enough_trials():

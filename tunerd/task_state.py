@@ -71,7 +71,7 @@ class TaskState:
         self.told.append(Told(candidate, secs))
         if secs is not None and (self.best_secs is None or secs < self.best_secs):
             self.best_secs = secs
-        if not self.open:
+        if not self.open and self.best_secs is not None:
             self.best_after_batch.append(self.reference_secs)
 
     def _story(self, candidate: Candidate) -> str:
