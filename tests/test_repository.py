@@ -1,0 +1,345 @@
+"""The repository keeps its rules: who imports whom, what the README promises, what lies where."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import tunerd
+from tunerd.cli.app import app
+from tunerd.errors import ExitCode
+from tunerd.report.words import TIMES
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PACKAGE = ROOT / "tunerd"
+
+TOP_LEVEL = {
+    "LICENSE",
+    "README.md",
+    "pyproject.toml",
+    "recipes",
+    "results",
+    "scripts",
+    "tests",
+    "tunerd",
+}
+# Flags of other programs that the README shows.
+FOREIGN_FLAGS = {"--no-deps", "--quick"}
+TVM_MODULES = {
+    "artifact",
+    "build",
+    "constants",
+    "converters",
+    "host",
+    "loading",
+    "lowering",
+    "measure",
+    "records.tvm_database",
+    "search",
+    "tasks",
+}
+# The rest of the package sees a run's end as values: only these write or show reports.
+REPORT_USERS = {"history", "progress", "session"}
+
+
+def tracked() -> list[Path]:
+    """Return the files under version control that are there."""
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+# --- imports -----------------------------------------------------------------------------------
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path, *, at_top: bool = False) -> set[str]:
+    """Return what a module imports, in full names; `at_top`: only when it is imported itself."""
+    tree = ast.parse(path.read_text())
+    found: set[str] = set()
+    for node in tree.body if at_top else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def users_of(package: str) -> set[str]:
+    """Return the modules that import a package, those inside of it left out."""
+    return {
+        module_of(path)
+        for path in PACKAGE.rglob("*.py")
+        if not f"tunerd.{module_of(path)}.".startswith(f"{package}.")
+        and any(f"{name}.".startswith(f"{package}.") for name in imports(path))
+    }
+
+
+def test_one_module_imports_ray() -> None:
+    assert users_of("ray") == {"actors"}
+
+
+def test_few_modules_import_tvm() -> None:
+    assert users_of("tvm") | users_of("tvm_ffi") == TVM_MODULES
+
+
+def test_nothing_but_the_program_imports_the_command_line() -> None:
+    assert users_of("tunerd.cli") == {"__main__"}
+
+
+def test_few_modules_know_of_reports() -> None:
+    users = {m for m in users_of("tunerd.report") if not m.startswith("cli.")}
+    assert users <= REPORT_USERS
+
+
+def test_the_coordinator_has_no_clock_no_files_and_no_ray() -> None:
+    for name in ("coordinator", "events", "task_state"):
+        used = {m.split(".")[0] for m in imports(PACKAGE / f"{name}.py")}
+        assert used <= {"__future__", "collections", "dataclasses", "math", "tunerd"}
+
+
+@pytest.mark.parametrize("package", ["slices", "records"])
+def test_slices_and_records_know_nothing_of_runs(package: str) -> None:
+    above = {"actors", "cli", "coordinator", "finals", "preparation", "report", "session", "tuner"}
+    for path in (PACKAGE / package).rglob("*.py"):
+        used = {name.split(".")[1] for name in imports(path) if name.startswith("tunerd.")}
+        assert not used & above, path.name
+
+
+def test_the_vocabulary_and_the_errors_stand_alone() -> None:
+    for name in ("vocabulary", "errors"):
+        assert not any(m.startswith("tunerd") for m in imports(PACKAGE / f"{name}.py"))
+
+
+def test_the_command_line_imports_what_is_heavy_inside_functions() -> None:
+    light = {"cli", "errors", "report", "vocabulary", "__version__"}
+    for path in (PACKAGE / "cli").glob("*.py"):
+        for name in imports(path, at_top=True):
+            if name.startswith("tunerd."):
+                assert name.split(".")[1] in light, f"{path.name} imports {name}"
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(tunerd.__all__) == {
+        "LoadError",
+        "LoadedModel",
+        "MismatchWarning",
+        "__version__",
+        "load",
+    }
+    for name in tunerd.__all__:
+        assert getattr(tunerd, name) is not None
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'tune'"):
+        _ = tunerd.tune
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert tunerd.__version__ == project["version"]
+
+
+# --- the README --------------------------------------------------------------------------------
+
+
+def shown_commands() -> list[list[str]]:
+    """Return every `tunerd ...` line of the README's shell blocks, and those within its text."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"`(tunerd [^`]+)`", README)
+    argvs = [shlex.split(line.split(" > ")[0], comments=True) for line in lines]
+    return [argv[1:] for argv in argvs if argv[:1] == ["tunerd"]]
+
+
+def parsed(command: Any, argv: list[str], parent: Any = None) -> Any:
+    """Parse a command line as the program would, without carrying it out."""
+    with command.make_context(argv[0], list(argv[1:]), parent=parent) as context:
+        if not hasattr(command, "commands"):
+            return context
+        name, inner, rest = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+        return parsed(inner, [name, *rest], context)
+
+
+@pytest.mark.parametrize("argv", shown_commands(), ids=" ".join)
+def test_a_command_in_the_readme_is_one_that_the_program_takes(argv: list[str]) -> None:
+    argv = [arg for arg in argv if arg != "..."]
+    command = typer.main.get_command(app)
+    if argv[-1] in ("tune", "bench", "records") or argv[:2] == ["--verbose", "tune"]:
+        assert argv[-1] in command.commands  # named in a sentence, without its arguments
+    else:
+        parsed(command, ["tunerd", *argv])
+
+
+def test_the_readme_shows_each_command() -> None:
+    shown = {argv[0] for argv in shown_commands()}
+    assert {"tune", "bench", "doctor", "records"} <= shown
+
+
+def options_of(command: Any) -> set[str]:
+    own = {flag for param in command.params for flag in param.opts if flag.startswith("--")}
+    inner = getattr(command, "commands", {}).values()
+    return own.union(*(options_of(each) for each in inner))
+
+
+def test_the_readme_names_every_flag_of_tune_and_none_that_is_unknown() -> None:
+    command = typer.main.get_command(app)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README))
+    assert named - options_of(command) - FOREIGN_FLAGS - {"--help"} == set()
+    assert options_of(command.commands["tune"]) - named == set()
+
+
+def test_the_readme_lists_every_exit_code() -> None:
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+    assert listed == {int(code) for code in ExitCode}
+
+
+def test_files_that_the_readme_links_to_exist() -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#]+)\)", README)
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert missing in ([], ["results/README.md"])  # which comes with the first results
+
+
+def test_scripts_that_the_readme_names_exist() -> None:
+    names = set(re.findall(r"\b(?:scripts|recipes)/[\w.-]+\w", README))
+    assert names
+    for name in names:
+        assert (ROOT / name).exists(), name
+
+
+# --- figures -----------------------------------------------------------------------------------
+
+UNITS = {"s": 1.0, "ms": 1e3, "µs": 1e6, "min": 1 / 60}
+_FIGURE = re.compile(rf"(\d[\d,]*(?:\.\d+)?)\s?(ms|µs|s|min|SMs|trials|%|{TIMES}|times)(?![\w/])")
+
+
+def figures(text: str) -> set[tuple[str, str]]:
+    """Return each number of a text that has a unit, without thousands separators, and the unit."""
+    return {(number.replace(",", ""), unit) for number, unit in _FIGURE.findall(text)}
+
+
+def untraceable(text: str, folder: Path) -> set[tuple[str, str]]:
+    """Return the figures of `text` that no file below `folder` has.
+
+    A file has a figure where the number and its unit stand in it; a JSON document also where a
+    value of an object in it rounds to the number, durations in seconds. Markdown is a summary.
+    """
+    left = figures(text)
+    for path in sorted(folder.rglob("*")):
+        if left and path.is_file() and path.suffix != ".md":
+            content = text_of(path)
+            left -= figures(content)
+            if path.suffix == ".json":
+                values = list(scalars(json.loads(content)))
+                left = {f for f in left if not any(rounds_to(v, *f) for v in values)}
+    return left
+
+
+def scalars(document: Any) -> Iterator[float]:
+    """Yield the numbers that are values of objects: what lists hold are raw samples."""
+    if isinstance(document, dict):
+        for value in document.values():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield value
+            yield from scalars(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from scalars(value)
+
+
+def rounds_to(value: float, number: str, unit: str) -> bool:
+    decimals = len(number.partition(".")[2])
+    return f"{value * UNITS.get(unit, 1.0):.{decimals}f}" == number
+
+
+def section(text: str, title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_every_figure_among_the_results_is_in_a_file_of_results() -> None:
+    assert untraceable(section(README, "Results"), ROOT / "results") == set()
+
+
+def test_every_figure_of_the_summary_of_results_is_in_a_file_beside_it() -> None:
+    summary = ROOT / "results" / "README.md"
+    text = summary.read_text() if summary.exists() else ""
+    assert untraceable(text, ROOT / "results") == set()
+
+
+def test_a_figure_without_a_source_is_found(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"tuned": {"p50_secs": 0.0026184}, "raw": [0.5]}')
+    (tmp_path / "run.log").write_text("attached, 52 of 132 SMs obtained")
+    (tmp_path / "README.md").write_text("3.1 ms")
+    text = f"2.62 ms on 132\N{NO-BREAK SPACE}SMs, not 3.1 ms, nor 500 ms, nor 7.3{TIMES}"
+    assert untraceable(text, tmp_path) == {("3.1", "ms"), ("500", "ms"), ("7.3", TIMES)}
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def test_the_top_level_holds_what_it_should() -> None:
+    top = {path.relative_to(ROOT).parts[0] for path in tracked()}
+    assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_scripts_can_be_run() -> None:
+    scripts = [ROOT / ".ci" / "run", *(ROOT / "scripts").iterdir(), *(ROOT / "recipes").iterdir()]
+    for path in (p for p in scripts if p.is_file()):
+        assert path.read_text().startswith("#!/usr/bin/env "), path.name
+        assert os.access(path, os.X_OK), path.name
+
+
+def test_the_linter_reads_every_python_script() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["extend-include"]
+    scripts = (ROOT / "scripts").iterdir()
+    python = {p for p in scripts if p.is_file() and "python3" in p.read_text().split("\n")[0]}
+    assert {f"scripts/{path.name}" for path in python} == set(extra)
+
+
+def test_files_speak_of_the_project_alone() -> None:
+    # Put together here, so that this file holds none of them.
+    foreign = ("/".join(("", "work", "")), "/".join(("", "tmp", "bash_jobs")), "design" + ".md")
+    foreign += ("facts" + ".md", "." + "library/", "gpu" + "_bundle", "sub" + "agent")
+    for path in tracked():
+        content = text_of(path)
+        found = [word for word in foreign if word in content]
+        assert not found, f"{path.relative_to(ROOT)} holds {found}"
+
+
+def test_nothing_is_left_unfinished() -> None:
+    marks = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
+    for path in tracked():
+        assert not marks.search(text_of(path)), path.relative_to(ROOT)
