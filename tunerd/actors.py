@@ -31,6 +31,7 @@ from tunerd.ray_environment import (
     sentence,
     stderr_kept,
 )
+from tunerd.ray_leash import leashed
 from tunerd.vocabulary import (
     SEARCH,
     Build,
@@ -88,6 +89,7 @@ class Cluster:
         self._islands = 0  # given to tuners so far
         self._tasks: Any = None
         self._lost_one = False
+        self._leash = contextlib.ExitStack()
         self._folder = RayFolder() if address is None else None
         self._environment = Environment(
             environment(run) if address is None else environment_to_join(address, run)
@@ -99,6 +101,7 @@ class Cluster:
             with handlers_kept():
                 if self._folder is not None:
                     self._start(self._folder, cpus, gpus)
+                    self._leash.enter_context(leashed())
                 else:
                     self._join(run)
         except BaseException:
@@ -403,6 +406,7 @@ class Cluster:
         ray = getattr(self, "_ray", None)
         if ray is not None and ray.is_initialized():
             ray.shutdown()
+        self._leash.close()
         if self._folder is not None:
             self._folder.close()
         self._environment.undo()
