@@ -131,8 +131,9 @@ class Cluster:
     def _join(self, run: str) -> None:
         ray, address = self._ray, self._address
         _forget_token()
+        said: list[str] = []
         try:
-            with stderr_kept():
+            with stderr_kept() as said:
                 ray.init(
                     address=address,
                     log_to_driver=False,
@@ -140,9 +141,9 @@ class Cluster:
                     runtime_env={"env_vars": {"TUNERD_RUN": run}},
                 )
         except (ray.exceptions.AuthenticationError, ConnectionError) as error:
-            if address == "auto" and "RAY_AUTH_TOKEN" not in sentence(error):
+            if isinstance(error, ConnectionError) and not any("AuthToken" in line for line in said):
                 raise InfrastructureError(
-                    "--address auto found no Ray cluster on this machine; give the HOST:PORT that "
+                    f"there is no Ray cluster at --address {address}; give the HOST:PORT that "
                     "`ray start --head` printed, or leave --address out for a private cluster"
                 ) from error
             raise InfrastructureError(

@@ -169,18 +169,23 @@ def handlers_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stderr_kept() -> Iterator[None]:
-    """Log what is written to file descriptor 2: Ray's core repeats there each try to connect."""
+def stderr_kept() -> Iterator[list[str]]:
+    """Keep the lines that are written to file descriptor 2 for after the block.
+
+    Ray's core repeats there, once a second, why it cannot connect.
+    """
+    lines: list[str] = []
     with tempfile.TemporaryFile() as said:
         before = os.dup(2)
         os.dup2(said.fileno(), 2)
         try:
-            yield
+            yield lines
         finally:
             os.dup2(before, 2)
             os.close(before)
             said.seek(0)
-            for line in said.read().decode(errors="replace").splitlines():
+            lines += said.read().decode(errors="replace").splitlines()
+            for line in lines:
                 log.debug("%s", line)
 
 
