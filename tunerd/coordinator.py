@@ -178,6 +178,8 @@ class Coordinator:
         state.exhausted = state.exhausted or exhausted
         state.message = message or state.message
         state.batches += 1
+        if state.best_secs is not None:  # of the batches before this one
+            state.best_after_batch.append(state.reference_secs)
         fresh = tuple(c for c in candidates if state.opened(c))
         self._unbuilt.extend(fresh)
         if fresh:
@@ -356,7 +358,7 @@ class Coordinator:
     def _most_to_gain(self, worker: _Worker) -> TaskState | None:
         def score(state: TaskState) -> float:
             under_way = state.proposing + math.ceil(len(state.open) / BATCH)
-            at_home = 1.0 if task_is_here(state) else 0.7  # a new island starts from nothing
+            at_home = 1.0 if task_is_here(state) else 0.3  # a new island must be told it all
             return at_home * state.gain_secs() / (1 + under_way) ** 2
 
         def task_is_here(state: TaskState) -> bool:

@@ -34,8 +34,11 @@ INITIAL = 8
 MAX_FAILED_ROUNDS = 50
 BATCH = 16
 
-# How many foreign results an island feeds to its cost model: each costs a trace application.
-_MAX_REPLAYED = 48
+# Of other islands' results, the best few become parents and some more train the cost model: each
+# costs a trace application, 20 to 100 ms.
+_REPLAYED_BEST = 12
+_REPLAYED_OTHERS = 4
+_EMPTY_ROUNDS = 3  # after which a task has nothing more to propose
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,6 @@ class _Island:
     workload: Any
     known: set[str] = field(default_factory=set)  # candidate ids proposed or told
     open: dict[str, Any] = field(default_factory=dict)  # proposed here, result not told yet
-    empty_rounds: int = 0
 
 
 def candidate_id(task_id: str, trace_json: str) -> str:
@@ -83,6 +85,7 @@ class Searcher:
         self._threads = threads
         self._island_number = island_number
         self._islands: dict[str, _Island] = {}
+        self._empty_rounds: dict[str, int] = {}
         self._cost_model: Any = None
 
     def propose(
@@ -100,19 +103,21 @@ class Searcher:
             exclude: ids of candidates that are under way elsewhere.
         """
         started = time.perf_counter()
+        candidates: tuple[Candidate, ...] = ()
+        message = "the search found nothing new"
         try:
-            island = self._islands.get(task.task_id) or self._open(task, told)
-            self._tell(task, island, told)
+            island = self._islands.get(task.task_id) or self._open(task)
+            self._tell(island, told)
             candidates = self._ask(task, island, count, set(exclude))
         except Exception as error:  # a task without a search space keeps its default
             message = f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:500]}"
-            log.info("%s: no candidates: %s", task.name, message)
-            return Proposal((), True, message, time.perf_counter() - started)
-        island.empty_rounds = 0 if candidates else island.empty_rounds + 1
+            log.warning("%s: no candidates: %s", task.name, message)
+        empty = 0 if candidates else self._empty_rounds.get(task.task_id, 0) + 1
+        self._empty_rounds[task.task_id] = empty
         return Proposal(
             candidates,
-            island.empty_rounds >= 2,
-            "" if candidates else "the search found nothing new",
+            empty >= _EMPTY_ROUNDS or task.task_id not in self._islands,
+            "" if candidates else message,
             time.perf_counter() - started,
         )
 
@@ -149,31 +154,36 @@ class Searcher:
             fresh.append(candidate)
         return tuple(fresh)
 
-    def _tell(self, task: Task, island: _Island, told: Sequence[Told]) -> None:
+    def _tell(self, island: _Island, told: Sequence[Told]) -> None:
         from tvm.s_tir.meta_schedule.database import TuningRecord
 
+        searched = [t for t in told if t.candidate.origin is Origin.SEARCH]
+        foreign = [t for t in searched if t.candidate.candidate_id not in island.open]
+        measured = sorted(
+            (t for t in foreign if t.run_secs is not None), key=lambda t: t.run_secs or 0.0
+        )
+        replayed = measured[:_REPLAYED_BEST] + measured[_REPLAYED_BEST:][-_REPLAYED_OTHERS:]
+        chosen = {t.candidate.candidate_id for t in replayed}
         measures, results = [], []
-        replayed = 0
-        for item in told:
-            if item.candidate.origin is Origin.DEFAULT:
+        for item in searched:
+            candidate = item.candidate
+            island.known.add(candidate.candidate_id)
+            measure = island.open.pop(candidate.candidate_id, None)
+            if measure is None and candidate.candidate_id in chosen:
+                measure = _replay(island, candidate)
+            if measure is None:
                 continue
-            island.known.add(item.candidate.candidate_id)
-            measure = island.open.pop(item.candidate.candidate_id, None)
-            if measure is None and replayed < _MAX_REPLAYED:
-                measure = _replay(task, island, item.candidate)
-                replayed += 1
-            if measure is not None:
-                measures.append(measure)
-                results.append(_runner_result(item.run_secs))
+            measures.append(measure)
+            results.append(_runner_result(item.run_secs))
             if item.run_secs is not None:
-                trace = measure.sch.trace if measure is not None else _trace(island, item.candidate)
-                island.database.commit_tuning_record(
-                    TuningRecord(trace, island.workload, [item.run_secs], island.context.target)
+                record = TuningRecord(
+                    measure.sch.trace, island.workload, [item.run_secs], island.context.target
                 )
+                island.database.commit_tuning_record(record)
         if measures:
             self._cost_model.update(island.context, measures, results)
 
-    def _open(self, task: Task, told: Sequence[Told]) -> _Island:
+    def _open(self, task: Task) -> _Island:
         import tvm
         from tvm.s_tir import meta_schedule as ms
 
@@ -240,16 +250,7 @@ _search_log = logging.getLogger("tunerd.search.tvm")
 _search_log.setLevel(logging.ERROR)  # TVM tells every generation of every search
 
 
-def _trace(island: _Island, candidate: Candidate) -> Any:
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import Trace
-
-    schedule = Schedule(island.context.mod, error_render_level="fast")
-    Trace.apply_json_to_schedule(json.loads(candidate.trace_json), schedule)
-    return schedule.trace
-
-
-def _replay(task: Task, island: _Island, candidate: Candidate) -> Any:
+def _replay(island: _Island, candidate: Candidate) -> Any:
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate

@@ -254,6 +254,8 @@ class _Session:
         match work:
             case ev.Propose(task=task):
                 proposal: Proposal = answer.value
+                if proposal.message:
+                    log.info("%s: %s", task.name, proposal.message)
                 yield ev.Proposed(
                     worker_id,
                     task.task_id,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from tunerd.search import Told
 from tunerd.vocabulary import Candidate, Failure, Measurement, Origin, Task
 
-_OPTIMISM = 0.2  # alpha of MetaSchedule's gradient-based task scheduler
-_WINDOW = 3  # batches that the recent gain is taken over, as there
+_WINDOW = 3  # batches that the recent gain is taken over, as in MetaSchedule's task scheduler
+_FIRST_GUESS = 0.5  # of the latency: what a batch may gain where nothing is known yet
 
 
 @dataclass
@@ -86,15 +86,19 @@ class TaskState:
         return f"{name} had ended: it {before}"
 
     def gain_secs(self) -> float:
-        """Estimate what the next batch saves per inference, as Ansor does (arXiv 2006.06762, §6).
+        """Estimate what the next batch saves per inference.
 
-        The mean of what the last batches brought and of an optimistic guess that shrinks with the
-        number of batches. What the first batch brought over the default says nothing of the next.
+        Ansor's idea (arXiv 2006.06762, section 6): the mean of what the last batches brought and of
+        a guess that shrinks with their number. Both are parts of the latency, so that the leap of a
+        task's second batch does not outweigh a task that is as slow and was tried once. What the
+        first batch brought over the default says nothing of the next.
         """
         latency = self.reference_secs
         if not self.batches:
             return self.task.weight * latency
-        history = self.best_after_batch[-_WINDOW - 1 :] or [latency]
-        recent = (history[0] - history[-1]) / max(1, len(history) - 1)
-        guess = latency / (self.batches + 1)
-        return self.task.weight * ((1 - _OPTIMISM) * recent + _OPTIMISM * guess)
+        history = self.best_after_batch[-_WINDOW - 1 :]
+        recent = 0.0
+        if len(history) > 1:
+            recent = (1 - history[-1] / history[0]) / (len(history) - 1)
+        guess = _FIRST_GUESS / (self.batches + 1)
+        return self.task.weight * latency * 0.5 * (recent + guess)
