@@ -423,7 +423,8 @@ class Cluster:
     ) -> None:
         stopped = error is None or isinstance(error, Interrupted | KeyboardInterrupt)
         if self._lost_one or not stopped:
-            log.error("the run had a problem%s", self._keep_logs())
+            if kept := self._keep_logs():
+                log.error("the run had a problem%s", kept)
         self.close()
 
     def _keep_logs(self) -> str:

@@ -1,0 +1,323 @@
+"""The private Ray cluster: who can reach it, what it writes, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import psutil
+import pytest
+from models import conv_net
+from ray_processes import DRIVER, Child, child, clean_environment, living, short_folder
+
+from tunerd.actors import Cluster
+from tunerd.errors import ExitCode, HostError, InfrastructureError
+from tunerd.nodes import TunerSpec, survey_here
+from tunerd.ray_environment import Environment, RayFolder, sentence
+from tunerd.records import Store
+from tunerd.stop import Stop
+from tunerd.vocabulary import Origin, SliceSpec, TrialState
+
+SIMULATED = SliceSpec("simulated-0-0", "simulated", 50)
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def driver(home: Path) -> Iterator[Child]:
+    """A driver with a private cluster, a tuner and CPU slices, at an empty home."""
+    with (
+        short_folder() as runtime,
+        child(DRIVER, HOME=str(home), TUNERD_RUNTIME_FOLDER=str(runtime)) as found,
+    ):
+        yield found
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with short_folder() as folder:
+        monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(folder))
+        yield folder
+
+
+# --- who can reach it --------------------------------------------------------------------------
+
+
+def test_every_socket_of_every_process_is_on_loopback(driver: Child) -> None:
+    open_sockets = [
+        connection
+        for process in driver.family()
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM
+    ]
+    addresses = {c.laddr.ip.removeprefix("::ffff:") for c in open_sockets if c.laddr}
+    assert len(open_sockets) >= 5  # of the GCS, the raylet, the driver and the workers
+    assert addresses == {"127.0.0.1"}
+
+
+def test_the_token_is_in_no_file_and_on_no_command_line(driver: Child, home: Path) -> None:
+    token = driver.said["token"].encode()
+    assert len(token) == 64
+    files = [p for p in Path(driver.said["folder"]).rglob("*") if p.is_file()]
+    assert any(p.name.startswith("raylet") for p in files)
+    assert [p for p in files if token in p.read_bytes()] == []
+    assert [p for p in driver.family() if token.decode() in " ".join(p.cmdline())] == []
+
+
+def test_no_dashboard_listens_and_no_usage_is_reported(driver: Child) -> None:
+    listening = {
+        p.cmdline()[0]
+        for p in driver.family()
+        for c in p.net_connections("inet")
+        if c.status == psutil.CONN_LISTEN
+    }
+    assert not any("dashboard" in name.lower() for name in listening)
+    raylet = next(p for p in driver.family() if p.name() == "raylet")
+    assert raylet.environ()["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_the_object_store_is_small(driver: Child) -> None:
+    raylet = next(p for p in driver.family() if p.name() == "raylet")
+    (size,) = {a for a in raylet.cmdline() if a.startswith("--object_store_memory=")}
+    assert int(size.partition("=")[2]) <= 256 << 20
+
+
+# --- what it writes ----------------------------------------------------------------------------
+
+
+def test_nothing_is_written_to_the_home(driver: Child, home: Path) -> None:
+    assert list(home.iterdir()) == []
+
+
+def test_it_starts_where_the_home_cannot_be_written() -> None:
+    with (
+        short_folder() as runtime,
+        child(DRIVER, HOME="/proc/nowhere", TUNERD_RUNTIME_FOLDER=str(runtime)) as driver,
+    ):
+        assert driver.said["token"]
+
+
+def test_ray_s_address_in_the_environment_is_not_followed(runtime: Path) -> None:
+    with child(DRIVER, RAY_ADDRESS="127.0.0.1:1", TUNERD_RUNTIME_FOLDER=str(runtime)) as driver:
+        assert any(p.name() == "gcs_server" for p in driver.family())
+
+
+def test_a_runtime_folder_too_long_for_sockets_is_refused_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 60)
+    monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(folder))
+    with pytest.raises(HostError, match="too long for the paths of Ray's sockets"):
+        RayFolder()
+
+
+# --- what is left ------------------------------------------------------------------------------
+
+
+def test_close_leaves_no_process_and_no_folder() -> None:
+    with short_folder() as runtime:
+        with child(DRIVER, TUNERD_RUNTIME_FOLDER=str(runtime)) as driver:
+            family = driver.family()
+            assert any(p.name() == "raylet" for p in family)
+        assert driver.process.returncode == 0
+        assert living(family) == []
+        assert list(runtime.iterdir()) == []
+
+
+def test_a_killed_driver_leaves_no_process_and_its_folder_goes_with_the_next_start(
+    runtime: Path,
+) -> None:
+    with child(DRIVER, TUNERD_RUNTIME_FOLDER=str(runtime)) as driver:
+        family = driver.family()
+        driver.process.send_signal(signal.SIGKILL)
+        assert living(family) == []
+    (dead,) = runtime.iterdir()
+    RayFolder().close()
+    assert not dead.exists()
+
+
+def test_a_living_driver_keeps_its_folder_when_another_one_starts(runtime: Path) -> None:
+    first = RayFolder()
+    code = "from tunerd.ray_environment import RayFolder; RayFolder().close()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert first.path.exists()
+    first.close()
+    assert list(runtime.iterdir()) == []
+
+
+# --- Ctrl-C ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_stop_drains_the_run_and_the_same_command_goes_on(
+    number: signal.Signals, runtime: Path, tmp_path: Path
+) -> None:
+    model, out = tmp_path / "tiny.onnx", tmp_path / "run"
+    onnx.save(conv_net(), model)
+    command = [sys.executable, "-m", "tunerd", "tune", str(model), "--out", str(out)]
+    command += ["--cpu-pct", "50", "--slice", "simulated"]
+    environment = clean_environment() | {"TUNERD_RUNTIME_FOLDER": str(runtime)}
+    run = subprocess.Popen(
+        [*command, "--budget", "1h"], env=environment, start_new_session=True, stderr=-1, text=True
+    )
+    while not ended(out):
+        assert run.poll() is None
+    family = psutil.Process(run.pid).children(recursive=True)
+    if number is signal.SIGINT:  # as a terminal's Ctrl-C: to the whole process group
+        os.killpg(run.pid, number)
+    else:
+        run.send_signal(number)
+    _, said = run.communicate(timeout=300)
+    assert run.returncode == ExitCode.INTERRUPTED, said
+    assert "the same command goes on" in said
+    assert "lost" not in said
+    assert living(family) == []
+    with Store.read(out) as store:
+        states = {r.state for r in store.records()}
+        before = len([r for r in store.records() if r.state is TrialState.MEASURED])
+    assert TrialState.RUNNING not in states
+    again = subprocess.run(
+        [*command, "--trials", "1"], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert again.returncode < 10, again.stderr
+    with Store.read(out) as store:
+        after = [r for r in store.records() if r.state is TrialState.MEASURED]
+    assert len(after) >= before
+
+
+def ended(out: Path) -> int:
+    """Return how many search trials of a run have ended, 0 while there is no store."""
+    if not (out / "store.sqlite").exists():
+        return 0
+    try:
+        with Store.read(out) as store:
+            return sum(
+                r.result is not None and r.candidate.origin is Origin.SEARCH
+                for r in store.records()
+            )
+    except Exception:  # half made
+        return 0
+
+
+def test_the_first_signal_is_noted_and_the_second_interrupts() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Stop() as stop:
+        assert not stop.requested
+        signal.raise_signal(signal.SIGINT)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+def test_ray_does_not_take_the_signal_handlers_of_the_run(runtime: Path) -> None:
+    with Stop() as stop, Cluster(address=None, run="test", cpus=1, gpus=0):
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+
+
+def test_a_tuner_without_a_free_cpu_is_an_error_that_says_what_is_free(runtime: Path) -> None:
+    target = survey_here("simulated", 50, None, False).plan.target
+    with Cluster(address=None, run="test", cpus=1, gpus=0, ready_secs=0.0) as cluster:
+        cluster.start_tuners([TunerSpec("tuner-0", 1), TunerSpec("tuner-1", 1)], target, 0)
+        cluster.give_tasks(())
+        answers = {a.worker_id: a for a in cluster.answers(0)}
+    assert "not ready after" in answers["tuner-1"].error
+    assert "of 1 CPUs" in answers["tuner-1"].error
+
+
+def test_a_slice_without_a_free_gpu_is_an_error_that_says_what_is_free(runtime: Path) -> None:
+    spec = SliceSpec("mps-0-0", "mps", 40, gpu_uuid="GPU-none")
+    with (
+        Cluster(address=None, run="test", cpus=1, gpus=0, place_secs=1.0) as cluster,
+        pytest.raises(
+            InfrastructureError,
+            match=r"1 slice\(s\) of 40%: not ready after 1 s; free .* 0 of 0 GPUs",
+        ),
+    ):
+        cluster.start_slices([(spec, None)])
+
+
+def test_slices_are_placed_on_the_gpus_that_they_were_planned_on(runtime: Path) -> None:
+    # Ray fills one GPU before it opens the next; one slice of each was asked for.
+    specs = [
+        SliceSpec(f"simulated-{i}-0", "simulated", 40, device_index=i, gpu_uuid=f"GPU-{i}")
+        for i in (1, 0)
+    ]
+    with Cluster(address=None, run="test", cpus=1, gpus=2) as cluster:
+        proofs = cluster.start_slices([(s, None) for s in specs])
+        free = cluster._ray.available_resources()["GPU"]
+    assert [p.slice_id for p in proofs] == ["simulated-1-0", "simulated-0-0"]
+    assert free == pytest.approx(1.2)
+
+
+def test_a_lost_worker_is_answered_with_why_and_its_logs_are_kept(
+    runtime: Path, tmp_path: Path
+) -> None:
+    target = survey_here("simulated", 50, None, False).plan.target
+    logs = tmp_path / "logs" / "ray"
+    with Cluster(address=None, run="test", cpus=1, gpus=0, logs=logs) as cluster:
+        cluster.start_tuners([TunerSpec("tuner-0", 1)], target, 0)
+        pid = cluster._ray.get(
+            cluster._tuners["tuner-0"].__ray_call__.remote(lambda _: os.getpid())
+        )
+        cluster.give_tasks(())
+        psutil.Process(pid).kill()
+        (answer,) = cluster.answers(60)
+        cluster.drop(answer.worker_id)
+    assert answer.error
+    assert "\n" not in answer.error
+    assert any(f"-{pid}." in path.name for path in logs.iterdir())
+
+
+def test_an_error_for_people_in_a_worker_arrives_as_it_is(runtime: Path) -> None:
+    cut = survey_here("cpu", 50, None, False).plan.slices[0]
+    cores = (max(os.sched_getaffinity(0)) + 1,)  # there is none
+    spec = SliceSpec(cut.slice_id, "cpu", 50, cores=cores)
+    with (
+        Cluster(address=None, run="test", cpus=1, gpus=0) as cluster,
+        pytest.raises((HostError, InfrastructureError), match=cut.slice_id),
+    ):
+        cluster.start_slices([(spec, None)])
+
+
+def test_the_run_folder_must_be_seen_by_a_slice(runtime: Path, tmp_path: Path) -> None:
+    with Cluster(address=None, run="test", cpus=1, gpus=0) as cluster:
+        cluster.start_slices([(SIMULATED, None)])
+        assert cluster.reader_of(tmp_path, [SIMULATED.slice_id]) == SIMULATED.slice_id
+        assert list(tmp_path.iterdir()) == []
+        with pytest.raises(InfrastructureError, match="put --out on a file system that the nodes"):
+            cluster.reader_of(tmp_path, [])
+
+
+# --- its environment ---------------------------------------------------------------------------
+
+
+def test_the_environment_is_as_it_was_after_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNERD_A", "before")
+    monkeypatch.delenv("TUNERD_B", raising=False)
+    environment = Environment({"TUNERD_A": "during", "TUNERD_B": "during"})
+    assert os.environ["TUNERD_A"] == os.environ["TUNERD_B"] == "during"
+    environment.undo()
+    environment.undo()
+    assert os.environ["TUNERD_A"] == "before"
+    assert "TUNERD_B" not in os.environ
+
+
+def test_an_error_of_ray_becomes_one_line() -> None:
+    assert sentence(RuntimeError("Version mismatch:\n  Ray: 1\n\n  Python: 2\n")) == (
+        "Version mismatch: Ray: 1 Python: 2"
+    )
