@@ -98,6 +98,8 @@ class Cluster:
             import ray
 
             self._ray = ray
+            # It prints the raylet's messages on stdout, which carries results, and has no switch.
+            ray._private.worker.print_to_stdstream = _log_lines
             with handlers_kept():
                 if self._folder is not None:
                     self._start(self._folder, cpus, gpus)
@@ -469,6 +471,11 @@ class Cluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
+def _log_lines(data: dict[str, Any], ignore_prefix: bool) -> None:
+    for line in data["lines"]:
+        log.info("Ray: %s", line)
 
 
 def _forget_token() -> None:
