@@ -424,9 +424,8 @@ class Cluster:
         trace: TracebackType | None,
     ) -> None:
         stopped = error is None or isinstance(error, Interrupted | KeyboardInterrupt)
-        if self._lost_one or not stopped:
-            if kept := self._keep_logs():
-                log.error("the run had a problem%s", kept)
+        if (self._lost_one or not stopped) and (kept := self._keep_logs()):
+            log.error("the run had a problem%s", kept)
         self.close()
 
     def _keep_logs(self) -> str:
