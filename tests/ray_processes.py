@@ -35,10 +35,11 @@ with Cluster(address=None, run="test", cpus=2, gpus=0) as cluster:
 
 # A cluster of two nodes, open until its stdin ends.
 TWO_NODES = """
-import sys
+import os, sys
 from ray.cluster_utils import Cluster
+os.makedirs(os.environ["RAY_TMPDIR"] + "/ray")
 node = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 100 << 20}
-head = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": sys.argv[1]})
+head = Cluster(initialize_head=True, head_node_args=node)
 head.add_node(**node)
 print('{"address": "%s"}' % head.address, flush=True)
 sys.stdin.read()

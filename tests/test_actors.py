@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,6 +173,7 @@ def test_a_signal_to_stop_drains_the_run_and_the_same_command_goes_on(
     )
     while not ended(out):
         assert run.poll() is None
+        time.sleep(0.1)
     family = psutil.Process(run.pid).children(recursive=True)
     if number is signal.SIGINT:  # as a terminal's Ctrl-C: to the whole process group
         os.killpg(run.pid, number)

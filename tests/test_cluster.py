@@ -1,0 +1,314 @@
+"""Several nodes: what each is asked, who gets which device, and a real cluster of two raylets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from models import conv_net
+from ray_processes import TWO_NODES, Child, child, clean_environment, living, short_folder
+
+from tunerd import host
+from tunerd.errors import ExitCode, HostError
+from tunerd.nodes import (
+    Node,
+    Survey,
+    TunerSpec,
+    cut_once,
+    is_on,
+    match_slices,
+    plan_tuners,
+    survey_here,
+)
+from tunerd.preparation import layout_of
+from tunerd.settings import TuneSettings
+from tunerd.slices.base import Plan
+from tunerd.vocabulary import SliceSpec, TargetSpec
+
+TARGET = TargetSpec("llvm", '{"kind": "llvm"}')
+TOKEN = "7" * 64
+
+
+def cpu_slices(*core_sets: tuple[int, ...]) -> tuple[SliceSpec, ...]:
+    return tuple(
+        SliceSpec(f"cpu-0-{i}", "cpu", 50, cores=cores, lane=f"cores-{cores}")
+        for i, cores in enumerate(core_sets)
+    )
+
+
+def gpu_slices(*gpus: int, each: int = 2) -> tuple[SliceSpec, ...]:
+    return tuple(
+        SliceSpec(f"mps-{g}-{i}", "mps", 40, device_index=g, gpu_uuid=f"GPU-{g}")
+        for g in gpus
+        for i in range(each)
+    )
+
+
+def node(
+    node_id: str,
+    slices: tuple[SliceSpec, ...] = (),
+    *,
+    machine: str = "m0",
+    cpus: int = 4,
+    is_here: bool = False,
+) -> Node:
+    plan = Plan(slices, TARGET, "a bound", problem="" if slices else "no device")
+    return Node(node_id, cpus, Survey(f"host-{node_id}", machine, 4, "a device", plan), is_here)
+
+
+def settings(**values: object) -> TuneSettings:
+    given = {"model": Path("m.onnx"), "out": Path("out"), "cpu_pct": 50, "slice_kind": "cpu"}
+    return TuneSettings.model_validate(given | values)
+
+
+def ids(found: Node) -> list[str]:
+    return [s.slice_id for s in found.slices]
+
+
+# --- one machine, several nodes ----------------------------------------------------------------
+
+
+def test_the_cores_of_a_machine_are_cut_once_however_many_nodes_it_has() -> None:
+    both = cpu_slices((0, 1), (2, 3))
+    first, second = cut_once([node("a", both), node("b", both)])
+    assert [s.cores for s in first.slices] == [(0, 1), (2, 3)]
+    assert second.slices == ()
+    assert "another node of this machine" in second.survey.plan.problem
+
+
+def test_containers_with_cores_of_their_own_are_both_cut() -> None:
+    found = cut_once([node("a", cpu_slices((0, 1))), node("b", cpu_slices((2, 3)))])
+    assert [[s.cores for s in n.slices] for n in found] == [[(0, 1)], [(2, 3)]]
+
+
+def test_only_the_cores_that_overlap_are_given_to_the_first_node() -> None:
+    found = cut_once([node("a", cpu_slices((0, 1))), node("b", cpu_slices((0, 1), (2, 3)))])
+    assert [s.cores for s in found[1].slices] == [(2, 3)]
+
+
+def test_a_gpu_that_two_nodes_of_a_machine_see_is_cut_once_with_all_its_slices() -> None:
+    first, second = cut_once([node("a", gpu_slices(0)), node("b", gpu_slices(0, 1))])
+    assert [s.gpu_uuid for s in first.slices] == ["GPU-0", "GPU-0"]
+    assert [s.gpu_uuid for s in second.slices] == ["GPU-1", "GPU-1"]
+
+
+def test_equal_cores_of_two_machines_are_told_apart() -> None:
+    cut = cut_once([node("a", cpu_slices((0,))), node("b", cpu_slices((0,)), machine="m1")])
+    slices = [s for n in cut for s in n.slices]
+    assert len({s.slice_id for s in slices}) == 2
+    assert len({s.lane for s in slices}) == 2  # or one would wait for the other
+    assert [(t.lane, t.node_id) for t in plan_tuners(cut, None)] == [
+        (s.lane, n.node_id) for n in cut for s in n.slices
+    ]
+
+
+def test_a_single_node_with_slices_keeps_their_short_names() -> None:
+    cut = cut_once([node("a"), node("b", cpu_slices((0,)))])
+    assert [ids(n) for n in cut] == [[], ["cpu-0-0"]]
+
+
+def test_the_driver_s_node_comes_first() -> None:
+    cut = cut_once([node("a", gpu_slices(0)), node("b", gpu_slices(1), is_here=True)])
+    assert [n.node_id for n in cut] == ["b", "a"]
+
+
+# --- tuners ------------------------------------------------------------------------------------
+
+
+def test_no_tuner_works_on_cores_that_another_node_s_slices_measure_on() -> None:
+    cut = cut_once([node("a", cpu_slices((0, 1))), node("b", cpu_slices((0, 1)))])
+    assert plan_tuners(cut, None) == [
+        TunerSpec("tuner-0-0", 2, (0, 1), cut[0].slices[0].lane, "a"),
+    ]
+
+
+def test_nodes_of_one_machine_share_its_cores_between_their_tuners() -> None:
+    cut = cut_once([node("a", gpu_slices(0, each=1), is_here=True), node("b", cpus=4)])
+    tuners = plan_tuners(cut, None)
+    assert len(tuners) == 2  # of four cores, one is the runner's and one the driver's
+
+
+def test_a_node_without_slices_searches_and_builds() -> None:
+    cut = cut_once([node("a", gpu_slices(0), is_here=True), node("b", machine="m1", cpus=3)])
+    assert [t.node_id for t in plan_tuners(cut, None)] == ["a", "b", "b", "b"]
+
+
+def test_more_tuners_than_cores_are_refused() -> None:
+    with pytest.raises(HostError, match=r"--tuners 9 is more than the 4 that fit"):
+        plan_tuners(cut_once([node("a", cpu_slices((0,), (1,), (2,), (3,)))]), 9)
+
+
+def test_slices_on_more_cores_than_ray_hands_out_are_refused_with_what_to_do() -> None:
+    cut = cut_once([node("a", cpu_slices((0, 1), (2, 3)), cpus=2)])
+    with pytest.raises(HostError, match=r"take 4 cores, .* has 2 CPUs; start it with --num-cpus=4"):
+        plan_tuners(cut, None)
+
+
+# --- layouts -----------------------------------------------------------------------------------
+
+
+def test_the_device_is_the_nodes_and_not_the_driver_s() -> None:
+    found = layout_of([node("a", gpu_slices(0))], settings())
+    assert found.device == "a device"
+    assert found.here == frozenset()
+
+
+def test_nodes_with_different_devices_are_refused_by_name() -> None:
+    other = node("b", gpu_slices(1), machine="m1")
+    other = replace(other, survey=replace(other.survey, device="another device"))
+    with pytest.raises(HostError, match=r"a device .* another device"):
+        layout_of([node("a", gpu_slices(0)), other], settings())
+
+
+def test_a_cluster_without_a_device_says_what_each_node_lacks() -> None:
+    with pytest.raises(HostError, match="host-a: no device; host-b: no device"):
+        layout_of([node("a"), node("b")], settings())
+
+
+# --- which GPU Ray gave ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("1", True), ("0", False), ("GPU-1", True), ("GPU-0", False)],
+)
+def test_ray_s_gpu_is_known_by_its_index_or_its_uuid(given: str, expected: bool) -> None:
+    (spec,) = gpu_slices(1, each=1)
+    assert is_on(spec, (given,)) is expected
+
+
+def test_actors_get_the_slices_of_their_gpu_in_whatever_order_ray_chose() -> None:
+    waiting = [(s, "a") for s in gpu_slices(0, 1)]
+    chosen, left = match_slices(
+        [("a", ("1",)), ("a", ("0",)), ("a", ("1",)), ("a", ("0",))], waiting
+    )
+    assert [s.slice_id for s in chosen if s] == ["mps-1-0", "mps-0-0", "mps-1-1", "mps-0-1"]
+    assert left == []
+
+
+def test_the_first_gpu_of_two_nodes_is_not_mixed_up() -> None:
+    far, near = gpu_slices(0, each=1)[0], replace(gpu_slices(0, each=1)[0], slice_id="near")
+    chosen, _ = match_slices([("near", ("0",)), ("far", ("0",))], [(far, "far"), (near, "near")])
+    assert chosen == [near, far]
+
+
+def test_an_actor_on_a_gpu_without_a_waiting_slice_gets_none() -> None:
+    waiting = [(s, "a") for s in gpu_slices(0, 1, each=1)]
+    chosen, left = match_slices([("a", ("0",)), ("a", ("0",))], waiting)
+    assert [s.slice_id if s else None for s in chosen] == ["mps-0-0", None]
+    assert [s.slice_id for s, _ in left] == ["mps-1-0"]
+
+
+# --- surveys -----------------------------------------------------------------------------------
+
+
+def test_a_survey_says_why_a_kind_cannot_be_used_here() -> None:
+    if host.facts().gpus:
+        pytest.skip("there is a GPU here")
+    survey = survey_here("mps", 40, None, False)
+    assert survey.plan.slices == ()
+    assert survey.plan.problem.startswith("no mps slices here: ")
+
+
+# --- a real cluster ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Child]:
+    """Two raylets on this machine, with a token, as `ray start` would make them."""
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": TOKEN,
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    with short_folder() as folder:
+        with child(TWO_NODES, RAY_TMPDIR=str(folder), **environment) as found:
+            family = found.family()
+            yield found
+        assert living(family) == []
+
+
+def tunerd(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tunerd", *arguments],
+        env=clean_environment() | environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.onnx"
+    onnx.save(conv_net(), path)
+    return path
+
+
+def tune(
+    tiny: Path, out: Path, address: str, *more: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    arguments = ["tune", str(tiny), "--out", str(out), "--address", address, "--trials", "16"]
+    return tunerd(*arguments, "--json", *more, **environment)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [("simulated", "simulated device"), ("cpu", host.facts().cpu_model)],
+)
+def test_a_model_is_tuned_on_a_cluster_of_two_nodes(
+    kind: str, device: str, cluster: Child, tiny: Path, tmp_path: Path
+) -> None:
+    address = cluster.said["address"]
+    pct = ("--cpu-pct", "50", "--slice", kind)
+    done = tune(tiny, tmp_path / "run", address, *pct, RAY_AUTH_TOKEN=TOKEN)
+    assert done.returncode < 10, done.stderr
+    document = json.loads(done.stdout)
+    assert document["verification"]["verdict"] == "right"
+    assert {p["device"] for p in document["proofs"]} == {device}
+    # Both nodes see the same device, which is cut for one of them.
+    assert len({p["slice_id"] for p in document["proofs"]}) == 100 // 50
+
+
+def test_a_wrong_token_is_one_sentence(cluster: Child, tiny: Path, tmp_path: Path) -> None:
+    done = tune(tiny, tmp_path / "run", cluster.said["address"], "--cpu-pct", "50",
+                RAY_AUTH_TOKEN="8" * 64)  # fmt: skip
+    assert done.returncode == ExitCode.INFRASTRUCTURE
+    (line,) = done.stderr.splitlines()
+    assert "does not let us in; set RAY_AUTH_TOKEN" in line
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "said"),
+    [
+        ("127.0.0.1:1", ExitCode.INFRASTRUCTURE, "nothing answers at --address 127.0.0.1:1"),
+        ("ray://head:10001", ExitCode.BAD_INPUT, "is not HOST:PORT"),
+        ("head", ExitCode.BAD_INPUT, "is not HOST:PORT"),
+    ],
+)
+def test_an_address_that_cannot_be_is_one_sentence(
+    address: str, code: ExitCode, said: str, tiny: Path, tmp_path: Path
+) -> None:
+    done = tune(tiny, tmp_path / "run", address, "--cpu-pct", "50")
+    assert done.returncode == code
+    (line,) = done.stderr.splitlines()
+    assert said in line
+
+
+def test_another_version_of_ray_is_one_sentence(cluster: Child, tiny: Path, tmp_path: Path) -> None:
+    # A Ray that says it is of another version; the cluster's stays what it is.
+    (tmp_path / "sitecustomize.py").write_text("import ray; ray.__version__ = '2.0.0'\n")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = tune(tiny, tmp_path / "run", cluster.said["address"], "--cpu-pct", "50",
+                RAY_AUTH_TOKEN=TOKEN, PYTHONPATH=path)  # fmt: skip
+    assert done.returncode == ExitCode.INFRASTRUCTURE
+    (line,) = done.stderr.splitlines()
+    assert "Version mismatch" in line
+    assert "2.0.0" in line
