@@ -9,11 +9,12 @@ told an earlier run's results goes on where that run stopped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ class Searcher:
         self._islands: dict[str, _Island] = {}
         self._empty_rounds: dict[str, int] = {}
         self._cost_model: Any = None
+        self._random: Any = None  # NumPy's state between proposals
 
     def propose(
         self,
@@ -106,9 +108,10 @@ class Searcher:
         candidates: tuple[Candidate, ...] = ()
         message = "the search found nothing new"
         try:
-            island = self._islands.get(task.task_id) or self._open(task)
-            self._tell(island, told)
-            candidates = self._ask(task, island, count, set(exclude))
+            with self._own_random():
+                island = self._islands.get(task.task_id) or self._open(task)
+                self._tell(island, told)
+                candidates = self._ask(task, island, count, set(exclude))
         except Exception as error:  # a task without a search space keeps its default
             message = f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:500]}"
             log.warning("%s: no candidates: %s", task.name, message)
@@ -120,6 +123,22 @@ class Searcher:
             "" if candidates else message,
             time.perf_counter() - started,
         )
+
+    @contextlib.contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """Draw from this search's numbers: an XGBModel without data asks NumPy's global ones."""
+        import numpy as np
+
+        if self._random is None:
+            digest = _digest(self._seed, "", self._island_number)
+            self._random = np.random.RandomState(digest).get_state()
+        before = np.random.get_state()
+        np.random.set_state(self._random)
+        try:
+            yield
+        finally:
+            self._random = np.random.get_state()
+            np.random.set_state(before)
 
     def scheduled(self, candidate: Candidate) -> IRModule | None:
         """Return the module of a candidate proposed here and not told yet, else None."""
@@ -193,8 +212,7 @@ class Searcher:
             )
         target = tvm.target.Target(task.target.json)
         mod = tvm.ir.load_json(task.mod_json)
-        digest = hashlib.sha256(f"{self._seed}/{task.task_id}/{self._island_number}".encode())
-        rand_state = int.from_bytes(digest.digest()[:4], "little") % (2**31 - 2) + 1
+        rand_state = _digest(self._seed, task.task_id, self._island_number)
         rules = "cuda" if task.target.is_cuda else "llvm"
         context = _tune_context(
             mod,
@@ -218,6 +236,12 @@ class Searcher:
         context.pre_tuning(1 << 30, BATCH, None, database, self._cost_model)
         self._islands[task.task_id] = island
         return island
+
+
+def _digest(seed: int, task_id: str, island_number: int) -> int:
+    """Return a number that TVM and NumPy take as a seed."""
+    digest = hashlib.sha256(f"{seed}/{task_id}/{island_number}".encode())
+    return int.from_bytes(digest.digest()[:4], "little") % (2**31 - 2) + 1
 
 
 def _tune_context(
