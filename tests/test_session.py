@@ -1,0 +1,357 @@
+"""Whole runs through a real local Ray: killed, interrupted, robbed of workers, and finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import psutil
+import pytest
+from models import conv_net
+
+from tunerd import host
+from tunerd.errors import ExitCode, FolderError
+from tunerd.loading import read_manifest
+from tunerd.records import Store
+from tunerd.session import MAX_RESTARTS
+from tunerd.vocabulary import Measurement, Origin, Record
+
+TRIALS = 48
+GONE_SECS = 60.0
+FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
+
+pytestmark = pytest.mark.skipif(
+    host.facts().usable_cores < 2, reason="these runs use two slices of a core each"
+)
+
+
+@dataclass
+class Run:
+    """One run folder, and the command that works in it."""
+
+    folder: Path
+    model: Path
+    options: tuple[str, ...]
+    process: subprocess.Popen[str] | None = None
+    started: list[psutil.Process] = field(default_factory=list)
+
+    @property
+    def command(self) -> list[str]:
+        given = [str(self.model), "--cpu-pct", "50", "--out", str(self.folder), "--json"]
+        return [sys.executable, "-m", "tunerd", "tune", *given, *self.options]
+
+    def start(self) -> None:
+        """Start the command at the head of a process group, as a shell does."""
+        self.process = subprocess.Popen(
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        assert self.process is not None
+        out, err = self.process.communicate(timeout=300)
+        return self.process.returncode, out, err
+
+    def kill(self) -> list[psutil.Process]:
+        """SIGKILL the driver; return those of its processes that outlive it for long."""
+        assert self.process is not None
+        started = self.processes()
+        self.process.kill()
+        self.end()
+        return still_there(started)
+
+    def processes(self) -> list[psutil.Process]:
+        assert self.process is not None
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def actors(self, name: str) -> list[psutil.Process]:
+        """Return the living processes of a Ray actor of this run."""
+        found = []
+        for process in self.processes():
+            try:
+                if process.cmdline()[:1] and process.cmdline()[0].startswith(f"ray::{name}"):
+                    found.append(process)
+            except psutil.Error:  # it has just ended
+                continue
+        return found
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds; a run that ends before it fails the test."""
+        assert self.process is not None
+        while not condition():
+            assert self.process.poll() is None, self.end()
+            time.sleep(0.02)
+
+    def records(self) -> list[Record]:
+        """Return the search trials so far."""
+        try:
+            with Store.read(self.folder) as store:
+                return [r for r in store.records() if r.candidate.origin is Origin.SEARCH]
+        except FolderError:
+            return []
+
+    def measured(self) -> int:
+        return sum(isinstance(r.result, Measurement) for r in self.records())
+
+    def outcomes(self) -> int:
+        with Store.read(self.folder) as store:
+            return len(store.task_outcomes())
+
+
+def still_there(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Wait for the end of processes; return those that live on."""
+    deadline = time.monotonic() + GONE_SECS
+    while (living := [p for p in processes if is_alive(p)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return living
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "net.onnx"
+    onnx.save(conv_net(), path)
+    return path
+
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def make_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
+    made: list[Run] = []
+
+    def make(*options: str, trials: int = TRIALS) -> Run:
+        folder = tmp_path_factory.mktemp("runs") / "run"
+        made.append(Run(folder, model, (*options, "--trials", str(trials))))
+        return made[-1]
+
+    yield make
+    for run in made:
+        if run.process is not None and run.process.poll() is None:
+            run.kill()
+
+
+def check_finished(run: Run, code: int, out: str, err: str) -> None:
+    assert code in FINISHED, err
+    assert json.loads(out)["exit_code"] == code
+    assert read_manifest(run.folder / "artifact")["files"]
+    assert "<html" in (run.folder / "report.html").read_text()
+
+
+# --- kill -9 -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Killed:
+    """A run that was killed while it searched, again among its finalists, and then went on."""
+
+    run: Run
+    left: list[list[psutil.Process]] = field(default_factory=list)
+    ended: list[dict[int, Record]] = field(default_factory=list)
+    outcomes: int = 0
+    last: tuple[int, str, str] = (-1, "", "")
+
+
+@pytest.fixture(scope="module")
+def killed(make_run: MakeRun) -> Killed:
+    run = make_run()
+    found = Killed(run)
+    for moment in (lambda: run.measured() >= 8, lambda: run.measured() and run.outcomes() >= 1):
+        run.start()
+        run.wait_for(moment)  # type: ignore[arg-type]
+        found.left.append(run.kill())
+        ended = {r.trial_id: r for r in run.records() if r.result is not None}
+        found.ended.append(ended)
+    found.outcomes = run.outcomes()
+    run.start()
+    found.last = run.end()
+    return found
+
+
+def test_a_killed_run_leaves_no_process(killed: Killed) -> None:
+    assert killed.left == [[], []]
+
+
+def test_the_same_command_finishes_a_killed_run(killed: Killed) -> None:
+    check_finished(killed.run, *killed.last)
+
+
+def test_a_killed_run_ends_with_the_trials_that_were_asked_for(killed: Killed) -> None:
+    records = killed.run.records()
+    assert 8 <= len(killed.ended[0]) < TRIALS
+    assert len(killed.ended[1]) == TRIALS
+    assert len(records) == TRIALS
+    assert all(r.result is not None for r in records)
+
+
+def test_no_trial_of_a_killed_run_is_paid_twice(killed: Killed) -> None:
+    last = {r.trial_id: r for r in killed.run.records()}
+    for ended in killed.ended:
+        assert {number: last[number] for number in ended} == ended
+    assert len({r.candidate.candidate_id for r in last.values()}) == len(last)
+
+
+def test_finalists_are_kept_over_a_kill(killed: Killed) -> None:
+    assert 1 <= killed.outcomes <= killed.run.outcomes()
+
+
+# --- Ctrl-C ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Interrupted:
+    run: Run
+    refused: tuple[int, str, str]
+    first: tuple[int, str, str]
+    left: list[psutil.Process]
+    ended: dict[int, Record]
+    last: tuple[int, str, str]
+
+
+@pytest.fixture(scope="module")
+def interrupted(make_run: MakeRun) -> Interrupted:
+    run = make_run("--slice", "simulated", trials=120)
+    run.start()
+    run.wait_for(lambda: run.measured() >= 4)
+    second = Run(run.folder, run.model, run.options)
+    second.start()
+    refused = second.end()
+    assert run.process is not None
+    started = run.processes()
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to everything in the group
+    first = run.end()
+    left = still_there(started)
+    ended = {r.trial_id: r for r in run.records() if r.result is not None}
+    run.start()
+    return Interrupted(run, refused, first, left, ended, run.end())
+
+
+def test_a_second_tunerd_in_a_folder_is_refused(interrupted: Interrupted) -> None:
+    code, out, err = interrupted.refused
+    assert code == ExitCode.BAD_FOLDER
+    assert out == "" or json.loads(out)
+    assert "is in use by the tunerd with pid" in err + out
+
+
+def test_ctrl_c_once_drains_and_says_that_the_command_goes_on(interrupted: Interrupted) -> None:
+    code, out, err = interrupted.first
+    assert code == ExitCode.INTERRUPTED
+    assert "the same command goes on" in err + out
+    assert "Traceback" not in err
+    assert interrupted.left == []
+
+
+def test_nothing_that_ran_is_lost_by_ctrl_c(interrupted: Interrupted) -> None:
+    assert len(interrupted.ended) >= 4
+    last = {r.trial_id: r for r in interrupted.run.records()}
+    assert {number: last[number] for number in interrupted.ended} == interrupted.ended
+    assert max(r.attempts for r in last.values()) == 1
+
+
+def test_the_same_command_goes_on_after_ctrl_c(interrupted: Interrupted) -> None:
+    check_finished(interrupted.run, *interrupted.last)
+    assert len(interrupted.run.records()) == 120
+    assert all(r.result is not None for r in interrupted.run.records())
+
+
+# --- lost workers ------------------------------------------------------------------------------
+
+
+@dataclass
+class Robbed:
+    run: Run
+    last: tuple[int, str, str]
+    replaced: dict[str, bool]
+
+
+@pytest.fixture(scope="module")
+def robbed(make_run: MakeRun) -> Robbed:
+    """A run that lost a slice's process, and then a tuner's."""
+    run = make_run(trials=100)
+    run.start()
+    run.wait_for(lambda: run.measured() >= 4)
+    replaced = {}
+    for name in ("SliceActor", "TunerActor"):
+        before = run.actors(name)
+        before[0].kill()
+        at_the_kill = run.measured()
+
+        def another(name: str = name, before: list[psutil.Process] = before) -> bool:
+            return any(p not in before for p in run.actors(name))
+
+        run.wait_for(another)
+        replaced[name] = another()
+        run.wait_for(lambda least=at_the_kill: run.measured() >= least + 4)  # type: ignore[misc]
+    return Robbed(run, run.end(), replaced)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SliceActor", "TunerActor"])
+def test_a_lost_worker_is_replaced(robbed: Robbed, name: str) -> None:
+    assert robbed.replaced[name]
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_workers_finishes_with_every_trial(robbed: Robbed) -> None:
+    check_finished(robbed.run, *robbed.last)
+    records = robbed.run.records()
+    assert len(records) == 100
+    assert all(r.result is not None for r in records)
+
+
+@pytest.mark.slow
+def test_trials_lost_with_a_worker_are_not_blamed(robbed: Robbed) -> None:
+    assert not [r for r in robbed.run.records() if "lost" in getattr(r.result, "message", "")]
+
+
+@pytest.mark.slow
+def test_a_run_whose_only_tuner_always_ends_stops_and_says_why(make_run: MakeRun) -> None:
+    run = make_run("--slice", "simulated", "--tuners", "1")
+    run.start()
+    assert run.process is not None
+    ended: list[psutil.Process] = []
+    while run.process.poll() is None and len(ended) <= MAX_RESTARTS:
+        try:
+            living = [p for p in run.actors("TunerActor") if p not in ended]
+        except psutil.NoSuchProcess:
+            break
+        if living and (run.folder / "store.sqlite").exists():
+            living[0].kill()
+            ended.append(living[0])
+        time.sleep(0.02)
+    code, out, err = run.end()
+    assert code == ExitCode.INFRASTRUCTURE
+    assert f"the last tuner ended {MAX_RESTARTS + 1} times" in err + out
+    assert len(ended) == MAX_RESTARTS + 1
+
+
+# --- seeds -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_seed_repeats_a_run_on_simulated_slices_with_one_tuner(make_run: MakeRun) -> None:
+    proposals = []
+    for _ in range(2):
+        run = make_run("--slice", "simulated", "--tuners", "1", "--seed", "7", trials=60)
+        run.start()
+        check_finished(run, *run.end())
+        proposals.append([(r.candidate, r.run_secs) for r in run.records()])
+    assert proposals[0] == proposals[1]
