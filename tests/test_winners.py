@@ -1,0 +1,203 @@
+"""The quiet second look: who wins, and what must agree before it does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tunerd.actors import Cluster
+from tunerd.errors import Interrupted
+from tunerd.records import RunFacts, Store
+from tunerd.search import default_candidate
+from tunerd.vocabulary import (
+    Build,
+    Candidate,
+    Failure,
+    Kind,
+    Measurement,
+    Origin,
+    Stage,
+    TargetSpec,
+    Task,
+    TaskOutcome,
+    TensorSpec,
+)
+from tunerd.winners import FINALISTS, QuietSlice, choose_winners
+
+LLVM = TargetSpec("llvm", '{"kind":"llvm"}')
+FACTS = RunFacts("net", "d" * 64, LLVM, "CPU X", "cpu", 50, "0.27.0")
+TASK = Task("t0", "conv", 3, 1e9, (TensorSpec("a", (1, 2), "float32"),), (0,), LLVM, "{}")
+OTHER = dataclasses.replace(TASK, task_id="t1", name="dense")
+WRONG = Failure(Stage.VERIFY, Kind.WRONG_ANSWER, "out differs from the default schedule's")
+COLLATERAL = Failure(Stage.RUN, Kind.COLLATERAL, "a neighbour's fault")
+
+
+def candidate(number: int, task: Task = TASK) -> Candidate:
+    return Candidate(task.task_id, f"{number:016x}", Origin.SEARCH, f"[[{number}],[]]")
+
+
+def samples(secs: float, profile: str = "final-v1") -> Measurement:
+    return Measurement(tuple(secs * (1 + 1e-4 * i) for i in range(20)), 1, profile, "quiet", 1)
+
+
+class FakeCluster:
+    """Answers as a slice would: quiet times and disagreements are given by candidate."""
+
+    def __init__(
+        self,
+        quiet_secs: dict[str, float],
+        wrong: Sequence[str] = (),
+        unbuildable: Sequence[str] = (),
+        collateral: int = 0,
+    ) -> None:
+        self.quiet_secs, self.wrong, self.unbuildable = quiet_secs, wrong, unbuildable
+        self.collateral = collateral  # how many comparisons a neighbour spoils
+        self.calls: list[str] = []
+
+    def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
+        self.calls.append("build")
+        return [
+            Failure(Stage.BUILD, Kind.COMPILE, "no")
+            if c.candidate_id in self.unbuildable
+            else Build(c, b"", "", 0.1, TASK.args, (0,), "llvm")
+            for c in candidates
+        ]
+
+    def call(self, slice_id: str, method: str, *arguments: Any) -> Any:
+        self.calls.append(method)
+        if method == "agree":
+            return WRONG if arguments[1].candidate.candidate_id in self.wrong else None
+        builds, _ = arguments
+        self.collateral -= 1
+        if self.collateral >= 0:
+            return [COLLATERAL] * len(builds)
+        return [samples(self.quiet_secs[b.candidate.candidate_id]) for b in builds]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.create_or_open(tmp_path, facts=FACTS) as opened:
+        opened.register_tasks([TASK, OTHER])
+        yield opened
+
+
+def searched(store: Store, *secs: float, task: Task = TASK) -> list[Candidate]:
+    """Store trials with these medians in the search and return their candidates."""
+    candidates = [candidate(i + 1, task) for i in range(len(secs))]
+    trial_ids = store.propose(candidates)
+    store.start(trial_ids, "cpu-0-0")
+    store.finish_all({i: samples(s, "search-v1") for i, s in zip(trial_ids, secs, strict=True)})
+    return candidates
+
+
+def choose(
+    store: Store, cluster: FakeCluster, tasks: Sequence[Task] = (TASK,)
+) -> list[TaskOutcome]:
+    quiet = QuietSlice(cast(Cluster, cluster), "quiet")
+    return list(choose_winners(tasks, store, quiet, say=lambda message: None))
+
+
+def times(default: float, *of_candidates: float, task: Task = TASK) -> dict[str, float]:
+    named = {default_candidate(task).candidate_id: default}
+    return named | {candidate(i + 1).candidate_id: s for i, s in enumerate(of_candidates)}
+
+
+def test_the_quiet_samples_decide_and_not_the_search_s(store: Store) -> None:
+    _, second = searched(store, 1e-3, 2e-3)
+    (outcome,) = choose(store, FakeCluster(times(4e-3, 3e-3, 1e-3)))
+    assert outcome.winner == second
+    assert outcome.best_secs == pytest.approx(1e-3, rel=0.01)
+
+
+def test_a_wrong_candidate_is_refused_and_the_next_best_wins(store: Store) -> None:
+    first, second = searched(store, 1e-3, 2e-3)
+    cluster = FakeCluster(times(4e-3, 1e-3, 2e-3), wrong=[first.candidate_id])
+    (outcome,) = choose(store, cluster)
+    assert outcome.winner == second
+    refused = {f.candidate_id: f.measurement for f in outcome.finalists}[first.candidate_id]
+    assert refused == WRONG
+    assert "a faster candidate was refused" in outcome.note
+
+
+def test_the_default_stays_where_every_faster_candidate_is_wrong(store: Store) -> None:
+    found = searched(store, 1e-3, 2e-3)
+    cluster = FakeCluster(times(4e-3, 1e-3, 2e-3), wrong=[c.candidate_id for c in found])
+    (outcome,) = choose(store, cluster)
+    assert not outcome.is_tuned
+    assert outcome.best_secs == outcome.default_secs
+    assert "refused" in outcome.note
+
+
+def test_only_a_candidate_that_would_win_is_compared_with_the_default(store: Store) -> None:
+    searched(store, 1e-3, 2e-3)
+    cluster = FakeCluster(times(4e-3, 5e-3, 6e-3))
+    (outcome,) = choose(store, cluster)
+    assert not outcome.is_tuned
+    assert outcome.note == "the best candidate against the default: slower"
+    assert "agree" not in cluster.calls
+
+
+def test_the_best_few_of_the_search_are_measured_again(store: Store) -> None:
+    searched(store, *(1e-3 * i for i in range(1, 8)))
+    (outcome,) = choose(store, FakeCluster(times(9e-3, *(1e-3 * i for i in range(1, 8)))))
+    assert [f.search_secs is None for f in outcome.finalists] == [True] + [False] * FINALISTS
+    assert outcome.trials == 7
+
+
+def test_a_default_that_cannot_be_built_loses_to_any_candidate_that_runs(store: Store) -> None:
+    (only,) = searched(store, 1e-3)
+    default = default_candidate(TASK).candidate_id
+    (outcome,) = choose(store, FakeCluster(times(1e-3, 2e-3), unbuildable=[default]))
+    assert outcome.winner == only
+    assert outcome.comparison is None
+    assert "default schedule does not run" in outcome.note
+
+
+def test_a_task_without_measured_trials_stays_at_its_default(store: Store) -> None:
+    (outcome,) = choose(store, FakeCluster(times(1e-3)))
+    assert (outcome.is_tuned, outcome.note) == (False, "no trial was measured")
+
+
+def test_a_neighbour_s_fault_is_not_held_against_the_finalists(store: Store) -> None:
+    (only,) = searched(store, 1e-3)
+    cluster = FakeCluster(times(4e-3, 1e-3), collateral=1)
+    (outcome,) = choose(store, cluster)
+    assert outcome.winner == only
+    assert cluster.calls.count("compare") == 2
+
+
+def test_what_an_interrupted_session_decided_is_not_decided_again(store: Store) -> None:
+    searched(store, 1e-3)
+    secs = times(4e-3, 1e-3) | times(4e-3, task=OTHER)
+    told: list[str] = []
+
+    def stop_at_the_second_task(message: str) -> None:
+        told.append(message)
+        if "task 2" in message:
+            raise Interrupted("stopped")
+
+    first = FakeCluster(secs)
+    with pytest.raises(Interrupted):
+        choose_winners(
+            [TASK, OTHER], store, QuietSlice(cast(Cluster, first), "q"), say=stop_at_the_second_task
+        )
+    second = FakeCluster(secs)
+    outcomes = choose(store, second, [TASK, OTHER])
+    assert second.calls == ["build", "compare"]  # of the other task
+    assert [o.is_tuned for o in outcomes] == [True, False]
+    assert choose(store, third := FakeCluster(secs), [TASK, OTHER]) == outcomes
+    assert third.calls == []
+
+
+def test_a_task_with_new_trials_is_decided_again(store: Store) -> None:
+    searched(store, 3e-3)
+    choose(store, FakeCluster(times(4e-3, 3e-3)))
+    searched_again = store.propose([better := candidate(2)])
+    store.start(searched_again, "cpu-0-0")
+    store.finish_all({searched_again[0]: samples(1e-3, "search-v1")})
+    (outcome,) = choose(store, FakeCluster(times(4e-3, 3e-3, 1e-3)))
+    assert outcome.winner == better
