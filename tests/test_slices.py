@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from artifact_fixtures import tiny_artifact
-from build_fixtures import built, default_of, task_of
+from build_fixtures import built, default_of, matmul_task, task_of
 
 from tunerd import host
 from tunerd.build import build_candidate
@@ -287,6 +287,22 @@ def test_a_build_that_cannot_be_loaded_is_a_failure_and_the_next_is_measured(
     assert isinstance(failure, Failure)
     assert failure.stage is Stage.LOAD
     assert isinstance(result, Measurement)
+
+
+def test_a_build_agrees_with_another_build_of_its_task(measured: Slice) -> None:
+    first, second = builds_for(measured.spec, 2)
+    assert measured.agree(first, second) is None
+
+
+def test_a_build_that_computes_something_else_does_not_agree(with_runner: Slice) -> None:
+    task = matmul_task(target_of(with_runner.spec))
+    right, wrong = (
+        built(build_candidate(t, default_of(t)))
+        for t in (task, matmul_task(target_of(with_runner.spec), after="negative"))
+    )
+    failure = with_runner.agree(right, wrong)
+    assert isinstance(failure, Failure)
+    assert (failure.stage, failure.kind) == (Stage.VERIFY, Kind.WRONG_ANSWER)
 
 
 def test_a_build_that_cannot_be_loaded_does_not_spoil_a_comparison(with_runner: Slice) -> None:

@@ -44,10 +44,10 @@ def main() -> None:
     arguments = parser.parse_args()
     # Ctrl-C reaches the whole terminal; whoever started this runner decides when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if arguments.cores:  # before any thread is started: each inherits it
+        os.sched_setaffinity(0, arguments.cores)
     if arguments.leash:
         threading.Thread(target=_end_with_input, daemon=True).start()
-    if arguments.cores:
-        os.sched_setaffinity(0, arguments.cores)
     listener = socket.socket(socket.AF_UNIX)
     # Bound under another name first: a path that exists can be connected to.
     hidden = f"{arguments.socket}.new"
