@@ -28,8 +28,9 @@ from tunerd.ray_environment import (
     environment,
     environment_to_join,
     handlers_kept,
+    join,
     sentence,
-    stderr_kept,
+    start_private,
 )
 from tunerd.ray_leash import leashed
 from tunerd.vocabulary import (
@@ -49,7 +50,6 @@ log = logging.getLogger(__name__)
 PLACE_SECS = 60.0  # until Ray has found room for an actor and started its process
 READY_SECS = 180.0  # until a slice has proved its cap, or a tuner has imported TVM
 CALL_SECS = 3600.0
-OBJECT_STORE_BYTES = 256 << 20
 _CLOSE_SECS = 15.0
 _GETTING_READY = ("warm_up", "start")
 
@@ -76,7 +76,6 @@ class Cluster:
         place_secs: float = PLACE_SECS,
         ready_secs: float = READY_SECS,
     ) -> None:
-        self._address = address
         self._logs = logs
         self._place_secs, self._ready_secs = place_secs, ready_secs
         self._slices: dict[str, Any] = {}
@@ -100,62 +99,18 @@ class Cluster:
             self._ray = ray
             # It prints the raylet's messages on stdout, which carries results, and has no switch.
             ray._private.worker.print_to_stdstream = _log_lines
+            _forget_token()
             with handlers_kept():
                 if self._folder is not None:
-                    self._start(self._folder, cpus, gpus)
+                    start_private(ray.init, self._folder, cpus=cpus, gpus=gpus)
                     self._leash.enter_context(leashed())
-                else:
-                    self._join(run)
+                elif address is not None:
+                    join(ray.init, address, run)
         except BaseException:
+            if self._folder is not None and (kept := self._keep_logs()):
+                log.error("the run had a problem%s", kept)
             self._end()
             raise
-
-    def _start(self, folder: RayFolder, cpus: int, gpus: int) -> None:
-        _forget_token()
-        try:
-            self._ray.init(
-                address="local",  # whatever RAY_ADDRESS says
-                num_cpus=cpus,
-                num_gpus=gpus,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(folder.path),
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-            )
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            kept = self._keep_logs()
-            raise InfrastructureError(
-                f"Ray does not start on this machine: {sentence(error)}{kept}"
-            ) from error
-
-    def _join(self, run: str) -> None:
-        ray, address = self._ray, self._address
-        _forget_token()
-        said: list[str] = []
-        try:
-            with stderr_kept() as said:
-                ray.init(
-                    address=address,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    runtime_env={"env_vars": {"TUNERD_RUN": run}},
-                )
-        except (ray.exceptions.AuthenticationError, ConnectionError) as error:
-            if isinstance(error, ConnectionError) and not any("AuthToken" in line for line in said):
-                raise InfrastructureError(
-                    f"there is no Ray cluster at --address {address}; give the HOST:PORT that "
-                    "`ray start --head` printed, or leave --address out for a private cluster"
-                ) from error
-            raise InfrastructureError(
-                f"the Ray cluster at {address} does not let us in; set RAY_AUTH_TOKEN or "
-                "RAY_AUTH_TOKEN_PATH to its token (`ray get-auth-token` prints it on the head)"
-            ) from error
-        except (RuntimeError, ValueError, OSError) as error:
-            raise InfrastructureError(
-                f"the Ray cluster at {address} cannot be used: {sentence(error)}"
-            ) from error
 
     # --- planning on the nodes -----------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tunerd.errors import HostError, InfrastructureError, InputError
@@ -31,6 +31,7 @@ _PREFIX = "ray-"
 # sun_path holds 108 bytes with its end (unix(7)); Ray adds a session's name, 39 to 43 bytes long,
 # and sockets/plasma_store.
 _LONGEST_FOLDER = 107 - 1 - 43 - len("/sockets/plasma_store")
+OBJECT_STORE_BYTES = 256 << 20
 _KEPT_LOG_BYTES = 1 << 20
 _PROBE_SECS = 5.0
 _MAX_SENTENCE_CHARS = 500
@@ -133,6 +134,55 @@ class RayFolder:
         if lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(lock)
+
+
+def start_private(init: Callable[..., object], folder: RayFolder, *, cpus: int, gpus: int) -> None:
+    """Start a private cluster with ray.init; InfrastructureError where it does not start."""
+    try:
+        init(
+            address="local",  # whatever RAY_ADDRESS says
+            num_cpus=cpus,
+            num_gpus=gpus,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder.path),
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    except Exception as error:
+        raise InfrastructureError(
+            f"Ray does not start on this machine: {sentence(error)}"
+        ) from error
+
+
+def join(init: Callable[..., object], address: str, run: str) -> None:
+    """Join a cluster with ray.init; InfrastructureError where it does not let us in."""
+    said: list[str] = []
+    try:
+        with stderr_kept() as said:
+            init(
+                address=address,
+                log_to_driver=False,
+                configure_logging=False,
+                runtime_env={"env_vars": {"TUNERD_RUN": run}},
+            )
+    except Exception as error:
+        # Without its token, and without a cluster, Ray ends in the same ConnectionError.
+        refused = any("AuthToken" in line for line in said) or "RAY_AUTH_TOKEN" in str(error)
+        if refused:
+            problem = (
+                f"the Ray cluster at {address} does not let us in; set RAY_AUTH_TOKEN or "
+                "RAY_AUTH_TOKEN_PATH to its token (`ray get-auth-token` prints it on the head)"
+            )
+        elif isinstance(error, ConnectionError):
+            problem = (
+                f"there is no Ray cluster at --address {address}; give the HOST:PORT that "
+                "`ray start --head` printed, or leave --address out for a private cluster"
+            )
+        else:
+            problem = f"the Ray cluster at {address} cannot be used: {sentence(error)}"
+        raise InfrastructureError(problem) from error
 
 
 def _remove_dead(root: Path) -> None:
