@@ -59,6 +59,7 @@ class Ending:
 class _Trial:
     """The whole model, tuned, beside its default."""
 
+    folder: Path
     verification: Verification
     default: Latency
     tuned: Latency
@@ -72,16 +73,24 @@ def finish(ending: Ending) -> Outcome:
     """Choose the winners, compile, verify and time the model; store and return the outcome."""
     quiet = QuietSlice(ending.cluster, ending.quiet_slice)
     outcomes = choose_winners(ending.kernels.tasks, ending.folder.store, quiet, say=ending.say)
-    ending.say("compiling the model with its default schedules")
-    default = ending.folder.paths.root / "default"
+    # Nothing becomes the artifact before it is verified. Each folder is compiled once: a runner
+    # keeps the models that it has loaded, by their paths.
+    trials = ending.folder.paths.root / "trials"
     try:
-        _compile(ending, {}, default)
-        trial = _try(ending, outcomes, default)
+        ending.say("compiling the model with its default schedules")
+        _compile(ending, {}, trials / "default")
+        trial = _try(ending, outcomes, trials / "tuned")
         if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
             outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
-            trial = _try(ending, outcomes, default)
+            trial = _try(ending, outcomes, trials / "untuned")
+        return _kept(ending, outcomes, trial)
     finally:
-        shutil.rmtree(default, ignore_errors=True)
+        shutil.rmtree(trials, ignore_errors=True)
+
+
+def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> Outcome:
+    """Make the trial the artifact, or reject it where it is wrong; store and return the outcome."""
+    artifact = ending.folder.paths.artifact
     outcome = Outcome(
         model=ending.model,
         target=ending.layout.target,
@@ -89,28 +98,38 @@ def finish(ending: Ending) -> Outcome:
         verification=trial.verification,
         latencies=(trial.default, trial.tuned, *_onnxruntime(ending)),
         end_to_end=trial.comparison,
-        artifact=str(ending.folder.paths.artifact),
+        artifact=str(artifact),
         proofs=ending.proofs,
     )
-    _keep(ending, outcome)
+    if trial.verification.verdict is Correctness.WRONG:
+        place = artifact.with_name("artifact.rejected")
+    else:
+        place = artifact
+        finish_manifest(trial.folder, outcome)
+    for old in (artifact, place):
+        shutil.rmtree(old, ignore_errors=True)
+    trial.folder.rename(place)
+    ending.folder.store.save_outcome(outcome)
     return outcome
 
 
-def _try(ending: Ending, outcomes: Sequence[TaskOutcome], default: Path) -> _Trial:
-    """Compile the artifact, verify it and time it beside the default."""
+def _try(ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path) -> _Trial:
+    """Compile the model into a folder, verify it and time it beside the default."""
     winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
-    artifact = ending.folder.paths.artifact
     ending.say("compiling the model with the tuned schedules")
-    _compile(ending, winners, artifact)
-    verification = _verify(ending, artifact)
+    _compile(ending, winners, folder)
+    verification = _verify(ending, folder)
     ending.say("timing the whole model, tuned and default in turns")
     results: list[Measurement | Failure] = ending.cluster.call(
-        ending.quiet_slice, "compare_models", (str(default), str(artifact)), MODEL
+        ending.quiet_slice,
+        "compare_models",
+        (str(folder.with_name("default")), str(folder)),
+        MODEL,
     )
     latencies = [
         _latency(name, result) for name, result in zip(("default", "tuned"), results, strict=True)
     ]
-    return _Trial(verification, *latencies)
+    return _Trial(folder, verification, *latencies)
 
 
 def _compile(ending: Ending, winners: Mapping[str, Candidate], folder: Path) -> None:
@@ -162,15 +181,3 @@ def _stay(outcome: TaskOutcome, why: str) -> TaskOutcome:
         Origin.DEFAULT,
     )
     return replace(outcome, winner=default, best_secs=outcome.default_secs, note=why)
-
-
-def _keep(ending: Ending, outcome: Outcome) -> None:
-    """Store the outcome; an artifact that is wrong is moved out of the way."""
-    artifact = ending.folder.paths.artifact
-    if outcome.verification.verdict is Correctness.WRONG:
-        rejected = artifact.with_name("artifact.rejected")
-        shutil.rmtree(rejected, ignore_errors=True)
-        artifact.rename(rejected)
-    else:
-        finish_manifest(artifact, outcome)
-    ending.folder.store.save_outcome(outcome)

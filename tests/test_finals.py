@@ -1,0 +1,175 @@
+"""The end of a run: what becomes the artifact, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import pytest
+from models import conv_net
+
+from tunerd import host, preparation
+from tunerd.actors import Cluster
+from tunerd.errors import InfrastructureError, Interrupted
+from tunerd.finals import Ending, finish
+from tunerd.loading import load, read_manifest
+from tunerd.records import RunFacts
+from tunerd.run_folder import RunFolder
+from tunerd.search import Searcher
+from tunerd.settings import TuneSettings
+from tunerd.tuner import Tuner
+from tunerd.vocabulary import (
+    Arrays,
+    Build,
+    Candidate,
+    Correctness,
+    Failure,
+    Kind,
+    Measurement,
+    Origin,
+    Stage,
+    Verdict,
+)
+
+
+@dataclass
+class FakeCluster:
+    """Builds and runs for real, and tells the times that a test gives."""
+
+    tuner: Tuner
+    tuned_secs: list[float]  # of the whole model, one for each time that it is timed; default: 1
+    spoil: bool = False  # the outputs of the model
+    timed: list[tuple[str, ...]] = field(default_factory=list)
+
+    def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
+        return self.tuner.build(candidates)
+
+    def call(self, slice_id: str, method: str, *arguments: Any) -> Any:
+        return getattr(self, method)(*arguments)
+
+    def compare(self, builds: Sequence[Build], _: Any) -> list[Measurement]:
+        return [samples(2.0 if b.candidate.origin is Origin.DEFAULT else 1.0) for b in builds]
+
+    def agree(self, reference: Build, build: Build) -> Failure | None:
+        return None
+
+    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
+        outputs = load(artifact)(inputs)
+        return {n: np.zeros_like(a) for n, a in outputs.items()} if self.spoil else outputs
+
+    def compare_models(self, artifacts: tuple[str, ...], _: Any) -> list[Measurement | Failure]:
+        self.timed.append(artifacts)
+        if not self.tuned_secs:
+            lost = Failure(Stage.RUN, Kind.CRASH, "the runner ended")
+            return [lost, lost]
+        return [samples(1.0), samples(self.tuned_secs.pop(0))]
+
+
+def samples(secs: float) -> Measurement:
+    return Measurement(tuple(secs * (1 + 1e-4 * i) for i in range(20)), 1, "any", "quiet", 1)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    folder = tmp_path_factory.mktemp("model")
+    onnx.save(conv_net(), folder / "tiny.onnx")
+    settings = TuneSettings(
+        model=folder / "tiny.onnx", out=folder / "run", cpu_pct=50, slice_kind="simulated"
+    )
+    layout = preparation.local_layout(settings)
+    model = preparation.load(settings)
+    kernels = preparation.kernels_of(model, layout.target)
+    conv = max(kernels.tasks, key=lambda t: t.flops)
+    (candidate,) = Searcher(seed=0, threads=1).propose(conv, 1).candidates
+    tuner = Tuner(seed=0, threads=1, island_number=0)
+    tuner.warm_up(kernels.tasks)
+    return settings, layout, model, kernels, candidate, tuner
+
+
+@pytest.fixture
+def ending(prepared: tuple[Any, ...], tmp_path: Path) -> Iterator[Ending]:
+    """A run with one measured trial, before its finals."""
+    settings, layout, model, kernels, candidate, tuner = prepared
+    facts = RunFacts.of(
+        settings, model, target=layout.target, device=layout.device, host=host.facts()
+    )
+    with RunFolder.open(tmp_path / "run", facts=facts) as folder:
+        folder.store.register_tasks(kernels.tasks)
+        trial_ids = folder.store.propose([candidate])
+        folder.store.start(trial_ids, "quiet")
+        folder.store.finish_all({trial_ids[0]: samples(1.0)})
+        yield Ending(
+            settings=settings,
+            folder=folder,
+            model=model,
+            layout=layout,
+            kernels=kernels,
+            cluster=cast(Cluster, FakeCluster(tuner, [0.5])),
+            quiet_slice=layout.slices[0][0].slice_id,
+            proofs=(),
+            say=lambda message: None,
+        )
+
+
+def with_cluster(ending: Ending, **changes: Any) -> tuple[Ending, FakeCluster]:
+    cluster = replace(cast(FakeCluster, ending.cluster), timed=[], **changes)
+    return replace(ending, cluster=cast(Cluster, cluster)), cluster
+
+
+def left(ending: Ending) -> list[str]:
+    root = ending.folder.paths.root
+    return sorted(p.name for p in root.iterdir() if p.name.startswith(("artifact", "trials")))
+
+
+def test_a_model_that_is_right_and_faster_becomes_the_artifact(ending: Ending) -> None:
+    outcome = finish(ending)
+    assert outcome.end_to_end.verdict is Verdict.FASTER
+    assert outcome.verification.verdict is Correctness.RIGHT
+    assert left(ending) == ["artifact"]
+    manifest = read_manifest(Path(outcome.artifact))
+    assert manifest["hit_rate"] == outcome.hit_rate > 0
+    assert manifest["verification"]["verdict"] == "right"
+
+
+def test_a_model_that_is_slower_as_a_whole_ships_its_default_schedules(ending: Ending) -> None:
+    ending, cluster = with_cluster(ending, tuned_secs=[1.5, 1.0])
+    outcome = finish(ending)
+    assert outcome.hit_rate == 0
+    assert read_manifest(Path(outcome.artifact))["hit_rate"] == 0
+    assert {t.note for t in outcome.tasks} >= {"the whole model is slower with it"}
+    # A runner keeps what it has loaded by its path: the second try must not be the first model.
+    (default, tuned), (again, untuned) = cluster.timed
+    assert default == again
+    assert tuned != untuned
+    assert left(ending) == ["artifact"]
+
+
+def test_a_wrong_model_is_rejected_and_no_artifact_is_left(ending: Ending) -> None:
+    finish(ending)
+    spoiled, _ = with_cluster(ending, tuned_secs=[0.5], spoil=True)
+    outcome = finish(spoiled)
+    assert outcome.verification.verdict is Correctness.WRONG
+    assert left(ending) == ["artifact.rejected"]
+
+
+def test_nothing_unverified_is_left_where_the_finals_are_interrupted(ending: Ending) -> None:
+    def stop(message: str) -> None:
+        if message.startswith("comparing outputs"):
+            raise Interrupted("stopped")
+
+    with pytest.raises(Interrupted):
+        finish(replace(ending, say=stop))
+    assert left(ending) == []
+
+
+def test_an_artifact_stays_until_the_next_one_is_verified(ending: Ending) -> None:
+    finish(ending)
+    failing, _ = with_cluster(ending, tuned_secs=[])
+    with pytest.raises(InfrastructureError, match="default model could not be timed"):
+        finish(failing)
+    assert left(ending) == ["artifact"]
+    assert read_manifest(ending.folder.paths.artifact)["verification"]["verdict"] == "right"
