@@ -56,14 +56,6 @@ def pct_of(kind: str) -> int:
     return {"simulated": 50, "mps": 40, "whole": 100}[kind]
 
 
-@pytest.fixture(autouse=True)
-def own_cores() -> Iterator[None]:
-    """Give this process its cores back: TVM binds the thread that a model runs in to one."""
-    cores = os.sched_getaffinity(0)
-    yield
-    os.sched_setaffinity(0, cores)
-
-
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     usable = member(request.param).usability()
