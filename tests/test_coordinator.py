@@ -395,6 +395,37 @@ def test_a_default_that_never_ended_is_proposed_once() -> None:
     assert building == BuildThem("tuner-0", (default_candidate(CONV),))
 
 
+@pytest.mark.parametrize("most", [1, BATCH + 3, 2 * BATCH])
+def test_no_task_gets_more_trials_than_it_may_have(most: int) -> None:
+    world = World(Coordinator([CONV, DENSE], Limits(trials_per_task=most)), random.Random(2))
+    world.take(started(world.coordinator, slices=2, tuners=3))
+    world.run()
+    assert world.finished == f"no task may have more than {most} trials"
+    assert [s.ended for s in world.coordinator.tasks.values()] == [most, most]
+
+
+def test_a_task_that_may_have_no_more_trials_leaves_the_rest_to_the_others() -> None:
+    limits = Limits(trials=2 * BATCH + 4, trials_per_task=2 * BATCH)
+    world = World(Coordinator([CONV, DENSE], limits), random.Random(3))
+    world.take(started(world.coordinator, slices=2, tuners=3))
+    world.run()
+    ended = [s.ended for s in world.coordinator.tasks.values()]
+    assert sum(ended) == 2 * BATCH + 4
+    assert max(ended) <= 2 * BATCH
+
+
+def test_trials_that_a_task_may_not_have_any_more_stay_unfinished() -> None:
+    coordinator = Coordinator([CONV], Limits(trials_per_task=2))
+    ended = [(c, measured(1e-3)) for c in candidates(CONV, range(2))]
+    coordinator.restore(ended, candidates(CONV, range(2, 5)))
+    coordinator.start([default_candidate(CONV)])
+    world = World(coordinator, random.Random(4))
+    world.join("slice-0", "slice")
+    world.join("tuner-0", "tuner")
+    world.run()
+    assert coordinator.ended_trials == 2
+
+
 def test_fewer_trials_than_in_an_earlier_session_leave_the_rest_unfinished() -> None:
     coordinator = Coordinator([CONV], Limits(trials=3))
     ended = [(candidate(CONV, n), measured(1e-4)) for n in range(2)]

@@ -65,6 +65,7 @@ class Limits:
 
     trials: int | None = None
     budget_secs: float | None = None
+    trials_per_task: int | None = None
 
 
 class Coordinator:
@@ -103,8 +104,9 @@ class Coordinator:
             state.best_after_batch = [state.reference_secs] if known else []
         for candidate in unfinished:
             is_default = candidate.origin is Origin.DEFAULT
-            if is_default or not self._enough_trials():
-                self.tasks[candidate.task_id].opened(candidate)
+            state = self.tasks[candidate.task_id]
+            if is_default or not (self._enough_trials() or self._is_full(state)):
+                state.opened(candidate)
                 self._unbuilt.append(candidate)
 
     def start(self, defaults: Sequence[Candidate]) -> list[Instruction]:
@@ -285,14 +287,20 @@ class Coordinator:
         if self._enough_trials():
             return f"{self.ended_trials} trials were measured"
         limits = self._limits
-        if limits.trials is None and limits.budget_secs is None and self._little_gain():
+        if limits == Limits() and self._little_gain():
             return "no task promises more than 0.05% of the model's time for its next batch"
         return ""
 
     def _exhausted(self) -> str:
         if all(s.exhausted for s in self.tasks.values()):
             return "every task's search space is exhausted"
+        if all(s.exhausted or self._is_full(s) for s in self.tasks.values()):
+            return f"no task may have more than {self._limits.trials_per_task} trials"
         return ""
+
+    def _is_full(self, state: TaskState) -> bool:
+        most = self._limits.trials_per_task
+        return most is not None and state.committed >= most
 
     def _enough_trials(self) -> bool:
         return self._limits.trials is not None and self._committed() >= self._limits.trials
@@ -302,7 +310,7 @@ class Coordinator:
 
     def _committed(self) -> int:
         """Return the search trials that have ended or will."""
-        return self.ended_trials + sum(len(s.open) for s in self.tasks.values())
+        return sum(s.committed for s in self.tasks.values())
 
     def _little_gain(self) -> bool:
         total = self.weighted_best_secs()
@@ -347,6 +355,7 @@ class Coordinator:
         state = self._most_to_gain(worker)
         if count < 1 or state is None:
             return
+        count = min(count, self._room(state))
         task_id = state.task.task_id
         told_already = worker.islands.get(task_id, 0)
         told = tuple(state.told[told_already:])
@@ -366,9 +375,16 @@ class Coordinator:
 
         # One batch of a task after the other, until it has been seen to have candidates at all.
         ready = [
-            s for s in self.tasks.values() if not s.exhausted and (s.batches or not s.proposing)
+            s
+            for s in self.tasks.values()
+            if not s.exhausted and (s.batches or not s.proposing) and self._room(s) > 0
         ]
         return max(ready, key=score, default=None)
+
+    def _room(self, state: TaskState) -> int:
+        """Return how many more trials of a task may be proposed now."""
+        most = self._limits.trials_per_task
+        return BATCH if most is None else most - state.committed - BATCH * state.proposing
 
     def _build_ahead(self) -> int:
         return max(4, 4 * self._count("slice"))

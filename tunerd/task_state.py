@@ -37,6 +37,11 @@ class TaskState:
         return self.default_failed or self.default_secs is not None
 
     @property
+    def committed(self) -> int:
+        """The search trials that have ended or will."""
+        return self.ended + len(self.open)
+
+    @property
     def reference_secs(self) -> float:
         """The time that counts for the task now: the best so far, the default, or a guess."""
         known = [s for s in (self.best_secs, self.default_secs) if s is not None]
