@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tunerd.errors import HostError
+from tunerd.errors import HostError, InputError
 from tunerd.model import load_model
 from tunerd.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_here
 from tunerd.settings import TuneSettings
@@ -41,6 +41,14 @@ class Kernels:
 
     lowered: Lowered = field(repr=False)
     tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some tasks of a model, and how many trials each of them may have."""
+
+    task_ids: tuple[str, ...]
+    trials_per_task: int
 
 
 def load(settings: TuneSettings) -> Model:
@@ -92,13 +100,25 @@ def layout_of(nodes: Sequence[Node], settings: TuneSettings) -> Layout:
     )
 
 
-def kernels_of(model: Model, target: TargetSpec) -> Kernels:
-    """Lower the model and extract its tasks."""
+def kernels_of(model: Model, target: TargetSpec, selection: Selection | None = None) -> Kernels:
+    """Lower the model and extract its tasks, or some of them.
+
+    Raises InputError where the model has not all that are selected.
+    """
     from tunerd.lowering import lower
     from tunerd.tasks import extract_tasks
 
     lowered = lower(model, target)
-    return Kernels(lowered, extract_tasks(lowered, target))
+    tasks = extract_tasks(lowered, target)
+    if selection is not None:
+        missing = set(selection.task_ids) - {t.task_id for t in tasks}
+        if missing:
+            raise InputError(
+                f"the model has no task {', '.join(sorted(missing))} for {target.kind}; `tunerd "
+                "tune --dry-run --json` lists those that it has"
+            )
+        tasks = tuple(t for t in tasks if t.task_id in selection.task_ids)
+    return Kernels(lowered, tasks)
 
 
 def estimate_secs(settings: TuneSettings, layout: Layout) -> float | None:

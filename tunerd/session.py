@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tunerd import events as ev
@@ -65,6 +65,23 @@ def tune(settings: TuneSettings, progress: Progress) -> Outcome:
     Raises TunerdError for what people can mend. Interrupted (Ctrl-C or SIGTERM, once) comes after
     what was under way has been measured and stored: the same call goes on from there.
     """
+    with _opened(settings, progress, None) as session:
+        return session.run()
+
+
+def search(settings: TuneSettings, progress: Progress, selection: preparation.Selection) -> None:
+    """Search some tasks of a model and store their trials; compile and report nothing.
+
+    Raises as `tune` does, and InputError where the model has no such task.
+    """
+    with _opened(settings, progress, selection) as session:
+        session.search()
+
+
+@contextlib.contextmanager
+def _opened(
+    settings: TuneSettings, progress: Progress, selection: preparation.Selection | None
+) -> Iterator[_Session]:
     started = time.monotonic()
     facts = host.facts()
     with contextlib.ExitStack() as stack:
@@ -81,8 +98,8 @@ def tune(settings: TuneSettings, progress: Progress) -> Outcome:
         )
         folder = stack.enter_context(RunFolder.open(settings.out, facts=run_facts))
         stop = stack.enter_context(Stop())
-        session = _Session(settings, folder, model, layout, progress, stop, started)
-        return session.run(facts, opened)
+        place = _Place(facts, layout, opened)
+        yield _Session(settings, folder, model, place, progress, stop, started, selection)
 
 
 def _joined(settings: TuneSettings, run: str) -> Cluster:
@@ -94,22 +111,34 @@ def _run_name(model: Model) -> str:
     return f"{model.name}-{int(time.time())}-{os.getpid()}"
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a session works."""
+
+    facts: HostFacts
+    layout: preparation.Layout
+    opened: Cluster | None  # None: a private one, not started yet
+
+
 class _Session:
     def __init__(
         self,
         settings: TuneSettings,
         folder: RunFolder,
         model: Model,
-        layout: preparation.Layout,
+        place: _Place,
         progress: Progress,
         stop: Stop,
         started: float,
+        selection: preparation.Selection | None,
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._store = folder.store
         self._model = model
-        self._layout = layout
+        self._place = place
+        self._layout = place.layout
+        self._selection = selection
         self._progress = progress
         self._stop = stop
         self._started = started
@@ -119,25 +148,13 @@ class _Session:
         self._trial_ids: dict[str, int] = {}
         self._spans: list[Span] = []
         self._restarts: Counter[str] = Counter()  # by worker
-        self._lanes = lanes_of(layout)
+        self._lanes = lanes_of(place.layout)
         self._proofs: tuple[CapProof, ...] = ()
         self._began = started
 
-    def run(self, facts: HostFacts, opened: Cluster | None) -> Outcome:
+    def run(self) -> Outcome:
         """Tune and finish, in a cluster that is open or in a private one."""
-        self._show("starting Ray, and lowering the model")
-        lowering = self._lowering()
-        with contextlib.ExitStack() as stack:
-            cluster = opened or stack.enter_context(self._private_cluster(facts))
-            # All that takes seconds at once: workers import TVM while the model is lowered.
-            proofs = self._start_workers(cluster)
-            self._quiet_slice(cluster)  # refuses a folder that no slice sees, before the search
-            kernels = lowering.result()
-            self._tasks = kernels.tasks
-            cluster.give_tasks(kernels.tasks)
-            self._restore(kernels, proofs)
-            self._search(cluster)
-            self._require_not_stopped()
+        with self._searched() as (cluster, kernels, proofs):
             self._phase = "finishing"
             quiet_slice = self._quiet_slice(cluster)
             outcome = finish(
@@ -154,16 +171,39 @@ class _Session:
                 )
             )
         self._show("writing the report")
-        self._report(outcome, facts)
+        self._report(outcome)
         if outcome.verification.verdict is Correctness.WRONG:
             log.error("%s", outcome.verification.message)
         return outcome
 
-    def _private_cluster(self, facts: HostFacts) -> Cluster:
+    def search(self) -> None:
+        """Tune and leave it at the trials."""
+        with self._searched():
+            pass
+
+    @contextlib.contextmanager
+    def _searched(self) -> Iterator[tuple[Cluster, preparation.Kernels, tuple[CapProof, ...]]]:
+        """Search, and yield what a search ends with while its workers live."""
+        self._show("starting Ray, and lowering the model")
+        lowering = self._lowering()
+        with contextlib.ExitStack() as stack:
+            cluster = self._place.opened or stack.enter_context(self._private_cluster())
+            # All that takes seconds at once: workers import TVM while the model is lowered.
+            proofs = self._start_workers(cluster)
+            self._quiet_slice(cluster)  # refuses a folder that no slice sees, before the search
+            kernels = lowering.result()
+            self._tasks = kernels.tasks
+            cluster.give_tasks(kernels.tasks)
+            self._restore(kernels, proofs)
+            self._search(cluster)
+            self._require_not_stopped()
+            yield cluster, kernels, proofs
+
+    def _private_cluster(self) -> Cluster:
         return Cluster(
             address=None,
             run=_run_name(self._model),
-            cpus=facts.usable_cores,
+            cpus=self._place.facts.usable_cores,
             gpus=len({s.gpu_uuid for s, _ in self._layout.slices if s.gpu_uuid}),
             logs=self._folder.paths.logs / "ray",
         )
@@ -175,7 +215,8 @@ class _Session:
 
     def _lower(self, into: Future[preparation.Kernels]) -> None:
         try:
-            into.set_result(preparation.kernels_of(self._model, self._layout.target))
+            kernels = preparation.kernels_of(self._model, self._layout.target, self._selection)
+            into.set_result(kernels)
         except BaseException as error:
             into.set_exception(error)
 
@@ -185,8 +226,9 @@ class _Session:
     def _restore(self, kernels: preparation.Kernels, proofs: Sequence[CapProof]) -> None:
         """Take over what earlier sessions in this folder have measured."""
         settings = self._settings
-        budget = settings.budget_secs
-        self._coordinator = Coordinator(kernels.tasks, Limits(settings.trials, budget))
+        per_task = self._selection.trials_per_task if self._selection else None
+        limits = Limits(settings.trials, settings.budget_secs, per_task)
+        self._coordinator = Coordinator(kernels.tasks, limits)
         self._store.register_tasks(kernels.tasks)
         self._store.save_slices([s for s, _ in self._layout.slices])
         for proof in proofs:
@@ -362,7 +404,7 @@ class _Session:
             )
         )
 
-    def _report(self, outcome: Outcome, facts: HostFacts) -> None:
+    def _report(self, outcome: Outcome) -> None:
         sessions = self._store.sessions()
         write_report(
             self._folder.paths.report,
@@ -371,7 +413,7 @@ class _Session:
             spans=spans_by_worker(self._store.spans()),
             failures=failures_of(self._store.records()),
             settings=self._settings.model_dump(mode="json"),
-            host=to_json(facts),
+            host=to_json(self._place.facts),
         )
 
     def _note_span(self, answer: Answer) -> None:
