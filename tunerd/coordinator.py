@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
+from tunerd.build_queue import BuildQueue
 from tunerd.events import (
     BuildsEnded,
     BuildThem,
@@ -40,23 +42,17 @@ from tunerd.events import (
     WorkerJoined,
     WorkerLost,
 )
+from tunerd.roster import Roster, Worker
 from tunerd.search import BATCH
-from tunerd.task_state import TaskState
+from tunerd.standings import Standings
+from tunerd.task_state import KEPT_MOST, Results, TaskState
 from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Origin, Stage, Task
 
 MAX_ATTEMPTS = 3  # how often a trial is run again after others' faults
 BUILD_CHUNK = 4
 MEASURE_CHUNK = 4
+_KEPT_IN_ALL = 65_536  # results kept to be told, unless that leaves a task fewer than two batches
 _SMALL_GAIN = 5e-4  # of the weighted latency a batch: stop when no task promises more
-
-
-@dataclass
-class _Worker:
-    worker_id: str
-    role: str
-    lane: str | None
-    work: Propose | BuildThem | Measure | None = None
-    islands: dict[str, int] = field(default_factory=dict)  # task_id -> results told so far
 
 
 @dataclass(frozen=True)
@@ -72,14 +68,22 @@ class Coordinator:
     """The state machine of one run. What `handle` returns is its only way out."""
 
     def __init__(self, tasks: Sequence[Task], limits: Limits) -> None:
-        self.tasks = {t.task_id: TaskState(t) for t in tasks}
-        self.workers: dict[str, _Worker] = {}
+        kept = min(KEPT_MOST, max(2 * BATCH, _KEPT_IN_ALL // max(1, len(tasks))))
+        self.tasks = {
+            t.task_id: TaskState(t, limits.trials_per_task, results=Results(kept)) for t in tasks
+        }
+        self.ended_trials = 0  # of the search
+        self.failed_trials = 0
         self.finished = ""
+        self._open_trials = 0  # search trials that will end
+        self._proposing = 0
+        self._standings = Standings(self.tasks)
+        self._roster = Roster()
         self._limits = limits
         self._stop = ""
-        self._unbuilt: deque[Candidate] = deque()
+        self._unbuilt = BuildQueue()
         self._built: deque[Build] = deque()
-        self._attempts: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
         self._elapsed_secs = 0.0
 
     # --- what an earlier session of the run knows ----------------------------------------------
@@ -94,52 +98,42 @@ class Coordinator:
         Where this session allows fewer trials than that one, what did not end stays as it is.
         """
         for candidate, result in ended:
-            state = self.tasks[candidate.task_id]
-            state.opened(candidate)
-            state.end(candidate, result)
+            self._open(candidate)
+            self._end(candidate, result)
         for state in self.tasks.values():
             state.batches = state.ended // BATCH
             # A guess in it would look like a loss as soon as the first batch is measured.
             known = state.best_secs is not None
-            state.best_after_batch = [state.reference_secs] if known else []
+            state.best_after_batch.clear()
+            if known:
+                state.best_after_batch.append(state.reference_secs)
+            self._standings.changed(state)
         for candidate in unfinished:
             is_default = candidate.origin is Origin.DEFAULT
             state = self.tasks[candidate.task_id]
-            if is_default or not (self._enough_trials() or self._is_full(state)):
-                state.opened(candidate)
-                self._unbuilt.append(candidate)
+            if is_default or not (self._enough_trials() or state.is_full):
+                self._open(candidate)
+                self._unbuilt.add([candidate])
 
     def start(self, defaults: Sequence[Candidate]) -> list[Instruction]:
         """Propose the default schedules that have not been measured yet, heaviest tasks first."""
-        fresh = [c for c in defaults if self.tasks[c.task_id].opened(c)]
+        fresh = [c for c in defaults if self._open(c)]
         fresh.sort(key=lambda c: -self._work(c.task_id))
-        self._unbuilt.extendleft(reversed(fresh))
+        self._unbuilt.add_first(fresh)
         return [StoreProposed(tuple(fresh))] if fresh else []
 
     # --- figures for the progress display ------------------------------------------------------
 
     @property
-    def ended_trials(self) -> int:
-        return sum(s.ended for s in self.tasks.values())
-
-    @property
-    def failed_trials(self) -> int:
-        return sum(s.failed for s in self.tasks.values())
+    def workers(self) -> dict[str, Worker]:
+        return self._roster.workers
 
     def busy(self, role: str) -> int:
-        return sum(w.work is not None for w in self.workers.values() if w.role == role)
+        return self._roster.busy(role)
 
     def weighted_best_secs(self) -> float | None:
         """Return the model's time by its kernels, or None while a default is not measured yet."""
-        total = 0.0
-        for state in self.tasks.values():
-            known = [s for s in (state.best_secs, state.default_secs) if s is not None]
-            if not known:
-                if state.default_failed:
-                    continue
-                return None
-            total += state.task.weight * min(known)
-        return total
+        return self._standings.weighted_best_secs()
 
     # --- events --------------------------------------------------------------------------------
 
@@ -148,7 +142,7 @@ class Coordinator:
         out: list[Instruction] = []
         match event:
             case WorkerJoined(worker_id, role, lane):
-                self.workers[worker_id] = _Worker(worker_id, role, lane)
+                self._roster.join(Worker(worker_id, role, lane))
             case WorkerLost(worker_id, message):
                 self._lose(worker_id, message, out)
             case Proposed(worker_id, task_id, candidates, exhausted, message):
@@ -176,14 +170,14 @@ class Coordinator:
     ) -> None:
         self._release(worker_id, Propose)
         state = self.tasks[task_id]
-        state.proposing -= 1
         state.exhausted = state.exhausted or exhausted
         state.message = message or state.message
+        self._count_proposing(state, -1)
         state.batches += 1
         if state.best_secs is not None:  # of the batches before this one
             state.best_after_batch.append(state.reference_secs)
-        fresh = tuple(c for c in candidates if state.opened(c))
-        self._unbuilt.extend(fresh)
+        fresh = tuple(c for c in candidates if self._open(c))
+        self._unbuilt.add(fresh, worker_id)
         if fresh:
             out.append(StoreProposed(fresh))
 
@@ -218,18 +212,21 @@ class Coordinator:
                 attempts = self._attempts.get(candidate.candidate_id, 0) + 1
                 self._attempts[candidate.candidate_id] = attempts
                 if attempts < MAX_ATTEMPTS:
-                    self._unbuilt.append(candidate)
+                    self._unbuilt.add([candidate])
                     stored.append((candidate, result))
                     continue
                 message = f"lost {attempts} times, the last: {result.message}"
                 result = Failure(result.stage, Kind.CRASH, message)
-            self.tasks[candidate.task_id].end(candidate, result)
+            self._end(candidate, result)
             stored.append((candidate, result))
         out.append(StoreEnded(tuple(stored)))
 
     def _lose(self, worker_id: str, message: str, out: list[Instruction]) -> None:
-        worker = self.workers.pop(worker_id)
-        match worker.work:
+        worker = self.workers[worker_id]
+        work = worker.work
+        self._roster.leave(worker)
+        self._unbuilt.disown(worker_id)
+        match work:
             case Propose(task=task):
                 self._lose_proposal(self.tasks[task.task_id], message)
             case BuildThem(candidates=candidates):
@@ -238,7 +235,7 @@ class Coordinator:
                 self._requeue([b.candidate for b in builds], Stage.RUN, message, out)
 
     def _lose_proposal(self, state: TaskState, message: str) -> None:
-        state.proposing -= 1
+        self._count_proposing(state, -1)
         state.lost_proposals += 1
         if state.lost_proposals >= MAX_ATTEMPTS:
             state.exhausted = True
@@ -250,6 +247,31 @@ class Coordinator:
         lost = Failure(stage, Kind.COLLATERAL, f"its worker was lost: {message}")
         self._store_results([(c, lost) for c in candidates], out)
 
+    # --- every change of a task passes here, so that sums need not be taken over all tasks -----
+
+    def _open(self, candidate: Candidate) -> bool:
+        """Mark a trial as under way; False where it is or was already."""
+        state = self.tasks[candidate.task_id]
+        is_fresh = state.opened(candidate)
+        self._open_trials += is_fresh and candidate.origin is Origin.SEARCH
+        self._standings.changed(state)
+        return is_fresh
+
+    def _end(self, candidate: Candidate, result: Measurement | Failure) -> None:
+        state = self.tasks[candidate.task_id]
+        state.end(candidate, result)
+        self._attempts.pop(candidate.candidate_id, None)
+        self._standings.changed(state)
+        if candidate.origin is Origin.SEARCH:
+            self._open_trials -= 1
+            self.ended_trials += 1
+            self.failed_trials += isinstance(result, Failure)
+
+    def _count_proposing(self, state: TaskState, change: int) -> None:
+        state.proposing += change
+        self._proposing += change
+        self._standings.changed(state)
+
     # --- decisions -----------------------------------------------------------------------------
 
     def _dispatch(self, out: list[Instruction]) -> None:
@@ -258,20 +280,16 @@ class Coordinator:
         cut_short = self._cut_short()
         if cut_short:
             self._unbuilt.clear()
-        for worker in self.workers.values():
-            if worker.role == "slice" and self._is_free(worker) and self._built:
-                self._measure(worker, out)
+        while self._built and (worker := self._roster.free("slice")):
+            self._measure(worker, out)
         satisfied = self._satisfied()
-        for worker in self.workers.values():
-            if worker.role != "tuner" or not self._is_free(worker):
-                continue
+        while worker := self._roster.free("tuner"):
             if self._unbuilt and len(self._built) < self._build_ahead():
                 self._build(worker, out)
-            elif not (cut_short or satisfied) and self._wants_proposals():
-                self._propose(worker, out)
+            elif cut_short or satisfied or not self._propose(worker, out):
+                break  # what keeps one tuner from proposing keeps them all
         reason = cut_short or satisfied or self._exhausted()
-        idle = all(w.work is None for w in self.workers.values())
-        if reason and idle and not self._built and not self._unbuilt:
+        if reason and self._roster.is_idle and not self._built and not self._unbuilt:
             self.finished = reason
             out.append(Finish(reason))
 
@@ -292,15 +310,11 @@ class Coordinator:
         return ""
 
     def _exhausted(self) -> str:
-        if all(s.exhausted for s in self.tasks.values()):
+        if self._standings.all_exhausted:
             return "every task's search space is exhausted"
-        if all(s.exhausted or self._is_full(s) for s in self.tasks.values()):
+        if self._standings.all_exhausted_or_full:
             return f"no task may have more than {self._limits.trials_per_task} trials"
         return ""
-
-    def _is_full(self, state: TaskState) -> bool:
-        most = self._limits.trials_per_task
-        return most is not None and state.committed >= most
 
     def _enough_trials(self) -> bool:
         return self._limits.trials is not None and self._committed() >= self._limits.trials
@@ -310,100 +324,75 @@ class Coordinator:
 
     def _committed(self) -> int:
         """Return the search trials that have ended or will."""
-        return sum(s.committed for s in self.tasks.values())
+        return self.ended_trials + self._open_trials
 
     def _little_gain(self) -> bool:
         total = self.weighted_best_secs()
-        if total is None or any(s.batches < 2 and not s.exhausted for s in self.tasks.values()):
-            return False
-        gains = [s.gain_secs() for s in self.tasks.values() if not s.exhausted]
-        return max(gains, default=0.0) < _SMALL_GAIN * total
+        return total is not None and self._standings.highest_gain_secs() < _SMALL_GAIN * total
 
-    def _measure(self, worker: _Worker, out: list[Instruction]) -> None:
+    def _measure(self, worker: Worker, out: list[Instruction]) -> None:
         share = math.ceil(len(self._built) / self._count("slice"))
-        count = self._chunk([b.candidate for b in self._built], min(MEASURE_CHUNK, share))
+        waiting = (b.candidate for b in self._built)
+        count = self._chunk(waiting, min(MEASURE_CHUNK, share))
         builds = tuple(self._built.popleft() for _ in range(count))
-        neighbours = self.busy("slice")
-        worker.work = Measure(worker.worker_id, builds, neighbours)
-        out.append(worker.work)
+        self._begin(worker, Measure(worker.worker_id, builds, self.busy("slice")), out)
 
-    def _build(self, worker: _Worker, out: list[Instruction]) -> None:
-        # A tuner prefers what it proposed itself: it still has the module.
-        mine = [c for c in self._unbuilt if c.task_id in worker.islands] or list(self._unbuilt)
+    def _build(self, worker: Worker, out: list[Instruction]) -> None:
         share = math.ceil(len(self._unbuilt) / self._count("tuner"))
-        chosen = mine[: self._chunk(mine, min(BUILD_CHUNK, share))]
-        for candidate in chosen:
-            self._unbuilt.remove(candidate)
-        worker.work = BuildThem(worker.worker_id, tuple(chosen))
-        out.append(worker.work)
+        waiting = self._unbuilt.queue_for(worker.worker_id)
+        count = self._chunk(waiting, min(BUILD_CHUNK, share))
+        chosen = self._unbuilt.take(worker.worker_id, count)
+        self._begin(worker, BuildThem(worker.worker_id, chosen), out)
 
-    def _chunk(self, queue: Sequence[Candidate], most: int) -> int:
+    def _chunk(self, queue: Iterable[Candidate], most: int) -> int:
         """Return how many of a queue's first go together.
 
         Whatever was lost with a worker goes alone, so that it can take no other down again.
         """
-        for count, candidate in enumerate(queue[:most]):
+        count = 0
+        for candidate in islice(queue, most):
             if candidate.candidate_id in self._attempts:
                 return max(1, count)
-        return min(most, len(queue))
+            count += 1
+        return count
 
-    def _propose(self, worker: _Worker, out: list[Instruction]) -> None:
+    def _propose(self, worker: Worker, out: list[Instruction]) -> bool:
+        """Have a tuner propose; False where nothing more is wanted, of no tuner."""
+        if len(self._unbuilt) >= BATCH * self._count("tuner"):
+            return False
         count = BATCH
         if self._limits.trials is not None:
-            proposing = BATCH * sum(s.proposing for s in self.tasks.values())
-            count = min(count, self._limits.trials - self._committed() - proposing)
-        state = self._most_to_gain(worker)
-        if count < 1 or state is None:
-            return
-        count = min(count, self._room(state))
+            under_way = self._committed() + BATCH * self._proposing
+            count = min(count, self._limits.trials - under_way)
+        state = self._standings.most_to_gain(worker.islands) if count > 0 else None
+        if state is None:
+            return False
+        count = min(count, state.room(BATCH))
         task_id = state.task.task_id
-        told_already = worker.islands.get(task_id, 0)
-        told = tuple(state.told[told_already:])
-        worker.islands[task_id] = len(state.told)
-        state.proposing += 1
-        worker.work = Propose(worker.worker_id, state.task, count, told, tuple(sorted(state.open)))
-        out.append(worker.work)
+        told = state.results.since(worker.islands.get(task_id, 0))
+        worker.islands[task_id] = state.results.count
+        self._count_proposing(state, 1)
+        under_way_ids = tuple(sorted(state.open))
+        self._begin(worker, Propose(worker.worker_id, state.task, count, told, under_way_ids), out)
+        return True
 
-    def _most_to_gain(self, worker: _Worker) -> TaskState | None:
-        def score(state: TaskState) -> float:
-            under_way = state.proposing + math.ceil(len(state.open) / BATCH)
-            at_home = 1.0 if task_is_here(state) else 0.3  # a new island must be told it all
-            return at_home * state.gain_secs() / (1 + under_way) ** 2
-
-        def task_is_here(state: TaskState) -> bool:
-            return state.task.task_id in worker.islands
-
-        # One batch of a task after the other, until it has been seen to have candidates at all.
-        ready = [
-            s
-            for s in self.tasks.values()
-            if not s.exhausted and (s.batches or not s.proposing) and self._room(s) > 0
-        ]
-        return max(ready, key=score, default=None)
-
-    def _room(self, state: TaskState) -> int:
-        """Return how many more trials of a task may be proposed now."""
-        most = self._limits.trials_per_task
-        return BATCH if most is None else most - state.committed - BATCH * state.proposing
+    def _begin(
+        self, worker: Worker, work: Propose | BuildThem | Measure, out: list[Instruction]
+    ) -> None:
+        self._roster.begin(worker, work)
+        out.append(work)
 
     def _build_ahead(self) -> int:
         return max(4, 4 * self._count("slice"))
-
-    def _is_free(self, worker: _Worker) -> bool:
-        if worker.work is not None:
-            return False
-        return worker.lane is None or not any(
-            w.work is not None and w.lane == worker.lane for w in self.workers.values()
-        )
 
     def _release(self, worker_id: str, expected: type) -> None:
         worker = self.workers[worker_id]
         if not isinstance(worker.work, expected):
             raise ValueError(f"{worker_id} ended {expected.__name__}, but works on {worker.work}")
-        worker.work = None
+        self._roster.end(worker)
 
     def _count(self, role: str) -> int:
-        return max(1, sum(w.role == role for w in self.workers.values()))
+        return max(1, self._roster.count(role))
 
     def _work(self, task_id: str) -> float:
         task = self.tasks[task_id].task
