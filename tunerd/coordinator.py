@@ -288,10 +288,10 @@ class Coordinator:
                 self._build(worker, out)
             elif cut_short or satisfied or not self._propose(worker, out):
                 break  # what keeps one tuner from proposing keeps them all
-        reason = cut_short or satisfied or self._exhausted()
-        if reason and self._roster.is_idle and not self._built and not self._unbuilt:
-            self.finished = reason
-            out.append(Finish(reason))
+        if self._roster.is_idle and not self._built and not self._unbuilt:
+            self.finished = cut_short or satisfied or self._exhausted()
+            if self.finished:
+                out.append(Finish(self.finished))
 
     def _cut_short(self) -> str:
         """Say why nothing new is built: what is built is measured, the rest is left."""

@@ -52,6 +52,9 @@ class Results:
         self._kept: list[tuple[int, Told]] = []  # numbered as they came
         self.count = 0  # that ever came
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def add(self, told: Told) -> None:
         self._kept.append((self.count, told))
         self.count += 1
