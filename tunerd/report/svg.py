@@ -26,7 +26,7 @@ from tunerd.vocabulary import Comparison, Verdict
 PLOT_HEIGHT = 240  # of the history, without the line of labels under it
 _LABELS_HEIGHT = 24
 _MOST_POINTS = 150  # that the pointer can find; more would lie closer than a pixel or two
-_TIMES = (0.1, 0.3, 1, 5, 20, 60, 300, 1200, 3600, 18000, 72000, 360000)
+TIME_TICKS = (0.1, 0.3, 1, 5, 20, 60, 300, 1200, 3600, 18000, 72000, 360000)
 
 
 def _percent(fraction: float) -> str:
@@ -169,8 +169,8 @@ def history_plot(points: Sequence[HistoryPoint]) -> Markup | None:
         preserveAspectRatio="none", overflow="visible",
     )  # fmt: skip
     label = f"Best latency from {secs_text(values[0])} to {secs_text(values[-1])}"
-    rules = [_latency_rule(v, y_of(v)) for v in _latency_ticks(low, high, log_y)]
-    times = [_time_label(t, x_of(t)) for t in _TIMES if first <= t <= last]
+    rules = [_latency_rule(v, y_of(v)) for v in latency_ticks(low, high, log_y)]
+    times = [_time_label(t, x_of(t)) for t in TIME_TICKS if first <= t <= last]
     base = element(
         "line", class_="axis", x1=0, x2="100%", y1=PLOT_HEIGHT, y2=PLOT_HEIGHT
     )  # fmt: skip
@@ -223,7 +223,7 @@ def _hover(steps: Sequence[HistoryPoint], places: Sequence[tuple[float, float]])
     return join(marks)
 
 
-def _latency_ticks(low: float, high: float, logarithmic: bool) -> list[float]:
+def latency_ticks(low: float, high: float, logarithmic: bool) -> list[float]:
     if logarithmic:
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         mantissas = (1, 2, 5) if high / low < 100 else (1,)
@@ -240,13 +240,13 @@ def _latency_rule(secs: float, y: float) -> Markup:
         (
             element("line", class_="rule", x1=0, x2="100%", y1=round(y, 1), y2=round(y, 1)),
             element(
-                "text", _tick_text(secs), class_="tick", x=0, y=round(y + 15, 1),
+                "text", tick_text(secs), class_="tick", x=0, y=round(y + 15, 1),
             ),
         )
     )  # fmt: skip
 
 
-def _tick_text(secs: float) -> str:
+def tick_text(secs: float) -> str:
     for scale, unit in ((1e6, "µs"), (1e3, "ms")):
         if round(secs * scale, 6) < 1000:
             return f"{secs * scale:.6g} {unit}"
