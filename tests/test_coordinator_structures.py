@@ -1,0 +1,202 @@
+"""What the coordinator keeps instead of looking at everything: the same answers, in less memory."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection
+
+from coordinator_world import build, candidate, candidates, measured, task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunerd.build_queue import BuildQueue
+from tunerd.events import BuildThem, Measure
+from tunerd.roster import Roster, Worker
+from tunerd.search import BATCH, Told, default_candidate
+from tunerd.standings import Ranking, Standings
+from tunerd.task_state import KnownIds, Results, TaskState
+
+CONV = task("conv")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 5).map(float)), max_size=200
+    )
+)
+def test_the_highest_of_a_ranking_is_that_of_its_values(
+    changes: list[tuple[str, float | None]],
+) -> None:
+    ranking = Ranking()
+    for key, value in changes:
+        ranking.put(key, value)
+        highest = ranking.highest()
+        if highest is None:
+            assert not ranking.values
+        else:
+            assert ranking.values[highest] == max(ranking.values.values())
+
+
+def test_a_ranking_keeps_nothing_of_what_has_changed() -> None:
+    ranking = Ranking()
+    for number in range(10_000):
+        ranking.put("a", float(number % 7))
+        ranking.put("b", float(number % 5))
+    assert len(ranking._heap) < 100
+
+
+def most_to_gain_of_all(states: Collection[TaskState], islands: set[str]) -> float:
+    """Return the highest score that any task has, taken over all of them."""
+
+    def score(state: TaskState) -> float:
+        under_way = state.proposing + math.ceil(len(state.open) / BATCH)
+        at_home = 1.0 if state.task.task_id in islands else 0.3
+        return at_home * state.gain_secs() / (1 + under_way) ** 2
+
+    ready = [s for s in states if not s.exhausted and (s.batches or not s.proposing)]
+    return max(map(score, ready), default=0.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_standings_find_the_task_that_a_look_at_all_tasks_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    tasks = [task(f"t{i}", weight=rng.randint(1, 9)) for i in range(6)]
+    states = {t.task_id: TaskState(t) for t in tasks}
+    standings = Standings(states)
+    for number in range(60):
+        state = rng.choice(list(states.values()))
+        if rng.random() < 0.05:
+            state.exhausted = True
+        elif rng.random() < 0.4:
+            state.batches += 1
+            state.proposing = rng.randint(0, 2)
+        else:
+            trial = candidate(state.task, number)
+            state.opened(trial)
+            if rng.random() < 0.8:
+                state.end(trial, measured(rng.uniform(1e-5, 1e-3)))
+        standings.changed(state)
+        islands = {t.task_id for t in rng.sample(tasks, 2)}
+        found = standings.most_to_gain(islands)
+        assert most_to_gain_of_all([found] if found else [], islands) == most_to_gain_of_all(
+            states.values(), islands
+        )
+        assert standings.all_exhausted == all(s.exhausted for s in states.values())
+
+
+def test_the_weighted_latency_is_known_when_every_default_is() -> None:
+    heavy, light = TaskState(task("heavy", weight=3)), TaskState(task("light"))
+    standings = Standings({s.task.task_id: s for s in (heavy, light)})
+    for state, secs in ((heavy, 2e-3), (light, 1e-3)):
+        assert standings.weighted_best_secs() is None
+        default = default_candidate(state.task)
+        state.opened(default)
+        state.end(default, measured(secs))
+        standings.changed(state)
+    assert standings.weighted_best_secs() == 7e-3
+    better = candidate(heavy.task, 1)
+    heavy.opened(better)
+    heavy.end(better, measured(1e-3))
+    standings.changed(heavy)
+    assert math.isclose(standings.weighted_best_secs() or 0.0, 4e-3)
+
+
+def test_of_many_results_the_best_and_the_newest_are_kept_in_order() -> None:
+    results = Results(32)
+    for number in range(1000):
+        secs = 1e-6 if number == 123 else None if number % 7 == 0 else 1e-3
+        results.add(Told(candidate(CONV, number), secs))
+    kept = [t.candidate for t in results.since(0)]
+    assert len(kept) <= 40
+    assert results.count == 1000
+    assert candidate(CONV, 123) in kept
+    assert kept[-16:] == list(candidates(CONV, range(984, 1000)))
+    assert kept == sorted(kept, key=lambda c: int(c.trace_json))
+
+
+def test_a_tuner_that_was_told_all_is_told_only_what_is_new() -> None:
+    results = Results(32)
+    for number in range(100):
+        results.add(Told(candidate(CONV, number), 1e-3))
+    told = results.count
+    assert results.since(told) == ()
+    results.add(Told(candidate(CONV, 100), 1e-3))
+    assert [t.candidate for t in results.since(told)] == [candidate(CONV, 100)]
+
+
+def test_a_known_candidate_takes_eight_bytes_and_is_never_new_again() -> None:
+    known = KnownIds()
+    ids = [c.candidate_id for c in candidates(CONV, range(2000))]
+    assert all(known.add(i) for i in ids)
+    assert not any(known.add(i) for i in ids)
+    assert candidate(CONV, 2000).candidate_id not in known
+    assert all(i in known for i in ids)
+    assert known._numbers.itemsize * len(known) == 8 * 2000
+
+
+def test_a_tuner_builds_what_it_proposed_before_what_others_did() -> None:
+    queue = BuildQueue()
+    theirs, mine = candidates(CONV, [1, 2]), candidates(CONV, [3])
+    queue.add(theirs, "tuner-0")
+    queue.add(mine, "tuner-1")
+    assert queue.take("tuner-1", 1) == mine
+    assert queue.take("tuner-1", 2) == theirs
+    assert len(queue) == 0
+
+
+def test_what_is_nobodys_is_built_first() -> None:
+    queue = BuildQueue()
+    queue.add(candidates(CONV, [1]), "tuner-0")
+    queue.add(candidates(CONV, [2]))
+    queue.add_first([default_candidate(CONV)])
+    assert queue.take("tuner-0", 2) == (default_candidate(CONV), candidate(CONV, 2))
+
+
+def test_the_proposals_of_a_lost_tuner_become_nobodys() -> None:
+    queue = BuildQueue()
+    queue.add(candidates(CONV, [1]), "tuner-0")
+    queue.add(candidates(CONV, [2]), "tuner-1")
+    queue.disown("tuner-0")
+    assert len(queue) == 2
+    assert queue.take("tuner-1", 1) == candidates(CONV, [1])
+
+
+def test_nobody_of_a_lane_is_free_while_one_of_it_works() -> None:
+    roster = Roster()
+    for worker_id, role in (("slice-0", "slice"), ("tuner-0", "tuner")):
+        roster.join(Worker(worker_id, role, "cores-0"))
+    tuner = roster.workers["tuner-0"]
+    roster.begin(tuner, BuildThem("tuner-0", ()))
+    assert roster.free("slice") is None
+    roster.join(Worker("slice-1", "slice", "cores-0"))
+    assert roster.free("slice") is None
+    roster.end(tuner)
+    assert roster.free("slice") is roster.workers["slice-0"]
+    assert roster.is_idle
+
+
+def test_who_has_been_free_the_longest_works_next() -> None:
+    roster = Roster()
+    for number in range(3):
+        roster.join(Worker(f"slice-{number}", "slice", None))
+    work = Measure("slice-0", (build(candidate(CONV, 0)),), 0)
+    first = roster.free("slice")
+    assert first is not None
+    roster.begin(first, work)
+    roster.end(first)
+    assert first.worker_id == "slice-0"
+    assert [w.worker_id for w in [roster.free("slice")] if w] == ["slice-1"]
+
+
+def test_a_worker_that_leaves_at_work_frees_its_lane() -> None:
+    roster = Roster()
+    for worker_id, role in (("slice-0", "slice"), ("tuner-0", "tuner")):
+        roster.join(Worker(worker_id, role, "cores-0"))
+    roster.begin(roster.workers["tuner-0"], BuildThem("tuner-0", ()))
+    roster.leave(roster.workers["tuner-0"])
+    assert roster.free("slice") is roster.workers["slice-0"]
+    assert roster.free("tuner") is None
+    assert (roster.count("tuner"), roster.busy("tuner")) == (0, 0)
