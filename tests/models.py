@@ -16,15 +16,19 @@ Dims = Sequence[int | str | None]
 ROOT = Path(__file__).parent.parent
 
 
-def example_models() -> ModuleType:
-    """Return scripts/make_models as a module: `make(name)`, `transformer_encoder(...)`."""
-    path = str(ROOT / "scripts" / "make_models")
-    loader = importlib.machinery.SourceFileLoader("make_models", path)
-    spec = importlib.util.spec_from_loader("make_models", loader)
+def script(name: str) -> ModuleType:
+    """Return a Python script of scripts/, whose file has no suffix, as a module."""
+    loader = importlib.machinery.SourceFileLoader(name, str(ROOT / "scripts" / name))
+    spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
+
+
+def example_models() -> ModuleType:
+    """Return scripts/make_models as a module: `make(name)`, `transformer_encoder(...)`."""
+    return script("make_models")
 
 
 def model(

@@ -1,0 +1,287 @@
+"""The comparison with TVM's own tuner: what its scripts make of runs that were written down."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import onnx
+import pytest
+from models import conv_net, example_models, script
+
+from tunerd import host, preparation
+from tunerd.errors import InputError
+from tunerd.model import load_model
+from tunerd.progress import open_progress
+from tunerd.records import Store
+from tunerd.report.curves import curves_svg
+from tunerd.session import search
+from tunerd.settings import TuneSettings
+from tunerd.vocabulary import Origin, TargetSpec, Task
+
+WEIGHTS = {"conv": 2, "dense": 1}
+
+
+@pytest.fixture(scope="module")
+def summary() -> ModuleType:
+    return script("stock_summary")
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    return script("benchmark_stock")
+
+
+def record(at_secs: float, task_id: str, secs: float | None) -> dict[str, Any]:
+    return {
+        "at_secs": at_secs,
+        "task_id": task_id,
+        "candidate_id": f"{task_id} {at_secs}",
+        "run_secs": None if secs is None else [secs],
+        "error": "it fell" if secs is None else None,
+        "trace": "[[],[]]",
+    }
+
+
+def run(tuner: str, *records: dict[str, Any], seed: int = 0, ended: str = "complete") -> Any:
+    return {"tuner": tuner, "seed": seed, "ended": ended, "records": list(records)}
+
+
+STOCK = run("stock", record(60, "conv", 3e-3), record(60, "dense", 2e-3), record(200, "conv", 1e-3))
+TUNERD = run(
+    "tunerd",
+    record(8, "dense", 3e-3),
+    record(9, "conv", None),
+    record(10, "conv", 2e-3),
+    record(15, "dense", 2e-3),
+    record(18, "conv", 1e-3),
+    record(20, "conv", 0.5e-3),
+)
+
+
+def second_look(**secs: float) -> dict[str, Any]:
+    """Return what both tasks' second look found: the same time for each, by run."""
+    return {"tasks": {t: {n: {"run_secs": [s]} for n, s in secs.items()} for t in WEIGHTS}}
+
+
+def write(folder: Path, *runs: dict[str, Any]) -> None:
+    for each in runs:
+        header = {k: v for k, v in each.items() if k not in ("records", "ended")}
+        lines = [header, *each["records"], {"ended": each["ended"], "secs": 1.0}]
+        path = folder / f"{each['tuner']}-{each['seed']}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tasks = [{"task_id": t, "weight": w} for t, w in WEIGHTS.items()]
+    facts = {"model": "tiny", "target": "llvm", "tasks": tasks}
+    (folder / "comparison.json").write_text(json.dumps(facts))
+
+
+def test_a_curve_begins_when_every_task_has_a_number(summary: ModuleType) -> None:
+    assert summary.curve_of(TUNERD, WEIGHTS) == [
+        (10, pytest.approx(7e-3)),
+        (15, pytest.approx(6e-3)),
+        (18, pytest.approx(4e-3)),
+        (20, pytest.approx(3e-3)),
+    ]
+
+
+def test_records_of_one_moment_are_one_point_of_the_curve(summary: ModuleType) -> None:
+    assert [at for at, _ in summary.curve_of(STOCK, WEIGHTS)] == [60, 200]
+
+
+def test_start_up_and_failed_trials_count_in_trials_per_second(summary: ModuleType) -> None:
+    found = summary.summary_of(TUNERD, WEIGHTS)
+    assert (found["trials"], found["failed"]) == (6, 1)
+    assert found["trials_per_sec"] == pytest.approx(6 / 20)
+    assert found["trials_by_task"] == {"conv": 4, "dense": 2}
+
+
+def test_a_seed_is_compared_with_the_same_seed(summary: ModuleType) -> None:
+    late = run("tunerd", record(50, "conv", 1e-3), record(100, "dense", 2e-3), seed=1)
+    found = summary.summarize([STOCK, {**STOCK, "seed": 1}, TUNERD, late], WEIGHTS, None)
+    first, second = found["pairs"]
+    assert (first["reach_secs"], first["reach_fraction"]) == (18, pytest.approx(0.09))
+    assert (second["reach_secs"], second["reach_fraction"]) == (100, pytest.approx(0.5))
+    assert first["trials_per_sec_ratio"] == pytest.approx((6 / 20) / (3 / 200))
+
+
+def test_a_quality_that_was_never_reached_has_no_time(summary: ModuleType) -> None:
+    slow = run("tunerd", record(5, "conv", 1.0), record(5, "dense", 1.0))
+    (pair,) = summary.summarize([STOCK, slow], WEIGHTS, None)["pairs"]
+    assert pair["reach_secs"] is pair["reach_fraction"] is None
+
+
+def test_the_second_look_decides_the_final_latency(summary: ModuleType) -> None:
+    found = second_look(default=9e-3, **{"stock-0": 2e-3, "tunerd-0": 1e-3})
+    summarized = summary.summarize([STOCK, TUNERD], WEIGHTS, found)
+    assert [r["remeasured_secs"] for r in summarized["runs"]] == pytest.approx([6e-3, 3e-3])
+    assert summarized["pairs"][0]["latency_ratio"] == pytest.approx(2.0)
+    assert summarized["default_remeasured_secs"] == pytest.approx(27e-3)
+
+
+def test_a_wrong_or_failed_best_candidate_gives_no_final_latency(summary: ModuleType) -> None:
+    found = second_look(**{"stock-0": 2e-3, "tunerd-0": 1e-3})
+    found["tasks"]["conv"]["stock-0"]["wrong"] = {"message": "it differs"}
+    found["tasks"]["dense"]["tunerd-0"] = {"stage": "run", "message": "it fell"}
+    runs = summary.summarize([STOCK, TUNERD], WEIGHTS, found)["runs"]
+    assert [r["remeasured_secs"] for r in runs] == [None, None]
+
+
+def test_the_table_has_medians_with_the_range_of_the_seeds(summary: ModuleType) -> None:
+    runs = [
+        run("tunerd", record(at, "conv", 1e-3), record(at, "dense", 1e-3), seed=seed)
+        for seed, at in enumerate((10, 20, 40))
+    ]
+    lines = summary.table(summary.summarize(runs, WEIGHTS, None), "cuda").splitlines()
+    (row,) = [line for line in lines if "from the start to the last record" in line]
+    assert "| 20 s (10 s to 40 s) |" in row
+    (row,) = [line for line in lines if "trials per second" in line]
+    assert row.endswith("| at least 10\N{MULTIPLICATION SIGN} |")
+
+
+def test_a_run_that_was_cut_short_is_named_under_the_table(summary: ModuleType) -> None:
+    short = {**STOCK, "ended": "cut short"}
+    text = summary.table(summary.summarize([short, TUNERD], WEIGHTS, None), "llvm")
+    assert "Seed 0 of stock was cut short: 3 trials." in text
+    assert "tunerd was" not in text
+
+
+def test_a_line_that_was_not_finished_is_left_out(summary: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, STOCK)
+    path = tmp_path / "stock-0.jsonl"
+    *lines, end = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, '{"at_secs": 300.0, "task_', end]))
+    found = summary.load_run(path)
+    assert len(found["records"]) == 3
+    assert found["ended"] == "complete"
+
+
+def test_the_report_is_made_from_the_folder_alone(summary: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, STOCK, TUNERD)
+    table = summary.report(tmp_path)
+    assert "| trials | 3 | 6 |" in table
+    document = json.loads((tmp_path / "benchmark.json").read_text())
+    assert [len(r["records"]) for r in document["runs"]] == [3, 6]
+    assert document["best"]["tunerd-0"]["conv"]["trace"] == "[[],[]]"
+    ET.parse(tmp_path / "benchmark.svg")
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+def task(task_id: str, weight: int = 1, flops: float = 1e6) -> Task:
+    return Task(task_id, task_id, weight, flops, (), (), TargetSpec("llvm", "{}"), "")
+
+
+TASKS = [task("a"), task("b", weight=3), task("c", flops=9e6)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "listed", "ids"),
+    [
+        (None, ["c", "a"], ["c", "a"]),
+        ("1", ["c", "a"], ["c"]),
+        ("a,b", ["c"], ["a", "b"]),
+        (None, [], ["c", "b", "a"]),
+        ("2", [], ["c", "b"]),
+    ],
+)
+def test_tasks_come_from_the_list_its_first_or_by_id(
+    benchmark: ModuleType, wanted: str | None, listed: list[str], ids: list[str]
+) -> None:
+    weights = {t.task_id: t.weight for t in TASKS}
+    entries = [{"task_id": i, "weight": weights[i]} for i in listed]
+    assert [t.task_id for t in benchmark.chosen(wanted, entries, TASKS)] == ids
+
+
+@pytest.mark.parametrize(
+    "entry", [{"task_id": "d", "weight": 1}, {"task_id": "b", "weight": 2}], ids=["gone", "weight"]
+)
+def test_a_list_that_does_not_fit_the_model_is_refused(
+    benchmark: ModuleType, entry: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match=entry["task_id"]):
+        benchmark.chosen(None, [entry], TASKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"), [("light_squeezenet", "llvm"), ("light_resnet50", "cuda")]
+)
+def test_the_lists_fit_the_example_models(
+    benchmark: ModuleType, tmp_path: Path, name: str, kind: str
+) -> None:
+    onnx.save(example_models().make(name), tmp_path / f"{name}.onnx")
+    target = host.cpu_target_json(1) if kind == "llvm" else host.cuda_target("9.0")
+    kernels = preparation.kernels_of(load_model(tmp_path / f"{name}.onnx"), target)
+    listed = benchmark.lists_of(name, kind)
+    assert len(benchmark.chosen(None, listed, kernels.tasks)) == len(listed) > 0
+
+
+@pytest.mark.skipif(host.facts().usable_cores < 2, reason="slices of half the cores need two")
+def test_a_search_for_some_tasks_leaves_only_their_trials(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(conv_net(), path)
+    folder = tmp_path / "run"
+    settings = TuneSettings(model=path, out=folder, cpu_pct=50, slice_kind="simulated")
+    layout = preparation.local_layout(settings)
+    tasks = preparation.kernels_of(preparation.load(settings), layout.target).tasks
+    heaviest = max(tasks, key=lambda t: t.flops)
+    selection = preparation.Selection((heaviest.task_id,), 5)
+    with open_progress(quiet=True) as progress:
+        search(settings, progress, selection)
+    with Store.read(folder) as store:
+        records = list(store.records())
+    assert {r.candidate.task_id for r in records} == {heaviest.task_id}
+    assert sum(r.candidate.origin is Origin.SEARCH for r in records) == 5
+    assert not (folder / "artifact").exists()
+
+
+def test_a_selected_task_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(conv_net(), path)
+    selection = preparation.Selection(("ffffffffffff",), 5)
+    with pytest.raises(InputError, match="no task ffffffffffff"):
+        preparation.kernels_of(load_model(path), host.cpu_target_json(1), selection)
+
+
+# --- the plot ----------------------------------------------------------------------------------
+
+CURVES = {"one": [[(1.0, 9e-3), (30.0, 1e-3)], [(2.0, 8e-3)]], "two": [[(0.5, 5e-3)]]}
+
+
+def test_a_plot_has_every_curve_and_its_end() -> None:
+    root = ET.fromstring(curves_svg("Best", CURVES))
+    titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles == [
+        "one: 1.00\N{NO-BREAK SPACE}ms after 30 s",
+        "one: 8.00\N{NO-BREAK SPACE}ms after 2 s",
+        "two: 5.00\N{NO-BREAK SPACE}ms after 0.5 s",
+    ]
+
+
+def test_equal_factors_of_time_are_equally_wide_in_a_plot() -> None:
+    text = curves_svg("Best", {"one": [[(1.0, 3e-3), (10.0, 2e-3), (100.0, 1e-3)]]})
+    (path,) = ET.fromstring(text).iter("{http://www.w3.org/2000/svg}path")
+    first, second, third = (
+        float(part.split("V")[0].split(" ")[0]) for part in path.attrib["d"][1:].split("H")
+    )
+    assert second - first == pytest.approx(third - second, abs=0.3)
+
+
+def test_a_plot_suits_light_and_dark_pages() -> None:
+    assert "prefers-color-scheme: dark" in curves_svg("Best", CURVES)
+
+
+def test_names_in_a_plot_cannot_become_markup() -> None:
+    text = curves_svg("<script>", {"<b>": [[(1.0, 1.0)]]})
+    assert "<script>" not in text
+    assert "<b>" not in text
+
+
+@pytest.mark.parametrize("curves", [{}, {"one": []}, {"one": [[(0.0, 1.0)]]}])
+def test_a_plot_without_a_positive_point_is_refused(curves: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"drawn|positive"):
+        curves_svg("Best", curves)
