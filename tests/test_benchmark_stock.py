@@ -141,6 +141,14 @@ def test_the_table_has_medians_with_the_range_of_the_seeds(summary: ModuleType) 
     assert row.endswith("| at least 10\N{MULTIPLICATION SIGN} |")
 
 
+def test_the_table_says_in_how_many_seeds_a_quality_was_reached(summary: ModuleType) -> None:
+    slow = run("tunerd", record(5, "conv", 1.0), record(5, "dense", 1.0), seed=1)
+    runs = [STOCK, {**STOCK, "seed": 1}, TUNERD, slow]
+    lines = summary.table(summary.summarize(runs, WEIGHTS, None), "llvm").splitlines()
+    (row,) = [line for line in lines if "until the weighted latency" in line]
+    assert "| 18 s, 1 of 2 seeds |" in row
+
+
 def test_a_run_that_was_cut_short_is_named_under_the_table(summary: ModuleType) -> None:
     short = {**STOCK, "ended": "cut short"}
     text = summary.table(summary.summarize([short, TUNERD], WEIGHTS, None), "llvm")
@@ -204,6 +212,14 @@ def test_a_list_that_does_not_fit_the_model_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=entry["task_id"]):
         benchmark.chosen(None, [entry], TASKS)
+
+
+def test_runs_of_another_comparison_are_not_mixed(benchmark: ModuleType, tmp_path: Path) -> None:
+    facts = {"model": "m", "share": [], "target": "llvm", "batch": 64, "tasks": []}
+    benchmark.write_comparison(tmp_path / "comparison.json", facts | {"trials_per_task": 128})
+    benchmark.write_comparison(tmp_path / "comparison.json", facts | {"trials_per_task": 128})
+    with pytest.raises(InputError, match="trials per task"):
+        benchmark.write_comparison(tmp_path / "comparison.json", facts | {"trials_per_task": 64})
 
 
 @pytest.mark.slow
