@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunerd.vocabulary import (
+    Activity,
     Candidate,
     Comparison,
     Conditions,
@@ -16,7 +17,10 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Origin,
+    Phase,
+    PhaseTime,
     Record,
+    Span,
     Stage,
     TargetSpec,
     Task,
@@ -138,6 +142,56 @@ def record_from_row(row: Row) -> Record:
 def candidate_from_row(row: Row) -> Candidate:
     return Candidate(
         row["task_id"], row["candidate_id"], Origin(row["origin"]), trace_json=row["trace_json"]
+    )
+
+
+def span_to_row(span: Span) -> dict[str, Any]:
+    return {
+        "worker": span.worker,
+        "activity": span.activity.value,
+        "start": span.start,
+        "end": span.end,
+        "role": span.role,
+        "session_id": span.session,
+        "items": span.items,
+        "task_id": span.task_id,
+        "busy_secs": span.busy_secs,
+        "cpu_secs": span.cpu_secs,
+    }
+
+
+def span_from_row(row: Row) -> Span:
+    return Span(
+        worker=row["worker"],
+        activity=Activity(row["activity"]),
+        start=row["start"],
+        end=row["end"],
+        role=row["role"],
+        session=row["session_id"],
+        items=row["items"],
+        task_id=row["task_id"],
+        busy_secs=row["busy_secs"],
+        cpu_secs=row["cpu_secs"],
+    )
+
+
+def phase_to_row(phase: PhaseTime) -> dict[str, Any]:
+    return {
+        "session_id": phase.session,
+        "phase": phase.phase.value,
+        "start": phase.start,
+        "end": phase.end,
+        "core_busy_secs": json.dumps(phase.core_busy_secs),
+    }
+
+
+def phase_from_row(row: Row) -> PhaseTime:
+    return PhaseTime(
+        phase=Phase(row["phase"]),
+        start=row["start"],
+        end=row["end"],
+        session=row["session_id"],
+        core_busy_secs=tuple((core, secs) for core, secs in json.loads(row["core_busy_secs"])),
     )
 
 

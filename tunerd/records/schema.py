@@ -14,9 +14,10 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DatabaseError
 
 from tunerd.errors import FolderError
+from tunerd.records import upgrades
 
 STORE_NAME = "store.sqlite"
-VERSION = 1
+VERSION = 2  # 2: who worked on what, and how long the phases of a session took
 BUSY_TIMEOUT_SECS = 30.0
 
 METADATA = sa.MetaData()
@@ -136,25 +137,51 @@ spans = Table(
     Column("activity", Text, nullable=False),
     Column("start", Float, nullable=False),
     Column("end", Float, nullable=False),
+    Column("role", Text, nullable=False, server_default=""),
+    Column("session_id", Integer, nullable=False, server_default="1"),
+    Column("items", Integer, nullable=False, server_default="0"),
+    Column("task_id", Text, nullable=False, server_default=""),
+    Column("busy_secs", Float),
+    Column("cpu_secs", Float),
+)
+
+phases = Table(
+    "phases",
+    METADATA,
+    Column("row_id", Integer, primary_key=True),
+    Column("session_id", Integer, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("start", Float, nullable=False),
+    Column("end", Float, nullable=False),
+    Column("core_busy_secs", Text, nullable=False),  # JSON list of pairs: core, seconds
 )
 
 
 def open_writer(path: Path) -> Connection:
     """Open the store for its one writer, creating the tables where it is new."""
     with _opening(path, "rwc") as connection, connection.begin():
-        _refuse_other_version(connection, path, empty_is_fine=True)
-        if not sa.inspect(connection).has_table(version.name):
+        found = _version(connection, path, empty_is_fine=True)
+        if found is None:
             METADATA.create_all(connection)
             connection.execute(version.insert(), {"version": VERSION})
+        elif found < VERSION:
+            upgrades.upgrade(connection, found)
+            METADATA.create_all(connection)
+            connection.execute(version.update(), {"version": VERSION})
     return connection
 
 
 def open_reader(path: Path) -> Connection:
-    """Open a snapshot of an existing store; raises FolderError where there is none."""
+    """Open a snapshot of an existing store; raises FolderError where there is none.
+
+    One of an older version stays as it is and is read as if it were of this one.
+    """
     _require_file(path)
     with _opening(path, "ro") as connection:
         connection.begin()  # stays open: all reads of this connection see one moment
-        _refuse_other_version(connection, path, empty_is_fine=False)
+        found = _version(connection, path, empty_is_fine=False)
+        if found is not None and found < VERSION:
+            upgrades.show_as_current(connection, found, METADATA)
     return connection
 
 
@@ -233,20 +260,22 @@ def _uri(path: Path, mode: str) -> str:
     return uri
 
 
-def _refuse_other_version(connection: Connection, path: Path, *, empty_is_fine: bool) -> None:
+def _version(connection: Connection, path: Path, *, empty_is_fine: bool) -> int | None:
+    """Return the store's version, None where it is new; FolderError where it is none of ours."""
     names = sa.inspect(connection).get_table_names()
     if version.name not in names:
         if empty_is_fine and not names:
-            return
+            return None
         raise FolderError(
             f"{path} is no store of tunerd: it has no table {version.name}; choose another folder"
         )
-    found = connection.execute(sa.select(sa.func.max(version.c.version))).scalar()
-    if found != VERSION:
+    found: int | None = connection.execute(sa.select(sa.func.max(version.c.version))).scalar()
+    if found is None or not 1 <= found <= VERSION:
         raise FolderError(
-            f"{path} has schema version {found}, and this tunerd reads version {VERSION}; use "
-            "the tunerd that wrote it, or a newer one, or choose another folder"
+            f"{path} has schema version {found}, and this tunerd reads those up to version "
+            f"{VERSION}; use the tunerd that wrote it, or a newer one, or choose another folder"
         )
+    return found
 
 
 def _unusable(path: Path, error: Exception) -> FolderError:

@@ -22,7 +22,6 @@ from tunerd.errors import FolderError
 from tunerd.records import rows, schema, trials
 from tunerd.records.facts import RunFacts, refuse_other_run
 from tunerd.vocabulary import (
-    Activity,
     Build,
     Candidate,
     CapProof,
@@ -30,6 +29,7 @@ from tunerd.vocabulary import (
     Measurement,
     Origin,
     Outcome,
+    PhaseTime,
     Record,
     SliceSpec,
     Span,
@@ -53,6 +53,7 @@ class Store:
         self._path = path
         self._connection = connection
         self._is_snapshot = is_snapshot
+        self.session = 0  # the number of the session that writes, from 1
         self._lock = threading.Lock()
 
     @classmethod
@@ -74,6 +75,8 @@ class Store:
                     schema.sessions.insert(),
                     {"opened_at": _at(now), "pid": os.getpid(), "facts": _dump(facts.to_json())},
                 )
+                last = sa.select(sa.func.max(schema.sessions.c.session_id))
+                store.session = connection.execute(last).scalar_one()
         except BaseException:
             store.close()
             raise
@@ -299,20 +302,22 @@ class Store:
         return None if text is None else json.loads(text)
 
     def add_spans(self, spans: Iterable[Span]) -> None:
-        self._insert(
-            schema.spans.insert(),
-            (
-                {"worker": s.worker, "activity": s.activity.value, "start": s.start, "end": s.end}
-                for s in spans
-            ),
-        )
+        self._insert(schema.spans.insert(), map(rows.span_to_row, spans))
 
     def spans(self) -> list[Span]:
         """Return where the workers' time went, in the order in which it was told."""
         wanted = sa.select(schema.spans).order_by(schema.spans.c.span_id)
         with self._transaction() as connection:
-            found = connection.execute(wanted).all()
-        return [Span(s.worker, Activity(s.activity), s.start, s.end) for s in found]
+            return [rows.span_from_row(row) for row in connection.execute(wanted).mappings()]
+
+    def add_phase(self, phase: PhaseTime) -> None:
+        self._insert(schema.phases.insert(), [rows.phase_to_row(phase)])
+
+    def phases(self) -> list[PhaseTime]:
+        """Return the phases that ended; one that was killed in is not there."""
+        wanted = sa.select(schema.phases).order_by(schema.phases.c.row_id)
+        with self._transaction() as connection:
+            return [rows.phase_from_row(row) for row in connection.execute(wanted).mappings()]
 
     def _insert(self, statement: sa.Insert, values: Iterable[Mapping[str, Any]]) -> None:
         values = list(values)
