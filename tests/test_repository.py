@@ -47,6 +47,7 @@ TVM_MODULES = {
     "lowering",
     "measure",
     "records.tvm_database",
+    "design",
     "search",
     "tasks",
 }

@@ -1,15 +1,18 @@
-"""Task -> Candidates: ask/tell over MetaSchedule's evolutionary search.
+"""Task -> Candidates: ask/tell over the sketches that MetaSchedule's rules make of a task.
 
-An *island* is one search of one task in one process. It keeps TVM's search strategy and the traces
-measured so far; all islands of a process share one XGBoost cost model, so that what one task
-taught helps the next (Chen et al., arXiv 1805.08166). Several islands of a task may be at work in
+The search evolves *choices*, rows of numbers (tunerd/design.py), and a cost model scores them by
+what they amount to. Only the best few are applied as traces. MetaSchedule's own search applies each
+trace that it looks at, at 15 to 36 ms, and on CUDA 91 to 99% of random ones break a GPU's limits.
+
+An *island* is the search of one task in one process. All islands of a process share one cost
+model, so that what one task taught helps the next. Several islands of a task may be at work in
 different processes: each is told the others' results with its next request. A fresh island that is
-told an earlier run's results goes on where that run stopped.
+told an
+earlier run's results goes on where that run stopped.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -18,6 +21,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from tunerd.cost_model import CostModel
+from tunerd.design import Choices, Design, Limits
 from tunerd.vocabulary import Candidate, Origin, Task
 
 if TYPE_CHECKING:
@@ -25,20 +33,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# MetaSchedule's defaults (512, 4, 50 and 5) took 130 s on two cores for one batch of a CUDA conv2d;
-# these take 13 core-seconds. Of random CUDA schedules 1 to 9% pass the limits of a block, at 15 to
-# 36 ms each, so a third of the time goes into INITIAL, the fresh ones of a batch, and a search
-# that may fail only five rounds of a small population gives up on the hardest tasks.
-POPULATION = 64
-GENERATIONS = 4
-INITIAL = 8
-MAX_FAILED_ROUNDS = 50
+POPULATION = 512
+GENERATIONS = 6
 BATCH = 16
 
-# Of other islands' results, the best few become parents and some more train the cost model: each
-# costs a trace application, 20 to 100 ms.
-_REPLAYED_BEST = 12
-_REPLAYED_OTHERS = 4
+_PARENTS = 64  # of what was measured
+_RANDOM_DRAWS = 8192  # of each sketch; 3 to 5% of a CUDA convolution's keep a GPU's limits
+_EXPLORED = 0.1  # of a batch: drawn at random instead of by score
+_EXPLORED_AT_FIRST = 0.5  # while less than _KNOWN results of the task are known
+_KNOWN = 2 * BATCH
+_MAX_ALIKE = 2  # of a batch that differ in nothing but unrolling, vector widths or locations
+_MAX_TRIES = 4  # traces applied for each candidate asked for
 _EMPTY_ROUNDS = 3  # after which a task has nothing more to propose
 
 
@@ -60,13 +65,30 @@ class Proposal:
     search_secs: float
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """One choice of one sketch."""
+
+    sketch: int
+    row: Choices
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        return self.sketch, self.row.tobytes()
+
+
 @dataclass
 class _Island:
-    context: Any
-    database: Any
-    workload: Any
+    task: Task
+    mod: Any
+    design: Design
+    limits: Limits | None  # of a GPU's blocks of threads
+    postprocs: list[Any]
+    random: np.random.Generator
     known: set[str] = field(default_factory=set)  # candidate ids proposed or told
-    open: dict[str, Any] = field(default_factory=dict)  # proposed here, result not told yet
+    tried: set[tuple[int, bytes]] = field(default_factory=set)  # choices applied or told
+    measured: list[tuple[float, _Choice]] = field(default_factory=list)  # seconds of a call
+    open: dict[str, IRModule] = field(default_factory=dict)  # proposed here, not told yet
 
 
 def candidate_id(task_id: str, trace_json: str) -> str:
@@ -79,16 +101,14 @@ def default_candidate(task: Task) -> Candidate:
 
 
 class Searcher:
-    """All islands of one process. Not thread-safe: TVM's search uses `threads` of its own."""
+    """All islands of one process. Not thread-safe."""
 
     def __init__(self, *, seed: int, threads: int, island_number: int = 0) -> None:
         self._seed = seed
-        self._threads = threads
         self._island_number = island_number
         self._islands: dict[str, _Island] = {}
         self._empty_rounds: dict[str, int] = {}
-        self._cost_model: Any = None
-        self._random: Any = None  # NumPy's state between proposals
+        self._cost_model = CostModel(seed=_digest(seed, "", island_number), threads=threads)
 
     def propose(
         self,
@@ -108,10 +128,9 @@ class Searcher:
         candidates: tuple[Candidate, ...] = ()
         message = "the search found nothing new"
         try:
-            with self._own_random():
-                island = self._islands.get(task.task_id) or self._open(task)
-                self._tell(island, told)
-                candidates = self._ask(task, island, count, set(exclude))
+            island = self._islands.get(task.task_id) or self._open(task)
+            self._tell(island, told)
+            candidates = self._ask(island, count, set(exclude))
         except Exception as error:  # a task without a search space keeps its default
             message = f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:500]}"
             log.warning("%s: no candidates: %s", task.name, message)
@@ -124,129 +143,225 @@ class Searcher:
             time.perf_counter() - started,
         )
 
-    @contextlib.contextmanager
-    def _own_random(self) -> Iterator[None]:
-        """Draw from this search's numbers: an XGBModel without data asks NumPy's global ones."""
-        import numpy as np
-
-        if self._random is None:
-            digest = _digest(self._seed, "", self._island_number)
-            self._random = np.random.RandomState(digest).get_state()
-        before = np.random.get_state()
-        np.random.set_state(self._random)
-        try:
-            yield
-        finally:
-            self._random = np.random.get_state()
-            np.random.set_state(before)
-
     def scheduled(self, candidate: Candidate) -> IRModule | None:
         """Return the module of a candidate proposed here and not told yet, else None."""
         island = self._islands.get(candidate.task_id)
-        found = island.open.get(candidate.candidate_id) if island else None
-        return found.sch.mod if found is not None else None
+        return island.open.get(candidate.candidate_id) if island else None
 
-    def _ask(
-        self, task: Task, island: _Island, count: int, exclude: set[str]
-    ) -> tuple[Candidate, ...]:
-        found = island.context.generate_measure_candidates() or []
-        if found:
-            # The strategy counts what it was told; tunerd tells results later, in its own order.
-            island.context.notify_runner_results(found, [_runner_result(None) for _ in found])
-        fresh: list[Candidate] = []
-        for measure in found:
-            if len(fresh) == count:
-                break
-            trace_json = json.dumps(
-                _plain(measure.sch.trace.as_json()), separators=(",", ":"), sort_keys=True
-            )
-            candidate = Candidate(
-                task.task_id,
-                candidate_id(task.task_id, trace_json),
-                Origin.SEARCH,
-                trace_json,
-            )
-            if candidate.candidate_id in island.known or candidate.candidate_id in exclude:
-                continue
-            island.known.add(candidate.candidate_id)
-            island.open[candidate.candidate_id] = measure
-            fresh.append(candidate)
-        return tuple(fresh)
+    # --- learning ------------------------------------------------------------------------------
 
     def _tell(self, island: _Island, told: Sequence[Told]) -> None:
-        from tvm.s_tir.meta_schedule.database import TuningRecord
-
-        searched = [t for t in told if t.candidate.origin is Origin.SEARCH]
-        foreign = [t for t in searched if t.candidate.candidate_id not in island.open]
-        measured = sorted(
-            (t for t in foreign if t.run_secs is not None), key=lambda t: t.run_secs or 0.0
-        )
-        replayed = measured[:_REPLAYED_BEST] + measured[_REPLAYED_BEST:][-_REPLAYED_OTHERS:]
-        chosen = {t.candidate.candidate_id for t in replayed}
-        measures, results = [], []
-        for item in searched:
+        for item in told:
             candidate = item.candidate
-            island.known.add(candidate.candidate_id)
-            measure = island.open.pop(candidate.candidate_id, None)
-            if measure is None and candidate.candidate_id in chosen:
-                measure = _replay(island, candidate)
-            if measure is None:
+            if candidate.origin is not Origin.SEARCH:
                 continue
-            measures.append(measure)
-            results.append(_runner_result(item.run_secs))
+            island.known.add(candidate.candidate_id)
+            island.open.pop(candidate.candidate_id, None)
+            trace = json.loads(candidate.trace_json)
+            sketch = island.design.find(trace)
+            if sketch is None:  # made by other rules: nothing to learn here
+                continue
+            choice = _Choice(sketch.index, sketch.encode(trace))
+            island.tried.add(choice.key)
             if item.run_secs is not None:
-                record = TuningRecord(
-                    measure.sch.trace, island.workload, [item.run_secs], island.context.target
-                )
-                island.database.commit_tuning_record(record)
-        if measures:
-            self._cost_model.update(island.context, measures, results)
+                island.measured.append((item.run_secs, choice))
+            features = sketch.features(choice.row[None])[0]
+            self._cost_model.tell(island.task.task_id, features, item.run_secs)
+        island.measured.sort(key=lambda m: m[0])
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def _ask(self, island: _Island, count: int, exclude: set[str]) -> tuple[Candidate, ...]:
+        found: list[Candidate] = []
+        tries = _MAX_TRIES * count
+        for choice in self._choices(island, count):
+            if len(found) == count or tries == 0:
+                break
+            if choice.key in island.tried:
+                continue
+            island.tried.add(choice.key)
+            tries -= 1
+            applied = _apply(island, choice)
+            if applied is None:
+                continue
+            trace_json, mod = applied
+            name = candidate_id(island.task.task_id, trace_json)
+            if name in island.known or name in exclude:
+                continue
+            island.known.add(name)
+            island.open[name] = mod
+            found.append(Candidate(island.task.task_id, name, Origin.SEARCH, trace_json))
+        return tuple(found)
+
+    def _choices(self, island: _Island, count: int) -> Iterator[_Choice]:
+        """Yield choices in the order in which they should be tried."""
+        sampled = self._sample(island)
+        scored = self._evolve(island, sampled)
+        known = self._cost_model.told(island.task.task_id)
+        explored = _EXPLORED if known >= _KNOWN else _EXPLORED_AT_FIRST
+        at_random = [_Choice(i, row) for i, rows in enumerate(sampled) for row in rows]
+        island.random.shuffle(at_random)
+        if not self._cost_model.told():
+            yield from at_random
+            return
+        best, rest = _unlike(island.design, scored, count)
+        by_chance = iter(at_random)
+        for choice in best:
+            while island.random.random() < explored:
+                chance = next(by_chance, None)
+                if chance is None:
+                    break
+                yield chance
+            yield choice
+        yield from rest
+        yield from by_chance
+
+    def _sample(self, island: _Island) -> list[Choices]:
+        """Draw choices that keep the limits, by sketch."""
+        sampled = []
+        for sketch in island.design.sketches:
+            draws = _RANDOM_DRAWS if island.limits is not None and sketch.block else POPULATION
+            rows = sketch.sample(draws, island.random)
+            if island.limits is not None:
+                rows = rows[sketch.fits(rows, island.limits)]
+            sampled.append(_distinct(rows)[: POPULATION // len(island.design.sketches)])
+        return sampled
+
+    def _evolve(self, island: _Island, sampled: Sequence[Choices]) -> list[_Choice]:
+        """Return choices by falling score: a few generations of what was measured and drawn."""
+        parents = [choice for _, choice in island.measured[:_PARENTS]]
+        everything: list[tuple[float, _Choice]] = []
+        for sketch, drawn in zip(island.design.sketches, sampled, strict=True):
+            own = [c.row for c in parents if c.sketch == sketch.index]
+            rows = np.vstack([drawn, *(row[None] for row in own)]) if own else drawn
+            if not len(rows):
+                continue
+            scores = self._cost_model.predict(sketch.features(rows))
+            for _ in range(GENERATIONS):
+                picked = _by_score(scores, POPULATION, island.random)
+                children = sketch.mutate(rows[picked], island.random)
+                mates = rows[_by_score(scores, POPULATION, island.random)]
+                crossed = island.random.random(len(children)) < 0.3
+                children[crossed] = sketch.cross(children[crossed], mates[crossed], island.random)
+                if island.limits is not None:
+                    children = children[sketch.fits(children, island.limits)]
+                rows = _distinct(np.vstack([rows, children]))
+                scores = self._cost_model.predict(sketch.features(rows))
+                kept = np.argsort(-scores, kind="stable")[:POPULATION]
+                rows, scores = rows[kept], scores[kept]
+            everything += [
+                (float(score), _Choice(sketch.index, row))
+                for score, row in zip(scores, rows, strict=True)
+            ]
+        everything.sort(key=lambda e: -e[0])
+        return [c for _, c in everything if c.key not in island.tried]
 
     def _open(self, task: Task) -> _Island:
         import tvm
         from tvm.s_tir import meta_schedule as ms
 
-        if self._cost_model is None:
-            self._cost_model = ms.cost_model.XGBModel(
-                num_warmup_samples=BATCH, num_tuning_cores=self._threads
-            )
-        target = tvm.target.Target(task.target.json)
         mod = tvm.ir.load_json(task.mod_json)
-        rand_state = _digest(self._seed, task.task_id, self._island_number)
         rules = "cuda" if task.target.is_cuda else "llvm"
+        rand_state = _digest(self._seed, task.task_id, self._island_number)
         context = _tune_context(
             mod,
-            target,
+            tvm.target.Target(task.target.json),
             space=ms.space_generator.PostOrderApply(
                 sch_rules=rules, postprocs=rules, mutator_probs=rules
             ),
-            strategy=ms.search_strategy.EvolutionarySearch(
-                population_size=POPULATION,
-                init_min_unmeasured=INITIAL,
-                max_fail_count=MAX_FAILED_ROUNDS,
-                genetic_num_iters=GENERATIONS,
-            ),
             name=task.name,
-            threads=self._threads,
             rand_state=rand_state,
         )
-        database = ms.database.MemoryDatabase()
-        workload = database.commit_workload(mod)
-        island = _Island(context, database, workload)
-        context.pre_tuning(1 << 30, BATCH, None, database, self._cost_model)
+        traces = [_plain(s.trace.as_json()) for s in context.generate_design_space()]
+        island = _Island(
+            task=task,
+            mod=mod,
+            design=Design(mod, traces),
+            limits=_limits(task.target.json) if task.target.is_cuda else None,
+            postprocs=list(context.space_generator.postprocs),
+            random=np.random.default_rng(rand_state),
+        )
         self._islands[task.task_id] = island
         return island
 
 
+def _apply(island: _Island, choice: _Choice) -> tuple[str, IRModule] | None:
+    """Apply a choice; return its trace's JSON and the module, or None where it breaks a rule."""
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.meta_schedule.postproc import VerifyGPUCode
+    from tvm.s_tir.schedule import Trace
+
+    sketch = island.design.sketches[choice.sketch]
+    schedule = Schedule(
+        island.mod,
+        seed=int(island.random.integers(1, 2**31 - 1)),
+        error_render_level="fast",
+    )
+    try:
+        Trace.apply_json_to_schedule(sketch.decode(choice.row), schedule)
+        schedule.enter_postproc()
+        for postproc in island.postprocs:
+            # It lowers the module, half of an application's time; Sketch.fits knows the answer.
+            if sketch.block is not None and isinstance(postproc, VerifyGPUCode):
+                continue
+            if not postproc.apply(schedule):
+                return None
+    except Exception as error:  # TVM's ScheduleError, and what a rule did not think of
+        log.debug("%s: a choice cannot be applied: %s", island.task.name, error)
+        return None
+    trace = _plain(schedule.trace.as_json())
+    return json.dumps(trace, separators=(",", ":"), sort_keys=True), schedule.mod
+
+
+def _by_score(
+    scores: npt.NDArray[np.float32], count: int, random: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Draw indices, better ones more often: by rank, the first ten times as often as the last."""
+    ranks = np.empty(len(scores))
+    ranks[np.argsort(-scores, kind="stable")] = np.linspace(1.0, 0.1, len(scores))
+    return random.choice(len(scores), size=count, p=ranks / ranks.sum())
+
+
+def _unlike(
+    design: Design, choices: Sequence[_Choice], count: int
+) -> tuple[list[_Choice], list[_Choice]]:
+    """Split off the first `count` of which few have the same tiles; return them and the rest."""
+    chosen: list[_Choice] = []
+    rest: list[_Choice] = []
+    alike: dict[tuple[int, bytes], int] = {}
+    for choice in choices:
+        tiles = design.sketches[choice.sketch].tiles_of(choice.row).tobytes()
+        seen = alike.get((choice.sketch, tiles), 0)
+        if len(chosen) < count and seen < _MAX_ALIKE:
+            alike[choice.sketch, tiles] = seen + 1
+            chosen.append(choice)
+        else:
+            rest.append(choice)
+    return chosen, rest
+
+
+def _distinct(rows: Choices) -> Choices:
+    """Return the distinct rows in the order of their first appearance."""
+    _, first = np.unique(rows, axis=0, return_index=True)
+    return rows[np.sort(first)]
+
+
+def _limits(target_json: str) -> Limits:
+    target = json.loads(target_json)
+    known = {
+        "max_threads": target.get("max_threads_per_block"),
+        "shared_bytes": target.get("max_shared_memory_per_block"),
+    }
+    return Limits(**{name: int(value) for name, value in known.items() if value})
+
+
 def _digest(seed: int, task_id: str, island_number: int) -> int:
-    """Return a number that TVM and NumPy take as a seed."""
-    digest = hashlib.sha256(f"{seed}/{task_id}/{island_number}".encode())
-    return int.from_bytes(digest.digest()[:4], "little") % (2**31 - 2) + 1
+    """Return a number that TVM, NumPy and XGBoost take as a seed."""
+    digest = hashlib.sha256(f"{seed}/{task_id}/{island_number}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") % (2**31 - 2) + 1
 
 
-def _tune_context(
-    mod: Any, target: Any, *, space: Any, strategy: Any, name: str, threads: int, rand_state: int
-) -> Any:
+def _tune_context(mod: Any, target: Any, *, space: Any, name: str, rand_state: int) -> Any:
     """Make a TuneContext as its own constructor does, without importing every tensor intrinsic.
 
     That import takes 10 to 20 s in each process, and fp32 schedules use none of them.
@@ -260,37 +375,18 @@ def _tune_context(
         mod,
         target,
         space,
-        strategy,
+        None,  # no search strategy
         name,
-        threads,
+        1,
         rand_state,
         get_logging_func(_search_log),
     )
     _ffi_api.TuneContextInitialize(context)
-    return context.clone()
+    return context
 
 
 _search_log = logging.getLogger("tunerd.search.tvm")
-_search_log.setLevel(logging.ERROR)  # TVM tells every generation of every search
-
-
-def _replay(island: _Island, candidate: Candidate) -> Any:
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-    from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
-    from tvm.s_tir.schedule import Trace
-
-    schedule = Schedule(island.context.mod, error_render_level="fast")
-    Trace.apply_json_to_schedule(json.loads(candidate.trace_json), schedule)
-    return MeasureCandidate(schedule, ArgInfo.from_entry_func(island.context.mod))
-
-
-def _runner_result(run_secs: float | None) -> Any:
-    from tvm.s_tir.meta_schedule.runner import RunnerResult
-
-    if run_secs is None:
-        return RunnerResult(None, "failed")
-    return RunnerResult([run_secs], None)
+_search_log.setLevel(logging.ERROR)  # TVM tells every rule that it does not have
 
 
 def _plain(value: Any) -> Any:
