@@ -112,6 +112,7 @@ def ending(prepared: tuple[Any, ...], tmp_path: Path) -> Iterator[Ending]:
             quiet_slice=layout.slices[0][0].slice_id,
             proofs=(),
             say=lambda message: None,
+            enter=lambda phase: None,
         )
 
 

@@ -22,7 +22,9 @@ from tunerd.report.page import write_report
 from tunerd.report.svg import history_plot, ratio_mark
 from tunerd.report.table import outcome_json, outcome_table
 from tunerd.report.words import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
+from tunerd.time_use import time_use
 from tunerd.vocabulary import (
+    Activity,
     Candidate,
     CapProof,
     Comparison,
@@ -31,6 +33,9 @@ from tunerd.vocabulary import (
     Model,
     Origin,
     Outcome,
+    Phase,
+    PhaseTime,
+    Span,
     TargetSpec,
     TaskOutcome,
     TensorSpec,
@@ -146,12 +151,30 @@ def history() -> list[HistoryPoint]:
     return points
 
 
-SPANS = {
-    "tuner-0": {"search": 61.0, "build": 190.2, "measure": 0.0, "wait": 12.5, "idle": 36.0},
-    "tuner-1": {"search": 66.4, "build": 181.0, "measure": 0.0, "wait": 17.5, "idle": 35.0},
-    "mps-0-0": {"search": 0.0, "build": 0.0, "measure": 151.0, "wait": 131.5, "idle": 17.4},
-    "mps-0-1": {"search": 0.0, "build": 0.0, "measure": 144.4, "wait": 139.0, "idle": 16.5},
-}
+def spans_of(worker: str, role: str, *parts: tuple[Activity, float]) -> list[Span]:
+    """Return spans one after the other, each as long as it says."""
+    spans, at = [], 0.0
+    for activity, secs in parts:
+        spans.append(Span(worker, activity, at, at + secs, role))
+        at += secs
+    return spans
+
+
+SEARCHED = PhaseTime(Phase.SEARCH, 0.0, 300.0, 1, tuple((c, 280.0 + c) for c in range(16)))
+TIME_USE = time_use(
+    [
+        *spans_of(
+            "tuner-0",
+            "tuner",
+            (Activity.WAIT, 12.5),
+            (Activity.SEARCH, 61.0),
+            (Activity.BUILD, 190.2),
+        ),
+        *spans_of("mps-0-0", "slice", (Activity.IDLE, 131.5), (Activity.MEASURE, 151.0)),
+        *spans_of("mps-0-1", "slice", (Activity.IDLE, 139.0), (Activity.MEASURE, 144.4)),
+    ],
+    [SEARCHED],
+)
 FAILURES = [
     ("compile", 118, "error: ptxas: entry function uses too much shared data (0x1a000 bytes)"),
     ("timeout", 4, "no answer within 10 s"),
@@ -167,7 +190,7 @@ HOST = {
 def write(folder: Path, outcome: Outcome, **changes: Any) -> str:
     given: dict[str, Any] = {
         "history": history(),
-        "spans": SPANS,
+        "time_use": TIME_USE,
         "failures": FAILURES,
         "settings": SETTINGS,
         "host": HOST,
@@ -260,7 +283,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     html = write(
         tmp_path,
         outcome,
-        spans={HOSTILE: {HOSTILE: 2.0}},
+        time_use=time_use([Span(HOSTILE, Activity.BUILD, 0.0, 1.0, HOSTILE)], []),
         failures=[(HOSTILE, 1, HOSTILE + "</pre>")],
         settings={HOSTILE: HOSTILE, "gpu_pct": HOSTILE},
         host={"gpus": [{"name": HOSTILE}]},
@@ -347,7 +370,9 @@ def test_a_model_without_tasks_has_a_page(tmp_path: Path) -> None:
 def test_a_run_that_tuned_nothing_says_so(tmp_path: Path) -> None:
     outcome = with_verdict(Verdict.SAME, 1.001)
     outcome = dataclasses.replace(outcome, tasks=tuple(untried(i) for i in range(3)))
-    page = Page(write(tmp_path, outcome, history=[], spans={}, failures=[], settings={}, host={}))
+    page = Page(
+        write(tmp_path, outcome, history=[], time_use=None, failures=[], settings={}, host={})
+    )
     assert "No gain: as fast as the default schedules" in page.text
     assert "every task stays at its default schedule" in page.text
     assert "0 of 3 tasks use a tuned schedule, 3 stay at the default" in page.text
@@ -379,6 +404,21 @@ def test_one_straggler_does_not_flatten_the_bars(tmp_path: Path) -> None:
     widths = re.findall(r'class="bar \w+" x="0" y="6" width="([\d.]+)%"', html)
     assert float(widths[0]) > 70
     assert "1 beyond the end of the scale" in html
+
+
+def test_the_page_says_where_the_time_went_and_draws_it_for_each_worker(tmp_path: Path) -> None:
+    page = Page(write(tmp_path, gpu_outcome()))
+    text = plain(page.text)
+    assert "Where the time went" in text
+    assert "2 slices busy 49.2% of the search" in text
+    assert "16 cores 95.8% busy in the search, from 93.3% to 98.3%" in text
+    drawn = [a for tag, a in page.tags if tag == "rect" and "span " in (a.get("class") or "")]
+    assert [a["class"] for a in drawn] == [
+        f"span {activity}"
+        for activity in ("wait", "search", "build", "idle") + ("idle", "measure", "idle") * 2
+    ]
+    widths = [float((a["width"] or "").rstrip("%")) for a in drawn]
+    assert sum(widths) == pytest.approx(300, abs=0.1)
 
 
 def test_the_old_page_stays_where_the_new_one_cannot_be_made(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tunerd.errors import ExitCode, FolderError
 from tunerd.loading import read_manifest
 from tunerd.records import Store
 from tunerd.session import MAX_RESTARTS
-from tunerd.vocabulary import Measurement, Origin, Record
+from tunerd.vocabulary import Activity, Measurement, Origin, Phase, Record
 
 TRIALS = 48
 GONE_SECS = 60.0
@@ -192,6 +192,23 @@ def test_a_killed_run_leaves_no_process(killed: Killed) -> None:
 
 def test_the_same_command_finishes_a_killed_run(killed: Killed) -> None:
     check_finished(killed.run, *killed.last)
+
+
+def test_a_run_of_several_sessions_says_where_the_time_of_each_went(killed: Killed) -> None:
+    code, out, err = killed.last
+    use = json.loads(out)["time_use"]
+    assert code in FINISHED, err
+    with Store.read(killed.run.folder) as store:
+        spans, phases = store.spans(), store.phases()
+    measured = {s.session for s in spans if s.activity is Activity.MEASURE}
+    assert measured >= {2}
+    assert [p.phase for p in phases if p.session == 3] == list(Phase)
+    assert use["sessions"] == 3
+    assert use["first_trial_secs"] is None  # the last session had nothing left to measure
+    assert {w["role"] for w in use["workers"]} == {"tuner", "slice"}
+    for worker in use["workers"]:
+        assert sum(worker["secs"].values()) == pytest.approx(worker["of_secs"])
+    assert set(use["core_busy"]) == {str(core) for core in host.facts().cores}
 
 
 def test_a_killed_run_ends_with_the_trials_that_were_asked_for(killed: Killed) -> None:

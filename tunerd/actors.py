@@ -260,13 +260,13 @@ class Cluster:
             done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         answers = []
         for reference in done:
-            worker_id, method, started_at = self._pending.pop(reference)
+            asked = self._pending.pop(reference)
             value, error = None, ""
             try:
                 value = ray.get(reference)
             except ray.exceptions.RayError as problem:
                 error = sentence(problem)
-            answers.append(Answer(worker_id, method, value, error, started_at, time.time()))
+            answers.append(Answer.of(asked, value, error))
         return answers + self._not_ready()
 
     def _not_ready(self) -> list[Answer]:
@@ -296,7 +296,7 @@ class Cluster:
         found: dict[str, Build | Failure] = {}
         built = self._got(asked, "building the finalists", CALL_SECS)
         for part, results in zip(parts, built, strict=True):
-            found |= {c.candidate_id: r for c, r in zip(part, results, strict=True)}
+            found |= {c.candidate_id: r for c, r in zip(part, results.value, strict=True)}
         return [found[c.candidate_id] for c in candidates]
 
     def _ready_tuners(self) -> list[Any]:

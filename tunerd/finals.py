@@ -8,7 +8,7 @@ tuned model is slower, the default schedules ship.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from tunerd.vocabulary import (
     Model,
     Origin,
     Outcome,
+    Phase,
     TaskOutcome,
     Verdict,
     Verification,
@@ -53,6 +54,7 @@ class Ending:
     quiet_slice: str  # sees the run folder
     proofs: tuple[CapProof, ...]
     say: Say
+    enter: Callable[[Phase], None]
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,10 @@ class _Trial:
 
 def finish(ending: Ending) -> Outcome:
     """Choose the winners, compile, verify and time the model; store and return the outcome."""
+    ending.enter(Phase.FINALS)
     quiet = QuietSlice(ending.cluster, ending.quiet_slice)
     outcomes = choose_winners(ending.kernels.tasks, ending.folder.store, quiet, say=ending.say)
+    ending.enter(Phase.MODEL)
     # Nothing becomes the artifact before it is verified. Each folder is compiled once: a runner
     # keeps the models that it has loaded, by their paths.
     trials = ending.folder.paths.root / "trials"

@@ -1,11 +1,11 @@
-"""Records -> what a report draws: the best latency over time, where time went, what failed."""
+"""Records -> what a report draws: the best latency over time, and what failed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from tunerd.report import HistoryPoint
-from tunerd.vocabulary import Activity, Failure, Origin, Record, Span, Task
+from tunerd.vocabulary import Failure, Origin, Record, Task
 
 _SESSION_GAP_SECS = 120.0  # a pause this long between trials is one between sessions
 
@@ -46,21 +46,6 @@ def history_of(
     if points:
         points.append(HistoryPoint(elapsed, points[-1].weighted_best_secs, trials))
     return points
-
-
-def spans_by_worker(spans: Sequence[Span]) -> dict[str, dict[str, float]]:
-    """Return seconds by worker and activity; what no span covers of the run is idle."""
-    if not spans:
-        return {}
-    begin, end = min(s.start for s in spans), max(s.end for s in spans)
-    totals: dict[str, dict[str, float]] = {}
-    for span in spans:
-        mine = totals.setdefault(span.worker, {})
-        mine[span.activity.value] = mine.get(span.activity.value, 0.0) + span.end - span.start
-    for mine in totals.values():
-        idle = (end - begin) - sum(mine.values())
-        mine[Activity.IDLE.value] = mine.get(Activity.IDLE.value, 0.0) + max(0.0, idle)
-    return totals
 
 
 def failures_of(records: Iterable[Record]) -> list[tuple[str, int, str]]:

@@ -19,7 +19,7 @@ from tunerd.actors import Cluster
 from tunerd.coordinator import Coordinator, Limits
 from tunerd.errors import HostError, InfrastructureError, Interrupted
 from tunerd.finals import Ending, finish
-from tunerd.history import failures_of, history_of, spans_by_worker
+from tunerd.history import failures_of, history_of
 from tunerd.progress import Progress, ProgressState, TaskProgress
 from tunerd.records import RunFacts
 from tunerd.report.page import write_report
@@ -27,15 +27,16 @@ from tunerd.run_folder import RunFolder
 from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.stop import Stop
+from tunerd.time_use import time_use
+from tunerd.timekeeping import Timekeeper
 from tunerd.vocabulary import (
-    Activity,
     Candidate,
     CapProof,
     Correctness,
     Failure,
     Model,
     Outcome,
-    Span,
+    Phase,
     Task,
     TrialState,
     to_json,
@@ -48,15 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TICK_SECS = 0.5
-_SPANS_AT_ONCE = 200
 MAX_RESTARTS = 3  # of each worker: one that ends more often has a cause that stays
-_ACTIVITIES = {
-    "propose": Activity.SEARCH,
-    "build": Activity.BUILD,
-    "measure": Activity.MEASURE,
-    "warm_up": Activity.WAIT,
-    "start": Activity.WAIT,
-}
 
 
 def tune(settings: TuneSettings, progress: Progress) -> Outcome:
@@ -146,7 +139,8 @@ class _Session:
         self._tasks: tuple[Task, ...] = ()
         self._coordinator = Coordinator((), Limits())
         self._trial_ids: dict[str, int] = {}
-        self._spans: list[Span] = []
+        began_at = time.time() - (time.monotonic() - started)
+        self._timekeeper = Timekeeper(self._store, began_at=began_at)
         self._restarts: Counter[str] = Counter()  # by worker
         self._lanes = lanes_of(place.layout)
         self._proofs: tuple[CapProof, ...] = ()
@@ -168,8 +162,10 @@ class _Session:
                     quiet_slice=quiet_slice,
                     proofs=proofs,
                     say=self._say,
+                    enter=self._timekeeper.enter,
                 )
             )
+            self._timekeeper.end()
         self._show("writing the report")
         self._report(outcome)
         if outcome.verification.verdict is Correctness.WRONG:
@@ -188,6 +184,7 @@ class _Session:
         lowering = self._lowering()
         with contextlib.ExitStack() as stack:
             cluster = self._place.opened or stack.enter_context(self._private_cluster())
+            stack.callback(self._timekeeper.end)
             # All that takes seconds at once: workers import TVM while the model is lowered.
             proofs = self._start_workers(cluster)
             self._quiet_slice(cluster)  # refuses a folder that no slice sees, before the search
@@ -196,6 +193,7 @@ class _Session:
             cluster.give_tasks(kernels.tasks)
             self._restore(kernels, proofs)
             self._search(cluster)
+            self._timekeeper.end()
             self._require_not_stopped()
             yield cluster, kernels, proofs
 
@@ -236,10 +234,11 @@ class _Session:
         unfinished = [r.candidate for r in self._store.requeue_unfinished()]
         ended = []
         for record in self._store.records():
-            self._trial_ids[record.candidate.candidate_id] = record.trial_id
             if record.state in (TrialState.MEASURED, TrialState.FAILED):
                 assert record.result is not None
                 ended.append((record.candidate, record.result))
+            else:
+                self._trial_ids[record.candidate.candidate_id] = record.trial_id
         self._coordinator.restore(ended, unfinished)
         if ended:
             log.info("going on with %d trials of earlier sessions", len(ended))
@@ -265,13 +264,16 @@ class _Session:
         coordinator = self._coordinator
         self._phase = "tuning"
         self._began = time.monotonic()
+        self._timekeeper.enter(Phase.SEARCH)
+        self._timekeeper.expect([t.tuner_id for t in self._layout.tuners], "tuner")
+        self._timekeeper.expect([s.slice_id for s, _ in self._layout.slices], "slice")
         self._carry_out(cluster, coordinator.start([default_candidate(t) for t in self._tasks]))
         for spec, _ in self._layout.slices:
             joined = ev.WorkerJoined(spec.slice_id, "slice", self._lanes[spec.slice_id])
             self._carry_out(cluster, coordinator.handle(joined))
         while not coordinator.finished:
             for answer in cluster.answers(_TICK_SECS):
-                self._note_span(answer)
+                self._note(answer)
                 for event in self._events(cluster, answer):
                     self._carry_out(cluster, coordinator.handle(event))
             if self._stop.requested and not coordinator.finished:
@@ -279,7 +281,6 @@ class _Session:
             tick = ev.Tick(time.monotonic() - self._began)
             self._carry_out(cluster, coordinator.handle(tick))
             self._show("")
-        self._flush_spans()
 
     def _events(self, cluster: Cluster, answer: Answer) -> Iterator[ev.Event]:
         worker_id = answer.worker_id
@@ -353,6 +354,9 @@ class _Session:
                     for trial_id, result in ended.items():
                         if isinstance(result, Failure):
                             self._folder.write_log(trial_id, result.message)
+                    for x, result in results:  # nothing is heard again of what has ended
+                        if not isinstance(result, Failure) or result.kind.ends_trial:
+                            del self._trial_ids[x.candidate_id]
                 case ev.Measure(worker_id, builds, _):
                     trial_ids = [self._trial_ids[b.candidate.candidate_id] for b in builds]
                     self._store.start(trial_ids, worker_id)
@@ -410,21 +414,16 @@ class _Session:
             self._folder.paths.report,
             outcome=outcome,
             history=history_of(self._tasks, self._store.records(), sessions[0][0]),
-            spans=spans_by_worker(self._store.spans()),
+            time_use=time_use(self._store.spans(), self._store.phases()),
             failures=failures_of(self._store.records()),
             settings=self._settings.model_dump(mode="json"),
             host=to_json(self._place.facts),
         )
 
-    def _note_span(self, answer: Answer) -> None:
-        activity = _ACTIVITIES[answer.method]
-        self._spans.append(Span(answer.worker_id, activity, answer.started_at, answer.ended_at))
-        if len(self._spans) >= _SPANS_AT_ONCE:
-            self._flush_spans()
-
-    def _flush_spans(self) -> None:
-        spans, self._spans = self._spans, []
-        self._store.add_spans(spans)
+    def _note(self, answer: Answer) -> None:
+        worker = self._coordinator.workers.get(answer.worker_id)
+        work = worker.work if worker else None
+        self._timekeeper.note(answer, self._role(answer.worker_id), work)
 
 
 def lanes_of(layout: preparation.Layout) -> dict[str, str | None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +34,36 @@ class Answer:
     error: str
     started_at: float
     ended_at: float
+    busy_secs: float | None = None  # in the worker; None where it was lost, or getting ready
+    cpu_secs: float | None = None
+
+    @classmethod
+    def of(cls, asked: tuple[str, str, float], value: Any, error: str) -> Answer:
+        """Return what ended just now of a call: worker, method, and when it was asked."""
+        worker_id, method, started_at = asked
+        ended_at = time.time()
+        if isinstance(value, Timed):
+            busy_secs, cpu_secs = value.busy_secs, value.cpu_secs
+            return cls(
+                worker_id, method, value.value, error, started_at, ended_at, busy_secs, cpu_secs
+            )
+        return cls(worker_id, method, value, error, started_at, ended_at)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a worker's method returned, and how long it took there."""
+
+    value: Any
+    busy_secs: float
+    cpu_secs: float | None  # of this process; None where another one does the work
+
+
+def _timed(work: Callable[[], Any], *, in_process: bool) -> Timed:
+    started, cpu_started = time.perf_counter(), time.process_time()
+    value = work()
+    busy_secs = time.perf_counter() - started
+    return Timed(value, busy_secs, time.process_time() - cpu_started if in_process else None)
 
 
 class TunerActor:
@@ -51,11 +83,11 @@ class TunerActor:
     def warm_up(self, tasks: tuple[Task, ...]) -> float:
         return self._tuner.warm_up(tasks)
 
-    def propose(self, task_id: str, count: int, told: Any, exclude: Any) -> Any:
-        return self._tuner.propose(task_id, count, told, exclude)
+    def propose(self, task_id: str, count: int, told: Any, exclude: Any) -> Timed:
+        return _timed(lambda: self._tuner.propose(task_id, count, told, exclude), in_process=True)
 
-    def build(self, candidates: tuple[Candidate, ...]) -> list[Build | Failure]:
-        return self._tuner.build(candidates)
+    def build(self, candidates: tuple[Candidate, ...]) -> Timed:
+        return _timed(lambda: self._tuner.build(candidates), in_process=True)
 
 
 class SliceActor:
@@ -80,15 +112,16 @@ class SliceActor:
     def sees(self, path: str) -> bool:
         return os.path.exists(path)
 
-    def measure(
-        self, builds: tuple[Build, ...], profile: Profile, neighbours: int
-    ) -> list[Measurement | Failure]:
-        return [
-            replace(r, conditions=replace(r.conditions, neighbours=neighbours))
-            if isinstance(r, Measurement)
-            else r
-            for r in self._slice.measure(builds, profile)
-        ]
+    def measure(self, builds: tuple[Build, ...], profile: Profile, neighbours: int) -> Timed:
+        def measured() -> list[Measurement | Failure]:
+            return [
+                replace(r, conditions=replace(r.conditions, neighbours=neighbours))
+                if isinstance(r, Measurement)
+                else r
+                for r in self._slice.measure(builds, profile)
+            ]
+
+        return _timed(measured, in_process=False)  # the slice's runner does it
 
     def compare(self, builds: tuple[Build, ...], profile: Profile) -> list[Measurement | Failure]:
         return self._slice.compare(builds, profile)

@@ -13,6 +13,7 @@ from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from tunerd.settings import TuneSettings
+    from tunerd.time_use import TimeUse
     from tunerd.vocabulary import Outcome
 
 
@@ -117,6 +118,7 @@ def tune(
 def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
     from tunerd.errors import WrongResultError
     from tunerd.report.table import outcome_json, outcome_table
+    from tunerd.report.time_table import time_json, time_table
     from tunerd.vocabulary import Correctness, Verdict
 
     report = settings.out / "report.html"
@@ -131,17 +133,34 @@ def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
     }.get(outcome.end_to_end.verdict, ExitCode.NO_GAIN)
     if outcome.verification.verdict is Correctness.CANNOT_TELL:
         code = ExitCode.CANNOT_TELL
+    use = _time_use(settings.out)
     if as_json:
-        document = outcome_json(outcome) | {"report": str(report), "exit_code": int(code)}
+        document = outcome_json(outcome) | {
+            "time_use": time_json(use) if use else None,
+            "report": str(report),
+            "exit_code": int(code),
+        }
         print(json_module.dumps(document, ensure_ascii=False))
         return int(code)
     from rich.console import Console
 
     console = Console()
     console.print(outcome_table(outcome))
+    if use:
+        console.print("")
+        console.print(time_table(use))
+        console.print("")
     console.print(f"artifact  {outcome.artifact}", highlight=False, soft_wrap=True)
     console.print(f"report    {report}", highlight=False, soft_wrap=True)
     return int(code)
+
+
+def _time_use(folder: Path) -> TimeUse | None:
+    from tunerd.records import Store
+    from tunerd.time_use import time_use
+
+    with Store.read(folder) as store:
+        return time_use(store.spans(), store.phases())
 
 
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:

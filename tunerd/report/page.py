@@ -20,7 +20,6 @@ from tunerd.report.figures import (
 from tunerd.report.markup import Child, Markup, element, join, stylesheet
 from tunerd.report.run_sections import (
     Failures,
-    Spans,
     asked_and_obtained_section,
     correctness_section,
     facts_section,
@@ -28,9 +27,9 @@ from tunerd.report.run_sections import (
     history_section,
     model_section,
     obtained_texts,
-    where_time_went_section,
 )
 from tunerd.report.task_section import task_section
+from tunerd.report.time_section import where_time_went_section
 from tunerd.report.words import (
     count_text,
     duration_text,
@@ -40,6 +39,7 @@ from tunerd.report.words import (
     secs_text,
     significant,
 )
+from tunerd.time_use import TimeUse
 from tunerd.vocabulary import Latency, Outcome, Verdict
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -50,15 +50,14 @@ def write_report(
     *,
     outcome: Outcome,
     history: Sequence[HistoryPoint],
-    spans: Spans,
+    time_use: TimeUse | None,
     failures: Failures,
     settings: dict[str, Any],
     host: dict[str, Any],
 ) -> None:
     """Write the page to `path`, in one step: a reader sees the old page or the new one.
 
-    `spans` holds seconds by worker and activity (search, build, measure, wait, idle); `failures`
-    a kind, how often, and the last message of each.
+    `failures` holds a kind, how often, and the last message of each.
     """
     page = join(
         (
@@ -76,7 +75,7 @@ def write_report(
                         history_section(history),
                         asked_and_obtained_section(outcome, settings),
                         correctness_section(outcome),
-                        where_time_went_section(spans),
+                        where_time_went_section(time_use),
                         failures_section(failures),
                         facts_section("Settings", settings),
                         facts_section("Host and versions", host),

@@ -18,12 +18,9 @@ from tunerd.report.words import (
     percent_text,
     secs_text,
 )
-from tunerd.vocabulary import Activity, CapProof, Correctness, Outcome
+from tunerd.vocabulary import CapProof, Correctness, Outcome
 
 Failures = Sequence[tuple[str, int, str]]
-Spans = Mapping[str, Mapping[str, float]]
-
-ACTIVITIES = tuple(activity.value for activity in Activity)
 
 
 def history_section(history: Sequence[HistoryPoint]) -> Markup:
@@ -98,41 +95,6 @@ def correctness_section(outcome: Outcome) -> Markup:
         ("Remark", verification.message),
     ]
     return section("Correctness", pairs(rows), lead=lead)
-
-
-def where_time_went_section(spans: Spans) -> Markup | None:
-    if not spans:
-        return None
-    others = sorted({a for by in spans.values() for a in by} - set(ACTIVITIES))
-    activities = (*ACTIVITIES, *others)
-    rows = []
-    for worker, by_activity in spans.items():
-        parts = [(a, max(0.0, by_activity.get(a) or 0.0)) for a in activities]
-        drawn = [(a if a in ACTIVITIES else "other", secs) for a, secs in parts]
-        cells = [element("td", duration_text(s) if s else "", data_label=a) for a, s in parts]
-        rows.append(
-            element(
-                "tr",
-                element("th", element("bdi", worker), scope="row"),
-                element("td", svg.stacked_bar(drawn), class_="drawn"),
-                *cells,
-            )
-        )
-    head = element(
-        "thead",
-        element(
-            "tr",
-            element("th", "Worker", scope="col"),
-            element("td"),
-            *(
-                element("th", element("i", class_=f"key {a if a in ACTIVITIES else 'other'}"), a,
-                        scope="col")
-                for a in activities
-            ),
-        ),
-    )  # fmt: skip
-    drawn_table = element("table", head, element("tbody", *rows), class_="spans")
-    return section("Where the time went", drawn_table)
 
 
 def failures_section(failures: Failures) -> Markup:

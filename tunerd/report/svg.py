@@ -21,6 +21,7 @@ from tunerd.report.words import (
     secs_range_text,
     secs_text,
 )
+from tunerd.time_use import Stretch
 from tunerd.vocabulary import Comparison, Verdict
 
 PLOT_HEIGHT = 240  # of the history, without the line of labels under it
@@ -116,23 +117,17 @@ def ratio_mark(compared: Comparison, *, scale: tuple[float, float]) -> Markup:
     return _canvas(20, f"{text}{TIMES}", *marks)
 
 
-def stacked_bar(parts: Sequence[tuple[str, float]]) -> Markup:
-    """Return one bar of 100% cut into named parts; parts of zero are left out."""
-    total = sum(secs for _, secs in parts)
-    marks: list[Markup] = []
-    start = 0.0
-    for name, secs in parts:
-        if secs <= 0 or total <= 0:
-            continue
-        title = f"{name}: {duration_text(secs)} ({percent_text(secs / total)})"
-        marks.append(
-            element(
-                "rect", element("title", title), class_=f"span {name}", x=_percent(start / total),
-                y=0, width=_percent(secs / total), height=16,
-            )
-        )  # fmt: skip
-        start += secs
-    return _canvas(16, ", ".join(f"{name} {duration_text(secs)}" for name, secs in parts), *marks)
+def timeline(stretches: Sequence[Stretch], label: str) -> Markup:
+    """Return one bar of 100% cut into stretches of time, coloured by what was done."""
+    marks = [
+        element(
+            "rect", element("title", f"{s.activity}: {percent_text(s.end - s.start)}"),
+            class_=f"span {s.activity}", x=_percent(s.start), y=0,
+            width=_percent(s.end - s.start), height=16,
+        )
+        for s in stretches
+    ]  # fmt: skip
+    return _canvas(16, label, *marks)
 
 
 def history_plot(points: Sequence[HistoryPoint]) -> Markup | None:
