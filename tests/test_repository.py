@@ -38,6 +38,7 @@ TOP_LEVEL = {
 # Flags of other programs that the README shows.
 FOREIGN_FLAGS = {"--no-deps", "--quick"}
 TVM_MODULES = {
+    "access",
     "artifact",
     "build",
     "constants",
@@ -47,7 +48,6 @@ TVM_MODULES = {
     "lowering",
     "measure",
     "records.tvm_database",
-    "design",
     "search",
     "tasks",
 }

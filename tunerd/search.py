@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tunerd.access import accesses_of
 from tunerd.cost_model import CostModel
-from tunerd.design import Choices, Design, Limits
+from tunerd.design import Design, Limits
+from tunerd.knobs import Choices
 from tunerd.vocabulary import Candidate, Origin, Task
 
 if TYPE_CHECKING:
@@ -275,7 +277,7 @@ class Searcher:
         island = _Island(
             task=task,
             mod=mod,
-            design=Design(mod, traces),
+            design=Design(traces, accesses_of(mod)),
             limits=_limits(task.target.json) if task.target.is_cuda else None,
             postprocs=list(context.space_generator.postprocs),
             random=np.random.default_rng(rand_state),

@@ -1,0 +1,223 @@
+"""Design spaces as numbers: what a choice amounts to is what TVM finds when it applies it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from artifact_fixtures import CUDA
+from build_fixtures import LLVM, conv_task, matmul_task
+
+from tunerd.access import accesses_of
+from tunerd.build import _tvm
+from tunerd.cost_model import CostModel
+from tunerd.design import FEATURES, Limits, Sketch
+from tunerd.knobs import UNDECIDED, Choices, Location, Tile
+from tunerd.search import Searcher, _Island
+from tunerd.vocabulary import TargetSpec, Task
+
+NO_LIMITS = Limits(min_threads=0, max_threads=10**9, shared_bytes=10**12, max_accumulators=10**12)
+
+
+def opened(task: Task) -> _Island:
+    return Searcher(seed=0, threads=1)._open(task)
+
+
+@pytest.fixture(scope="module")
+def cuda_conv() -> _Island:
+    return opened(conv_task(CUDA))
+
+
+@pytest.fixture(scope="module")
+def llvm_conv() -> _Island:
+    return opened(conv_task(LLVM))
+
+
+@pytest.fixture(params=[CUDA, LLVM], ids=["cuda", "llvm"])
+def island(request: pytest.FixtureRequest) -> _Island:
+    return opened(conv_task(request.param))
+
+
+def passes_the_checks(island: _Island, sketch: Sketch, row: Choices) -> bool:
+    """Apply a choice and every check that TVM has, its GPU limits too."""
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import Trace
+
+    schedule = Schedule(island.mod, seed=1, error_render_level="fast")
+    Trace.apply_json_to_schedule(sketch.decode(row), schedule)
+    schedule.enter_postproc()
+    return all(postproc.apply(schedule) for postproc in island.postprocs)
+
+
+def random_rows(sketch: Sketch, count: int, seed: int = 0) -> Choices:
+    return sketch.sample(count, np.random.default_rng(seed))
+
+
+# --- knobs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extent", [1, 7, 56, 1000, 2048])
+def test_drawn_tiles_split_their_loop(extent: int) -> None:
+    tile = Tile(0, extent, 5, 64)
+    rows = tile.sample(200, np.random.default_rng(0))
+    assert (rows.prod(axis=1) == extent).all()
+    assert (rows[:, -1] <= 64).all()
+
+
+def test_changed_tiles_still_split_their_loop() -> None:
+    tile, random = Tile(0, 1000, 4, 16), np.random.default_rng(0)
+    rows = tile.sample(200, random)
+    changed = tile.mutate(rows, random)
+    assert (changed.prod(axis=1) == 1000).all()
+    assert (changed[:, -1] <= 16).all()
+    assert (changed != rows).any()
+
+
+def test_every_split_of_a_loop_is_drawn() -> None:
+    rows = Tile(0, 12, 2, 12).sample(500, np.random.default_rng(0))
+    assert {tuple(r) for r in rows.tolist()} == {(12 // n, n) for n in (1, 2, 3, 4, 6, 12)}
+
+
+# --- sketches ----------------------------------------------------------------------------------
+
+
+def test_a_choice_survives_its_trace(island: _Island) -> None:
+    for sketch in island.design.sketches:
+        for row in random_rows(sketch, 5):
+            decided = np.where(row == UNDECIDED, 2, row)
+            assert sketch.encode(sketch.decode(decided)).tolist() == decided.tolist()
+
+
+def test_an_applied_trace_is_found_among_the_sketches(island: _Island) -> None:
+    from tunerd.search import _apply, _Choice
+
+    for sketch in island.design.sketches:
+        rows = random_rows(sketch, 3000)
+        rows = rows[sketch.fits(rows, island.limits or NO_LIMITS)]
+        applied = _apply(island, _Choice(sketch.index, rows[0]))
+        assert applied is not None
+        trace = json.loads(applied[0])
+        assert island.design.find(trace) is sketch
+        known = rows[0] != UNDECIDED
+        assert (sketch.encode(trace)[known] == rows[0][known]).all()
+
+
+def test_tvm_decides_locations_when_a_trace_is_applied(llvm_conv: _Island) -> None:
+    from tunerd.search import _apply, _Choice
+
+    sketch = llvm_conv.design.sketches[0]
+    assert any(isinstance(k, Location) for k in sketch.knobs)
+    row = random_rows(sketch, 1)[0]
+    assert UNDECIDED in row
+    applied = _apply(llvm_conv, _Choice(sketch.index, row))
+    assert applied is not None
+    assert UNDECIDED not in sketch.encode(json.loads(applied[0]))
+
+
+def test_a_trace_of_other_rules_is_not_found(island: _Island) -> None:
+    assert island.design.find(([["GetSBlock", [], ["other", "main"], ["b0"]]], [])) is None
+
+
+# --- what choices amount to --------------------------------------------------------------------
+
+
+def test_what_fits_passes_tvms_checks(cuda_conv: _Island) -> None:
+    assert cuda_conv.limits is not None
+    for sketch in cuda_conv.design.sketches:
+        rows = random_rows(sketch, 4000)
+        rows = rows[sketch.fits(rows, cuda_conv.limits)][:20]
+        assert len(rows) == 20
+        assert all(passes_the_checks(cuda_conv, sketch, row) for row in rows)
+
+
+@pytest.mark.parametrize("limit", ["threads", "shared memory"])
+def test_what_does_not_fit_fails_tvms_checks(limit: str) -> None:
+    from tunerd.search import _limits
+
+    target = json.loads(CUDA.json)
+    target["max_shared_memory_per_block"] = 2048 if limit == "shared memory" else 10**6
+    island = opened(conv_task(TargetSpec("cuda", json.dumps(target))))
+    own = dataclasses.replace(_limits(json.dumps(target)), max_accumulators=10**9)
+    relaxed = (
+        dataclasses.replace(own, min_threads=0, max_threads=10**9)
+        if limit == "threads"
+        else dataclasses.replace(own, shared_bytes=10**12)
+    )
+    sketch = island.design.sketches[0]
+    rows = random_rows(sketch, 4000)
+    rows = rows[sketch.fits(rows, relaxed) & ~sketch.fits(rows, own)][:10]
+    assert len(rows) == 10
+    assert not any(passes_the_checks(island, sketch, row) for row in rows)
+
+
+def test_accumulators_that_would_spill_do_not_fit(cuda_conv: _Island) -> None:
+    sketch = cuda_conv.design.sketches[0]
+    rows = random_rows(sketch, 4000)
+    few = sketch.fits(rows, dataclasses.replace(NO_LIMITS, max_accumulators=4))
+    assert 0 < few.sum() < sketch.fits(rows, NO_LIMITS).sum()
+
+
+def test_a_tile_touches_its_window_and_no_more_than_the_buffer() -> None:
+    _tvm()
+    import tvm
+
+    data, weight, output = accesses_of(tvm.ir.load_json(conv_task().mod_json))["conv2d_nhwc"]
+    one = np.ones((1, 7))  # n, y, x, output channel, ky, kx, input channel
+    assert data.tile_bytes(one).tolist() == [4]
+    window = np.array([[1, 2, 4, 1, 3, 3, 16]], dtype=float)
+    assert data.tile_bytes(window).tolist() == [4 * (2 + 2) * (4 + 2) * 16]
+    assert weight.tile_bytes(window).tolist() == [4 * 3 * 3 * 16]
+    assert output.tile_bytes(window).tolist() == [4 * 2 * 4]
+    assert data.tile_bytes(one * 1000).tolist() == [4 * 16 * 16 * 16]
+
+
+@pytest.mark.parametrize("make", [conv_task, matmul_task])
+@pytest.mark.parametrize("target", [CUDA, LLVM], ids=["cuda", "llvm"])
+def test_every_sketch_has_features_of_one_width(make: type, target: TargetSpec) -> None:
+    for sketch in opened(make(target)).design.sketches:
+        features = sketch.features(random_rows(sketch, 20))
+        assert features.shape == (20, FEATURES)
+        assert not np.isinf(features).any()
+
+
+# --- the cost model ----------------------------------------------------------------------------
+
+
+def test_the_cost_model_ranks_what_it_was_not_told(cuda_conv: _Island) -> None:
+    from scipy.stats import spearmanr
+
+    sketch = cuda_conv.design.sketches[0]
+    rows = random_rows(sketch, 300)
+    features = sketch.features(rows)
+    threads = sketch._factors(rows, sketch.block.spatial)[:, :, 2].prod(axis=1)  # type: ignore[union-attr]
+    secs = 1e-3 * (1 + np.abs(np.log2(threads / 128)))
+    model = CostModel(seed=0, threads=1)
+    for row, run_secs in zip(features[:200], secs[:200], strict=True):
+        model.tell("task", row, float(run_secs))
+    assert spearmanr(model.predict(features[200:]), -secs[200:])[0] > 0.8
+
+
+def test_failures_score_below_what_ran() -> None:
+    model = CostModel(seed=0, threads=1)
+    features = np.tile(np.arange(40.0)[:, None] % 2, (1, FEATURES))
+    for i, row in enumerate(features):
+        model.tell("task", row, None if i % 2 else 1e-3)
+    ran, failed = model.predict(features[:2])
+    assert ran > failed
+
+
+def test_without_results_all_choices_score_alike() -> None:
+    model = CostModel(seed=0, threads=1)
+    assert set(model.predict(np.zeros((5, FEATURES))).tolist()) == {0.0}
+
+
+def test_tasks_of_any_speed_teach_alike() -> None:
+    model = CostModel(seed=0, threads=1)
+    features = np.tile(np.arange(20.0)[:, None], (1, FEATURES))
+    for scale, task_id in ((1e-6, "quick"), (1.0, "slow")):
+        for i, row in enumerate(features):
+            model.tell(task_id, row, scale * (1 + i))
+    first, last = model.predict(features[[0, -1]])
+    assert first > 0.5 > last
