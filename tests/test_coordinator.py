@@ -303,7 +303,10 @@ def test_an_exhausted_task_is_not_asked_again() -> None:
         (asked,) = of_type(Propose, out)
         assert asked.task == DENSE
         out = coordinator.handle(Proposed("tuner-0", DENSE.task_id, (), False))
-    assert coordinator.tasks[CONV.task_id].message == "no space"
+    assert coordinator.unsearched() == {
+        CONV.task_id: "no candidates: no space",
+        DENSE.task_id: "not reached before the search ended",
+    }
 
 
 def test_a_run_ends_when_every_task_is_exhausted() -> None:

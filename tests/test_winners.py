@@ -98,7 +98,7 @@ def choose(
     store: Store, cluster: FakeCluster, tasks: Sequence[Task] = (TASK,)
 ) -> list[TaskOutcome]:
     quiet = QuietSlice(cast(Cluster, cluster), "quiet")
-    return list(choose_winners(tasks, store, quiet, say=lambda message: None))
+    return list(choose_winners(tasks, store, quiet, say=lambda message: None, unsearched={}))
 
 
 def times(default: float, *of_candidates: float, task: Task = TASK) -> dict[str, float]:
@@ -183,7 +183,11 @@ def test_what_an_interrupted_session_decided_is_not_decided_again(store: Store) 
     first = FakeCluster(secs)
     with pytest.raises(Interrupted):
         choose_winners(
-            [TASK, OTHER], store, QuietSlice(cast(Cluster, first), "q"), say=stop_at_the_second_task
+            [TASK, OTHER],
+            store,
+            QuietSlice(cast(Cluster, first), "q"),
+            say=stop_at_the_second_task,
+            unsearched={},
         )
     second = FakeCluster(secs)
     outcomes = choose(store, second, [TASK, OTHER])
@@ -201,3 +205,16 @@ def test_a_task_with_new_trials_is_decided_again(store: Store) -> None:
     store.finish_all({searched_again[0]: samples(1e-3, "search-v1")})
     (outcome,) = choose(store, FakeCluster(times(4e-3, 3e-3, 1e-3)))
     assert outcome.winner == better
+
+
+def test_a_task_without_trials_says_what_the_search_said(store: Store) -> None:
+    quiet = QuietSlice(cast(Cluster, FakeCluster(times(4e-3))), "quiet")
+    (outcome,) = choose_winners(
+        [TASK],
+        store,
+        quiet,
+        say=lambda message: None,
+        unsearched={TASK.task_id: "the search found no candidate"},
+    )
+    assert not outcome.is_tuned
+    assert outcome.note == "the search found no candidate"

@@ -52,6 +52,7 @@ MAX_ATTEMPTS = 3  # how often a trial is run again after others' faults
 BUILD_CHUNK = 4
 MEASURE_CHUNK = 4
 _KEPT_IN_ALL = 65_536  # results kept to be told, unless that leaves a task fewer than two batches
+_NOT_REACHED = "not reached before the search ended"
 _SMALL_GAIN = 5e-4  # of the weighted latency a batch: stop when no task promises more
 
 
@@ -134,6 +135,14 @@ class Coordinator:
     def weighted_best_secs(self) -> float | None:
         """Return the model's time by its kernels, or None while a default is not measured yet."""
         return self._standings.weighted_best_secs()
+
+    def unsearched(self) -> dict[str, str]:
+        """Say of tasks without trials, by their ids, why they have none."""
+        return {
+            task_id: f"no candidates: {state.message}" if state.exhausted else _NOT_REACHED
+            for task_id, state in self.tasks.items()
+            if not state.ended
+        }
 
     # --- events --------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tunerd.actors import Cluster
@@ -55,6 +55,7 @@ class Ending:
     proofs: tuple[CapProof, ...]
     say: Say
     enter: Callable[[Phase], None]
+    unsearched: Mapping[str, str] = field(default_factory=dict)  # task_id -> why it has no trials
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,13 @@ def finish(ending: Ending) -> Outcome:
     """Choose the winners, compile, verify and time the model; store and return the outcome."""
     ending.enter(Phase.FINALS)
     quiet = QuietSlice(ending.cluster, ending.quiet_slice)
-    outcomes = choose_winners(ending.kernels.tasks, ending.folder.store, quiet, say=ending.say)
+    outcomes = choose_winners(
+        ending.kernels.tasks,
+        ending.folder.store,
+        quiet,
+        say=ending.say,
+        unsearched=ending.unsearched,
+    )
     ending.enter(Phase.MODEL)
     # Nothing becomes the artifact before it is verified. Each folder is compiled once: a runner
     # keeps the models that it has loaded, by their paths.

@@ -163,6 +163,7 @@ class _Session:
                     proofs=proofs,
                     say=self._say,
                     enter=self._timekeeper.enter,
+                    unsearched=self._coordinator.unsearched(),
                 )
             )
             self._timekeeper.end()

@@ -8,7 +8,7 @@ those samples alone, and only if it computes what the default computes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tunerd.actors import Cluster
@@ -67,11 +67,17 @@ class QuietSlice:
 
 
 def choose_winners(
-    tasks: Sequence[Task], store: Store, quiet: QuietSlice, *, say: Say
+    tasks: Sequence[Task],
+    store: Store,
+    quiet: QuietSlice,
+    *,
+    say: Say,
+    unsearched: Mapping[str, str],
 ) -> tuple[TaskOutcome, ...]:
     """Choose a winner for each task, in order; outcomes are stored, and not decided twice.
 
-    A stored outcome counts while no trial of its task has ended since.
+    A stored outcome counts while no trial of its task has ended since. `unsearched` says of tasks
+    by their ids why they have no trials.
     """
     records = _ended(store.records())
     known = {
@@ -88,6 +94,8 @@ def choose_winners(
         say(f"measuring finalists quietly, task {number} of {len(todo)}: {task.name}")
         entries = [default_candidate(task), *finalists[task.task_id]]
         outcome = _decide(task, records.get(task.task_id, ()), entries, builds, quiet)
+        if not outcome.trials:
+            outcome = replace(outcome, note=unsearched.get(task.task_id, outcome.note))
         store.propose([outcome.winner])  # the outcome refers to its trial
         store.save_task_outcome(outcome)
         known[task.task_id] = outcome
