@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -168,6 +169,26 @@ def test_the_next_slice_cleans_up_after_a_killed_guard(gpu: GpuFacts) -> None:
             assert orphan is not None
             assert not orphan.alive
     assert gone([guard])
+
+
+def test_an_external_daemon_is_used_and_stays(
+    gpu: GpuFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = MpsControl(tmp_path / "pipe", tmp_path / "log", gpu.uuid)
+    daemon.start()
+    try:
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.pipe_folder))
+        (spec,) = MpsSlice.plan(40, 1, external=True).slices
+        with MpsSlice(spec) as measured:
+            proof = measured.start()
+            guard = guard_of(measured)
+        assert gone([guard])
+        assert gpu.sm_count is not None
+        assert proof.attached
+        assert proof.sm_count == expected_sms(gpu.sm_count, 40)
+        assert daemon.answers()
+    finally:
+        daemon.quit()
 
 
 def test_a_whole_slice_sees_every_sm_and_no_daemon(gpu: GpuFacts) -> None:
