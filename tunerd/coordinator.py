@@ -51,7 +51,8 @@ from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Orig
 MAX_ATTEMPTS = 3  # how often a trial is run again after others' faults
 BUILD_CHUNK = 4
 MEASURE_CHUNK = 4
-_KEPT_IN_ALL = 65_536  # results kept to be told, unless that leaves a task fewer than two batches
+_KEPT_IN_ALL = 65_536  # results kept to be told, unless that leaves a task fewer than _KEPT_LEAST
+_KEPT_LEAST = 8
 _NOT_REACHED = "not reached before the search ended"
 _SMALL_GAIN = 5e-4  # of the weighted latency a batch: stop when no task promises more
 
@@ -69,7 +70,7 @@ class Coordinator:
     """The state machine of one run. What `handle` returns is its only way out."""
 
     def __init__(self, tasks: Sequence[Task], limits: Limits) -> None:
-        kept = min(KEPT_MOST, max(2 * BATCH, _KEPT_IN_ALL // max(1, len(tasks))))
+        kept = min(KEPT_MOST, max(_KEPT_LEAST, _KEPT_IN_ALL // max(1, len(tasks))))
         self.tasks = {
             t.task_id: TaskState(t, limits.trials_per_task, results=Results(kept)) for t in tasks
         }

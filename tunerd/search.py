@@ -26,7 +26,7 @@ import numpy.typing as npt
 from tunerd.access import accesses_of
 from tunerd.cost_model import CostModel
 from tunerd.design import Design, Limits
-from tunerd.knobs import Choices
+from tunerd.knobs import UNDECIDED, Choices
 from tunerd.vocabulary import Candidate, Origin, Task
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ class Searcher:
                 break
             if choice.key in island.tried:
                 continue
-            island.tried.add(choice.key)
+            if UNDECIDED not in choice.row:  # else TVM decides differently each time
+                island.tried.add(choice.key)
             tries -= 1
             applied = _apply(island, choice)
             if applied is None:
