@@ -198,15 +198,14 @@ class Searcher:
     def _choices(self, island: _Island, count: int) -> Iterator[_Choice]:
         """Yield choices in the order in which they should be tried."""
         sampled = self._sample(island)
-        scored = self._evolve(island, sampled)
-        known = self._cost_model.told(island.task.task_id)
-        explored = _EXPLORED if known >= _KNOWN else _EXPLORED_AT_FIRST
         at_random = [_Choice(i, row) for i, rows in enumerate(sampled) for row in rows]
         island.random.shuffle(at_random)
         if not self._cost_model.told():
             yield from at_random
             return
-        best, rest = _unlike(island.design, scored, count)
+        known = self._cost_model.told(island.task.task_id)
+        explored = _EXPLORED if known >= _KNOWN else _EXPLORED_AT_FIRST
+        best, rest = _unlike(island.design, self._evolve(island, sampled), count)
         by_chance = iter(at_random)
         for choice in best:
             while island.random.random() < explored:
@@ -226,7 +225,8 @@ class Searcher:
             rows = sketch.sample(draws, island.random)
             if island.limits is not None:
                 rows = rows[sketch.fits(rows, island.limits)]
-            sampled.append(_distinct(rows)[: POPULATION // len(island.design.sketches)])
+            distinct = rows[_first_of_each(rows)]
+            sampled.append(distinct[: POPULATION // len(island.design.sketches)])
         return sampled
 
     def _evolve(self, island: _Island, sampled: Sequence[Choices]) -> list[_Choice]:
@@ -247,9 +247,13 @@ class Searcher:
                 children[crossed] = sketch.cross(children[crossed], mates[crossed], island.random)
                 if island.limits is not None:
                     children = children[sketch.fits(children, island.limits)]
-                rows = _distinct(np.vstack([rows, children]))
-                scores = self._cost_model.predict(sketch.features(rows))
-                kept = np.argsort(-scores, kind="stable")[:POPULATION]
+                if not len(children):
+                    continue
+                children_scores = self._cost_model.predict(sketch.features(children))
+                rows = np.vstack([rows, children])
+                scores = np.concatenate([scores, children_scores])
+                distinct = _first_of_each(rows)
+                kept = distinct[np.argsort(-scores[distinct], kind="stable")[:POPULATION]]
                 rows, scores = rows[kept], scores[kept]
             everything += [
                 (float(score), _Choice(sketch.index, row))
@@ -342,10 +346,10 @@ def _unlike(
     return chosen, rest
 
 
-def _distinct(rows: Choices) -> Choices:
-    """Return the distinct rows in the order of their first appearance."""
+def _first_of_each(rows: Choices) -> npt.NDArray[np.int64]:
+    """Return where each distinct row appears first, in that order."""
     _, first = np.unique(rows, axis=0, return_index=True)
-    return rows[np.sort(first)]
+    return np.sort(first)
 
 
 def _limits(target_json: str) -> Limits:
