@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
+
 from tunerd.cli import main
 
 if __name__ == "__main__":
+    faulthandler.enable()  # native code that crashes the driver shows where it was called
     main()
