@@ -7,7 +7,7 @@ trace that it looks at, at 15 to 36 ms, and on CUDA 91 to 99% of random ones bre
 An *island* is the search of one task in one process. All islands of a process share one cost
 model, so that what one task taught helps the next. Several islands of a task may be at work in
 different processes: each is told the others' results with its next request. A fresh island that is
-is told an earlier run's results goes on where that run stopped.
+told an earlier run's results goes on where that run stopped.
 """
 
 from __future__ import annotations
