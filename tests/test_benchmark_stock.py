@@ -243,7 +243,7 @@ def test_a_search_for_some_tasks_leaves_only_their_trials(tmp_path: Path) -> Non
     folder = tmp_path / "run"
     settings = TuneSettings(model=path, out=folder, cpu_pct=50, slice_kind="simulated")
     layout = preparation.local_layout(settings)
-    tasks = preparation.kernels_of(preparation.load(settings), layout.target).tasks
+    tasks = preparation.kernels_of(preparation.read(settings), layout.target).tasks
     heaviest = max(tasks, key=lambda t: t.flops)
     selection = preparation.Selection((heaviest.task_id,), 5)
     with open_progress(quiet=True) as progress:

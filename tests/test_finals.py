@@ -81,7 +81,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
         model=folder / "tiny.onnx", out=folder / "run", cpu_pct=50, slice_kind="simulated"
     )
     layout = preparation.local_layout(settings)
-    model = preparation.load(settings)
+    model = preparation.read(settings)
     kernels = preparation.kernels_of(model, layout.target)
     conv = max(kernels.tasks, key=lambda t: t.flops)
     (candidate,) = Searcher(seed=0, threads=1).propose(conv, 1).candidates
@@ -105,7 +105,7 @@ def ending(prepared: tuple[Any, ...], tmp_path: Path) -> Iterator[Ending]:
         yield Ending(
             settings=settings,
             folder=folder,
-            model=model,
+            model=kernels.model,
             layout=layout,
             kernels=kernels,
             cluster=cast(Cluster, FakeCluster(tuner, [0.5])),

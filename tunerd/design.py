@@ -42,6 +42,7 @@ _GPU_LEVELS = "SSS"  # grid, virtual threads, threads
 class TiledBlock:
     """The block that a sketch tiles: its loops' kinds, and what it reads and writes."""
 
+    name: str
     structure: str  # such as SSSRRSRS: levels of spatial and reduction loops, outermost first
     spatial: tuple[int, ...]  # positions of its tiles in the sketch's knobs
     reduction: tuple[int, ...]
@@ -275,7 +276,7 @@ def _tiled_block(
         return None
     if known[-1].strides.shape[1] != len(spatial) + len(reduction):
         return None
-    return TiledBlock(structure, spatial, reduction, tuple(known))
+    return TiledBlock(tiled, structure, spatial, reduction, tuple(known))
 
 
 def _cuts(structure: str) -> list[tuple[int, int]]:

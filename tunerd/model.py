@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -27,6 +28,17 @@ _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 3
 _DTYPES = frozenset({"float16", "float32", "float64", "bool", *_INTEGERS})
 
 
+@dataclass(frozen=True)
+class FixedModel:
+    """A model as its file has it, checked, with every shape fixed."""
+
+    name: str
+    digest: str  # sha256 of the weights and the graph, hex
+    inputs: tuple[TensorSpec, ...]
+    proto: onnx.ModelProto = field(repr=False, compare=False)
+    notes: tuple[str, ...] = ()  # what fixing had to change
+
+
 def load_model(
     path: Path,
     *,
@@ -34,7 +46,18 @@ def load_model(
     dims: Mapping[str, int] = MappingProxyType({}),
     batch: int | None = None,
 ) -> Model:
-    """Load an ONNX file with every shape fixed.
+    """Read an ONNX file and simplify what it holds; arguments and errors are those of both."""
+    return simplified(read_model(path, shapes=shapes, dims=dims, batch=batch))
+
+
+def read_model(
+    path: Path,
+    *,
+    shapes: Mapping[str, Shape] = MappingProxyType({}),
+    dims: Mapping[str, int] = MappingProxyType({}),
+    batch: int | None = None,
+) -> FixedModel:
+    """Read an ONNX file, check it and fix every shape.
 
     shapes: full shapes by input name, for inputs with open dimensions.
     dims: sizes by the name of an open dimension.
@@ -58,15 +81,19 @@ def load_model(
         else:
             proto, notes = with_batch(proto, exported, batch)
     inputs = tuple(_spec(i, "input") for i in proto.graph.input)
-    digest = model_digest(proto)
-    simple, more = simplify(proto, inputs)
+    return FixedModel(path.stem, model_digest(proto), inputs, proto, notes)
+
+
+def simplified(model: FixedModel) -> Model:
+    """Simplify a model, which takes seconds; ModelError where ONNX Runtime cannot run it."""
+    simple, notes = simplify(model.proto, model.inputs)
     return Model(
-        name=path.stem,
-        digest=digest,
-        inputs=inputs,
+        name=model.name,
+        digest=model.digest,
+        inputs=model.inputs,
         outputs=tuple(_spec(o, "output") for o in simple.graph.output),
         proto=simple,
-        notes=notes + more,
+        notes=model.notes + notes,
     )
 
 
@@ -272,7 +299,7 @@ def _serialized(
 ) -> bytes:
     copy = type(message)()
     copy.CopyFrom(message)
-    for field in ("doc_string", "metadata_props"):
-        if field in message.DESCRIPTOR.fields_by_name:
-            copy.ClearField(field)
+    for name in ("doc_string", "metadata_props"):
+        if name in message.DESCRIPTOR.fields_by_name:
+            copy.ClearField(name)
     return bytes(copy.SerializeToString(deterministic=True))

@@ -102,8 +102,8 @@ def plan_tuners(nodes: Sequence[Node], wanted: int | None) -> list[TunerSpec]:
     """Plan the search and build processes of nodes that `cut_once` returned.
 
     On a host with CPU slices each lane gets one, on its cores, and no other core works. On other
-    hosts each CPU gets one, less one for each runner of a GPU and, on the driver's node, one for
-    the driver; nodes of one host share its cores.
+    hosts each CPU gets one, and nodes of one host share its cores. Runners and the driver need
+    little of a core and get it at once: tuners there have a lower priority.
     """
     with_lanes = {n.survey.boot_id for n in nodes if any(s.lane for s in n.slices)}
     left = {n.survey.boot_id: n.survey.cores for n in nodes}
@@ -118,11 +118,8 @@ def plan_tuners(nodes: Sequence[Node], wanted: int | None) -> list[TunerSpec]:
                 for i, s in enumerate(lanes)
             ]
             continue
-        others = sum(s.gpu_uuid is not None for s in node.slices) + node.is_here
-        here = min(node.cpus, left[boot_id])
-        # The last core is shared rather than left without a tuner.
-        count = max(1 if here and not specs else 0, here - others)
-        left[boot_id] -= count + others
+        count = min(node.cpus, left[boot_id])
+        left[boot_id] -= count
         specs += [TunerSpec(f"tuner-{number}-{i}", 1, node_id=node.node_id) for i in range(count)]
     if not specs:
         raise HostError("no node has a CPU for a tuner; start Ray's nodes with --num-cpus")

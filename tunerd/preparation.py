@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tunerd.errors import HostError, InputError
-from tunerd.model import load_model
+from tunerd.model import FixedModel, read_model, simplified
 from tunerd.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_here
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, SliceSpec, TargetSpec, Task, to_json
@@ -37,8 +37,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The model as kernels, and the tasks that tuning them makes."""
+    """A model as kernels, and the tasks that tuning them makes."""
 
+    model: Model
     lowered: Lowered = field(repr=False)
     tasks: tuple[Task, ...]
 
@@ -51,9 +52,9 @@ class Selection:
     trials_per_task: int
 
 
-def load(settings: TuneSettings) -> Model:
-    """Load the settings' model with its shapes fixed."""
-    return load_model(
+def read(settings: TuneSettings) -> FixedModel:
+    """Read the settings' model, with its shapes fixed."""
+    return read_model(
         settings.model, shapes=settings.shapes, dims=settings.dims, batch=settings.batch
     )
 
@@ -100,14 +101,18 @@ def layout_of(nodes: Sequence[Node], settings: TuneSettings) -> Layout:
     )
 
 
-def kernels_of(model: Model, target: TargetSpec, selection: Selection | None = None) -> Kernels:
-    """Lower the model and extract its tasks, or some of them.
+def kernels_of(
+    fixed: FixedModel, target: TargetSpec, selection: Selection | None = None
+) -> Kernels:
+    """Simplify and lower a model and extract its tasks, or some of them.
 
-    Raises InputError where the model has not all that are selected.
+    Raises ModelError where that cannot be done, and InputError where the model has not all tasks
+    that are selected.
     """
     from tunerd.lowering import lower
     from tunerd.tasks import extract_tasks
 
+    model = simplified(fixed)
     lowered = lower(model, target)
     tasks = extract_tasks(lowered, target)
     if selection is not None:
@@ -118,7 +123,7 @@ def kernels_of(model: Model, target: TargetSpec, selection: Selection | None = N
                 "tune --dry-run --json` lists those that it has"
             )
         tasks = tuple(t for t in tasks if t.task_id in selection.task_ids)
-    return Kernels(lowered, tasks)
+    return Kernels(replace(model, notes=(*model.notes, *lowered.notes)), lowered, tasks)
 
 
 def estimate_secs(settings: TuneSettings, layout: Layout) -> float | None:

@@ -31,6 +31,7 @@ from tunerd.vocabulary import Candidate, Origin, Task
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
+    from tvm.s_tir import Schedule
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ _EXPLORED_AT_FIRST = 0.5  # while less than _KNOWN results of the task are known
 _KNOWN = 2 * BATCH
 _MAX_ALIKE = 2  # of a batch that differ in nothing but unrolling, vector widths or locations
 _MAX_TRIES = 4  # traces applied for each candidate asked for
+_PIPELINE = "software_pipeline_stage"
 _EMPTY_ROUNDS = 3  # after which a task has nothing more to propose
 
 
@@ -279,6 +281,8 @@ class Searcher:
             rand_state=rand_state,
         )
         traces = [_plain(s.trace.as_json()) for s in context.generate_design_space()]
+        if task.target.is_cuda:
+            traces = [_unrolled_late(trace) for trace in traces]
         island = _Island(
             task=task,
             mod=mod,
@@ -312,11 +316,33 @@ def _apply(island: _Island, choice: _Choice) -> tuple[str, IRModule] | None:
                 continue
             if not postproc.apply(schedule):
                 return None
+        if sketch.copies > 1 and sketch.block is not None:
+            _unroll_late_inside(schedule, sketch.block.name)
     except Exception as error:  # TVM's ScheduleError, and what a rule did not think of
         log.debug("%s: a choice cannot be applied: %s", island.task.name, error)
         return None
     trace = _plain(schedule.trace.as_json())
     return json.dumps(trace, separators=(",", ":"), sort_keys=True), schedule.mod
+
+
+def _unrolled_late(trace: Any) -> Any:
+    """Let NVRTC unroll instead of TVM, which makes nearly the same machine code of less source.
+
+    scripts/benchmark_unrolling compares them. Not a software pipeline, whose waits are numbered.
+    """
+    text = json.dumps(trace)
+    if _PIPELINE in text:
+        return trace
+    return json.loads(
+        text.replace("meta_schedule.unroll_explicit", "meta_schedule.unroll_implicit")
+    )
+
+
+def _unroll_late_inside(schedule: Schedule, block: str) -> None:
+    """Let NVRTC unroll what a software pipeline computes."""
+    loops = schedule.get_loops(schedule.get_sblock(f"{block}_update"))
+    (pipeline,) = (i for i, x in enumerate(loops) if _PIPELINE in schedule.get(x).annotations)
+    schedule.annotate(loops[pipeline + 1], "pragma_unroll_explicit", 0)
 
 
 def _by_score(

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tunerd import events as ev
@@ -34,7 +34,6 @@ from tunerd.vocabulary import (
     CapProof,
     Correctness,
     Failure,
-    Model,
     Outcome,
     Phase,
     Task,
@@ -45,6 +44,7 @@ from tunerd.workers import Answer
 
 if TYPE_CHECKING:
     from tunerd.host import HostFacts
+    from tunerd.model import FixedModel
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +81,9 @@ def _opened(
         opened = None
         if settings.address is None:  # what this machine cannot do is said before anything loads
             layout = preparation.local_layout(settings)
-            model = preparation.load(settings)
+            model = preparation.read(settings)
         else:
-            model = preparation.load(settings)
+            model = preparation.read(settings)
             opened = stack.enter_context(_joined(settings, _run_name(model)))
             layout = preparation.cluster_layout(settings, opened)
         run_facts = RunFacts.of(
@@ -99,7 +99,7 @@ def _joined(settings: TuneSettings, run: str) -> Cluster:
     return Cluster(address=settings.address, run=run, cpus=0, gpus=0)
 
 
-def _run_name(model: Model) -> str:
+def _run_name(model: FixedModel) -> str:
     """Return what tells this run's slices from those of other runs on the same GPUs."""
     return f"{model.name}-{int(time.time())}-{os.getpid()}"
 
@@ -118,7 +118,7 @@ class _Session:
         self,
         settings: TuneSettings,
         folder: RunFolder,
-        model: Model,
+        model: FixedModel,
         place: _Place,
         progress: Progress,
         stop: Stop,
@@ -155,7 +155,7 @@ class _Session:
                 Ending(
                     settings=self._settings,
                     folder=self._folder,
-                    model=replace(self._model, notes=self._notes(kernels)),
+                    model=kernels.model,
                     layout=self._layout,
                     kernels=kernels,
                     cluster=cluster,
@@ -181,12 +181,14 @@ class _Session:
     @contextlib.contextmanager
     def _searched(self) -> Iterator[tuple[Cluster, preparation.Kernels, tuple[CapProof, ...]]]:
         """Search, and yield what a search ends with while its workers live."""
-        self._show("starting Ray, and lowering the model")
-        lowering = self._lowering()
+        self._show("starting Ray")
         with contextlib.ExitStack() as stack:
             cluster = self._place.opened or stack.enter_context(self._private_cluster())
             stack.callback(self._timekeeper.end)
-            # All that takes seconds at once: workers import TVM while the model is lowered.
+            # All that takes seconds at once: workers import TVM while the model is lowered. Not
+            # before Ray has started: that sets variables of the environment, and a thread that
+            # reads one meanwhile, as TVM does, may crash (setenv(3) is not thread-safe).
+            lowering = self._lowering()
             proofs = self._start_workers(cluster)
             self._quiet_slice(cluster)  # refuses a folder that no slice sees, before the search
             kernels = lowering.result()
@@ -219,9 +221,6 @@ class _Session:
         except BaseException as error:
             into.set_exception(error)
 
-    def _notes(self, kernels: preparation.Kernels) -> tuple[str, ...]:
-        return (*self._model.notes, *kernels.lowered.notes)
-
     def _restore(self, kernels: preparation.Kernels, proofs: Sequence[CapProof]) -> None:
         """Take over what earlier sessions in this folder have measured."""
         settings = self._settings
@@ -246,7 +245,10 @@ class _Session:
 
     def _start_workers(self, cluster: Cluster) -> tuple[CapProof, ...]:
         layout = self._layout
-        self._show(f"starting {len(layout.tuners)} tuners and {len(layout.slices)} slices")
+        self._show(
+            f"starting {len(layout.tuners)} tuners and {len(layout.slices)} slices, and lowering "
+            "the model"
+        )
         cluster.start_tuners(layout.tuners, layout.target, self._settings.seed)
         proofs = cluster.start_slices(layout.slices)
         self._proofs = tuple(proofs)

@@ -15,6 +15,7 @@ from tunerd.search import Proposal, Searcher, Told, default_candidate
 from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec, Task
 
 BUILD_TIMEOUT_SECS = 60.0
+_NICENESS = 10  # beside runners and the driver
 
 
 class Tuner:
@@ -25,6 +26,8 @@ class Tuner:
     ) -> None:
         if cores:
             os.sched_setaffinity(0, cores)
+        else:  # a slice measures beside it, and must not wait for a core
+            os.nice(_NICENESS)
         self._tasks: dict[str, Task] = {}
         self._searcher = Searcher(seed=seed, threads=threads, island_number=island_number)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="build")

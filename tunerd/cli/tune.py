@@ -169,9 +169,8 @@ def _print_plan(settings: TuneSettings, as_json: bool) -> None:
     if settings.address is not None:
         raise InputError("--dry-run plans this machine; it cannot plan the nodes of --address")
     layout = preparation.local_layout(settings)
-    model = preparation.load(settings)
-    kernels = preparation.kernels_of(model, layout.target)
-    plan = preparation.describe(settings, model, layout, kernels.tasks)
+    kernels = preparation.kernels_of(preparation.read(settings), layout.target)
+    plan = preparation.describe(settings, kernels.model, layout, kernels.tasks)
     if as_json:
         print(json_module.dumps(plan))
         return

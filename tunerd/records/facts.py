@@ -11,6 +11,7 @@ from typing import Any
 
 from tunerd import __version__
 from tunerd.errors import FolderError
+from tunerd.model import FixedModel
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, TargetSpec, to_json
 
@@ -34,7 +35,7 @@ class RunFacts:
     def of(
         cls,
         settings: TuneSettings,
-        model: Model,
+        model: Model | FixedModel,
         *,
         target: TargetSpec,
         device: str,
