@@ -55,7 +55,10 @@ def most_to_gain_of_all(states: Collection[TaskState], islands: set[str]) -> flo
         at_home = 1.0 if state.task.task_id in islands else 0.3
         return at_home * state.gain_secs() / (1 + under_way) ** 2
 
-    ready = [s for s in states if not s.exhausted and (s.batches or not s.proposing)]
+    def open_trials(state: TaskState) -> int:
+        return len(state.open) + BATCH * state.proposing
+
+    ready = [s for s in states if not s.exhausted and open_trials(s) <= 8 + s.ended // 4]
     return max(map(score, ready), default=0.0)
 
 

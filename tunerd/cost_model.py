@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.design import Columns
+from tunerd.estimate import Columns
 
 # How well these rank what was not told: scripts/benchmark_search --records.
 _PARAMETERS = {

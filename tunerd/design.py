@@ -24,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tunerd.access import MAX_READS, Access
+from tunerd.estimate import Columns, Tiling, estimated_secs
 from tunerd.knobs import UNDECIDED, Choices, Knob, Location, Option, Tile
-
-Columns = npt.NDArray[np.float64]
 
 FEATURES = 96  # that a cost model sees of a choice
 
@@ -65,10 +64,15 @@ class Sketch:
     """One trace of the design space with its knobs open."""
 
     def __init__(
-        self, index: int, trace: tuple[list[Any], list[Any]], accesses: Mapping[str, list[Access]]
+        self,
+        index: int,
+        trace: tuple[list[Any], list[Any]],
+        accesses: Mapping[str, list[Access]],
+        sms: int | None,
     ) -> None:
-        """Take a trace's JSON, and the accesses of the blocks that it may tile by their names."""
+        """Take what Design takes, of one trace."""
         self.index = index
+        self._sms = sms
         self.instructions = _before_postprocessing(trace[0])
         self.key = json.dumps(self.instructions)
         decided = dict(trace[1])
@@ -133,24 +137,24 @@ class Sketch:
 
     def fits(self, rows: Choices, limits: Limits) -> npt.NDArray[np.bool_]:
         """Say which choices keep a GPU's limits, as far as they follow from the tiles."""
-        block = self.block
-        if block is None or not block.structure.startswith(_GPU_LEVELS):
+        tiling = self._tiling(rows)
+        if tiling is None:
             return np.ones(len(rows), dtype=bool)
-        levels = self._factors(rows, block.spatial).transpose(2, 0, 1)  # [level, choice, loop]
-        _, vthreads, threads, *inner = levels
-        threads_of_block = threads.prod(axis=1)
-        accumulators = np.prod([vthreads, *inner], axis=0).prod(axis=1)
-        tile = self._inside(rows, *_SHARED)
-        shared = self.copies * sum(a.tile_bytes(tile) for a in block.accesses[:-1])
-        # A pipeline needs iterations; TVM refuses to make one of a loop with one.
-        iterations = self._factors(rows, block.reduction)[:, :, 0].prod(axis=1)
+        # A pipeline needs rounds; TVM refuses to make one of a loop with one.
         return np.asarray(
-            ((self.copies == 1) | (iterations > 1))
-            & (threads_of_block >= limits.min_threads)
-            & (threads_of_block <= limits.max_threads)
-            & (accumulators <= limits.max_accumulators)
-            & (shared <= limits.shared_bytes)
+            ((self.copies == 1) | (tiling.rounds > 1))
+            & (tiling.threads >= limits.min_threads)
+            & (tiling.threads <= limits.max_threads)
+            & (tiling.accumulators <= limits.max_accumulators)
+            & (tiling.copies * tiling.loaded_bytes <= limits.shared_bytes)
         )
+
+    def estimated_secs(self, rows: Choices) -> Columns:
+        """Return a rough time of each choice on the share's SMs, NaN where nothing is known."""
+        tiling = None if self._sms is None else self._tiling(rows)
+        if tiling is None or self._sms is None:
+            return np.full(len(rows), np.nan)
+        return estimated_secs(tiling, self._sms)
 
     def features(self, rows: Choices) -> Columns:
         """Return what a cost model sees of choices, shape [choice, FEATURES].
@@ -166,6 +170,7 @@ class Sketch:
             elif isinstance(knob, Location):
                 options.append(rows[:, columns.start].astype(float))
         seen = [np.full(count, float(self.index)), np.full(count, float(self.copies))]
+        seen.append(np.log2(self.estimated_secs(rows)))
         seen += _padded(options, _MAX_OPTIONS, count)
         if self.block is None:
             seen += _padded([np.log2(c) for c in rows.T.clip(1)], _MAX_RAW, count)
@@ -192,6 +197,24 @@ class Sketch:
             intensity = work - np.log2(np.exp2(touched).sum(axis=0))
             seen += [*_padded(touched[:-1], MAX_READS, count), touched[-1], work, intensity]
         return seen
+
+    def _tiling(self, rows: Choices) -> Tiling | None:
+        """Return what choices of a tiled GPU kernel amount to."""
+        block = self.block
+        if block is None or not block.structure.startswith(_GPU_LEVELS):
+            return None
+        levels = self._factors(rows, block.spatial).transpose(2, 0, 1)  # [level, choice, loop]
+        blocks, vthreads, threads, *inner = levels
+        tile = self._inside(rows, *_SHARED)
+        return Tiling(
+            blocks=blocks.prod(axis=1),
+            threads=threads.prod(axis=1),
+            accumulators=np.prod([vthreads, *inner], axis=0).prod(axis=1),
+            rounds=self._factors(rows, block.reduction)[:, :, 0].prod(axis=1),
+            multiply_adds=tile.prod(axis=1),
+            loaded_bytes=np.sum([a.tile_bytes(tile) for a in block.accesses[:-1]], axis=0),
+            copies=self.copies,
+        )
 
     def _knobs_and_columns(self) -> Iterable[tuple[Knob, slice]]:
         return zip(self.knobs, self._columns, strict=True)
@@ -220,9 +243,14 @@ class Design:
         self,
         traces: Sequence[tuple[list[Any], list[Any]]],
         accesses: Mapping[str, list[Access]],
+        *,
+        sms: int | None = None,
     ) -> None:
-        """Take the traces of all sketches, and the accesses of the task's blocks by their names."""
-        self.sketches = [Sketch(i, trace, accesses) for i, trace in enumerate(traces)]
+        """Take the sketches' traces as JSON, and what the task's blocks access, by their names.
+
+        sms: of the share of a GPU that is tuned for.
+        """
+        self.sketches = [Sketch(i, trace, accesses, sms) for i, trace in enumerate(traces)]
         self._by_key = {s.key: s for s in self.sketches}
 
     def find(self, trace: tuple[list[Any], list[Any]]) -> Sketch | None:

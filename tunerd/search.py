@@ -41,9 +41,10 @@ BATCH = 16
 
 _PARENTS = 64  # of what was measured
 _RANDOM_DRAWS = 8192  # of each sketch; 3 to 5% of a CUDA convolution's keep a GPU's limits
-_EXPLORED = 0.1  # of a batch: drawn at random instead of by score
+_EXPLORED = 0.1  # of a batch: drawn by chance instead of by score
 _EXPLORED_AT_FIRST = 0.5  # while less than _KNOWN results of the task are known
 _KNOWN = 2 * BATCH
+_HOPE = 16.0  # by chance, the first by estimate come e^16 times as often as the last
 _MAX_ALIKE = 2  # of a batch that differ in nothing but unrolling, vector widths or locations
 _MAX_TRIES = 4  # traces applied for each candidate asked for
 _PIPELINE = "software_pipeline_stage"
@@ -106,8 +107,12 @@ def default_candidate(task: Task) -> Candidate:
 class Searcher:
     """All islands of one process. Not thread-safe."""
 
-    def __init__(self, *, seed: int, threads: int, island_number: int = 0) -> None:
+    def __init__(
+        self, *, seed: int, threads: int, island_number: int = 0, sms: int | None = None
+    ) -> None:
+        """Search for a share of a GPU with so many SMs, where that is known."""
         self._seed = seed
+        self._sms = sms
         self._island_number = island_number
         self._islands: dict[str, _Island] = {}
         self._empty_rounds: dict[str, int] = {}
@@ -200,15 +205,13 @@ class Searcher:
     def _choices(self, island: _Island, count: int) -> Iterator[_Choice]:
         """Yield choices in the order in which they should be tried."""
         sampled = self._sample(island)
-        at_random = [_Choice(i, row) for i, rows in enumerate(sampled) for row in rows]
-        island.random.shuffle(at_random)
+        by_chance = _by_chance(island, sampled)
         if not self._cost_model.told():
-            yield from at_random
+            yield from by_chance
             return
         known = self._cost_model.told(island.task.task_id)
         explored = _EXPLORED if known >= _KNOWN else _EXPLORED_AT_FIRST
         best, rest = _unlike(island.design, self._evolve(island, sampled), count)
-        by_chance = iter(at_random)
         for choice in best:
             while island.random.random() < explored:
                 chance = next(by_chance, None)
@@ -286,7 +289,7 @@ class Searcher:
         island = _Island(
             task=task,
             mod=mod,
-            design=Design(traces, accesses_of(mod)),
+            design=Design(traces, accesses_of(mod), sms=self._sms),
             limits=_limits(task.target.json) if task.target.is_cuda else None,
             postprocs=list(context.space_generator.postprocs),
             random=np.random.default_rng(rand_state),
@@ -343,6 +346,20 @@ def _unroll_late_inside(schedule: Schedule, block: str) -> None:
     loops = schedule.get_loops(schedule.get_sblock(f"{block}_update"))
     (pipeline,) = (i for i, x in enumerate(loops) if _PIPELINE in schedule.get(x).annotations)
     schedule.annotate(loops[pipeline + 1], "pragma_unroll_explicit", 0)
+
+
+def _by_chance(island: _Island, sampled: Sequence[Choices]) -> Iterator[_Choice]:
+    """Yield choices in random order; first more often those that are estimated to be fast."""
+    choices = [_Choice(i, row) for i, rows in enumerate(sampled) for row in rows]
+    sketches = island.design.sketches
+    secs = np.concatenate(
+        [s.estimated_secs(rows) for s, rows in zip(sketches, sampled, strict=True)]
+    )
+    ranks = np.argsort(np.argsort(secs, kind="stable"), kind="stable") / max(1, len(secs))
+    hope = -_HOPE * np.where(np.isnan(secs), 0.5, ranks)
+    # Gumbel noise draws without replacement, by the exponential of what it is added to.
+    for i in np.argsort(-(hope + island.random.gumbel(size=len(secs)))):
+        yield choices[i]
 
 
 def _by_score(

@@ -193,7 +193,8 @@ class _Session:
             self._quiet_slice(cluster)  # refuses a folder that no slice sees, before the search
             kernels = lowering.result()
             self._tasks = kernels.tasks
-            cluster.give_tasks(kernels.tasks)
+            is_cuda = self._layout.target.is_cuda
+            cluster.give_tasks(kernels.tasks, proofs[0].sm_count if is_cuda else None)
             self._restore(kernels, proofs)
             self._search(cluster)
             self._timekeeper.end()

@@ -12,6 +12,15 @@ from tunerd.task_state import TaskState
 _ABROAD = 0.3  # what a gain counts for a tuner that has no island of the task: it must be told all
 
 
+def _has_learnt(state: TaskState) -> bool:
+    """Say whether enough of a task's trials have ended for its next batch to learn from them.
+
+    A search that is not told is a random one: more trials at once would be faster, and worse.
+    """
+    under_way = len(state.open) + BATCH * state.proposing
+    return under_way <= BATCH // 2 + state.ended // 4
+
+
 class Ranking:
     """Keys by value. Changes and looks at the highest cost O(log keys), amortised."""
 
@@ -97,9 +106,7 @@ class Standings:
         for task_id in self._changed:
             state = self._states[task_id]
             gain = state.gain_secs()
-            # One batch of a task after the other, until it has been seen to have candidates at all.
-            may_be_asked = not state.exhausted and state.room(BATCH) > 0
-            is_ready = may_be_asked and (state.batches or not state.proposing)
+            is_ready = not state.exhausted and state.room(BATCH) > 0 and _has_learnt(state)
             under_way = state.proposing + math.ceil(len(state.open) / BATCH)
             self._scores.put(task_id, gain / (1 + under_way) ** 2 if is_ready else None)
             if state.exhausted:

@@ -6,6 +6,7 @@ keeps its cores busy and pays TVM's imports once.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -29,7 +30,10 @@ class Tuner:
         else:  # a slice measures beside it, and must not wait for a core
             os.nice(_NICENESS)
         self._tasks: dict[str, Task] = {}
-        self._searcher = Searcher(seed=seed, threads=threads, island_number=island_number)
+        self._new_searcher = functools.partial(
+            Searcher, seed=seed, threads=threads, island_number=island_number
+        )
+        self._searcher = self._new_searcher()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="build")
 
     def prepare(self, target: TargetSpec) -> None:
@@ -38,11 +42,15 @@ class Tuner:
 
         build.preload(target)
 
-    def warm_up(self, tasks: Sequence[Task]) -> float:
-        """Take the tasks over and schedule one; return the seconds it took."""
+    def warm_up(self, tasks: Sequence[Task], sms: int | None = None) -> float:
+        """Take the tasks over and schedule one; return the seconds it took.
+
+        sms: of the share of a GPU that is tuned for.
+        """
         started = time.perf_counter()
         from tunerd import build
 
+        self._searcher = self._new_searcher(sms=sms)
         self._tasks = {t.task_id: t for t in tasks}
         if tasks:
             build.scheduled(tasks[0], default_candidate(tasks[0]))

@@ -80,8 +80,8 @@ class TunerActor:
     def prepare(self, target: TargetSpec) -> None:
         self._tuner.prepare(target)
 
-    def warm_up(self, tasks: tuple[Task, ...]) -> float:
-        return self._tuner.warm_up(tasks)
+    def warm_up(self, tasks: tuple[Task, ...], sms: int | None) -> float:
+        return self._tuner.warm_up(tasks, sms)
 
     def propose(self, task_id: str, count: int, told: Any, exclude: Any) -> Timed:
         return _timed(lambda: self._tuner.propose(task_id, count, told, exclude), in_process=True)
