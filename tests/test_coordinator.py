@@ -101,25 +101,24 @@ def test_the_first_batch_of_a_task_is_proposed_by_one_tuner() -> None:
     assert len(of_type(Propose, started(coordinator, tuners=3))) == 1
 
 
-def test_the_next_batch_of_a_task_waits_for_half_of_the_last() -> None:
+def test_a_third_batch_of_a_task_waits_for_what_the_first_two_taught() -> None:
     coordinator = Coordinator([CONV], Limits(trials=1000))
-    (work,) = of_type(Propose, started(coordinator, tuners=3, slices=3))
-    batch = candidates(work.task, range(BATCH))
-    out = coordinator.handle(Proposed(work.worker_id, work.task.task_id, batch, False))
+    (first,) = of_type(Propose, started(coordinator, tuners=24))
+    batch = candidates(CONV, range(BATCH))
+    (second,) = of_type(
+        Propose, coordinator.handle(Proposed(first.worker_id, CONV.task_id, batch, False))
+    )
+    more = candidates(CONV, range(BATCH, 2 * BATCH))
+    out = coordinator.handle(Proposed(second.worker_id, CONV.task_id, more, False))
+    assert of_type(Propose, out) == []
     ended = 0
-    while not (again := of_type(Propose, out)):
-        (building, *_) = (w.work for w in coordinator.workers.values() if w.work)
-        if isinstance(building, BuildThem):
-            built = tuple((c, build(c)) for c in building.candidates)
-            out = coordinator.handle(BuildsEnded(building.worker_id, built))
-        else:
-            assert isinstance(building, Measure)
-            found = tuple((b.candidate, measured(1e-3)) for b in building.builds)
-            out = coordinator.handle(MeasurementsEnded(building.worker_id, found))
-            ended += len(found)
-    # A quarter of what has ended may be under way beside half a batch.
-    assert BATCH - ended == BATCH // 2 + ended // 4
-    assert len(again[0].told) == ended
+    while not (third := of_type(Propose, out)):
+        (work, *_) = (w.work for w in coordinator.workers.values() if isinstance(w.work, BuildThem))
+        failed = tuple((c, Failure(Stage.BUILD, Kind.COMPILE, "no")) for c in work.candidates)
+        out = coordinator.handle(BuildsEnded(work.worker_id, failed))
+        ended += len(failed)
+    assert 0 < ended <= BATCH
+    assert len(third[0].told) == ended
 
 
 @pytest.mark.parametrize("trials", [1, BATCH - 1, BATCH, 3 * BATCH + 5])

@@ -55,10 +55,12 @@ def most_to_gain_of_all(states: Collection[TaskState], islands: set[str]) -> flo
         at_home = 1.0 if state.task.task_id in islands else 0.3
         return at_home * state.gain_secs() / (1 + under_way) ** 2
 
-    def open_trials(state: TaskState) -> int:
-        return len(state.open) + BATCH * state.proposing
+    def has_learnt(state: TaskState) -> bool:
+        open_trials = len(state.open) + BATCH * state.proposing
+        is_known = state.batches or state.ended
+        return open_trials <= (BATCH + state.ended // 8 if is_known else 0)
 
-    ready = [s for s in states if not s.exhausted and open_trials(s) <= 8 + s.ended // 4]
+    ready = [s for s in states if not s.exhausted and has_learnt(s)]
     return max(map(score, ready), default=0.0)
 
 

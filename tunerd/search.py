@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POPULATION = 512
-GENERATIONS = 6
-BATCH = 16
+GENERATIONS = 3
+BATCH = 8
 
 _PARENTS = 64  # of what was measured
 _RANDOM_DRAWS = 8192  # of each sketch; 3 to 5% of a CUDA convolution's keep a GPU's limits
 _EXPLORED = 0.1  # of a batch: drawn by chance instead of by score
-_EXPLORED_AT_FIRST = 0.5  # while less than _KNOWN results of the task are known
-_KNOWN = 2 * BATCH
-_HOPE = 16.0  # by chance, the first by estimate come e^16 times as often as the last
+_EXPLORED_AT_FIRST = 0.2  # while less than _KNOWN results of the task are known
+_KNOWN = 32
+_HOPE = 32.0  # by chance, the first by estimate come e^32 times as often as the last
 _MAX_ALIKE = 2  # of a batch that differ in nothing but unrolling, vector widths or locations
 _MAX_TRIES = 4  # traces applied for each candidate asked for
 _PIPELINE = "software_pipeline_stage"

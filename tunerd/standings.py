@@ -18,7 +18,9 @@ def _has_learnt(state: TaskState) -> bool:
     A search that is not told is a random one: more trials at once would be faster, and worse.
     """
     under_way = len(state.open) + BATCH * state.proposing
-    return under_way <= BATCH // 2 + state.ended // 4
+    if not (state.batches or state.ended):  # nobody knows yet whether it has candidates at all
+        return under_way == 0
+    return under_way <= BATCH + state.ended // 8
 
 
 class Ranking:
