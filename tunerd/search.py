@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.access import accesses_of
 from tunerd.cost_model import CostModel
 from tunerd.design import Design, Limits
+from tunerd.design_space import SOFTWARE_PIPELINE, design_space, plain
 from tunerd.knobs import UNDECIDED, Choices
 from tunerd.vocabulary import Candidate, Origin, Task
 
@@ -46,7 +46,6 @@ _EXPLORED_AT_FIRST = 0.5  # while less than _KNOWN results of the task are known
 _KNOWN = 2 * BATCH
 _MAX_ALIKE = 2  # of a batch that differ in nothing but unrolling, vector widths or locations
 _MAX_TRIES = 4  # traces applied for each candidate asked for
-_PIPELINE = "software_pipeline_stage"
 _EMPTY_ROUNDS = 3  # after which a task has nothing more to propose
 
 
@@ -86,7 +85,7 @@ class _Island:
     mod: Any
     design: Design
     limits: Limits | None  # of a GPU's blocks of threads
-    postprocs: list[Any]
+    postprocs: tuple[Any, ...]
     random: np.random.Generator
     known: set[str] = field(default_factory=set)  # candidate ids proposed or told
     tried: set[tuple[int, bytes]] = field(default_factory=set)  # choices applied or told
@@ -265,30 +264,14 @@ class Searcher:
         return [c for _, c in everything if c.key not in island.tried]
 
     def _open(self, task: Task) -> _Island:
-        import tvm
-        from tvm.s_tir import meta_schedule as ms
-
-        mod = tvm.ir.load_json(task.mod_json)
-        rules = "cuda" if task.target.is_cuda else "llvm"
         rand_state = _digest(self._seed, task.task_id, self._island_number)
-        context = _tune_context(
-            mod,
-            tvm.target.Target(task.target.json),
-            space=ms.space_generator.PostOrderApply(
-                sch_rules=rules, postprocs=rules, mutator_probs=rules
-            ),
-            name=task.name,
-            rand_state=rand_state,
-        )
-        traces = [_plain(s.trace.as_json()) for s in context.generate_design_space()]
-        if task.target.is_cuda:
-            traces = [_unrolled_late(trace) for trace in traces]
+        space = design_space(task, rand_state=rand_state)
         island = _Island(
             task=task,
-            mod=mod,
-            design=Design(traces, accesses_of(mod)),
-            limits=_limits(task.target.json) if task.target.is_cuda else None,
-            postprocs=list(context.space_generator.postprocs),
+            mod=space.mod,
+            design=space.design,
+            limits=space.limits,
+            postprocs=space.postprocs,
             random=np.random.default_rng(rand_state),
         )
         self._islands[task.task_id] = island
@@ -321,27 +304,16 @@ def _apply(island: _Island, choice: _Choice) -> tuple[str, IRModule] | None:
     except Exception as error:  # TVM's ScheduleError, and what a rule did not think of
         log.debug("%s: a choice cannot be applied: %s", island.task.name, error)
         return None
-    trace = _plain(schedule.trace.as_json())
+    trace = plain(schedule.trace.as_json())
     return json.dumps(trace, separators=(",", ":"), sort_keys=True), schedule.mod
-
-
-def _unrolled_late(trace: Any) -> Any:
-    """Let NVRTC unroll instead of TVM, which makes nearly the same machine code of less source.
-
-    scripts/benchmark_unrolling compares them. Not a software pipeline, whose waits are numbered.
-    """
-    text = json.dumps(trace)
-    if _PIPELINE in text:
-        return trace
-    return json.loads(
-        text.replace("meta_schedule.unroll_explicit", "meta_schedule.unroll_implicit")
-    )
 
 
 def _unroll_late_inside(schedule: Schedule, block: str) -> None:
     """Let NVRTC unroll what a software pipeline computes."""
     loops = schedule.get_loops(schedule.get_sblock(f"{block}_update"))
-    (pipeline,) = (i for i, x in enumerate(loops) if _PIPELINE in schedule.get(x).annotations)
+    (pipeline,) = (
+        i for i, x in enumerate(loops) if SOFTWARE_PIPELINE in schedule.get(x).annotations
+    )
     schedule.annotate(loops[pipeline + 1], "pragma_unroll_explicit", 0)
 
 
@@ -378,61 +350,7 @@ def _first_of_each(rows: Choices) -> npt.NDArray[np.int64]:
     return np.sort(first)
 
 
-def _limits(target_json: str) -> Limits:
-    target = json.loads(target_json)
-    known = {
-        "max_threads": target.get("max_threads_per_block"),
-        "shared_bytes": target.get("max_shared_memory_per_block"),
-    }
-    return Limits(**{name: int(value) for name, value in known.items() if value})
-
-
 def _digest(seed: int, task_id: str, island_number: int) -> int:
     """Return a number that TVM, NumPy and XGBoost take as a seed."""
     digest = hashlib.sha256(f"{seed}/{task_id}/{island_number}".encode()).digest()
     return int.from_bytes(digest[:4], "little") % (2**31 - 2) + 1
-
-
-def _tune_context(mod: Any, target: Any, *, space: Any, name: str, rand_state: int) -> Any:
-    """Make a TuneContext as its own constructor does, without importing every tensor intrinsic.
-
-    That import takes 10 to 20 s in each process, and fp32 schedules use none of them.
-    """
-    from tvm.s_tir.meta_schedule import TuneContext, _ffi_api
-    from tvm.s_tir.meta_schedule.logging import get_logging_func
-
-    context = TuneContext.__new__(TuneContext)
-    context.__init_handle_by_constructor__(
-        _ffi_api.TuneContext,
-        mod,
-        target,
-        space,
-        None,  # no search strategy
-        name,
-        1,
-        rand_state,
-        get_logging_func(_search_log),
-    )
-    _ffi_api.TuneContextInitialize(context)
-    return context
-
-
-_search_log = logging.getLogger("tunerd.search.tvm")
-_search_log.setLevel(logging.ERROR)  # TVM tells every rule that it does not have
-
-
-def _plain(value: Any) -> Any:
-    """Return TVM's containers as Python's, so that json can write them."""
-    if isinstance(value, bool | int | float | str) or value is None:
-        if isinstance(value, bool):
-            return bool(value)
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return float(value)
-        return str(value) if value is not None else None
-    if isinstance(value, dict) or hasattr(value, "items"):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if hasattr(value, "value") and isinstance(value.value, int | float):
-        return value.value
-    return [_plain(v) for v in value]
