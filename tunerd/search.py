@@ -7,7 +7,11 @@ trace that it looks at, at 15 to 36 ms, and on CUDA 91 to 99% of random ones bre
 An *island* is the search of one task in one process. All islands of a process share one cost
 model, so that what one task taught helps the next. Several islands of a task may be at work in
 different processes: each is told the others' results with its next request. A fresh island that is
-told an earlier run's results goes on where that run stopped.
+told an earlier session's results goes on where that session stopped.
+
+*Lessons* are of other runs, at other shares or of other models. They teach the cost model apart
+from this run's results. Where a lesson is of the very task, its best are proposed first, to be
+measured here, and fill up the parents of the evolution while few results are known.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +32,7 @@ from tunerd.cost_model import CostModel
 from tunerd.design import Design, Limits
 from tunerd.design_space import SOFTWARE_PIPELINE, design_space, plain
 from tunerd.knobs import UNDECIDED, Choices
-from tunerd.vocabulary import Candidate, Origin, Task
+from tunerd.vocabulary import Candidate, Lesson, Origin, Task
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -46,6 +51,7 @@ _EXPLORED_AT_FIRST = 0.5  # while less than _KNOWN results of the task are known
 _KNOWN = 2 * BATCH
 _MAX_ALIKE = 2  # of a batch that differ in nothing but unrolling, vector widths or locations
 _MAX_TRIES = 4  # traces applied for each candidate asked for
+_PROPOSED_FIRST = 4  # of a lesson, no two with the same tiles
 _EMPTY_ROUNDS = 3  # after which a task has nothing more to propose
 
 
@@ -91,6 +97,8 @@ class _Island:
     tried: set[tuple[int, bytes]] = field(default_factory=set)  # choices applied or told
     measured: list[tuple[float, _Choice]] = field(default_factory=list)  # seconds of a call
     open: dict[str, IRModule] = field(default_factory=dict)  # proposed here, not told yet
+    borrowed: Sequence[_Choice] = ()  # of lessons, the best of each in turn
+    first: Sequence[_Choice] = ()  # of those, what is proposed before all else
 
 
 def candidate_id(task_id: str, trace_json: str) -> str:
@@ -111,6 +119,34 @@ class Searcher:
         self._islands: dict[str, _Island] = {}
         self._empty_rounds: dict[str, int] = {}
         self._cost_model = CostModel(seed=_digest(seed, "", island_number), threads=threads)
+        self._borrowed: dict[str, list[list[_Choice]]] = {}  # by task and lesson, best first
+
+    def learn(self, lessons: Sequence[Lesson], tasks: Mapping[str, Task]) -> None:
+        """Take in what other runs measured; `tasks` are this run's, by their ids."""
+        for lesson in lessons:
+            task = tasks.get(lesson.task.task_id)
+            try:
+                measured = self._learn(lesson, task)
+            except Exception as error:  # of a store that something else wrote, or another TVM
+                log.warning("%s teaches nothing: %s", lesson.key, error)
+                continue
+            if task is not None:
+                self._borrowed.setdefault(task.task_id, []).append(measured)
+
+    def _learn(self, lesson: Lesson, task: Task | None) -> list[_Choice]:
+        """Teach the cost model; return what was measured and keeps this GPU's limits."""
+        space = design_space(task or lesson.task)
+        measured: list[_Choice] = []
+        for trace_json, run_secs in lesson.results:
+            translated = space.design.translate(json.loads(trace_json))
+            if translated is None:
+                continue
+            sketch, row = translated
+            self._cost_model.tell(lesson.key, sketch.features(row[None])[0], run_secs)
+            fits = space.limits is None or sketch.fits(row[None], space.limits)[0]
+            if run_secs is not None and fits:
+                measured.append(_Choice(sketch.index, row))
+        return measured
 
     def propose(
         self,
@@ -198,15 +234,17 @@ class Searcher:
 
     def _choices(self, island: _Island, count: int) -> Iterator[_Choice]:
         """Yield choices in the order in which they should be tried."""
+        yield from island.first
         sampled = self._sample(island)
         at_random = [_Choice(i, row) for i, rows in enumerate(sampled) for row in rows]
         island.random.shuffle(at_random)
         if not self._cost_model.told():
             yield from at_random
             return
-        known = self._cost_model.told(island.task.task_id)
+        known = self._cost_model.told(island.task.task_id) + len(island.borrowed)
         explored = _EXPLORED if known >= _KNOWN else _EXPLORED_AT_FIRST
-        best, rest = _unlike(island.design, self._evolve(island, sampled), count)
+        evolved = self._evolve(island, sampled)
+        best, rest = _unlike(island.design, evolved, count, most_alike=_MAX_ALIKE)
         by_chance = iter(at_random)
         for choice in best:
             while island.random.random() < explored:
@@ -233,6 +271,7 @@ class Searcher:
     def _evolve(self, island: _Island, sampled: Sequence[Choices]) -> list[_Choice]:
         """Return choices by falling score: a few generations of what was measured and drawn."""
         parents = [choice for _, choice in island.measured[:_PARENTS]]
+        parents += island.borrowed[: _PARENTS - len(parents)]
         everything: list[tuple[float, _Choice]] = []
         for sketch, drawn in zip(island.design.sketches, sampled, strict=True):
             own = [c.row for c in parents if c.sketch == sketch.index]
@@ -266,6 +305,9 @@ class Searcher:
     def _open(self, task: Task) -> _Island:
         rand_state = _digest(self._seed, task.task_id, self._island_number)
         space = design_space(task, rand_state=rand_state)
+        lessons = self._borrowed.get(task.task_id, [])
+        borrowed = _in_turn(lessons)
+        first = min(_PROPOSED_FIRST * len(lessons), BATCH // 2)
         island = _Island(
             task=task,
             mod=space.mod,
@@ -273,6 +315,8 @@ class Searcher:
             limits=space.limits,
             postprocs=space.postprocs,
             random=np.random.default_rng(rand_state),
+            borrowed=borrowed,
+            first=_unlike(space.design, borrowed, first, most_alike=1)[0],
         )
         self._islands[task.task_id] = island
         return island
@@ -327,21 +371,27 @@ def _by_score(
 
 
 def _unlike(
-    design: Design, choices: Sequence[_Choice], count: int
+    design: Design, choices: Sequence[_Choice], count: int, *, most_alike: int
 ) -> tuple[list[_Choice], list[_Choice]]:
-    """Split off the first `count` of which few have the same tiles; return them and the rest."""
+    """Split off the first `count`, few of them with the same tiles; return them and the rest."""
     chosen: list[_Choice] = []
     rest: list[_Choice] = []
     alike: dict[tuple[int, bytes], int] = {}
     for choice in choices:
         tiles = design.sketches[choice.sketch].tiles_of(choice.row).tobytes()
         seen = alike.get((choice.sketch, tiles), 0)
-        if len(chosen) < count and seen < _MAX_ALIKE:
+        if len(chosen) < count and seen < most_alike:
             alike[choice.sketch, tiles] = seen + 1
             chosen.append(choice)
         else:
             rest.append(choice)
     return chosen, rest
+
+
+def _in_turn(lists: Sequence[Sequence[_Choice]]) -> list[_Choice]:
+    """Return the first of each list, then the second of each, and so on, every choice once."""
+    ordered = {c.key: c for rank in zip_longest(*lists) for c in rank if c is not None}
+    return list(ordered.values())
 
 
 def _first_of_each(rows: Choices) -> npt.NDArray[np.int64]:

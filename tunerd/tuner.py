@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tunerd.search import Proposal, Searcher, Told, default_candidate
-from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec, Task
+from tunerd.vocabulary import Build, Candidate, Failure, Lesson, TargetSpec, Task
 
 BUILD_TIMEOUT_SECS = 60.0
 _NICENESS = 10  # beside runners and the driver
@@ -38,12 +38,13 @@ class Tuner:
 
         build.preload(target)
 
-    def warm_up(self, tasks: Sequence[Task]) -> float:
-        """Take the tasks over and schedule one; return the seconds it took."""
+    def warm_up(self, tasks: Sequence[Task], lessons: Sequence[Lesson] = ()) -> float:
+        """Take the tasks over, learn, and schedule one task; return the seconds it took."""
         started = time.perf_counter()
         from tunerd import build
 
         self._tasks = {t.task_id: t for t in tasks}
+        self._searcher.learn(lessons, self._tasks)
         if tasks:
             build.scheduled(tasks[0], default_candidate(tasks[0]))
         return time.perf_counter() - started

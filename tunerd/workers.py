@@ -16,6 +16,7 @@ from tunerd.vocabulary import (
     Candidate,
     CapProof,
     Failure,
+    Lesson,
     Measurement,
     Profile,
     SliceSpec,
@@ -80,8 +81,8 @@ class TunerActor:
     def prepare(self, target: TargetSpec) -> None:
         self._tuner.prepare(target)
 
-    def warm_up(self, tasks: tuple[Task, ...]) -> float:
-        return self._tuner.warm_up(tasks)
+    def warm_up(self, tasks: tuple[Task, ...], lessons: tuple[Lesson, ...]) -> float:
+        return self._tuner.warm_up(tasks, lessons)
 
     def propose(self, task_id: str, count: int, told: Any, exclude: Any) -> Timed:
         return _timed(lambda: self._tuner.propose(task_id, count, told, exclude), in_process=True)

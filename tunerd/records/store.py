@@ -255,6 +255,20 @@ class Store:
         with self._transaction() as connection:
             return trials.best(connection, task_id, origin)
 
+    def ranked(self, task_id: str) -> list[tuple[int, float | None]]:
+        """Return the ids and medians of a task's ended search trials: fastest first, failed last.
+
+        Of equals the earliest is first.
+        """
+        with self._transaction() as connection:
+            return trials.ranked(connection, task_id)
+
+    def traces(self, trial_ids: Sequence[int]) -> list[str]:
+        """Return the trials' traces, in order; KeyError where there is no such trial."""
+        with self._transaction() as connection:
+            found = trials.traces(connection, trial_ids)
+        return [found[i] for i in trial_ids]
+
     def story(self, trial_id: int) -> str:
         """Tell what happened to a trial, a line per event; KeyError where there is none."""
         with self._transaction() as connection:
