@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunerd.access import accesses_of
-from tunerd.design import Design, Limits
+from tunerd.design import Design, Limits, Sketch
+from tunerd.knobs import Choices
 from tunerd.vocabulary import Task
 
 SOFTWARE_PIPELINE = "software_pipeline_stage"
@@ -22,6 +23,10 @@ class DesignSpace:
     design: Design
     limits: Limits | None  # of a GPU's blocks of threads
     postprocs: tuple[Any, ...]
+
+    def allows(self, sketch: Sketch, row: Choices) -> bool:
+        """Say whether a choice keeps the limits, as far as that can be told from its numbers."""
+        return self.limits is None or bool(sketch.fits(row[None], self.limits)[0])
 
 
 def design_space(task: Task, *, rand_state: int = 1) -> DesignSpace:

@@ -136,16 +136,22 @@ class Searcher:
     def _learn(self, lesson: Lesson, task: Task | None) -> list[_Choice]:
         """Teach the cost model; return what was measured and keeps this GPU's limits."""
         space = design_space(task or lesson.task)
+        of_sketch: dict[int, tuple[list[Choices], list[float | None]]] = {}
         measured: list[_Choice] = []
         for trace_json, run_secs in lesson.results:
             translated = space.design.translate(json.loads(trace_json))
             if translated is None:
                 continue
             sketch, row = translated
-            self._cost_model.tell(lesson.key, sketch.features(row[None])[0], run_secs)
-            fits = space.limits is None or sketch.fits(row[None], space.limits)[0]
-            if run_secs is not None and fits:
+            rows, secs = of_sketch.setdefault(sketch.index, ([], []))
+            rows.append(row)
+            secs.append(run_secs)
+            if run_secs is not None and space.allows(sketch, row):
                 measured.append(_Choice(sketch.index, row))
+        for index, (rows, secs) in of_sketch.items():
+            features = space.design.sketches[index].features(np.array(rows))
+            for own, run_secs in zip(features, secs, strict=True):
+                self._cost_model.tell(lesson.key, own, run_secs)
         return measured
 
     def propose(
