@@ -16,8 +16,8 @@ from tunerd.errors import InputError
 from tunerd.records import RunFacts, Store
 from tunerd.vocabulary import Lesson, TargetSpec
 
-# Each tuner takes all of them in before it starts, and trains on them with every batch: 0.1 s on
-# one core for this many.
+# Each tuner takes all of them in before it starts, and trains on them with every batch: 1 s and
+# 0.2 s of one core for this many.
 _MOST_RESULTS = 2048
 _MOST_OF_A_TASK = 512  # half of them its best
 _LEAST_OF_A_TASK = 8
@@ -106,8 +106,8 @@ def _require_teachable(facts: RunFacts, folder: Path, target: TargetSpec, slice_
             f"--warm-start {folder} holds a run for {facts.target.kind}, and this one is for "
             f"{target.kind}, whose kernels are made by other rules; give a run for {target.kind}"
         )
-    if facts.slice_kind == "simulated" != slice_kind:
+    if facts.slice_kind == "simulated" and slice_kind != "simulated":
         raise InputError(
             f"--warm-start {folder} holds a run on simulated slices, which measure nothing; give a "
-            f"run that was measured"
+            "run that was measured"
         )
