@@ -23,7 +23,7 @@ from tunerd.errors import ExitCode, FolderError, InputError
 from tunerd.knobs import Choices, Location, Option, Tile
 from tunerd.progress import Progress, ProgressState
 from tunerd.records import RunFacts, Store
-from tunerd.records.schema import STORE_NAME
+from tunerd.records.schema import STORE_NAME, open_writer
 from tunerd.search import BATCH, Searcher, Told
 from tunerd.session import search
 from tunerd.settings import TuneSettings
@@ -344,6 +344,12 @@ def test_a_run_does_not_start_from_itself(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="is not a run folder"):
+        read(tmp_path)
+
+
+def test_a_run_that_was_killed_before_it_began_is_refused(tmp_path: Path) -> None:
+    open_writer(tmp_path / STORE_NAME).close()
+    with pytest.raises(FolderError, match="killed before it began"):
         read(tmp_path)
 
 

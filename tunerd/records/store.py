@@ -121,9 +121,15 @@ class Store:
     # --- what the run is ---------------------------------------------------------------------
 
     def facts(self) -> RunFacts:
-        """Return the facts of the run's first session."""
+        """Return the facts of the run's first session; FolderError where none has begun."""
         with self._transaction() as connection:
-            return RunFacts.from_json(json.loads(connection.execute(_first_session()).scalar_one()))
+            text = connection.execute(_first_session()).scalar()
+        if text is None:
+            raise FolderError(
+                f"{self._path.parent} holds a run that was killed before it began, and no trial; "
+                "run its command again, or give another folder"
+            )
+        return RunFacts.from_json(json.loads(text))
 
     def sessions(self) -> list[tuple[float, RunFacts]]:
         """Return when each session began and its facts, in order."""
