@@ -134,7 +134,7 @@ def test_what_fits_passes_tvms_checks(cuda_conv: _Island) -> None:
 
 @pytest.mark.parametrize("limit", ["threads", "shared memory"])
 def test_what_does_not_fit_fails_tvms_checks(limit: str) -> None:
-    from tunerd.search import _limits
+    from tunerd.design_space import _limits
 
     target = json.loads(CUDA.json)
     target["max_shared_memory_per_block"] = 2048 if limit == "shared memory" else 10**6

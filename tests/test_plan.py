@@ -43,6 +43,7 @@ def plan(tasks: int = 20, **changes: Any) -> dict[str, Any]:
             {"task_id": f"{i}", "name": f"kernel{i}", "weight": 1 + i, "flops": 1e6 * (20 - i)}
             for i in range(tasks)
         ],
+        "warm_start": [{"sentence": "512 results of 26 tasks from runs/other"}],
         "trials": None,
         "budget_secs": None,
         "estimate_secs": None,
@@ -66,6 +67,7 @@ def test_a_plan_names_gpu_share_bound_environment_and_tuners() -> None:
         GPU,
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40",
         "6 processes on 12 CPUs",
+        "512 results of 26 tasks from runs/other",
     ):
         assert said in text
 

@@ -43,6 +43,7 @@ TVM_MODULES = {
     "build",
     "constants",
     "converters",
+    "design_space",
     "host",
     "loading",
     "lowering",

@@ -39,6 +39,7 @@ from tunerd.vocabulary import (
     Candidate,
     CapProof,
     Failure,
+    Lesson,
     SliceSpec,
     TargetSpec,
     Task,
@@ -86,8 +87,7 @@ class Cluster:
         self._target: TargetSpec | None = None
         self._seed = 0
         self._islands = 0  # given to tuners so far
-        self._tasks: Any = None
-        self._sms: int | None = None
+        self._given: tuple[Any, ...] = ()  # to all tuners
         self._lost_one = False
         self._leash = contextlib.ExitStack()
         self._folder = RayFolder() if address is None else None
@@ -195,13 +195,14 @@ class Cluster:
         for spec in specs:
             self._start_tuner(spec)
 
-    def give_tasks(self, tasks: Sequence[Task], sms: int | None = None) -> None:
-        """Tell the tuners their tasks; each answers "warm_up" once it can work.
+    def give_tasks(
+        self, tasks: Sequence[Task], *, lessons: Sequence[Lesson] = (), sms: int | None = None
+    ) -> None:
+        """Tell the tuners what to search and learn; each answers "warm_up" once it can work.
 
         sms: of the share of a GPU that is tuned for.
         """
-        self._sms = sms
-        self._tasks = self._ray.put(tuple(tasks))
+        self._given = (self._ray.put(tuple(tasks)), self._ray.put(tuple(lessons)), sms)
         for tuner_id in self._tuners:
             self._warm_up(tuner_id)
 
@@ -239,8 +240,7 @@ class Cluster:
         self._tuners[spec.tuner_id] = handle
 
     def _warm_up(self, tuner_id: str) -> None:
-        call = self._tuners[tuner_id].warm_up.remote(self._tasks, self._sms)
-        self._watch(tuner_id, "warm_up", call)
+        self._watch(tuner_id, "warm_up", self._tuners[tuner_id].warm_up.remote(*self._given))
 
     def submit(self, instruction: ev.Propose | ev.BuildThem | ev.Measure) -> None:
         """Carry out an instruction; its end comes back from `answers`."""

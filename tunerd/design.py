@@ -35,6 +35,15 @@ _MAX_RAW = 12  # factors that it sees of a sketch without a tiled block
 # outermost loops.
 _SHARED = (1, 1)
 _GPU_LEVELS = "SSS"  # grid, virtual threads, threads
+# What rules write into a trace from their settings or the target: the cores of a share, a block's
+# threads, and whether TVM or NVRTC unrolls.
+_SETTINGS = (
+    "meta_schedule.parallel",
+    "meta_schedule.vectorize",
+    "meta_schedule.thread_extent_low_inclusive",
+    "meta_schedule.thread_extent_high_inclusive",
+)
+_UNROLLS = ("meta_schedule.unroll_explicit", "meta_schedule.unroll_implicit")
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class Sketch:
         self._sms = sms
         self.instructions = _before_postprocessing(trace[0])
         self.key = json.dumps(self.instructions)
+        self.skeleton = _skeleton(self.instructions)
         decided = dict(trace[1])
         self.knobs = _knobs(self.instructions, decided)
         ends = np.cumsum([0, *(k.parts for k in self.knobs)]).tolist()
@@ -117,6 +127,18 @@ class Sketch:
         row = np.zeros(self.width, dtype=np.int64)
         for knob, columns in self._knobs_and_columns():
             row[columns] = decided[knob.instruction]
+        return row
+
+    def translate(self, trace: tuple[list[Any], list[Any]]) -> Choices | None:
+        """Return the choice of a trace with the same steps, or None where it is not allowed."""
+        instructions, decisions = trace
+        decided = dict(decisions)
+        row = np.zeros(self.width, dtype=np.int64)
+        for knob, columns in self._knobs_and_columns():
+            own = knob.translate(decided.get(knob.instruction), instructions[knob.instruction][2])
+            if own is None:
+                return None
+            row[columns] = own
         return row
 
     def decode(self, row: Choices) -> tuple[list[Any], list[Any]]:
@@ -252,14 +274,43 @@ class Design:
         """
         self.sketches = [Sketch(i, trace, accesses, sms) for i, trace in enumerate(traces)]
         self._by_key = {s.key: s for s in self.sketches}
+        self._by_skeleton = {s.skeleton: s for s in reversed(self.sketches)}
 
     def find(self, trace: tuple[list[Any], list[Any]]) -> Sketch | None:
         """Return the sketch of a trace, or None: other rules made it."""
         return self._by_key.get(json.dumps(_before_postprocessing(trace[0])))
 
+    def translate(self, trace: tuple[list[Any], list[Any]]) -> tuple[Sketch, Choices] | None:
+        """Return what a trace of another target or of earlier rules decides, as a choice here.
+
+        None where no sketch has the same steps, or its sketch does not allow what was decided.
+        """
+        sketch = self.find(trace)
+        if sketch is None:
+            sketch = self._by_skeleton.get(_skeleton(_before_postprocessing(trace[0])))
+        row = None if sketch is None else sketch.translate(trace)
+        return None if sketch is None or row is None else (sketch, row)
+
 
 def _before_postprocessing(instructions: Sequence[Any]) -> list[Any]:
     return list(itertools.takewhile(lambda i: i[0] != "EnterPostproc", instructions))
+
+
+def _skeleton(instructions: Sequence[Any]) -> str:
+    """Return the steps of a trace, less what rules take from their settings or the target."""
+    steps = []
+    for kind, inputs, attributes, outputs in instructions:
+        if kind == "Annotate" and attributes[0] in _SETTINGS:
+            steps.append([kind, inputs[:1], attributes, outputs])
+        elif kind == "Annotate" and attributes[0] in _UNROLLS:
+            steps.append([kind, inputs, _UNROLLS[:1], outputs])
+        elif kind == "SamplePerfectTile":
+            steps.append([kind, inputs, attributes[:1], outputs])
+        elif kind == "SampleCategorical":
+            steps.append([kind, inputs, [], outputs])
+        else:
+            steps.append([kind, inputs, attributes, outputs])
+    return json.dumps(steps)
 
 
 def _knobs(instructions: Sequence[Any], decided: Mapping[int, Any]) -> list[Knob]:

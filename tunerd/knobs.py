@@ -7,7 +7,9 @@ has one column. Knobs draw and change many rows at once, shape [choice, part].
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +63,13 @@ class Tile:
         good = (rows[at, source] % prime == 0) & (changed[:, -1] <= self.max_innermost)
         return np.where(good[:, None], changed, rows)
 
+    def translate(self, decided: Any, attributes: Any) -> list[int] | None:
+        """Return a split of another trace where it is one of this loop's, else None."""
+        if not isinstance(decided, list) or len(decided) != self.parts or min(decided) < 1:
+            return None
+        fits = math.prod(decided) == self.extent and decided[-1] <= self.max_innermost
+        return decided if fits else None
+
 
 @dataclass(frozen=True)
 class Option:
@@ -76,6 +85,14 @@ class Option:
     def mutate(self, rows: Choices, random: np.random.Generator) -> Choices:
         return self.sample(len(rows), random)
 
+    def translate(self, decided: Any, attributes: Any) -> list[int] | None:
+        """Return where the value that another trace picked of its own is here, else None."""
+        theirs = attributes[0]
+        if not isinstance(decided, int) or not 0 <= decided < len(theirs):
+            return None
+        picked = theirs[decided]
+        return [self.values.index(picked)] if picked in self.values else None
+
 
 @dataclass(frozen=True)
 class Location:
@@ -89,6 +106,10 @@ class Location:
 
     def mutate(self, rows: Choices, random: np.random.Generator) -> Choices:
         return self.sample(len(rows), random)
+
+    def translate(self, decided: Any, attributes: Any) -> list[int] | None:
+        """Return another trace's loop: whether it is possible shows when it is applied."""
+        return [decided] if isinstance(decided, int) else None
 
 
 Knob = Tile | Option | Location

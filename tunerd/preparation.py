@@ -11,6 +11,7 @@ from tunerd.model import FixedModel, read_model, simplified
 from tunerd.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_here
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, SliceSpec, TargetSpec, Task, to_json
+from tunerd.warm_start import WarmStart, read_warm_starts
 
 if TYPE_CHECKING:
     from tunerd.actors import Cluster
@@ -101,6 +102,28 @@ def layout_of(nodes: Sequence[Node], settings: TuneSettings) -> Layout:
     )
 
 
+def lanes_of(layout: Layout) -> dict[str, str | None]:
+    """Return each worker's lane.
+
+    Simulated slices and a lone tuner take turns, so that a seed repeats a run exactly.
+    """
+    lanes = {s.slice_id: s.lane for s, _ in layout.slices}
+    lanes |= {t.tuner_id: t.lane for t in layout.tuners}
+    if len(layout.tuners) == 1 and all(s.kind == "simulated" for s, _ in layout.slices):
+        return dict.fromkeys(lanes, "lockstep")
+    return lanes
+
+
+def warm_starts(settings: TuneSettings, layout: Layout) -> tuple[WarmStart, ...]:
+    """Read the runs that the settings name; InputError or FolderError where one cannot teach."""
+    return read_warm_starts(
+        settings.warm_start,
+        out=settings.out,
+        target=layout.target,
+        slice_kind=settings.slice_kind,
+    )
+
+
 def kernels_of(
     fixed: FixedModel, target: TargetSpec, selection: Selection | None = None
 ) -> Kernels:
@@ -140,9 +163,14 @@ def estimate_secs(settings: TuneSettings, layout: Layout) -> float | None:
 
 
 def describe(
-    settings: TuneSettings, model: Model, layout: Layout, tasks: Sequence[Task]
+    settings: TuneSettings,
+    model: Model,
+    layout: Layout,
+    tasks: Sequence[Task],
+    earlier: Sequence[WarmStart] = (),
 ) -> dict[str, Any]:
     """Return what a run of these values would do, for --dry-run."""
+    task_ids = {t.task_id for t in tasks}
     return {
         "model": {
             "name": model.name,
@@ -170,6 +198,16 @@ def describe(
         "tasks": [
             {"task_id": t.task_id, "name": t.name, "weight": t.weight, "flops": t.flops}
             for t in tasks
+        ],
+        "warm_start": [
+            {
+                "folder": str(x.folder),
+                "results": x.results,
+                "tasks": len(x.lessons),
+                "shared_tasks": len(x.shared(task_ids)),
+                "sentence": x.sentence(task_ids),
+            }
+            for x in earlier
         ],
         "trials": settings.trials,
         "budget_secs": settings.budget_secs,

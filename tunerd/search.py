@@ -7,7 +7,11 @@ trace that it looks at, at 15 to 36 ms, and on CUDA 91 to 99% of random ones bre
 An *island* is the search of one task in one process. All islands of a process share one cost
 model, so that what one task taught helps the next. Several islands of a task may be at work in
 different processes: each is told the others' results with its next request. A fresh island that is
-told an earlier run's results goes on where that run stopped.
+told an earlier session's results goes on where that session stopped.
+
+*Lessons* are of other runs, at other shares or of other models. They teach the cost model apart
+from this run's results. Where a lesson is of the very task, its best are proposed first, to be
+measured here, and fill up the parents of the evolution while few results are known.
 """
 
 from __future__ import annotations
@@ -16,18 +20,19 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.access import accesses_of
 from tunerd.cost_model import CostModel
 from tunerd.design import Design, Limits
+from tunerd.design_space import SOFTWARE_PIPELINE, design_space, plain
 from tunerd.knobs import UNDECIDED, Choices
-from tunerd.vocabulary import Candidate, Origin, Task
+from tunerd.vocabulary import Candidate, Lesson, Origin, Task
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -47,7 +52,7 @@ _KNOWN = 32
 _HOPE = 32.0  # by chance, the first by estimate come e^32 times as often as the last
 _MAX_ALIKE = 2  # of a batch that differ in nothing but unrolling, vector widths or locations
 _MAX_TRIES = 4  # traces applied for each candidate asked for
-_PIPELINE = "software_pipeline_stage"
+_PROPOSED_FIRST = 4  # of a lesson, no two with the same tiles
 _EMPTY_ROUNDS = 3  # after which a task has nothing more to propose
 
 
@@ -87,12 +92,14 @@ class _Island:
     mod: Any
     design: Design
     limits: Limits | None  # of a GPU's blocks of threads
-    postprocs: list[Any]
+    postprocs: tuple[Any, ...]
     random: np.random.Generator
     known: set[str] = field(default_factory=set)  # candidate ids proposed or told
     tried: set[tuple[int, bytes]] = field(default_factory=set)  # choices applied or told
     measured: list[tuple[float, _Choice]] = field(default_factory=list)  # seconds of a call
     open: dict[str, IRModule] = field(default_factory=dict)  # proposed here, not told yet
+    borrowed: Sequence[_Choice] = ()  # of lessons, the best of each in turn
+    first: Sequence[_Choice] = ()  # of those, what is proposed before all else
 
 
 def candidate_id(task_id: str, trace_json: str) -> str:
@@ -117,6 +124,40 @@ class Searcher:
         self._islands: dict[str, _Island] = {}
         self._empty_rounds: dict[str, int] = {}
         self._cost_model = CostModel(seed=_digest(seed, "", island_number), threads=threads)
+        self._borrowed: dict[str, list[list[_Choice]]] = {}  # by task and lesson, best first
+
+    def learn(self, lessons: Sequence[Lesson], tasks: Mapping[str, Task]) -> None:
+        """Take in what other runs measured; `tasks` are this run's, by their ids."""
+        for lesson in lessons:
+            task = tasks.get(lesson.task.task_id)
+            try:
+                measured = self._learn(lesson, task)
+            except Exception as error:  # of a store that something else wrote, or another TVM
+                log.warning("%s teaches nothing: %s", lesson.key, error)
+                continue
+            if task is not None:
+                self._borrowed.setdefault(task.task_id, []).append(measured)
+
+    def _learn(self, lesson: Lesson, task: Task | None) -> list[_Choice]:
+        """Teach the cost model; return what was measured and keeps this GPU's limits."""
+        space = design_space(task or lesson.task, sms=lesson.sms)
+        of_sketch: dict[int, tuple[list[Choices], list[float | None]]] = {}
+        measured: list[_Choice] = []
+        for trace_json, run_secs in lesson.results:
+            translated = space.design.translate(json.loads(trace_json))
+            if translated is None:
+                continue
+            sketch, row = translated
+            rows, secs = of_sketch.setdefault(sketch.index, ([], []))
+            rows.append(row)
+            secs.append(run_secs)
+            if run_secs is not None and space.allows(sketch, row):
+                measured.append(_Choice(sketch.index, row))
+        for index, (rows, secs) in of_sketch.items():
+            features = space.design.sketches[index].features(np.array(rows))
+            for own, run_secs in zip(features, secs, strict=True):
+                self._cost_model.tell(lesson.key, own, run_secs)
+        return measured
 
     def propose(
         self,
@@ -204,14 +245,16 @@ class Searcher:
 
     def _choices(self, island: _Island, count: int) -> Iterator[_Choice]:
         """Yield choices in the order in which they should be tried."""
+        yield from island.first
         sampled = self._sample(island)
         by_chance = _by_chance(island, sampled)
         if not self._cost_model.told():
             yield from by_chance
             return
-        known = self._cost_model.told(island.task.task_id)
+        known = self._cost_model.told(island.task.task_id) + len(island.borrowed)
         explored = _EXPLORED if known >= _KNOWN else _EXPLORED_AT_FIRST
-        best, rest = _unlike(island.design, self._evolve(island, sampled), count)
+        evolved = self._evolve(island, sampled)
+        best, rest = _unlike(island.design, evolved, count, most_alike=_MAX_ALIKE)
         for choice in best:
             while island.random.random() < explored:
                 chance = next(by_chance, None)
@@ -237,6 +280,7 @@ class Searcher:
     def _evolve(self, island: _Island, sampled: Sequence[Choices]) -> list[_Choice]:
         """Return choices by falling score: a few generations of what was measured and drawn."""
         parents = [choice for _, choice in island.measured[:_PARENTS]]
+        parents += island.borrowed[: _PARENTS - len(parents)]
         everything: list[tuple[float, _Choice]] = []
         for sketch, drawn in zip(island.design.sketches, sampled, strict=True):
             own = [c.row for c in parents if c.sketch == sketch.index]
@@ -268,31 +312,20 @@ class Searcher:
         return [c for _, c in everything if c.key not in island.tried]
 
     def _open(self, task: Task) -> _Island:
-        import tvm
-        from tvm.s_tir import meta_schedule as ms
-
-        mod = tvm.ir.load_json(task.mod_json)
-        rules = "cuda" if task.target.is_cuda else "llvm"
         rand_state = _digest(self._seed, task.task_id, self._island_number)
-        context = _tune_context(
-            mod,
-            tvm.target.Target(task.target.json),
-            space=ms.space_generator.PostOrderApply(
-                sch_rules=rules, postprocs=rules, mutator_probs=rules
-            ),
-            name=task.name,
-            rand_state=rand_state,
-        )
-        traces = [_plain(s.trace.as_json()) for s in context.generate_design_space()]
-        if task.target.is_cuda:
-            traces = [_unrolled_late(trace) for trace in traces]
+        space = design_space(task, sms=self._sms, rand_state=rand_state)
+        lessons = self._borrowed.get(task.task_id, [])
+        borrowed = _in_turn(lessons)
+        first = min(_PROPOSED_FIRST * len(lessons), BATCH // 2)
         island = _Island(
             task=task,
-            mod=mod,
-            design=Design(traces, accesses_of(mod), sms=self._sms),
-            limits=_limits(task.target.json) if task.target.is_cuda else None,
-            postprocs=list(context.space_generator.postprocs),
+            mod=space.mod,
+            design=space.design,
+            limits=space.limits,
+            postprocs=space.postprocs,
             random=np.random.default_rng(rand_state),
+            borrowed=borrowed,
+            first=_unlike(space.design, borrowed, first, most_alike=1)[0],
         )
         self._islands[task.task_id] = island
         return island
@@ -324,27 +357,16 @@ def _apply(island: _Island, choice: _Choice) -> tuple[str, IRModule] | None:
     except Exception as error:  # TVM's ScheduleError, and what a rule did not think of
         log.debug("%s: a choice cannot be applied: %s", island.task.name, error)
         return None
-    trace = _plain(schedule.trace.as_json())
+    trace = plain(schedule.trace.as_json())
     return json.dumps(trace, separators=(",", ":"), sort_keys=True), schedule.mod
-
-
-def _unrolled_late(trace: Any) -> Any:
-    """Let NVRTC unroll instead of TVM, which makes nearly the same machine code of less source.
-
-    scripts/benchmark_unrolling compares them. Not a software pipeline, whose waits are numbered.
-    """
-    text = json.dumps(trace)
-    if _PIPELINE in text:
-        return trace
-    return json.loads(
-        text.replace("meta_schedule.unroll_explicit", "meta_schedule.unroll_implicit")
-    )
 
 
 def _unroll_late_inside(schedule: Schedule, block: str) -> None:
     """Let NVRTC unroll what a software pipeline computes."""
     loops = schedule.get_loops(schedule.get_sblock(f"{block}_update"))
-    (pipeline,) = (i for i, x in enumerate(loops) if _PIPELINE in schedule.get(x).annotations)
+    (pipeline,) = (
+        i for i, x in enumerate(loops) if SOFTWARE_PIPELINE in schedule.get(x).annotations
+    )
     schedule.annotate(loops[pipeline + 1], "pragma_unroll_explicit", 0)
 
 
@@ -372,21 +394,27 @@ def _by_score(
 
 
 def _unlike(
-    design: Design, choices: Sequence[_Choice], count: int
+    design: Design, choices: Sequence[_Choice], count: int, *, most_alike: int
 ) -> tuple[list[_Choice], list[_Choice]]:
-    """Split off the first `count` of which few have the same tiles; return them and the rest."""
+    """Split off the first `count`, few of them with the same tiles; return them and the rest."""
     chosen: list[_Choice] = []
     rest: list[_Choice] = []
     alike: dict[tuple[int, bytes], int] = {}
     for choice in choices:
         tiles = design.sketches[choice.sketch].tiles_of(choice.row).tobytes()
         seen = alike.get((choice.sketch, tiles), 0)
-        if len(chosen) < count and seen < _MAX_ALIKE:
+        if len(chosen) < count and seen < most_alike:
             alike[choice.sketch, tiles] = seen + 1
             chosen.append(choice)
         else:
             rest.append(choice)
     return chosen, rest
+
+
+def _in_turn(lists: Sequence[Sequence[_Choice]]) -> list[_Choice]:
+    """Return the first of each list, then the second of each, and so on, every choice once."""
+    ordered = {c.key: c for rank in zip_longest(*lists) for c in rank if c is not None}
+    return list(ordered.values())
 
 
 def _first_of_each(rows: Choices) -> npt.NDArray[np.int64]:
@@ -395,61 +423,7 @@ def _first_of_each(rows: Choices) -> npt.NDArray[np.int64]:
     return np.sort(first)
 
 
-def _limits(target_json: str) -> Limits:
-    target = json.loads(target_json)
-    known = {
-        "max_threads": target.get("max_threads_per_block"),
-        "shared_bytes": target.get("max_shared_memory_per_block"),
-    }
-    return Limits(**{name: int(value) for name, value in known.items() if value})
-
-
 def _digest(seed: int, task_id: str, island_number: int) -> int:
     """Return a number that TVM, NumPy and XGBoost take as a seed."""
     digest = hashlib.sha256(f"{seed}/{task_id}/{island_number}".encode()).digest()
     return int.from_bytes(digest[:4], "little") % (2**31 - 2) + 1
-
-
-def _tune_context(mod: Any, target: Any, *, space: Any, name: str, rand_state: int) -> Any:
-    """Make a TuneContext as its own constructor does, without importing every tensor intrinsic.
-
-    That import takes 10 to 20 s in each process, and fp32 schedules use none of them.
-    """
-    from tvm.s_tir.meta_schedule import TuneContext, _ffi_api
-    from tvm.s_tir.meta_schedule.logging import get_logging_func
-
-    context = TuneContext.__new__(TuneContext)
-    context.__init_handle_by_constructor__(
-        _ffi_api.TuneContext,
-        mod,
-        target,
-        space,
-        None,  # no search strategy
-        name,
-        1,
-        rand_state,
-        get_logging_func(_search_log),
-    )
-    _ffi_api.TuneContextInitialize(context)
-    return context
-
-
-_search_log = logging.getLogger("tunerd.search.tvm")
-_search_log.setLevel(logging.ERROR)  # TVM tells every rule that it does not have
-
-
-def _plain(value: Any) -> Any:
-    """Return TVM's containers as Python's, so that json can write them."""
-    if isinstance(value, bool | int | float | str) or value is None:
-        if isinstance(value, bool):
-            return bool(value)
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return float(value)
-        return str(value) if value is not None else None
-    if isinstance(value, dict) or hasattr(value, "items"):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if hasattr(value, "value") and isinstance(value.value, int | float):
-        return value.value
-    return [_plain(v) for v in value]

@@ -40,6 +40,7 @@ from tunerd.vocabulary import (
     TrialState,
     to_json,
 )
+from tunerd.warm_start import WarmStart
 from tunerd.workers import Answer
 
 if TYPE_CHECKING:
@@ -86,12 +87,13 @@ def _opened(
             model = preparation.read(settings)
             opened = stack.enter_context(_joined(settings, _run_name(model)))
             layout = preparation.cluster_layout(settings, opened)
+        earlier = preparation.warm_starts(settings, layout)
         run_facts = RunFacts.of(
             settings, model, target=layout.target, device=layout.device, host=facts
         )
         folder = stack.enter_context(RunFolder.open(settings.out, facts=run_facts))
         stop = stack.enter_context(Stop())
-        place = _Place(facts, layout, opened)
+        place = _Place(facts, layout, opened, earlier)
         yield _Session(settings, folder, model, place, progress, stop, started, selection)
 
 
@@ -106,11 +108,12 @@ def _run_name(model: FixedModel) -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a session works."""
+    """Where a session works, and what it knows before."""
 
     facts: HostFacts
     layout: preparation.Layout
     opened: Cluster | None  # None: a private one, not started yet
+    earlier: tuple[WarmStart, ...]
 
 
 class _Session:
@@ -142,7 +145,7 @@ class _Session:
         began_at = time.time() - (time.monotonic() - started)
         self._timekeeper = Timekeeper(self._store, began_at=began_at)
         self._restarts: Counter[str] = Counter()  # by worker
-        self._lanes = lanes_of(place.layout)
+        self._lanes = preparation.lanes_of(place.layout)
         self._proofs: tuple[CapProof, ...] = ()
         self._began = started
 
@@ -193,8 +196,9 @@ class _Session:
             self._quiet_slice(cluster)  # refuses a folder that no slice sees, before the search
             kernels = lowering.result()
             self._tasks = kernels.tasks
-            is_cuda = self._layout.target.is_cuda
-            cluster.give_tasks(kernels.tasks, proofs[0].sm_count if is_cuda else None)
+            lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
+            sms = proofs[0].sm_count if self._layout.target.is_cuda else None
+            cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms)
             self._restore(kernels, proofs)
             self._search(cluster)
             self._timekeeper.end()
@@ -269,6 +273,11 @@ class _Session:
         self._phase = "tuning"
         self._began = time.monotonic()
         self._timekeeper.enter(Phase.SEARCH)
+        if earlier := self._place.earlier:
+            known = [t.task_id for t in self._tasks]
+            said = "; ".join(f"warm start: {x.sentence(known)}" for x in earlier)
+            log.info("%s", said)
+            self._show(said)
         self._timekeeper.expect([t.tuner_id for t in self._layout.tuners], "tuner")
         self._timekeeper.expect([s.slice_id for s, _ in self._layout.slices], "slice")
         self._carry_out(cluster, coordinator.start([default_candidate(t) for t in self._tasks]))
@@ -428,18 +437,6 @@ class _Session:
         worker = self._coordinator.workers.get(answer.worker_id)
         work = worker.work if worker else None
         self._timekeeper.note(answer, self._role(answer.worker_id), work)
-
-
-def lanes_of(layout: preparation.Layout) -> dict[str, str | None]:
-    """Return each worker's lane.
-
-    Simulated slices and a lone tuner take turns, so that a seed repeats a run exactly.
-    """
-    lanes = {s.slice_id: s.lane for s, _ in layout.slices}
-    lanes |= {t.tuner_id: t.lane for t in layout.tuners}
-    if len(layout.tuners) == 1 and all(s.kind == "simulated" for s, _ in layout.slices):
-        return dict.fromkeys(lanes, "lockstep")
-    return lanes
 
 
 def _require_same_share(proofs: Sequence[CapProof]) -> None:

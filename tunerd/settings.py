@@ -40,6 +40,7 @@ class TuneSettings(BaseModel):
     mps: Literal["own", "external"] = "own"
     address: str | None = None  # of a Ray cluster; None: a local one
     tuners: int | None = Field(None, ge=1)  # search and build processes; None: by the cores
+    warm_start: tuple[Path, ...] = ()  # folders of other runs that the search learns from
 
     @model_validator(mode="after")
     def _one_share(self) -> Self:

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tunerd.search import Proposal, Searcher, Told, default_candidate
-from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec, Task
+from tunerd.vocabulary import Build, Candidate, Failure, Lesson, TargetSpec, Task
 
 BUILD_TIMEOUT_SECS = 60.0
-_NICENESS = 10  # beside runners and the driver
 
 
 class Tuner:
@@ -27,8 +26,6 @@ class Tuner:
     ) -> None:
         if cores:
             os.sched_setaffinity(0, cores)
-        else:  # a slice measures beside it, and must not wait for a core
-            os.nice(_NICENESS)
         self._tasks: dict[str, Task] = {}
         self._new_searcher = functools.partial(
             Searcher, seed=seed, threads=threads, island_number=island_number
@@ -42,8 +39,10 @@ class Tuner:
 
         build.preload(target)
 
-    def warm_up(self, tasks: Sequence[Task], sms: int | None = None) -> float:
-        """Take the tasks over and schedule one; return the seconds it took.
+    def warm_up(
+        self, tasks: Sequence[Task], lessons: Sequence[Lesson] = (), sms: int | None = None
+    ) -> float:
+        """Take the tasks over, learn, and schedule one task; return the seconds it took.
 
         sms: of the share of a GPU that is tuned for.
         """
@@ -52,6 +51,7 @@ class Tuner:
 
         self._searcher = self._new_searcher(sms=sms)
         self._tasks = {t.task_id: t for t in tasks}
+        self._searcher.learn(lessons, self._tasks)
         if tasks:
             build.scheduled(tasks[0], default_candidate(tasks[0]))
         return time.perf_counter() - started

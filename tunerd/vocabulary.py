@@ -97,6 +97,24 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Lesson:
+    """What another run measured of one task: it teaches the search, and is no record of this run.
+
+    Its times come from another share or device. They are comparable among themselves alone.
+    """
+
+    source: int  # number of the run among those that a warm start takes, from 1
+    task: Task  # as that run had it
+    results: tuple[tuple[str, float | None], ...]  # trace_json, and seconds of a call or failed
+    sms: int | None = None  # of its share of a GPU
+
+    @property
+    def key(self) -> str:
+        """What tells its times from those of this run and of others."""
+        return f"{self.task.task_id}@{self.source}"
+
+
+@dataclass(frozen=True)
 class Build:
     """A candidate compiled to a shared library that a slice loads without a compiler.
 

@@ -16,12 +16,15 @@ from tunerd.vocabulary import (
     Candidate,
     CapProof,
     Failure,
+    Lesson,
     Measurement,
     Profile,
     SliceSpec,
     TargetSpec,
     Task,
 )
+
+_NICENESS = 10  # of tuners
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,17 @@ class TunerActor:
         from tunerd.tuner import Tuner
 
         _use_scratch(scratch)
+        if not cores:  # runners and the driver share its cores, and must not wait for one
+            os.nice(_NICENESS)
         self._tuner = Tuner(seed=seed, threads=threads, island_number=number, cores=cores)
 
     def prepare(self, target: TargetSpec) -> None:
         self._tuner.prepare(target)
 
-    def warm_up(self, tasks: tuple[Task, ...], sms: int | None) -> float:
-        return self._tuner.warm_up(tasks, sms)
+    def warm_up(
+        self, tasks: tuple[Task, ...], lessons: tuple[Lesson, ...], sms: int | None
+    ) -> float:
+        return self._tuner.warm_up(tasks, lessons, sms)
 
     def propose(self, task_id: str, count: int, told: Any, exclude: Any) -> Timed:
         return _timed(lambda: self._tuner.propose(task_id, count, told, exclude), in_process=True)

@@ -73,6 +73,10 @@ def tune(
     tuners: Annotated[
         int | None, typer.Option(min=1, help="Search and build processes. [default: by cores]")
     ] = None,
+    warm_start: Annotated[
+        list[Path] | None,
+        typer.Option(help="Learn from another run, of any share or model. Repeatable."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,
@@ -104,6 +108,7 @@ def tune(
         mps=str(mps),
         address=address,
         tuners=tuners,
+        warm_start=tuple(warm_start or ()),
     )
     if dry_run:
         _print_plan(settings, json)
@@ -169,8 +174,9 @@ def _print_plan(settings: TuneSettings, as_json: bool) -> None:
     if settings.address is not None:
         raise InputError("--dry-run plans this machine; it cannot plan the nodes of --address")
     layout = preparation.local_layout(settings)
+    earlier = preparation.warm_starts(settings, layout)
     kernels = preparation.kernels_of(preparation.read(settings), layout.target)
-    plan = preparation.describe(settings, kernels.model, layout, kernels.tasks)
+    plan = preparation.describe(settings, kernels.model, layout, kernels.tasks, earlier)
     if as_json:
         print(json_module.dumps(plan))
         return

@@ -121,9 +121,15 @@ class Store:
     # --- what the run is ---------------------------------------------------------------------
 
     def facts(self) -> RunFacts:
-        """Return the facts of the run's first session."""
+        """Return the facts of the run's first session; FolderError where none has begun."""
         with self._transaction() as connection:
-            return RunFacts.from_json(json.loads(connection.execute(_first_session()).scalar_one()))
+            text = connection.execute(_first_session()).scalar()
+        if text is None:
+            raise FolderError(
+                f"{self._path.parent} holds a run that was killed before it began, and no trial; "
+                "run its command again, or give another folder"
+            )
+        return RunFacts.from_json(json.loads(text))
 
     def sessions(self) -> list[tuple[float, RunFacts]]:
         """Return when each session began and its facts, in order."""
@@ -254,6 +260,20 @@ class Store:
         """Return the measured trial of least median, the earliest of equals."""
         with self._transaction() as connection:
             return trials.best(connection, task_id, origin)
+
+    def ranked(self, task_id: str) -> list[tuple[int, float | None]]:
+        """Return the ids and medians of a task's ended search trials: fastest first, failed last.
+
+        Of equals the earliest is first.
+        """
+        with self._transaction() as connection:
+            return trials.ranked(connection, task_id)
+
+    def traces(self, trial_ids: Sequence[int]) -> list[str]:
+        """Return the trials' traces, in order; KeyError where there is no such trial."""
+        with self._transaction() as connection:
+            found = trials.traces(connection, trial_ids)
+        return [found[i] for i in trial_ids]
 
     def story(self, trial_id: int) -> str:
         """Tell what happened to a trial, a line per event; KeyError where there is none."""

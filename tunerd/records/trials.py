@@ -130,6 +130,30 @@ def best(connection: Connection, task_id: str, origin: Origin | None) -> Record 
     return None if row is None else rows.record_from_row(row)
 
 
+def ranked(connection: Connection, task_id: str) -> list[tuple[int, float | None]]:
+    ended = (TrialState.MEASURED.value, TrialState.FAILED.value)
+    wanted = (
+        sa.select(trials.c.trial_id, trials.c.median_secs)
+        .where(
+            trials.c.task_id == task_id,
+            trials.c.origin == Origin.SEARCH.value,
+            trials.c.state.in_(ended),
+        )
+        .order_by(trials.c.median_secs.is_(None), trials.c.median_secs, trials.c.trial_id)
+    )
+    return [(trial_id, secs) for trial_id, secs in connection.execute(wanted)]
+
+
+def traces(connection: Connection, trial_ids: Sequence[int]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for chunk in _chunks(trial_ids):
+        wanted = sa.select(trials.c.trial_id, trials.c.trace_json).where(
+            trials.c.trial_id.in_(chunk)
+        )
+        found.update(dict(connection.execute(wanted).all()))
+    return found
+
+
 def by_candidate(connection: Connection, candidate_id: str) -> RowMapping:
     return (
         connection.execute(sa.select(trials).where(trials.c.candidate_id == candidate_id))

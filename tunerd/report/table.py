@@ -162,6 +162,7 @@ def _plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("target", f"{kind}: {options}"),
         *(("slices", bound) for bound in plan["bound"]),
         ("tuners", _tuners(tuners)),
+        *(("warm start", earlier["sentence"]) for earlier in plan["warm_start"]),
     ]
 
 

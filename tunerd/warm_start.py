@@ -1,0 +1,119 @@
+"""Other runs' folders -> Lessons: what other shares, models and earlier runs teach a search.
+
+Those runs measured at another share or on another device. Their times are therefore no records of
+this run: they rank their own run's candidates, and whatever looks good is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tunerd.errors import InputError
+from tunerd.records import RunFacts, Store
+from tunerd.vocabulary import Lesson, TargetSpec
+
+# Each tuner takes all of them in before it starts, and trains on them with every batch: 1 s and
+# 0.2 s of one core for this many.
+_MOST_RESULTS = 2048
+_MOST_OF_A_TASK = 512  # half of them its best
+_LEAST_OF_A_TASK = 8
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What one other run teaches."""
+
+    folder: Path
+    lessons: tuple[Lesson, ...]
+
+    @property
+    def results(self) -> int:
+        return sum(len(lesson.results) for lesson in self.lessons)
+
+    def shared(self, task_ids: Collection[str]) -> list[str]:
+        """Return which of these tasks the run had, too: their best is measured first."""
+        return [x.task.task_id for x in self.lessons if x.task.task_id in task_ids]
+
+    def sentence(self, task_ids: Collection[str]) -> str:
+        """Say what a run of these tasks learns."""
+        shared = len(self.shared(task_ids)) or "none"
+        return (
+            f"{self.results} results of {len(self.lessons)} tasks from {self.folder}, {shared} of "
+            "them of this model"
+        )
+
+
+def read_warm_starts(
+    folders: Sequence[Path], *, out: Path, target: TargetSpec, slice_kind: str
+) -> tuple[WarmStart, ...]:
+    """Read the best and some others of what each run measured, of each of its tasks.
+
+    Raises FolderError where a folder holds no run, and InputError where its run cannot teach one
+    in `out` for this target on these slices.
+    """
+    distinct = {folder.resolve(): folder for folder in folders}
+    if out.resolve() in distinct:
+        raise InputError(
+            f"--warm-start {distinct[out.resolve()]} is the folder of this run, which goes on with "
+            "its own trials anyway; give another run's folder, or leave the flag out"
+        )
+    with ExitStack() as stack:
+        stores = [stack.enter_context(Store.read(folder)) for folder in distinct.values()]
+        for folder, store in zip(distinct.values(), stores, strict=True):
+            _require_teachable(store.facts(), folder, target, slice_kind)
+        ranked = [
+            [(task, ranks) for task in store.tasks() if (ranks := store.ranked(task.task_id))]
+            for store in stores
+        ]
+        tasks = sum(len(of_store) for of_store in ranked)
+        most = min(_MOST_OF_A_TASK, max(_LEAST_OF_A_TASK, _MOST_RESULTS // max(1, tasks)))
+        return tuple(
+            WarmStart(
+                folder,
+                tuple(
+                    Lesson(source, task, _results(store, chosen(ranks, most)), _sms(store))
+                    for task, ranks in of_store
+                ),
+            )
+            for source, (folder, store, of_store) in enumerate(
+                zip(distinct.values(), stores, ranked, strict=True), start=1
+            )
+        )
+
+
+def chosen(ranks: Sequence[_T], most: int) -> list[_T]:
+    """Return at most so many of what is ranked: the first half of them, and of the rest evenly."""
+    best, rest = ranks[: most - most // 2], ranks[most - most // 2 :]
+    others = min(most // 2, len(rest))
+    return [*best, *(rest[i * len(rest) // others] for i in range(others))]
+
+
+def _results(
+    store: Store, trials: Sequence[tuple[int, float | None]]
+) -> tuple[tuple[str, float | None], ...]:
+    traces = store.traces([trial_id for trial_id, _ in trials])
+    return tuple((trace, secs) for trace, (_, secs) in zip(traces, trials, strict=True))
+
+
+def _require_teachable(facts: RunFacts, folder: Path, target: TargetSpec, slice_kind: str) -> None:
+    if facts.target.kind != target.kind:
+        raise InputError(
+            f"--warm-start {folder} holds a run for {facts.target.kind}, and this one is for "
+            f"{target.kind}, whose kernels are made by other rules; give a run for {target.kind}"
+        )
+    if facts.slice_kind == "simulated" and slice_kind != "simulated":
+        raise InputError(
+            f"--warm-start {folder} holds a run on simulated slices, which measure nothing; give a "
+            "run that was measured"
+        )
+
+
+def _sms(store: Store) -> int | None:
+    """Return how many SMs of a GPU the run's slices had."""
+    proofs = store.proofs()
+    return proofs[0].sm_count if proofs and store.facts().target.is_cuda else None
