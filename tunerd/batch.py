@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunerd.errors import InputError, ModelError
+from tunerd.footprint import require_memory
 from tunerd.reference import Reference, agree, random_inputs
 from tunerd.rewrites import uses
 from tunerd.shapes import Declared, Shape, fix_shapes
@@ -56,6 +57,7 @@ def with_batch(
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     fix_shapes(result, wanted)
+    require_memory(result)
     count = _rewrite_reshapes(result.graph, exported, batch)
     differs = _check(result, reference, wanted=wanted, exported=exported)
     note = f"batch {batch}: agrees with {_times(exported, batch)} in ONNX Runtime"

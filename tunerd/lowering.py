@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tunerd.errors import ModelError
-from tunerd.model import counted
+from tunerd.onnx_file import counted
 from tunerd.rewrites import subgraphs
 from tunerd.simplify import last_line
 from tunerd.vocabulary import Arrays, Model, TargetSpec

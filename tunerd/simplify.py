@@ -51,7 +51,8 @@ def reference_outputs(proto: onnx.ModelProto, feed: Arrays) -> Arrays:
     except Exception as error:  # ONNX Runtime's exceptions have no public base class
         shapes = ", ".join(f"{n}:{'x'.join(map(str, v.shape))}" for n, v in feed.items())
         raise ModelError(
-            f"ONNX Runtime cannot run the model with inputs {shapes}: {last_line(error)}"
+            f"ONNX Runtime cannot run the model with inputs {shapes}: {last_line(error)}; "
+            "check the shapes, or export the model again"
         ) from error
 
 
