@@ -78,9 +78,9 @@ def read_model(
         else:
             proto, notes = with_batch(proto, exported, batch)
     if not proto.graph.input or not proto.graph.output:
+        lacks = "outputs" if proto.graph.input else "inputs"
         raise ModelError(
-            f"the model has {len(proto.graph.input)} inputs and {len(proto.graph.output)} outputs; "
-            "one of each is needed at least: export it again"
+            f"the model has no {lacks}, and one of each is needed at least; export it again"
         )
     inputs = tuple(_spec(i, "input") for i in proto.graph.input)
     require_memory(proto)
@@ -164,14 +164,16 @@ def _digest_graph(graph: onnx.GraphProto, digest: hashlib._Hash) -> None:
 
 
 def _digest_tensor(tensor: onnx.TensorProto, digest: hashlib._Hash) -> None:
+    import onnx
     from onnx import numpy_helper
 
+    if tensor.data_type == onnx.TensorProto.STRING:  # whose bytes need not be text
+        digest.update(f"{tensor.data_type} {tuple(tensor.dims)}\n".encode())
+        digest.update(repr(list(tensor.string_data)).encode())
+        return
     values = numpy_helper.to_array(tensor)
     digest.update(f"{tensor.data_type} {values.shape}\n".encode())
-    if values.dtype == object:
-        digest.update(repr(values.tolist()).encode())
-    else:
-        digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
 def _serialized(

@@ -6,7 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from tunerd.errors import ModelError
 from tunerd.rewrites import subgraphs
@@ -31,6 +33,11 @@ def read_proto(path: Path) -> onnx.ModelProto:
     import onnx
 
     proto = _parse(path)
+    if (text := _no_text(proto)) is not None:
+        raise ModelError(
+            f"the model {path} holds the name {text[:40]!r}, which is not UTF-8; export or "
+            "download it again"
+        )
     try:
         if not proto.opset_import or not proto.graph.node:
             raise ModelError(f"the model {path} holds no ONNX graph; export or download it again")
@@ -44,11 +51,6 @@ def read_proto(path: Path) -> onnx.ModelProto:
         if not all(o.type.tensor_type.HasField("shape") for o in proto.graph.output):
             proto = infer_shapes(proto)  # ONNX allows outputs without a shape, its checker does not
         onnx.checker.check_model(proto)
-    except UnicodeDecodeError as error:
-        raise ModelError(
-            f"the model {path} holds text that is not UTF-8 ({error.reason}); export or download "
-            "it again"
-        ) from error
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(
             f"the model {path} is not valid ONNX: {_first_paragraph(error)}; export it again"
@@ -63,7 +65,6 @@ def counted(names: Mapping[str, int]) -> str:
 
 def _parse(path: Path) -> onnx.ModelProto:
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     proto = onnx.ModelProto()
     try:
@@ -84,6 +85,19 @@ def _parse(path: Path) -> onnx.ModelProto:
             f"the model {path} is not ONNX, or was cut short; export or download it again"
         ) from error
     return proto
+
+
+def _no_text(message: Any) -> bytes | None:
+    """Return a string in `message` that is not UTF-8: protobuf hands those out as bytes."""
+    for field, value in message.ListFields():
+        if field.type not in (field.TYPE_MESSAGE, field.TYPE_STRING):
+            continue
+        for one in (value,) if isinstance(value, str | bytes | Message) else value:
+            if isinstance(one, bytes):
+                return one
+            if isinstance(one, Message) and (found := _no_text(one)) is not None:
+                return found
+    return None
 
 
 def _too_large(what: Path, size: int) -> ModelError:

@@ -7,6 +7,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -62,7 +63,7 @@ def unpack(
         try:
             with gzip.open(file) as stream:
                 _extract(stream, whole, file=file, max_bytes=max_bytes, max_members=max_members)
-        except (OSError, EOFError, tarfile.TarError) as error:
+        except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
             raise FolderError(
                 f"{file} cannot be unpacked: {error}; give a file that `tunerd records pack` wrote"
             ) from error
