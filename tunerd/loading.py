@@ -72,8 +72,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if version == FORMAT_VERSION:
             _check_manifest(manifest)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise LoadError(
-            f"{folder / MANIFEST} cannot be read ({error}); it is damaged, so tune again or copy "
+            f"{folder / MANIFEST} cannot be read ({reason}); it is damaged, so tune again or copy "
             "the folder again"
         ) from None
     if version != FORMAT_VERSION:
@@ -101,7 +102,7 @@ def _check_manifest(manifest: Any) -> None:
         and 1 <= share["pct"] <= 100
         and _are(share.get("sm_counts"), int)
         and all(count > 0 for count in share["sm_counts"])
-        and _is(share.get("device"), str | None),
+        and _is(share.get("device", 0), str | None),
     }
     if wrong := [key for key, is_right in ok.items() if not is_right]:
         raise ValueError(f"what it says of {', '.join(wrong)} cannot be")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 STANDARD_DOMAINS = ("", "ai.onnx")
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1  # of one serialized message
 _MAX_INLINED_NODES = 1_000_000
+_MAX_CALL_DEPTH = 100  # of functions that call each other
 # TVM imports neither; ONNX Runtime would run the first for as long as the file says.
 _CONTROL_FLOW = ("Loop", "Scan")
 
@@ -31,6 +32,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
     Weights that it keeps in other files are read, functions inlined. Raises ModelError.
     """
     import onnx
+    from onnx import inliner
 
     proto = _parse(path)
     if (text := _no_text(proto)) is not None:
@@ -38,20 +40,23 @@ def read_proto(path: Path) -> onnx.ModelProto:
             f"the model {path} holds the name {text[:40]!r}, which is not UTF-8; export or "
             "download it again"
         )
+    if not proto.opset_import or not proto.graph.node:
+        raise ModelError(f"the model {path} holds no ONNX graph; export or download it again")
+    _load_external_data(proto, path.parent)
+    if proto.ByteSize() > _PROTOBUF_LIMIT_BYTES:
+        raise _too_large(path, proto.ByteSize())
+    _require_small_functions(proto)
     try:
-        if not proto.opset_import or not proto.graph.node:
-            raise ModelError(f"the model {path} holds no ONNX graph; export or download it again")
-        _load_external_data(proto, path.parent)
-        if proto.ByteSize() > _PROTOBUF_LIMIT_BYTES:
-            raise _too_large(path, proto.ByteSize())
         if proto.functions:
-            proto = _inlined(proto)
+            proto = inliner.inline_local_functions(proto)
         _check_operators(proto)
         _check_tensors(proto)
         if not all(o.type.tensor_type.HasField("shape") for o in proto.graph.output):
             proto = infer_shapes(proto)  # ONNX allows outputs without a shape, its checker does not
         onnx.checker.check_model(proto)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # of onnx's native code, which raises many kinds
         raise ModelError(
             f"the model {path} is not valid ONNX: {_first_paragraph(error)}; export it again"
         ) from error
@@ -102,8 +107,8 @@ def _no_text(message: Any) -> bytes | None:
 
 def _too_large(what: Path, size: int) -> ModelError:
     return ModelError(
-        f"the model {what} takes {size / 2**30:.1f} GiB with its weights; at most 2 GiB can be "
-        "loaded; export it with smaller types, or in parts"
+        f"the model in {what} takes {size / 2**30:.1f} GiB with its weights; at most 2 GiB can "
+        "be loaded; export it with smaller types, or in parts"
     )
 
 
@@ -139,34 +144,41 @@ def _load_external_data(proto: onnx.ModelProto, folder: Path) -> None:
     """Read the tensors that the model keeps in other files; each must lie inside `folder`."""
     from onnx import TensorProto
 
-    left = _PROTOBUF_LIMIT_BYTES
-    for tensor in _tensors(proto):
-        if tensor.data_location != TensorProto.EXTERNAL:
-            continue
-        entries = {e.key: e.value for e in tensor.external_data}
-        try:
-            path = _inside(folder, entries.get("location", ""), tensor.name)
-            size = path.stat().st_size
-            offset = int(entries.get("offset", 0))
-            length = int(entries.get("length", size - offset))
-        except (OSError, ValueError) as error:
-            raise ModelError(
-                f"the external data of tensor '{tensor.name}' cannot be read: {error}; export or "
-                "download the model again"
-            ) from error
-        if offset < 0 or length < 0 or offset + length > size:
-            raise ModelError(
-                f"tensor '{tensor.name}' takes bytes {offset} to {offset + length} of {path.name}, "
-                f"which has {size}; download the model's files again"
-            )
-        left -= length
-        if left < 0:  # told before it is read: several tensors may lie on the same bytes
-            raise _too_large(folder / path.name, _PROTOBUF_LIMIT_BYTES - left)
+    places = [
+        (tensor, *_place(tensor, folder))
+        for tensor in _tensors(proto)
+        if tensor.data_location == TensorProto.EXTERNAL
+    ]
+    # Told before anything is read: any number of tensors may lie on the same bytes.
+    if (total := sum(length for _, _, _, length in places)) > _PROTOBUF_LIMIT_BYTES:
+        raise _too_large(folder, total)
+    for tensor, path, offset, length in places:
         with path.open("rb") as file:
             file.seek(offset)
             tensor.raw_data = file.read(length)
         del tensor.external_data[:]
         tensor.data_location = TensorProto.DEFAULT
+
+
+def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """Return the file of a tensor, and the first byte and the number of bytes that it takes."""
+    entries = {e.key: e.value for e in tensor.external_data}
+    try:
+        path = _inside(folder, entries.get("location", ""), tensor.name)
+        size = path.stat().st_size
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", size - offset))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"the external data of tensor '{tensor.name}' cannot be read: {error}; export or "
+            "download the model again"
+        ) from error
+    if offset < 0 or length < 0 or offset + length > size:
+        raise ModelError(
+            f"tensor '{tensor.name}' takes bytes {offset} to {offset + length} of {path.name}, "
+            f"which has {size}; download the model's files again"
+        )
+    return path, offset, length
 
 
 def _inside(folder: Path, location: str, tensor: str) -> Path:
@@ -219,10 +231,8 @@ def _check_operators(proto: onnx.ModelProto) -> None:
         )
 
 
-def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace calls of the model's own functions by their bodies, unless those would explode."""
-    from onnx import inliner
-
+def _require_small_functions(proto: onnx.ModelProto) -> None:
+    """Raise ModelError where the model's own functions, inlined, would explode."""
     bodies = {(f.domain, f.name): f for f in proto.functions}
     sizes: dict[tuple[str, str], float] = {}  # of a body with all that it calls; inf while open
 
@@ -246,10 +256,6 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
             "the model's functions call themselves, or make more than "
             f"{_MAX_INLINED_NODES:,} nodes; export it without local functions"
         )
-    return inliner.inline_local_functions(proto)
-
-
-_MAX_CALL_DEPTH = 100
 
 
 def _check_tensors(proto: onnx.ModelProto) -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MAX_SECS = 366 * 24 * 3600.0
 MAX_COUNT = 2**31 - 1  # of trials, and the largest seed and dimension: what 32 bits hold
@@ -45,6 +45,15 @@ class TuneSettings(BaseModel):
     mps: Literal["own", "external"] = "own"
     address: str | None = None  # of a Ray cluster; None: a local one
     tuners: int | None = Field(None, ge=1)  # search and build processes; None: by the cores
+
+    @field_validator("model", "out")
+    @classmethod
+    def _is_text(cls, path: Path) -> Path:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise ValueError("the path is no text in UTF-8; rename the file or folder") from None
+        return path
 
     @model_validator(mode="after")
     def _one_share(self) -> Self:

@@ -57,11 +57,19 @@ def reference_outputs(proto: onnx.ModelProto, feed: Arrays) -> Arrays:
 
 
 def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with the shapes of all intermediate values, as far as they can be known."""
+    """Return a copy with the shapes of all intermediate values, as far as they can be known.
+
+    Raises ModelError where the graph is too odd for that.
+    """
     from onnx import shape_inference
 
     del proto.graph.value_info[:]
-    return shape_inference.infer_shapes(proto, data_prop=True)
+    try:
+        return shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception as error:  # of onnx's native code, which raises many kinds
+        raise ModelError(
+            f"the model's shapes cannot be inferred: {last_line(error)}; export it again"
+        ) from error
 
 
 def last_line(error: Exception) -> str:

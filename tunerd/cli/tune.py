@@ -196,7 +196,10 @@ def _settings(**values: Any) -> TuneSettings:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"--{where.replace('_', '-')}: {message}" if where else message) from None
+        if not where:
+            raise InputError(message) from None
+        flag = "MODEL" if where == "model" else f"--{where.replace('_', '-')}"
+        raise InputError(f"{flag} {first['input']}: {message}") from None
 
 
 def _default_out(model: Path, gpu_pct: int | None, cpu_pct: int | None) -> Path:

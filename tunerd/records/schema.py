@@ -205,7 +205,14 @@ def _opening(path: Path, mode: str) -> Iterator[Connection]:
 
 
 def _require_file(path: Path) -> None:
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise FolderError(
+            f"{path} cannot be read: {error.strerror}; give the folder that `tunerd tune` wrote "
+            "with --out"
+        ) from error
+    if not is_file:
         raise FolderError(
             f"{path.parent} is not a run folder: it has no {path.name}; give the folder that "
             "`tunerd tune` wrote with --out"
@@ -306,6 +313,11 @@ def _require_tables(connection: Connection, path: Path) -> None:
 
 def _unusable(path: Path, error: Exception) -> FolderError:
     reason = getattr(error, "orig", None) or error
+    if getattr(reason, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+        return FolderError(
+            f"{path} is in use by another program ({reason}); wait until it ends, or choose "
+            "another folder"
+        )
     return FolderError(
         f"{path} cannot be opened as a store: {reason}; check that the folder is writable and the "
         "file whole, or choose another folder"
