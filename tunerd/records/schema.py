@@ -199,7 +199,8 @@ def _opening(path: Path, mode: str) -> Iterator[Connection]:
     except BaseException as error:
         if connection is not None:
             connection.close()
-        if isinstance(error, DatabaseError | sqlite3.Error):
+        # SQLite's own messages hold names of the file, which need not be text.
+        if isinstance(error, DatabaseError | sqlite3.Error | UnicodeDecodeError):
             raise _unusable(path, error) from error
         raise
 
@@ -337,7 +338,7 @@ def copy_snapshot(source: Path, to: Path) -> None:
         finally:
             copy.close()
             origin.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _unusable(source, error) from error
 
 
@@ -346,7 +347,7 @@ def check_integrity(path: Path) -> None:
     with open_reader(path) as connection:
         try:
             found = connection.exec_driver_sql("PRAGMA integrity_check").scalar()
-        except DatabaseError as error:
+        except (DatabaseError, UnicodeDecodeError) as error:
             raise _unusable(path, error) from error
         if found != "ok":
             raise _unusable(path, ValueError(str(found)))

@@ -113,16 +113,17 @@ class Store:
                     return
                 with self._connection.begin():
                     yield self._connection
-        except DatabaseError as error:
+        except (DatabaseError, UnicodeDecodeError) as error:
             if isinstance(error, IntegrityError | ProgrammingError):
                 raise
+            reason = getattr(error, "orig", None) or error
             advice = (
                 "copy the run folder again, or name another one"
                 if self._is_snapshot
                 else "make room or mend the disk, then run the same command: it goes on with what "
                 "was stored"
             )
-            raise FolderError(f"{self._path} cannot be used: {error.orig}; {advice}") from error
+            raise FolderError(f"{self._path} cannot be used: {reason}; {advice}") from error
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
