@@ -171,7 +171,14 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto | bytes], str]] = {
     "300 dimensions": (lambda: of_dims(*[1] * 300), "'x' has 300 dimensions; at most 32"),
     "a name of 100,000 characters": (lambda: of_dims("a" * 100_000), r"open \(x:a+ \.\.\. a+=1"),
     "a constant of negative size": (lambda: odd_constant(dims=[-1, 4]), "Negative dimension value"),
-    "a constant of too few bytes": (lambda: odd_constant(raw_data=b"1"), "is too small for the d"),
+    "a constant of too few bytes": (
+        lambda: odd_constant(raw_data=b"1"),
+        "constant .w. does not hold what its",
+    ),
+    "a constant of too many bytes": (
+        lambda: odd_constant(raw_data=bytes(20)),
+        "constant 'w' does not hold what its shape and type say.*export the model again",
+    ),
     "a constant of no known type": (
         lambda: odd_constant(data_type=99),
         "constant 'w' has type number 99.*export the model again",

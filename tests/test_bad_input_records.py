@@ -124,6 +124,14 @@ STORES: dict[str, tuple[Make, str]] = {
         store(sql("UPDATE trials SET run_secs = '[]'"), *EXPORT),
         "finite samples, at l",
     ),
+    "a failure dressed as a time": (
+        store(sql("UPDATE trials SET run_secs = '[1e10]'")),
+        r"found \(10000000000\.0,\): what has no number is a Failure",
+    ),
+    "a time before the start": (
+        store(sql("UPDATE trials SET run_secs = '[-0.001]'")),
+        r"found \(-0\.001,\)",
+    ),
     "a time in words": (
         store(sql("UPDATE trials SET proposed_at = 'today'"), *EXPORT),
         r"trials\.proposed_at is 'today', no float",

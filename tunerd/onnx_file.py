@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 from tunerd.errors import ModelError
 from tunerd.rewrites import subgraphs
 from tunerd.shapes import MAX_RANK
-from tunerd.simplify import infer_shapes
+from tunerd.simplify import infer_shapes, last_line
 
 if TYPE_CHECKING:
     import onnx
@@ -259,8 +259,8 @@ def _require_small_functions(proto: onnx.ModelProto) -> None:
 
 
 def _check_tensors(proto: onnx.ModelProto) -> None:
-    """Refuse constants whose type or rank NumPy does not have."""
-    from onnx import helper
+    """Refuse constants that NumPy cannot hold, by their type, their rank or their bytes."""
+    from onnx import helper, numpy_helper
 
     known = set(helper.get_all_tensor_dtypes())
     for tensor in _tensors(proto):
@@ -270,3 +270,12 @@ def _check_tensors(proto: onnx.ModelProto) -> None:
                 f"{len(tensor.dims)} dimensions; ONNX's types and up to {MAX_RANK} dimensions "
                 "are allowed; export the model again"
             )
+        try:
+            numpy_helper.to_array(tensor)
+        except UnicodeDecodeError:
+            continue  # text, of which nothing is computed
+        except Exception as error:  # of several kinds
+            raise ModelError(
+                f"constant '{tensor.name}' does not hold what its shape and type say: "
+                f"{last_line(error)}; export the model again"
+            ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +27,7 @@ from tunerd.vocabulary import (
     TrialState,
 )
 
+_NO_TIME_SECS = 1e9  # TVM's databases hold 1e10 for a candidate that failed
 Row = Mapping[Any, Any]
 _Args = tuple[tuple[str, tuple[int, ...], str], ...]
 
@@ -93,7 +93,7 @@ def measurement_to_columns(measurement: Measurement) -> dict[str, Any]:
 
 
 def _require_times(run_secs: tuple[float, ...]) -> None:
-    if not run_secs or not all(math.isfinite(s) for s in run_secs):
+    if not run_secs or not all(0 <= s < _NO_TIME_SECS for s in run_secs):
         raise ValueError(
             f"a measurement has finite samples, at least one; found {run_secs}: what has no "
             "number is a Failure"
