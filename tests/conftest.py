@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from bad_input import Place
 
 _CORES = os.sched_getaffinity(0)
 
@@ -18,3 +24,28 @@ def pytest_runtest_protocol() -> Iterator[None]:
     """
     os.sched_setaffinity(0, _CORES)
     return (yield)
+
+
+@pytest.fixture(scope="session")
+def artifact_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Return what compiles a good artifact, once and only where it is needed."""
+
+    @functools.cache
+    def make() -> Path:
+        from artifact_fixtures import tiny_artifact
+
+        folder = tmp_path_factory.mktemp("good") / "artifact"
+        tiny_artifact(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def place(tmp_path: Path, artifact_of: Callable[[], Path]) -> Iterator[Place]:
+    """Yield an empty place to make a bad input in."""
+    from bad_input import Place
+
+    made = Place(tmp_path, artifact_of)
+    with made.stack:
+        yield made

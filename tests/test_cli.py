@@ -1,4 +1,4 @@
-"""What people type: good flags, bad flags, and machines that cannot do what is asked."""
+"""What people type: good command lines, and machines that cannot do what is asked."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from tunerd import host
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
-from tunerd.records import RunFacts, Store
+from tunerd.records import Store
 from tunerd.records.schema import STORE_NAME
-from tunerd.run_folder import RunFolder
-from tunerd.vocabulary import SliceSpec, TargetSpec
+from tunerd.vocabulary import SliceSpec
 
 Captured = pytest.CaptureFixture[str]
 Refused = Callable[..., str]
@@ -117,53 +116,7 @@ def test_the_program_runs_as_a_module_and_says_its_version() -> None:
     assert (done.returncode, done.stdout.split()[0]) == (0, "tunerd")
 
 
-# --- models ------------------------------------------------------------------------------------
-
-
-def test_a_model_that_is_not_there_is_named(refused: Refused) -> None:
-    line = refused(ExitCode.BAD_MODEL, "tune", "nowhere.onnx", "--cpu-pct", "100")
-    assert "nowhere.onnx does not exist" in line
-
-
-@pytest.mark.parametrize("content", [b"", b"\x08", b"PK\x03\x04 a zip archive", b"{}" * 999])
-def test_a_file_that_is_no_onnx_is_refused(
-    content: bytes, tmp_path: Path, refused: Refused
-) -> None:
-    path = tmp_path / "bad.onnx"
-    path.write_bytes(content)
-    line = refused(ExitCode.BAD_MODEL, "tune", str(path), "--cpu-pct", "100")
-    assert str(path) in line
-
-
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
-def test_a_truncated_model_is_refused(kept: float, net: str, refused: Refused) -> None:
-    whole = Path(net).read_bytes()
-    Path(net).write_bytes(whole[: int(kept * len(whole))])
-    assert net in refused(ExitCode.BAD_MODEL, "tune", net, "--cpu-pct", "100")
-
-
-def test_a_folder_is_no_model(tmp_path: Path, refused: Refused) -> None:
-    line = refused(ExitCode.BAD_MODEL, "tune", str(tmp_path), "--cpu-pct", "100")
-    assert "is a folder" in line
-
-
-def test_operators_that_tvm_lacks_are_named_with_counts(tmp_path: Path, refused: Refused) -> None:
-    rng = np.random.default_rng(0)
-    lstm = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=3)
-    weights = {"w": rng.random((1, 12, 4), np.float32), "r": rng.random((1, 12, 3), np.float32)}
-    proto = model([lstm], inputs={"x": (5, 1, 4)}, outputs={"y": (5, 1, 1, 3)}, weights=weights)
-    path = saved(proto, tmp_path / "models" / "lstm.onnx")
-    line = refused(ExitCode.BAD_MODEL, "tune", path, "--cpu-pct", "100", "--dry-run")
-    assert "LSTM (1)" in line
-
-
 # --- shapes ------------------------------------------------------------------------------------
-
-
-def test_open_dimensions_are_listed_with_the_flags_to_give(open_net: str, refused: Refused) -> None:
-    line = refused(ExitCode.BAD_MODEL, "tune", open_net, "--cpu-pct", "100")
-    assert "x:batch,16" in line
-    assert "--dim batch=1" in line
 
 
 @pytest.mark.parametrize("flags", [["--dim", "batch=2"], ["--shape", "x:2,16"], ["--batch", "2"]])
@@ -174,81 +127,7 @@ def test_an_open_dimension_may_be_given_in_several_ways(
     assert plan["model"]["inputs"] == [{"name": "x", "shape": [2, 16], "dtype": "float32"}]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--dim", "height=1"], "height"),
-        (["--shape", "images:1,16"], "images"),
-        (["--shape", "x:1,17"], "17"),
-        (["--shape", "x:1,16,1"], "x"),
-        (["--shape", "x:1,16", "--dim", "batch=2"], "batch"),
-    ],
-)
-def test_shapes_that_do_not_fit_the_model_are_refused(
-    flags: list[str], said: str, open_net: str, refused: Refused
-) -> None:
-    line = refused(ExitCode.BAD_INPUT, "tune", open_net, "--cpu-pct", "100", *flags)
-    assert said in line
-
-
 # --- flags -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("flag", ["--gpu-pct", "--cpu-pct"])
-@pytest.mark.parametrize("share", ["0", "101", "-1", "33.3", "40%", "", "half"])
-def test_a_share_is_a_whole_number_from_1_to_100(
-    flag: str, share: str, net: str, refused: Refused
-) -> None:
-    assert flag in refused(ExitCode.BAD_INPUT, "tune", net, flag, share)
-
-
-@pytest.mark.parametrize("flags", [[], ["--gpu-pct", "40", "--cpu-pct", "50"]])
-def test_one_share_is_given_and_not_two(flags: list[str], net: str, refused: Refused) -> None:
-    line = refused(ExitCode.BAD_INPUT, "tune", net, *flags)
-    assert "--gpu-pct" in line
-    assert "--cpu-pct" in line
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--slices", "0"], "--slices"),
-        (["--trials", "-5"], "--trials"),
-        (["--trials", "0"], "--trials"),
-        (["--trials", "1.5"], "--trials"),
-        (["--batch", "0"], "--batch"),
-        (["--seed", "-1"], "--seed"),
-        (["--tuners", "0"], "--tuners"),
-        (["--budget", "soon"], "soon"),
-        (["--budget", "-5m"], "-5m"),
-        (["--budget", "10 parsecs"], "10 parsecs"),
-        (["--budget", "0s"], "0s"),
-        (["--budget", ""], "--budget"),
-        (["--shape", "x"], "--shape"),
-        (["--shape", "x:1,,16"], "--shape"),
-        (["--shape", "x:1x16"], "--shape"),
-        (["--shape", "x:0,16"], "--shape"),
-        (["--shape", ":1,16"], "--shape"),
-        (["--dim", "batch"], "--dim"),
-        (["--dim", "batch=many"], "--dim"),
-        (["--dim", "batch=0"], "--dim"),
-        (["--dim", "=1"], "--dim"),
-        (["--slice", "cloud"], "--slice"),
-        (["--slice", "mps"], "--slice mps"),
-        (["--mps", "none"], "--mps"),
-        (["--color"], "--color"),
-        (["another.onnx"], "another.onnx"),
-    ],
-)
-def test_a_flag_that_cannot_be_used_is_named(
-    flags: list[str], said: str, net: str, refused: Refused
-) -> None:
-    assert said in refused(ExitCode.BAD_INPUT, "tune", net, "--cpu-pct", "100", *flags)
-
-
-def test_slices_of_cores_are_not_given_a_share_of_a_gpu(net: str, refused: Refused) -> None:
-    line = refused(ExitCode.BAD_INPUT, "tune", net, "--gpu-pct", "40", "--slice", "cpu")
-    assert "--cpu-pct" in line
 
 
 def test_more_slices_than_fit_are_refused_with_the_bound(net: str, refused: Refused) -> None:
@@ -304,53 +183,6 @@ def test_doctor_answers_in_json(capsys: Captured) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["cpu_tuning"] in (True, False)
     assert {"name", "status", "fact", "fix"} <= found["findings"][0].keys()
-
-
-# --- folders -----------------------------------------------------------------------------------
-
-
-def test_a_run_folder_below_a_file_cannot_be_written(
-    net: str, tmp_path: Path, refused: Refused
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("mine")
-    out = str(file / "run")
-    assert out in refused(ExitCode.BAD_FOLDER, "tune", net, "--cpu-pct", "100", "--out", out)
-    assert file.read_text() == "mine"
-
-
-def test_a_folder_with_other_files_is_left_alone(net: str, here: Path, refused: Refused) -> None:
-    (here / "run").mkdir()
-    (here / "run" / "thesis.tex").write_text("mine")
-    line = refused(ExitCode.BAD_FOLDER, "tune", net, "--cpu-pct", "100", "--out", "run")
-    assert "thesis.tex" in line
-    assert (here / "run" / "thesis.tex").read_text() == "mine"
-
-
-def test_the_folder_of_another_model_is_left_alone(net: str, here: Path, refused: Refused) -> None:
-    facts = RunFacts("other", "d" * 64, TargetSpec("llvm", "{}"), "CPU", "cpu", 100, "0.27")
-    RunFolder.open(here / "run", facts=facts).close()
-    line = refused(ExitCode.BAD_FOLDER, "tune", net, "--cpu-pct", "100", "--out", "run")
-    assert "'other'" in line
-    assert "'net'" in line
-    with Store.read(here / "run") as store:
-        assert store.facts().model_name == "other"
-
-
-# --- artifacts and records ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", ["nowhere", "folder", "file"])
-def test_bench_refuses_what_is_no_artifact(what: str, tmp_path: Path, refused: Refused) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("{}")
-    assert what in refused(ExitCode.BAD_INPUT, "bench", str(tmp_path / what))
-
-
-def test_records_of_what_is_no_run_are_refused(here: Path, refused: Refused) -> None:
-    (here / "empty").mkdir()
-    for folder in ("nowhere", "empty"):
-        assert folder in refused(ExitCode.BAD_FOLDER, "records", "show", folder)
 
 
 # --- dry runs ----------------------------------------------------------------------------------

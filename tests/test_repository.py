@@ -114,6 +114,14 @@ def test_nothing_but_the_program_imports_the_command_line() -> None:
     assert users_of("tunerd.cli") == {"__main__"}
 
 
+def test_nothing_is_unpickled() -> None:
+    # A pickle runs what it says. Ray has its own, between processes of one user, behind a token.
+    unsafe = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    for path in PACKAGE.rglob("*.py"):
+        assert not {name.split(".")[0] for name in imports(path)} & unsafe, path.name
+        assert "allow_pickle" not in path.read_text(), path.name
+
+
 def test_few_modules_know_of_reports() -> None:
     users = {m for m in users_of("tunerd.report") if not m.startswith("cli.")}
     assert users <= REPORT_USERS

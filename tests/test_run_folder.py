@@ -19,6 +19,7 @@ from tests.test_records import FACTS, TASK, candidate, measurement
 from tunerd.errors import FolderError
 from tunerd.records import Store
 from tunerd.records.facts import RunFacts
+from tunerd.records.merge import merge_runs
 from tunerd.run_archive import pack, unpack
 from tunerd.run_folder import Paths, RunFolder
 from tunerd.settings import TuneSettings
@@ -43,6 +44,17 @@ def test_a_run_folder_is_private_and_says_what_it_is_of(tmp_path: Path) -> None:
     assert json.loads(run.paths.settings.read_text())["settings"] == {"trials": 5}
     assert json.loads(run.paths.host.read_text()) == {"cpu_model": "CPU X"}
     run.close()
+
+
+def test_a_run_is_private_however_it_came_to_be(tmp_path: Path) -> None:
+    fill(tmp_path / "run", 1)
+    for folder in ("unpacked", "merged", "opened"):
+        (tmp_path / folder).mkdir(mode=0o755)
+    unpack(pack(tmp_path / "run", tmp_path / "file"), tmp_path / "unpacked")
+    merge_runs([tmp_path / "run"], tmp_path / "merged")
+    RunFolder.open(tmp_path / "opened", facts=FACTS).close()
+    for folder in ("unpacked", "merged", "opened"):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700, folder
 
 
 def test_the_same_run_goes_on_with_other_budgets(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunerd.errors import InputError, ModelError
+from tunerd.footprint import require_memory
 from tunerd.reference import Reference, agree, random_inputs
 from tunerd.rewrites import uses
 from tunerd.shapes import Declared, Shape, fix_shapes
@@ -56,6 +57,7 @@ def with_batch(
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     fix_shapes(result, wanted)
+    require_memory(result)
     count = _rewrite_reshapes(result.graph, exported, batch)
     differs = _check(result, reference, wanted=wanted, exported=exported)
     note = f"batch {batch}: agrees with {_times(exported, batch)} in ONNX Runtime"
@@ -131,7 +133,13 @@ def _check(
         node = _ORT_NODE.search(str(error))
         at = f" at node '{node[1] or node[2]}'" if node else ""
         raise ModelError(f"{refused}: it fails{at} ({last_line(error)})") from error
-    expected = _run_repeatedly(reference, rows, runs=runs, exported=exported)
+    try:
+        expected = _run_repeatedly(reference, rows, runs=runs, exported=exported)
+    except Exception as error:
+        raise ModelError(
+            f"ONNX Runtime cannot run the model with its own batch {exported}: {last_line(error)}; "
+            "leave out --batch, or export the model again"
+        ) from error
     for name, values in expected.items():
         if not agree(got[name], values[:batch]):
             node_name = _first_difference(result, reference, feed, rows, runs=runs)

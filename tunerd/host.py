@@ -113,7 +113,7 @@ def facts() -> HostFacts:
         cores=cores,
         core_quota=core_quota(),
         core_siblings=_siblings(cores),
-        mem_bytes=_memory_bytes(),
+        mem_bytes=memory_bytes(),
         gpus=found_gpus,
         no_gpu=no_gpu,
         driver=driver,
@@ -281,7 +281,8 @@ def _cgroup_folders(root: Path, controller: str) -> list[Path]:
     return folders
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """Return the memory of this machine, or what the cgroups of this process allow of it."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for folder in _cgroup_folders(Path("/sys/fs/cgroup"), "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):

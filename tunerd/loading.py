@@ -30,7 +30,9 @@ LIBRARY = "model.so"
 WEIGHTS = "weights.bin"
 ALIGNMENT = 64  # bytes; what tvm.runtime.from_dlpack asks of a tensor
 
-_KEYS = {"files", "inputs", "outputs", "weights", "target", "share"}  # what loading needs
+_KEYS = {"files", "inputs", "outputs", "weights", "target", "share", "model"}  # what is read here
+_TARGETS = ("cuda", "llvm")
+_MAX_JSON_BYTES = 64 << 20
 _CONFIG_ONE_CORE_PER_THREAD = -2  # AffinityMode kSpecifyOneCorePerThread, threading_backend.h
 
 
@@ -57,26 +59,73 @@ def load(path: str | os.PathLike[str], *, device: int | None = None) -> LoadedMo
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of an artifact; raises LoadError where there is none of this format."""
+    path = folder / MANIFEST
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if not path.is_file():
+            raise LoadError(
+                f"{folder} holds no {MANIFEST}; give the artifact folder that `tunerd tune` names"
+            )
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ValueError(f"over {_MAX_JSON_BYTES >> 20} MiB")
+        manifest = json.loads(path.read_bytes())
         version = manifest["format_version"]
-        if version == FORMAT_VERSION and (missing := _KEYS - manifest.keys()):
-            raise KeyError(f"without {', '.join(sorted(missing))}")
-    except FileNotFoundError:
+        if version == FORMAT_VERSION:
+            _check_manifest(manifest)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise LoadError(
-            f"{folder} holds no {MANIFEST}; give the artifact folder that `tunerd tune` names"
-        ) from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LoadError(
-            f"{folder / MANIFEST} cannot be read ({error}); it is damaged, so tune again or copy "
+            f"{folder / MANIFEST} cannot be read ({reason}); it is damaged, so tune again or copy "
             "the folder again"
         ) from None
     if version != FORMAT_VERSION:
         raise LoadError(
-            f"{folder} has format {version}; this tunerd reads format {FORMAT_VERSION}, so use the "
-            "tunerd that wrote it"
+            f"{folder} has format {str(version)[:20]}; this tunerd reads {FORMAT_VERSION}, so "
+            "use the tunerd that wrote it"
         )
     return dict(manifest)
+
+
+def _check_manifest(manifest: Any) -> None:
+    """Raise ValueError where a manifest has not what loading takes from it."""
+    if missing := _KEYS - manifest.keys():
+        raise ValueError(f"without {', '.join(sorted(missing))}")
+    files, share = manifest["files"], manifest["share"]
+    ok = {
+        "files": _is(files, dict) and all(_is(sha, str) for sha in files.values()),
+        "inputs": _is(manifest["inputs"], list) and all(map(_is_spec, manifest["inputs"])),
+        "outputs": _is(manifest["outputs"], list) and all(map(_is_spec, manifest["outputs"])),
+        "weights": _are(manifest["weights"], str),
+        "target": _is(manifest["target"], dict) and manifest["target"].get("kind") in _TARGETS,
+        "model": _is(manifest["model"], dict) and _is(manifest["model"].get("name"), str),
+        "share": _is(share, dict)
+        and _is(share.get("pct"), int)
+        and 1 <= share["pct"] <= 100
+        and _are(share.get("sm_counts"), int)
+        and all(count > 0 for count in share["sm_counts"])
+        and _is(share.get("device", 0), str | None),
+    }
+    if wrong := [key for key, is_right in ok.items() if not is_right]:
+        raise ValueError(f"what it says of {', '.join(wrong)} cannot be")
+    for name in files:
+        if Path(name).name != name or name == MANIFEST:
+            raise ValueError(f"it names the file '{name[:100]}', which is none of an artifact")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _are(values: Any, kind: Any) -> bool:
+    return _is(values, list) and all(_is(value, kind) for value in values)
+
+
+def _is_spec(entry: Any) -> bool:
+    return (
+        _is(entry, dict)
+        and _is(entry.get("name"), str)
+        and _are(entry.get("shape"), int)
+        and _is(entry.get("dtype"), str)
+    )
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -87,10 +136,13 @@ def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
             raise LoadError(f"the manifest of {folder} has no sha256 of {name}; it was changed")
     for name, expected in files.items():
         try:
+            if (folder / name).exists() and not (folder / name).is_file():
+                raise OSError(0, "no plain file")  # a pipe would wait for its writer
             found = sha256_of(folder / name)
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise LoadError(
-                f"{folder / name} cannot be read ({error.strerror}); copy the whole folder"
+                f"{folder / name} cannot be read ({reason}); copy the whole folder"
             ) from None
         if found != expected:
             raise LoadError(
@@ -106,16 +158,33 @@ def sha256_of(path: Path) -> str:
 
 
 def map_weights(path: Path) -> Arrays:
-    """Return the tensors of a weights file by name, mapped and not read. Changes stay private."""
+    """Return the tensors of a weights file by name, mapped and not read. Changes stay private.
+
+    Raises LoadError where the file is none.
+    """
+    try:
+        return _mapped(path)
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, struct.error) as error:
+        raise LoadError(
+            f"{path} cannot be read as weights ({error}); copy the folder again, or tune again"
+        ) from error
+
+
+def _mapped(path: Path) -> Arrays:
     # Copy-on-write: DLPack refuses arrays that are not writable, and nothing writes to these.
     data = np.memmap(path, dtype=np.uint8, mode="c")
     (size,) = struct.unpack("<Q", data[:8].tobytes())
+    if size > min(data.size, _MAX_JSON_BYTES):
+        raise ValueError(f"a header of {size} bytes")
     header = json.loads(data[8 : 8 + size].tobytes())
     start = aligned(8 + size)
     weights: Arrays = {}
     for entry in header["tensors"]:
-        first = start + entry["offset"]
-        array = data[first : first + entry["bytes"]].view(np.dtype(entry["dtype"]))
+        offset, dtype = entry["offset"], np.dtype(entry["dtype"])
+        if offset < 0 or entry["bytes"] < 0 or dtype.kind not in "biuf":
+            raise ValueError(f"a tensor of {dtype} at {offset}")
+        first = start + offset
+        array = data[first : first + entry["bytes"]].view(dtype)
         weights[entry["name"]] = array.reshape(entry["shape"])
     return weights
 
@@ -149,11 +218,22 @@ class LoadedModel:
             warnings.warn(sentence, MismatchWarning, stacklevel=3)
         if not is_cuda:
             _use_own_cores(tvm, manifest)
-        library = tvm.runtime.load_module(str((folder / LIBRARY).resolve()))
-        # The virtual machine keeps the list and adds the CPU to it.
-        self._machine = VirtualMachine(library, [self._device])
-        self._main = self._machine["main"]
+        try:
+            library = tvm.runtime.load_module(str((folder / LIBRARY).resolve()))
+            # The virtual machine keeps the list and adds the CPU to it.
+            self._machine = VirtualMachine(library, [self._device])
+            self._main = self._machine["main"]
+        except Exception as error:  # TVM raises many kinds
+            raise LoadError(
+                f"{folder / LIBRARY} cannot be loaded here: {error}; it was compiled for another "
+                "kind of machine or another TVM, so tune on this one"
+            ) from error
         weights = map_weights(folder / WEIGHTS)
+        if missing := [name for name in manifest["weights"] if name not in weights]:
+            raise LoadError(
+                f"{folder / WEIGHTS} has no tensor '{missing[0]}', which the manifest names; copy "
+                "the folder again"
+            )
         self._weights = tuple(self._to_device(weights[name]) for name in manifest["weights"])
 
     def __call__(self, *inputs: Any) -> Arrays:

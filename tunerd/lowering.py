@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tunerd.errors import ModelError
-from tunerd.model import counted
+from tunerd.onnx_file import counted
 from tunerd.rewrites import subgraphs
 from tunerd.simplify import last_line
 from tunerd.vocabulary import Arrays, Model, TargetSpec
@@ -61,6 +61,11 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
             notes = (f"convolutions stay in NCHW: TVM has no NHWC kernel for {counted(left)}",)
             mod = _run(clean, _fuse())
             left = _not_lowered(mod)
+        if branches := _branches(mod):
+            raise ModelError(
+                f"{branches} of the model's If operators depend on the values of the inputs; only "
+                "models that always run the same kernels can be tuned, so export it without them"
+            )
         if left:
             raise ModelError(
                 f"TVM has no kernel of fixed shape for these operators of {model.name}: "
@@ -202,6 +207,19 @@ def _count(mod: IRModule, op: str) -> int:
     def visit(expr: relax.Expr) -> None:
         nonlocal found
         found += isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == op
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return found
+
+
+def _branches(mod: IRModule) -> int:
+    from tvm import relax
+
+    found = 0
+
+    def visit(expr: relax.Expr) -> None:
+        nonlocal found
+        found += isinstance(expr, relax.If)
 
     relax.analysis.post_order_visit(mod["main"], visit)
     return found

@@ -7,6 +7,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -30,8 +31,7 @@ def pack(folder: Path, file: Path) -> Path:
     where there is no run, or the file exists or cannot be written.
     """
     paths = Paths(folder)
-    if file.exists():
-        raise FolderError(f"{file} exists; nothing was written: choose another file")
+    require_new(file)
     with written_beside(file, folder) as beside:
         snapshot = beside / STORE_NAME
         copy_snapshot(paths.store, snapshot)
@@ -54,17 +54,17 @@ def unpack(
     Nothing of the archive is trusted: it may hold plain files and folders of a run and nothing
     else, within the limits. All of it is extracted and checked, or the folder is not created.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FolderError(f"{folder} exists; nothing was unpacked: choose a new folder")
+    require_new(folder)
     with written_beside(folder, file) as beside:
         whole = beside / "whole"
         whole.mkdir(mode=0o700)
         try:
             with gzip.open(file) as stream:
                 _extract(stream, whole, file=file, max_bytes=max_bytes, max_members=max_members)
-        except (OSError, EOFError, tarfile.TarError) as error:
+        except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise FolderError(
-                f"{file} cannot be unpacked: {error}; give a file that `tunerd records pack` wrote"
+                f"{file} cannot be unpacked: {reason}; give a file that `tunerd records pack` wrote"
             ) from error
         if not (whole / STORE_NAME).is_file():
             raise FolderError(f"{file} holds no run of tunerd: it has no {STORE_NAME}")
@@ -145,6 +145,17 @@ def _checked_name(member: tarfile.TarInfo, file: Path) -> PurePosixPath:
             "unpacked: give a file that `tunerd records pack` wrote"
         )
     return name
+
+
+def require_new(target: Path) -> None:
+    """Raise FolderError where `target` exists and is no empty folder, or cannot be looked at."""
+    try:
+        taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FolderError(f"{target} cannot be used: {reason}; choose another place") from error
+    if taken or not target.name:
+        raise FolderError(f"{target} exists; nothing was written: choose a new place")
 
 
 @contextmanager

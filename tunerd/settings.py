@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
+MAX_SECS = 366 * 24 * 3600.0
+MAX_COUNT = 2**31 - 1  # of trials, and the largest seed and dimension: what 32 bits hold
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h)?")
 _UNIT_SECS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -17,7 +19,10 @@ def parse_duration(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     if not match:
         raise ValueError(f"'{text}' is not a duration; write for example 90s, 10m or 1.5h")
-    return float(match[1]) * _UNIT_SECS[match[2]]
+    secs = float(match[1]) * _UNIT_SECS[match[2]]
+    if secs > MAX_SECS:
+        raise ValueError(f"'{text}' is longer than a year; write for example 90s, 10m or 1.5h")
+    return secs
 
 
 class TuneSettings(BaseModel):
@@ -33,14 +38,23 @@ class TuneSettings(BaseModel):
     slice_kind: Literal["mps", "cpu", "whole", "simulated"]
     shapes: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # by input name
     dims: dict[str, int] = Field(default_factory=dict)  # by dimension name
-    batch: int | None = Field(None, ge=1)
-    trials: int | None = Field(None, ge=1)
-    budget_secs: float | None = Field(None, gt=0)
-    seed: int = Field(0, ge=0)
+    batch: int | None = Field(None, ge=1, le=MAX_COUNT)
+    trials: int | None = Field(None, ge=1, le=MAX_COUNT)
+    budget_secs: float | None = Field(None, gt=0, le=MAX_SECS)
+    seed: int = Field(0, ge=0, le=MAX_COUNT)
     mps: Literal["own", "external"] = "own"
     address: str | None = None  # of a Ray cluster; None: a local one
     tuners: int | None = Field(None, ge=1)  # search and build processes; None: by the cores
     warm_start: tuple[Path, ...] = ()  # folders of other runs that the search learns from
+
+    @field_validator("model", "out")
+    @classmethod
+    def _is_text(cls, path: Path) -> Path:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise ValueError("the path is no text in UTF-8; rename the file or folder") from None
+        return path
 
     @model_validator(mode="after")
     def _one_share(self) -> Self:
@@ -49,6 +63,11 @@ class TuneSettings(BaseModel):
         share_of = {"mps": "gpu", "whole": "gpu", "cpu": "cpu"}.get(self.slice_kind)
         if share_of is not None and getattr(self, f"{share_of}_pct") is None:
             raise ValueError(f"--slice {self.slice_kind} takes its share from --{share_of}-pct")
+        if self.mps == "external" and self.slice_kind != "mps":
+            raise ValueError(
+                f"--mps external is for slices of kind mps, and these are {self.slice_kind}; leave "
+                "one of the two out"
+            )
         return self
 
     @property

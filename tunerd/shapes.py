@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import onnx
 
 Shape = tuple[int, ...]
+MAX_RANK = 32  # of NumPy before 2.0
+MAX_DIM = 2**31 - 1  # what TVM's 32-bit indices reach
 
 
 @dataclass(frozen=True)
@@ -104,18 +106,19 @@ def _check_names(
     for name, shape in shapes.items():
         if name not in names:
             raise InputError(f"the model has no input '{name}'; its inputs are {_listed(names)}")
-        if any(d < 1 for d in shape):
+        if any(not 1 <= d <= MAX_DIM for d in shape):
+            at_fault = "below 1" if min(shape) < 1 else f"above {MAX_DIM}"
             raise InputError(
-                f"the shape {','.join(map(str, shape))} of '{name}' has a dimension below 1; "
-                "every dimension must be 1 or more"
+                f"the shape {','.join(map(str, shape))} of '{name}' has a dimension {at_fault}; "
+                f"every dimension must be 1 or more, up to {MAX_DIM}"
             )
     open_names = sorted({d for i in inputs for d in i.dims or () if isinstance(d, str)})
     for name, size in dims.items():
         if name not in open_names:
             has = f"they are {_listed(open_names)}" if open_names else "it has none"
             raise InputError(f"the model's inputs have no open dimension '{name}'; {has}")
-        if size < 1:
-            raise InputError(f"dimension '{name}' is {size}; it must be 1 or more")
+        if not 1 <= size <= MAX_DIM:
+            raise InputError(f"dimension '{name}' is {size}; it must be 1 or more, up to {MAX_DIM}")
 
 
 def _listed(names: list[str]) -> str:

@@ -51,16 +51,25 @@ def reference_outputs(proto: onnx.ModelProto, feed: Arrays) -> Arrays:
     except Exception as error:  # ONNX Runtime's exceptions have no public base class
         shapes = ", ".join(f"{n}:{'x'.join(map(str, v.shape))}" for n, v in feed.items())
         raise ModelError(
-            f"ONNX Runtime cannot run the model with inputs {shapes}: {last_line(error)}"
+            f"ONNX Runtime cannot run the model with inputs {shapes}: {last_line(error)}; "
+            "check the shapes, or export the model again"
         ) from error
 
 
 def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with the shapes of all intermediate values, as far as they can be known."""
+    """Return a copy with the shapes of all intermediate values, as far as they can be known.
+
+    Raises ModelError where the graph is too odd for that.
+    """
     from onnx import shape_inference
 
     del proto.graph.value_info[:]
-    return shape_inference.infer_shapes(proto, data_prop=True)
+    try:
+        return shape_inference.infer_shapes(proto, data_prop=True)
+    except Exception as error:  # of onnx's native code, which raises many kinds
+        raise ModelError(
+            f"the model's shapes cannot be inferred: {last_line(error)}; export it again"
+        ) from error
 
 
 def last_line(error: Exception) -> str:

@@ -30,9 +30,10 @@ def bench(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> int:
     """Measure an artifact's end-to-end latency in one slice, alone."""
-    from tunerd.loading import read_manifest
+    from tunerd.loading import check_files, read_manifest
 
     manifest = read_manifest(artifact)
+    check_files(artifact, manifest)  # before a slice is started, which checks them again
     is_cuda = manifest["target"]["kind"] == "cuda"
     given = gpu_pct if is_cuda else cpu_pct
     other = cpu_pct if is_cuda else gpu_pct

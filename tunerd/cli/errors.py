@@ -18,6 +18,7 @@ from tunerd.report.words import one_line
 
 # What a shell reports for a program that SIGPIPE ended: 128 + 13. Python ignores the signal.
 READER_GONE = 141
+_MAX_CHARS = 2000
 
 
 def run(app: typer.Typer, argv: Sequence[str]) -> int:
@@ -99,7 +100,7 @@ def _usage(error: BaseException) -> str | None:
 
 
 def _say(code: ExitCode, message: str, as_json: bool) -> None:
-    sentence = one_line(message)
+    sentence = _shortened(one_line(message))
     with suppress(OSError):
         print(f"tunerd: {sentence}", file=sys.stderr, flush=True)
     kind = code.name.lower().replace("_", "-")
@@ -110,6 +111,14 @@ def _say(code: ExitCode, message: str, as_json: bool) -> None:
         sys.stdout.flush()
     except OSError:
         _discard(sys.stdout)
+
+
+def _shortened(sentence: str) -> str:
+    """Cut out the middle of what is too long to be read: names in files may be of any length."""
+    if len(sentence) <= _MAX_CHARS:
+        return sentence
+    half = _MAX_CHARS // 2
+    return f"{sentence[:half]} ... {sentence[-half:]}"
 
 
 def _reader_is_gone(stream: TextIO) -> bool:

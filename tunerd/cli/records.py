@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,8 +180,10 @@ def _binary_output(to: Path | None, *, is_text: bool) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    beside = to.with_name(f".{to.name}.tmp")
     try:
+        if not to.name:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        beside = to.with_name(f".{to.name}.tmp")
         try:
             with open(beside, "wb") as stream:
                 yield stream

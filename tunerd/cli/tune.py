@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tunerd.settings import TuneSettings
     from tunerd.time_use import TimeUse
     from tunerd.vocabulary import Outcome
+
+
+_MAX_SIZE = 2**31 - 1  # settings.MAX_COUNT, which is not imported for --help
+_T = TypeVar("_T")
 
 
 class SliceKind(StrEnum):
@@ -99,8 +103,8 @@ def tune(
         cpu_pct=cpu_pct,
         slices=slices,
         slice_kind=str(slice_kind or ("cpu" if gpu_pct is None else "mps")),
-        shapes=dict(_shape(text) for text in shape or ()),
-        dims=dict(_dim(text) for text in dim or ()),
+        shapes=_once("--shape", [_shape(text) for text in shape or ()]),
+        dims=_once("--dim", [_dim(text) for text in dim or ()]),
         batch=batch,
         trials=trials,
         budget_secs=_budget(budget),
@@ -198,7 +202,10 @@ def _settings(**values: Any) -> TuneSettings:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"--{where.replace('_', '-')}: {message}" if where else message) from None
+        if not where:
+            raise InputError(message) from None
+        flag = "MODEL" if where == "model" else f"--{where.replace('_', '-')}"
+        raise InputError(f"{flag} {first['input']}: {message}") from None
 
 
 def _default_out(model: Path, gpu_pct: int | None, cpu_pct: int | None) -> Path:
@@ -208,26 +215,41 @@ def _default_out(model: Path, gpu_pct: int | None, cpu_pct: int | None) -> Path:
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, _, sizes = text.rpartition(":")
-    try:
-        shape = tuple(int(s) for s in sizes.split(","))
-    except ValueError:
-        shape = ()
-    if not name or not shape or min(shape) < 1:
+    shape = tuple(_size(s) for s in sizes.split(","))
+    if not name or None in shape:
         raise InputError(
-            f"--shape '{text}' is not NAME:SIZES with sizes of 1 or more; write for example "
-            "--shape images:1,3,224,224"
+            f"--shape '{text}' is not NAME:SIZES with sizes of 1 or more, up to {_MAX_SIZE}; write "
+            "for example --shape images:1,3,224,224"
         )
-    return name, shape
+    return name, tuple(s for s in shape if s is not None)
 
 
 def _dim(text: str) -> tuple[str, int]:
-    name, _, size = text.rpartition("=")
-    if not name or not size.isdecimal() or int(size) < 1:
+    name, _, text_of_size = text.rpartition("=")
+    size = _size(text_of_size)
+    if not name or size is None:
         raise InputError(
-            f"--dim '{text}' is not NAME=SIZE with a size of 1 or more; write for example "
-            "--dim batch=1"
+            f"--dim '{text}' is not NAME=SIZE with a size of 1 or more, up to {_MAX_SIZE}; write "
+            "for example --dim batch=1"
         )
-    return name, int(size)
+    return name, size
+
+
+def _size(text: str) -> int | None:
+    """Return a dimension's size, None where the text is none."""
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_SIZE))):
+        return None
+    return int(text) if 1 <= int(text) <= _MAX_SIZE else None
+
+
+def _once(flag: str, given: list[tuple[str, _T]]) -> dict[str, _T]:
+    """Return what a repeated flag says by name; InputError where it says two things of one."""
+    values: dict[str, _T] = {}
+    for name, value in given:
+        if values.setdefault(name, value) != value:
+            raise InputError(f"{flag} is given twice for '{name}', with other sizes; give it once")
+    return values
 
 
 def _budget(text: str | None) -> float | None:

@@ -70,7 +70,9 @@ def export_rows(store: Store) -> Iterator[dict[str, Any]]:
         "tvm_version": facts.tvm_version,
     }
     for trial in store.trial_rows():
-        task = tasks[trial["task_id"]]
+        task = tasks.get(trial["task_id"])
+        if task is None:
+            raise store.damaged(f"trial {trial['trial_id']} is of a task that it has not")
         row = dict(trial) | run | {"task": task.name, "weight": task.weight}
         if row["run_secs"] is not None:
             row["run_secs"] = json.loads(row["run_secs"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -12,6 +11,7 @@ from typing import Any
 from tunerd import __version__
 from tunerd.errors import FolderError
 from tunerd.model import FixedModel
+from tunerd.records import typed
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, TargetSpec, to_json
 
@@ -69,18 +69,10 @@ class RunFacts:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RunFacts:
-        return cls(
-            model_name=value["model"]["name"],
-            model_digest=value["model"]["digest"],
-            target=TargetSpec(**value["target"]),
-            device=value["device"],
-            slice_kind=value["slice_kind"],
-            pct=value["pct"],
-            tvm_version=value["tvm_version"],
-            tunerd_version=value["tunerd_version"],
-            settings=value["settings"],
-            host=value["host"],
-        )
+        """Read what to_json returned; raises ValueError or LookupError for anything else."""
+        model = typed.of_kind(dict[str, Any], value["model"])
+        named = {"model_name": model["name"], "model_digest": model["digest"]}
+        return typed.of_kind(RunFacts, {**value, **named})
 
 
 def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path) -> None:
@@ -116,5 +108,6 @@ def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path) -> None:
 
 def _architecture(target: TargetSpec) -> str:
     # Core counts and host parts of a target may differ between hosts with the same device.
-    fields = json.loads(target.json) if target.json.lstrip().startswith("{") else {}
+    is_json = target.json.lstrip().startswith("{")
+    fields = typed.from_json(dict[str, Any], target.json) if is_json else {}
     return str(fields.get("arch") or fields.get("mcpu") or "any")

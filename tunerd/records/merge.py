@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import IntegrityError
+
 from tunerd.errors import FolderError
 from tunerd.records.facts import refuse_other_run
 from tunerd.records.store import Store
-from tunerd.run_archive import written_beside
+from tunerd.run_archive import require_new, written_beside
 from tunerd.run_folder import RunFolder
 from tunerd.vocabulary import TrialState
 
@@ -41,8 +43,7 @@ def merge_runs(folders: Sequence[Path], to: Path) -> Merged:
 
     Raises FolderError where the runs are not of one model, device and share, or `to` exists.
     """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise FolderError(f"{to} exists; nothing was merged: choose a new folder")
+    require_new(to)
     with ExitStack() as stack:
         stores = [stack.enter_context(Store.read(folder)) for folder in folders]
         facts = [store.facts() for store in stores]
@@ -54,7 +55,13 @@ def merge_runs(folders: Sequence[Path], to: Path) -> Merged:
                 for number, store in enumerate(stores):
                     suffix = f"@{number + 1}" if number else ""
                     _copy_around(store, merged.store, suffix)
-                    merged.store.adopt(_chosen(store, keep, number, suffix))
+                    try:
+                        merged.store.adopt(_chosen(store, keep, number, suffix))
+                    except IntegrityError as error:
+                        raise FolderError(
+                            f"the trials of {folders[number]} cannot be merged ({error.orig}): "
+                            "they are of tasks that it has not, so leave it out"
+                        ) from error
             (beside / "whole").replace(to)
     return Merged(len(keep), total - len(keep))
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from tunerd.records import schema, typed
 from tunerd.vocabulary import (
     Activity,
     Candidate,
-    Comparison,
     Conditions,
     Failure,
-    Finalist,
     Kind,
     Measurement,
     Origin,
@@ -27,10 +25,11 @@ from tunerd.vocabulary import (
     TaskOutcome,
     TensorSpec,
     TrialState,
-    Verdict,
 )
 
+_NO_TIME_SECS = 1e9  # TVM's databases hold 1e10 for a candidate that failed
 Row = Mapping[Any, Any]
+_Args = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def task_to_row(task: Task) -> dict[str, Any]:
@@ -48,15 +47,16 @@ def task_to_row(task: Task) -> dict[str, Any]:
 
 
 def task_from_row(row: Row) -> Task:
+    """Return a task; this and what follows raise ValueError for a row that cannot be ours."""
+    typed.check_row(row, schema.tasks)
+    args = typed.from_json(_Args, row["args"])
     return Task(
         task_id=row["task_id"],
         name=row["name"],
         weight=row["weight"],
         flops=row["flops"],
-        args=tuple(
-            TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in json.loads(row["args"])
-        ),
-        weight_args=tuple(json.loads(row["weight_args"])),
+        args=tuple(TensorSpec(*arg) for arg in args),
+        weight_args=typed.from_json(tuple[int, ...], row["weight_args"]),
         target=TargetSpec(row["target_kind"], row["target_json"]),
         mod_json=row["mod_json"],
     )
@@ -75,11 +75,7 @@ def candidate_to_row(candidate: Candidate, *, now: float) -> dict[str, Any]:
 
 def measurement_to_columns(measurement: Measurement) -> dict[str, Any]:
     """Return the columns of a measured trial; raises ValueError where the samples are no times."""
-    if not measurement.run_secs or not all(math.isfinite(s) for s in measurement.run_secs):
-        raise ValueError(
-            f"a measurement has finite samples, at least one; found {measurement.run_secs}: what "
-            "has no number is a Failure"
-        )
+    _require_times(measurement.run_secs)
     conditions = measurement.conditions
     return {
         "state": TrialState.MEASURED.value,
@@ -96,6 +92,14 @@ def measurement_to_columns(measurement: Measurement) -> dict[str, Any]:
     }
 
 
+def _require_times(run_secs: tuple[float, ...]) -> None:
+    if not run_secs or not all(0 <= s < _NO_TIME_SECS for s in run_secs):
+        raise ValueError(
+            f"a measurement has finite samples, at least one; found {run_secs}: what has no "
+            "number is a Failure"
+        )
+
+
 def failure_to_columns(failure: Failure) -> dict[str, Any]:
     """Return the columns of a failed trial."""
     return setback_to_columns(failure) | {"state": TrialState.FAILED.value}
@@ -109,11 +113,15 @@ def setback_to_columns(failure: Failure) -> dict[str, Any]:
 
 
 def record_from_row(row: Row) -> Record:
+    typed.check_row(row, schema.trials)
     state = TrialState(row["state"])
     result: Measurement | Failure | None = None
     if state is TrialState.MEASURED:
+        _require(row, "run_secs", "calls_per_sample", "profile", "slice_id", "sm_count")
+        run_secs = typed.from_json(tuple[float, ...], row["run_secs"])
+        _require_times(run_secs)
         result = Measurement(
-            run_secs=tuple(json.loads(row["run_secs"])),
+            run_secs=run_secs,
             calls_per_sample=row["calls_per_sample"],
             profile=row["profile"],
             slice_id=row["slice_id"],
@@ -123,6 +131,7 @@ def record_from_row(row: Row) -> Record:
             ),
         )
     elif state is TrialState.FAILED:
+        _require(row, "stage", "kind", "message")
         result = Failure(Stage(row["stage"]), Kind(row["kind"]), row["message"])
     return Record(
         trial_id=row["trial_id"],
@@ -137,6 +146,12 @@ def record_from_row(row: Row) -> Record:
         library_sha256=row["library_sha256"],
         attempts=row["attempts"],
     )
+
+
+def _require(row: Row, *names: str) -> None:
+    for name in names:
+        if row[name] is None:
+            raise ValueError(f"a trial that is {row['state']} has no {name}")
 
 
 def candidate_from_row(row: Row) -> Candidate:
@@ -161,6 +176,7 @@ def span_to_row(span: Span) -> dict[str, Any]:
 
 
 def span_from_row(row: Row) -> Span:
+    typed.check_row(row, schema.spans)
     return Span(
         worker=row["worker"],
         activity=Activity(row["activity"]),
@@ -186,51 +202,16 @@ def phase_to_row(phase: PhaseTime) -> dict[str, Any]:
 
 
 def phase_from_row(row: Row) -> PhaseTime:
+    typed.check_row(row, schema.phases)
     return PhaseTime(
         phase=Phase(row["phase"]),
         start=row["start"],
         end=row["end"],
         session=row["session_id"],
-        core_busy_secs=tuple((core, secs) for core, secs in json.loads(row["core_busy_secs"])),
+        core_busy_secs=typed.from_json(tuple[tuple[int, float], ...], row["core_busy_secs"]),
     )
 
 
 def task_outcome_from_json(value: Mapping[str, Any], winner: Candidate) -> TaskOutcome:
     """Read what to_json wrote of a TaskOutcome; the winner's trace is in its trial."""
-    comparison = value["comparison"]
-    return TaskOutcome(
-        task_id=value["task_id"],
-        name=value["name"],
-        weight=value["weight"],
-        trials=value["trials"],
-        failed=value["failed"],
-        default_secs=value["default_secs"],
-        best_secs=value["best_secs"],
-        winner=winner,
-        comparison=None
-        if comparison is None
-        else Comparison(**{**comparison, "verdict": Verdict(comparison["verdict"])}),
-        note=value["note"],
-        finalists=tuple(_finalist_from_json(f) for f in value["finalists"]),
-    )
-
-
-def _finalist_from_json(value: Mapping[str, Any]) -> Finalist:
-    return Finalist(
-        candidate_id=value["candidate_id"],
-        origin=Origin(value["origin"]),
-        search_secs=value["search_secs"],
-        measurement=_result_from_json(value["measurement"]),
-    )
-
-
-def _result_from_json(value: Mapping[str, Any]) -> Measurement | Failure:
-    if "kind" in value:
-        return Failure(Stage(value["stage"]), Kind(value["kind"]), value["message"])
-    return Measurement(
-        **{
-            **value,
-            "run_secs": tuple(value["run_secs"]),
-            "conditions": Conditions(**value["conditions"]),
-        }
-    )
+    return typed.of_kind(TaskOutcome, {**value, "winner": winner})

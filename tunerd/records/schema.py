@@ -164,10 +164,12 @@ def open_writer(path: Path) -> Connection:
         if found is None:
             METADATA.create_all(connection)
             connection.execute(version.insert(), {"version": VERSION})
-        elif found < VERSION:
-            upgrades.upgrade(connection, found)
-            METADATA.create_all(connection)
-            connection.execute(version.update(), {"version": VERSION})
+        else:
+            if found < VERSION:
+                upgrades.upgrade(connection, found)
+                METADATA.create_all(connection)
+                connection.execute(version.update(), {"version": VERSION})
+            _require_tables(connection, path)
     return connection
 
 
@@ -182,6 +184,8 @@ def open_reader(path: Path) -> Connection:
         found = _version(connection, path, empty_is_fine=False)
         if found is not None and found < VERSION:
             upgrades.show_as_current(connection, found, METADATA)
+        else:
+            _require_tables(connection, path)
     return connection
 
 
@@ -195,13 +199,21 @@ def _opening(path: Path, mode: str) -> Iterator[Connection]:
     except BaseException as error:
         if connection is not None:
             connection.close()
-        if isinstance(error, DatabaseError | sqlite3.Error):
+        # SQLite's own messages hold names of the file, which need not be text.
+        if isinstance(error, DatabaseError | sqlite3.Error | UnicodeDecodeError):
             raise _unusable(path, error) from error
         raise
 
 
 def _require_file(path: Path) -> None:
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        raise FolderError(
+            f"{path} cannot be read: {error.strerror}; give the folder that `tunerd tune` wrote "
+            "with --out"
+        ) from error
+    if not is_file:
         raise FolderError(
             f"{path.parent} is not a run folder: it has no {path.name}; give the folder that "
             "`tunerd tune` wrote with --out"
@@ -269,8 +281,14 @@ def _version(connection: Connection, path: Path, *, empty_is_fine: bool) -> int 
         raise FolderError(
             f"{path} is no store of tunerd: it has no table {version.name}; choose another folder"
         )
-    found: int | None = connection.execute(sa.select(sa.func.max(version.c.version))).scalar()
-    if found is None or not 1 <= found <= VERSION:
+    made = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')"
+    for kind, name in connection.exec_driver_sql(made):
+        # They are programs: reading a view, or writing where a trigger is, may never end.
+        raise FolderError(
+            f"{path} holds the {kind} '{name}', which tunerd makes none of; choose another folder"
+        )
+    found: object = connection.execute(sa.select(sa.func.max(version.c.version))).scalar()
+    if not isinstance(found, int) or not 1 <= found <= VERSION:
         raise FolderError(
             f"{path} has schema version {found}, and this tunerd reads those up to version "
             f"{VERSION}; use the tunerd that wrote it, or a newer one, or choose another folder"
@@ -278,8 +296,29 @@ def _version(connection: Connection, path: Path, *, empty_is_fine: bool) -> int 
     return found
 
 
+def _require_tables(connection: Connection, path: Path) -> None:
+    """Raise FolderError unless all tables of this version are there with all their columns."""
+    inspector = sa.inspect(connection)
+    names = set(inspector.get_table_names())
+    for table in METADATA.sorted_tables:
+        known = (
+            {c["name"] for c in inspector.get_columns(table.name)} if table.name in names else {}
+        )
+        if missing := [c.name for c in table.columns if c.name not in known]:
+            what = f"column {missing[0]} in its table" if known else "table"
+            raise FolderError(
+                f"{path} has schema version {VERSION} and no {what} {table.name}; it is damaged: "
+                "copy the run folder again, or choose another folder"
+            )
+
+
 def _unusable(path: Path, error: Exception) -> FolderError:
     reason = getattr(error, "orig", None) or error
+    if getattr(reason, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+        return FolderError(
+            f"{path} is in use by another program ({reason}); wait until it ends, or choose "
+            "another folder"
+        )
     return FolderError(
         f"{path} cannot be opened as a store: {reason}; check that the folder is writable and the "
         "file whole, or choose another folder"
@@ -299,7 +338,7 @@ def copy_snapshot(source: Path, to: Path) -> None:
         finally:
             copy.close()
             origin.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _unusable(source, error) from error
 
 
@@ -308,7 +347,7 @@ def check_integrity(path: Path) -> None:
     with open_reader(path) as connection:
         try:
             found = connection.exec_driver_sql("PRAGMA integrity_check").scalar()
-        except DatabaseError as error:
+        except (DatabaseError, UnicodeDecodeError) as error:
             raise _unusable(path, error) from error
         if found != "ok":
             raise _unusable(path, ValueError(str(found)))

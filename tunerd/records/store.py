@@ -16,10 +16,10 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Connection, RowMapping
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError, NoResultFound, ProgrammingError
 
 from tunerd.errors import FolderError
-from tunerd.records import rows, schema, trials
+from tunerd.records import rows, schema, trials, typed
 from tunerd.records.facts import RunFacts, refuse_other_run
 from tunerd.vocabulary import (
     Build,
@@ -70,7 +70,8 @@ class Store:
             with store._transaction():
                 first = connection.execute(_first_session()).scalar()
                 if first is not None:
-                    refuse_other_run(RunFacts.from_json(json.loads(first)), facts, folder)
+                    with store._decoding():
+                        refuse_other_run(_facts_from(first), facts, folder)
                 connection.execute(
                     schema.sessions.insert(),
                     {"opened_at": _at(now), "pid": os.getpid(), "facts": _dump(facts.to_json())},
@@ -112,32 +113,58 @@ class Store:
                     return
                 with self._connection.begin():
                     yield self._connection
-        except OperationalError as error:
-            raise FolderError(
-                f"{self._path} cannot be used: {error.orig}; make room or mend the disk, then run "
-                "the same command: it goes on with what was stored"
-            ) from error
+        except (DatabaseError, UnicodeDecodeError) as error:
+            if isinstance(error, IntegrityError | ProgrammingError):
+                raise
+            reason = getattr(error, "orig", None) or error
+            advice = (
+                "copy the run folder again, or name another one"
+                if self._is_snapshot
+                else "make room or mend the disk, then run the same command: it goes on with what "
+                "was stored"
+            )
+            raise FolderError(f"{self._path} cannot be used: {reason}; {advice}") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._transaction() as connection, self._decoding():
+            yield connection
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Turn what a row that tunerd cannot have written raises into FolderError."""
+        try:
+            yield
+        except (ValueError, TypeError, LookupError, NoResultFound) as error:
+            raise self.damaged(str(error)) from error
+
+    def damaged(self, found: str) -> FolderError:
+        """Return the error of a store that holds what no run can have put there."""
+        return FolderError(
+            f"{self._path} holds what is no record of a run ({found}); it is damaged, or another "
+            "program wrote to it: copy the run folder again, or name another one"
+        )
 
     # --- what the run is ---------------------------------------------------------------------
 
     def facts(self) -> RunFacts:
         """Return the facts of the run's first session; FolderError where none has begun."""
-        with self._transaction() as connection:
+        with self._reading() as connection:
             text = connection.execute(_first_session()).scalar()
-        if text is None:
-            raise FolderError(
-                f"{self._path.parent} holds a run that was killed before it began, and no trial; "
-                "run its command again, or give another folder"
-            )
-        return RunFacts.from_json(json.loads(text))
+            if text is not None:
+                return _facts_from(text)
+        raise FolderError(
+            f"{self._path.parent} holds a run that was killed before it began, and no trial; "
+            "run its command again, or give another folder"
+        )
 
     def sessions(self) -> list[tuple[float, RunFacts]]:
         """Return when each session began and its facts, in order."""
         table = schema.sessions
         wanted = sa.select(table.c.opened_at, table.c.facts).order_by(table.c.session_id)
-        with self._transaction() as connection:
+        with self._reading() as connection:
             found = connection.execute(wanted).all()
-        return [(at, RunFacts.from_json(json.loads(facts))) for at, facts in found]
+            return [(typed.of_kind(float, at), _facts_from(facts)) for at, facts in found]
 
     def register_tasks(self, tasks: Sequence[Task]) -> None:
         """Keep the tasks, in order; those that are known stay as they are."""
@@ -145,7 +172,7 @@ class Store:
 
     def tasks(self) -> list[Task]:
         wanted = sa.select(schema.tasks).order_by(schema.tasks.c.position)
-        with self._transaction() as connection:
+        with self._reading() as connection:
             return [rows.task_from_row(row) for row in connection.execute(wanted).mappings()]
 
     def save_slices(self, specs: Sequence[SliceSpec]) -> None:
@@ -165,8 +192,9 @@ class Store:
     def proofs(self) -> list[CapProof]:
         """Return all proofs, oldest first; a slice that was started again has several."""
         wanted = sa.select(schema.proofs.c.proof).order_by(schema.proofs.c.proof_id)
-        with self._transaction() as connection:
-            return [CapProof(**json.loads(text)) for text in connection.execute(wanted).scalars()]
+        with self._reading() as connection:
+            found = connection.execute(wanted).scalars()
+            return [typed.from_json(CapProof, text) for text in found]
 
     # --- the life of a trial -----------------------------------------------------------------
 
@@ -229,12 +257,21 @@ class Store:
         self, task_id: str | None = None, state: TrialState | None = None
     ) -> Iterator[Record]:
         """Yield trials in the order of their ids, read a page at a time."""
-        return map(rows.record_from_row, self.trial_rows(task_id, state))
+        for row in self._rows(task_id, state):
+            with self._decoding():
+                record = rows.record_from_row(row)
+            yield record
 
     def trial_rows(
         self, task_id: str | None = None, state: TrialState | None = None
     ) -> Iterator[RowMapping]:
         """Yield the rows behind `records`; their columns are schema.trials."""
+        for row in self._rows(task_id, state):
+            with self._decoding():
+                rows.record_from_row(row)
+            yield row
+
+    def _rows(self, task_id: str | None, state: TrialState | None) -> Iterator[RowMapping]:
         last = 0
         while True:
             with self._transaction() as connection:
@@ -249,7 +286,9 @@ class Store:
     def record(self, trial_id: int) -> Record:
         """Return one trial; raises KeyError where there is none of this id."""
         with self._transaction() as connection:
-            return rows.record_from_row(trials.row(connection, trial_id))
+            row = trials.row(connection, trial_id)
+        with self._decoding():
+            return rows.record_from_row(row)
 
     def counts(self, task_id: str | None = None) -> dict[TrialState, int]:
         """Return how many trials are in each state, of one task or of all."""
@@ -258,7 +297,7 @@ class Store:
 
     def best(self, task_id: str, origin: Origin | None = None) -> Record | None:
         """Return the measured trial of least median, the earliest of equals."""
-        with self._transaction() as connection:
+        with self._reading() as connection:
             return trials.best(connection, task_id, origin)
 
     def ranked(self, task_id: str) -> list[tuple[int, float | None]]:
@@ -266,12 +305,12 @@ class Store:
 
         Of equals the earliest is first.
         """
-        with self._transaction() as connection:
+        with self._reading() as connection:
             return trials.ranked(connection, task_id)
 
     def traces(self, trial_ids: Sequence[int]) -> list[str]:
         """Return the trials' traces, in order; KeyError where there is no such trial."""
-        with self._transaction() as connection:
+        with self._reading() as connection:
             found = trials.traces(connection, trial_ids)
         return [found[i] for i in trial_ids]
 
@@ -302,9 +341,9 @@ class Store:
         table = schema.task_outcomes
         wanted = sa.select(table.c.outcome).join(schema.tasks).order_by(schema.tasks.c.position)
         found = []
-        with self._transaction() as connection:
+        with self._reading() as connection:
             for text in connection.execute(wanted).scalars().all():
-                value = json.loads(text)
+                value = typed.from_json(dict[str, Any], text)
                 winner = trials.by_candidate(connection, value["winner"]["candidate_id"])
                 found.append(rows.task_outcome_from_json(value, rows.candidate_from_row(winner)))
         return found
@@ -317,9 +356,9 @@ class Store:
         """Return the last outcome as to_json wrote it, or None while there is none."""
         table = schema.outcomes
         wanted = sa.select(table.c.outcome).order_by(table.c.outcome_id.desc()).limit(1)
-        with self._transaction() as connection:
+        with self._reading() as connection:
             text = connection.execute(wanted).scalar()
-        return None if text is None else json.loads(text)
+            return None if text is None else typed.from_json(dict[str, Any], text)
 
     def add_spans(self, spans: Iterable[Span]) -> None:
         self._insert(schema.spans.insert(), map(rows.span_to_row, spans))
@@ -327,7 +366,7 @@ class Store:
     def spans(self) -> list[Span]:
         """Return where the workers' time went, in the order in which it was told."""
         wanted = sa.select(schema.spans).order_by(schema.spans.c.span_id)
-        with self._transaction() as connection:
+        with self._reading() as connection:
             return [rows.span_from_row(row) for row in connection.execute(wanted).mappings()]
 
     def add_phase(self, phase: PhaseTime) -> None:
@@ -336,7 +375,7 @@ class Store:
     def phases(self) -> list[PhaseTime]:
         """Return the phases that ended; one that was killed in is not there."""
         wanted = sa.select(schema.phases).order_by(schema.phases.c.row_id)
-        with self._transaction() as connection:
+        with self._reading() as connection:
             return [rows.phase_from_row(row) for row in connection.execute(wanted).mappings()]
 
     def _insert(self, statement: sa.Insert, values: Iterable[Mapping[str, Any]]) -> None:
@@ -349,6 +388,12 @@ class Store:
 def _first_session() -> sa.Select[Any]:
     table = schema.sessions
     return sa.select(table.c.facts).order_by(table.c.session_id).limit(1)
+
+
+def _facts_from(text: str | None) -> RunFacts:
+    if text is None:
+        raise ValueError("it has no session")
+    return RunFacts.from_json(typed.from_json(dict[str, Any], text))
 
 
 def _at(now: float | None) -> float:

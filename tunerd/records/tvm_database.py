@@ -9,6 +9,7 @@ from typing import Any
 
 from tunerd.errors import FolderError
 from tunerd.records.store import Store
+from tunerd.simplify import last_line
 from tunerd.vocabulary import Measurement, Record, Task, TrialState
 
 WORKLOADS = "database_workload.json"
@@ -21,10 +22,12 @@ def export_tvm(store: Store, folder: Path) -> int:
     Left out are failures, which TVM would keep as 1e10 seconds, and defaults, which have no trace.
     Raises FolderError where the folder has such a database or cannot be written.
     """
-    for name in (WORKLOADS, RECORDS):
-        if (folder / name).exists():
-            raise FolderError(f"{folder / name} exists; nothing was written: choose a new folder")
     try:
+        for name in (WORKLOADS, RECORDS):
+            if (folder / name).exists():
+                raise FolderError(
+                    f"{folder / name} exists; nothing was written: choose a new folder"
+                )
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tvm-", dir=folder) as beside:
             count = _write(store, Path(beside))
@@ -41,7 +44,6 @@ def _write(store: Store, folder: Path) -> int:
     # tvm.s_tir.tensor_intrin is not imported: it takes 22 s, and is only needed to apply a trace.
     # A record's line is therefore written as TVM writes it (TuningRecord.as_json), without
     # building the TuningRecord, which would apply it.
-    import tvm
     from tvm.s_tir import meta_schedule as ms
 
     database = ms.database.JSONDatabase(
@@ -56,15 +58,31 @@ def _write(store: Store, folder: Path) -> int:
             for record in store.records(task.task_id, TrialState.MEASURED):
                 if not record.candidate.trace_json:
                     continue
-                if common is None:
-                    mod = tvm.ir.load_json(task.mod_json)
-                    index = _commit(database, mod, committed)
-                    common = _target_and_args(task, mod)
-                lines.write(_line(index, record, common) + "\n")
+                try:
+                    if common is None:
+                        mod = _module(task)
+                        index = _commit(database, mod, committed)
+                        common = _target_and_args(task, mod)
+                    line = _line(index, record, common)
+                except Exception as error:  # TVM raises many kinds
+                    raise store.damaged(
+                        f"task '{task.name}' or its trial {record.trial_id} cannot be exported: "
+                        f"{last_line(error)}"
+                    ) from error
+                lines.write(line + "\n")
                 count += 1
     if not committed:
         (folder / WORKLOADS).touch()
     return count
+
+
+def _module(task: Task) -> Any:
+    import tvm
+
+    mod = tvm.ir.load_json(task.mod_json)
+    if not isinstance(mod, tvm.IRModule):
+        raise TypeError(f"it is a {type(mod).__name__} and no module of TVM")
+    return mod
 
 
 def _commit(database: Any, mod: Any, committed: list[Any]) -> int:
