@@ -63,8 +63,10 @@ def tune(settings: TuneSettings, progress: Progress) -> Outcome:
         return session.run()
 
 
-def search(settings: TuneSettings, progress: Progress, selection: preparation.Selection) -> None:
-    """Search some tasks of a model and store their trials; compile and report nothing.
+def search(
+    settings: TuneSettings, progress: Progress, selection: preparation.Selection | None = None
+) -> None:
+    """Search a model's tasks, or some, and store their trials; compile and report nothing.
 
     Raises as `tune` does, and InputError where the model has no such task.
     """
