@@ -15,6 +15,7 @@ from sqlalchemy.exc import DatabaseError
 
 from tunerd.errors import FolderError
 from tunerd.records import upgrades
+from tunerd.records.problems import unusable
 
 STORE_NAME = "store.sqlite"
 VERSION = 2  # 2: who worked on what, and how long the phases of a session took
@@ -196,7 +197,7 @@ def _opening(path: Path, mode: str) -> Iterator[Connection]:
         if connection is not None:
             connection.close()
         if isinstance(error, DatabaseError | sqlite3.Error):
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
         raise
 
 
@@ -278,14 +279,6 @@ def _version(connection: Connection, path: Path, *, empty_is_fine: bool) -> int 
     return found
 
 
-def _unusable(path: Path, error: Exception) -> FolderError:
-    reason = getattr(error, "orig", None) or error
-    return FolderError(
-        f"{path} cannot be opened as a store: {reason}; check that the folder is writable and the "
-        "file whole, or choose another folder"
-    )
-
-
 def copy_snapshot(source: Path, to: Path) -> None:
     """Copy a store into one file, as it is at this moment, also while its run is alive."""
     _require_file(source)
@@ -300,7 +293,7 @@ def copy_snapshot(source: Path, to: Path) -> None:
             copy.close()
             origin.close()
     except sqlite3.Error as error:
-        raise _unusable(source, error) from error
+        raise unusable(source, error) from error
 
 
 def check_integrity(path: Path) -> None:
@@ -309,6 +302,6 @@ def check_integrity(path: Path) -> None:
         try:
             found = connection.exec_driver_sql("PRAGMA integrity_check").scalar()
         except DatabaseError as error:
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
         if found != "ok":
-            raise _unusable(path, ValueError(str(found)))
+            raise unusable(path, ValueError(str(found)))

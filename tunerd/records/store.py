@@ -16,11 +16,12 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Connection, RowMapping
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError
 
 from tunerd.errors import FolderError
 from tunerd.records import rows, schema, trials
 from tunerd.records.facts import RunFacts, refuse_other_run
+from tunerd.records.problems import problem_of
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -112,11 +113,11 @@ class Store:
                     return
                 with self._connection.begin():
                     yield self._connection
-        except OperationalError as error:
-            raise FolderError(
-                f"{self._path} cannot be used: {error.orig}; make room or mend the disk, then run "
-                "the same command: it goes on with what was stored"
-            ) from error
+        except DatabaseError as error:
+            problem = problem_of(self._path, error)
+            if problem is None:
+                raise
+            raise problem from error
 
     # --- what the run is ---------------------------------------------------------------------
 
