@@ -15,31 +15,43 @@ import errno
 import json
 import logging
 import os
-import random
 import shutil
 import signal
 import sqlite3
 import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
+from chaos import (
+    AT_A_CALL,
+    AT_A_COMMIT,
+    AT_A_FILE,
+    AT_A_RESULT,
+    AT_A_START,
+    AT_A_STATEMENT,
+    AT_A_TRANSACTION,
+    AT_A_WAIT,
+    Chaos,
+    Listener,
+)
 from coordinator_world import candidate, task
 from simulated_ray import Actor, SimulatedRay
 
 from tunerd import actors, host, preparation, session
 from tunerd.compare import compare
-from tunerd.errors import FolderError, TunerdError
+from tunerd.errors import ExitCode, FolderError, TunerdError
 from tunerd.finals import Ending
 from tunerd.model import FixedModel
 from tunerd.nodes import TunerSpec
 from tunerd.progress import QuietProgress
 from tunerd.records import Store, schema
 from tunerd.run_folder import Paths, RunFolder
-from tunerd.search import Proposal, Told, default_candidate
+from tunerd.search import Proposal, Told
 from tunerd.settings import TuneSettings
 from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice, number_of
 from tunerd.stop import Stop
@@ -59,76 +71,23 @@ from tunerd.vocabulary import (
     Verification,
 )
 from tunerd.winners import QuietSlice, choose_winners
+from tunerd.workers import Timed
 
 TASKS = [task(f"t{i}", weight=i + 1) for i in range(6)]
 SPACE = 40  # candidates of each task
 TRIALS = SPACE * len(TASKS)
-MOST_SESSIONS = 2000
-_SPARED = 2  # losses of a trial, or of a task's search, in one session: the third is its own fault
-_NODES = ({"simulated-0-0", "simulated-0-1", "tuner-0"}, {"simulated-0-2", "simulated-0-3"})
+MOST_SESSIONS = 500
+# After these ends the same command goes on. By SIGTERM: before tunerd listens.
+GOES_ON = {
+    -signal.SIGKILL,
+    -signal.SIGTERM,
+    ExitCode.BAD_FOLDER,
+    ExitCode.INFRASTRUCTURE,
+    ExitCode.INTERRUPTED,
+    ExitCode.DISK_FULL,
+}
 _FIXED = "crash:7,timeout:11"  # of the list: these candidates fail in every run
 _NEVER_BUILT = 13
-
-# Faults and how likely each is where it may strike, at intensity 1.
-AT_A_CALL = {"worker lost before its work": 0.03, "worker lost after its work": 0.03, "node": 0.01}
-AT_A_RESULT = {"collateral": 0.01}
-AT_A_STATEMENT = {"driver killed in a transaction": 0.004}
-AT_A_COMMIT = {"driver killed": 0.006, "torn write": 0.01}
-AT_A_TRANSACTION = {"store full": 0.004, "store locked": 0.005, "store locked briefly": 0.02}
-AT_A_WAIT = {
-    "SIGTERM": 0.004,
-    "SIGTERM, then SIGKILL": 0.004,
-    "clock forwards": 0.01,
-    "clock backwards": 0.01,
-    "second tunerd": 0.01,
-}
-AT_A_FILE = {"folder full": 0.02}
-
-
-class Chaos:
-    """Decides which fault strikes where, and keeps the log."""
-
-    def __init__(self, folder: Path, seed: str, intensity: float) -> None:
-        self.random = random.Random(seed)
-        self._folder = folder
-        self._intensity = intensity
-        self._log = os.open(f"{folder}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._losses: Counter[str] = Counter()
-        self._left_to_live: int | None = None  # commits
-        self.is_armed = True  # until a fault that ends the session has struck
-
-    def note(self, what: str, fault: str, **more: Any) -> None:
-        line = json.dumps({"what": what, "fault": fault, "pid": os.getpid()} | more)
-        os.write(self._log, f"{line}\n".encode())
-
-    def draw(self, faults: Mapping[str, float]) -> str:
-        """Return the fault that strikes here, or nothing."""
-        if self.is_armed:
-            for fault, rate in faults.items():
-                if self.random.random() < rate * self._intensity:
-                    return fault
-        return ""
-
-    def spare(self, victims: Sequence[str]) -> bool:
-        """Whether one of these was lost so often that the next loss would be taken for its own."""
-        return any(self._losses[v] >= _SPARED for v in victims)
-
-    def lose(self, victims: Sequence[str]) -> None:
-        self._losses.update(victims)
-
-    def kill(self, fault: str) -> None:
-        self.note("injected", fault)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def give_seconds_to_live(self) -> None:
-        self._left_to_live = self.random.randint(1, 20)
-
-    def live_on(self) -> None:
-        """Pass a moment of a life that may be counted."""
-        if self._left_to_live is not None:
-            self._left_to_live -= 1
-            if self._left_to_live <= 0:
-                self.kill("SIGKILL after SIGTERM")
 
 
 # --- workers -----------------------------------------------------------------------------------
@@ -175,13 +134,7 @@ class ListTuner:
         return Proposal(tuple(fresh[:count]), not fresh, "", 0.0)
 
     def build(self, candidates: Sequence[Candidate]) -> Any:
-        return actors_timed([_built(c) for c in candidates])
-
-
-def actors_timed(value: Any) -> Any:
-    from tunerd.workers import Timed
-
-    return Timed(value, 0.0, 0.0)
+        return Timed([_built(c) for c in candidates], 0.0, 0.0)
 
 
 def _built(of: Candidate) -> Build | Failure:
@@ -194,56 +147,52 @@ class FaultySlice(SimulatedSlice):
     """A simulated slice whose neighbours' faults end some of its measurements."""
 
     chaos: Chaos
+    spoilt: ClassVar[list[str]] = []  # finalists' measurements that must be repeated
+
+    def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+        while self.spoilt:
+            self.chaos.see(self.spoilt.pop())
+        results = self.measure(builds, profile)
+        self.spoilt += [
+            r.message for r in results if isinstance(r, Failure) and not r.kind.ends_trial
+        ]
+        return results
 
     def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
         results = super().measure(builds, profile)
         for i, build in enumerate(builds):
-            victim = [build.candidate.candidate_id]
-            if (fault := self.chaos.draw(AT_A_RESULT)) and not self.chaos.spare(victim):
-                self.chaos.lose(victim)
-                self.chaos.note("injected", fault, victim=victim[0])
-                results[i] = Failure(Stage.RUN, Kind.COLLATERAL, f"chaos {victim[0]}")
+            fault = self.chaos.draw(AT_A_RESULT)
+            if fault and self.chaos.may_lose([build.candidate.candidate_id]):
+                results[i] = Failure(Stage.RUN, Kind.COLLATERAL, self.chaos.inject(fault))
         return results
+
+
+WORK = {"propose", "build", "measure", "compare", "agree"}
 
 
 def striker(chaos: Chaos, ray: list[SimulatedRay]) -> Any:
     """Return what decides over the lives of actors."""
 
     def strike(actor: Actor, method: str, arguments: tuple[Any, ...]) -> str:
-        fault = chaos.draw(AT_A_CALL)
+        if method == "close":  # the run has ended: nobody looks
+            return ""
+        fault = chaos.draw(AT_A_CALL if method in WORK else AT_A_START)
         if not fault:
             return ""
-        doomed = [actor]
-        if fault == "node":
-            doomed += [
-                a for a in ray[0].actors if a is not actor and not a.death and a.name == actor.name
-            ]
-        lost = victims(method, arguments) + [v for a in doomed for v in victims_of(a)]
-        if chaos.spare(lost):
+        others = [a for a in ray[0].actors if a.name == actor.name and a is not actor]
+        doomed = [a for a in others if not a.death] if fault == "node" else []
+        lost = victims(method, arguments) + [v for a in (actor, *doomed) for v in victims_of(a)]
+        if not chaos.may_lose(lost):
             return ""
-        chaos.lose(lost)
         if fault.endswith("after its work") and actor.instance is not None:
             with contextlib.suppress(Exception):
                 getattr(actor.instance, method)(*arguments)
-        name = f"chaos {os.getpid()}-{chaos.random.getrandbits(40):010x}"
-        role = actor.name.removesuffix("Actor").lower()
-        chaos.note("injected", fault, name=name, at=f"{role} {method}")
-        for other in doomed[1:]:
-            other.die(f"{name} with its node")
+        name = chaos.inject(fault, at=f"{actor.name} {method}")
+        for other in doomed:
+            other.die(f"{name}, with its node")
         return name
 
     return strike
-
-
-class Evidence(logging.Handler):
-    """Notes what tunerd says of the faults that it meets."""
-
-    def __init__(self, chaos: Chaos) -> None:
-        super().__init__()
-        self._chaos = chaos
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._chaos.note("said", record.getMessage())
 
 
 # --- the driver, its store and its folder ------------------------------------------------------
@@ -305,11 +254,10 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 def fill_up(chaos: Chaos, store: Store) -> None:
     """Leave the store no page more than it has."""
-    chaos.is_armed = False
     raw: sqlite3.Connection = store._connection.connection.driver_connection  # type: ignore[assignment]
     (pages,) = raw.execute("PRAGMA page_count").fetchone()
     raw.execute(f"PRAGMA max_page_count = {pages}")
-    chaos.note("injected", "store full")
+    chaos.inject("store full", shows_as="database or disk is full", ends=True)
 
 
 @contextlib.contextmanager
@@ -317,19 +265,17 @@ def lock(chaos: Chaos, folder: Path, fault: str) -> Iterator[None]:
     """Have another program lock the store, for good or for a moment."""
     other = sqlite3.connect(folder / "store.sqlite", isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
-    chaos.note("injected", fault)
     try:
         if fault == "store locked":
-            chaos.is_armed = False
+            chaos.inject(fault, shows_as="database is locked", ends=True)
             yield
-        else:
-            import threading
-
-            release = threading.Timer(0.005, other.rollback)
-            release.start()
-            yield
-            release.join()
-            chaos.note("seen", fault)
+            return
+        name = chaos.inject(fault)
+        release = threading.Timer(0.005, other.rollback)
+        release.start()
+        yield
+        release.join()
+        chaos.see(name)
     finally:
         other.close()
 
@@ -339,9 +285,11 @@ def watch_files(chaos: Chaos, folder: Path) -> None:
 
     def faulty(original: Any) -> Any:
         def write(path: Path, *arguments: Any, **named: Any) -> Any:
+            for text in arguments:
+                chaos.see(str(text))  # of a failed trial
             if folder in path.parents and (fault := chaos.draw(AT_A_FILE)):
-                chaos.is_armed = False
-                chaos.note("injected", fault, at=path.name.partition("-")[0])
+                said = f"{path} cannot be written: No space left on device"
+                chaos.inject(fault, shows_as=said, ends=True)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             return original(path, *arguments, **named)
 
@@ -358,46 +306,43 @@ class Clock:
         self._chaos = chaos
         self._real = time.time
         self._offset_secs = offset_secs
-        self._unseen: list[str] = []
+        self._set: list[str] = []
         time.time = self.time
 
     def time(self) -> float:
-        while self._unseen:
-            self._chaos.note("seen", self._unseen.pop())
+        while self._set:
+            self._chaos.see(self._set.pop())
         return self._real() + self._offset_secs
 
-    def jump(self, fault: str) -> None:
+    def set(self, fault: str) -> None:
         hours = self._chaos.random.uniform(1, 48)
         self._offset_secs += 3600 * (hours if fault.endswith("forwards") else -hours)
-        self._chaos.note("injected", fault)
-        self._unseen.append(fault)
-        time.time()
+        self._set.append(self._chaos.inject(fault, hours=round(hours, 1)))
 
 
 def at_wait(chaos: Chaos, clock: Clock, folder: Path) -> None:
+    time.time()  # of a clock that was set, and the run goes on
     match fault := chaos.draw(AT_A_WAIT):
-        case "clock forwards" | "clock backwards":
-            clock.jump(fault)
+        case "clock set forwards" | "clock set back":
+            clock.set(fault)
         case "second tunerd":
-            chaos.note("injected", fault)
-            try:
+            name = chaos.inject(fault)
+            with contextlib.suppress(FolderError):
                 RunFolder.open(folder, facts=None)  # type: ignore[arg-type]
-            except FolderError as error:
-                assert "is in use by the tunerd with pid" in str(error)
-                chaos.note("seen", fault)
-        case "SIGTERM" | "SIGTERM, then SIGKILL":
-            chaos.is_armed = False
-            chaos.note("injected", fault)
-            os.kill(os.getpid(), signal.SIGTERM)
+                raise AssertionError("a second tunerd was let in")
+            chaos.see(name)
+        case "SIGTERM" | "SIGTERM, with seconds to live":
+            chaos.inject(fault, shows_as="SIGTERM", ends=True)
             if fault != "SIGTERM":
                 chaos.give_seconds_to_live()
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def watch_stop(chaos: Chaos) -> None:
     original = Stop._note
 
     def note(stop: Stop, number: int, frame: Any) -> None:
-        chaos.note("seen", "SIGTERM")
+        chaos.see(signal.Signals(number).name)
         original(stop, number, frame)
 
     Stop._note = note  # type: ignore[method-assign]
@@ -446,7 +391,7 @@ def finish(ending: Ending) -> Outcome:
 
 def run_session(folder: Path, seed: str, intensity: float, planned: preparation.Layout) -> None:
     """Run one session to whatever end, and leave the process."""
-    chaos = Chaos(folder, seed, intensity)
+    chaos = Chaos(Path(f"{folder}.log"), seed, intensity)
     clock = Clock(chaos, chaos.random.uniform(-1e6, 1e6) * intensity)
     ray: list[SimulatedRay] = []
     ray.append(SimulatedRay(seed, striker(chaos, ray), lambda: at_wait(chaos, clock, folder)))
@@ -468,26 +413,24 @@ def run_session(folder: Path, seed: str, intensity: float, planned: preparation.
     watch_stop(chaos)
     watch_files(chaos, folder)
     watch_store(chaos, folder)
-    logging.getLogger("tunerd").addHandler(Evidence(chaos))
+    logging.getLogger("tunerd").addHandler(Listener(chaos))
+    code, said = 0, "finished"
     try:
         session.tune(settings_of(folder), QuietProgress())
     except TunerdError as error:
-        chaos.note("ended", str(error), kind=type(error).__name__, code=int(error.exit_code))
-        os._exit(int(error.exit_code))
+        code, said = int(error.exit_code), str(error)
     except BaseException as error:
-        import traceback
-
-        chaos.note("ended", "".join(traceback.format_exception(error)), kind="bug", code=70)
-        os._exit(70)
-    chaos.note("ended", "finished", kind="", code=0)
-    os._exit(0)
+        code, said = int(ExitCode.BUG), "".join(traceback.format_exception(error))
+    chaos.see(said)
+    chaos.overtake()
+    chaos.note("ended", said, code=code)
+    os._exit(code)
 
 
 def main(folder: Path, seed: str, intensity: float) -> None:
     """Repeat the same command until it finishes; print a line of JSON for each session."""
     planned = layout()
     host.facts()
-    default_candidate(TASKS[0])
     shutil.rmtree(folder, ignore_errors=True)
     for number in range(MOST_SESSIONS):
         pid = os.fork()
@@ -496,21 +439,31 @@ def main(folder: Path, seed: str, intensity: float) -> None:
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         print(json.dumps({"pid": pid, "code": code} | state_of(folder)), flush=True)
-        if code in (0, 70):
+        if code not in GOES_ON:
             return
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    """Return every trial that has ended, as the store has it between two sessions."""
+    """Return what the store holds between two sessions: trials that ended, others, winners."""
     if not Paths(folder).store.exists():
-        return {"ended": {}}
+        return {"ended": {}, "open": 0, "winners": {}}
+    with contextlib.closing(
+        sqlite3.connect(f"file:{Paths(folder).store}?mode=ro", uri=True)
+    ) as raw:
+        whole = raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     try:
         with Store.read(folder) as store:
             rows = [dict(row) for row in store.trial_rows()]
-    except FolderError as error:
-        return {"ended": {}, "unreadable": str(error)}
+            winners = {o.task_id: o.winner.candidate_id for o in store.task_outcomes()}
+    except FolderError as error:  # killed before it was made
+        return {"ended": {}, "open": 0, "winners": {}, "unreadable": str(error)}
     ended = {r["candidate_id"]: r for r in rows if r["state"] in ("measured", "failed")}
-    return {"ended": {name: [r[c] for c in sorted(r)] for name, r in ended.items()}}
+    return {
+        "is_whole": whole,
+        "ended": ended,
+        "open": len(rows) - len(ended),
+        "winners": winners,
+    }
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ import contextlib
 import importlib
 import logging
 import secrets
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tunerd import clock
 from tunerd import events as ev
 from tunerd.errors import InfrastructureError, Interrupted, TunerdError
 from tunerd.nodes import Node, Survey, TunerSpec, match_slices, survey_here
@@ -276,7 +276,7 @@ class Cluster:
         return answers + self._not_ready()
 
     def _not_ready(self) -> list[Answer]:
-        now = time.time()
+        now = clock.now()
         late = [
             (reference, asked)
             for reference, asked in self._pending.items()
@@ -404,7 +404,7 @@ class Cluster:
         return None if self._folder is None else str(self._folder.scratch)
 
     def _watch(self, worker_id: str, method: str, reference: Any) -> None:
-        self._pending[reference] = (worker_id, method, time.time())
+        self._pending[reference] = (worker_id, method, clock.now())
 
     def _got(self, references: list[Any], asked: str, timeout_secs: float) -> Any:
         ray = self._ray

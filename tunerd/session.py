@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tunerd import clock, host, preparation
 from tunerd import events as ev
-from tunerd import host, preparation
 from tunerd.actors import Cluster
 from tunerd.coordinator import Coordinator, Limits
 from tunerd.errors import HostError, InfrastructureError, Interrupted
@@ -143,7 +143,7 @@ class _Session:
         self._tasks: tuple[Task, ...] = ()
         self._coordinator = Coordinator((), Limits())
         self._trial_ids: dict[str, int] = {}
-        began_at = time.time() - (time.monotonic() - started)
+        began_at = clock.now() - (time.monotonic() - started)
         self._timekeeper = Timekeeper(self._store, began_at=began_at)
         self._restarts: Counter[str] = Counter()  # by worker
         self._lanes = preparation.lanes_of(place.layout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -18,6 +17,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import DatabaseError
 
+from tunerd import clock
 from tunerd.errors import FolderError
 from tunerd.records import rows, schema, trials
 from tunerd.records.facts import RunFacts, refuse_other_run
@@ -353,7 +353,7 @@ def _first_session() -> sa.Select[Any]:
 
 
 def _at(now: float | None) -> float:
-    return time.time() if now is None else now
+    return clock.now() if now is None else now
 
 
 def _dump(value: Any) -> str:
