@@ -180,7 +180,7 @@ def striker(chaos: Chaos, ray: list[SimulatedRay]) -> Any:
         if not fault:
             return ""
         others = [a for a in ray[0].actors if a.name == actor.name and a is not actor]
-        doomed = [a for a in others if not a.death] if fault == "node" else []
+        doomed = [a for a in others if a.calls] if fault == "node" else []
         lost = victims(method, arguments) + [v for a in (actor, *doomed) for v in victims_of(a)]
         if not chaos.may_lose(lost):
             return ""

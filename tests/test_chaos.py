@@ -66,7 +66,7 @@ def started(folder: Path, seed: str, intensity: float) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(here / "chaos_driver.py"), str(folder), seed, str(intensity)],
         env=os.environ
-        | {"PYTHONPATH": path, "TUNERD_RUNTIME_FOLDER": str(folder.parent / "runtime")},
+        | {"PYTHONPATH": path, "TUNERD_RUNTIME_FOLDER": str(folder.parent)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
