@@ -405,7 +405,7 @@ def run_session(folder: Path, seed: str, intensity: float, planned: preparation.
     preparation.local_layout = lambda _: planned
     preparation.read = lambda _: fixed
     preparation.kernels_of = lambda *_: kernels
-    actors.leashed = contextlib.nullcontext  # type: ignore[assignment]
+    actors.leashed = lambda: contextlib.nullcontext(())  # type: ignore[assignment]
     actors.TunerActor = ListTuner  # type: ignore[misc,assignment]
     slices = sys.modules["tunerd.slices"]
     slices.member = lambda _: FaultySlice  # type: ignore[attr-defined]

@@ -65,8 +65,7 @@ def started(folder: Path, seed: str, intensity: float) -> subprocess.Popen[str]:
     path = os.pathsep.join(filter(None, (str(here.parent), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, str(here / "chaos_driver.py"), str(folder), seed, str(intensity)],
-        env=os.environ
-        | {"PYTHONPATH": path, "TUNERD_RUNTIME_FOLDER": str(folder.parent)},
+        env=os.environ | {"PYTHONPATH": path, "TUNERD_RUNTIME_FOLDER": str(folder.parent)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
