@@ -28,7 +28,7 @@ from tunerd.errors import ExitCode
 from tunerd.vocabulary import Record
 
 EACH = 5
-TRIALS = 80
+TRIALS = 120
 SEED = 20
 GONE_SECS = 15.0
 FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
@@ -49,6 +49,7 @@ class Killed:
 
     run: Run
     kills: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
     ends: list[tuple[str, int, str]] = field(default_factory=list)  # of sessions cut off
     left: list[list[str]] = field(default_factory=list)  # what outlived each of those
     ended: list[dict[int, Record]] = field(default_factory=list)  # after each of those
@@ -76,13 +77,21 @@ def of_the_run(folder: Path) -> list[psutil.Process]:
     return [p for p in found if p.pid != os.getpid() and is_alive(p)]
 
 
+def outlived(folder: Path) -> list[str]:
+    """Return what of a run lives on for long after a kill."""
+    deadline = time.monotonic() + GONE_SECS
+    while (left := of_the_run(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [f"{p.pid} {p.name()}" for p in left if is_alive(p)]
+
+
 def called(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
+    """Return the living ones of a name: of a program, a module, or an actor."""
     found = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            if word in (process.name(), *process.cmdline()) or process.cmdline()[0].startswith(
-                f"ray::{word}"
-            ):
+            words = [process.name(), *process.cmdline()]
+            if word in words or any(w.startswith(f"ray::{word}") for w in words):
                 found.append(process)
     return [p for p in found if is_alive(p)]
 
@@ -117,8 +126,16 @@ def robbed(run_in: tuple[Path, Path]) -> Killed:
         run.wait_for(lambda least=at_least: run.measured() >= least)  # type: ignore[misc]
         run.wait_for(lambda: most_losses(run.folder) < MOST_LOSSES)
         run.wait_for(lambda kind=kind: bool(called(run.processes(), WORKERS[kind])))  # type: ignore[misc]
-        rng.choice(called(run.processes(), WORKERS[kind])).kill()
+        before = called(run.processes(), WORKERS[kind])
+        # The oldest, so that workers take turns: one that ends too often is not started again.
+        min(before, key=psutil.Process.create_time).kill()
         found.kills[kind] += 1
+
+        def replaced(kind: str = kind, before: list[psutil.Process] = before) -> bool:
+            return any(p not in before for p in called(run.processes(), WORKERS[kind]))
+
+        run.wait_for(replaced)
+        found.seen[kind] += 1
     found.last = run.end()
     return found
 
@@ -126,7 +143,7 @@ def robbed(run_in: tuple[Path, Path]) -> Killed:
 def test_a_run_whose_workers_are_killed_finishes(robbed: Killed) -> None:
     code, _, err = robbed.last
     assert code in FINISHED, err
-    assert robbed.kills == dict.fromkeys(WORKERS, EACH)
+    assert robbed.kills == robbed.seen == dict.fromkeys(WORKERS, EACH)
 
 
 def test_every_trial_of_a_robbed_run_ends_once_and_none_is_blamed(robbed: Killed) -> None:
@@ -135,12 +152,6 @@ def test_every_trial_of_a_robbed_run_ends_once_and_none_is_blamed(robbed: Killed
     assert len({r.candidate.candidate_id for r in records}) == TRIALS
     assert all(r.result is not None for r in records)
     assert not [r for r in records if "lost" in getattr(r.result, "message", "")]
-
-
-def test_what_was_killed_was_seen(robbed: Killed) -> None:
-    _, _, err = robbed.last
-    lost = [line for line in err.splitlines() if "tunerd.session ERROR lost" in line]
-    assert len(lost) == robbed.kills["slice actor"] + robbed.kills["tuner"]
 
 
 # --- driver and raylet -------------------------------------------------------------------------
@@ -158,7 +169,9 @@ def cut_off(run_in: tuple[Path, Path]) -> Killed:
         run.start()
         assert run.process is not None
         driver = psutil.Process(run.process.pid)
-        run.wait_for(lambda: bool(called(run.processes(), "raylet")))
+        # Ray itself aborts a driver that loses its raylet in the middle of ray.init.
+        begun = "raylet" if kind == "driver" else "tunerd.ray_leash"
+        run.wait_for(lambda begun=begun: bool(called(run.processes(), begun)))  # type: ignore[misc]
         if rng.random() < 0.4:
             time.sleep(rng.uniform(0.0, 3.0))  # any moment of the start
         else:
@@ -166,13 +179,10 @@ def cut_off(run_in: tuple[Path, Path]) -> Killed:
             run.wait_for(lambda least=at_least: run.measured() >= least)  # type: ignore[misc]
         (victim,) = [driver] if kind == "driver" else called(run.processes(), "raylet")
         victim.kill()
-        killed_at = time.monotonic()
         found.kills[kind] += 1
         if kind == "driver":
             run.process.wait()
-        while (left := of_the_run(folder)) and time.monotonic() - killed_at < GONE_SECS:
-            time.sleep(0.1)
-        found.left.append([" ".join(p.cmdline()[:4]) for p in left])
+        found.left.append(outlived(folder))
         code, _, err = run.end()
         found.ends.append((kind, code, err))
         found.ended.append({r.trial_id: r for r in run.records() if r.result is not None})
@@ -190,7 +200,7 @@ def test_a_run_without_its_raylet_says_so_and_has_its_exit_code(cut_off: Killed)
     for kind, code, err in cut_off.ends:
         if kind == "raylet":
             assert code == ExitCode.INFRASTRUCTURE, err
-            assert "the same command goes on" in err.splitlines()[-1]
+            assert "Ray's raylet on this machine ended" in err.splitlines()[-1]
 
 
 def test_no_trial_is_lost_or_paid_twice_over_ten_kills(cut_off: Killed) -> None:

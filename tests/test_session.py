@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -279,3 +281,46 @@ def test_a_seed_repeats_a_run_on_simulated_slices_with_one_tuner(make_run: MakeR
         check_finished(run, *run.end())
         proposals.append([(r.candidate, r.run_secs) for r in run.records()])
     assert proposals[0] == proposals[1]
+
+
+# --- the environment ---------------------------------------------------------------------------
+
+# setenv(3) is not thread-safe, and TVM reads variables while it lowers.
+_WATCHED = """
+import json, sys
+from tunerd import preparation
+from tunerd.cli import main
+lowering, changed = [], {"before": 0, "meanwhile": []}
+original = preparation.kernels_of
+def kernels_of(*arguments):
+    lowering.append(True)
+    try:
+        return original(*arguments)
+    finally:
+        lowering.append(False)
+preparation.kernels_of = kernels_of
+def hook(event, arguments):
+    if event in ("os.putenv", "os.unsetenv"):
+        changed["before"] += not lowering
+        if lowering and lowering[-1]:
+            changed["meanwhile"].append(str(arguments))
+sys.addaudithook(hook)
+sys.argv[0] = "tunerd"
+try:
+    code = main()
+except SystemExit as end:
+    code = end.code
+print(json.dumps(changed | {"lowered": len(lowering), "code": code}), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_no_variable_is_set_while_the_model_is_lowered(make_run: MakeRun) -> None:
+    run = make_run("--slice", "simulated", trials=4)
+    words = [sys.executable, "-c", _WATCHED, *run.command[3:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    seen = json.loads(done.stderr.splitlines()[-1])
+    assert seen["code"] in FINISHED, done.stderr
+    assert seen["lowered"] == 2
+    assert seen["before"] > 0  # Ray's: the hook works
+    assert seen["meanwhile"] == []

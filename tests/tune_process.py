@@ -75,7 +75,7 @@ class Run:
         """Wait until a condition holds; a run that ends before it fails the test."""
         assert self.process is not None
         while not condition():
-            assert self.process.poll() is None, self.end()
+            assert self.process.poll() is None, self.end()[2][-2000:]
             time.sleep(0.02)
 
     def records(self) -> list[Record]:
