@@ -172,7 +172,7 @@ def locked(place: Place) -> list[object]:
 
 
 FOLDERS = [
-    Bad("held", locked, ExitCode.BAD_FOLDER, "in use by another program .*wait until it ends"),
+    Bad("held", locked, ExitCode.BAD_FOLDER, "another program keeps .*locked.*end it"),
     Bad("a file", in_a_file, ExitCode.BAD_FOLDER, "file cannot be written: File exists; choose a"),
     Bad(
         "below a file",

@@ -16,112 +16,21 @@ import onnx
 import psutil
 import pytest
 from models import conv_net
+from tune_process import Run, still_there
 
 from tunerd import host
-from tunerd.errors import ExitCode, FolderError
+from tunerd.errors import ExitCode
 from tunerd.loading import read_manifest
 from tunerd.records import Store
 from tunerd.session import MAX_RESTARTS
-from tunerd.vocabulary import Activity, Measurement, Origin, Phase, Record
+from tunerd.vocabulary import Activity, Phase, Record
 
 TRIALS = 48
-GONE_SECS = 60.0
 FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
 
 pytestmark = pytest.mark.skipif(
     host.facts().usable_cores < 2, reason="these runs use two slices of a core each"
 )
-
-
-@dataclass
-class Run:
-    """One run folder, and the command that works in it."""
-
-    folder: Path
-    model: Path
-    options: tuple[str, ...]
-    process: subprocess.Popen[str] | None = None
-    started: list[psutil.Process] = field(default_factory=list)
-
-    @property
-    def command(self) -> list[str]:
-        given = [str(self.model), "--cpu-pct", "50", "--out", str(self.folder), "--json"]
-        return [sys.executable, "-m", "tunerd", "tune", *given, *self.options]
-
-    def start(self) -> None:
-        """Start the command at the head of a process group, as a shell does."""
-        self.process = subprocess.Popen(
-            self.command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def end(self) -> tuple[int, str, str]:
-        assert self.process is not None
-        out, err = self.process.communicate(timeout=300)
-        return self.process.returncode, out, err
-
-    def kill(self) -> list[psutil.Process]:
-        """SIGKILL the driver; return those of its processes that outlive it for long."""
-        assert self.process is not None
-        started = self.processes()
-        self.process.kill()
-        self.end()
-        return still_there(started)
-
-    def processes(self) -> list[psutil.Process]:
-        assert self.process is not None
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def actors(self, name: str) -> list[psutil.Process]:
-        """Return the living processes of a Ray actor of this run."""
-        found = []
-        for process in self.processes():
-            try:
-                if process.cmdline()[:1] and process.cmdline()[0].startswith(f"ray::{name}"):
-                    found.append(process)
-            except psutil.Error:  # it has just ended
-                continue
-        return found
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds; a run that ends before it fails the test."""
-        assert self.process is not None
-        while not condition():
-            assert self.process.poll() is None, self.end()
-            time.sleep(0.02)
-
-    def records(self) -> list[Record]:
-        """Return the search trials so far."""
-        try:
-            with Store.read(self.folder) as store:
-                return [r for r in store.records() if r.candidate.origin is Origin.SEARCH]
-        except FolderError:
-            return []
-
-    def measured(self) -> int:
-        return sum(isinstance(r.result, Measurement) for r in self.records())
-
-    def outcomes(self) -> int:
-        with Store.read(self.folder) as store:
-            return len(store.task_outcomes())
-
-
-def still_there(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Wait for the end of processes; return those that live on."""
-    deadline = time.monotonic() + GONE_SECS
-    while (living := [p for p in processes if is_alive(p)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return living
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -372,3 +281,46 @@ def test_a_seed_repeats_a_run_on_simulated_slices_with_one_tuner(make_run: MakeR
         check_finished(run, *run.end())
         proposals.append([(r.candidate, r.run_secs) for r in run.records()])
     assert proposals[0] == proposals[1]
+
+
+# --- the environment ---------------------------------------------------------------------------
+
+# setenv(3) is not thread-safe, and TVM reads variables while it lowers.
+_WATCHED = """
+import json, sys
+from tunerd import preparation
+from tunerd.cli import main
+lowering, changed = [], {"before": 0, "meanwhile": []}
+original = preparation.kernels_of
+def kernels_of(*arguments):
+    lowering.append(True)
+    try:
+        return original(*arguments)
+    finally:
+        lowering.append(False)
+preparation.kernels_of = kernels_of
+def hook(event, arguments):
+    if event in ("os.putenv", "os.unsetenv"):
+        changed["before"] += not lowering
+        if lowering and lowering[-1]:
+            changed["meanwhile"].append(str(arguments))
+sys.addaudithook(hook)
+sys.argv[0] = "tunerd"
+try:
+    code = main()
+except SystemExit as end:
+    code = end.code
+print(json.dumps(changed | {"lowered": len(lowering), "code": code}), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_no_variable_is_set_while_the_model_is_lowered(make_run: MakeRun) -> None:
+    run = make_run("--slice", "simulated", trials=4)
+    words = [sys.executable, "-c", _WATCHED, *run.command[3:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    seen = json.loads(done.stderr.splitlines()[-1])
+    assert seen["code"] in FINISHED, done.stderr
+    assert seen["lowered"] == 2
+    assert seen["before"] > 0  # Ray's: the hook works
+    assert seen["meanwhile"] == []

@@ -10,7 +10,6 @@ workers and their children inherit, so only the driver hears it, and drains.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import secrets
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tunerd import clock
 from tunerd import events as ev
 from tunerd.errors import InfrastructureError, Interrupted, TunerdError
 from tunerd.nodes import Node, Survey, TunerSpec, match_slices, survey_here
@@ -27,12 +27,14 @@ from tunerd.ray_environment import (
     RayFolder,
     environment,
     environment_to_join,
+    forget_token,
     handlers_kept,
     join,
+    log_lines,
     sentence,
     start_private,
 )
-from tunerd.ray_leash import leashed
+from tunerd.ray_leash import Daemon, leashed, raylet_at, require_alive
 from tunerd.vocabulary import (
     SEARCH,
     Build,
@@ -52,6 +54,7 @@ PLACE_SECS = 60.0  # until Ray has found room for an actor and started its proce
 READY_SECS = 180.0  # until a slice has proved its cap, or a tuner has imported TVM
 CALL_SECS = 3600.0
 _CLOSE_SECS = 15.0
+_LOOK_SECS = 0.5  # how often Ray's daemons are looked at while a call is waited for
 _GETTING_READY = ("warm_up", "start")
 
 
@@ -90,6 +93,7 @@ class Cluster:
         self._given: tuple[Any, ...] = ()  # to all tuners
         self._lost_one = False
         self._leash = contextlib.ExitStack()
+        self._daemons: tuple[Daemon, ...] = ()
         self._folder = RayFolder() if address is None else None
         self._environment = Environment(
             environment(run) if address is None else environment_to_join(address, run)
@@ -99,14 +103,16 @@ class Cluster:
 
             self._ray = ray
             # It prints the raylet's messages on stdout, which carries results, and has no switch.
-            ray._private.worker.print_to_stdstream = _log_lines
-            _forget_token()
+            ray._private.worker.print_to_stdstream = log_lines
+            forget_token()
             with handlers_kept():
                 if self._folder is not None:
                     start_private(ray.init, self._folder, cpus=cpus, gpus=gpus)
-                    self._leash.enter_context(leashed())
+                    self._daemons = self._leash.enter_context(leashed())
                 elif address is not None:
                     join(ray.init, address, run)
+                    node = ray._private.worker.global_worker.node
+                    self._daemons = raylet_at(node.raylet_socket_name)
         except BaseException:
             if self._folder is not None and (kept := self._keep_logs()):
                 log.error("the run had a problem%s", kept)
@@ -256,7 +262,11 @@ class Cluster:
                 self._watch(worker_id, "measure", call)
 
     def answers(self, timeout_secs: float) -> list[Answer]:
-        """Return the calls that ended, waiting at most `timeout_secs` for the first."""
+        """Return the calls that ended, waiting at most `timeout_secs` for the first.
+
+        Raises InfrastructureError where Ray itself has ended.
+        """
+        require_alive(self._daemons)
         if not self._pending:
             return []
         ray = self._ray
@@ -276,7 +286,7 @@ class Cluster:
         return answers + self._not_ready()
 
     def _not_ready(self) -> list[Answer]:
-        now = time.time()
+        now = clock.now()
         late = [
             (reference, asked)
             for reference, asked in self._pending.items()
@@ -356,7 +366,7 @@ class Cluster:
         ray = self._ray
         slices, self._slices = self._slices, {}
         tuners, self._tuners = self._tuners, {}
-        if ray.is_initialized():
+        if ray.is_initialized() and all(d.alive for d in self._daemons):
             with contextlib.suppress(ray.exceptions.RayError):
                 closing = [a.close.remote() for a in slices.values()]
                 if closing:
@@ -404,14 +414,20 @@ class Cluster:
         return None if self._folder is None else str(self._folder.scratch)
 
     def _watch(self, worker_id: str, method: str, reference: Any) -> None:
-        self._pending[reference] = (worker_id, method, time.time())
+        self._pending[reference] = (worker_id, method, clock.now())
 
     def _got(self, references: list[Any], asked: str, timeout_secs: float) -> Any:
         ray = self._ray
+        deadline = time.monotonic() + timeout_secs
         try:
-            return ray.get(references, timeout=timeout_secs)
-        except ray.exceptions.GetTimeoutError as error:
-            raise InfrastructureError(self._too_late(asked, timeout_secs)) from error
+            while True:
+                require_alive(self._daemons)
+                left_secs = max(0.0, deadline - time.monotonic())
+                try:
+                    return ray.get(references, timeout=min(left_secs, _LOOK_SECS))
+                except ray.exceptions.GetTimeoutError as error:
+                    if left_secs <= _LOOK_SECS:
+                        raise InfrastructureError(self._too_late(asked, timeout_secs)) from error
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, TunerdError):
                 raise error.cause from None
@@ -431,18 +447,6 @@ class Cluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return NodeAffinitySchedulingStrategy(node_id, soft=False)
-
-
-def _log_lines(data: dict[str, Any], ignore_prefix: bool) -> None:
-    for line in data["lines"]:
-        log.info("Ray: %s", line)
-
-
-def _forget_token() -> None:
-    """Have Ray read the token of this cluster: it keeps what it read for an earlier one."""
-    raylet = importlib.import_module("ray._raylet")  # of compiled code: it has no types
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _gpu_ids(_: SliceActor) -> tuple[str, ...]:

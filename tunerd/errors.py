@@ -4,6 +4,7 @@
     ├── InputError            exit 10   a flag, a model or a recipe that cannot be used
     │   └── ModelError        exit 11   the ONNX file
     ├── FolderError           exit 12   the run folder: not writable, locked, of another model
+    │   └── DiskError         exit 17   its disk: full, or it fails
     ├── HostError             exit 13   this machine cannot do what was asked: no GPU, no MPS
     ├── WrongResultError      exit 14   the tuned model disagrees with ONNX Runtime
     ├── InfrastructureError   exit 15   Ray, a slice or the MPS daemon failed and stayed down
@@ -29,6 +30,7 @@ class ExitCode(IntEnum):
     WRONG_RESULT = 14
     INFRASTRUCTURE = 15
     INTERRUPTED = 16
+    DISK_FULL = 17
     BUG = 70  # an exception that none of these names; sysexits.h EX_SOFTWARE
 
 
@@ -48,6 +50,10 @@ class ModelError(InputError):
 
 class FolderError(TunerdError):
     exit_code = ExitCode.BAD_FOLDER
+
+
+class DiskError(FolderError):
+    exit_code = ExitCode.DISK_FULL
 
 
 class HostError(TunerdError):

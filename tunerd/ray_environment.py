@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import logging
 import os
 import secrets
@@ -21,6 +22,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tunerd.errors import HostError, InfrastructureError, InputError
 from tunerd.slices.lease import private_folder
@@ -183,6 +185,18 @@ def join(init: Callable[..., object], address: str, run: str) -> None:
         else:
             problem = f"the Ray cluster at {address} cannot be used: {sentence(error)}"
         raise InfrastructureError(problem) from error
+
+
+def forget_token() -> None:
+    """Have Ray read the token of this cluster: it keeps what it read for an earlier one."""
+    raylet = importlib.import_module("ray._raylet")  # of compiled code: it has no types
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def log_lines(data: dict[str, Any], ignore_prefix: bool) -> None:
+    for line in data["lines"]:
+        log.info("Ray: %s", line)
 
 
 def _remove_dead(root: Path) -> None:

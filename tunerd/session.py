@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tunerd import clock, host, preparation
 from tunerd import events as ev
-from tunerd import host, preparation
 from tunerd.actors import Cluster
 from tunerd.coordinator import Coordinator, Limits
 from tunerd.errors import HostError, InfrastructureError, Interrupted
@@ -23,7 +23,7 @@ from tunerd.history import failures_of, history_of
 from tunerd.progress import Progress, ProgressState, TaskProgress
 from tunerd.records import RunFacts
 from tunerd.report.page import write_report
-from tunerd.run_folder import RunFolder
+from tunerd.run_folder import RunFolder, disk_errors_said
 from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.stop import Stop
@@ -81,6 +81,7 @@ def _opened(
     started = time.monotonic()
     facts = host.facts()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(disk_errors_said(settings.out))
         opened = None
         if settings.address is None:  # what this machine cannot do is said before anything loads
             layout = preparation.local_layout(settings)
@@ -144,7 +145,7 @@ class _Session:
         self._tasks: tuple[Task, ...] = ()
         self._coordinator = Coordinator((), Limits())
         self._trial_ids: dict[str, int] = {}
-        began_at = time.time() - (time.monotonic() - started)
+        began_at = clock.now() - (time.monotonic() - started)
         self._timekeeper = Timekeeper(self._store, began_at=began_at)
         self._restarts: Counter[str] = Counter()  # by worker
         self._lanes = preparation.lanes_of(place.layout)
@@ -365,10 +366,11 @@ class _Session:
                         self._store.built(self._trial_ids[build.candidate.candidate_id], build)
                 case ev.StoreEnded(results):
                     ended = {self._trial_ids[x.candidate_id]: r for x, r in results}
-                    self._store.finish_all(ended)
+                    # Before the trial ends: what has ended is not looked at again.
                     for trial_id, result in ended.items():
                         if isinstance(result, Failure):
                             self._folder.write_log(trial_id, result.message)
+                    self._store.finish_all(ended)
                     for x, result in results:  # nothing is heard again of what has ended
                         if not isinstance(result, Failure) or result.kind.ends_trial:
                             del self._trial_ids[x.candidate_id]

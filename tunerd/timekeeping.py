@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from tunerd import clock
 from tunerd.events import BuildThem, Measure, Propose
 from tunerd.records import Store
 from tunerd.vocabulary import Activity, Phase, PhaseTime, Span
@@ -36,14 +36,14 @@ class Timekeeper:
     def enter(self, phase: Phase) -> None:
         """End the phase that is under way, and begin another one."""
         self.end()
-        self._phase, self._since, self._cores = phase, time.time(), core_busy_secs()
+        self._phase, self._since, self._cores = phase, clock.now(), core_busy_secs()
 
     def end(self) -> None:
         """Write what the phase under way has left to write. No phase follows unless entered."""
         self._flush()
         if self._since == 0.0:
             return
-        now, cores = time.time(), core_busy_secs()
+        now, cores = clock.now(), core_busy_secs()
         busy = tuple(
             (c, round(s - self._cores[c], 3)) for c, s in cores.items() if c in self._cores
         )
@@ -54,7 +54,7 @@ class Timekeeper:
 
     def expect(self, workers: Iterable[str], role: str) -> None:
         """Note who takes part: one that never gets work was idle all the time."""
-        now = time.time()
+        now = clock.now()
         session = self._store.session
         self._spans += [Span(w, Activity.IDLE, now, now, role, session) for w in workers]
         self._flush()

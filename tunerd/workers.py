@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tunerd import clock
 from tunerd.slices.base import Slice
 from tunerd.vocabulary import (
     Arrays,
@@ -44,7 +45,7 @@ class Answer:
     def of(cls, asked: tuple[str, str, float], value: Any, error: str) -> Answer:
         """Return what ended just now of a call: worker, method, and when it was asked."""
         worker_id, method, started_at = asked
-        ended_at = time.time()
+        ended_at = clock.now()
         if isinstance(value, Timed):
             busy_secs, cpu_secs = value.busy_secs, value.cpu_secs
             return cls(

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DatabaseError
 
 from tunerd.errors import FolderError
 from tunerd.records import upgrades
+from tunerd.records.problems import unusable
 
 STORE_NAME = "store.sqlite"
 VERSION = 2  # 2: who worked on what, and how long the phases of a session took
@@ -201,7 +202,7 @@ def _opening(path: Path, mode: str) -> Iterator[Connection]:
             connection.close()
         # SQLite's own messages hold names of the file, which need not be text.
         if isinstance(error, DatabaseError | sqlite3.Error | UnicodeDecodeError):
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
         raise
 
 
@@ -312,19 +313,6 @@ def _require_tables(connection: Connection, path: Path) -> None:
             )
 
 
-def _unusable(path: Path, error: Exception) -> FolderError:
-    reason = getattr(error, "orig", None) or error
-    if getattr(reason, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-        return FolderError(
-            f"{path} is in use by another program ({reason}); wait until it ends, or choose "
-            "another folder"
-        )
-    return FolderError(
-        f"{path} cannot be opened as a store: {reason}; check that the folder is writable and the "
-        "file whole, or choose another folder"
-    )
-
-
 def copy_snapshot(source: Path, to: Path) -> None:
     """Copy a store into one file, as it is at this moment, also while its run is alive."""
     _require_file(source)
@@ -339,7 +327,7 @@ def copy_snapshot(source: Path, to: Path) -> None:
             copy.close()
             origin.close()
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise _unusable(source, error) from error
+        raise unusable(source, error) from error
 
 
 def check_integrity(path: Path) -> None:
@@ -348,6 +336,6 @@ def check_integrity(path: Path) -> None:
         try:
             found = connection.exec_driver_sql("PRAGMA integrity_check").scalar()
         except (DatabaseError, UnicodeDecodeError) as error:
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
         if found != "ok":
-            raise _unusable(path, ValueError(str(found)))
+            raise unusable(path, ValueError(str(found)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -18,9 +17,11 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import DatabaseError, IntegrityError, NoResultFound, ProgrammingError
 
+from tunerd import clock
 from tunerd.errors import FolderError
 from tunerd.records import rows, schema, trials, typed
 from tunerd.records.facts import RunFacts, refuse_other_run
+from tunerd.records.problems import problem_of
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -116,14 +117,14 @@ class Store:
         except (DatabaseError, UnicodeDecodeError) as error:
             if isinstance(error, IntegrityError | ProgrammingError):
                 raise
+            problem = None
+            if isinstance(error, DatabaseError) and not self._is_snapshot:
+                problem = problem_of(self._path, error)
             reason = getattr(error, "orig", None) or error
-            advice = (
-                "copy the run folder again, or name another one"
-                if self._is_snapshot
-                else "make room or mend the disk, then run the same command: it goes on with what "
-                "was stored"
-            )
-            raise FolderError(f"{self._path} cannot be used: {reason}; {advice}") from error
+            raise problem or FolderError(
+                f"{self._path} cannot be used: {reason}; copy the run folder again, or name "
+                "another one"
+            ) from error
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -397,7 +398,7 @@ def _facts_from(text: str | None) -> RunFacts:
 
 
 def _at(now: float | None) -> float:
-    return time.time() if now is None else now
+    return clock.now() if now is None else now
 
 
 def _dump(value: Any) -> str:

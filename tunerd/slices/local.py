@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from tunerd.slices.remote import START_SECS, RemoteSlice
 from tunerd.vocabulary import SliceSpec
 
 _EXIT_SECS = 5.0
+# An operator's, or the kernel's where memory is short: of whoever has most of it. What a kernel
+# does to its own process is another signal: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT.
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}
 
 
 class ChildSlice(RemoteSlice):
@@ -60,6 +64,15 @@ class ChildSlice(RemoteSlice):
                     f" it printed: {tail or 'nothing'}"
                 )
             time.sleep(0.02)
+
+    def _ended_from_outside(self) -> str:
+        if self._process is None:
+            return ""
+        try:
+            status = self._process.wait(_EXIT_SECS)
+        except subprocess.TimeoutExpired:
+            return ""
+        return signal.Signals(-status).name if -status in _FROM_OUTSIDE else ""
 
     def _fence(self, reason: str) -> None:
         process, self._process = self._process, None

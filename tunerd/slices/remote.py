@@ -74,6 +74,10 @@ class RemoteSlice(Slice):
     def _prove(self, facts: dict[str, Any]) -> CapProof:
         """Check what the runner obtained; raises HostError where it is not the share."""
 
+    def _ended_from_outside(self) -> str:
+        """Name the signal that ended a lost runner, if no kernel can have been its cause."""
+        return ""
+
     def _conditions(self) -> Conditions:
         """Read the state of the device now."""
         return Conditions()
@@ -235,6 +239,8 @@ class RemoteSlice(Slice):
             failure = Failure(
                 Stage.RUN, Kind.TIMEOUT, f"the runner gave no answer in time: {error}"
             )
+        elif signal_name := self._ended_from_outside():
+            failure = Failure(Stage.RUN, Kind.COLLATERAL, f"the runner got {signal_name}")
         else:
             failure = Failure(Stage.RUN, Kind.CRASH, f"the runner ended: {error}")
         return self._blamed(failure)

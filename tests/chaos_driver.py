@@ -1,0 +1,470 @@
+"""Sessions of one run under seeded faults: each a forked process, which a crash ends by SIGKILL.
+
+    python tests/chaos_driver.py FOLDER SEED INTENSITY
+
+Coordinator, session, store, run folder, cluster, slices and the choice of the winners are tunerd's
+own; Ray is `simulated_ray`, the slices are the simulated ones, and the tuners propose from a fixed
+list. Every fault is written to FOLDER.log before it strikes, and what came of it afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from chaos import (
+    AT_A_CALL,
+    AT_A_COMMIT,
+    AT_A_FILE,
+    AT_A_RESULT,
+    AT_A_START,
+    AT_A_STATEMENT,
+    AT_A_TRANSACTION,
+    AT_A_WAIT,
+    Chaos,
+    Listener,
+)
+from coordinator_world import candidate, task
+from simulated_ray import Actor, SimulatedRay
+
+from tunerd import actors, host, preparation, session
+from tunerd.compare import compare
+from tunerd.errors import ExitCode, FolderError, TunerdError
+from tunerd.finals import Ending
+from tunerd.model import FixedModel
+from tunerd.nodes import TunerSpec
+from tunerd.progress import QuietProgress
+from tunerd.records import Store, schema
+from tunerd.run_folder import Paths, RunFolder
+from tunerd.search import Proposal, Told
+from tunerd.settings import TuneSettings
+from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice, number_of
+from tunerd.stop import Stop
+from tunerd.vocabulary import (
+    Build,
+    Candidate,
+    Correctness,
+    Failure,
+    Kind,
+    Latency,
+    Measurement,
+    Model,
+    Outcome,
+    Profile,
+    Stage,
+    Task,
+    Verification,
+)
+from tunerd.winners import QuietSlice, choose_winners
+from tunerd.workers import Timed
+
+TASKS = [task(f"t{i}", weight=i + 1) for i in range(6)]
+SPACE = 40  # candidates of each task
+TRIALS = SPACE * len(TASKS)
+MOST_SESSIONS = 500
+# After these ends the same command goes on. By SIGTERM: before tunerd listens.
+GOES_ON = {
+    -signal.SIGKILL,
+    -signal.SIGTERM,
+    ExitCode.BAD_FOLDER,
+    ExitCode.INFRASTRUCTURE,
+    ExitCode.INTERRUPTED,
+    ExitCode.DISK_FULL,
+}
+_FIXED = "crash:7,timeout:11"  # of the list: these candidates fail in every run
+_NEVER_BUILT = 13
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+def victims_of(actor: Actor) -> list[str]:
+    """Name what would be lost with an actor: trials, and tasks of which it proposes."""
+    found: list[str] = []
+    for method, arguments, _ in actor.calls:
+        found += victims(method, arguments)
+    return found
+
+
+def victims(method: str, arguments: tuple[Any, ...]) -> list[str]:
+    match method, arguments:
+        case "propose", (task_id, *_):
+            return [task_id]
+        case "build", (candidates,):
+            return [c.candidate_id for c in candidates]
+        case "measure", (builds, *_):
+            return [b.candidate.candidate_id for b in builds]
+    return []
+
+
+class ListTuner:
+    """Proposes the candidates of a fixed list in order, and builds nothing."""
+
+    def __init__(self, *_: Any) -> None:
+        self._told: set[str] = set()
+
+    def prepare(self, target: Any) -> None:
+        pass
+
+    def warm_up(self, *_: Any) -> float:
+        return 0.0
+
+    def propose(
+        self, task_id: str, count: int, told: Sequence[Told], exclude: Sequence[str]
+    ) -> Proposal:
+        (of,) = (t for t in TASKS if t.task_id == task_id)
+        self._told |= {t.candidate.candidate_id for t in told} | set(exclude)
+        fresh = [c for n in range(SPACE) if (c := candidate(of, n)).candidate_id not in self._told]
+        self._told |= {c.candidate_id for c in fresh[:count]}
+        return Proposal(tuple(fresh[:count]), not fresh, "", 0.0)
+
+    def build(self, candidates: Sequence[Candidate]) -> Any:
+        return Timed([_built(c) for c in candidates], 0.0, 0.0)
+
+
+def _built(of: Candidate) -> Build | Failure:
+    if of.trace_json and not number_of(of.candidate_id) % _NEVER_BUILT:
+        return Failure(Stage.BUILD, Kind.COMPILE, "it does not compile, in no run")
+    return Build(of, b"", "ab" * 32, 0.1, (), (), "llvm")
+
+
+class FaultySlice(SimulatedSlice):
+    """A simulated slice whose neighbours' faults end some of its measurements."""
+
+    chaos: Chaos
+    spoilt: ClassVar[list[str]] = []  # finalists' measurements that must be repeated
+
+    def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+        while self.spoilt:
+            self.chaos.see(self.spoilt.pop())
+        results = self.measure(builds, profile)
+        self.spoilt += [
+            r.message for r in results if isinstance(r, Failure) and not r.kind.ends_trial
+        ]
+        return results
+
+    def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+        results = super().measure(builds, profile)
+        for i, build in enumerate(builds):
+            fault = self.chaos.draw(AT_A_RESULT)
+            if fault and self.chaos.may_lose([build.candidate.candidate_id]):
+                results[i] = Failure(Stage.RUN, Kind.COLLATERAL, self.chaos.inject(fault))
+        return results
+
+
+WORK = {"propose", "build", "measure", "compare", "agree"}
+
+
+def striker(chaos: Chaos, ray: list[SimulatedRay]) -> Any:
+    """Return what decides over the lives of actors."""
+
+    def strike(actor: Actor, method: str, arguments: tuple[Any, ...]) -> str:
+        if method == "close":  # the run has ended: nobody looks
+            return ""
+        fault = chaos.draw(AT_A_CALL if method in WORK else AT_A_START)
+        if not fault:
+            return ""
+        others = [a for a in ray[0].actors if a.name == actor.name and a is not actor]
+        doomed = [a for a in others if a.calls] if fault == "node" else []
+        lost = victims(method, arguments) + [v for a in (actor, *doomed) for v in victims_of(a)]
+        if not chaos.may_lose(lost):
+            return ""
+        if fault.endswith("after its work") and actor.instance is not None:
+            with contextlib.suppress(Exception):
+                getattr(actor.instance, method)(*arguments)
+        name = chaos.inject(fault, at=f"{actor.name} {method}")
+        for other in doomed:
+            other.die(f"{name}, with its node")
+        return name
+
+    return strike
+
+
+# --- the driver, its store and its folder ------------------------------------------------------
+
+
+def watch_store(chaos: Chaos, folder: Path) -> None:
+    """Let faults strike at every transaction, statement and commit of the store."""
+    original = Store._transaction
+
+    def statement(*_: Any) -> None:
+        if chaos.draw(AT_A_STATEMENT):
+            chaos.kill("driver killed in a transaction")
+
+    @contextlib.contextmanager
+    def transaction(store: Store) -> Iterator[Any]:
+        connection = store._connection
+        if store._is_snapshot:
+            with original(store) as reading:
+                yield reading
+            return
+        if not sa.event.contains(connection, "before_cursor_execute", statement):
+            sa.event.listen(connection, "before_cursor_execute", statement)
+        fault = chaos.draw(AT_A_TRANSACTION)
+        locks = lock(chaos, folder, fault) if "locked" in fault else contextlib.nullcontext()
+        if fault == "store full":
+            fill_up(chaos, store)
+        before = _files(folder)
+        with locks, original(store) as opened:
+            yield opened
+        committed(chaos, folder, before)
+
+    Store._transaction = transaction  # type: ignore[method-assign]
+
+
+def committed(chaos: Chaos, folder: Path, before: dict[str, bytes]) -> None:
+    """Pass the moment after a commit, of which nobody knows yet."""
+    chaos.live_on()
+    match chaos.draw(AT_A_COMMIT):
+        case "driver killed":
+            chaos.kill("driver killed")
+        case "torn write":
+            after = _files(folder)
+            old, new = before["store.sqlite-wal"], after["store.sqlite-wal"]
+            if old == new or before["store.sqlite"] != after["store.sqlite"]:
+                return  # nothing was written, or the log was moved into the store
+            first = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
+                         len(old))  # fmt: skip
+            cut = chaos.random.randint(first, max(first, len(new) - 1))
+            (folder / "store.sqlite-wal").write_bytes(new[:cut] + old[cut:])
+            chaos.kill("torn write")
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {
+        name: path.read_bytes() if (path := folder / name).exists() else b""
+        for name in ("store.sqlite", "store.sqlite-wal")
+    }
+
+
+def fill_up(chaos: Chaos, store: Store) -> None:
+    """Leave the store no page more than it has."""
+    raw: sqlite3.Connection = store._connection.connection.driver_connection  # type: ignore[assignment]
+    (pages,) = raw.execute("PRAGMA page_count").fetchone()
+    raw.execute(f"PRAGMA max_page_count = {pages}")
+    chaos.inject("store full", shows_as="database or disk is full", ends=True)
+
+
+@contextlib.contextmanager
+def lock(chaos: Chaos, folder: Path, fault: str) -> Iterator[None]:
+    """Have another program lock the store, for good or for a moment."""
+    other = sqlite3.connect(folder / "store.sqlite", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        if fault == "store locked":
+            chaos.inject(fault, shows_as="database is locked", ends=True)
+            yield
+            return
+        name = chaos.inject(fault)
+        release = threading.Timer(0.005, other.rollback)
+        release.start()
+        yield
+        release.join()
+        chaos.see(name)
+    finally:
+        other.close()
+
+
+def watch_files(chaos: Chaos, folder: Path) -> None:
+    """Let the disk be full for files of the run folder."""
+
+    def faulty(original: Any) -> Any:
+        def write(path: Path, *arguments: Any, **named: Any) -> Any:
+            for text in arguments:
+                chaos.see(str(text))  # of a failed trial
+            if folder in path.parents and (fault := chaos.draw(AT_A_FILE)):
+                said = f"{path} cannot be written: No space left on device"
+                chaos.inject(fault, shows_as=said, ends=True)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return original(path, *arguments, **named)
+
+        return write
+
+    for method in ("write_text", "write_bytes", "touch"):
+        setattr(Path, method, faulty(getattr(Path, method)))
+
+
+class Clock:
+    """A clock that somebody sets."""
+
+    def __init__(self, chaos: Chaos, offset_secs: float) -> None:
+        self._chaos = chaos
+        self._real = time.time
+        self._offset_secs = offset_secs
+        self._set: list[str] = []
+        time.time = self.time
+
+    def time(self) -> float:
+        while self._set:
+            self._chaos.see(self._set.pop())
+        return self._real() + self._offset_secs
+
+    def set(self, fault: str) -> None:
+        hours = self._chaos.random.uniform(1, 48)
+        self._offset_secs += 3600 * (hours if fault.endswith("forwards") else -hours)
+        self._set.append(self._chaos.inject(fault, hours=round(hours, 1)))
+
+
+def at_wait(chaos: Chaos, clock: Clock, folder: Path) -> None:
+    time.time()  # of a clock that was set, and the run goes on
+    match fault := chaos.draw(AT_A_WAIT):
+        case "clock set forwards" | "clock set back":
+            clock.set(fault)
+        case "second tunerd":
+            name = chaos.inject(fault)
+            with contextlib.suppress(FolderError):
+                RunFolder.open(folder, facts=None)  # type: ignore[arg-type]
+                raise AssertionError("a second tunerd was let in")
+            chaos.see(name)
+        case "SIGTERM" | "SIGTERM, with seconds to live":
+            chaos.inject(fault, shows_as="SIGTERM", ends=True)
+            if fault != "SIGTERM":
+                chaos.give_seconds_to_live()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def watch_stop(chaos: Chaos) -> None:
+    original = Stop._note
+
+    def note(stop: Stop, number: int, frame: Any) -> None:
+        chaos.see(signal.Signals(number).name)
+        original(stop, number, frame)
+
+    Stop._note = note  # type: ignore[method-assign]
+
+
+# --- a session ---------------------------------------------------------------------------------
+
+
+def layout() -> preparation.Layout:
+    plan = SimulatedSlice.plan(25)
+    slices = tuple(
+        (dataclasses.replace(s, environment=((FAULTS_VARIABLE, _FIXED),)), None)
+        for s in plan.slices
+    )
+    tuners = tuple(TunerSpec(f"tuner-{i}", 1) for i in range(3))
+    here = frozenset(s.slice_id for s, _ in slices)
+    return preparation.Layout(plan.target, "simulated device", slices, tuners, (), here)
+
+
+def settings_of(folder: Path) -> TuneSettings:
+    return TuneSettings(
+        model=Path("net.onnx"), out=folder, cpu_pct=25, slice_kind="simulated", trials=TRIALS
+    )
+
+
+def finish(ending: Ending) -> Outcome:
+    """End a run with its winners, without a model."""
+    quiet = QuietSlice(ending.cluster, ending.quiet_slice)
+    outcomes = choose_winners(
+        TASKS, ending.folder.store, quiet, say=ending.say, unsearched=ending.unsearched
+    )
+    times = (1e-3, 1.1e-3, 0.9e-3)
+    outcome = Outcome(
+        model=ending.model,
+        target=ending.layout.target,
+        tasks=outcomes,
+        verification=Verification(Correctness.RIGHT, 1, 1e-3, 1e-3, 0.0, ""),
+        latencies=(Latency("default", times), Latency("tuned", times)),
+        end_to_end=compare(times, times),
+        artifact=str(ending.folder.paths.artifact),
+        proofs=ending.proofs,
+    )
+    ending.folder.store.save_outcome(outcome)
+    return outcome
+
+
+def run_session(folder: Path, seed: str, intensity: float, planned: preparation.Layout) -> None:
+    """Run one session to whatever end, and leave the process."""
+    chaos = Chaos(Path(f"{folder}.log"), seed, intensity)
+    clock = Clock(chaos, chaos.random.uniform(-1e6, 1e6) * intensity)
+    ray: list[SimulatedRay] = []
+    ray.append(SimulatedRay(seed, striker(chaos, ray), lambda: at_wait(chaos, clock, folder)))
+    ray[0].install()
+    FaultySlice.chaos = chaos
+    model = Model("net", "d" * 64, (), (), proto=None)
+    fixed = FixedModel("net", "d" * 64, (), proto=None)
+    tasks: tuple[Task, ...] = tuple(TASKS)
+    kernels = preparation.Kernels(model, None, tasks)  # type: ignore[arg-type]
+    schema.BUSY_TIMEOUT_SECS = 0.05
+    preparation.local_layout = lambda _: planned
+    preparation.read = lambda _: fixed
+    preparation.kernels_of = lambda *_: kernels
+    actors.leashed = lambda: contextlib.nullcontext(())  # type: ignore[assignment]
+    actors.TunerActor = ListTuner  # type: ignore[misc,assignment]
+    slices = sys.modules["tunerd.slices"]
+    slices.member = lambda _: FaultySlice  # type: ignore[attr-defined]
+    session.finish = finish
+    watch_stop(chaos)
+    watch_files(chaos, folder)
+    watch_store(chaos, folder)
+    logging.getLogger("tunerd").addHandler(Listener(chaos))
+    code, said = 0, "finished"
+    try:
+        session.tune(settings_of(folder), QuietProgress())
+    except TunerdError as error:
+        code, said = int(error.exit_code), str(error)
+    except BaseException as error:
+        code, said = int(ExitCode.BUG), "".join(traceback.format_exception(error))
+    chaos.see(said)
+    chaos.overtake()
+    chaos.note("ended", said, code=code)
+    os._exit(code)
+
+
+def main(folder: Path, seed: str, intensity: float) -> None:
+    """Repeat the same command until it finishes; print a line of JSON for each session."""
+    planned = layout()
+    host.facts()
+    shutil.rmtree(folder, ignore_errors=True)
+    for number in range(MOST_SESSIONS):
+        pid = os.fork()
+        if not pid:
+            run_session(folder, f"{seed}-{number}", intensity, planned)
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        print(json.dumps({"pid": pid, "code": code} | state_of(folder)), flush=True)
+        if code not in GOES_ON:
+            return
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """Return what the store holds between two sessions: trials that ended, others, winners."""
+    if not Paths(folder).store.exists():
+        return {"ended": {}, "open": 0, "winners": {}}
+    with contextlib.closing(
+        sqlite3.connect(f"file:{Paths(folder).store}?mode=ro", uri=True)
+    ) as raw:
+        whole = raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    try:
+        with Store.read(folder) as store:
+            rows = [dict(row) for row in store.trial_rows()]
+            winners = {o.task_id: o.winner.candidate_id for o in store.task_outcomes()}
+    except FolderError as error:  # killed before it was made
+        return {"ended": {}, "open": 0, "winners": {}, "unreadable": str(error)}
+    ended = {r["candidate_id"]: r for r in rows if r["state"] in ("measured", "failed")}
+    return {
+        "is_whole": whole,
+        "ended": ended,
+        "open": len(rows) - len(ended),
+        "winners": winners,
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

@@ -1,0 +1,215 @@
+"""Real processes of a run, killed with SIGKILL at moments that a seed draws, five of each kind.
+
+What every fault does to a fixed list of candidates is in test_chaos.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import psutil
+import pytest
+from models import conv_net
+from ray_processes import short_folder
+from tune_process import Run, is_alive
+
+from tunerd import host
+from tunerd.errors import ExitCode
+from tunerd.vocabulary import Record
+
+EACH = 5
+TRIALS = 120
+SEED = 20
+GONE_SECS = 15.0
+FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
+# A trial that is lost a third time is taken for the cause.
+MOST_LOSSES = 2
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        host.facts().usable_cores < 2, reason="these runs use two slices of a core each"
+    ),
+]
+
+
+@dataclass
+class Killed:
+    """A run of which processes were killed, and how it ended."""
+
+    run: Run
+    kills: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
+    ends: list[tuple[str, int, str]] = field(default_factory=list)  # of sessions cut off
+    left: list[list[str]] = field(default_factory=list)  # what outlived each of those
+    ended: list[dict[int, Record]] = field(default_factory=list)  # after each of those
+    last: tuple[int, str, str] = (-1, "", "")
+
+
+@pytest.fixture(scope="module")
+def run_in() -> Iterator[tuple[Path, Path]]:
+    """A model, and a folder that every process of a run has in its environment."""
+    with short_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNERD_RUNTIME_FOLDER", str(folder))
+        onnx.save(conv_net(), folder / "net.onnx")
+        yield folder / "net.onnx", folder
+        for process in of_the_run(folder):
+            process.kill()
+
+
+def of_the_run(folder: Path) -> list[psutil.Process]:
+    """Return whatever the run in a folder has started, also what has lost its parent."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TUNERD_RUNTIME_FOLDER") == str(folder):
+                found.append(process)
+    return [p for p in found if p.pid != os.getpid() and is_alive(p)]
+
+
+def outlived(folder: Path) -> list[str]:
+    """Return what of a run lives on for long after a kill."""
+    deadline = time.monotonic() + GONE_SECS
+    while (left := of_the_run(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [f"{p.pid} {p.name()}" for p in left if is_alive(p)]
+
+
+def called(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
+    """Return the living ones of a name: of a program, a module, or an actor."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            words = [process.name(), *process.cmdline()]
+            if word in words or any(w.startswith(f"ray::{word}") for w in words):
+                found.append(process)
+    return [p for p in found if is_alive(p)]
+
+
+WORKERS = {"runner": "tunerd.slices.runner", "slice actor": "SliceActor", "tuner": "TunerActor"}
+
+
+def most_losses(folder: Path) -> int:
+    """Return how often any trial that has not ended was lost."""
+    store = f"file:{folder / 'store.sqlite'}?mode=ro"
+    with contextlib.closing(sqlite3.connect(store, uri=True)) as raw:
+        query = """SELECT count(*) FROM setbacks JOIN trials USING (trial_id)
+                   WHERE state IN ('proposed', 'running') GROUP BY trial_id ORDER BY 1 DESC"""
+        return int((raw.execute(query).fetchone() or [0])[0])
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def robbed(run_in: tuple[Path, Path]) -> Killed:
+    """A run whose runners, slice actors and tuners are killed while it searches."""
+    model, folder = run_in
+    found = Killed(Run(folder / "robbed", model, ("--trials", str(TRIALS))))
+    run, rng = found.run, random.Random(SEED)
+    order = [kind for kind in WORKERS for _ in range(EACH)]
+    rng.shuffle(order)
+    run.start()
+    run.wait_for(lambda: run.measured() >= 4)
+    for kind in order:
+        at_least = run.measured() + rng.randint(1, 3)
+        run.wait_for(lambda least=at_least: run.measured() >= least)  # type: ignore[misc]
+        run.wait_for(lambda: most_losses(run.folder) < MOST_LOSSES)
+        run.wait_for(lambda kind=kind: bool(called(run.processes(), WORKERS[kind])))  # type: ignore[misc]
+        before = called(run.processes(), WORKERS[kind])
+        # The oldest, so that workers take turns: one that ends too often is not started again.
+        min(before, key=psutil.Process.create_time).kill()
+        found.kills[kind] += 1
+
+        def replaced(kind: str = kind, before: list[psutil.Process] = before) -> bool:
+            return any(p not in before for p in called(run.processes(), WORKERS[kind]))
+
+        run.wait_for(replaced)
+        found.seen[kind] += 1
+    found.last = run.end()
+    return found
+
+
+def test_a_run_whose_workers_are_killed_finishes(robbed: Killed) -> None:
+    code, _, err = robbed.last
+    assert code in FINISHED, err
+    assert robbed.kills == robbed.seen == dict.fromkeys(WORKERS, EACH)
+
+
+def test_every_trial_of_a_robbed_run_ends_once_and_none_is_blamed(robbed: Killed) -> None:
+    records = robbed.run.records()
+    assert len(records) == TRIALS
+    assert len({r.candidate.candidate_id for r in records}) == TRIALS
+    assert all(r.result is not None for r in records)
+    assert not [r for r in records if "lost" in getattr(r.result, "message", "")]
+
+
+# --- driver and raylet -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cut_off(run_in: tuple[Path, Path]) -> Killed:
+    """A run whose driver or raylet is killed in each session: at the start, or while it tunes."""
+    model, folder = run_in
+    found = Killed(Run(folder / "cut", model, ("--trials", str(TRIALS))))
+    run, rng = found.run, random.Random(SEED)
+    order = [kind for kind in ("driver", "raylet") for _ in range(EACH)]
+    rng.shuffle(order)
+    for kind in order:
+        run.start()
+        assert run.process is not None
+        driver = psutil.Process(run.process.pid)
+        # Ray itself aborts a driver that loses its raylet in the middle of ray.init.
+        begun = "raylet" if kind == "driver" else "tunerd.ray_leash"
+        run.wait_for(lambda begun=begun: bool(called(run.processes(), begun)))  # type: ignore[misc]
+        if rng.random() < 0.4:
+            time.sleep(rng.uniform(0.0, 3.0))  # any moment of the start
+        else:
+            at_least = run.measured() + rng.randint(1, 8)
+            run.wait_for(lambda least=at_least: run.measured() >= least)  # type: ignore[misc]
+        (victim,) = [driver] if kind == "driver" else called(run.processes(), "raylet")
+        victim.kill()
+        found.kills[kind] += 1
+        if kind == "driver":
+            run.process.wait()
+        found.left.append(outlived(folder))
+        code, _, err = run.end()
+        found.ends.append((kind, code, err))
+        found.ended.append({r.trial_id: r for r in run.records() if r.result is not None})
+    run.start()
+    found.last = run.end()
+    return found
+
+
+def test_nothing_is_left_15_s_after_a_driver_or_a_raylet_was_killed(cut_off: Killed) -> None:
+    assert cut_off.kills == {"driver": EACH, "raylet": EACH}
+    assert cut_off.left == [[]] * len(cut_off.left)
+
+
+def test_a_run_without_its_raylet_says_so_and_has_its_exit_code(cut_off: Killed) -> None:
+    for kind, code, err in cut_off.ends:
+        if kind == "raylet":
+            assert code == ExitCode.INFRASTRUCTURE, err
+            assert "Ray's raylet on this machine ended" in err.splitlines()[-1]
+
+
+def test_no_trial_is_lost_or_paid_twice_over_ten_kills(cut_off: Killed) -> None:
+    code, out, err = cut_off.last
+    assert code in FINISHED, err
+    assert json.loads(out)["exit_code"] == code
+    last = {r.trial_id: r for r in cut_off.run.records()}
+    for ended in cut_off.ended:
+        assert {number: last[number] for number in ended} == ended
+    assert len(last) == TRIALS
+    assert len({r.candidate.candidate_id for r in last.values()}) == TRIALS
+    assert all(r.result is not None for r in last.values())
