@@ -287,6 +287,18 @@ def test_a_lost_worker_is_answered_with_why_and_its_logs_are_kept(
     assert any(f"-{pid}." in path.name for path in logs.iterdir())
 
 
+def test_logs_that_cannot_be_kept_hide_no_problem_and_leave_no_cluster(
+    runtime: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(InfrastructureError, match="the problem itself"),
+        Cluster(address=None, run="test", cpus=1, gpus=0, logs=tmp_path / "file" / "ray"),
+    ):
+        raise InfrastructureError("the problem itself")
+    assert list(runtime.iterdir()) == []
+
+
 def test_an_error_for_people_in_a_worker_arrives_as_it_is(runtime: Path) -> None:
     cut = survey_here("cpu", 50, None, False).plan.slices[0]
     cores = (max(os.sched_getaffinity(0)) + 1,)  # there is none

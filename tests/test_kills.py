@@ -20,7 +20,7 @@ import onnx
 import psutil
 import pytest
 from models import conv_net
-from ray_processes import short_folder
+from ray_processes import child, short_folder
 from tune_process import Run, is_alive
 
 from tunerd import host
@@ -152,6 +152,48 @@ def test_every_trial_of_a_robbed_run_ends_once_and_none_is_blamed(robbed: Killed
     assert len({r.candidate.candidate_id for r in records}) == TRIALS
     assert all(r.result is not None for r in records)
     assert not [r for r in records if "lost" in getattr(r.result, "message", "")]
+
+
+# --- nodes -------------------------------------------------------------------------------------
+
+# Two nodes, of which the second leaves and another one joins when a line comes.
+_NODES = """
+import os, sys
+from ray.cluster_utils import Cluster
+os.makedirs(os.environ["RAY_TMPDIR"] + "/ray")
+node = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100 << 20}
+head = Cluster(initialize_head=True, head_node_args=node)
+second = head.add_node(**node)
+print('{"address": "%s"}' % head.address, flush=True)
+sys.stdin.readline()
+head.remove_node(second, allow_graceful=False)
+head.add_node(**node)
+sys.stdin.read()
+head.shutdown()
+"""
+
+
+def test_a_run_goes_on_without_a_node_that_left(
+    run_in: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, folder = run_in
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "7" * 64, "RAY_USAGE_STATS_ENABLED": "0"}
+    for name, value in token.items():
+        monkeypatch.setenv(name, value)
+    with short_folder() as ray, child(_NODES, RAY_TMPDIR=str(ray), **token) as cluster:
+        options = ("--slice", "simulated", "--address", cluster.said["address"], "--trials", "60")
+        run = Run(folder / "nodes", model, options)
+        run.start()
+        run.wait_for(lambda: run.measured() >= 8)
+        assert cluster.process.stdin is not None
+        cluster.process.stdin.write("\n")
+        cluster.process.stdin.flush()
+        code, _, err = run.end()
+    assert code in FINISHED, err
+    assert "tunerd.session ERROR lost tuner-1-0" in err
+    records = run.records()
+    assert len(records) == 60
+    assert all(r.result is not None for r in records)
 
 
 # --- driver and raylet -------------------------------------------------------------------------

@@ -403,8 +403,11 @@ class Cluster:
         """Keep the cluster's logs and say where, as the end of a sentence."""
         if self._folder is None:
             return "; see the logs of Ray on its nodes, in /tmp/ray/session_latest/logs by default"
-        if self._logs is None or not self._folder.keep_logs(self._logs):
-            return ""
+        try:
+            if self._logs is None or not self._folder.keep_logs(self._logs):
+                return ""
+        except OSError as error:  # which may be the very problem that ends the run
+            return f"; the logs of Ray cannot be kept in {self._logs}: {error.strerror}"
         return f"; the logs of Ray and its workers are in {self._logs}"
 
     # --- Ray's words ---------------------------------------------------------------------------

@@ -113,6 +113,7 @@ class RemoteSlice(Slice):
         self, builds: Sequence[Build], profile: Profile
     ) -> Iterator[Measurement | Failure]:
         """Yield results in order; ends early, after a failure, where the runner was lost."""
+        is_under_way = False
         try:
             self._ask(
                 {
@@ -125,9 +126,15 @@ class RemoteSlice(Slice):
             )
             for _ in builds:
                 self._receive()  # which build starts
+                is_under_way = True
                 yield self._result(self._receive()["result"], profile)
+                is_under_way = False
         except (OSError, ValueError) as error:
-            yield self._lost(error)
+            failure = self._lost(error)
+            if failure.kind is Kind.CRASH and not is_under_way:
+                message = f"{failure.message}, before the build was loaded"
+                failure = Failure(Stage.RUN, Kind.COLLATERAL, message)
+            yield failure
 
     def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
         body = {
