@@ -28,7 +28,7 @@ from tunerd.errors import ExitCode
 from tunerd.vocabulary import Record
 
 EACH = 5
-TRIALS = 120
+TRIALS = 300  # enough to outlast the kills on a slow machine
 SEED = 20
 GONE_SECS = 15.0
 FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}

@@ -8,7 +8,7 @@ without it is ended by Ray with exit status 1, which here means something else: 
     python -m tunerd.ray_leash RAYLET:TICKS AGENT:TICKS ...
 
 watches the raylet, and its standard input, whose other end the driver holds. When one of them ends
-it kills the agents and, where the raylet has ended, the workers of the driver's cluster.
+it kills the agents, a raylet that outlives its driver, and the workers of the driver's cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tunerd.errors import InfrastructureError
 from tunerd.slices.processes import ProcessId
 
 _LOOK_SECS = 0.5
-_RAYLET_SECS = 10.0  # after its driver
+_RAYLET_SECS = 5.0  # after its driver
 _DAEMONS = ("raylet", "gcs_server")
 _TOKEN = "RAY_AUTH_TOKEN"  # no two private clusters have the same
 
@@ -136,9 +136,10 @@ def main(arguments: Sequence[str]) -> None:
             break  # the driver has ended, and the raylet will
     for agent in agents:
         agent.signal(signal.SIGKILL)
-    if raylet.wait(_RAYLET_SECS):
-        for worker in _workers(os.environ[_TOKEN]):
-            worker.signal(signal.SIGKILL)
+    if not raylet.wait(_RAYLET_SECS):
+        raylet.signal(signal.SIGKILL)  # on a busy machine it takes long to see what has ended
+    for worker in _workers(os.environ[_TOKEN]):
+        worker.signal(signal.SIGKILL)
 
 
 if __name__ == "__main__":
