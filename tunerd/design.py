@@ -28,6 +28,7 @@ from tunerd.estimate import Columns, Tiling, estimated_secs
 from tunerd.knobs import UNDECIDED, Choices, Knob, Location, Option, Tile
 
 FEATURES = 96  # that a cost model sees of a choice
+SOFTWARE_PIPELINE = "software_pipeline_stage"  # TVM's annotation of a loop
 
 _MAX_OPTIONS = 4  # knobs without parts that a cost model sees
 _MAX_RAW = 12  # factors that it sees of a sketch without a tiled block
@@ -331,7 +332,7 @@ def _pipeline_copies(instructions: Sequence[Any]) -> int:
     stages = [
         max(inputs[1])
         for kind, inputs, attributes, _ in instructions
-        if kind == "Annotate" and attributes == ["software_pipeline_stage"]
+        if kind == "Annotate" and attributes == [SOFTWARE_PIPELINE]
     ]
     return 1 + max(stages, default=0)
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunerd.access import accesses_of
-from tunerd.design import Design, Limits, Sketch
+from tunerd.design import SOFTWARE_PIPELINE, Design, Limits, Sketch
 from tunerd.knobs import Choices
 from tunerd.vocabulary import Task
-
-SOFTWARE_PIPELINE = "software_pipeline_stage"
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tunerd.cost_model import CostModel
-from tunerd.design import Design, Limits
-from tunerd.design_space import SOFTWARE_PIPELINE, design_space, plain
+from tunerd.design import SOFTWARE_PIPELINE, Design, Limits
+from tunerd.design_space import design_space, plain
 from tunerd.knobs import UNDECIDED, Choices
 from tunerd.vocabulary import Candidate, Lesson, Origin, Task
 

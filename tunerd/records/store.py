@@ -391,9 +391,7 @@ def _first_session() -> sa.Select[Any]:
     return sa.select(table.c.facts).order_by(table.c.session_id).limit(1)
 
 
-def _facts_from(text: str | None) -> RunFacts:
-    if text is None:
-        raise ValueError("it has no session")
+def _facts_from(text: str) -> RunFacts:
     return RunFacts.from_json(typed.from_json(dict[str, Any], text))
 
 
