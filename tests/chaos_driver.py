@@ -359,7 +359,9 @@ def layout() -> preparation.Layout:
     )
     tuners = tuple(TunerSpec(f"tuner-{i}", 1) for i in range(3))
     here = frozenset(s.slice_id for s, _ in slices)
-    return preparation.Layout(plan.target, "simulated device", slices, tuners, (), here)
+    return preparation.Layout(
+        plan.target, "simulated device", slices, tuners, (), here, nodes=(), is_lockstep=False
+    )
 
 
 def settings_of(folder: Path) -> TuneSettings:

@@ -13,59 +13,25 @@ from pathlib import Path
 import onnx
 import pytest
 from models import conv_net
+from node_fixtures import cpu_slices, gpu_slices, node, settings
 from ray_processes import TWO_NODES, Child, child, clean_environment, living, short_folder
 
 from tunerd import host
 from tunerd.errors import ExitCode, HostError
 from tunerd.nodes import (
     Node,
-    Survey,
     TunerSpec,
+    cut_beside,
     cut_once,
     is_on,
     match_slices,
     plan_tuners,
     survey_here,
+    tuners_beside,
 )
 from tunerd.preparation import layout_of
-from tunerd.settings import TuneSettings
-from tunerd.slices.base import Plan
-from tunerd.vocabulary import SliceSpec, TargetSpec
 
-TARGET = TargetSpec("llvm", '{"kind": "llvm"}')
 TOKEN = "7" * 64
-
-
-def cpu_slices(*core_sets: tuple[int, ...]) -> tuple[SliceSpec, ...]:
-    return tuple(
-        SliceSpec(f"cpu-0-{i}", "cpu", 50, cores=cores, lane=f"cores-{cores}")
-        for i, cores in enumerate(core_sets)
-    )
-
-
-def gpu_slices(*gpus: int, each: int = 2) -> tuple[SliceSpec, ...]:
-    return tuple(
-        SliceSpec(f"mps-{g}-{i}", "mps", 40, device_index=g, gpu_uuid=f"GPU-{g}")
-        for g in gpus
-        for i in range(each)
-    )
-
-
-def node(
-    node_id: str,
-    slices: tuple[SliceSpec, ...] = (),
-    *,
-    machine: str = "m0",
-    cpus: int = 4,
-    is_here: bool = False,
-) -> Node:
-    plan = Plan(slices, TARGET, "a bound", problem="" if slices else "no device")
-    return Node(node_id, cpus, Survey(f"host-{node_id}", machine, 4, "a device", plan), is_here)
-
-
-def settings(**values: object) -> TuneSettings:
-    given = {"model": Path("m.onnx"), "out": Path("out"), "cpu_pct": 50, "slice_kind": "cpu"}
-    return TuneSettings.model_validate(given | values)
 
 
 def ids(found: Node) -> list[str]:
@@ -80,7 +46,6 @@ def test_the_cores_of_a_machine_are_cut_once_however_many_nodes_it_has() -> None
     first, second = cut_once([node("a", both), node("b", both)])
     assert [s.cores for s in first.slices] == [(0, 1), (2, 3)]
     assert second.slices == ()
-    assert "another node of this machine" in second.survey.plan.problem
 
 
 def test_containers_with_cores_of_their_own_are_both_cut() -> None:
@@ -115,8 +80,22 @@ def test_a_single_node_with_slices_keeps_their_short_names() -> None:
 
 
 def test_the_driver_s_node_comes_first() -> None:
-    cut = cut_once([node("a", gpu_slices(0)), node("b", gpu_slices(1), is_here=True)])
-    assert [n.node_id for n in cut] == ["b", "a"]
+    other, near = node("a", gpu_slices(0)), node("b", gpu_slices(1), is_here=True)
+    driver = node("c", gpu_slices(1), is_here=True, is_driver=True)
+    cut = cut_once([other, near, driver])
+    assert [n.node_id for n in cut] == ["c", "b", "a"]
+    assert [len(n.slices) for n in cut] == [2, 0, 2]
+
+
+def test_what_a_node_had_that_left_goes_to_another_one_of_its_machine() -> None:
+    first, second = cut_once([node("a", cpu_slices((0,), (1,))), node("b", cpu_slices((0,), (1,)))])
+    assert ids(cut_beside(second, [first], number=1)) == []
+    left = cut_beside(second, [], number=1)
+    assert ids(left) == ["n1-cpu-0-0", "n1-cpu-0-1"]
+    assert cut_beside(left, [], number=1) == left
+    more = tuners_beside(left, 1, [], [])
+    assert [t.tuner_id for t in more] == ["tuner-1-0", "tuner-1-1"]
+    assert tuners_beside(left, 1, [], more) == []
 
 
 # --- tuners ------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from models import conv_net
 from tune_process import Run, still_there
 
 from tunerd import host
+from tunerd.crew import MAX_RESTARTS
 from tunerd.errors import ExitCode
 from tunerd.loading import read_manifest
 from tunerd.records import Store
-from tunerd.session import MAX_RESTARTS
 from tunerd.vocabulary import Activity, Phase, Record
 
 TRIALS = 48

@@ -12,16 +12,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tunerd import clock
 from tunerd import events as ev
-from tunerd.errors import InfrastructureError, Interrupted, TunerdError
+from tunerd.errors import InfrastructureError, Interrupted
 from tunerd.nodes import Node, Survey, TunerSpec, match_slices, survey_here
+from tunerd.ray_calls import Calls
 from tunerd.ray_environment import (
     Environment,
     RayFolder,
@@ -31,10 +30,9 @@ from tunerd.ray_environment import (
     handlers_kept,
     join,
     log_lines,
-    sentence,
     start_private,
 )
-from tunerd.ray_leash import Daemon, leashed, raylet_at, require_alive
+from tunerd.ray_leash import Daemon, leashed, raylet_at
 from tunerd.vocabulary import (
     SEARCH,
     Build,
@@ -55,7 +53,6 @@ READY_SECS = 180.0  # until a slice has proved its cap, or a tuner has imported 
 CALL_SECS = 3600.0
 _CLOSE_SECS = 15.0
 _LOOK_SECS = 0.5  # how often Ray's daemons are looked at while a call is waited for
-_GETTING_READY = ("warm_up", "start")
 
 
 class Cluster:
@@ -81,10 +78,10 @@ class Cluster:
         ready_secs: float = READY_SECS,
     ) -> None:
         self._logs = logs
-        self._place_secs, self._ready_secs = place_secs, ready_secs
+        self._ready_secs = ready_secs
         self._slices: dict[str, Any] = {}
         self._tuners: dict[str, Any] = {}
-        self._pending: dict[Any, tuple[str, str, float]] = {}
+        self._spare: list[Any] = []  # slice actors on GPUs where no slice waits
         self._slice_specs: dict[str, tuple[SliceSpec, str | None]] = {}  # each with its node
         self._tuner_specs: dict[str, TunerSpec] = {}
         self._target: TargetSpec | None = None
@@ -94,6 +91,7 @@ class Cluster:
         self._lost_one = False
         self._leash = contextlib.ExitStack()
         self._daemons: tuple[Daemon, ...] = ()
+        self._here = ("", "")  # boot id and name of the driver's host
         self._folder = RayFolder() if address is None else None
         self._environment = Environment(
             environment(run) if address is None else environment_to_join(address, run)
@@ -113,76 +111,104 @@ class Cluster:
                     join(ray.init, address, run)
                     node = ray._private.worker.global_worker.node
                     self._daemons = raylet_at(node.raylet_socket_name)
+            limits = {"warm_up": ready_secs, "start": ready_secs, "place": place_secs}
+            self._calls = Calls(ray, self._daemons, limits | {"survey": ready_secs})
         except BaseException:
             if self._folder is not None and (kept := self._keep_logs()):
                 log.error("the run had a problem%s", kept)
             self._end()
             raise
 
-    # --- planning on the nodes -----------------------------------------------------------------
+    # --- nodes ---------------------------------------------------------------------------------
 
     def nodes(self, kind: str, pct: int, per_device: int | None, *, external: bool) -> list[Node]:
         """Survey every node that is alive, on that node."""
-        ray = self._ray
-        survey = ray.remote(num_cpus=0, max_retries=0)(survey_here)
-        alive = [n for n in ray.nodes() if n["Alive"]]
-        asked = [
-            survey.options(scheduling_strategy=self._on(n["NodeID"])).remote(
-                kind, pct, per_device, external
-            )
-            for n in alive
-        ]
-        surveys: list[Survey] = self._got(asked, "surveying the nodes", self._ready_secs)
-        driver = ray.get_runtime_context().get_node_id()
-        at = {n["NodeID"]: s for n, s in zip(alive, surveys, strict=True)}
-        here = (at[driver].boot_id, at[driver].hostname)
-        return [
-            Node(
-                node_id=n["NodeID"],
-                cpus=int(n["Resources"].get("CPU", 0)),
-                survey=survey,
-                is_here=(survey.boot_id, survey.hostname) == here,
-            )
-            for n, survey in zip(alive, surveys, strict=True)
-        ]
+        alive = self.living_nodes()
+        asked = [self._survey(n, (kind, pct, per_device, external)) for n in alive]
+        surveys: list[Survey] = self._calls.got(asked, "surveying the nodes", self._ready_secs)
+        driver = self._ray.get_runtime_context().get_node_id()
+        at = dict(zip(alive, surveys, strict=True))
+        self._here = (at[driver].boot_id, at[driver].hostname)
+        return [self._node(n, survey, is_driver=n == driver) for n, survey in at.items()]
 
-    # --- workers -------------------------------------------------------------------------------
+    def living_nodes(self) -> dict[str, int]:
+        """Return the nodes that are alive, and how many CPUs Ray hands out on each."""
+        return {
+            n["NodeID"]: int(n["Resources"].get("CPU", 0)) for n in self._ray.nodes() if n["Alive"]
+        }
+
+    def survey(
+        self, node_id: str, kind: str, pct: int, per_device: int | None, *, external: bool
+    ) -> None:
+        """Ask a node what it says of itself; it answers "survey", as a worker of the node's id."""
+        asked = self._survey(node_id, (kind, pct, per_device, external))
+        self._calls.watch(node_id, "survey", asked)
+
+    def surveyed(self, answer: Answer) -> Node:
+        """Return the node that an answer to `survey` tells of."""
+        return self._node(answer.worker_id, answer.value)
+
+    def _survey(self, node_id: str, arguments: tuple[Any, ...]) -> Any:
+        survey = self._ray.remote(num_cpus=0, max_retries=0)(survey_here)
+        return survey.options(scheduling_strategy=self._on(node_id)).remote(*arguments)
+
+    def _node(self, node_id: str, survey: Survey, *, is_driver: bool = False) -> Node:
+        return Node(
+            node_id=node_id,
+            cpus=self.living_nodes().get(node_id, 0),
+            survey=survey,
+            is_here=(survey.boot_id, survey.hostname) == self._here,
+            is_driver=is_driver,
+        )
+
+    # --- slices --------------------------------------------------------------------------------
 
     def start_slices(self, specs: Sequence[tuple[SliceSpec, str | None]]) -> list[CapProof]:
         """Start a slice actor for each (spec, node) and return their proofs, in order.
 
         Raises HostError or InfrastructureError, saying what was asked and what is free.
         """
-        asked = f"{len(specs)} slice(s) of {specs[0][0].pct}%"
-        placed = self._placed(specs, asked)
-        self._slices |= placed
-        self._slice_specs |= {spec.slice_id: (spec, node_id) for spec, node_id in specs}
-        starting = [placed[spec.slice_id].start.remote(spec) for spec, _ in specs]
-        proofs: list[CapProof] = self._got(starting, asked, self._ready_secs)
-        return proofs
+        for spec, node_id in specs:
+            self.start_slice(spec, node_id)
+        proofs: dict[str, CapProof] = {}
+        while len(proofs) < len(specs):
+            for answer in self.answers(_LOOK_SECS):
+                if answer.problem:
+                    raise answer.problem
+                if answer.error:
+                    raise InfrastructureError(answer.error)
+                proofs[answer.worker_id] = answer.value
+        return [proofs[spec.slice_id] for spec, _ in specs]
 
-    def _placed(self, specs: Sequence[tuple[SliceSpec, str | None]], asked: str) -> dict[str, Any]:
-        """Start actors until each spec has one on its GPU: Ray chooses, and fills one GPU first."""
-        placed: dict[str, Any] = {}
-        spare: list[Any] = []
-        waiting = list(specs)
-        try:
-            while waiting:
-                started = [(self._slice_actor(spec, node), node) for spec, node in waiting]
-                spare += [actor for actor, _ in started]
-                ids = self._got(
-                    [a.__ray_call__.remote(_gpu_ids) for a, _ in started], asked, self._place_secs
-                )
-                free = [(node, i) for (_, node), i in zip(started, ids, strict=True)]
-                chosen, waiting = match_slices(free, waiting)
-                for (actor, _), spec in zip(started, chosen, strict=True):
-                    if spec is not None:
-                        placed[spec.slice_id] = actor
-                        spare.remove(actor)
-        finally:
-            for actor in spare:  # on the GPU of another slice
-                self._ray.kill(actor)
-        return placed
+    def start_slice(self, spec: SliceSpec, node_id: str | None) -> None:
+        """Start a slice actor on its GPU; it answers "start" with its proof."""
+        self._slice_specs[spec.slice_id] = (spec, node_id)
+        actor = self._slices[spec.slice_id] = self._slice_actor(spec, node_id)
+        if spec.gpu_uuid is None:
+            self._calls.watch(spec.slice_id, "start", actor.start.remote(spec))
+        else:  # Ray chooses the GPU
+            self._calls.watch(spec.slice_id, "place", actor.__ray_call__.remote(_gpu_ids))
+
+    def _placed(self, slice_id: str, gpu_ids: tuple[str, ...]) -> None:
+        """Start a slice of the GPU that an actor got: the one it was made for, or another one."""
+        node_id = self._slice_specs[slice_id][1]
+        waiting = [self._slice_specs[s] for s in (slice_id, *self._calls.of("place"))]
+        (spec,), _ = match_slices([(node_id, gpu_ids)], waiting)
+        if spec is None:  # no slice of that GPU waits: hold it, so that Ray gives another one
+            self._spare.append(self._slices[slice_id])
+            self.start_slice(*self._slice_specs[slice_id])
+            return
+        slices, other = self._slices, spec.slice_id
+        slices[slice_id], slices[other] = slices[other], slices[slice_id]
+        self._calls.exchange(slice_id, other)
+        self._calls.watch(other, "start", slices[other].start.remote(spec))
+        if not self._calls.of("place"):
+            self._free_spare()
+
+    def _free_spare(self) -> None:
+        spare, self._spare = self._spare, []
+        for actor in spare:
+            self._ray.kill(actor)
 
     def _slice_actor(self, spec: SliceSpec, node_id: str | None) -> Any:
         options: dict[str, Any] = {
@@ -194,10 +220,11 @@ class Cluster:
             options["scheduling_strategy"] = self._on(node_id)
         return self._ray.remote(SliceActor).options(**options).remote(self._scratch)
 
+    # --- tuners --------------------------------------------------------------------------------
+
     def start_tuners(self, specs: Sequence[TunerSpec], target: TargetSpec, seed: int) -> None:
         """Start tuner actors; they import what searching and building for `target` needs."""
         self._target, self._seed = target, seed
-        self._tuner_specs |= {spec.tuner_id: spec for spec in specs}
         for spec in specs:
             self._start_tuner(spec)
 
@@ -212,18 +239,36 @@ class Cluster:
         for tuner_id in self._tuners:
             self._warm_up(tuner_id)
 
+    def add_tuner(self, spec: TunerSpec) -> None:
+        """Start a tuner beside those that have tasks; it answers "warm_up" once it can work."""
+        self._start_tuner(spec)
+        self._warm_up(spec.tuner_id)
+
+    def _start_tuner(self, spec: TunerSpec) -> None:
+        self._tuner_specs[spec.tuner_id] = spec
+        options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": 0, "max_restarts": 0}
+        if spec.node_id is not None:
+            options["scheduling_strategy"] = self._on(spec.node_id)
+        actor = self._ray.remote(TunerActor).options(**options)
+        handle = actor.remote(self._seed, spec.cpus, self._islands, spec.cores, self._scratch)
+        handle.prepare.remote(self._target)
+        self._islands += 1
+        self._tuners[spec.tuner_id] = handle
+
+    def _warm_up(self, tuner_id: str) -> None:
+        self._calls.watch(tuner_id, "warm_up", self._tuners[tuner_id].warm_up.remote(*self._given))
+
+    # --- workers -------------------------------------------------------------------------------
+
     def restart(self, worker_id: str) -> None:
         """Start a worker that was dropped again: it answers "warm_up" or "start" when it is ready.
 
         A slice keeps its place on its device, a tuner begins new islands.
         """
         if worker_id in self._tuner_specs:
-            self._start_tuner(self._tuner_specs[worker_id])
-            self._warm_up(worker_id)
-            return
-        spec, node_id = self._slice_specs[worker_id]
-        actor = self._slices[worker_id] = self._slice_actor(spec, node_id)
-        self._watch(worker_id, "start", actor.start.remote(spec))
+            self.add_tuner(self._tuner_specs[worker_id])
+        else:
+            self.start_slice(*self._slice_specs[worker_id])
 
     @property
     def tuner_ids(self) -> frozenset[str]:
@@ -235,74 +280,36 @@ class Cluster:
         """The slices that live or are being started."""
         return frozenset(self._slices)
 
-    def _start_tuner(self, spec: TunerSpec) -> None:
-        options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": 0, "max_restarts": 0}
-        if spec.node_id is not None:
-            options["scheduling_strategy"] = self._on(spec.node_id)
-        actor = self._ray.remote(TunerActor).options(**options)
-        handle = actor.remote(self._seed, spec.cpus, self._islands, spec.cores, self._scratch)
-        handle.prepare.remote(self._target)
-        self._islands += 1
-        self._tuners[spec.tuner_id] = handle
-
-    def _warm_up(self, tuner_id: str) -> None:
-        self._watch(tuner_id, "warm_up", self._tuners[tuner_id].warm_up.remote(*self._given))
-
     def submit(self, instruction: ev.Propose | ev.BuildThem | ev.Measure) -> None:
         """Carry out an instruction; its end comes back from `answers`."""
         match instruction:
             case ev.Propose(worker_id, task, count, told, exclude):
                 call = self._tuners[worker_id].propose.remote(task.task_id, count, told, exclude)
-                self._watch(worker_id, "propose", call)
+                self._calls.watch(worker_id, "propose", call)
             case ev.BuildThem(worker_id, candidates):
                 call = self._tuners[worker_id].build.remote(candidates)
-                self._watch(worker_id, "build", call)
+                self._calls.watch(worker_id, "build", call)
             case ev.Measure(worker_id, builds, neighbours):
                 call = self._slices[worker_id].measure.remote(builds, SEARCH, neighbours)
-                self._watch(worker_id, "measure", call)
+                self._calls.watch(worker_id, "measure", call)
 
     def answers(self, timeout_secs: float) -> list[Answer]:
         """Return the calls that ended, waiting at most `timeout_secs` for the first.
 
         Raises InfrastructureError where Ray itself has ended.
         """
-        require_alive(self._daemons)
-        if not self._pending:
-            return []
-        ray = self._ray
-        waiting = list(self._pending)
-        done, _ = ray.wait(waiting, num_returns=1, timeout=timeout_secs)
-        if done:  # and whatever ended meanwhile
-            done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         answers = []
-        for reference in done:
-            asked = self._pending.pop(reference)
-            value, error = None, ""
-            try:
-                value = ray.get(reference)
-            except ray.exceptions.RayError as problem:
-                error = sentence(problem)
-            answers.append(Answer.of(asked, value, error))
-        return answers + self._not_ready()
-
-    def _not_ready(self) -> list[Answer]:
-        now = clock.now()
-        late = [
-            (reference, asked)
-            for reference, asked in self._pending.items()
-            if asked[1] in _GETTING_READY and now - asked[2] > self._ready_secs
-        ]
-        for reference, _ in late:
-            del self._pending[reference]
-        return [
-            Answer(worker_id, method, None, self._too_late(worker_id, now - since), since, now)
-            for _, (worker_id, method, since) in late
-        ]
+        for answer in self._calls.ended(timeout_secs):
+            if answer.method == "place" and not answer.error:
+                self._placed(answer.worker_id, answer.value)
+            else:
+                answers.append(answer)
+        return answers
 
     def call(self, worker_id: str, method: str, *arguments: Any) -> Any:
         """Call a slice and wait; raises InfrastructureError where it is lost."""
         reference = getattr(self._slices[worker_id], method).remote(*arguments)
-        return self._got([reference], f"{method} in {worker_id}", CALL_SECS)[0]
+        return self._calls.got([reference], f"{method} in {worker_id}", CALL_SECS)[0]
 
     def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
         """Build candidates on all tuners that are ready at once; results in order."""
@@ -310,24 +317,22 @@ class Cluster:
         parts = [p for i in range(len(tuners)) if (p := tuple(candidates[i :: len(tuners)]))]
         asked = [t.build.remote(p) for t, p in zip(tuners, parts, strict=False)]
         found: dict[str, Build | Failure] = {}
-        built = self._got(asked, "building the finalists", CALL_SECS)
+        built = self._calls.got(asked, "building the finalists", CALL_SECS)
         for part, results in zip(parts, built, strict=True):
             found |= {c.candidate_id: r for c, r in zip(part, results.value, strict=True)}
         return [found[c.candidate_id] for c in candidates]
 
     def _ready_tuners(self) -> list[Any]:
-        warming = [r for r, (_, method, _) in self._pending.items() if method == "warm_up"]
-        if warming:
-            self._ray.wait(warming, num_returns=len(warming), timeout=self._ready_secs)
+        if self._calls.of("warm_up"):
+            self._calls.wait_for("warm_up", self._ready_secs)
             for answer in self.answers(0):
                 if answer.error:
                     self.drop(answer.worker_id)
-        still = {
-            worker_id for worker_id, method, _ in self._pending.values() if method == "warm_up"
-        }
+        still = set(self._calls.of("warm_up"))
         ready = [tuner for tuner_id, tuner in self._tuners.items() if tuner_id not in still]
         if not ready:
-            raise InfrastructureError(self._too_late("building the finalists", self._ready_secs))
+            message = self._calls.too_late("building the finalists", self._ready_secs)
+            raise InfrastructureError(message)
         return ready
 
     def reader_of(self, folder: Path, slice_ids: Sequence[str]) -> str:
@@ -339,7 +344,7 @@ class Cluster:
         probe.touch(mode=0o600)
         try:
             asked = [self._slices[s].sees.remote(str(probe.resolve())) for s in slice_ids]
-            seen = self._got(asked, "looking for the run folder", self._ready_secs)
+            seen = self._calls.got(asked, "looking for the run folder", self._ready_secs)
         finally:
             probe.unlink()
         for slice_id, sees in zip(slice_ids, seen, strict=True):
@@ -355,7 +360,9 @@ class Cluster:
         """Forget a worker that is lost, and whatever it was asked."""
         self._lost_one = True
         actor = self._tuners.pop(worker_id, None) or self._slices.pop(worker_id, None)
-        self._pending = {r: p for r, p in self._pending.items() if p[0] != worker_id}
+        self._calls.forget(worker_id)
+        if not self._calls.of("place"):
+            self._free_spare()
         if actor is not None:
             self._ray.kill(actor)  # it may still be waiting for its place
 
@@ -415,36 +422,6 @@ class Cluster:
     @property
     def _scratch(self) -> str | None:
         return None if self._folder is None else str(self._folder.scratch)
-
-    def _watch(self, worker_id: str, method: str, reference: Any) -> None:
-        self._pending[reference] = (worker_id, method, clock.now())
-
-    def _got(self, references: list[Any], asked: str, timeout_secs: float) -> Any:
-        ray = self._ray
-        deadline = time.monotonic() + timeout_secs
-        try:
-            while True:
-                require_alive(self._daemons)
-                left_secs = max(0.0, deadline - time.monotonic())
-                try:
-                    return ray.get(references, timeout=min(left_secs, _LOOK_SECS))
-                except ray.exceptions.GetTimeoutError as error:
-                    if left_secs <= _LOOK_SECS:
-                        raise InfrastructureError(self._too_late(asked, timeout_secs)) from error
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, TunerdError):
-                raise error.cause from None
-            raise InfrastructureError(f"{asked}: {sentence(error)}") from error
-        except ray.exceptions.RayError as error:
-            raise InfrastructureError(f"{asked}: {sentence(error)}") from error
-
-    def _too_late(self, asked: str, after_secs: float) -> str:
-        total, free = self._ray.cluster_resources(), self._ray.available_resources()
-        room = ", ".join(f"{free.get(k, 0):g} of {total.get(k, 0):g} {k}s" for k in ("CPU", "GPU"))
-        return (
-            f"{asked}: not ready after {after_secs:.0f} s; free in the cluster: {room}; wait until "
-            "others have ended, or ask for less with --slices and --tuners"
-        )
 
     def _on(self, node_id: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -38,10 +38,12 @@ class Node:
     cpus: int  # that Ray hands out
     survey: Survey
     is_here: bool  # shares the driver's files
+    is_driver: bool = False  # the run ends with it
+    kept: tuple[SliceSpec, ...] | None = None  # by cut_beside; None: not cut yet
 
     @property
     def slices(self) -> tuple[SliceSpec, ...]:
-        return self.survey.plan.slices
+        return self.survey.plan.slices if self.kept is None else self.kept
 
 
 @dataclass(frozen=True)
@@ -77,50 +79,40 @@ def survey_here(kind: str, pct: int, per_device: int | None, external: bool) -> 
 def cut_once(nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes with each core and GPU of a host in the slices of one of its nodes only.
 
-    The driver's node comes first, then Ray's order. Ids and lanes are made distinct: they are
-    numbered by host alone.
+    The driver's node comes first, then those of its host, then Ray's order. Ids and lanes are made
+    distinct: they are numbered by host alone.
     """
-    ordered = sorted(nodes, key=lambda n: not n.is_here)
+    ordered = sorted(nodes, key=lambda n: (not n.is_driver, not n.is_here))
     several = sum(bool(n.slices) for n in ordered) > 1
-    taken: dict[str, set[str]] = {}
-    found = []
+    found: list[Node] = []
     for number, node in enumerate(ordered):
-        used = taken.setdefault(node.survey.boot_id, set())
-        kept = tuple(s for s in node.slices if not _parts(s) & used)
-        used.update(*(_parts(s) for s in kept))
-        problem = node.survey.plan.problem
-        if node.slices and not kept:
-            problem = "another node of this machine has its devices"
-        if several:
-            kept = tuple(_numbered(s, number) for s in kept)
-        cut = replace(node.survey.plan, slices=kept, problem=problem)
-        found.append(replace(node, survey=replace(node.survey, plan=cut)))
+        found.append(cut_beside(node, found, number=number if several else None))
     return found
 
 
-def plan_tuners(nodes: Sequence[Node], wanted: int | None) -> list[TunerSpec]:
-    """Plan the search and build processes of nodes that `cut_once` returned.
+def cut_beside(node: Node, others: Iterable[Node], *, number: int | None) -> Node:
+    """Return a node with what it keeps, and what it can have that no other node of its host has.
 
-    On a host with CPU slices each lane gets one, on its cores, and no other core works. On other
-    hosts each CPU gets one, and nodes of one host share its cores. Runners and the driver need
-    little of a core and get it at once: tuners there have a lower priority.
+    number: that the slices get in their names, None to leave them as they are.
     """
-    with_lanes = {n.survey.boot_id for n in nodes if any(s.lane for s in n.slices)}
-    left = {n.survey.boot_id: n.survey.cores for n in nodes}
+    taken = {
+        part
+        for other in (*others, node)
+        if other.survey.boot_id == node.survey.boot_id and (other is not node or node.kept)
+        for spec in other.slices
+        for part in _parts(spec)
+    }
+    free = tuple(s for s in node.survey.plan.slices if not _parts(s) & taken)
+    if number is not None:
+        free = tuple(_numbered(s, number) for s in free)
+    return replace(node, kept=(node.kept or ()) + free)
+
+
+def plan_tuners(nodes: Sequence[Node], wanted: int | None) -> list[TunerSpec]:
+    """Plan the search and build processes of nodes that `cut_once` returned."""
     specs: list[TunerSpec] = []
     for number, node in enumerate(nodes):
-        boot_id = node.survey.boot_id
-        if boot_id in with_lanes:
-            lanes = [s for s in node.slices if s.lane is not None]
-            _require_cpus(node, lanes)
-            specs += [
-                TunerSpec(f"tuner-{number}-{i}", len(s.cores), s.cores, s.lane, node.node_id)
-                for i, s in enumerate(lanes)
-            ]
-            continue
-        count = min(node.cpus, left[boot_id])
-        left[boot_id] -= count
-        specs += [TunerSpec(f"tuner-{number}-{i}", 1, node_id=node.node_id) for i in range(count)]
+        specs += tuners_beside(node, number, nodes, specs)
     if not specs:
         raise HostError("no node has a CPU for a tuner; start Ray's nodes with --num-cpus")
     if wanted is not None and wanted > len(specs):
@@ -128,6 +120,34 @@ def plan_tuners(nodes: Sequence[Node], wanted: int | None) -> list[TunerSpec]:
             f"--tuners {wanted} is more than the {len(specs)} that fit the cores; give fewer"
         )
     return specs[:wanted]
+
+
+def tuners_beside(
+    node: Node, number: int, nodes: Iterable[Node], planned: Iterable[TunerSpec]
+) -> list[TunerSpec]:
+    """Plan the tuners that a node can have beside those that are planned.
+
+    On a host with CPU slices each lane gets one, on its cores, and no other core works. On other
+    hosts each CPU gets one, and nodes of one host share its cores. Runners and the driver need
+    little of a core and get it at once: tuners there have a lower priority.
+    """
+    planned = list(planned)
+    own = [t for t in planned if t.node_id == node.node_id]
+    host_nodes = [n for n in (node, *nodes) if n.survey.boot_id == node.survey.boot_id]
+    if any(s.lane for n in host_nodes for s in n.slices):
+        lanes = [s for s in node.slices if s.lane is not None]
+        _require_cpus(node, lanes)
+        tuned = {t.lane for t in own}
+        new = [(len(s.cores), s.cores, s.lane) for s in lanes if s.lane not in tuned]
+    else:
+        node_ids = {n.node_id for n in host_nodes}
+        left = node.survey.cores - sum(t.cpus for t in planned if t.node_id in node_ids)
+        free = node.cpus - sum(t.cpus for t in own)
+        new = [(1, (), None)] * min(free, left)
+    return [
+        TunerSpec(f"tuner-{number}-{i}", *one, node_id=node.node_id)
+        for i, one in enumerate(new, len(own))
+    ]
 
 
 def is_on(spec: SliceSpec, gpu_ids: Sequence[str]) -> bool:

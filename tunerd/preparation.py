@@ -34,6 +34,8 @@ class Layout:
     tuners: tuple[TunerSpec, ...]
     bounds: tuple[str, ...]
     here: frozenset[str]  # the slices on the driver's machine, by id
+    nodes: tuple[Node, ...]
+    is_lockstep: bool  # workers take turns, so that a seed repeats a run exactly
 
 
 @dataclass(frozen=True)
@@ -92,26 +94,18 @@ def layout_of(nodes: Sequence[Node], settings: TuneSettings) -> Layout:
             + "; ".join(f"{device} ({target})" for device, target in sorted(devices))
         )
     first = with_slices[0].survey
+    tuners = plan_tuners(nodes, settings.tuners)
+    simulated = all(s.kind == "simulated" for n in with_slices for s in n.slices)
     return Layout(
         target=first.plan.target,
         device=first.device,
         slices=tuple((s, n.node_id) for n in with_slices for s in n.slices),
-        tuners=tuple(plan_tuners(nodes, settings.tuners)),
+        tuners=tuple(tuners),
         bounds=tuple(n.survey.plan.bound for n in with_slices),
         here=frozenset(s.slice_id for n in with_slices if n.is_here for s in n.slices),
+        nodes=tuple(nodes),
+        is_lockstep=simulated and len(tuners) == 1,
     )
-
-
-def lanes_of(layout: Layout) -> dict[str, str | None]:
-    """Return each worker's lane.
-
-    Simulated slices and a lone tuner take turns, so that a seed repeats a run exactly.
-    """
-    lanes = {s.slice_id: s.lane for s, _ in layout.slices}
-    lanes |= {t.tuner_id: t.lane for t in layout.tuners}
-    if len(layout.tuners) == 1 and all(s.kind == "simulated" for s, _ in layout.slices):
-        return dict.fromkeys(lanes, "lockstep")
-    return lanes
 
 
 def warm_starts(settings: TuneSettings, layout: Layout) -> tuple[WarmStart, ...]:

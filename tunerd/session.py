@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,9 +16,11 @@ from tunerd import clock, host, preparation
 from tunerd import events as ev
 from tunerd.actors import Cluster
 from tunerd.coordinator import Coordinator, Limits
-from tunerd.errors import HostError, InfrastructureError, Interrupted
+from tunerd.crew import Crew
+from tunerd.errors import Interrupted
 from tunerd.finals import Ending, finish
 from tunerd.history import failures_of, history_of
+from tunerd.ledger import Ledger
 from tunerd.progress import Progress, ProgressState, TaskProgress
 from tunerd.records import RunFacts
 from tunerd.report.page import write_report
@@ -30,14 +31,11 @@ from tunerd.stop import Stop
 from tunerd.time_use import time_use
 from tunerd.timekeeping import Timekeeper
 from tunerd.vocabulary import (
-    Candidate,
     CapProof,
     Correctness,
-    Failure,
     Outcome,
     Phase,
     Task,
-    TrialState,
     to_json,
 )
 from tunerd.warm_start import WarmStart
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TICK_SECS = 0.5
-MAX_RESTARTS = 3  # of each worker: one that ends more often has a cause that stays
 
 
 def tune(settings: TuneSettings, progress: Progress) -> Outcome:
@@ -144,19 +141,17 @@ class _Session:
         self._phase = "starting"
         self._tasks: tuple[Task, ...] = ()
         self._coordinator = Coordinator((), Limits())
-        self._trial_ids: dict[str, int] = {}
+        self._ledger = Ledger(folder)
         began_at = clock.now() - (time.monotonic() - started)
         self._timekeeper = Timekeeper(self._store, began_at=began_at)
-        self._restarts: Counter[str] = Counter()  # by worker
-        self._lanes = preparation.lanes_of(place.layout)
-        self._proofs: tuple[CapProof, ...] = ()
+        self._crew: Crew | None = None
         self._began = started
 
     def run(self) -> Outcome:
         """Tune and finish, in a cluster that is open or in a private one."""
-        with self._searched() as (cluster, kernels, proofs):
+        with self._searched() as (cluster, crew, kernels):
             self._phase = "finishing"
-            quiet_slice = self._quiet_slice(cluster)
+            quiet_slice = self._quiet_slice(cluster, crew)
             outcome = finish(
                 Ending(
                     settings=self._settings,
@@ -166,7 +161,7 @@ class _Session:
                     kernels=kernels,
                     cluster=cluster,
                     quiet_slice=quiet_slice,
-                    proofs=proofs,
+                    proofs=crew.proofs,
                     say=self._say,
                     enter=self._timekeeper.enter,
                     unsearched=self._coordinator.unsearched(),
@@ -185,7 +180,7 @@ class _Session:
             pass
 
     @contextlib.contextmanager
-    def _searched(self) -> Iterator[tuple[Cluster, preparation.Kernels, tuple[CapProof, ...]]]:
+    def _searched(self) -> Iterator[tuple[Cluster, Crew, preparation.Kernels]]:
         """Search, and yield what a search ends with while its workers live."""
         self._show("starting Ray")
         with contextlib.ExitStack() as stack:
@@ -195,18 +190,25 @@ class _Session:
             # before Ray has started: that sets variables of the environment, and a thread that
             # reads one meanwhile, as TVM does, may crash (setenv(3) is not thread-safe).
             lowering = self._lowering()
-            proofs = self._start_workers(cluster)
-            self._quiet_slice(cluster)  # refuses a folder that no slice sees, before the search
+            crew = self._crew = Crew(
+                cluster,
+                self._layout,
+                self._settings,
+                self._store,
+                elastic=self._settings.address is not None,
+            )
+            proofs = self._start_workers(crew)
+            self._quiet_slice(cluster, crew)  # refuses a folder that no slice sees
             kernels = lowering.result()
             self._tasks = kernels.tasks
             lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
             sms = proofs[0].sm_count if self._layout.target.is_cuda else None
             cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms)
             self._restore(kernels, proofs)
-            self._search(cluster)
+            self._search(cluster, crew)
             self._timekeeper.end()
             self._require_not_stopped()
-            yield cluster, kernels, proofs
+            yield cluster, crew, kernels
 
     def _private_cluster(self) -> Cluster:
         return Cluster(
@@ -236,42 +238,29 @@ class _Session:
         limits = Limits(settings.trials, settings.budget_secs, per_task)
         self._coordinator = Coordinator(kernels.tasks, limits)
         self._store.register_tasks(kernels.tasks)
-        self._store.save_slices([s for s, _ in self._layout.slices])
         for proof in proofs:
             self._store.save_proof(proof)
-        unfinished = [r.candidate for r in self._store.requeue_unfinished()]
-        ended = []
-        for record in self._store.records():
-            if record.state in (TrialState.MEASURED, TrialState.FAILED):
-                assert record.result is not None
-                ended.append((record.candidate, record.result))
-            else:
-                self._trial_ids[record.candidate.candidate_id] = record.trial_id
+        ended, unfinished = self._ledger.take_over()
         self._coordinator.restore(ended, unfinished)
         if ended:
             log.info("going on with %d trials of earlier sessions", len(ended))
 
-    def _start_workers(self, cluster: Cluster) -> tuple[CapProof, ...]:
+    def _start_workers(self, crew: Crew) -> tuple[CapProof, ...]:
         layout = self._layout
         self._show(
             f"starting {len(layout.tuners)} tuners and {len(layout.slices)} slices, and lowering "
             "the model"
         )
-        cluster.start_tuners(layout.tuners, layout.target, self._settings.seed)
-        proofs = cluster.start_slices(layout.slices)
-        self._proofs = tuple(proofs)
-        _require_same_share(self._proofs)
-        return self._proofs
+        return crew.start()
 
-    def _quiet_slice(self, cluster: Cluster) -> str:
+    def _quiet_slice(self, cluster: Cluster, crew: Crew) -> str:
         """Return where finalists are measured: the first slice that lives and sees the folder."""
-        planned = [s.slice_id for s, _ in self._layout.slices]
-        living = [slice_id for slice_id in planned if slice_id in cluster.slice_ids]
+        living = [slice_id for slice_id in crew.slice_ids if slice_id in cluster.slice_ids]
         return cluster.reader_of(self._folder.paths.root, living)
 
     # --- the loop ------------------------------------------------------------------------------
 
-    def _search(self, cluster: Cluster) -> None:
+    def _search(self, cluster: Cluster, crew: Crew) -> None:
         coordinator = self._coordinator
         self._phase = "tuning"
         self._began = time.monotonic()
@@ -281,35 +270,41 @@ class _Session:
             said = "; ".join(f"warm start: {x.sentence(known)}" for x in earlier)
             log.info("%s", said)
             self._show(said)
-        self._timekeeper.expect([t.tuner_id for t in self._layout.tuners], "tuner")
-        self._timekeeper.expect([s.slice_id for s, _ in self._layout.slices], "slice")
+        self._timekeeper.expect(crew.tuner_ids, "tuner")
+        self._timekeeper.expect(crew.slice_ids, "slice")
         self._carry_out(cluster, coordinator.start([default_candidate(t) for t in self._tasks]))
-        for spec, _ in self._layout.slices:
-            joined = ev.WorkerJoined(spec.slice_id, "slice", self._lanes[spec.slice_id])
+        for slice_id in crew.slice_ids:
+            joined = ev.WorkerJoined(slice_id, "slice", crew.lane(slice_id))
             self._carry_out(cluster, coordinator.handle(joined))
         while not coordinator.finished:
             for answer in cluster.answers(_TICK_SECS):
-                self._note(answer)
-                for event in self._events(cluster, answer):
+                for event in self._events(crew, answer):
                     self._carry_out(cluster, coordinator.handle(event))
+            crew.look()
             if self._stop.requested and not coordinator.finished:
                 self._carry_out(cluster, coordinator.handle(ev.StopRequested("stopped on request")))
             tick = ev.Tick(time.monotonic() - self._began)
             self._carry_out(cluster, coordinator.handle(tick))
             self._show("")
 
-    def _events(self, cluster: Cluster, answer: Answer) -> Iterator[ev.Event]:
+    def _events(self, crew: Crew, answer: Answer) -> Iterator[ev.Event]:
         worker_id = answer.worker_id
+        if answer.method == "survey":
+            crew.join(answer)
+            return
+        worker = self._coordinator.workers.get(worker_id)
+        work = worker.work if worker else None
+        self._timekeeper.note(answer, crew.role(worker_id), work)
         if answer.error:
-            yield from self._lose(cluster, worker_id, answer.error)
+            if worker:
+                yield ev.WorkerLost(worker_id, answer.error)
+            crew.lose(worker_id, answer.error)
             return
-        if answer.method == "start":
-            self._store.save_proof(answer.value)
-            _require_same_share((*self._proofs, answer.value))
         if answer.method in ("warm_up", "start"):
-            yield ev.WorkerJoined(worker_id, self._role(worker_id), self._lanes[worker_id])
+            if crew.is_fit(answer):
+                yield ev.WorkerJoined(worker_id, crew.role(worker_id), crew.lane(worker_id))
             return
-        work = self._coordinator.workers[worker_id].work
+        crew.has_worked(worker_id)
         match work:
             case ev.Propose(task=task):
                 proposal: Proposal = answer.value
@@ -330,26 +325,6 @@ class _Session:
                     worker_id, tuple(zip(candidates, answer.value, strict=True))
                 )
 
-    def _lose(self, cluster: Cluster, worker_id: str, message: str) -> Iterator[ev.Event]:
-        """Requeue what a worker had, and start it again unless it keeps ending."""
-        log.error("lost %s: %s", worker_id, message)
-        cluster.drop(worker_id)
-        if worker_id in self._coordinator.workers:
-            yield ev.WorkerLost(worker_id, message)
-        self._restarts[worker_id] += 1
-        if self._restarts[worker_id] <= MAX_RESTARTS:
-            cluster.restart(worker_id)
-            return
-        role = self._role(worker_id)
-        if not (cluster.tuner_ids if role == "tuner" else cluster.slice_ids):
-            raise InfrastructureError(
-                f"the last {role} ended {MAX_RESTARTS + 1} times, at last with: {message}; what "
-                "was measured is stored, and the same command goes on"
-            )
-
-    def _role(self, worker_id: str) -> str:
-        return "tuner" if worker_id in {t.tuner_id for t in self._layout.tuners} else "slice"
-
     def _require_not_stopped(self) -> None:
         if self._stop.requested:
             raise Interrupted(
@@ -359,33 +334,15 @@ class _Session:
     def _carry_out(self, cluster: Cluster, instructions: list[ev.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case ev.StoreProposed(candidates):
-                    self._propose(candidates)
-                case ev.StoreBuilt(builds):
-                    for build in builds:
-                        self._store.built(self._trial_ids[build.candidate.candidate_id], build)
-                case ev.StoreEnded(results):
-                    ended = {self._trial_ids[x.candidate_id]: r for x, r in results}
-                    # Before the trial ends: what has ended is not looked at again.
-                    for trial_id, result in ended.items():
-                        if isinstance(result, Failure):
-                            self._folder.write_log(trial_id, result.message)
-                    self._store.finish_all(ended)
-                    for x, result in results:  # nothing is heard again of what has ended
-                        if not isinstance(result, Failure) or result.kind.ends_trial:
-                            del self._trial_ids[x.candidate_id]
-                case ev.Measure(worker_id, builds, _):
-                    trial_ids = [self._trial_ids[b.candidate.candidate_id] for b in builds]
-                    self._store.start(trial_ids, worker_id)
+                case ev.StoreProposed() | ev.StoreBuilt() | ev.StoreEnded():
+                    self._ledger.write(instruction)
+                case ev.Measure():
+                    self._ledger.start(instruction)
                     cluster.submit(instruction)
                 case ev.Propose() | ev.BuildThem():
                     cluster.submit(instruction)
                 case ev.Finish(reason):
                     log.info("search ended: %s", reason)
-
-    def _propose(self, candidates: tuple[Candidate, ...]) -> None:
-        trial_ids = self._store.propose(candidates)
-        self._trial_ids |= {x.candidate_id: i for x, i in zip(candidates, trial_ids, strict=True)}
 
     # --- what people see -----------------------------------------------------------------------
 
@@ -395,7 +352,7 @@ class _Session:
         self._show(message)
 
     def _show(self, message: str) -> None:
-        coordinator, layout = self._coordinator, self._layout
+        coordinator, layout, crew = self._coordinator, self._layout, self._crew
         states = coordinator.tasks.values()
         total = coordinator.weighted_best_secs() or 0.0
         self._progress.update(
@@ -406,9 +363,9 @@ class _Session:
                 trials_failed=coordinator.failed_trials,
                 trials_budget=self._settings.trials,
                 slices_busy=coordinator.busy("slice"),
-                slices=len(layout.slices),
+                slices=len(crew.slice_ids if crew else layout.slices),
                 tuners_busy=coordinator.busy("tuner"),
-                tuners=len(layout.tuners),
+                tuners=len(crew.tuner_ids if crew else layout.tuners),
                 tasks=tuple(
                     TaskProgress(
                         name=s.task.name,
@@ -435,18 +392,4 @@ class _Session:
             failures=failures_of(self._store.records()),
             settings=self._settings.model_dump(mode="json"),
             host=to_json(self._place.facts),
-        )
-
-    def _note(self, answer: Answer) -> None:
-        worker = self._coordinator.workers.get(answer.worker_id)
-        work = worker.work if worker else None
-        self._timekeeper.note(answer, self._role(answer.worker_id), work)
-
-
-def _require_same_share(proofs: Sequence[CapProof]) -> None:
-    if len({(p.device, p.sm_count) for p in proofs}) > 1:
-        raise HostError(
-            "the slices obtained different shares: "
-            + ", ".join(f"{p.slice_id}: {p.sm_count} of {p.device}" for p in proofs)
-            + "; their measurements could not be compared"
         )

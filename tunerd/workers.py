@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunerd import clock
+from tunerd.errors import TunerdError
 from tunerd.slices.base import Slice
 from tunerd.vocabulary import (
     Arrays,
@@ -33,16 +34,23 @@ class Answer:
     """The end of one call: `value` or `error`, and when it started and ended (host clock)."""
 
     worker_id: str
-    method: str  # "warm_up" or "start" of a worker, "propose", "build" or "measure"
+    method: str  # "warm_up" or "start" of a worker, "propose", "build" or "measure"; or "survey"
     value: Any
     error: str
     started_at: float
     ended_at: float
     busy_secs: float | None = None  # in the worker; None where it was lost, or getting ready
     cpu_secs: float | None = None
+    problem: TunerdError | None = None  # the error itself, where it was one for people
 
     @classmethod
-    def of(cls, asked: tuple[str, str, float], value: Any, error: str) -> Answer:
+    def of(
+        cls,
+        asked: tuple[str, str, float],
+        value: Any,
+        error: str,
+        problem: TunerdError | None = None,
+    ) -> Answer:
         """Return what ended just now of a call: worker, method, and when it was asked."""
         worker_id, method, started_at = asked
         ended_at = clock.now()
@@ -51,7 +59,7 @@ class Answer:
             return cls(
                 worker_id, method, value.value, error, started_at, ended_at, busy_secs, cpu_secs
             )
-        return cls(worker_id, method, value, error, started_at, ended_at)
+        return cls(worker_id, method, value, error, started_at, ended_at, problem=problem)
 
 
 @dataclass(frozen=True)

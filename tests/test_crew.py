@@ -1,0 +1,227 @@
+"""Who is started again, who is given up, and what happens as nodes join and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from node_fixtures import TARGET, cpu_slices, gpu_slices, node, settings
+
+from tunerd import crew as crew_module
+from tunerd.actors import Cluster
+from tunerd.crew import LOOK_SECS, MAX_RESTARTS, WAIT_SECS, Crew
+from tunerd.errors import HostError, InfrastructureError
+from tunerd.nodes import Node, TunerSpec
+from tunerd.preparation import layout_of
+from tunerd.records import RunFacts, Store
+from tunerd.vocabulary import CapProof, SliceSpec
+from tunerd.workers import Answer
+
+
+@dataclass
+class FakeCluster:
+    """Notes what is started where. Nodes are alive while they are in `living`."""
+
+    living: dict[str, Node] = field(default_factory=dict)
+    slice_ids: set[str] = field(default_factory=set)
+    tuner_ids: set[str] = field(default_factory=set)
+    restarted: list[str] = field(default_factory=list)
+    surveyed_ids: list[str] = field(default_factory=list)
+
+    def living_nodes(self) -> dict[str, int]:
+        return {node_id: found.cpus for node_id, found in self.living.items()}
+
+    def survey(self, node_id: str, *_: object, **__: object) -> None:
+        self.surveyed_ids.append(node_id)
+
+    def surveyed(self, answer: Answer) -> Node:
+        return self.living[answer.worker_id]
+
+    def start_tuners(self, specs: tuple[TunerSpec, ...], *_: object) -> None:
+        self.tuner_ids |= {s.tuner_id for s in specs}
+
+    def start_slices(self, specs: tuple[tuple[SliceSpec, str | None], ...]) -> list[CapProof]:
+        self.slice_ids |= {s.slice_id for s, _ in specs}
+        return [proof(s.slice_id) for s, _ in specs]
+
+    def start_slice(self, spec: SliceSpec, _: str | None) -> None:
+        self.slice_ids.add(spec.slice_id)
+
+    def add_tuner(self, spec: TunerSpec) -> None:
+        self.tuner_ids.add(spec.tuner_id)
+
+    def restart(self, worker_id: str) -> None:
+        self.restarted.append(worker_id)
+        (self.tuner_ids if worker_id.startswith("tuner") else self.slice_ids).add(worker_id)
+
+    def drop(self, worker_id: str) -> None:
+        self.slice_ids.discard(worker_id)
+        self.tuner_ids.discard(worker_id)
+
+
+def proof(slice_id: str, sm_count: int = 52) -> CapProof:
+    return CapProof(slice_id, "a device", sm_count, 132, "mps", attached=True)
+
+
+def answer(worker_id: str, method: str, value: Any = None, error: str = "") -> Answer:
+    return Answer(worker_id, method, value, error, 0.0, 1.0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    now = [1000.0]
+    monkeypatch.setattr(crew_module.time, "monotonic", lambda: now[0])
+
+    def advance(secs: float) -> None:
+        now[0] += secs
+
+    return advance
+
+
+MakeCrew = Callable[..., tuple[Crew, FakeCluster]]
+
+
+@pytest.fixture
+def make_crew(store: Store) -> MakeCrew:
+    def make(*nodes: Node, elastic: bool = True, **given: Any) -> tuple[Crew, FakeCluster]:
+        cluster = FakeCluster({str(n.node_id): n for n in nodes})
+        asked = settings(**given)
+        crew = Crew(cast(Cluster, cluster), layout_of(nodes, asked), asked, store, elastic=elastic)
+        crew.start()
+        return crew, cluster
+
+    return make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    facts = RunFacts("net", "d" * 64, TARGET, "a device", "cpu", 50, "0.27.0")
+    with Store.create_or_open(tmp_path, facts=facts) as found:
+        yield found
+
+
+# --- those that end ----------------------------------------------------------------------------
+
+
+def test_a_lost_worker_is_started_again_as_long_as_it_does_something(make_crew: MakeCrew) -> None:
+    crew, cluster = make_crew(node("a", cpu_slices((0,))), elastic=False)
+    for _ in range(3 * MAX_RESTARTS):
+        crew.lose("cpu-0-0", "it ended")
+        crew.has_worked("cpu-0-0")
+    assert cluster.restarted == ["cpu-0-0"] * 3 * MAX_RESTARTS
+
+
+def test_a_worker_that_does_nothing_is_given_up_and_the_others_go_on(make_crew: MakeCrew) -> None:
+    crew, cluster = make_crew(node("a", cpu_slices((0,), (1,))), elastic=False)
+    for _ in range(MAX_RESTARTS + 1):
+        crew.lose("cpu-0-0", "it ended")
+    assert cluster.restarted == ["cpu-0-0"] * MAX_RESTARTS
+    assert cluster.slice_ids == {"cpu-0-1"}
+
+
+def test_the_last_one_that_does_nothing_ends_the_run(make_crew: MakeCrew) -> None:
+    crew, _ = make_crew(node("a", cpu_slices((0,))), elastic=False)
+    for _ in range(MAX_RESTARTS):
+        crew.lose("cpu-0-0", "it ended")
+    with pytest.raises(InfrastructureError, match=r"the last slice ended 4 times, .*: it ended;"):
+        crew.lose("cpu-0-0", "it ended")
+
+
+def test_a_slice_that_comes_back_with_another_share_measures_nothing(make_crew: MakeCrew) -> None:
+    crew, cluster = make_crew(node("a", gpu_slices(0)), cpu_pct=None, gpu_pct=40, slice_kind="mps")
+    assert crew.is_fit(answer("mps-0-0", "start", proof("mps-0-0")))
+    assert not crew.is_fit(answer("mps-0-1", "start", proof("mps-0-1", sm_count=132)))
+    assert cluster.slice_ids == {"mps-0-0"}
+    with pytest.raises(HostError, match="no slice is left that has it"):
+        crew.is_fit(answer("mps-0-0", "start", proof("mps-0-0", sm_count=132)))
+
+
+# --- nodes that come and go --------------------------------------------------------------------
+
+
+def test_a_node_that_joins_is_asked_once_and_gets_its_workers(
+    make_crew: MakeCrew, clock: Callable[[float], None]
+) -> None:
+    crew, cluster = make_crew(node("a", cpu_slices((0,))))
+    cluster.living["b"] = node("b", cpu_slices((0,)), machine="m1")
+    for _ in range(3):
+        clock(LOOK_SECS)
+        crew.look()
+    assert cluster.surveyed_ids == ["b"]
+    crew.join(answer("b", "survey"))
+    assert cluster.slice_ids == {"cpu-0-0", "n1-cpu-0-0"}
+    assert cluster.tuner_ids == {"tuner-0-0", "tuner-1-0"}
+    assert crew.lane("n1-cpu-0-0") == crew.lane("tuner-1-0") != crew.lane("cpu-0-0")
+    assert crew.role("n1-cpu-0-0") == "slice"
+
+
+def test_workers_of_a_node_that_left_are_not_started_again(make_crew: MakeCrew) -> None:
+    crew, cluster = make_crew(
+        node("a", cpu_slices((0,))), node("b", cpu_slices((0,)), machine="m1")
+    )
+    del cluster.living["b"]
+    crew.lose("n1-cpu-0-0", "its node has died")
+    assert cluster.restarted == []
+    assert crew.slice_ids == ("n0-cpu-0-0",)
+
+
+def test_what_a_node_had_that_left_is_given_to_another_one_of_its_machine(
+    make_crew: MakeCrew, clock: Callable[[float], None]
+) -> None:
+    crew, cluster = make_crew(node("a", cpu_slices((0,), (1,))), node("b", cpu_slices((0,), (1,))))
+    del cluster.living["a"]
+    for worker_id in ("n0-cpu-0-0", "n0-cpu-0-1", "tuner-0-0", "tuner-0-1"):
+        crew.lose(worker_id, "its node has died")
+    assert cluster.slice_ids == set()
+    clock(LOOK_SECS)
+    crew.look()
+    assert cluster.slice_ids == {"n1-cpu-0-0", "n1-cpu-0-1"}
+    assert cluster.tuner_ids == {"tuner-1-0", "tuner-1-1"}
+
+
+def test_a_node_with_another_device_is_left_out(
+    make_crew: MakeCrew, clock: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    crew, cluster = make_crew(node("a", cpu_slices((0,))))
+    other = node("b", cpu_slices((0,)), machine="m1")
+    cluster.living["b"] = replace(other, survey=replace(other.survey, device="another device"))
+    clock(LOOK_SECS)
+    crew.look()
+    crew.join(answer("b", "survey"))
+    assert cluster.slice_ids == {"cpu-0-0"}
+    assert "host-b is left out: it has another device" in caplog.text
+
+
+def test_a_node_that_leaves_before_it_answers_is_left_out(make_crew: MakeCrew) -> None:
+    crew, cluster = make_crew(node("a", cpu_slices((0,))))
+    crew.join(answer("b", "survey", error="its node has died"))
+    assert cluster.slice_ids == {"cpu-0-0"}
+
+
+def test_no_more_tuners_join_than_were_asked_for(
+    make_crew: MakeCrew, clock: Callable[[float], None]
+) -> None:
+    crew, cluster = make_crew(node("a", gpu_slices(0)), tuners=4)
+    cluster.living["b"] = node("b", gpu_slices(0), machine="m1")
+    clock(LOOK_SECS)
+    crew.look()
+    crew.join(answer("b", "survey"))
+    assert len(cluster.tuner_ids) == 4
+    assert len(cluster.slice_ids) == 4
+
+
+def test_a_run_without_a_node_waits_for_one_and_not_for_ever(
+    make_crew: MakeCrew, clock: Callable[[float], None]
+) -> None:
+    crew, cluster = make_crew(node("a", cpu_slices((0,))))
+    del cluster.living["a"]
+    crew.lose("cpu-0-0", "its node has died")
+    crew.lose("tuner-0-0", "its node has died")
+    clock(LOOK_SECS)
+    crew.look()
+    clock(WAIT_SECS)
+    with pytest.raises(InfrastructureError, match="no node of the cluster has had a slice"):
+        crew.look()

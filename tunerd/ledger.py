@@ -1,0 +1,58 @@
+"""The trials of a session in its store: each is written as it is proposed, starts and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunerd import events as ev
+from tunerd.run_folder import RunFolder
+from tunerd.vocabulary import Candidate, Failure, Measurement, TrialState
+
+
+class Ledger:
+    """Writes what the coordinator wants stored, and remembers the trials that have not ended."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._store = folder.store
+        self._trial_ids: dict[str, int] = {}  # of candidates whose trial has not ended
+
+    def take_over(self) -> tuple[list[tuple[Candidate, Measurement | Failure]], list[Candidate]]:
+        """Return the trials of earlier sessions that ended, and those that are to be done."""
+        unfinished = [r.candidate for r in self._store.requeue_unfinished()]
+        ended = []
+        for record in self._store.records():
+            if record.state in (TrialState.MEASURED, TrialState.FAILED):
+                assert record.result is not None
+                ended.append((record.candidate, record.result))
+            else:
+                self._trial_ids[record.candidate.candidate_id] = record.trial_id
+        return ended, unfinished
+
+    def write(self, instruction: ev.StoreProposed | ev.StoreBuilt | ev.StoreEnded) -> None:
+        match instruction:
+            case ev.StoreProposed(candidates):
+                trial_ids = self._store.propose(candidates)
+                new = zip(candidates, trial_ids, strict=True)
+                self._trial_ids |= {x.candidate_id: trial_id for x, trial_id in new}
+            case ev.StoreBuilt(builds):
+                for build in builds:
+                    self._store.built(self._trial_ids[build.candidate.candidate_id], build)
+            case ev.StoreEnded(results):
+                self._end(results)
+
+    def start(self, instruction: ev.Measure) -> None:
+        """Write that builds go to a slice, before they do."""
+        trial_ids = [self._trial_ids[b.candidate.candidate_id] for b in instruction.builds]
+        self._store.start(trial_ids, instruction.worker_id)
+
+    def _end(self, results: Sequence[tuple[Candidate, Measurement | Failure]]) -> None:
+        ended = {self._trial_ids[x.candidate_id]: r for x, r in results}
+        # Before the trial ends: what has ended is not looked at again.
+        for trial_id, result in ended.items():
+            if isinstance(result, Failure):
+                self._folder.write_log(trial_id, result.message)
+        self._store.finish_all(ended)
+        for x, result in results:  # nothing is heard again of what has ended
+            if not isinstance(result, Failure) or result.kind.ends_trial:
+                del self._trial_ids[x.candidate_id]
