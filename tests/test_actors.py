@@ -76,11 +76,9 @@ def test_the_token_is_in_no_file_and_on_no_command_line(driver: Child, home: Pat
 
 
 def test_there_is_no_dashboard_and_no_usage_is_reported(driver: Child) -> None:
-    # Ray always starts the process; without a dashboard it has no modules, and listens nowhere.
-    parts = [p for p in driver.family() if "dashboard" in " ".join([p.name(), *p.cmdline()[:2]])]
-    assert [p.cmdline()[1].rpartition("/")[2] for p in parts] == ["dashboard.py"]
-    listening = {c.status for p in parts for c in p.net_connections("inet")}
-    assert psutil.CONN_LISTEN not in listening
+    # Ray always starts dashboard.py; what answers people are its heads, a process each.
+    called = [" ".join(p.cmdline()[:1]) for p in driver.family()]
+    assert not [name for name in called if name.startswith("ray-dashboard")]
     raylet = next(p for p in driver.family() if p.name() == "raylet")
     assert raylet.environ()["RAY_USAGE_STATS_ENABLED"] == "0"
 
