@@ -72,7 +72,11 @@ def tune(
         Mps, typer.Option(help="Start an MPS daemon of our own, or use the one that is there.")
     ] = Mps.OWN,
     address: Annotated[
-        str | None, typer.Option(help="A Ray cluster's address. [default: a private local one]")
+        str | None,
+        typer.Option(
+            help="A Ray cluster: HOST:PORT, auto or local. [default: a Ray job's own, else a "
+            "private local one]"
+        ),
     ] = None,
     tuners: Annotated[
         int | None, typer.Option(min=1, help="Search and build processes. [default: by cores]")
@@ -95,6 +99,7 @@ def tune(
     the same folder goes on where it stopped.
     """
     from tunerd.progress import open_progress
+    from tunerd.ray_job import cluster_address, require_kept
 
     settings = _settings(
         model=model,
@@ -110,10 +115,11 @@ def tune(
         budget_secs=_budget(budget),
         seed=seed,
         mps=str(mps),
-        address=address,
+        address=cluster_address(address),
         tuners=tuners,
         warm_start=tuple(warm_start or ()),
     )
+    require_kept(settings.out)
     if dry_run:
         _print_plan(settings, json)
         return 0
