@@ -1,7 +1,8 @@
-"""A Ray cluster of two nodes with a job server, as `ray start` makes one, and jobs submitted to it.
+"""A Ray cluster of two nodes with a job server, as `ray start` makes one, and jobs in it.
 
-Its dashboard is on 127.0.0.1; it asks for a token and lives in a folder of its own. All its processes have
-that token in their environment, and whatever has it is killed at the end, whoever its parent is.
+Its dashboard is on 127.0.0.1; it asks for a token and lives in a folder of its own. All its
+processes have that token in their environment, and whatever has it is killed at the end, whoever
+its parent is.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ import contextlib
 import json
 import os
 import secrets
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from ray_processes import GONE_SECS, child, clean_environment, short_folder
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 LOOPBACK = "127.0.0.1"
 START_SECS = 120.0
-END_SECS = 200.0  # of a job
+END_SECS = 240.0  # of a job
 TRIES = 3  # a port that was free a moment ago may be taken
 # What each node gives a driver and its actors. A tuner holds a CPU: each node gets one.
 NODE = ("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={80 << 20}", "--block")
@@ -51,7 +50,9 @@ class JobCluster:
         """What a client of this cluster needs."""
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
-    def job(self, command: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def job(
+        self, command: str, *arguments: str, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run `ray job ...` as a person would."""
         return subprocess.run(
             [*RAY, "job", command, f"--address={self.url}", *arguments],
@@ -61,20 +62,25 @@ class JobCluster:
             timeout=END_SECS,
         )
 
-    def submit(self, entrypoint: str, *options: str) -> Job:
-        """Submit a job by the command line, and do not wait for it."""
-        job_id = f"tunerd-{secrets.token_hex(4)}"
-        words = ("--", *shlex.split(entrypoint))
-        done = self.job("submit", "--no-wait", f"--submission-id={job_id}", *options, *words)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return Job(self, job_id)
-
-    def get(self, path: str) -> Any:
-        """Return what the job server answers, without Ray's client."""
-        request = urllib.request.Request(
-            f"{self.url}{path}", headers={"Authorization": f"Bearer {self.token}"}
+    def submit(self, entrypoint: str, runtime_env: Mapping[str, Any] | None = None) -> Job:
+        """Submit a job to the server, without Ray's client, and do not wait for it."""
+        return Job(
+            self,
+            str(
+                self.get("/api/jobs/", entrypoint=entrypoint, runtime_env=runtime_env or {})[
+                    "submission_id"
+                ]
+            ),
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+
+    def get(self, path: str, **body: Any) -> Any:
+        """Return what the server answers, to a POST where there is a body."""
+        request = urllib.request.Request(
+            f"{self.url}{path}",
+            data=json.dumps(body).encode() if body else None,
+            headers={"Authorization": f"Bearer {self.token}"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
 
@@ -105,12 +111,6 @@ class Job:
             assert time.monotonic() < deadline, self.log
             time.sleep(0.2)
         return self.details
-
-    def stop(self) -> dict[str, Any]:
-        """Stop the job as `ray job stop` does, and return its details once it has ended."""
-        done = self.cluster.job("stop", self.job_id)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return self.end()
 
     def driver(self) -> psutil.Process:
         """Return the process that runs `tunerd`, and not its shell."""
@@ -179,9 +179,7 @@ def _node(folder: Path, *options: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*RAY, "start", *options, *own, *NODE], stdout=log, stderr=log)
 
 
-def _wait(
-    nodes: list[subprocess.Popen[bytes]], log: Path, condition: Callable[[], bool]
-) -> None:
+def _wait(nodes: list[subprocess.Popen[bytes]], log: Path, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_SECS
     while True:
         with contextlib.suppress(OSError, KeyError, ValueError):  # not up yet
@@ -226,4 +224,3 @@ def _with_token(token: str) -> list[psutil.Process]:
             if alive and process.environ().get("RAY_AUTH_TOKEN") == token:
                 found.append(process)
     return found
-

@@ -12,6 +12,7 @@ import typer
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from tunerd.preparation import Layout
     from tunerd.settings import TuneSettings
     from tunerd.time_use import TimeUse
     from tunerd.vocabulary import Outcome
@@ -181,11 +182,10 @@ def _time_use(folder: Path) -> TimeUse | None:
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:
     from tunerd import preparation
 
-    if settings.address is not None:
-        raise InputError("--dry-run plans this machine; it cannot plan the nodes of --address")
-    layout = preparation.local_layout(settings)
+    fixed = preparation.read(settings)
+    layout = _planned_layout(settings)
     earlier = preparation.warm_starts(settings, layout)
-    kernels = preparation.kernels_of(preparation.read(settings), layout.target)
+    kernels = preparation.kernels_of(fixed, layout.target)
     plan = preparation.describe(settings, kernels.model, layout, kernels.tasks, earlier)
     if as_json:
         print(json_module.dumps(plan))
@@ -195,6 +195,18 @@ def _print_plan(settings: TuneSettings, as_json: bool) -> None:
     from tunerd.report.table import plan_table
 
     Console().print(plan_table(plan))
+
+
+def _planned_layout(settings: TuneSettings) -> Layout:
+    """Plan this machine, or the nodes of a cluster, which is left again."""
+    from tunerd import preparation
+
+    if settings.address is None:
+        return preparation.local_layout(settings)
+    from tunerd.actors import Cluster
+
+    with Cluster(address=settings.address, run="plan", cpus=0, gpus=0) as cluster:
+        return preparation.cluster_layout(settings, cluster)
 
 
 def _settings(**values: Any) -> TuneSettings:
