@@ -182,10 +182,9 @@ def _time_use(folder: Path) -> TimeUse | None:
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:
     from tunerd import preparation
 
-    fixed = preparation.read(settings)
     layout = _planned_layout(settings)
     earlier = preparation.warm_starts(settings, layout)
-    kernels = preparation.kernels_of(fixed, layout.target)
+    kernels = preparation.kernels_of(preparation.read(settings), layout.target)
     plan = preparation.describe(settings, kernels.model, layout, kernels.tasks, earlier)
     if as_json:
         print(json_module.dumps(plan))
