@@ -97,7 +97,7 @@ FLAGS: dict[str, tuple[Make, str]] = {
     "MPS of another kind": (flags("--mps", "none"), "'none' is not one of 'own', 'external'"),
     "an unknown flag": (flags("--color"), "No such option: --color; .*--help"),
     "two models": (flags("another.onnx"), r"unexpected extra argument.*another\.onnx"),
-    "a dry run elsewhere": (flags("--address", "a:1"), "--dry-run plans this machine; it cannot"),
+    "an address of a client": (flags("--address", "ray://a:1"), "'ray://a:1' is not HOST:PORT"),
     "no share": (lambda p: ["tune", "a.onnx"], "give one share: --gpu-pct for GPUs or --cpu-pct"),
     "two shares": (flags("--gpu-pct", 40), "give one share: --gpu-pct for GPUs or --cpu-pct"),
     **{

@@ -156,6 +156,20 @@ def test_threads_build_what_one_thread_builds() -> None:
     assert [built(result).library_sha256 for result in together] == alone * 3
 
 
+def test_a_linker_that_is_asked_to_end_links_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What stops a job sends SIGTERM to all of a driver's children, and the driver drains.
+    linker = tmp_path / "ld"
+    linker.write_text(
+        '#!/bin/sh\nif [ ! -e "$0.asked" ]; then : > "$0.asked"; kill -TERM $$; fi\n: > "$3"\n'
+    )
+    linker.chmod(0o700)
+    monkeypatch.setattr(build, "_linker", lambda: build._Linker(str(linker), ()))
+    build._link(str(tmp_path / "library.so"), [])
+    assert (tmp_path / "library.so").exists()
+
+
 def test_without_a_linker_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     task = matmul_task()
     monkeypatch.setenv("PATH", "/nowhere")

@@ -234,6 +234,7 @@ def test_a_run_does_what_its_dry_run_printed(net: str, here: Path) -> None:
             "gpu_uuid": s.gpu_uuid,
             "cores": list(s.cores),
             "environment": dict(s.environment),
+            "node_id": None,  # of no cluster
         }
         for s in specs
     ]

@@ -35,10 +35,13 @@ def plan(tasks: int = 20, **changes: Any) -> dict[str, Any]:
                 "gpu_uuid": GPU,
                 "cores": [],
                 "environment": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"},
+                "node_id": None,
             }
             for i in range(2)
         ],
-        "tuners": [{"tuner_id": f"tuner-0-{i}", "cpus": 2, "cores": []} for i in range(6)],
+        "tuners": [
+            {"tuner_id": f"tuner-0-{i}", "cpus": 2, "cores": [], "node_id": None} for i in range(6)
+        ],
         "tasks": [
             {"task_id": f"{i}", "name": f"kernel{i}", "weight": 1 + i, "flops": 1e6 * (20 - i)}
             for i in range(tasks)
@@ -54,6 +57,12 @@ def shown(document: dict[str, Any], width: int = 160) -> str:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(plan_table(document))
     return console.export_text()
+
+
+def test_a_plan_says_on_how_many_nodes_of_a_cluster() -> None:
+    tuners = [{"tuner_id": f"t-{n}", "cpus": 1, "cores": [], "node_id": n} for n in "ab"]
+    assert "2 of a Ray cluster" in shown(plan(tuners=tuners))
+    assert "of a Ray cluster" not in shown(plan())
 
 
 def test_a_plan_names_gpu_share_bound_environment_and_tuners() -> None:

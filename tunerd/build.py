@@ -20,6 +20,7 @@ import importlib
 import json
 import logging
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -312,6 +313,8 @@ def _link(output: str, objects: list[str], **_options: Any) -> None:
         raise HostError(_NO_LINKER)
     command = [linker.program, "-shared", "-o", output, *objects, *linker.libraries]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == -signal.SIGTERM:  # `ray job stop` sends it to a driver's children, too
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed: {done.stderr}")
 

@@ -185,8 +185,9 @@ def describe(
                 "gpu_uuid": s.gpu_uuid,
                 "cores": list(s.cores),
                 "environment": dict(s.environment),
+                "node_id": node_id,
             }
-            for s, _ in layout.slices
+            for s, node_id in layout.slices
         ],
         "tuners": [to_json(t) for t in layout.tuners],
         "tasks": [

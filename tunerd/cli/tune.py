@@ -12,6 +12,7 @@ import typer
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from tunerd.preparation import Layout
     from tunerd.settings import TuneSettings
     from tunerd.time_use import TimeUse
     from tunerd.vocabulary import Outcome
@@ -72,7 +73,11 @@ def tune(
         Mps, typer.Option(help="Start an MPS daemon of our own, or use the one that is there.")
     ] = Mps.OWN,
     address: Annotated[
-        str | None, typer.Option(help="A Ray cluster's address. [default: a private local one]")
+        str | None,
+        typer.Option(
+            help="A Ray cluster: HOST:PORT, auto or local. [default: a Ray job's own, else a "
+            "private local one]"
+        ),
     ] = None,
     tuners: Annotated[
         int | None, typer.Option(min=1, help="Search and build processes. [default: by cores]")
@@ -95,6 +100,7 @@ def tune(
     the same folder goes on where it stopped.
     """
     from tunerd.progress import open_progress
+    from tunerd.ray_job import cluster_address, require_kept
 
     settings = _settings(
         model=model,
@@ -110,10 +116,11 @@ def tune(
         budget_secs=_budget(budget),
         seed=seed,
         mps=str(mps),
-        address=address,
+        address=cluster_address(address),
         tuners=tuners,
         warm_start=tuple(warm_start or ()),
     )
+    require_kept(settings.out)
     if dry_run:
         _print_plan(settings, json)
         return 0
@@ -175,9 +182,7 @@ def _time_use(folder: Path) -> TimeUse | None:
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:
     from tunerd import preparation
 
-    if settings.address is not None:
-        raise InputError("--dry-run plans this machine; it cannot plan the nodes of --address")
-    layout = preparation.local_layout(settings)
+    layout = _planned_layout(settings)
     earlier = preparation.warm_starts(settings, layout)
     kernels = preparation.kernels_of(preparation.read(settings), layout.target)
     plan = preparation.describe(settings, kernels.model, layout, kernels.tasks, earlier)
@@ -189,6 +194,18 @@ def _print_plan(settings: TuneSettings, as_json: bool) -> None:
     from tunerd.report.table import plan_table
 
     Console().print(plan_table(plan))
+
+
+def _planned_layout(settings: TuneSettings) -> Layout:
+    """Plan this machine, or the nodes of a cluster, which is left again."""
+    from tunerd import preparation
+
+    if settings.address is None:
+        return preparation.local_layout(settings)
+    from tunerd.actors import Cluster
+
+    with Cluster(address=settings.address, run="plan", cpus=0, gpus=0) as cluster:
+        return preparation.cluster_layout(settings, cluster)
 
 
 def _settings(**values: Any) -> TuneSettings:

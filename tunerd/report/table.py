@@ -154,6 +154,7 @@ def _plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     kind = target.pop("kind")
     options = ", ".join(f"{name} {_plain(value)}" for name, value in target.items())
     model, tuners = plan["model"], plan["tuners"]
+    nodes = {w["node_id"] for w in (*tuners, *plan["slices"])} - {None}
     return [
         ("inputs", "; ".join(_tensor(spec) for spec in model["inputs"])),
         ("outputs", "; ".join(_tensor(spec) for spec in model["outputs"])),
@@ -162,6 +163,7 @@ def _plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("target", f"{kind}: {options}"),
         *(("slices", bound) for bound in plan["bound"]),
         ("tuners", _tuners(tuners)),
+        *([("nodes", f"{len(nodes)} of a Ray cluster")] if nodes else []),
         *(("warm start", earlier["sentence"]) for earlier in plan["warm_start"]),
     ]
 
