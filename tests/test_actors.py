@@ -77,12 +77,13 @@ def test_the_token_is_in_no_file_and_on_no_command_line(driver: Child, home: Pat
 
 def test_no_dashboard_listens_and_no_usage_is_reported(driver: Child) -> None:
     listening = {
-        p.cmdline()[0]
+        (" ".join(p.cmdline()), c.laddr.port)
         for p in driver.family()
         for c in p.net_connections("inet")
         if c.status == psutil.CONN_LISTEN
     }
-    assert not any("dashboard" in name.lower() for name in listening)
+    assert not any("dashboard.py" in command for command, _ in listening)
+    assert not {8265, 52365} & {port for _, port in listening}  # of the page, and of its agents
     raylet = next(p for p in driver.family() if p.name() == "raylet")
     assert raylet.environ()["RAY_USAGE_STATS_ENABLED"] == "0"
 

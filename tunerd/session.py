@@ -27,6 +27,7 @@ from tunerd.run_folder import RunFolder, disk_errors_said
 from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.stop import Stop
+from tunerd.telemetry import Telemetry
 from tunerd.time_use import time_use
 from tunerd.timekeeping import Timekeeper
 from tunerd.vocabulary import (
@@ -95,9 +96,13 @@ def _opened(
             settings, model, target=layout.target, device=layout.device, host=facts
         )
         folder = stack.enter_context(RunFolder.open(settings.out, facts=run_facts))
+        is_shared = opened is not None
+        told = stack.enter_context(
+            Telemetry(progress, folder.paths, run_facts, settings, is_shared=is_shared)
+        )
         stop = stack.enter_context(Stop())
         place = _Place(facts, layout, opened, earlier)
-        yield _Session(settings, folder, model, place, progress, stop, started, selection)
+        yield _Session(settings, folder, model, place, told, stop, started, selection)
 
 
 def _joined(settings: TuneSettings, run: str) -> Cluster:
@@ -126,7 +131,7 @@ class _Session:
         folder: RunFolder,
         model: FixedModel,
         place: _Place,
-        progress: Progress,
+        telemetry: Telemetry,
         stop: Stop,
         started: float,
         selection: preparation.Selection | None,
@@ -138,7 +143,7 @@ class _Session:
         self._place = place
         self._layout = place.layout
         self._selection = selection
-        self._progress = progress
+        self._telemetry = telemetry
         self._stop = stop
         self._started = started
         self._phase = "starting"
@@ -239,6 +244,7 @@ class _Session:
         self._store.save_slices([s for s, _ in self._layout.slices])
         for proof in proofs:
             self._store.save_proof(proof)
+            self._telemetry.proved(proof)
         unfinished = [r.candidate for r in self._store.requeue_unfinished()]
         ended = []
         for record in self._store.records():
@@ -305,6 +311,7 @@ class _Session:
             return
         if answer.method == "start":
             self._store.save_proof(answer.value)
+            self._telemetry.proved(answer.value)
             _require_same_share((*self._proofs, answer.value))
         if answer.method in ("warm_up", "start"):
             yield ev.WorkerJoined(worker_id, self._role(worker_id), self._lanes[worker_id])
@@ -314,7 +321,8 @@ class _Session:
             case ev.Propose(task=task):
                 proposal: Proposal = answer.value
                 if proposal.message:
-                    log.info("%s: %s", task.name, proposal.message)
+                    about = {"task": task.name, "tuner": worker_id}
+                    log.info("%s: %s", task.name, proposal.message, extra=about)
                 yield ev.Proposed(
                     worker_id,
                     task.task_id,
@@ -332,15 +340,16 @@ class _Session:
 
     def _lose(self, cluster: Cluster, worker_id: str, message: str) -> Iterator[ev.Event]:
         """Requeue what a worker had, and start it again unless it keeps ending."""
-        log.error("lost %s: %s", worker_id, message)
+        role = self._role(worker_id)
+        self._telemetry.lost(role, worker_id, message)
         cluster.drop(worker_id)
         if worker_id in self._coordinator.workers:
             yield ev.WorkerLost(worker_id, message)
         self._restarts[worker_id] += 1
         if self._restarts[worker_id] <= MAX_RESTARTS:
             cluster.restart(worker_id)
+            self._telemetry.restarted(role, worker_id)
             return
-        role = self._role(worker_id)
         if not (cluster.tuner_ids if role == "tuner" else cluster.slice_ids):
             raise InfrastructureError(
                 f"the last {role} ended {MAX_RESTARTS + 1} times, at last with: {message}; what "
@@ -371,12 +380,16 @@ class _Session:
                         if isinstance(result, Failure):
                             self._folder.write_log(trial_id, result.message)
                     self._store.finish_all(ended)
+                    self._telemetry.trials_ended(
+                        (self._trial_ids[x.candidate_id], x, r) for x, r in results
+                    )
                     for x, result in results:  # nothing is heard again of what has ended
                         if not isinstance(result, Failure) or result.kind.ends_trial:
                             del self._trial_ids[x.candidate_id]
                 case ev.Measure(worker_id, builds, _):
                     trial_ids = [self._trial_ids[b.candidate.candidate_id] for b in builds]
                     self._store.start(trial_ids, worker_id)
+                    self._telemetry.trials_started(trial_ids, worker_id)
                     cluster.submit(instruction)
                 case ev.Propose() | ev.BuildThem():
                     cluster.submit(instruction)
@@ -398,7 +411,7 @@ class _Session:
         coordinator, layout = self._coordinator, self._layout
         states = coordinator.tasks.values()
         total = coordinator.weighted_best_secs() or 0.0
-        self._progress.update(
+        self._telemetry.update(
             ProgressState(
                 elapsed_secs=time.monotonic() - self._started,
                 budget_secs=self._settings.budget_secs,
@@ -417,6 +430,7 @@ class _Session:
                         best_secs=s.best_secs,
                         trials=s.ended,
                         share=s.task.weight * s.reference_secs / total if total else 0.0,
+                        task_id=s.task.task_id,
                     )
                     for s in states
                 ),
@@ -440,7 +454,9 @@ class _Session:
     def _note(self, answer: Answer) -> None:
         worker = self._coordinator.workers.get(answer.worker_id)
         work = worker.work if worker else None
-        self._timekeeper.note(answer, self._role(answer.worker_id), work)
+        role = self._role(answer.worker_id)
+        self._timekeeper.note(answer, role, work)
+        self._telemetry.worked(role, answer)
 
 
 def _require_same_share(proofs: Sequence[CapProof]) -> None:
