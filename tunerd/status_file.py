@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import socket
 from contextlib import suppress
@@ -20,6 +21,8 @@ from tunerd.errors import Interrupted, TunerdError
 from tunerd.progress import ProgressState
 from tunerd.records import typed
 from tunerd.run_folder import Paths
+
+log = logging.getLogger(__name__)
 
 EVERY_SECS = 1.0
 MAX_BYTES = 1 << 20
@@ -122,11 +125,12 @@ class StatusFile:
     def _write(self, told: Told) -> None:
         self._told = told
         beside = self._path.with_name(f"{self._path.name}.tmp")
-        with suppress(OSError):  # of a full disk: the store says so, and ends the run
-            beside.write_text(
-                json.dumps({"format": _FORMAT, **dataclasses.asdict(told)}), encoding="utf-8"
-            )
+        text = json.dumps({"format": _FORMAT, **dataclasses.asdict(told)})
+        try:
+            beside.write_text(text, encoding="utf-8")
             beside.replace(self._path)
+        except OSError as error:  # where a disk is full the store ends the run, and says so
+            log.warning("%s cannot be written: %s", beside, error.strerror)
 
 
 def read_status(paths: Paths) -> Told | None:
