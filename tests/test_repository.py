@@ -208,7 +208,7 @@ def parsed(command: Any, argv: list[str], parent: Any = None) -> Any:
 def test_a_command_in_the_readme_is_one_that_the_program_takes(argv: list[str]) -> None:
     argv = [arg for arg in argv if arg != "..."]
     command = typer.main.get_command(app)
-    if argv[-1] in ("tune", "bench", "records") or argv[:2] == ["--verbose", "tune"]:
+    if argv[-1] in ("tune", "bench", "records", "status") or argv[:2] == ["--verbose", "tune"]:
         assert argv[-1] in command.commands  # named in a sentence, without its arguments
     else:
         parsed(command, ["tunerd", *argv])

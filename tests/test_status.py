@@ -294,6 +294,7 @@ def test_watching_ends_with_the_run(folder: RunFolder, capsys: Captured) -> None
 # --- a real run --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_real_run_is_seen_alive_then_killed_then_finished(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
     options = ("--slice", "simulated", "--trials", "24")
