@@ -98,7 +98,13 @@ class SimulatedRay:
             Config=types.SimpleNamespace(initialize=lambda _: None),
             AuthenticationTokenLoader=types.SimpleNamespace(instance=lambda: loader),
         )
-        sys.modules |= {"ray": self, "ray._raylet": raylet}  # type: ignore[dict-item]
+        utils = types.SimpleNamespace(get_dashboard_dependency_error=lambda: None)
+        sys.modules |= {  # type: ignore[assignment]
+            "ray": self,
+            "ray._raylet": raylet,
+            "ray._private": self._private,
+            "ray._private.utils": utils,
+        }
 
     def init(self, **_: Any) -> None:
         self._is_up = True

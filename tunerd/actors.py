@@ -1,4 +1,4 @@
-"""Ray: where tuners and slices live. The only module that imports it.
+"""Ray: where tuners and slices live. Only `ray_metrics` imports it as well.
 
 A slice actor holds `num_gpus = pct/100` and no CPU; a tuner holds the CPUs that it uses. On CPU
 slices the tuner of a lane holds the cores, and the slice of that lane measures on them in turn.

@@ -217,6 +217,14 @@ def _other_daemons(facts: HostFacts) -> Iterator[Finding]:
         yield Finding("other MPS daemons", Status.OK, "none")
         return
     who = ", ".join(f"pid {pid} of uid {uid}" for pid, uid in others)
+    if shared := multi_user_daemons():
+        yield Finding(
+            "multi-user MPS server",
+            Status.WARN,
+            f"pid {shared[0]} lets clients of all users into one server: a fault of anybody's ends "
+            "everybody's, and its user can end any of them",
+            "start it without -multiuser-server, or keep others off this machine while you tune",
+        )
     yield Finding(
         "other MPS daemons",
         Status.WARN,
@@ -326,4 +334,20 @@ def mps_processes() -> list[tuple[int, int]]:
             continue
         if os.path.basename(program).startswith(b"nvidia-cuda-mps"):
             found.append((int(folder.name), uid))
+    return found
+
+
+def multi_user_daemons() -> list[int]:
+    """Return the pids of MPS daemons whose servers take clients of several users.
+
+    `-multiuser-server` of nvidia-cuda-mps-control (NVIDIA's MPS guide, "Multi-user server").
+    """
+    found = []
+    for pid, _ in mps_processes():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word.lstrip(b"-") == b"multiuser-server" for word in words):
+            found.append(pid)
     return found

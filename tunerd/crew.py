@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tunerd.preparation import Layout
     from tunerd.records import Store
     from tunerd.settings import TuneSettings
+    from tunerd.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +37,17 @@ class Crew:
     """
 
     def __init__(
-        self, cluster: Cluster, layout: Layout, settings: TuneSettings, store: Store, *,
+        self,
+        cluster: Cluster,
+        layout: Layout,
+        settings: TuneSettings,
+        store: Store,
+        telemetry: Telemetry,
+        *,
         elastic: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._cluster, self._layout, self._settings, self._store = cluster, layout, settings, store
-        self._elastic = elastic
+        self._telemetry, self._elastic = telemetry, elastic
         self._nodes = list(layout.nodes)
         self._numbers = {n.node_id: i for i, n in enumerate(layout.nodes)}
         self._slices: dict[str, tuple[SliceSpec, str | None]] = {}  # each with its node
@@ -102,7 +109,8 @@ class Crew:
 
         Raises InfrastructureError where nobody of its role is left, and no node may bring one.
         """
-        log.error("lost %s: %s", worker_id, message)
+        role = self.role(worker_id)
+        self._telemetry.lost(role, worker_id, message)
         self._cluster.drop(worker_id)
         if self._elastic and self._node_of(worker_id) not in self._cluster.living_nodes():
             self._tuners.pop(worker_id, None)
@@ -111,8 +119,8 @@ class Crew:
         self._losses[worker_id] += 1
         if self._losses[worker_id] <= MAX_RESTARTS:
             self._cluster.restart(worker_id)
+            self._telemetry.restarted(role, worker_id)
             return
-        role = self.role(worker_id)
         if not self._has(role):
             raise InfrastructureError(
                 f"the last {role} ended {MAX_RESTARTS + 1} times, at last with: {message}; what "
@@ -136,6 +144,7 @@ class Crew:
                 raise HostError(f"{message}; no slice is left that has it")
             return False
         self._store.save_proof(proof)
+        self._telemetry.proved(proof)
         return True
 
     # --- nodes that come and go ----------------------------------------------------------------

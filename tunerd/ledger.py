@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from tunerd import events as ev
 from tunerd.run_folder import RunFolder
+from tunerd.telemetry import Telemetry
 from tunerd.vocabulary import Candidate, Failure, Measurement, TrialState
 
 
 class Ledger:
     """Writes what the coordinator wants stored, and remembers the trials that have not ended."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunFolder, telemetry: Telemetry) -> None:
+        self._folder, self._telemetry = folder, telemetry
         self._store = folder.store
         self._trial_ids: dict[str, int] = {}  # of candidates whose trial has not ended
 
@@ -45,6 +46,7 @@ class Ledger:
         """Write that builds go to a slice, before they do."""
         trial_ids = [self._trial_ids[b.candidate.candidate_id] for b in instruction.builds]
         self._store.start(trial_ids, instruction.worker_id)
+        self._telemetry.trials_started(trial_ids, instruction.worker_id)
 
     def _end(self, results: Sequence[tuple[Candidate, Measurement | Failure]]) -> None:
         ended = {self._trial_ids[x.candidate_id]: r for x, r in results}
@@ -53,6 +55,7 @@ class Ledger:
             if isinstance(result, Failure):
                 self._folder.write_log(trial_id, result.message)
         self._store.finish_all(ended)
+        self._telemetry.trials_ended((self._trial_ids[x.candidate_id], x, r) for x, r in results)
         for x, result in results:  # nothing is heard again of what has ended
             if not isinstance(result, Failure) or result.kind.ends_trial:
                 del self._trial_ids[x.candidate_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,11 +18,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tunerd import logs
 from tunerd.report.words import TIMES, UNKNOWN, duration_text, one_line, percent_text, secs_text
+
+log = logging.getLogger(__name__)
 
 LINE_EVERY_SECS = 30.0
 RATE_WINDOW_SECS = 60.0
 SHOWN_TASKS = 10
+_OTHER_LINES = 6  # of a display, beside its tasks
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class TaskProgress:
     best_secs: float | None
     trials: int
     share: float
+    task_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,18 @@ class Pace:
         self._ended.append((state.elapsed_secs, state.trials_done))
         while len(self._ended) > 2 and state.elapsed_secs - self._ended[1][0] >= RATE_WINDOW_SECS:
             self._ended.popleft()
+
+    @classmethod
+    def of(cls, state: ProgressState, trials_per_sec: float | None) -> Self:
+        """Return the pace of a run of which one state and the rate are known."""
+        pace = cls()
+        if trials_per_sec:
+            trials = round(trials_per_sec * RATE_WINDOW_SECS)
+            pace._ended.append(
+                (state.elapsed_secs - trials / trials_per_sec, state.trials_done - trials)
+            )
+        pace.add(state)
+        return pace
 
     @property
     def trials_per_sec(self) -> float | None:
@@ -123,7 +141,12 @@ def open_progress(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Progress:
-    """Return the progress that fits: none when `quiet`, live on a terminal, lines elsewhere."""
+    """Return the progress that fits: none when `quiet`, live on a terminal, lines elsewhere.
+
+    Where stderr is to hold JSON, its lines are logged.
+    """
+    if logs.is_json():
+        return LoggedProgress(clock)
     if quiet:
         return QuietProgress()
     console = console if console is not None else Console(stderr=True)
@@ -140,11 +163,10 @@ class QuietProgress(Progress):
         pass
 
 
-class LineProgress(Progress):
+class _SpacedProgress(Progress):
     """One line every 30 seconds and one for each change of phase."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._pace = Pace()
         self._phase: str | None = None
@@ -163,7 +185,31 @@ class LineProgress(Progress):
 
     def _say(self, state: ProgressState) -> None:
         self._phase, self._said_at, self._unsaid = state.phase, self._clock(), None
-        self._console.out(state_line(state, self._pace), highlight=False)
+        self._put(state_line(state, self._pace))
+
+    @abstractmethod
+    def _put(self, line: str) -> None: ...
+
+
+class LineProgress(_SpacedProgress):
+    """Lines on a console that nobody watches."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self._console = console
+
+    def _put(self, line: str) -> None:
+        self._console.out(f"tunerd: {line}", highlight=False)
+
+
+class LoggedProgress(_SpacedProgress):
+    """Lines in the log."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+
+    def _put(self, line: str) -> None:
+        log.info("%s", line)
 
 
 def state_line(state: ProgressState, pace: Pace) -> str:
@@ -183,7 +229,7 @@ def state_line(state: ProgressState, pace: Pace) -> str:
         parts.append(f"kernels {secs_text(default)} -> {secs_text(best)}")
     if state.message:
         parts.append(one_line(state.message))
-    return "tunerd: " + ", ".join(parts).replace("\N{NO-BREAK SPACE}", " ")
+    return ", ".join(parts).replace("\N{NO-BREAK SPACE}", " ")
 
 
 class LiveProgress(Progress):
@@ -211,23 +257,26 @@ class LiveProgress(Progress):
         if self._started:
             self._live.stop()
 
-    def _display(self) -> _Display:
-        return _Display(self._state, self._pace, self._clock() - self._updated_at)
+    def _display(self) -> Display:
+        return Display(self._state, self._pace, self._clock() - self._updated_at)
 
 
 @dataclass(frozen=True)
-class _Display:
+class Display:
     """What fits of a state into the console, for one refresh."""
 
     state: ProgressState | None
     pace: Pace
-    since_secs: float
+    since_secs: float = 0.0
+    all_tasks: bool = False  # and all lines, for a console that scrolls
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state = self.state
         if state is None:
             return
         width, height = options.max_width, options.height or console.size.height
+        if self.all_tasks:
+            height = len(state.tasks) + _OTHER_LINES
         lines: list[Text | Padding | Table] = [self._phase_line(state)]
         if height >= 4:
             lines.append(self._bar(state, width))
@@ -235,7 +284,8 @@ class _Display:
             lines.append(self._counts_line(state))
         room = height - len(lines) - 2  # the table's heading, and the line that the cursor is on
         if room >= 1 and width >= 30 and state.tasks:
-            lines.append(_task_table(state, min(room, SHOWN_TASKS), width))
+            most = len(state.tasks) if self.all_tasks else SHOWN_TASKS
+            lines.append(_task_table(state, min(room, most), width))
         yield Group(*lines)
 
     def _phase_line(self, state: ProgressState) -> Text:

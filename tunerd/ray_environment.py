@@ -141,21 +141,38 @@ class RayFolder:
 def start_private(init: Callable[..., object], folder: RayFolder, *, cpus: int, gpus: int) -> None:
     """Start a private cluster with ray.init; InfrastructureError where it does not start."""
     try:
-        init(
-            address="local",  # whatever RAY_ADDRESS says
-            num_cpus=cpus,
-            num_gpus=gpus,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(folder.path),
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-        )
+        with _without_dashboard():
+            init(
+                address="local",  # whatever RAY_ADDRESS says
+                num_cpus=cpus,
+                num_gpus=gpus,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(folder.path),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+            )
     except Exception as error:
         raise InfrastructureError(
             f"Ray does not start on this machine: {sentence(error)}"
         ) from error
+
+
+@contextlib.contextmanager
+def _without_dashboard() -> Iterator[None]:
+    """Have Ray start as it does without its extra `default`, also where that is installed.
+
+    `include_dashboard` leaves out the page alone. With the extra, the agent of the node would serve
+    jobs as well, on a fixed port that a second private cluster could not have (services.py of Ray).
+    """
+    utils: Any = importlib.import_module("ray._private.utils")
+    before = utils.get_dashboard_dependency_error
+    utils.get_dashboard_dependency_error = lambda: ImportError("a private cluster has none")
+    try:
+        yield
+    finally:
+        utils.get_dashboard_dependency_error = before
 
 
 def join(init: Callable[..., object], address: str, run: str) -> None:

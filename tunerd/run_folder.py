@@ -6,6 +6,8 @@ store.sqlite       the trials
 artifact/          the compiled model
 report.html
 logs/trial-N.log   what a failed trial said
+logs/tunerd.jsonl  what was done, of the command line's runs
+status.json        what the run told last, and how it ended
 tunerd.lock        pid of the tunerd that works here
 """
 
@@ -54,6 +56,10 @@ class Paths:
     @property
     def report(self) -> Path:
         return self.root / "report.html"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
 
     @property
     def logs(self) -> Path:
@@ -209,6 +215,25 @@ def _take(paths: Paths) -> int:
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     _held.add(lock)
     return lock
+
+
+def holder(paths: Paths) -> int | None:
+    """Return the pid of the tunerd that works in a folder, as seen from here; None where none does.
+
+    Looks at who has the lock open. To try the lock itself would keep a tunerd out that starts.
+    """
+    try:
+        lock = paths.lock.stat()
+        pid = int(paths.lock.read_bytes()[:32])
+        handles = list(Path(f"/proc/{pid}/fd").iterdir())
+    except (OSError, ValueError):
+        return None
+    for handle in handles:
+        with suppress(OSError):
+            found = handle.stat()
+            if (found.st_dev, found.st_ino) == (lock.st_dev, lock.st_ino):
+                return pid
+    return None
 
 
 def _release(lock: int) -> None:

@@ -28,6 +28,7 @@ from tunerd.run_folder import RunFolder, disk_errors_said
 from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.stop import Stop
+from tunerd.telemetry import Telemetry
 from tunerd.time_use import time_use
 from tunerd.timekeeping import Timekeeper
 from tunerd.vocabulary import (
@@ -92,9 +93,13 @@ def _opened(
             settings, model, target=layout.target, device=layout.device, host=facts
         )
         folder = stack.enter_context(RunFolder.open(settings.out, facts=run_facts))
+        is_shared = opened is not None
+        told = stack.enter_context(
+            Telemetry(progress, folder.paths, run_facts, settings, is_shared=is_shared)
+        )
         stop = stack.enter_context(Stop())
         place = _Place(facts, layout, opened, earlier)
-        yield _Session(settings, folder, model, place, progress, stop, started, selection)
+        yield _Session(settings, folder, model, place, told, stop, started, selection)
 
 
 def _joined(settings: TuneSettings, run: str) -> Cluster:
@@ -123,7 +128,7 @@ class _Session:
         folder: RunFolder,
         model: FixedModel,
         place: _Place,
-        progress: Progress,
+        telemetry: Telemetry,
         stop: Stop,
         started: float,
         selection: preparation.Selection | None,
@@ -135,13 +140,13 @@ class _Session:
         self._place = place
         self._layout = place.layout
         self._selection = selection
-        self._progress = progress
+        self._telemetry = telemetry
         self._stop = stop
         self._started = started
         self._phase = "starting"
         self._tasks: tuple[Task, ...] = ()
         self._coordinator = Coordinator((), Limits())
-        self._ledger = Ledger(folder)
+        self._ledger = Ledger(folder, telemetry)
         began_at = clock.now() - (time.monotonic() - started)
         self._timekeeper = Timekeeper(self._store, began_at=began_at)
         self._crew: Crew | None = None
@@ -195,6 +200,7 @@ class _Session:
                 self._layout,
                 self._settings,
                 self._store,
+                self._telemetry,
                 elastic=self._settings.address is not None,
             )
             proofs = self._start_workers(crew)
@@ -240,6 +246,7 @@ class _Session:
         self._store.register_tasks(kernels.tasks)
         for proof in proofs:
             self._store.save_proof(proof)
+            self._telemetry.proved(proof)
         ended, unfinished = self._ledger.take_over()
         self._coordinator.restore(ended, unfinished)
         if ended:
@@ -294,7 +301,9 @@ class _Session:
             return
         worker = self._coordinator.workers.get(worker_id)
         work = worker.work if worker else None
-        self._timekeeper.note(answer, crew.role(worker_id), work)
+        role = crew.role(worker_id)
+        self._timekeeper.note(answer, role, work)
+        self._telemetry.worked(role, answer)
         if answer.error:
             if worker:
                 yield ev.WorkerLost(worker_id, answer.error)
@@ -302,14 +311,15 @@ class _Session:
             return
         if answer.method in ("warm_up", "start"):
             if crew.is_fit(answer):
-                yield ev.WorkerJoined(worker_id, crew.role(worker_id), crew.lane(worker_id))
+                yield ev.WorkerJoined(worker_id, role, crew.lane(worker_id))
             return
         crew.has_worked(worker_id)
         match work:
             case ev.Propose(task=task):
                 proposal: Proposal = answer.value
                 if proposal.message:
-                    log.info("%s: %s", task.name, proposal.message)
+                    about = {"task": task.name, "tuner": worker_id}
+                    log.info("%s: %s", task.name, proposal.message, extra=about)
                 yield ev.Proposed(
                     worker_id,
                     task.task_id,
@@ -355,7 +365,7 @@ class _Session:
         coordinator, layout, crew = self._coordinator, self._layout, self._crew
         states = coordinator.tasks.values()
         total = coordinator.weighted_best_secs() or 0.0
-        self._progress.update(
+        self._telemetry.update(
             ProgressState(
                 elapsed_secs=time.monotonic() - self._started,
                 budget_secs=self._settings.budget_secs,
@@ -374,6 +384,7 @@ class _Session:
                         best_secs=s.best_secs,
                         trials=s.ended,
                         share=s.task.weight * s.reference_secs / total if total else 0.0,
+                        task_id=s.task.task_id,
                     )
                     for s in states
                 ),

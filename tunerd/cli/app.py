@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -11,6 +11,7 @@ from tunerd import __version__
 from tunerd.cli.bench import bench
 from tunerd.cli.doctor import doctor
 from tunerd.cli.records import app as records
+from tunerd.cli.status import status
 from tunerd.cli.tune import tune
 
 app = typer.Typer(
@@ -21,8 +22,14 @@ app = typer.Typer(
 )
 app.command()(tune)
 app.command()(bench)
+app.command()(status)
 app.command()(doctor)
 app.add_typer(records, name="records")
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 def _version(wanted: bool) -> None:
@@ -37,8 +44,14 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log what is done to stderr.")] = False,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            envvar="TUNERD_LOG_FORMAT",
+            help="json: log what is done to stderr, one JSON object per line, and nothing else.",
+        ),
+    ] = LogFormat.TEXT,
 ) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.ERROR,
-        format="%(asctime)s %(name)s %(levelname)s %(message)s",
-    )
+    from tunerd import logs
+
+    logs.set_up(verbose=verbose, as_json=log_format is LogFormat.JSON)

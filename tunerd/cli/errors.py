@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import sys
@@ -100,9 +101,14 @@ def _usage(error: BaseException) -> str | None:
 
 
 def _say(code: ExitCode, message: str, as_json: bool) -> None:
+    from tunerd import logs
+
     sentence = _shortened(one_line(message))
     with suppress(OSError):
-        print(f"tunerd: {sentence}", file=sys.stderr, flush=True)
+        if logs.is_json():
+            logging.getLogger("tunerd").error("%s", sentence)
+        else:
+            print(f"tunerd: {sentence}", file=sys.stderr, flush=True)
     kind = code.name.lower().replace("_", "-")
     document = {"error": {"kind": kind, "message": sentence, "exit_code": int(code)}}
     try:

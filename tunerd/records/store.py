@@ -22,6 +22,7 @@ from tunerd.errors import FolderError
 from tunerd.records import rows, schema, trials, typed
 from tunerd.records.facts import RunFacts, refuse_other_run
 from tunerd.records.problems import problem_of
+from tunerd.records.tally import Tally, tally
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -295,6 +296,11 @@ class Store:
         """Return how many trials are in each state, of one task or of all."""
         with self._transaction() as connection:
             return trials.counts(connection, task_id)
+
+    def tally(self, *, since: float) -> Tally:
+        """Return how far the run is, with what ended `since` a time, seconds since the epoch."""
+        with self._reading() as connection:
+            return tally(connection, since=since)
 
     def best(self, task_id: str, origin: Origin | None = None) -> Record | None:
         """Return the measured trial of least median, the earliest of equals."""

@@ -1,0 +1,138 @@
+"""How far a run is, in a few queries that look at no trace: cheap while the run is alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from tunerd.records.schema import proofs, sessions, slices, tasks, trials
+from tunerd.vocabulary import Origin, TrialState
+
+_RECENT = 4096  # trials, by their ids, among which those are that ended lately
+_FAILURES = 5
+
+
+@dataclass(frozen=True)
+class TaskTally:
+    """One task: its search trials by state, and medians of the search."""
+
+    task_id: str
+    name: str
+    weight: int
+    proposed: int
+    running: int
+    measured: int
+    failed: int
+    default_secs: float | None
+    best_secs: float | None  # of all, the default among them
+
+
+@dataclass(frozen=True)
+class FailedTrial:
+    trial_id: int
+    task: str
+    stage: str
+    kind: str
+    message: str
+    ended_at: float
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A run at one moment. Trials are those of the search; defaults count in no number."""
+
+    session: int  # the last one's number, 0 before the first
+    opened_at: float | None
+    pid: int | None
+    tasks: tuple[TaskTally, ...]
+    ended_lately: int  # since the time that was asked for
+    slices: int  # planned
+    slices_busy: int
+    proofs: int
+    failures: tuple[FailedTrial, ...]  # the last ones, newest first
+
+
+def tally(connection: Connection, *, since: float) -> Tally:
+    """Count what is there; `since` is in seconds since the epoch."""
+    session = connection.execute(
+        sa.select(sessions.c.session_id, sessions.c.opened_at, sessions.c.pid)
+        .order_by(sessions.c.session_id.desc())
+        .limit(1)
+    ).one_or_none()
+    number, opened_at, pid = session or (0, None, None)
+    running = trials.c.state == TrialState.RUNNING.value
+    busy = sa.select(sa.func.count(sa.distinct(trials.c.slice_id))).where(running)
+    return Tally(
+        session=number,
+        opened_at=opened_at,
+        pid=pid,
+        tasks=_tasks(connection),
+        ended_lately=_ended_since(connection, since),
+        slices=_count(connection, slices),
+        slices_busy=connection.execute(busy).scalar_one(),
+        proofs=_count(connection, proofs),
+        failures=_failures(connection),
+    )
+
+
+def _tasks(connection: Connection) -> tuple[TaskTally, ...]:
+    # By an index that has all three: no row is looked at.
+    by_state = (
+        sa.select(
+            trials.c.task_id, trials.c.state, sa.func.count(), sa.func.min(trials.c.median_secs)
+        )
+        .group_by(trials.c.task_id, trials.c.state)
+    )  # fmt: skip
+    counts: dict[tuple[str, str], int] = {}
+    best: dict[str, float] = {}
+    for task_id, state, count, secs in connection.execute(by_state):
+        counts[task_id, state] = count
+        if state == TrialState.MEASURED.value and secs is not None:
+            best[task_id] = secs
+    defaults: dict[str, float | None] = {}
+    wanted = sa.select(trials.c.task_id, trials.c.state, trials.c.median_secs)
+    for task_id, state, secs in connection.execute(
+        wanted.where(trials.c.origin == Origin.DEFAULT.value)
+    ):
+        counts[task_id, state] -= 1
+        defaults[task_id] = secs
+    listed = sa.select(tasks.c.task_id, tasks.c.name, tasks.c.weight).order_by(tasks.c.position)
+    return tuple(
+        TaskTally(
+            task_id=task_id,
+            name=name,
+            weight=weight,
+            **{state.value: counts.get((task_id, state.value), 0) for state in TrialState},
+            default_secs=defaults.get(task_id),
+            best_secs=best.get(task_id),
+        )
+        for task_id, name, weight in connection.execute(listed)
+    )
+
+
+def _ended_since(connection: Connection, since: float) -> int:
+    last = connection.execute(sa.select(sa.func.max(trials.c.trial_id))).scalar() or 0
+    wanted = sa.select(sa.func.count()).where(
+        trials.c.trial_id > last - _RECENT,
+        trials.c.origin == Origin.SEARCH.value,
+        trials.c.ended_at > since,
+    )
+    return connection.execute(wanted).scalar_one()
+
+
+def _failures(connection: Connection) -> tuple[FailedTrial, ...]:
+    t = trials.c
+    wanted = (
+        sa.select(t.trial_id, tasks.c.name, t.stage, t.kind, t.message, t.ended_at)
+        .join(tasks, tasks.c.task_id == t.task_id)
+        .where(t.state == TrialState.FAILED.value)
+        .order_by(t.trial_id.desc())
+        .limit(_FAILURES)
+    )
+    return tuple(FailedTrial(*row) for row in connection.execute(wanted))
+
+
+def _count(connection: Connection, table: sa.Table) -> int:
+    return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
