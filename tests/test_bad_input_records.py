@@ -15,7 +15,7 @@ import pytest
 from bad_input import Bad, Make, Place, check
 
 from tunerd.errors import ExitCode
-from tunerd.loading import LIBRARY, MANIFEST, WEIGHTS
+from tunerd.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.records.schema import STORE_NAME, VERSION
 from tunerd.run_archive import pack
 
@@ -277,7 +277,10 @@ ARTIFACTS: dict[str, tuple[Make, str]] = {
         artifact(lambda f: (f / MANIFEST).write_text("[" * 100_000)),
         "manifest.json cannot be read .*it is damaged",
     ),
-    "another format": (artifact(told(format_version=99)), "has format 99; this tunerd reads 1, so"),
+    "another format": (
+        artifact(told(format_version=99)),
+        "has format 99; this tunerd reads 1 and 2, so",
+    ),
     "no share": (artifact(told(share={})), "what it says of share cannot be.*it is damaged"),
     "a share of 0": (
         artifact(told(share={"pct": 0, "sm_counts": [1], "device": None})),

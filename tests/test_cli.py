@@ -97,7 +97,9 @@ def document(capsys: Captured, *argv: str, code: int = 0) -> Any:
 # --- help --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["tune", "--help"], ["records", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["tune", "--help"], ["compare", "--help"], ["records", "--help"]]
+)
 def test_help_is_answered_without_heavy_imports(argv: list[str]) -> None:
     program = (
         "import sys; from tunerd.cli.app import app; from tunerd.cli.errors import run;"

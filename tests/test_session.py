@@ -21,7 +21,7 @@ from tune_process import Run, still_there
 from tunerd import host
 from tunerd.crew import MAX_RESTARTS
 from tunerd.errors import ExitCode
-from tunerd.loading import read_manifest
+from tunerd.manifest import read_manifest
 from tunerd.records import Store
 from tunerd.vocabulary import Activity, Phase, Record
 
