@@ -401,7 +401,7 @@ def run_session(folder: Path, seed: str, intensity: float, planned: preparation.
     fixed = FixedModel("net", "d" * 64, (), proto=None)
     tasks: tuple[Task, ...] = tuple(TASKS)
     kernels = preparation.Kernels(model, None, tasks)  # type: ignore[arg-type]
-    schema.BUSY_TIMEOUT_SECS = 0.05
+    files.BUSY_TIMEOUT_SECS = 0.05
     preparation.local_layout = lambda _: planned
     preparation.read = lambda _: fixed
     preparation.kernels_of = lambda *_: kernels
