@@ -40,8 +40,9 @@ def problem_of_a_server(name: str, error: DBAPIError) -> StoreError:
     if isinstance(error, OperationalError) or error.connection_invalidated:
         # A refusal at the door is final, but for a server that starts or ends. libpq gives no
         # SQLSTATE for it (https://www.postgresql.org/docs/current/libpq-status.html).
-        is_refused = "FATAL" in reason and "terminating connection" not in reason
-        if not is_refused or "the database system is" in reason or "too many" in reason:
+        is_refused = "FATAL" in reason or "no password supplied" in reason
+        passes = ("the database system is", "terminating connection", "too many", "remaining conn")
+        if not is_refused or any(words in reason for words in passes):
             return StoreLost(f"the store {name} cannot be reached: {reason}")
         return StoreError(
             f"the store {name} refuses: {reason}; check user, database and password, which may "

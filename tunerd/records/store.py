@@ -22,7 +22,7 @@ from sqlalchemy.exc import (
 )
 
 from tunerd import clock
-from tunerd.errors import FolderError
+from tunerd.errors import FolderError, StoreError, TunerdError
 from tunerd.records import files, rows, runs, schema, shared, trials, typed
 from tunerd.records import settled as settled_rows
 from tunerd.records.facts import RunFacts
@@ -63,6 +63,7 @@ class Store:
         self._connection = connection
         self._run = runs.NO_RUN
         self._is_snapshot = is_snapshot
+        self.obtained: Obtained | None = None  # what outcomes that are saved are measured on
         self.session = 0  # the number of the session that writes, from 1
         self._lock = threading.Lock()
 
@@ -172,7 +173,10 @@ class Store:
                 with self._connection.begin():
                     yield self._connection
         except (DatabaseError, InterfaceError, UnicodeDecodeError) as error:
-            if isinstance(error, IntegrityError | ProgrammingError):
+            is_file = isinstance(self._name, Path)
+            if isinstance(error, IntegrityError) or (
+                isinstance(error, ProgrammingError) and is_file
+            ):
                 raise
             problem = None
             if not isinstance(error, UnicodeDecodeError):
@@ -196,8 +200,13 @@ class Store:
         except (ValueError, TypeError, LookupError, NoResultFound) as error:
             raise self.damaged(str(error)) from error
 
-    def damaged(self, found: str) -> FolderError:
+    def damaged(self, found: str) -> TunerdError:
         """Return the error of a store that holds what no run can have put there."""
+        if isinstance(self._name, str):
+            return StoreError(
+                f"the store {self._name} holds what is no record of a run ({found}); another "
+                "program wrote to it, or it is damaged"
+            )
         return FolderError(
             f"{self._name} holds what is no record of a run ({found}); it is damaged, or another "
             "program wrote to it: copy the run folder again, or name another one"
@@ -391,9 +400,10 @@ class Store:
     ) -> None:
         """Keep what a task ends with, so that a killed session need not measure it again.
 
-        `on` is what it was measured on; without, no other run takes it.
+        `on` is what it was measured on, `obtained` where it is not given; without either, no other
+        run takes it.
         """
-        self.save_task_outcomes([(outcome, on)], now=now)
+        self.save_task_outcomes([(outcome, on or self.obtained)], now=now)
 
     def save_task_outcomes(
         self, settled: Sequence[tuple[TaskOutcome, Obtained | None]], *, now: float | None = None
