@@ -49,7 +49,7 @@ from tunerd.finals import Ending
 from tunerd.model import FixedModel
 from tunerd.nodes import TunerSpec
 from tunerd.progress import QuietProgress
-from tunerd.records import Store, schema
+from tunerd.records import Store, files
 from tunerd.run_folder import Paths, RunFolder
 from tunerd.search import Proposal, Told
 from tunerd.settings import TuneSettings
