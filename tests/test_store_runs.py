@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,16 +73,14 @@ def night(folder: Path, model: Path, address: str, *options: str) -> Night:
 
 
 @pytest.fixture(scope="module")
-def nights(
-    postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Night]]:
+def nights(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Night]:
     """Run the same model twice, then one that differs in a task: refused, and tuned."""
     root = tmp_path_factory.mktemp("nights")
     onnx.save(conv_net(), root / "net.onnx")
     onnx.save(conv_net(classes=7), root / "changed.onnx")
     address = postgres.new_database()
     model, changed = root / "net.onnx", root / "changed.onnx"
-    yield {
+    return {
         "first": night(root / "first", model, address),
         "second": night(root / "second", model, address, "--require-hit"),
         "refused": night(root / "refused", changed, address, "--require-hit"),
