@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import create_autospec
 
 import pytest
 from node_fixtures import TARGET, cpu_slices, gpu_slices, node, settings
@@ -17,6 +18,7 @@ from tunerd.errors import HostError, InfrastructureError
 from tunerd.nodes import Node, TunerSpec
 from tunerd.preparation import layout_of
 from tunerd.records import RunFacts, Store
+from tunerd.telemetry import Telemetry
 from tunerd.vocabulary import CapProof, SliceSpec
 from tunerd.workers import Answer
 
@@ -89,7 +91,9 @@ def make_crew(store: Store) -> MakeCrew:
     def make(*nodes: Node, elastic: bool = True, **given: Any) -> tuple[Crew, FakeCluster]:
         cluster = FakeCluster({str(n.node_id): n for n in nodes})
         asked = settings(**given)
-        crew = Crew(cast(Cluster, cluster), layout_of(nodes, asked), asked, store, elastic=elastic)
+        telemetry = create_autospec(Telemetry, instance=True)
+        layout = layout_of(nodes, asked)
+        crew = Crew(cast(Cluster, cluster), layout, asked, store, telemetry, elastic=elastic)
         crew.start()
         return crew, cluster
 

@@ -120,7 +120,8 @@ def test_facts_are_gathered_from_settings_and_model(tmp_path: Path) -> None:
 _HOLDER = """
 import sys, os
 from pathlib import Path
-from tests.test_records import FACTS
+sys.path.insert(0, "tests")
+from test_records import FACTS
 from tunerd.run_folder import RunFolder
 run = RunFolder.open(Path(sys.argv[1]), facts=FACTS)
 if os.fork() == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tunerd import events as ev
 from tunerd.run_folder import RunFolder
@@ -18,11 +18,16 @@ class Ledger:
         self._store = folder.store
         self._trial_ids: dict[str, int] = {}  # of candidates whose trial has not ended
 
-    def take_over(self) -> tuple[list[tuple[Candidate, Measurement | Failure]], list[Candidate]]:
-        """Return the trials of earlier sessions that ended, and those that are to be done."""
-        unfinished = [r.candidate for r in self._store.requeue_unfinished()]
+    def take_over(
+        self, task_ids: Collection[str]
+    ) -> tuple[list[tuple[Candidate, Measurement | Failure]], list[Candidate]]:
+        """Return what earlier sessions ended of the tasks, and what is to be done."""
+        waiting = [r.candidate for r in self._store.requeue_unfinished()]
+        unfinished = [c for c in waiting if c.task_id in task_ids]
         ended = []
         for record in self._store.records():
+            if record.candidate.task_id not in task_ids:
+                continue
             if record.state in (TrialState.MEASURED, TrialState.FAILED):
                 assert record.result is not None
                 ended.append((record.candidate, record.result))

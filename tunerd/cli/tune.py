@@ -86,6 +86,16 @@ def tune(
         list[Path] | None,
         typer.Option(help="Learn from another run, of any share or model. Repeatable."),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TUNERD_STORE",
+            help="A team's store: postgresql+psycopg://user@host/database, sqlite:////a/file.",
+        ),
+    ] = None,
+    require_hit: Annotated[
+        bool, typer.Option("--require-hit", help="Do not tune: build from the store's records.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,
@@ -99,7 +109,6 @@ def tune(
     Exit codes: 0 faster, 1 no gain, 2 cannot tell; 10 and more: no artifact. The same command in
     the same folder goes on where it stopped.
     """
-    from tunerd.progress import open_progress
     from tunerd.ray_job import cluster_address, require_kept
 
     settings = _settings(
@@ -119,11 +128,14 @@ def tune(
         address=cluster_address(address),
         tuners=tuners,
         warm_start=tuple(warm_start or ()),
+        require_hit=require_hit,
+        **_store(store),
     )
     require_kept(settings.out)
     if dry_run:
         _print_plan(settings, json)
         return 0
+    from tunerd.progress import open_progress
     from tunerd.session import tune as run
 
     with open_progress(quiet=json) as progress:
@@ -223,6 +235,22 @@ def _settings(**values: Any) -> TuneSettings:
             raise InputError(message) from None
         flag = "MODEL" if where == "model" else f"--{where.replace('_', '-')}"
         raise InputError(f"{flag} {first['input']}: {message}") from None
+
+
+def _store(text: str | None) -> dict[str, Any]:
+    """Return what the settings hold of a store; runs this program again to hide a password."""
+    if text is None:
+        return {}
+    import os
+
+    from tunerd.store_address import hide_password, password_from
+
+    try:
+        hide_password()
+    except ValueError as error:
+        raise InputError(f"--store cannot be used: {error}") from None
+    os.environ.pop("TUNERD_STORE", None)  # Ray's processes would have it, and a password in it
+    return {"store": text, "store_password": password_from(os.environ)}
 
 
 def _default_out(model: Path, gpu_pct: int | None, cpu_pct: int | None) -> Path:

@@ -54,35 +54,39 @@ class Tally:
     failures: tuple[FailedTrial, ...]  # the last ones, newest first
 
 
-def tally(connection: Connection, *, since: float) -> Tally:
+def tally(connection: Connection, run_id: int, *, since: float) -> Tally:
     """Count what is there; `since` is in seconds since the epoch."""
     session = connection.execute(
-        sa.select(sessions.c.session_id, sessions.c.opened_at, sessions.c.pid)
-        .order_by(sessions.c.session_id.desc())
+        sa.select(sessions.c.number, sessions.c.opened_at, sessions.c.pid)
+        .where(sessions.c.run_id == run_id)
+        .order_by(sessions.c.number.desc())
         .limit(1)
     ).one_or_none()
     number, opened_at, pid = session or (0, None, None)
     running = trials.c.state == TrialState.RUNNING.value
-    busy = sa.select(sa.func.count(sa.distinct(trials.c.slice_id))).where(running)
+    busy = sa.select(sa.func.count(sa.distinct(trials.c.slice_id))).where(
+        running, trials.c.run_id == run_id
+    )
     return Tally(
         session=number,
         opened_at=opened_at,
         pid=pid,
-        tasks=_tasks(connection),
-        ended_lately=_ended_since(connection, since),
-        slices=_count(connection, slices),
+        tasks=_tasks(connection, run_id),
+        ended_lately=_ended_since(connection, run_id, since),
+        slices=_count(connection, run_id, slices),
         slices_busy=connection.execute(busy).scalar_one(),
-        proofs=_count(connection, proofs),
-        failures=_failures(connection),
+        proofs=_count(connection, run_id, proofs),
+        failures=_failures(connection, run_id),
     )
 
 
-def _tasks(connection: Connection) -> tuple[TaskTally, ...]:
+def _tasks(connection: Connection, run_id: int) -> tuple[TaskTally, ...]:
     # By an index that has all three: no row is looked at.
     by_state = (
         sa.select(
             trials.c.task_id, trials.c.state, sa.func.count(), sa.func.min(trials.c.median_secs)
         )
+        .where(trials.c.run_id == run_id)
         .group_by(trials.c.task_id, trials.c.state)
     )  # fmt: skip
     counts: dict[tuple[str, str], int] = {}
@@ -94,11 +98,15 @@ def _tasks(connection: Connection) -> tuple[TaskTally, ...]:
     defaults: dict[str, float | None] = {}
     wanted = sa.select(trials.c.task_id, trials.c.state, trials.c.median_secs)
     for task_id, state, secs in connection.execute(
-        wanted.where(trials.c.origin == Origin.DEFAULT.value)
+        wanted.where(trials.c.run_id == run_id, trials.c.origin == Origin.DEFAULT.value)
     ):
         counts[task_id, state] -= 1
         defaults[task_id] = secs
-    listed = sa.select(tasks.c.task_id, tasks.c.name, tasks.c.weight).order_by(tasks.c.position)
+    listed = (
+        sa.select(tasks.c.task_id, tasks.c.name, tasks.c.weight)
+        .where(tasks.c.run_id == run_id)
+        .order_by(tasks.c.position)
+    )
     return tuple(
         TaskTally(
             task_id=task_id,
@@ -112,9 +120,11 @@ def _tasks(connection: Connection) -> tuple[TaskTally, ...]:
     )
 
 
-def _ended_since(connection: Connection, since: float) -> int:
-    last = connection.execute(sa.select(sa.func.max(trials.c.trial_id))).scalar() or 0
+def _ended_since(connection: Connection, run_id: int, since: float) -> int:
+    of_run = trials.c.run_id == run_id
+    last = connection.execute(sa.select(sa.func.max(trials.c.trial_id)).where(of_run)).scalar() or 0
     wanted = sa.select(sa.func.count()).where(
+        of_run,
         trials.c.trial_id > last - _RECENT,
         trials.c.origin == Origin.SEARCH.value,
         trials.c.ended_at > since,
@@ -122,17 +132,18 @@ def _ended_since(connection: Connection, since: float) -> int:
     return connection.execute(wanted).scalar_one()
 
 
-def _failures(connection: Connection) -> tuple[FailedTrial, ...]:
+def _failures(connection: Connection, run_id: int) -> tuple[FailedTrial, ...]:
     t = trials.c
     wanted = (
         sa.select(t.trial_id, tasks.c.name, t.stage, t.kind, t.message, t.ended_at)
-        .join(tasks, tasks.c.task_id == t.task_id)
-        .where(t.state == TrialState.FAILED.value)
+        .join(tasks, sa.and_(tasks.c.run_id == t.run_id, tasks.c.task_id == t.task_id))
+        .where(t.run_id == run_id, t.state == TrialState.FAILED.value)
         .order_by(t.trial_id.desc())
         .limit(_FAILURES)
     )
     return tuple(FailedTrial(*row) for row in connection.execute(wanted))
 
 
-def _count(connection: Connection, table: sa.Table) -> int:
-    return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+def _count(connection: Connection, run_id: int, table: sa.Table) -> int:
+    wanted = sa.select(sa.func.count()).select_from(table).where(table.c.run_id == run_id)
+    return connection.execute(wanted).scalar_one()
