@@ -31,6 +31,7 @@ class ExitCode(IntEnum):
     INFRASTRUCTURE = 15
     INTERRUPTED = 16
     DISK_FULL = 17
+    NOT_QUIET = 18  # `tunerd preflight`: somebody uses the GPU or the cores; nothing was started
     BUG = 70  # an exception that none of these names; sysexits.h EX_SOFTWARE
 
 

@@ -10,7 +10,9 @@ import typer
 from tunerd import __version__
 from tunerd.cli.bench import bench
 from tunerd.cli.doctor import doctor
+from tunerd.cli.preflight import preflight
 from tunerd.cli.records import app as records
+from tunerd.cli.run import run
 from tunerd.cli.tune import tune
 
 app = typer.Typer(
@@ -22,6 +24,8 @@ app = typer.Typer(
 app.command()(tune)
 app.command()(bench)
 app.command()(doctor)
+app.command()(preflight)
+app.command()(run)
 app.add_typer(records, name="records")
 
 
