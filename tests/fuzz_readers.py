@@ -40,7 +40,7 @@ import tunerd
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, TunerdError
-from tunerd.loading import LIBRARY, MANIFEST, WEIGHTS
+from tunerd.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.model import load_model, read_model
 from tunerd.records.schema import STORE_NAME
 from tunerd.run_archive import pack

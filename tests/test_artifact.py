@@ -25,8 +25,9 @@ import tunerd
 from tunerd.artifact import compile_artifact, finish_manifest, schedule, write_weights
 from tunerd.build import build_problem
 from tunerd.errors import FolderError, InputError
-from tunerd.loading import LIBRARY, MANIFEST, WEIGHTS, map_weights, read_manifest, sha256_of
+from tunerd.loading import map_weights
 from tunerd.lowering import Lowered, lower
+from tunerd.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sha256_of
 from tunerd.reference import Reference
 from tunerd.tasks import extract_tasks
 from tunerd.verify import verification_inputs, verify

@@ -15,7 +15,7 @@ import pytest
 from bad_input import Bad, Make, Place, check
 
 from tunerd.errors import ExitCode
-from tunerd.loading import LIBRARY, MANIFEST, WEIGHTS
+from tunerd.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.records.schema import STORE_NAME, VERSION
 from tunerd.run_archive import pack
 

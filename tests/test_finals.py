@@ -16,7 +16,8 @@ from tunerd import host, preparation
 from tunerd.actors import Cluster
 from tunerd.errors import InfrastructureError, Interrupted
 from tunerd.finals import Ending, finish
-from tunerd.loading import load, read_manifest
+from tunerd.loading import load
+from tunerd.manifest import read_manifest
 from tunerd.records import RunFacts
 from tunerd.run_folder import RunFolder
 from tunerd.search import Searcher

@@ -18,7 +18,8 @@ import pytest
 from artifact_fixtures import CORES, tiny_artifact, tiny_convnet
 
 import tunerd
-from tunerd.loading import LIBRARY, MANIFEST, WEIGHTS, LoadedModel
+from tunerd.loading import LoadedModel
+from tunerd.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.reference import Reference
 from tunerd.verify import verification_inputs
 from tunerd.vocabulary import Arrays, Model

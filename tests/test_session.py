@@ -20,7 +20,7 @@ from tune_process import Run, still_there
 
 from tunerd import host
 from tunerd.errors import ExitCode
-from tunerd.loading import read_manifest
+from tunerd.manifest import read_manifest
 from tunerd.records import Store
 from tunerd.session import MAX_RESTARTS
 from tunerd.vocabulary import Activity, Phase, Record

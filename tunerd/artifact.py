@@ -1,7 +1,7 @@
 """Compile a model with the winners of its tasks into an artifact folder.
 
-What the folder holds is in `tunerd.loading`. It is written beside its place and renamed into it:
-a run that is killed leaves no half artifact.
+What the folder holds is in `tunerd.loading`, what its manifest says in `tunerd.manifest`. It is
+written beside its place and renamed into it: a run that is killed leaves no half artifact.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import numpy as np
 import tunerd
 from tunerd import build
 from tunerd.errors import FolderError, HostError, InputError
-from tunerd.loading import (
+from tunerd.loading import aligned
+from tunerd.manifest import (
     FORMAT_VERSION,
     LIBRARY,
     MANIFEST,
     WEIGHTS,
-    aligned,
     read_manifest,
     sha256_of,
 )
@@ -74,7 +74,7 @@ def compile_artifact(
     if problem := build.build_problem(target):
         raise HostError(problem)
     library_mod, hits = schedule(lowered.mod, tasks, winners, target)
-    with _written_beside(folder) as part:
+    with written_beside(folder) as part:
         _compile_library(library_mod, target, part / LIBRARY)
         names = _weight_names(lowered)
         write_weights({name: lowered.weights[name] for name in names}, part / WEIGHTS)
@@ -96,7 +96,7 @@ def compile_artifact(
             "hit_rate": sum(_is_tuned(winners.get(t.task_id)) for t in tasks) / max(len(tasks), 1),
             "tasks": [_task_entry(task, winners.get(task.task_id), hits) for task in tasks],
         }
-        _write_json(part / MANIFEST, manifest)
+        write_json(part / MANIFEST, manifest)
     return folder
 
 
@@ -126,7 +126,7 @@ def finish_manifest(folder: Path, outcome: Outcome) -> None:
     ]
     manifest["finished_at"] = time.time()
     beside = folder / f".{MANIFEST}.part"
-    _write_json(beside, manifest)
+    write_json(beside, manifest)
     beside.replace(folder / MANIFEST)
 
 
@@ -280,7 +280,8 @@ def _task_entry(task: Task, winner: Candidate | None, hits: Mapping[str, int]) -
     }
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Write a manifest, on the disk when this returns."""
     with path.open("w") as file:
         json.dump(value, file, indent=1)
         file.write("\n")
@@ -289,8 +290,11 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def _written_beside(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the place of `folder` when the block ends well."""
+def written_beside(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `folder` when the block ends well.
+
+    An artifact that is there is replaced; raises FolderError where something else is.
+    """
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
         raise FolderError(
             f"{folder} holds files that are no artifact; name an empty or a new folder"

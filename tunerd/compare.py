@@ -1,4 +1,7 @@
-"""The one place that says "faster": two sets of samples to a Comparison."""
+"""The one place that says "faster" within a session: two sets of samples to a Comparison.
+
+Between sessions, whose samples were not taken in turns, `tunerd.gate.judge` decides.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@
     ├── InfrastructureError   exit 15   Ray, a slice or the MPS daemon failed and stayed down
     └── Interrupted           exit 16   stopped on request; the same command goes on
 
-Exit 0-9 means that the run finished with a valid artifact: 0 faster, 1 no gain, 2 cannot tell.
+Exit 0-9 is an answer: of a run with a valid artifact 0 faster, 1 no gain, 2 cannot tell; of a gate
+0 better or same, 2 cannot tell, 3 slower than is allowed, 4 not comparable.
 Errors of trials are values (`vocabulary.Failure`), never exceptions.
 """
 
@@ -23,6 +24,8 @@ class ExitCode(IntEnum):
     BETTER = 0
     NO_GAIN = 1
     CANNOT_TELL = 2
+    REGRESSION = 3
+    NOT_COMPARABLE = 4
     BAD_INPUT = 10
     BAD_MODEL = 11
     BAD_FOLDER = 12

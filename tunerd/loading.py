@@ -5,39 +5,41 @@ An artifact is a folder:
     manifest.json   what it is, for whom, and the sha256 of the other files
     model.so        the compiled model: relax functions, kernels, no weights
     weights.bin     uint64 n | n bytes of JSON | padding | the tensors, each aligned to 64 bytes
+
+A packed one has these for several shares of a device; `tunerd.manifest` says how.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tunerd.errors import InputError
+from tunerd.manifest import (
+    LIBRARY,
+    MAX_JSON_BYTES,
+    WEIGHTS,
+    LoadError,
+    Manifest,
+    check_files,
+    nearest,
+    read_variants,
+    stored_at,
+)
 from tunerd.vocabulary import Arrays, TensorSpec
 
-FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
-LIBRARY = "model.so"
-WEIGHTS = "weights.bin"
 ALIGNMENT = 64  # bytes; what tvm.runtime.from_dlpack asks of a tensor
 
-_KEYS = {"files", "inputs", "outputs", "weights", "target", "share", "model"}  # what is read here
-_TARGETS = ("cuda", "llvm")
-_MAX_JSON_BYTES = 64 << 20
+__all__ = ["LoadError", "LoadedModel", "MismatchWarning", "load", "map_weights"]
+
 _CONFIG_ONE_CORE_PER_THREAD = -2  # AffinityMode kSpecifyOneCorePerThread, threading_backend.h
-
-
-class LoadError(InputError):
-    """A folder that is no artifact, was changed, or cannot run here."""
 
 
 class MismatchWarning(UserWarning):
@@ -47,114 +49,15 @@ class MismatchWarning(UserWarning):
 def load(path: str | os.PathLike[str], *, device: int | None = None) -> LoadedModel:
     """Check an artifact's files against its manifest and load it.
 
-    `device` is the index of the GPU, 0 if not given; an artifact for CPUs takes none. Warns with
-    MismatchWarning where the device, its SMs or its cores are not those of the tuning. Raises
-    LoadError for files that are missing or changed, before any code of theirs runs.
+    `device` is the index of the GPU, 0 if not given; an artifact for CPUs takes none. Of several
+    shares in one artifact, the kernels tuned for the nearest number of SMs (on CPUs: cores) are
+    loaded. Warns with MismatchWarning where the device, its SMs or its cores are not those of the
+    tuning. Raises LoadError for files that are missing or changed, before any code of theirs runs.
     """
     folder = Path(path)
-    manifest = read_manifest(folder)
-    check_files(folder, manifest)
-    return LoadedModel(folder, manifest, device=device)
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of an artifact; raises LoadError where there is none of this format."""
-    path = folder / MANIFEST
-    try:
-        if not path.is_file():
-            raise LoadError(
-                f"{folder} holds no {MANIFEST}; give the artifact folder that `tunerd tune` names"
-            )
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ValueError(f"over {_MAX_JSON_BYTES >> 20} MiB")
-        manifest = json.loads(path.read_bytes())
-        version = manifest["format_version"]
-        if version == FORMAT_VERSION:
-            _check_manifest(manifest)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise LoadError(
-            f"{folder / MANIFEST} cannot be read ({reason}); it is damaged, so tune again or copy "
-            "the folder again"
-        ) from None
-    if version != FORMAT_VERSION:
-        raise LoadError(
-            f"{folder} has format {str(version)[:20]}; this tunerd reads {FORMAT_VERSION}, so "
-            "use the tunerd that wrote it"
-        )
-    return dict(manifest)
-
-
-def _check_manifest(manifest: Any) -> None:
-    """Raise ValueError where a manifest has not what loading takes from it."""
-    if missing := _KEYS - manifest.keys():
-        raise ValueError(f"without {', '.join(sorted(missing))}")
-    files, share = manifest["files"], manifest["share"]
-    ok = {
-        "files": _is(files, dict) and all(_is(sha, str) for sha in files.values()),
-        "inputs": _is(manifest["inputs"], list) and all(map(_is_spec, manifest["inputs"])),
-        "outputs": _is(manifest["outputs"], list) and all(map(_is_spec, manifest["outputs"])),
-        "weights": _are(manifest["weights"], str),
-        "target": _is(manifest["target"], dict) and manifest["target"].get("kind") in _TARGETS,
-        "model": _is(manifest["model"], dict) and _is(manifest["model"].get("name"), str),
-        "share": _is(share, dict)
-        and _is(share.get("pct"), int)
-        and 1 <= share["pct"] <= 100
-        and _are(share.get("sm_counts"), int)
-        and all(count > 0 for count in share["sm_counts"])
-        and _is(share.get("device", 0), str | None),
-    }
-    if wrong := [key for key, is_right in ok.items() if not is_right]:
-        raise ValueError(f"what it says of {', '.join(wrong)} cannot be")
-    for name in files:
-        if Path(name).name != name or name == MANIFEST:
-            raise ValueError(f"it names the file '{name[:100]}', which is none of an artifact")
-
-
-def _is(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _are(values: Any, kind: Any) -> bool:
-    return _is(values, list) and all(_is(value, kind) for value in values)
-
-
-def _is_spec(entry: Any) -> bool:
-    return (
-        _is(entry, dict)
-        and _is(entry.get("name"), str)
-        and _are(entry.get("shape"), int)
-        and _is(entry.get("dtype"), str)
-    )
-
-
-def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise LoadError unless every file is there with the sha256 that the manifest names."""
-    files: Mapping[str, str] = manifest["files"]
-    for name in (LIBRARY, WEIGHTS):
-        if name not in files:
-            raise LoadError(f"the manifest of {folder} has no sha256 of {name}; it was changed")
-    for name, expected in files.items():
-        try:
-            if (folder / name).exists() and not (folder / name).is_file():
-                raise OSError(0, "no plain file")  # a pipe would wait for its writer
-            found = sha256_of(folder / name)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise LoadError(
-                f"{folder / name} cannot be read ({reason}); copy the whole folder"
-            ) from None
-        if found != expected:
-            raise LoadError(
-                f"{folder / name} was changed: its sha256 is {found[:12]}..., the manifest says "
-                f"{expected[:12]}...; nothing of it was loaded, so copy the folder again"
-            )
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    variants = read_variants(folder)
+    check_files(folder, variants)
+    return LoadedModel(folder, variants, device=device)
 
 
 def map_weights(path: Path) -> Arrays:
@@ -174,7 +77,7 @@ def _mapped(path: Path) -> Arrays:
     # Copy-on-write: DLPack refuses arrays that are not writable, and nothing writes to these.
     data = np.memmap(path, dtype=np.uint8, mode="c")
     (size,) = struct.unpack("<Q", data[:8].tobytes())
-    if size > min(data.size, _MAX_JSON_BYTES):
+    if size > min(data.size, MAX_JSON_BYTES):
         raise ValueError(f"a header of {size} bytes")
     header = json.loads(data[8 : 8 + size].tobytes())
     start = aligned(8 + size)
@@ -197,16 +100,13 @@ def aligned(size: int) -> int:
 class LoadedModel:
     """A loaded artifact. Call it with NumPy arrays, or `run_dlpack` it with tensors of the device.
 
-    One model is for one thread at a time.
+    `manifest` is that of the variant that runs. One model is for one thread at a time.
     """
 
     def __init__(
-        self, folder: Path, manifest: dict[str, Any], *, device: int | None = None
+        self, folder: Path, variants: Sequence[Manifest], *, device: int | None = None
     ) -> None:
-        self.manifest = manifest
-        self.inputs = _specs(manifest["inputs"])
-        self.outputs = _specs(manifest["outputs"])
-        is_cuda = manifest["target"]["kind"] == "cuda"
+        is_cuda = variants[0]["target"]["kind"] == "cuda"
         if is_cuda:
             _preload_cuda()
         import tvm
@@ -214,24 +114,30 @@ class LoadedModel:
 
         self._tvm = tvm
         self._device = _open_device(tvm, is_cuda, device)
-        for sentence in _mismatches(manifest, self._device, is_cuda):
+        seen = _sm_count(self._device, is_cuda)
+        self.manifest = manifest = nearest(variants, seen)
+        self.inputs = _specs(manifest["inputs"])
+        self.outputs = _specs(manifest["outputs"])
+        for sentence in _mismatches(manifest, variants, seen, self._device, is_cuda):
             warnings.warn(sentence, MismatchWarning, stacklevel=3)
         if not is_cuda:
             _use_own_cores(tvm, manifest)
+        library_path = stored_at(folder, manifest, LIBRARY)
+        weights_path = stored_at(folder, manifest, WEIGHTS)
         try:
-            library = tvm.runtime.load_module(str((folder / LIBRARY).resolve()))
+            library = tvm.runtime.load_module(str(library_path.resolve()))
             # The virtual machine keeps the list and adds the CPU to it.
             self._machine = VirtualMachine(library, [self._device])
             self._main = self._machine["main"]
         except Exception as error:  # TVM raises many kinds
             raise LoadError(
-                f"{folder / LIBRARY} cannot be loaded here: {error}; it was compiled for another "
+                f"{library_path} cannot be loaded here: {error}; it was compiled for another "
                 "kind of machine or another TVM, so tune on this one"
             ) from error
-        weights = map_weights(folder / WEIGHTS)
+        weights = map_weights(weights_path)
         if missing := [name for name in manifest["weights"] if name not in weights]:
             raise LoadError(
-                f"{folder / WEIGHTS} has no tensor '{missing[0]}', which the manifest names; copy "
+                f"{weights_path} has no tensor '{missing[0]}', which the manifest names; copy "
                 "the folder again"
             )
         self._weights = tuple(self._to_device(weights[name]) for name in manifest["weights"])
@@ -351,15 +257,22 @@ def _open_device(tvm: Any, is_cuda: bool, index: int | None) -> Any:
     return device
 
 
-def _mismatches(manifest: Mapping[str, Any], device: Any, is_cuda: bool) -> Iterator[str]:
+def _sm_count(device: Any, is_cuda: bool) -> int:
+    """Return the SMs, on CPUs the cores, that this process sees."""
+    return int(device.multi_processor_count) if is_cuda else len(os.sched_getaffinity(0))
+
+
+def _mismatches(
+    manifest: Manifest, variants: Sequence[Manifest], seen: int, device: Any, is_cuda: bool
+) -> Iterator[str]:
     """Say what is not as it was tuned for; a manifest that does not know says nothing."""
     share = manifest["share"]
     unit = "SMs" if is_cuda else "cores"
-    seen = int(device.multi_processor_count) if is_cuda else len(os.sched_getaffinity(0))
     if share["sm_counts"] and seen not in share["sm_counts"]:
         tuned = " or ".join(str(c) for c in share["sm_counts"])
+        of = "the artifact was tuned" if len(variants) == 1 else "the nearest kernels are tuned"
         yield (
-            f"this process sees {seen} {unit}; the artifact was tuned for {tuned} {unit} "
+            f"this process sees {seen} {unit}; {of} for {tuned} {unit} "
             f"({share['pct']}% of the device), where other kernels may be fastest"
         )
     name = str(device.device_name) if is_cuda else _cpu_name()

@@ -341,6 +341,16 @@ class Verdict(StrEnum):
     CANNOT_TELL = "cannot tell"
 
 
+class GateVerdict(StrEnum):
+    """What a gate says of a new model beside an old one; `tunerd.gate.judge` says when."""
+
+    BETTER = "better"
+    SAME = "same"  # not slower by more than is allowed
+    WORSE = "worse"
+    CANNOT_TELL = "cannot tell"
+    NOT_COMPARABLE = "not comparable"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """`new` against `base`: the ratio is base / new, so above 1 is faster."""

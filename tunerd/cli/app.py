@@ -9,7 +9,9 @@ import typer
 
 from tunerd import __version__
 from tunerd.cli.bench import bench
+from tunerd.cli.compare import compare
 from tunerd.cli.doctor import doctor
+from tunerd.cli.pack import pack
 from tunerd.cli.preflight import preflight
 from tunerd.cli.records import app as records
 from tunerd.cli.run import run
@@ -23,6 +25,8 @@ app = typer.Typer(
 )
 app.command()(tune)
 app.command()(bench)
+app.command()(compare)
+app.command()(pack)
 app.command()(doctor)
 app.command()(preflight)
 app.command()(run)

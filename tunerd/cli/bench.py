@@ -30,21 +30,29 @@ def bench(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> int:
     """Measure an artifact's end-to-end latency in one slice, alone."""
-    from tunerd.loading import check_files, read_manifest
+    from tunerd.manifest import check_files, nearest, pcts_of, read_variants, shares_text
 
-    manifest = read_manifest(artifact)
-    check_files(artifact, manifest)  # before a slice is started, which checks them again
+    variants = read_variants(artifact)
+    check_files(artifact, variants)  # before a slice is started, which checks them again
+    manifest = variants[0]
     is_cuda = manifest["target"]["kind"] == "cuda"
     given = gpu_pct if is_cuda else cpu_pct
     other = cpu_pct if is_cuda else gpu_pct
+    flag = "--gpu-pct" if is_cuda else "--cpu-pct"
+    if given is None and len(variants) > 1:
+        raise InputError(
+            f"{artifact} holds several shares, {shares_text(pcts_of(variants))}; name the one to "
+            f"measure at with {flag}"
+        )
     if other is not None:
-        flag = "--gpu-pct" if is_cuda else "--cpu-pct"
         raise InputError(
             f"{artifact} is compiled for {manifest['target']['kind']}; give its share by {flag}"
         )
     pct = given if given is not None else int(manifest["share"]["pct"])
     proof, measured = measure_artifact(artifact.resolve(), "mps" if is_cuda else "cpu", pct)
+    manifest = nearest(variants, proof.sm_count)
     document = _document(artifact, pct, proof, measured)
+    document["tuned_for_sm_counts"] = manifest["share"]["sm_counts"]
     if json:
         print(json_module.dumps(document))
         return 0
@@ -58,6 +66,9 @@ def bench(
         f"{manifest['model']['name']} at {pct}% of {proof.device} ({proof.sm_count} of "
         f"{proof.device_sm_count} {unit}, {proof.mechanism}), alone:"
     )
+    if len(variants) > 1:
+        tuned = " or ".join(str(count) for count in document["tuned_for_sm_counts"])
+        console.print(f"  with the kernels tuned for {tuned} {unit}")
     for name in ("p50_secs", "p95_secs", "p99_secs"):
         console.print(f"  {name.removesuffix('_secs')}  {secs_text(document[name])}")
     console.print(

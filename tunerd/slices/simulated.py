@@ -106,10 +106,10 @@ class SimulatedSlice(Slice):
     def _sum(self, artifact: str, profile: Profile) -> Measurement:
         from pathlib import Path
 
-        from tunerd.loading import read_manifest
+        from tunerd.manifest import nearest, read_variants
 
         total = 0.0
-        for task in read_manifest(Path(artifact))["tasks"]:
+        for task in nearest(read_variants(Path(artifact)), self.spec.pct)["tasks"]:
             origin = Origin(task["origin"])
             candidate = Candidate(task["task_id"], task["candidate_id"] or "0" * 16, origin)
             total += task["weight"] * simulated_secs(candidate)

@@ -1,0 +1,156 @@
+"""`tunerd compare`: a gate between two runs or artifacts."""
+
+from __future__ import annotations
+
+import json as json_module
+import re
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tunerd.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from tunerd.gate import GateResult, Side
+
+_PERCENT = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,6})?)\s*%?")
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    BENCHMARK = "github-action-benchmark"
+
+
+class CannotTell(StrEnum):
+    PASS = "pass"
+    FAIL = "fail"
+
+
+def compare(
+    base: Annotated[
+        str, typer.Argument(metavar="BASE", help="A run or artifact folder.", show_default=False)
+    ],
+    new: Annotated[
+        str, typer.Argument(metavar="NEW", help="The one that is judged.", show_default=False)
+    ],
+    fail_above: Annotated[
+        str, typer.Option(metavar="PERCENT", help="How much slower NEW may be: 5%.")
+    ] = "5%",
+    cannot_tell: Annotated[
+        CannotTell, typer.Option(help="The exit code where it cannot be told: 2, or 0 with pass.")
+    ] = CannotTell.FAIL,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure both now, in turns; artifacts always are."),
+    ] = False,
+    gpu_pct: Annotated[
+        int | None,
+        typer.Option(min=1, max=100, help="Measure at this share of a GPU. [default: as tuned]"),
+    ] = None,
+    cpu_pct: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=100, help="Measure at this share of the cores. [default: as tuned]"
+        ),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="What stdout gets.")] = Format.TABLE,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> int:
+    """Say whether NEW is slower than BASE by more than is allowed; for CI.
+
+    Exits with 0 for better or same, 3 for worse, 2 where it cannot be told, 4 where the two cannot
+    be compared.
+    """
+    if json and format not in (Format.TABLE, Format.JSON):
+        raise InputError(f"--json and --format {format} ask for two things; leave one of them out")
+    allowed = _fraction(fail_above)
+    from tunerd.gate import decide, load_side
+
+    sides = load_side(base), load_side(new)
+    if measure or any(side.timing is None for side in sides):
+        result = _measured(*sides, gpu_pct, cpu_pct, allowed)
+    elif gpu_pct is not None or cpu_pct is not None:
+        flag = "--gpu-pct" if gpu_pct is not None else "--cpu-pct"
+        raise InputError(
+            f"{flag} is the share to measure at, and stored samples have theirs; add --measure, "
+            "or leave it out"
+        )
+    else:
+        result = decide(*sides, fail_above=allowed)
+    code = exit_code_of(result, cannot_tell)
+    _show(result, Format.JSON if json else format, code)
+    return int(code)
+
+
+def exit_code_of(result: GateResult, cannot_tell: CannotTell) -> ExitCode:
+    """Return what CI sees of a result."""
+    from tunerd.vocabulary import GateVerdict
+
+    unsure = ExitCode.CANNOT_TELL if cannot_tell is CannotTell.FAIL else ExitCode.BETTER
+    return {
+        GateVerdict.BETTER: ExitCode.BETTER,
+        GateVerdict.SAME: ExitCode.BETTER,
+        GateVerdict.WORSE: ExitCode.REGRESSION,
+        GateVerdict.CANNOT_TELL: unsure,
+        GateVerdict.NOT_COMPARABLE: ExitCode.NOT_COMPARABLE,
+    }[result.verdict]
+
+
+def _measured(
+    base: Side, new: Side, gpu_pct: int | None, cpu_pct: int | None, allowed: float
+) -> GateResult:
+    from tunerd.gate import decide_measured, not_comparable
+    from tunerd.gate.measuring import kind_of, measure_both, require_artifact
+    from tunerd.gate.sides import differences, share_problem
+
+    is_cuda = new.target_kind == "cuda"
+    given, other = (gpu_pct, cpu_pct) if is_cuda else (cpu_pct, gpu_pct)
+    if other is not None:
+        flag = "--gpu-pct" if is_cuda else "--cpu-pct"
+        raise InputError(
+            f"{new.source} is compiled for {new.target_kind}; give its share by {flag}"
+        )
+    found = list(differences(base, new, measured=True))
+    if given is None and (problem := share_problem(base, new)):
+        found.append(problem)
+    if found:
+        return not_comparable(base, new, tuple(found), fail_above=allowed)
+    rounds = measure_both(
+        require_artifact(base),
+        require_artifact(new),
+        kind=kind_of(new),
+        pct=given if given is not None else new.pcts[0],
+        say=lambda what: print(what, file=sys.stderr),
+    )
+    return decide_measured(base, new, rounds, fail_above=allowed)
+
+
+def _fraction(text: str) -> float:
+    match = _PERCENT.fullmatch(text.strip())
+    if not match:
+        raise InputError(
+            f"--fail-above '{text}' is no percentage of 0 or more; write for example 5%"
+        )
+    return float(match[1]) / 100.0
+
+
+def _show(result: GateResult, format: Format, code: ExitCode) -> None:
+    from tunerd.report import gate as forms
+
+    if format is Format.JSON:
+        print(json_module.dumps(forms.gate_json(result, int(code)), ensure_ascii=False))
+    elif format is Format.BENCHMARK:
+        print(json_module.dumps(forms.gate_benchmark(result), ensure_ascii=False, indent=2))
+    elif format is Format.MARKDOWN:
+        print(forms.gate_markdown(result), end="")
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(forms.gate_table(result))

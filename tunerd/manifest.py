@@ -1,0 +1,211 @@
+"""What an artifact folder says of itself: read, checked, and the variant for the SMs at hand.
+
+An artifact has one variant: a compiled model for one share of a device. A packed artifact (format
+2) has several of one model, side by side, each with the manifest that it had alone. `stored_as`
+says under which names the files of a variant lie; weights with equal bytes lie there once.
+
+    format 1    manifest.json   model.so      weights.bin
+    format 2    manifest.json   model-52.so   model-132.so   weights.bin
+
+Imports nothing that loading does not need: the standard library alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunerd.errors import InputError
+
+FORMAT_VERSION = 1
+PACKED_VERSION = 2
+MANIFEST = "manifest.json"
+LIBRARY = "model.so"
+WEIGHTS = "weights.bin"
+MAX_JSON_BYTES = 64 << 20
+
+_KEYS = {"files", "inputs", "outputs", "weights", "target", "share", "model"}  # what is read here
+_TARGETS = ("cuda", "llvm")
+
+Manifest = dict[str, Any]
+
+
+class LoadError(InputError):
+    """A folder that is no artifact, was changed, or cannot run here."""
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of an artifact of one share; raises LoadError where there is none."""
+    variants = read_variants(folder)
+    if len(variants) > 1:
+        raise LoadError(
+            f"{folder} holds {len(variants)} shares, {shares_text(pcts_of(variants))}, where one "
+            "is needed; give the artifact of a single run"
+        )
+    return variants[0]
+
+
+def read_variants(folder: Path) -> tuple[Manifest, ...]:
+    """Return the manifest of each variant of an artifact, of few SMs first.
+
+    Raises LoadError where there is none of a format that this tunerd reads.
+    """
+    path = folder / MANIFEST
+    try:
+        if not path.is_file():
+            raise LoadError(
+                f"{folder} holds no {MANIFEST}; give the artifact folder that `tunerd tune` names"
+            )
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"over {MAX_JSON_BYTES >> 20} MiB")
+        manifest = json.loads(path.read_bytes())
+        version = manifest["format_version"]
+        variants: tuple[Manifest, ...] = ()
+        if version == FORMAT_VERSION:
+            _check_manifest(manifest)
+            variants = (dict(manifest),)
+        elif version == PACKED_VERSION:
+            variants = _checked_variants(manifest)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LoadError(
+            f"{folder / MANIFEST} cannot be read ({reason}); it is damaged, so tune again or copy "
+            "the folder again"
+        ) from None
+    if not variants:
+        raise LoadError(
+            f"{folder} has format {str(version)[:20]}; this tunerd reads {FORMAT_VERSION} and "
+            f"{PACKED_VERSION}, so use the tunerd that wrote it"
+        )
+    return variants
+
+
+def nearest(variants: Sequence[Manifest], sm_count: int) -> Manifest:
+    """Return the variant tuned for the SMs (on CPUs: cores) nearest to `sm_count`, by their ratio.
+
+    By the ratio, because a kernel's time goes with one over the SMs: 20 are as far from 10 as from
+    40. Of two as near the one tuned for fewer: kernels tuned for few SMs lose less on many than
+    the other way round (Dhakal et al., arXiv 2008.03602).
+    """
+
+    def distance(variant: Manifest) -> tuple[float, int]:
+        counts = variant["share"]["sm_counts"]
+        return min(
+            ((abs(math.log(sm_count) - math.log(c)), c) for c in counts), default=(math.inf, 0)
+        )
+
+    return min(variants, key=distance)
+
+
+def pcts_of(variants: Sequence[Manifest]) -> tuple[int, ...]:
+    """Return the share that each variant was tuned for."""
+    return tuple(int(variant["share"]["pct"]) for variant in variants)
+
+
+def shares_text(pcts: Sequence[int]) -> str:
+    """Return shares as people say them: "25% and 50%"."""
+    texts = [f"{pct}%" for pct in pcts]
+    return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
+
+
+def stored_at(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:
+    """Return where a variant's file lies: LIBRARY, WEIGHTS."""
+    return folder / str(manifest.get("stored_as", {}).get(name, name))
+
+
+def check_files(folder: Path, variants: Sequence[Mapping[str, Any]]) -> None:
+    """Raise LoadError unless every file is there with the sha256 that the manifest names."""
+    found: dict[Path, str] = {}
+    for variant in variants:
+        files: Mapping[str, str] = variant["files"]
+        for name in (LIBRARY, WEIGHTS):
+            if name not in files:
+                raise LoadError(f"the manifest of {folder} has no sha256 of {name}; it was changed")
+        for name, expected in files.items():
+            path = stored_at(folder, variant, name)
+            if path not in found:
+                found[path] = _sha256_or_refuse(path)
+            if found[path] != expected:
+                raise LoadError(
+                    f"{path} was changed: its sha256 is {found[path][:12]}..., the manifest says "
+                    f"{expected[:12]}...; nothing of it was loaded, so copy the folder again"
+                )
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_or_refuse(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError(0, "no plain file")  # a pipe would wait for its writer
+        return sha256_of(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LoadError(f"{path} cannot be read ({reason}); copy the whole folder") from None
+
+
+def _checked_variants(packed: Any) -> tuple[Manifest, ...]:
+    variants = packed["variants"]
+    if not (_is(variants, list) and variants and all(_is(v, dict) for v in variants)):
+        raise ValueError("without variants")
+    for variant in variants:
+        _check_manifest(variant)
+        if not variant["share"]["sm_counts"]:
+            raise ValueError("a variant without its SMs")
+        if any(variant[key] != variants[0][key] for key in ("inputs", "outputs")) or (
+            variant["target"]["kind"] != variants[0]["target"]["kind"]
+        ):
+            raise ValueError("its variants are of several models")
+    return tuple(sorted(map(dict, variants), key=lambda v: min(v["share"]["sm_counts"])))
+
+
+def _check_manifest(manifest: Any) -> None:
+    """Raise ValueError where a manifest has not what loading takes from it."""
+    if missing := _KEYS - manifest.keys():
+        raise ValueError(f"without {', '.join(sorted(missing))}")
+    files, share, stored_as = manifest["files"], manifest["share"], manifest.get("stored_as", {})
+    ok = {
+        "files": _is(files, dict) and all(_is(sha, str) for sha in files.values()),
+        "inputs": _is(manifest["inputs"], list) and all(map(_is_spec, manifest["inputs"])),
+        "outputs": _is(manifest["outputs"], list) and all(map(_is_spec, manifest["outputs"])),
+        "weights": _are(manifest["weights"], str),
+        "target": _is(manifest["target"], dict) and manifest["target"].get("kind") in _TARGETS,
+        "model": _is(manifest["model"], dict) and _is(manifest["model"].get("name"), str),
+        "share": _is(share, dict)
+        and _is(share.get("pct"), int)
+        and 1 <= share["pct"] <= 100
+        and _are(share.get("sm_counts"), int)
+        and all(count > 0 for count in share["sm_counts"])
+        and _is(share.get("device", 0), str | None),
+        "stored_as": _is(stored_as, dict) and all(_is(name, str) for name in stored_as.values()),
+    }
+    if wrong := [key for key, is_right in ok.items() if not is_right]:
+        raise ValueError(f"what it says of {', '.join(wrong)} cannot be")
+    for name in (*files, *stored_as.values()):
+        if Path(name).name != name or name == MANIFEST:
+            raise ValueError(f"it names the file '{name[:100]}', which is none of an artifact")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _are(values: Any, kind: Any) -> bool:
+    return _is(values, list) and all(_is(value, kind) for value in values)
+
+
+def _is_spec(entry: Any) -> bool:
+    return (
+        _is(entry, dict)
+        and _is(entry.get("name"), str)
+        and _are(entry.get("shape"), int)
+        and _is(entry.get("dtype"), str)
+    )

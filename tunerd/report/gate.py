@@ -1,0 +1,211 @@
+"""GateResult -> what people and CI read: a table, Markdown, JSON, github-action-benchmark's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tunerd.gate import GateResult, Judgement, TaskJudgement
+from tunerd.gate.intervals import Interval, median_interval
+from tunerd.report.words import UNKNOWN, one_line, secs_text
+from tunerd.vocabulary import GateVerdict, to_json
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+MAX_TASKS = 10  # shown to people; JSON has all
+_COLOURS = {
+    GateVerdict.BETTER: "green",
+    GateVerdict.SAME: "green",
+    GateVerdict.WORSE: "red",
+    GateVerdict.CANNOT_TELL: "yellow",
+    GateVerdict.NOT_COMPARABLE: "red",
+}
+_HEADINGS = ("", "base", "new", "change", "interval", "")
+_Row = tuple[str, ...]
+
+
+def headline(result: GateResult) -> str:
+    """Return one line: the verdict and what it means."""
+    allowed = f"{100 * result.fail_above:.3g}%"
+    judged = result.end_to_end
+    meaning = {
+        GateVerdict.BETTER: "NEW is faster than BASE",
+        GateVerdict.SAME: f"NEW is not slower than BASE by more than {allowed}",
+        GateVerdict.WORSE: f"NEW is slower than BASE by more than {allowed}",
+        GateVerdict.CANNOT_TELL: judged.why if judged else "",
+        GateVerdict.NOT_COMPARABLE: "; ".join(result.differences),
+    }[result.verdict]
+    return f"{result.verdict}: {meaning}"
+
+
+def place_text(result: GateResult) -> str:
+    """Return the model and where its times were taken."""
+    side, rounds = result.new, result.measured
+    if rounds is not None:
+        counts, device, pct = str(rounds.proof.sm_count), rounds.proof.device, rounds.pct
+    elif side.place is not None:
+        counts, device = " or ".join(map(str, side.place.sm_counts)), side.place.device
+        pct = side.pcts[0]
+    else:
+        return side.model_name
+    unit = side.unit if counts != "1" else side.unit.removesuffix("s")
+    return f"{side.model_name} at {pct}% of {device or 'a device'} ({counts} {unit})"
+
+
+def _how(result: GateResult) -> str:
+    if result.measured is not None:
+        return f"both measured now, in turns, in {len(result.measured.run_secs)} processes"
+    return "by the samples that the runs stored"
+
+
+# --- JSON --------------------------------------------------------------------------------------
+
+
+def gate_json(result: GateResult, exit_code: int) -> dict[str, Any]:
+    """Return the whole result as what json.dumps takes, the samples measured now included."""
+    value: dict[str, Any] = to_json(result)
+    value["tasks"] = [to_json(t) | {"added_secs": t.added_secs} for t in result.tasks]
+    return value | {"headline": headline(result), "exit_code": exit_code}
+
+
+def gate_benchmark(result: GateResult) -> list[dict[str, Any]]:
+    """Return NEW's latency as `customSmallerIsBetter` of github-action-benchmark reads it.
+
+    One entry and no tasks: that action alerts on any entry that moved, and of many some always do.
+    """
+    if result.measured is not None:
+        run_secs = [s for _, new_secs in result.measured.run_secs for s in new_secs]
+    else:
+        run_secs = list(result.new.timing.run_secs) if result.new.timing else []
+    if not run_secs:
+        return []
+    low, high = median_interval(run_secs)
+    extra = [headline(result), f"base {result.base.source}", f"new {result.new.source}"]
+    if result.end_to_end is not None:
+        extra.insert(1, f"change {_change(result.end_to_end.change)}")
+    return [
+        {
+            "name": one_line(place_text(result)),
+            "unit": "ms",
+            "value": 1e3 * sorted(run_secs)[len(run_secs) // 2],
+            "range": f"± {1e3 * (high - low) / 2:.3g}",
+            "extra": "\n".join(one_line(line) for line in extra),
+        }
+    ]
+
+
+# --- Markdown ----------------------------------------------------------------------------------
+
+
+def gate_markdown(result: GateResult) -> str:
+    """Return the result as GitHub's Markdown, for a comment or a job's summary."""
+    lines = [
+        f"### {_prose(headline(result))}",
+        "",
+        f"{_prose(place_text(result))}, {_how(result)}.",
+    ]
+    lines += ["", f"BASE {_code(result.base.source)}, NEW {_code(result.new.source)}"]
+    if result.end_to_end is not None:
+        lines += ["", *_markdown_table(_summary_rows(result.end_to_end))]
+    if shown := result.tasks[:MAX_TASKS]:
+        lines += ["", f"<details><summary>{_tasks_text(result)}</summary>", ""]
+        rows = [(_code(row[0]), *row[1:]) for row in map(_task_row, shown)]
+        lines += [*_markdown_table(rows), "", "</details>"]
+    lines += ["", *(f"- {_prose(note)}" for note in result.notes)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_table(rows: Sequence[_Row]) -> Iterator[str]:
+    yield f"| {' | '.join(_HEADINGS)} |"
+    yield "|---|--:|--:|--:|--:|---|"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _code(text: str) -> str:
+    """Return text as a code span, in which nothing is markup and nobody is mentioned."""
+    return f"`{one_line(text).replace('`', chr(39)).replace('|', chr(166)) or UNKNOWN}`"
+
+
+def _prose(text: str) -> str:
+    """Return text in which names that came from files are no markup and mention nobody."""
+    text = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace("@", "@&#8203;")
+    return "".join(f"\\{c}" if c in "\\`*_[]|~" else c for c in text)
+
+
+# --- a terminal --------------------------------------------------------------------------------
+
+
+def gate_table(result: GateResult) -> Group:
+    """Return the result for a terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = Text(f"{one_line(place_text(result))}, {_how(result)}", style="bold")
+    parts: list[RenderableType] = [head]
+    if result.end_to_end is not None:
+        parts.append(_rich_table(_summary_rows(result.end_to_end)))
+    if shown := result.tasks[:MAX_TASKS]:
+        parts += [Text(""), Text(_tasks_text(result)), _rich_table(list(map(_task_row, shown)))]
+    parts += [Text(f"note: {one_line(note)}") for note in result.notes]
+    parts.append(Text(one_line(headline(result)), style=f"bold {_COLOURS[result.verdict]}"))
+    return Group(*parts)
+
+
+def _rich_table(rows: Sequence[_Row]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(_HEADINGS[0], overflow="fold")
+    for heading in _HEADINGS[1:-1]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column(_HEADINGS[-1])
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+# --- rows --------------------------------------------------------------------------------------
+
+
+def _summary_rows(judged: Judgement) -> list[_Row]:
+    rows = [_row("end to end", judged, str(judged.verdict))]
+    if len(judged.views) > 1:
+        rows += [
+            (view.name, "", "", f"{view.change.ratio - 1:+.1%}", _interval(view.change), "")
+            for view in judged.views
+        ]
+    if judged.control is not None:
+        change = judged.control
+        control = ("default schedules", "", "", f"{change.ratio - 1:+.1%}")
+        rows.append((*control, _interval(change), ""))
+    return rows
+
+
+def _task_row(task: TaskJudgement) -> _Row:
+    verdict = str(task.judgement.verdict) + (", same kernel" if task.same_kernel else "")
+    calls = f" x{task.weight}" if task.weight > 1 else ""
+    return _row(one_line(task.name) + calls, task.judgement, verdict)
+
+
+def _row(name: str, judged: Judgement, verdict: str) -> _Row:
+    times = (secs_text(judged.base_secs), secs_text(judged.new_secs))
+    change = judged.change
+    return (name, *times, f"{change.ratio - 1:+.1%}", _interval(change), verdict)
+
+
+def _tasks_text(result: GateResult) -> str:
+    shown = min(MAX_TASKS, len(result.tasks))
+    some = f"{shown} of {len(result.tasks)} tasks" if shown < len(result.tasks) else "Tasks"
+    return f"{some}, most time lost first; they explain and decide nothing"
+
+
+def _change(change: Interval) -> str:
+    return f"{change.ratio - 1:+.1%} ({_interval(change)})"
+
+
+def _interval(change: Interval) -> str:
+    return f"{change.low - 1:+.1%} to {change.high - 1:+.1%}"
