@@ -11,6 +11,7 @@ from tunerd import __version__
 from tunerd.cli.bench import bench
 from tunerd.cli.doctor import doctor
 from tunerd.cli.records import app as records
+from tunerd.cli.report import report
 from tunerd.cli.tune import tune
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(tune)
 app.command()(bench)
+app.command()(report)
 app.command()(doctor)
 app.add_typer(records, name="records")
 

@@ -47,7 +47,7 @@ def version_pairs(story: Story) -> list[tuple[str, Child]]:
     commit = host.get("commit")
     drivers = sorted({p.driver for p in story.proofs if p.driver})
     rows: list[tuple[str, Any]] = [
-        ("tunerd", story.facts.tunerd_version + (f", commit {commit}" if commit else "")),
+        ("tunerd", story.facts.tunerd_version + (f", commit {str(commit)[:12]}" if commit else "")),
         ("Compiler", tvm),
         ("Packages", ", ".join(others)),
         ("Python", host.get("python")),

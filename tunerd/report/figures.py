@@ -113,7 +113,7 @@ def headline(story: Story) -> Headline:
     if story.outcome is None:
         got = f"{count_text(story.trials, 'trial')} of {count_text(len(story.tasks), 'task')}"
         return Headline(
-            "No result", f"so far: the run has not come to its end, and holds {got}", "neutral"
+            "No result yet", f"(the run has not come to its end), with {got}", "neutral"
         )
     verdict = outcome_headline(story.outcome)
     if not story.is_stale:

@@ -264,15 +264,16 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "kernels_default_secs": default,
         "kernels_best_secs": best,
     }
-    finite: dict[str, Any] = _finite(document)
-    return finite
+    found: dict[str, Any] = finite(document)
+    return found
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a document with None for numbers that are infinite or NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return value
