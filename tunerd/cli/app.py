@@ -14,11 +14,8 @@ from tunerd.cli.doctor import doctor
 from tunerd.cli.pack import pack
 from tunerd.cli.preflight import preflight
 from tunerd.cli.records import app as records
-<<<<<<< HEAD
-from tunerd.cli.run import run
-=======
 from tunerd.cli.report import report
->>>>>>> h-report
+from tunerd.cli.run import run
 from tunerd.cli.tune import tune
 
 app = typer.Typer(
@@ -29,12 +26,9 @@ app = typer.Typer(
 )
 app.command()(tune)
 app.command()(bench)
-<<<<<<< HEAD
 app.command()(compare)
 app.command()(pack)
-=======
 app.command()(report)
->>>>>>> h-report
 app.command()(doctor)
 app.command()(preflight)
 app.command()(run)

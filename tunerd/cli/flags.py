@@ -24,18 +24,23 @@ def recipe_commands(app: typer.Typer) -> Commands:
 
     Flags that `tunerd run` has itself, such as --json, are said there and are no keys.
     """
+    from tunerd.cli.compare import fraction_of
     from tunerd.cli.preflight import wait_secs_of
     from tunerd.cli.tune import settings_of
-    from tunerd.recipe import Command, Commands, Key
+    from tunerd.recipe import Commands
 
     program = typer.main.get_command(app)
     own = {param.name for param in _commands(program)["run"].params}
     return Commands(
         tune=_command(program, "tune", own, check=settings_of),
         preflight=_command(program, "preflight", own, check=wait_secs_of),
-        gate=_command(program, "compare", own)
-        if "compare" in _commands(program)
-        else Command("compare", (Key("base", "", "path", ""), Key("new", "", "path", "")), print),
+        # A recipe's gate is read by `tunerd run`, so its form is no matter of the recipe.
+        gate=_command(
+            program,
+            "compare",
+            own | {"format"},
+            check=lambda given: fraction_of(given["fail_above"]),
+        ),
     )
 
 
@@ -88,7 +93,8 @@ def _key(param: Any, hint: Any) -> Key:
     return Key(
         name=flag.removeprefix("--") or param.name,
         flag=flag,
-        kind=_KINDS.get(annotation, "text"),  # type: ignore[arg-type]
+        # What a command takes without a flag is a file or a folder.
+        kind="path" if is_argument else _KINDS.get(annotation, "text"),  # type: ignore[arg-type]
         help=info.help or "",
         is_repeatable=is_list,
         minimum=info.min,

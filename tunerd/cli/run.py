@@ -133,7 +133,9 @@ def _ended_json(ended: Ended) -> dict[str, Any]:
     return _planned_json(ended.run) | {
         "exit_code": ended.exit_code,
         "gate_exit_code": ended.gate_code,
-        "gate_note": ended.gate_note,
+        "gate_verdict": (ended.gate or {}).get("verdict"),
+        "gate_headline": (ended.gate or {}).get("headline"),
+        "is_base": ended.is_base,
         "verdict": (ended.outcome or {}).get("end_to_end", {}).get("verdict"),
         "default_secs": default,
         "tuned_secs": tuned,
@@ -157,6 +159,12 @@ def _print_summary(result: Result) -> None:
         return
     console.print("")
     console.print(_summary(result))
+
+
+def _gate_words(ended: Ended) -> str:
+    words = [str((ended.gate or {}).get("verdict", ""))]
+    words += ["the base from now on"] if ended.is_base else []
+    return ", ".join(word for word in words if word)
 
 
 def _summary(result: Result) -> Table:
@@ -184,7 +192,7 @@ def _summary(result: Result) -> Table:
             Text(word(ended.exit_code) if ended.exit_code is not None else "not begun"),
             Text(secs_text(default)),
             Text(secs_text(tuned)),
-            Text(ended.gate_note or word(ended.gate_code)),
+            Text(_gate_words(ended) or word(ended.gate_code)),
             Text(str(ended.run.out)),
         )
     return table

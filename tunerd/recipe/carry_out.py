@@ -5,6 +5,7 @@ A process per run, so that one that crashes takes no other with it, and memory g
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from typing import IO, Any
 from tunerd.errors import ExitCode, FolderError, TunerdError
 from tunerd.recipe.plan import Gate, PlannedRun, Recipe
 from tunerd.records import Store
+from tunerd.vocabulary import GateVerdict
 
 _ENDED_WELL = (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)  # there is an artifact
 
@@ -28,12 +30,18 @@ class Ended:
     run: PlannedRun
     exit_code: int | None = None
     gate_code: int | None = None
-    gate_note: str = ""
+    gate: dict[str, Any] | None = None  # what `tunerd compare --json` printed
+    is_base: bool = False  # the base is a link, and leads to this run now
     outcome: dict[str, Any] | None = None  # as the run's store keeps it
 
     @property
     def worst(self) -> int:
         return max(self.exit_code or 0, self.gate_code or 0)
+
+    @property
+    def has_failed(self) -> bool:
+        """No artifact, a regression, or no comparison; not: no gain, and cannot tell."""
+        return self.worst not in _ENDED_WELL
 
 
 @dataclass(frozen=True)
@@ -58,13 +66,14 @@ def carry_out(
     fail_fast: bool = False,
     say: Callable[[str], None] = lambda line: None,
     stdout: IO[Any] | int | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "tunerd"),
 ) -> Result:
     """Make `runs`, and go on after one that fails unless `fail_fast`.
 
     Ctrl-C and SIGTERM are passed on to the run under way, which ends in order; no other is begun.
     What the commands print goes to `stdout`, to this process's own if not given.
     """
-    with _Children(stdout) as children:
+    with _Children(program, stdout) as children:
         preflight_code = None
         if recipe.preflight is not None:
             say("looking at the machine")
@@ -73,16 +82,16 @@ def carry_out(
                 return Result(preflight_code, tuple(map(Ended, runs)), children.is_stopped)
         ended: list[Ended] = []
         for number, run in enumerate(runs, 1):
-            if children.is_stopped or (fail_fast and any(e.worst >= _failed_from() for e in ended)):
+            if children.is_stopped or (fail_fast and any(e.has_failed for e in ended)):
                 ended.append(Ended(run))
                 continue
             say(f"{number} of {len(runs)}: {run.name} in {run.out}")
-            ended.append(_carry_out_one(run, children))
+            one = _carry_out_one(run, children)
+            if one.gate is not None:
+                error = one.gate.get("error", {}).get("message")
+                say(f"{run.name}, gate: {error or one.gate.get('headline')}")
+            ended.append(one)
     return Result(preflight_code, tuple(ended), children.is_stopped)
-
-
-def _failed_from() -> int:
-    return int(ExitCode.CANNOT_TELL) + 1
 
 
 def _carry_out_one(run: PlannedRun, children: _Children) -> Ended:
@@ -92,17 +101,17 @@ def _carry_out_one(run: PlannedRun, children: _Children) -> Ended:
     if code not in _ENDED_WELL:
         return Ended(run, code)
     outcome = _outcome(run)
-    if run.gate is None or children.is_stopped:
+    gate = run.gate
+    if gate is None or children.is_stopped:
         return Ended(run, code, outcome=outcome)
-    if run.gate.base_follows and not os.path.lexists(run.gate.base):
-        _point(run.gate, run)
-        return Ended(run, code, None, "the first: it is the base now", outcome)
-    gate_code = children.run(run.gate.argv)
-    note = ""
-    if run.gate.base_follows and gate_code == ExitCode.BETTER:
-        _point(run.gate, run)
-        note = "it is the base now"
-    return Ended(run, code, gate_code, note, outcome)
+    if gate.base_follows and not os.path.lexists(gate.base):
+        _point(gate, run)
+        return Ended(run, code, is_base=True, outcome=outcome)
+    gate_code, said = children.ask(gate.argv)
+    is_better = said is not None and said.get("verdict") == GateVerdict.BETTER
+    if gate.base_follows and is_better:
+        _point(gate, run)
+    return Ended(run, code, gate_code, said, gate.base_follows and is_better, outcome)
 
 
 def _outcome(run: PlannedRun) -> dict[str, Any] | None:
@@ -134,8 +143,9 @@ def _point(gate: Gate, run: PlannedRun) -> None:
 class _Children:
     """Runs `tunerd` commands one at a time, and passes signals on to the one that runs."""
 
-    def __init__(self, stdout: IO[Any] | int | None) -> None:
+    def __init__(self, program: Sequence[str], stdout: IO[Any] | int | None) -> None:
         self.is_stopped = False
+        self._program = program
         self._stdout = stdout
         self._child: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
@@ -159,15 +169,29 @@ class _Children:
         """Run a command line and return its exit code; 128 and the number after a signal."""
         if self._stdout is None:
             sys.stdout.flush()
+        code, _ = self._run(argv, self._stdout)
+        return code
+
+    def ask(self, argv: Sequence[str]) -> tuple[int, dict[str, Any] | None]:
+        """Run a command line with --json; return its exit code and its document, if it has one."""
+        code, printed = self._run([*argv, "--json"], subprocess.PIPE)
+        try:
+            said = json.loads(printed)
+        except ValueError:  # it was killed
+            return code, None
+        return code, said if isinstance(said, dict) else None
+
+    def _run(self, argv: Sequence[str], stdout: IO[Any] | int | None) -> tuple[int, bytes]:
         # Out of the terminal's group: it would get Ctrl-C twice, from there and from here.
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "tunerd", *argv],
+            [*self._program, *argv],
             stdin=subprocess.DEVNULL,
-            stdout=self._stdout,
+            stdout=stdout,
             process_group=0,
         )
         if self.is_stopped:  # the signal came while the process was being made
             self._child.send_signal(signal.SIGTERM)
-        code = self._child.wait()
+        printed, _ = self._child.communicate()
+        code = self._child.returncode
         self._child = None
-        return code if code >= 0 else 128 - code
+        return (code if code >= 0 else 128 - code), printed or b""
