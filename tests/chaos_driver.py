@@ -49,7 +49,7 @@ from tunerd.finals import Ending
 from tunerd.model import FixedModel
 from tunerd.nodes import TunerSpec
 from tunerd.progress import QuietProgress
-from tunerd.records import Store, schema
+from tunerd.records import Store, files
 from tunerd.run_folder import Paths, RunFolder
 from tunerd.search import Proposal, Told
 from tunerd.settings import TuneSettings
@@ -401,7 +401,7 @@ def run_session(folder: Path, seed: str, intensity: float, planned: preparation.
     fixed = FixedModel("net", "d" * 64, (), proto=None)
     tasks: tuple[Task, ...] = tuple(TASKS)
     kernels = preparation.Kernels(model, None, tasks)  # type: ignore[arg-type]
-    schema.BUSY_TIMEOUT_SECS = 0.05
+    files.BUSY_TIMEOUT_SECS = 0.05
     preparation.local_layout = lambda _: planned
     preparation.read = lambda _: fixed
     preparation.kernels_of = lambda *_: kernels

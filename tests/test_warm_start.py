@@ -23,7 +23,8 @@ from tunerd.errors import ExitCode, FolderError, InputError
 from tunerd.knobs import Choices, Location, Option, Tile
 from tunerd.progress import Progress, ProgressState
 from tunerd.records import RunFacts, Store
-from tunerd.records.schema import STORE_NAME, open_writer
+from tunerd.records.files import open_writer
+from tunerd.records.schema import STORE_NAME
 from tunerd.search import BATCH, Searcher, Told
 from tunerd.session import search
 from tunerd.settings import TuneSettings

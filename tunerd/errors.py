@@ -8,6 +8,8 @@
     ├── HostError             exit 13   this machine cannot do what was asked: no GPU, no MPS
     ├── WrongResultError      exit 14   the tuned model disagrees with ONNX Runtime
     ├── InfrastructureError   exit 15   Ray, a slice or the MPS daemon failed and stayed down
+    │   └── StoreError                  so did the store of --store
+    ├── StoreMissError        exit 18   --require-hit, and the store lacks tasks of the model
     └── Interrupted           exit 16   stopped on request; the same command goes on
 
 Exit 0-9 is an answer: of a run with a valid artifact 0 faster, 1 no gain, 2 cannot tell; of a gate
@@ -34,7 +36,8 @@ class ExitCode(IntEnum):
     INFRASTRUCTURE = 15
     INTERRUPTED = 16
     DISK_FULL = 17
-    NOT_QUIET = 18  # `tunerd preflight`: somebody uses the GPU or the cores; nothing was started
+    STORE_MISS = 18
+    NOT_QUIET = 19  # `tunerd preflight`: somebody uses the GPU or the cores; nothing was started
     BUG = 70  # an exception that none of these names; sysexits.h EX_SOFTWARE
 
 
@@ -70,6 +73,14 @@ class WrongResultError(TunerdError):
 
 class InfrastructureError(TunerdError):
     exit_code = ExitCode.INFRASTRUCTURE
+
+
+class StoreError(InfrastructureError):
+    """A team's store cannot be reached or used."""
+
+
+class StoreMissError(TunerdError):
+    exit_code = ExitCode.STORE_MISS
 
 
 class Interrupted(TunerdError):

@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from tunerd.errors import FolderError
-from tunerd.records.schema import STORE_NAME, check_integrity, copy_snapshot
+from tunerd.records.files import check_integrity, copy_snapshot
+from tunerd.records.schema import STORE_NAME
 from tunerd.run_folder import Paths
 
 MAX_BYTES = 64 << 30

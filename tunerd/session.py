@@ -28,6 +28,7 @@ from tunerd.run_folder import RunFolder, disk_errors_said
 from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.stop import Stop
+from tunerd.team_store import obtained_in, team_store
 from tunerd.timekeeping import Timekeeper
 from tunerd.vocabulary import (
     Candidate,
@@ -133,6 +134,7 @@ class _Session:
         self._settings = settings
         self._folder = folder
         self._store = folder.store
+        self._team = team_store(settings, folder.store, self._say)
         self._model = model
         self._place = place
         self._layout = place.layout
@@ -176,6 +178,9 @@ class _Session:
         self._report()
         if outcome.verification.verdict is Correctness.WRONG:
             log.error("%s", outcome.verification.message)
+        elif self._team is not None:
+            states = self._coordinator.tasks.items()
+            self._team.publish(exhausted={task_id for task_id, s in states if s.exhausted})
         return outcome
 
     def search(self) -> None:
@@ -195,9 +200,10 @@ class _Session:
             # reads one meanwhile, as TVM does, may crash (setenv(3) is not thread-safe).
             lowering = self._lowering()
             proofs = self._start_workers(cluster)
-            self._quiet_slice(cluster)  # refuses a folder that no slice sees, before the search
+            # Refuses a folder that no slice sees, before the search.
+            quiet_slice = self._quiet_slice(cluster)
+            self._store.obtained = obtained_in(quiet_slice, proofs, self._store)
             kernels = lowering.result()
-            self._tasks = kernels.tasks
             lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
             sms = proofs[0].sm_count if self._layout.target.is_cuda else None
             cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms)
@@ -233,14 +239,19 @@ class _Session:
         settings = self._settings
         per_task = self._selection.trials_per_task if self._selection else None
         limits = Limits(settings.trials, settings.budget_secs, per_task)
-        self._coordinator = Coordinator(kernels.tasks, limits)
         self._store.register_tasks(kernels.tasks)
         self._store.save_slices([s for s, _ in self._layout.slices])
         for proof in proofs:
             self._store.save_proof(proof)
-        unfinished = [r.candidate for r in self._store.requeue_unfinished()]
+        self._tasks = self._to_search(kernels.tasks)
+        self._coordinator = Coordinator(self._tasks, limits)
+        wanted = self._coordinator.tasks
+        waiting = [r.candidate for r in self._store.requeue_unfinished()]
+        unfinished = [c for c in waiting if c.task_id in wanted]
         ended = []
         for record in self._store.records():
+            if record.candidate.task_id not in wanted:
+                continue
             if record.state in (TrialState.MEASURED, TrialState.FAILED):
                 assert record.result is not None
                 ended.append((record.candidate, record.result))
@@ -249,6 +260,14 @@ class _Session:
         self._coordinator.restore(ended, unfinished)
         if ended:
             log.info("going on with %d trials of earlier sessions", len(ended))
+
+    def _to_search(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        """Return the tasks that a team's store has no record of."""
+        if self._team is None or self._store.obtained is None:
+            return tasks
+        on, require = self._store.obtained, self._settings.require_hit
+        taken = self._team.take(tasks, on, require=require)
+        return tuple(t for t in tasks if t.task_id not in taken)
 
     def _start_workers(self, cluster: Cluster) -> tuple[CapProof, ...]:
         layout = self._layout

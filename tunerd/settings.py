@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+
+from tunerd.store_address import StoreAddress
 
 MAX_SECS = 366 * 24 * 3600.0
 MAX_COUNT = 2**31 - 1  # of trials, and the largest seed and dimension: what 32 bits hold
@@ -28,7 +37,7 @@ def parse_duration(text: str) -> float:
 class TuneSettings(BaseModel):
     """One `tunerd tune`. Exactly one of gpu_pct and cpu_pct is set."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
     model: Path
     out: Path
@@ -46,6 +55,21 @@ class TuneSettings(BaseModel):
     address: str | None = None  # of a Ray cluster; None: a local one
     tuners: int | None = Field(None, ge=1)  # search and build processes; None: by the cores
     warm_start: tuple[Path, ...] = ()  # folders of other runs that the search learns from
+    store: str | None = None  # of a team; the password that it came with is below
+    store_password: SecretStr | None = Field(None, exclude=True, repr=False)  # written nowhere
+    require_hit: bool = False  # of every task in the store: no search
+
+    @model_validator(mode="before")
+    @classmethod
+    def _password_apart(cls, values: Any) -> Any:
+        given = values.get("store") if isinstance(values, dict) else None
+        if not isinstance(given, str):
+            return values
+        try:
+            address = StoreAddress.parse(given, values.get("store_password"))
+        except ValueError as error:
+            raise ValueError(f"--store cannot be used: {error}") from None
+        return {**values, "store": address.shown, "store_password": address.password}
 
     @field_validator("model", "out")
     @classmethod
@@ -68,7 +92,13 @@ class TuneSettings(BaseModel):
                 f"--mps external is for slices of kind mps, and these are {self.slice_kind}; leave "
                 "one of the two out"
             )
+        if self.require_hit and self.store is None:
+            raise ValueError("--require-hit builds from a store's records; name it with --store")
         return self
+
+    @property
+    def store_address(self) -> StoreAddress | None:
+        return None if self.store is None else StoreAddress(self.store, self.store_password)
 
     @property
     def pct(self) -> int:

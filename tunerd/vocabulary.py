@@ -374,8 +374,20 @@ class Finalist:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """Where a task's outcome was taken from, instead of tuning it."""
+
+    run: str  # the identity of the run that measured it
+    saved_at: float  # seconds since the epoch
+
+
+@dataclass(frozen=True)
 class TaskOutcome:
-    """What one task ends with: the winner, and why it stays at its default where it does."""
+    """What one task ends with: the winner, and why it stays at its default where it does.
+
+    One that was taken from a team's store was measured by another run; `trials` and `failed` are
+    this run's all the same, which are none unless it began to tune the task itself.
+    """
 
     task_id: str
     name: str
@@ -388,6 +400,7 @@ class TaskOutcome:
     comparison: Comparison | None
     note: str  # "" or why the default stays
     finalists: tuple[Finalist, ...] = ()
+    taken: Taken | None = None  # None: this run measured it
 
     @property
     def is_tuned(self) -> bool:

@@ -26,22 +26,33 @@ def recipe_commands(app: typer.Typer) -> Commands:
     """
     from tunerd.cli.compare import fraction_of
     from tunerd.cli.preflight import wait_secs_of
-    from tunerd.cli.tune import settings_of
     from tunerd.recipe import Commands
 
     program = typer.main.get_command(app)
     own = {param.name for param in _commands(program)["run"].params}
     return Commands(
-        tune=_command(program, "tune", own, check=settings_of),
-        preflight=_command(program, "preflight", own, check=wait_secs_of),
+        tune=_command(program, "tune", own, check=_without_password),
+        preflight=_command(program, "preflight", own, check=lambda _, given: wait_secs_of(given)),
         # A recipe's gate is read by `tunerd run`, so its form is no matter of the recipe.
         gate=_command(
             program,
             "compare",
             own | {"format"},
-            check=lambda given: fraction_of(given["fail_above"]),
+            check=lambda _, given: fraction_of(given["fail_above"]),
         ),
     )
+
+
+def _without_password(argv: Sequence[str], given: dict[str, Any]) -> None:
+    """Refuse what `tunerd tune` would, and a password: command lines are seen by everybody."""
+    from tunerd.cli.tune import settings_of
+
+    settings = settings_of(given)
+    if "--store" in argv and settings.store_password is not None:
+        raise InputError(
+            "--store: it holds a password, which a recipe must not; leave it out, and set "
+            "PGPASSWORD or ~/.pgpass where the recipe runs"
+        )
 
 
 def _commands(program: Any) -> dict[str, Any]:
@@ -53,7 +64,7 @@ def _command(
     name: str,
     own: set[str],
     *,
-    check: Callable[[dict[str, Any]], object] | None = None,
+    check: Callable[[Sequence[str], dict[str, Any]], object],
 ) -> Command:
     from tunerd.recipe import Command
 
@@ -65,8 +76,7 @@ def _command(
     def parse(argv: Sequence[str]) -> None:
         try:
             with command.make_context(name, list(argv[1:])) as context:
-                if check is not None:
-                    check(context.params)
+                check(argv, context.params)
         except InputError:
             raise
         except Exception as error:

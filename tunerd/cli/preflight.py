@@ -41,7 +41,7 @@ def preflight(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> int:
-    """Say whether somebody uses this machine's GPUs or cores. Exit code: 0 quiet, 18 not quiet."""
+    """Say whether somebody uses this machine's GPUs or cores. Exit code: 0 quiet, 19 not quiet."""
     from tunerd.checks import Status
     from tunerd.preflight import Limits
     from tunerd.preflight import preflight as look

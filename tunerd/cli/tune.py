@@ -82,6 +82,16 @@ def tune(
         list[Path] | None,
         typer.Option(help="Learn from another run, of any share or model. Repeatable."),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TUNERD_STORE",
+            help="A team's store: postgresql+psycopg://user@host/database, sqlite:////a/file.",
+        ),
+    ] = None,
+    require_hit: Annotated[
+        bool, typer.Option("--require-hit", help="Do not tune: build from the store's records.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,
@@ -96,12 +106,11 @@ def tune(
     the same folder goes on where it stopped.
     """
     given = dict(locals())  # the flags by name, and nothing else yet
-    from tunerd.progress import open_progress
-
-    settings = settings_of(given)
+    settings = settings_of(given | _store(store))
     if dry_run:
         _print_plan(settings, json)
         return 0
+    from tunerd.progress import open_progress
     from tunerd.session import tune as run
 
     with open_progress(quiet=json) as progress:
@@ -205,6 +214,21 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
             raise InputError(message) from None
         flag = "MODEL" if where == "model" else f"--{where.replace('_', '-')}"
         raise InputError(f"{flag} {first['input']}: {message}") from None
+
+
+def _store(text: str | None) -> dict[str, Any]:
+    """Return what the settings hold of a store; runs this program again to hide a password."""
+    if text is None:
+        return {}
+    import os
+
+    from tunerd.store_address import hide_password, password_from
+
+    try:
+        hide_password()
+    except ValueError as error:
+        raise InputError(f"--store cannot be used: {error}") from None
+    return {"store": text, "store_password": password_from(os.environ)}
 
 
 def _default_out(model: Path, gpu_pct: int | None, cpu_pct: int | None) -> Path:

@@ -75,7 +75,7 @@ class RunFacts:
         return typed.of_kind(RunFacts, {**value, **named})
 
 
-def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path) -> None:
+def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path | str) -> None:
     """Raise FolderError unless trials of `asked` may join those that `folder` holds of `found`.
 
     Numbers of another model, device, share or TVM cannot be compared; a budget, a seed, the number
@@ -91,7 +91,7 @@ def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path) -> None:
     pairs = {
         "device": (found.device, asked.device),
         "target": (found.target.kind, asked.target.kind),
-        "code for": (_architecture(found.target), _architecture(asked.target)),
+        "code for": (architecture(found.target), architecture(asked.target)),
         "slice kind": (found.slice_kind, asked.slice_kind),
         "share": (f"{found.pct}%", f"{asked.pct}%"),
         "TVM": (found.tvm_version, asked.tvm_version),
@@ -106,7 +106,8 @@ def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path) -> None:
         )
 
 
-def _architecture(target: TargetSpec) -> str:
+def architecture(target: TargetSpec) -> str:
+    """Return the GPU's or CPU's architecture that a target's code is for."""
     # Core counts and host parts of a target may differ between hosts with the same device.
     is_json = target.json.lstrip().startswith("{")
     fields = typed.from_json(dict[str, Any], target.json) if is_json else {}

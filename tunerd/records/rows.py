@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from tunerd.records import schema, typed
+from tunerd.records.obtained import Obtained
 from tunerd.vocabulary import (
     Activity,
     Candidate,
@@ -212,6 +214,22 @@ def phase_from_row(row: Row) -> PhaseTime:
     )
 
 
-def task_outcome_from_json(value: Mapping[str, Any], winner: Candidate) -> TaskOutcome:
-    """Read what to_json wrote of a TaskOutcome; the winner's trace is in its trial."""
-    return typed.of_kind(TaskOutcome, {**value, "winner": winner})
+def winner_of(row: Row) -> dict[str, Any]:
+    """Return what a row of task_outcomes says of the winner, which lacks its trace."""
+    value = typed.from_json(dict[str, Any], row["outcome"])
+    return typed.of_kind(dict[str, Any], value["winner"])
+
+
+def settled_from_row(row: Row, winner: Candidate | None) -> tuple[TaskOutcome, Obtained | None]:
+    """Read an outcome, and what it was measured on where that was noted.
+
+    `winner` is given where the row has not its trace.
+    """
+    typed.check_row(row, schema.task_outcomes)
+    value = typed.from_json(dict[str, Any], row["outcome"])
+    if winner is None:
+        winner = typed.of_kind(Candidate, {**winner_of(row), "trace_json": row["winner_trace"]})
+    outcome = typed.of_kind(TaskOutcome, {**value, "winner": winner})
+    names = [f.name for f in dataclasses.fields(Obtained)]
+    is_noted = row["device"] is not None
+    return outcome, Obtained(**{n: row[n] for n in names}) if is_noted else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,15 +12,23 @@ from types import TracebackType
 from typing import Any, Self
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Connection, RowMapping
-from sqlalchemy.exc import DatabaseError, IntegrityError, NoResultFound, ProgrammingError
+from sqlalchemy.exc import (
+    DatabaseError,
+    IntegrityError,
+    InterfaceError,
+    NoResultFound,
+    ProgrammingError,
+)
 
 from tunerd import clock
-from tunerd.errors import FolderError
-from tunerd.records import rows, schema, trials, typed
-from tunerd.records.facts import RunFacts, refuse_other_run
+from tunerd.errors import FolderError, StoreError, TunerdError
+from tunerd.records import files, rows, runs, schema, shared, trials, typed
+from tunerd.records import settled as settled_rows
+from tunerd.records.facts import RunFacts
+from tunerd.records.obtained import Obtained
 from tunerd.records.problems import problem_of
+from tunerd.store_address import StoreAddress
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -44,16 +51,19 @@ _PAGE = 500  # rows held at once while iterating; a trace is some 10 KB
 
 
 class Store:
-    """Trials of one run. One process writes; any number reads, while it writes too.
+    """Trials of one run, in its folder or among other runs in a team's store.
 
-    Each call is one transaction: when it returns, what it wrote survives `kill -9`. Calls may come
-    from any thread. `now` is seconds since the epoch, the clock's where it is not given.
+    Of each run one process writes; any number reads, while it writes too. Each call is one
+    transaction: when it returns, what it wrote survives `kill -9`. Calls may come from any thread.
+    `now` is seconds since the epoch, the clock's where it is not given.
     """
 
-    def __init__(self, path: Path, connection: Connection, *, is_snapshot: bool) -> None:
-        self._path = path
+    def __init__(self, name: Path | str, connection: Connection, *, is_snapshot: bool) -> None:
+        self._name = name  # for people: the file, or a team's store without its password
         self._connection = connection
+        self._run = runs.NO_RUN
         self._is_snapshot = is_snapshot
+        self.obtained: Obtained | None = None  # what outcomes that are saved are measured on
         self.session = 0  # the number of the session that writes, from 1
         self._lock = threading.Lock()
 
@@ -65,20 +75,43 @@ class Store:
         a newer tunerd, or cannot be written. RunFolder's lock sees to it that one process writes.
         """
         path = folder / schema.STORE_NAME
-        connection = schema.open_writer(path)
-        store = cls(path, connection, is_snapshot=False)
+        return cls._write(path, files.open_writer(path), folder, None, facts, _at(now))
+
+    @classmethod
+    def join(
+        cls,
+        address: StoreAddress,
+        identity: str,
+        *,
+        facts: RunFacts,
+        now: float | None = None,
+    ) -> Self:
+        """Open a run in a team's store for writing, creating it where it is new.
+
+        `identity` is that of the run's own store. Raises StoreError where the store cannot be
+        reached or used, and FolderError where it holds another run under that identity.
+        """
+        name = address.shown
+        return cls._write(name, shared.open_writer(address), name, identity, facts, _at(now))
+
+    @classmethod
+    def _write(
+        cls,
+        name: Path | str,
+        connection: Connection,
+        place: Path | str,
+        identity: str | None,
+        facts: RunFacts,
+        now: float,
+    ) -> Self:
+        """Open a store's run, or its only one where no identity is given."""
+        store = cls(name, connection, is_snapshot=False)
         try:
-            with store._transaction():
-                first = connection.execute(_first_session()).scalar()
-                if first is not None:
-                    with store._decoding():
-                        refuse_other_run(_facts_from(first), facts, folder)
-                connection.execute(
-                    schema.sessions.insert(),
-                    {"opened_at": _at(now), "pid": os.getpid(), "facts": _dump(facts.to_json())},
+            with store._transaction(), store._decoding():
+                store._run = runs.find_or_create(connection, identity, at=now)
+                store.session = runs.begin_session(
+                    connection, store._run_id, facts, place=place, at=now
                 )
-                last = sa.select(sa.func.max(schema.sessions.c.session_id))
-                store.session = connection.execute(last).scalar_one()
         except BaseException:
             store.close()
             raise
@@ -88,7 +121,32 @@ class Store:
     def read(cls, folder: Path) -> Self:
         """Open a run folder's store as it is at this moment; FolderError where there is none."""
         path = folder / schema.STORE_NAME
-        return cls(path, schema.open_reader(path), is_snapshot=True)
+        return cls._read(path, files.open_reader(path), None)
+
+    @classmethod
+    def read_shared(cls, address: StoreAddress, identity: str) -> Self:
+        """Open a run in a team's store as it is at this moment; raises as `join` does."""
+        return cls._read(address.shown, shared.open_reader(address), identity)
+
+    @classmethod
+    def _read(cls, name: Path | str, connection: Connection, identity: str | None) -> Self:
+        store = cls(name, connection, is_snapshot=True)
+        try:
+            with store._reading():
+                store._run = runs.find(connection, identity)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @property
+    def identity(self) -> str:
+        """What the run is known by in every store; random, and it goes with the run folder."""
+        return self._run.identity
+
+    @property
+    def _run_id(self) -> int:
+        return self._run.run_id
 
     def close(self) -> None:
         with self._lock:
@@ -114,15 +172,18 @@ class Store:
                     return
                 with self._connection.begin():
                     yield self._connection
-        except (DatabaseError, UnicodeDecodeError) as error:
-            if isinstance(error, IntegrityError | ProgrammingError):
+        except (DatabaseError, InterfaceError, UnicodeDecodeError) as error:
+            is_file = isinstance(self._name, Path)
+            if isinstance(error, IntegrityError) or (
+                isinstance(error, ProgrammingError) and is_file
+            ):
                 raise
             problem = None
-            if isinstance(error, DatabaseError) and not self._is_snapshot:
-                problem = problem_of(self._path, error)
+            if not isinstance(error, UnicodeDecodeError):
+                problem = problem_of(self._name, error, is_snapshot=self._is_snapshot)
             reason = getattr(error, "orig", None) or error
             raise problem or FolderError(
-                f"{self._path} cannot be used: {reason}; copy the run folder again, or name "
+                f"{self._name} cannot be used: {reason}; copy the run folder again, or name "
                 "another one"
             ) from error
 
@@ -139,10 +200,15 @@ class Store:
         except (ValueError, TypeError, LookupError, NoResultFound) as error:
             raise self.damaged(str(error)) from error
 
-    def damaged(self, found: str) -> FolderError:
+    def damaged(self, found: str) -> TunerdError:
         """Return the error of a store that holds what no run can have put there."""
+        if isinstance(self._name, str):
+            return StoreError(
+                f"the store {self._name} holds what is no record of a run ({found}); another "
+                "program wrote to it, or it is damaged"
+            )
         return FolderError(
-            f"{self._path} holds what is no record of a run ({found}); it is damaged, or another "
+            f"{self._name} holds what is no record of a run ({found}); it is damaged, or another "
             "program wrote to it: copy the run folder again, or name another one"
         )
 
@@ -151,39 +217,40 @@ class Store:
     def facts(self) -> RunFacts:
         """Return the facts of the run's first session; FolderError where none has begun."""
         with self._reading() as connection:
-            text = connection.execute(_first_session()).scalar()
-            if text is not None:
-                return _facts_from(text)
+            found = runs.first_facts(connection, self._run_id)
+        if found is not None:
+            return found
         raise FolderError(
-            f"{self._path.parent} holds a run that was killed before it began, and no trial; "
+            f"{self._name} holds a run that was killed before it began, and no trial; "
             "run its command again, or give another folder"
         )
 
     def sessions(self) -> list[tuple[float, RunFacts]]:
         """Return when each session began and its facts, in order."""
-        table = schema.sessions
-        wanted = sa.select(table.c.opened_at, table.c.facts).order_by(table.c.session_id)
         with self._reading() as connection:
-            found = connection.execute(wanted).all()
-            return [(typed.of_kind(float, at), _facts_from(facts)) for at, facts in found]
+            return runs.all_sessions(connection, self._run_id)
 
     def register_tasks(self, tasks: Sequence[Task]) -> None:
         """Keep the tasks, in order; those that are known stay as they are."""
-        self._insert(insert(schema.tasks).on_conflict_do_nothing(), map(rows.task_to_row, tasks))
+        self._insert(
+            runs.put(self._connection, schema.tasks).on_conflict_do_nothing(),
+            map(rows.task_to_row, tasks),
+        )
 
     def tasks(self) -> list[Task]:
-        wanted = sa.select(schema.tasks).order_by(schema.tasks.c.position)
+        wanted = self._all(schema.tasks).order_by(schema.tasks.c.position)
         with self._reading() as connection:
             return [rows.task_from_row(row) for row in connection.execute(wanted).mappings()]
 
     def save_slices(self, specs: Sequence[SliceSpec]) -> None:
         """Keep the slices as planned; a later session's plan replaces slices of the same id."""
-        put = insert(schema.slices)
+        put = runs.put(self._connection, schema.slices)
+        latest = {spec.slice_id: _dump(spec) for spec in specs}
         self._insert(
             put.on_conflict_do_update(
-                index_elements=["slice_id"], set_={"spec": put.excluded.spec}
+                index_elements=["run_id", "slice_id"], set_={"spec": put.excluded.spec}
             ),
-            ({"slice_id": spec.slice_id, "spec": _dump(spec)} for spec in specs),
+            ({"slice_id": slice_id, "spec": spec} for slice_id, spec in latest.items()),
         )
 
     def slices(self) -> list[SliceSpec]:
@@ -199,7 +266,12 @@ class Store:
 
     def proofs(self) -> list[CapProof]:
         """Return all proofs, oldest first; a slice that was started again has several."""
-        wanted = sa.select(schema.proofs.c.proof).order_by(schema.proofs.c.proof_id)
+        table = schema.proofs
+        wanted = (
+            sa.select(table.c.proof)
+            .where(table.c.run_id == self._run_id)
+            .order_by(table.c.proof_id)
+        )
         with self._reading() as connection:
             found = connection.execute(wanted).scalars()
             return [typed.from_json(CapProof, text) for text in found]
@@ -213,17 +285,17 @@ class Store:
         trial: its id is returned, in whatever state that trial is.
         """
         with self._transaction() as connection:
-            return trials.propose(connection, candidates, at=_at(now))
+            return trials.propose(connection, self._run_id, candidates, at=_at(now))
 
     def built(self, trial_id: int, build: Build) -> None:
         """Note how a trial that has not ended was compiled."""
         with self._transaction() as connection:
-            trials.built(connection, trial_id, build)
+            trials.built(connection, self._run_id, trial_id, build)
 
     def start(self, trial_ids: Sequence[int], slice_id: str, *, now: float | None = None) -> None:
         """Store that proposed trials are about to run in a slice."""
         with self._transaction() as connection:
-            trials.start(connection, trial_ids, slice_id, at=_at(now))
+            trials.start(connection, self._run_id, trial_ids, slice_id, at=_at(now))
 
     def finish(
         self, trial_id: int, result: Measurement | Failure, *, now: float | None = None
@@ -241,7 +313,7 @@ class Store:
         and was not started.
         """
         with self._transaction() as connection:
-            trials.finish(connection, results, at=_at(now))
+            trials.finish(connection, self._run_id, results, at=_at(now))
 
     def requeue_unfinished(self, *, now: float | None = None) -> list[Record]:
         """Put running trials back to proposed, and return all trials that are proposed.
@@ -249,7 +321,7 @@ class Store:
         For a session that goes on after another one was killed.
         """
         with self._transaction() as connection:
-            trials.requeue_running(connection, at=_at(now))
+            trials.requeue_running(connection, self._run_id, at=_at(now))
         return list(self.records(state=TrialState.PROPOSED))
 
     def adopt(self, trial_rows: Iterable[Mapping[str, Any]]) -> None:
@@ -257,7 +329,8 @@ class Store:
         trial_rows = iter(trial_rows)
         with self._transaction() as connection:
             while page := list(islice(trial_rows, _PAGE)):
-                connection.execute(schema.trials.insert(), page)
+                found = [dict(row) | {"run_id": self._run_id} for row in page]
+                connection.execute(schema.trials.insert(), found)
 
     # --- reading trials ----------------------------------------------------------------------
 
@@ -284,7 +357,7 @@ class Store:
         while True:
             with self._transaction() as connection:
                 page = trials.page(
-                    connection, after=last, limit=_PAGE, task_id=task_id, state=state
+                    connection, self._run_id, after=last, limit=_PAGE, task_id=task_id, state=state
                 )
             yield from page
             if len(page) < _PAGE:
@@ -294,19 +367,19 @@ class Store:
     def record(self, trial_id: int) -> Record:
         """Return one trial; raises KeyError where there is none of this id."""
         with self._transaction() as connection:
-            row = trials.row(connection, trial_id)
+            row = trials.row(connection, self._run_id, trial_id)
         with self._decoding():
             return rows.record_from_row(row)
 
     def counts(self, task_id: str | None = None) -> dict[TrialState, int]:
         """Return how many trials are in each state, of one task or of all."""
         with self._transaction() as connection:
-            return trials.counts(connection, task_id)
+            return trials.counts(connection, self._run_id, task_id)
 
     def best(self, task_id: str, origin: Origin | None = None) -> Record | None:
         """Return the measured trial of least median, the earliest of equals."""
         with self._reading() as connection:
-            return trials.best(connection, task_id, origin)
+            return trials.best(connection, self._run_id, task_id, origin)
 
     def ranked(self, task_id: str) -> list[tuple[int, float | None]]:
         """Return the ids and medians of a task's ended search trials: fastest first, failed last.
@@ -314,47 +387,51 @@ class Store:
         Of equals the earliest is first.
         """
         with self._reading() as connection:
-            return trials.ranked(connection, task_id)
+            return trials.ranked(connection, self._run_id, task_id)
 
     def traces(self, trial_ids: Sequence[int]) -> list[str]:
         """Return the trials' traces, in order; KeyError where there is no such trial."""
         with self._reading() as connection:
-            found = trials.traces(connection, trial_ids)
+            found = trials.traces(connection, self._run_id, trial_ids)
         return [found[i] for i in trial_ids]
 
     def story(self, trial_id: int) -> str:
         """Tell what happened to a trial, a line per event; KeyError where there is none."""
         with self._transaction() as connection:
-            return trials.story(connection, trial_id)
+            return trials.story(connection, self._run_id, trial_id)
 
     # --- the result, and where time went -----------------------------------------------------
 
-    def save_task_outcome(self, outcome: TaskOutcome, *, now: float | None = None) -> None:
+    def save_task_outcome(
+        self, outcome: TaskOutcome, *, on: Obtained | None = None, now: float | None = None
+    ) -> None:
         """Keep what a task ends with, so that a killed session need not measure it again.
 
-        The winner must have been proposed: its trace is kept in its trial.
+        `on` is what it was measured on, `obtained` where it is not given; without either, no other
+        run takes it.
         """
-        put = insert(schema.task_outcomes)
-        row = {"task_id": outcome.task_id, "saved_at": _at(now), "outcome": _dump(outcome)}
-        self._insert(
-            put.on_conflict_do_update(
-                index_elements=["task_id"],
-                set_={"saved_at": put.excluded.saved_at, "outcome": put.excluded.outcome},
-            ),
-            [row],
-        )
+        self.save_task_outcomes([(outcome, on or self.obtained)], now=now)
+
+    def save_task_outcomes(
+        self, settled: Sequence[tuple[TaskOutcome, Obtained | None]], *, now: float | None = None
+    ) -> None:
+        """Keep outcomes, each with what it was measured on: all of them or none."""
+        with self._transaction() as connection:
+            settled_rows.save(connection, self._run_id, settled, at=_at(now))
 
     def task_outcomes(self) -> list[TaskOutcome]:
         """Return the outcomes in the order of the tasks."""
-        table = schema.task_outcomes
-        wanted = sa.select(table.c.outcome).join(schema.tasks).order_by(schema.tasks.c.position)
-        found = []
+        return [outcome for outcome, _ in self.settled()]
+
+    def settled(self) -> list[tuple[TaskOutcome, Obtained | None]]:
+        """Return the outcomes in the order of the tasks, with what each was measured on."""
         with self._reading() as connection:
-            for text in connection.execute(wanted).scalars().all():
-                value = typed.from_json(dict[str, Any], text)
-                winner = trials.by_candidate(connection, value["winner"]["candidate_id"])
-                found.append(rows.task_outcome_from_json(value, rows.candidate_from_row(winner)))
-        return found
+            return settled_rows.of_run(connection, self._run_id)
+
+    def measured_on(self, on: Obtained, task_ids: Sequence[str]) -> dict[str, list[TaskOutcome]]:
+        """Return what other runs of this store measured of tasks on the same, the newest first."""
+        with self._reading() as connection:
+            return settled_rows.measured_on(connection, on, task_ids, except_run=self.identity)
 
     def save_outcome(self, outcome: Outcome, *, now: float | None = None) -> None:
         """Keep how a session ended; earlier ones stay."""
@@ -363,7 +440,12 @@ class Store:
     def outcome(self) -> dict[str, Any] | None:
         """Return the last outcome as to_json wrote it, or None while there is none."""
         table = schema.outcomes
-        wanted = sa.select(table.c.outcome).order_by(table.c.outcome_id.desc()).limit(1)
+        wanted = (
+            sa.select(table.c.outcome)
+            .where(table.c.run_id == self._run_id)
+            .order_by(table.c.outcome_id.desc())
+            .limit(1)
+        )
         with self._reading() as connection:
             text = connection.execute(wanted).scalar()
             return None if text is None else typed.from_json(dict[str, Any], text)
@@ -381,7 +463,7 @@ class Store:
 
     def spans(self) -> list[Span]:
         """Return where the workers' time went, in the order in which it was told."""
-        wanted = sa.select(schema.spans).order_by(schema.spans.c.span_id)
+        wanted = self._all(schema.spans).order_by(schema.spans.c.span_id)
         with self._reading() as connection:
             return [rows.span_from_row(row) for row in connection.execute(wanted).mappings()]
 
@@ -390,24 +472,18 @@ class Store:
 
     def phases(self) -> list[PhaseTime]:
         """Return the phases that ended; one that was killed in is not there."""
-        wanted = sa.select(schema.phases).order_by(schema.phases.c.row_id)
+        wanted = self._all(schema.phases).order_by(schema.phases.c.row_id)
         with self._reading() as connection:
             return [rows.phase_from_row(row) for row in connection.execute(wanted).mappings()]
 
     def _insert(self, statement: sa.Insert, values: Iterable[Mapping[str, Any]]) -> None:
-        values = list(values)
+        values = [{"run_id": self._run_id, **value} for value in values]
         if values:
             with self._transaction() as connection:
                 connection.execute(statement, values)
 
-
-def _first_session() -> sa.Select[Any]:
-    table = schema.sessions
-    return sa.select(table.c.facts).order_by(table.c.session_id).limit(1)
-
-
-def _facts_from(text: str) -> RunFacts:
-    return RunFacts.from_json(typed.from_json(dict[str, Any], text))
+    def _all(self, table: sa.Table) -> sa.Select[Any]:
+        return sa.select(table).where(table.c.run_id == self._run_id)
 
 
 def _at(now: float | None) -> float:

@@ -30,20 +30,23 @@ _OPEN = (TrialState.PROPOSED, TrialState.RUNNING)
 _SESSION_ENDED = Failure(Stage.RUN, Kind.INTERRUPTED, "its session ended while it was running")
 
 
-def propose(connection: Connection, candidates: Sequence[Candidate], *, at: float) -> list[int]:
+def propose(
+    connection: Connection, run_id: int, candidates: Sequence[Candidate], *, at: float
+) -> list[int]:
     ids = [c.candidate_id for c in candidates]
-    known = _by_candidate(connection, ids)
+    known = _by_candidate(connection, run_id, ids)
     new = {c.candidate_id: c for c in candidates if c.candidate_id not in known}
     if new:
         connection.execute(
-            trials.insert(), [rows.candidate_to_row(c, now=at) for c in new.values()]
+            trials.insert(),
+            [rows.candidate_to_row(c, now=at) | {"run_id": run_id} for c in new.values()],
         )
-        known |= _by_candidate(connection, list(new))
+        known |= _by_candidate(connection, run_id, list(new))
     return [known[i] for i in ids]
 
 
-def built(connection: Connection, trial_id: int, build: Build) -> None:
-    require(connection, [trial_id], _OPEN, verb="be built")
+def built(connection: Connection, run_id: int, trial_id: int, build: Build) -> None:
+    require(connection, run_id, [trial_id], _OPEN, verb="be built")
     changed = connection.execute(
         trials.update().where(
             trials.c.trial_id == trial_id,
@@ -58,12 +61,14 @@ def built(connection: Connection, trial_id: int, build: Build) -> None:
     if not changed.rowcount:
         raise ValueError(
             f"a build of candidate {build.candidate.candidate_id} is not of this trial:\n"
-            + story(connection, trial_id)
+            + story(connection, run_id, trial_id)
         )
 
 
-def start(connection: Connection, trial_ids: Sequence[int], slice_id: str, *, at: float) -> None:
-    require(connection, trial_ids, (TrialState.PROPOSED,), verb="start")
+def start(
+    connection: Connection, run_id: int, trial_ids: Sequence[int], slice_id: str, *, at: float
+) -> None:
+    require(connection, run_id, trial_ids, (TrialState.PROPOSED,), verb="start")
     for chunk in _chunks(trial_ids):
         connection.execute(
             trials.update()
@@ -78,7 +83,7 @@ def start(connection: Connection, trial_ids: Sequence[int], slice_id: str, *, at
 
 
 def finish(
-    connection: Connection, results: Mapping[int, Measurement | Failure], *, at: float
+    connection: Connection, run_id: int, results: Mapping[int, Measurement | Failure], *, at: float
 ) -> None:
     measured, failed, returned = {}, {}, {}
     for trial_id, result in results.items():
@@ -88,22 +93,25 @@ def finish(
             failed[trial_id] = rows.failure_to_columns(result) | {"ended_at": at}
         else:
             returned[trial_id] = result
-    require(connection, measured, (TrialState.RUNNING,), verb="be measured")
-    require(connection, [*failed, *returned], _OPEN, verb="fail")
+    require(connection, run_id, measured, (TrialState.RUNNING,), verb="be measured")
+    require(connection, run_id, [*failed, *returned], _OPEN, verb="fail")
     _update_each(connection, measured)
     _update_each(connection, failed)
     _put_back(connection, returned, at=at)
 
 
-def requeue_running(connection: Connection, *, at: float) -> None:
+def requeue_running(connection: Connection, run_id: int, *, at: float) -> None:
     running = connection.execute(
-        sa.select(trials.c.trial_id).where(trials.c.state == TrialState.RUNNING.value)
+        sa.select(trials.c.trial_id).where(
+            trials.c.run_id == run_id, trials.c.state == TrialState.RUNNING.value
+        )
     ).scalars()
     _put_back(connection, dict.fromkeys(running, _SESSION_ENDED), at=at)
 
 
 def page(
     connection: Connection,
+    run_id: int,
     *,
     after: int,
     limit: int,
@@ -111,30 +119,43 @@ def page(
     state: TrialState | None,
 ) -> Sequence[RowMapping]:
     wanted = (
-        sa.select(trials).where(trials.c.trial_id > after).order_by(trials.c.trial_id).limit(limit)
+        sa.select(trials)
+        .where(trials.c.run_id == run_id, trials.c.trial_id > after)
+        .order_by(trials.c.trial_id)
+        .limit(limit)
     )
     return connection.execute(_only(wanted, task_id, state)).mappings().all()
 
 
-def counts(connection: Connection, task_id: str | None) -> dict[TrialState, int]:
-    wanted = sa.select(trials.c.state, sa.func.count()).group_by(trials.c.state)
+def counts(connection: Connection, run_id: int, task_id: str | None) -> dict[TrialState, int]:
+    wanted = (
+        sa.select(trials.c.state, sa.func.count())
+        .where(trials.c.run_id == run_id)
+        .group_by(trials.c.state)
+    )
     found: dict[str, int] = dict(connection.execute(_only(wanted, task_id, None)).all())
     return {state: found.get(state.value, 0) for state in TrialState}
 
 
-def best(connection: Connection, task_id: str, origin: Origin | None) -> Record | None:
-    wanted = sa.select(trials).order_by(trials.c.median_secs, trials.c.trial_id).limit(1)
+def best(connection: Connection, run_id: int, task_id: str, origin: Origin | None) -> Record | None:
+    wanted = (
+        sa.select(trials)
+        .where(trials.c.run_id == run_id)
+        .order_by(trials.c.median_secs, trials.c.trial_id)
+        .limit(1)
+    )
     if origin is not None:
         wanted = wanted.where(trials.c.origin == origin.value)
     row = connection.execute(_only(wanted, task_id, TrialState.MEASURED)).mappings().one_or_none()
     return None if row is None else rows.record_from_row(row)
 
 
-def ranked(connection: Connection, task_id: str) -> list[tuple[int, float | None]]:
+def ranked(connection: Connection, run_id: int, task_id: str) -> list[tuple[int, float | None]]:
     ended = (TrialState.MEASURED.value, TrialState.FAILED.value)
     wanted = (
         sa.select(trials.c.trial_id, trials.c.median_secs)
         .where(
+            trials.c.run_id == run_id,
             trials.c.task_id == task_id,
             trials.c.origin == Origin.SEARCH.value,
             trials.c.state.in_(ended),
@@ -144,34 +165,40 @@ def ranked(connection: Connection, task_id: str) -> list[tuple[int, float | None
     return [(trial_id, secs) for trial_id, secs in connection.execute(wanted)]
 
 
-def traces(connection: Connection, trial_ids: Sequence[int]) -> dict[int, str]:
+def traces(connection: Connection, run_id: int, trial_ids: Sequence[int]) -> dict[int, str]:
     found: dict[int, str] = {}
     for chunk in _chunks(trial_ids):
         wanted = sa.select(trials.c.trial_id, trials.c.trace_json).where(
-            trials.c.trial_id.in_(chunk)
+            trials.c.run_id == run_id, trials.c.trial_id.in_(chunk)
         )
         found.update(dict(connection.execute(wanted).all()))
     return found
 
 
-def by_candidate(connection: Connection, candidate_id: str) -> RowMapping:
+def by_candidate(connection: Connection, run_id: int, candidate_id: str) -> RowMapping:
     return (
-        connection.execute(sa.select(trials).where(trials.c.candidate_id == candidate_id))
+        connection.execute(
+            sa.select(trials).where(
+                trials.c.run_id == run_id, trials.c.candidate_id == candidate_id
+            )
+        )
         .mappings()
         .one()
     )
 
 
-def row(connection: Connection, trial_id: int) -> RowMapping:
-    found = connection.execute(sa.select(trials).where(trials.c.trial_id == trial_id))
+def row(connection: Connection, run_id: int, trial_id: int) -> RowMapping:
+    found = connection.execute(
+        sa.select(trials).where(trials.c.run_id == run_id, trials.c.trial_id == trial_id)
+    )
     one = found.mappings().one_or_none()
     if one is None:
         raise KeyError(f"the store has no trial {trial_id}")
     return one
 
 
-def story(connection: Connection, trial_id: int) -> str:
-    trial = row(connection, trial_id)
+def story(connection: Connection, run_id: int, trial_id: int) -> str:
+    trial = row(connection, run_id, trial_id)
     lines = [
         f"trial {trial_id}: candidate {trial['candidate_id']} ({trial['origin']}) of task "
         f"{trial['task_id']}, {trial['state']}",
@@ -201,6 +228,7 @@ def story(connection: Connection, trial_id: int) -> str:
 
 def require(
     connection: Connection,
+    run_id: int,
     trial_ids: Collection[int],
     allowed: Collection[TrialState],
     *,
@@ -210,7 +238,9 @@ def require(
     states: dict[int, str] = {}
     for chunk in _chunks(trial_ids):
         found = connection.execute(
-            sa.select(trials.c.trial_id, trials.c.state).where(trials.c.trial_id.in_(chunk))
+            sa.select(trials.c.trial_id, trials.c.state).where(
+                trials.c.run_id == run_id, trials.c.trial_id.in_(chunk)
+            )
         )
         states.update(dict(found.all()))
     for trial_id in trial_ids:
@@ -219,7 +249,7 @@ def require(
         if TrialState(states[trial_id]) not in allowed:
             raise ValueError(
                 f"trial {trial_id} is {states[trial_id]} and cannot {verb}:\n"
-                + story(connection, trial_id)
+                + story(connection, run_id, trial_id)
             )
 
 
@@ -259,12 +289,14 @@ def _update_each(connection: Connection, columns: Mapping[int, Mapping[str, Any]
         )
 
 
-def _by_candidate(connection: Connection, candidate_ids: Collection[str]) -> dict[str, int]:
+def _by_candidate(
+    connection: Connection, run_id: int, candidate_ids: Collection[str]
+) -> dict[str, int]:
     known: dict[str, int] = {}
     for chunk in _chunks(candidate_ids):
         found = connection.execute(
             sa.select(trials.c.candidate_id, trials.c.trial_id).where(
-                trials.c.candidate_id.in_(chunk)
+                trials.c.run_id == run_id, trials.c.candidate_id.in_(chunk)
             )
         )
         known.update(dict(found.all()))

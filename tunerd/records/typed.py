@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from pydantic import TypeAdapter, ValidationError
 
+from tunerd.records.schema import Words
+
 _T = TypeVar("_T")
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 _SQL_TYPES: dict[type, tuple[type, ...]] = {
-    sa.Integer: (int,),
+    sa.BigInteger: (int,),
     sa.Float: (int, float),
-    sa.Text: (str,),
+    Words: (str,),
 }
 
 

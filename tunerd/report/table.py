@@ -86,7 +86,7 @@ def _task_table(shares: tuple[TaskShare, ...]) -> Table:
             Text(secs_text(task.default_secs)),
             Text(secs_text(task.best_secs)),
             _ratio_cell(task.comparison, is_tuned=task.is_tuned),
-            Text(f"{task.trials:,}"),
+            Text("store" if task.taken else f"{task.trials:,}"),
             Text(f"{task.failed:,}"),
         )
     return table
@@ -120,6 +120,8 @@ def _totals_line(outcome: Outcome) -> Text:
         f"{tuned} of {len(outcome.tasks)} tasks use a tuned schedule; {trials:,} trials, "
         f"{failed:,} failed"
     )
+    if taken := sum(t.taken is not None for t in outcome.tasks):
+        line += f"; {count_text(taken, 'task')} from the store"
     if default is not None and best is not None:
         line += f"; kernels {secs_text(default)} with the defaults, {secs_text(best)} as shipped"
     return Text(line)
@@ -245,7 +247,11 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     shares = {s.task.task_id: s.share for s in by_share(outcome.tasks)}
     document: dict[str, Any] = to_json(outcome)
     for task, described in zip(outcome.tasks, document["tasks"], strict=True):
-        described |= {"is_tuned": task.is_tuned, "share_of_time": shares[task.task_id]}
+        described |= {
+            "is_tuned": task.is_tuned,
+            "from_store": task.taken is not None,
+            "share_of_time": shares[task.task_id],
+        }
     for latency, described in zip(outcome.latencies, document["latencies"], strict=True):
         seen = spread(latency.run_secs)
         described |= {
@@ -259,6 +265,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "headline": verdict.text,
         "hit_rate": outcome.hit_rate,
         "tasks_tuned": sum(t.is_tuned for t in outcome.tasks),
+        "tasks_from_store": sum(t.taken is not None for t in outcome.tasks),
         "trials": sum(t.trials for t in outcome.tasks),
         "trials_failed": sum(t.failed for t in outcome.tasks),
         "kernels_default_secs": default,

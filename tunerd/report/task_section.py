@@ -121,6 +121,8 @@ def _compared(task: TaskOutcome, scale: tuple[float, float]) -> tuple[Child, Chi
 
 
 def _trials(task: TaskOutcome) -> Child:
+    if task.taken:
+        return element("div", "from the store", element("small", f"run {task.taken.run[:8]}"))
     failed = element("small", f"{task.failed:,} failed") if task.failed else None
     return element("div", f"{task.trials:,}", failed)
 
