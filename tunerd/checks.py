@@ -320,10 +320,18 @@ def mps_processes() -> list[tuple[int, int]]:
         if not folder.name.isdigit():
             continue
         try:
-            program = (folder / "cmdline").read_bytes().split(b"\0")[0]
             uid = folder.stat().st_uid
         except OSError:
             continue
-        if os.path.basename(program).startswith(b"nvidia-cuda-mps"):
+        if program_of(int(folder.name)).startswith("nvidia-cuda-mps"):
             found.append((int(folder.name), uid))
     return found
+
+
+def program_of(pid: int) -> str:
+    """Return the name of a process's program as it was started; "" where it has ended."""
+    try:
+        started = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return ""
+    return os.path.basename(started).decode(errors="replace")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd import host
-from tunerd.checks import Finding, Status, mps_processes
+from tunerd.checks import Finding, Status, mps_processes, program_of
 from tunerd.host import GpuFacts
 from tunerd.slices.mps_control import MPS_SERVER
 
@@ -113,7 +113,7 @@ def of_mps(processes: Sequence[tuple[int, int]], limits: Limits) -> Finding:
     if not processes:
         return Finding(name, Status.OK, "no daemon of anybody")
     who = ", ".join(f"pid {pid} of uid {uid}" for pid, uid in processes)
-    if any(_is_server(pid) for pid, _ in processes):
+    if any(program_of(pid) == MPS_SERVER for pid, _ in processes):
         return Finding(
             name,
             Status.FAIL,
@@ -121,19 +121,6 @@ def of_mps(processes: Sequence[tuple[int, int]], limits: Limits) -> Finding:
             "end its clients, or use that daemon with --mps external",
         )
     return Finding(name, Status.WARN, f"a daemon without clients: {who}")
-
-
-def _is_server(pid: int) -> bool:
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return False
-    # The kernel keeps 15 characters, in which server and control look alike: see the command.
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-    except OSError:
-        command = ""
-    return MPS_SERVER in (name, Path(command).name)
 
 
 # --- one GPU -----------------------------------------------------------------------------------
