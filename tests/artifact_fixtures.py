@@ -111,7 +111,9 @@ def matmul_winner(tasks: tuple[Task, ...]) -> Candidate:
     return candidate_of(task, sch.trace)
 
 
-def tiny_artifact(folder: Path, *, tuned: bool = True, proof: CapProof = CORES) -> Model:
+def tiny_artifact(
+    folder: Path, *, tuned: bool = True, proof: CapProof = CORES, pct: int = 50
+) -> Model:
     """Compile the tiny model for llvm into `folder` and return the model."""
     model = tiny_convnet()
     lowered = lower(model, LLVM)
@@ -124,7 +126,7 @@ def tiny_artifact(folder: Path, *, tuned: bool = True, proof: CapProof = CORES) 
         LLVM,
         folder,
         model=model,
-        pct=50,
+        pct=pct,
         proofs=(proof,),
     )
     return model

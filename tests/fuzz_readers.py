@@ -31,6 +31,7 @@ from fuzz_mutations import (
     changed_models,
     changed_stores,
 )
+from gate_runs import outcome
 from hypothesis import strategies as st
 from models import conv_net, flattening_net, floats, model, shape_arithmetic_net
 from onnx import TensorProto, helper
@@ -40,7 +41,7 @@ import tunerd
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, TunerdError
-from tunerd.manifest import LIBRARY, MANIFEST, WEIGHTS
+from tunerd.manifest import LIBRARY, MANIFEST, PACKED_VERSION, WEIGHTS
 from tunerd.model import load_model, read_model
 from tunerd.records.schema import STORE_NAME
 from tunerd.run_archive import pack
@@ -192,6 +193,8 @@ def _artifact_inputs(folder: Path) -> st.SearchStrategy[bytes]:
     if not artifact.exists():
         tiny_artifact(artifact)
     manifest = json.loads((artifact / MANIFEST).read_bytes())
+    variants = [manifest, manifest | {"stored_as": {LIBRARY: LIBRARY, WEIGHTS: WEIGHTS}}]
+    packed = {"format_version": PACKED_VERSION, "variants": variants}
     weights = (artifact / WEIGHTS).read_bytes()
     (size,) = struct.unpack("<Q", weights[:8])
     header = json.loads(weights[8 : 8 + size])
@@ -214,7 +217,8 @@ def _artifact_inputs(folder: Path) -> st.SearchStrategy[bytes]:
     torn = changed_bytes([json.dumps(manifest).encode()]).map(lambda m: joined(m, weights))
     heads = changed_json(header).map(with_header).map(with_weights)
     data = changed_bytes([weights[:4096]]).map(with_weights)
-    return st.one_of(told, told, torn, heads, data)
+    several = changed_json(packed).map(lambda m: joined(json.dumps(m).encode(), weights))
+    return st.one_of(told, told, several, torn, heads, data)
 
 
 def _read_artifact(content: bytes, folder: Path) -> None:
@@ -243,6 +247,7 @@ def _run(folder: Path) -> Path:
         ids = store.propose([candidate(0, origin=Origin.DEFAULT), *map(candidate, range(1, 5))])
         store.start(ids[:3], "cpu-0-0")
         store.finish_all({ids[0]: measurement(2e-3), ids[1]: measurement(1e-3), ids[2]: WRONG})
+        store.save_outcome(outcome(1, tasks=2))
         store.add_spans([Span("tuner-0", Activity.BUILD, 1.0, 2.0, "tuner", items=3)])
         store.add_phase(PhaseTime(Phase.SEARCH, 1.0, 2.0, core_busy_secs=((0, 0.5),)))
         made.write_log(3, "said")
@@ -265,6 +270,8 @@ def _read_store(content: bytes, folder: Path) -> None:
         command("records", "export", run_folder, "--format", kind, "--to", folder / kind)
     command("records", "pack", run_folder, folder / "packed")
     command("records", "merge", run_folder, "--to", folder / "merged")
+    for form in ("table", "json", "markdown", "github-action-benchmark"):
+        command("compare", run_folder, run_folder, "--format", form)
     said_no(functools.partial(_go_on, run_folder))
 
 
@@ -346,6 +353,8 @@ def _command_lines(draw: Draw) -> bytes:
             st.just(["tune", "nowhere.onnx", "--dry-run", *argv]),
             TEXTS.map(lambda path: ["tune", path, "--cpu-pct", "100", "--dry-run"]),
             TEXTS.map(lambda path: ["bench", path]),
+            TEXTS.map(lambda path: ["compare", path, path]),
+            TEXTS.map(lambda path: ["pack", path, "--to", "nowhere"]),
             TEXTS.map(lambda path: ["records", "show", path]),
             TEXTS.map(lambda path: ["records", "pack", path, "file"]),
             st.lists(TEXTS, max_size=3),

@@ -36,6 +36,9 @@ from tunerd.vocabulary import (
     Verification,
 )
 
+# Of a call, and calls of a task: what is beyond can be of no run, and ratios of it overflow.
+_MIN_SECS, _MAX_SECS, _MAX_WEIGHT = 1e-12, 1e9, 2**31
+
 
 @dataclass(frozen=True)
 class TaskTiming:
@@ -212,6 +215,8 @@ def _task_timing(task: TaskOutcome) -> TaskTiming | None:
     winner = measured.get(task.winner.candidate_id)
     if not isinstance(winner, Measurement):
         return None
+    if not 0 < task.weight < _MAX_WEIGHT:
+        raise ValueError(f"a task that is called {str(task.weight)[:40]} times")
     defaults = (f.measurement for f in task.finalists if f.origin is Origin.DEFAULT)
     default = next((m.run_secs for m in defaults if isinstance(m, Measurement)), ())
     return TaskTiming(
@@ -224,8 +229,8 @@ def _task_timing(task: TaskOutcome) -> TaskTiming | None:
 
 
 def _times(secs: tuple[float, ...]) -> tuple[float, ...]:
-    if not all(0.0 < each < float("inf") for each in secs):
-        raise ValueError(f"a time is not positive and finite: {secs[:8]}")
+    if not all(_MIN_SECS < each < _MAX_SECS for each in secs):
+        raise ValueError(f"what can be no time of a call: {secs[:8]}")
     return secs
 
 
