@@ -21,7 +21,7 @@ from tunerd.errors import ExitCode, FolderError
 from tunerd.recipe import read_recipe
 from tunerd.recipe.carry_out import Result, carry_out
 
-# Stands in for tunerd: writes down what it was asked, and ends as a file of the command's name says.
+# Stands in for tunerd: writes down what it was asked, and ends as plan.json says of that command.
 PROGRAM = """
 import json, os, signal, sys, time
 with open("asked", "a") as asked:
