@@ -12,6 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from bad_input import Place
+    from postgres_server import PostgresServer
 
 _CORES = os.sched_getaffinity(0)
 
@@ -49,3 +50,13 @@ def place(tmp_path: Path, artifact_of: Callable[[], Path]) -> Iterator[Place]:
     made = Place(tmp_path, artifact_of)
     with made.stack:
         yield made
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """Yield a PostgreSQL server, started once and only where it is needed."""
+    from postgres_server import start_postgres
+
+    server = start_postgres()
+    yield server
+    server.close()

@@ -228,6 +228,7 @@ def _store(text: str | None) -> dict[str, Any]:
         hide_password()
     except ValueError as error:
         raise InputError(f"--store cannot be used: {error}") from None
+    os.environ.pop("TUNERD_STORE", None)  # Ray's processes would have it, and a password in it
     return {"store": text, "store_password": password_from(os.environ)}
 
 

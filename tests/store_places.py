@@ -1,0 +1,44 @@
+"""Where a run's store can be: its folder, or a team's store with other runs beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunerd.records import RunFacts, Store
+from tunerd.store_address import StoreAddress
+
+KINDS = ("run folder", "team's file", "team's server")
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """One run's place: a folder, or an address and the run's identity."""
+
+    folder: str = ""
+    address: str = ""
+    identity: str = ""
+
+    def open(self, facts: RunFacts, now: float | None = None) -> Store:
+        if self.folder:
+            return Store.create_or_open(Path(self.folder), facts=facts, now=now)
+        address = StoreAddress.parse(self.address)
+        return Store.join(address, self.identity, facts=facts, now=now)
+
+    def read(self) -> Store:
+        if self.folder:
+            return Store.read(Path(self.folder))
+        return Store.read_shared(StoreAddress.parse(self.address), self.identity)
+
+    def fresh(self) -> StorePlace:
+        """Return the place of another run: in the same team's store, or in a new folder."""
+        if self.folder:
+            return StorePlace(folder=tempfile.mkdtemp(dir=self.folder))
+        return dataclasses.replace(self, identity=uuid.uuid4().hex)
+
+    def __str__(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
