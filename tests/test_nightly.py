@@ -25,7 +25,7 @@ cpu-pct: 50
 trials: 16
 seed: 0
 preflight: {cpu-only: true, max-load: 1000}
-gate: {fail-above: 50%, cannot-tell: pass, measure: true}
+gate: {fail-above: 50%, cannot-tell: pass}
 """
 NAME = "net-cpu50"
 

@@ -195,7 +195,10 @@ BAD = {
         f"model: a.onnx\ncpu-pct: 5\nseed: [{', '.join(map(str, range(MAX_RUNS + 1)))}]",
         "more than 1,000 runs",
     ),
-    "one folder for two": ("model: a\ncpu-pct: [1, 2]\nout: x", r"share the folder .*x; write \{na"),
+    "one folder for two": (
+        "model: a\ncpu-pct: [1, 2]\nout: x",
+        r"share the folder .*x; write \{na",
+    ),
     "one name for two": ("model: [x/a.onnx, y/a.onnx]\ncpu-pct: 1", "two runs are named a-cpu1"),
     "a name that is a path": (NET + "runs:\n  ../x:", "4:3: runs: '../x' cannot be a name"),
     "no entries": (NET + "runs: {}", "3:7: runs: there is no entry"),
