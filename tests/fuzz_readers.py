@@ -368,6 +368,58 @@ def _read_command_line(content: bytes, folder: Path) -> None:
         command(*json.loads(content))
 
 
+# --- recipes -----------------------------------------------------------------------------------
+
+_RECIPE = b"""\
+model: [a.onnx, 'b c.onnx']
+cpu-pct: [50, 100]
+budget: &time 1.5m
+shape: ["images:1,3,8,8"]
+out: "../runs/{name}"
+warm-start:
+  - ../x
+preflight: {max-load: 0.5, wait: *time}
+gate: {base: x, base-follows: true, fail-above: 5%}
+runs:
+  one: {seed: [1, 2], trials: 9}
+  two:
+    <<: null
+    budget: null
+    require-hit: false
+"""
+_YAML_WORDS = ["&a ", "*a", "!!int ", "? ", ": ", "- ", "[", "{", "}", "\n", "\t", "|\n", ">-\n"]
+_YAML_WORDS += ["<<", "null", "~", "yes", "---\n", "%YAML 1.1\n", "'", '"\\', "{name}", "#", "0x1"]
+
+
+@st.composite
+def _recipes(draw: Draw) -> bytes:
+    """Lines and words of a recipe, in any order, with words of YAML between them."""
+    lines = _RECIPE.decode().splitlines(keepends=True)
+    keys = st.sampled_from(["gpu-pct", "model", "out", "gate", "runs", "preflight", "slice", "x"])
+    part = st.one_of(
+        st.sampled_from(lines),
+        st.sampled_from(_YAML_WORDS),
+        st.tuples(keys, st.one_of(TEXTS, INTEGERS, FLOATS)).map(lambda kv: f"{kv[0]}: {kv[1]}\n"),
+    )
+    text = "".join(draw(st.lists(part, max_size=12)))
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _recipe_inputs(_: Path) -> st.SearchStrategy[bytes]:
+    whole = _RECIPE.replace(b"    <<: null\n", b"")
+    return st.one_of(_recipes(), changed_bytes([whole]), changed_bytes([whole]))
+
+
+def _read_recipe(content: bytes, folder: Path) -> None:
+    (folder / "r.yaml").write_bytes(content)
+    before = sorted(folder.iterdir())
+    with contextlib.chdir(folder):
+        command("run", "r.yaml", "--dry-run", "--json")
+        text = content.decode("utf-8", "replace").replace("\0", "")
+        command("run", "r.yaml", "--dry-run", "--set", f"gate.base={text}")
+    assert sorted(folder.iterdir()) == before
+
+
 READERS = {
     "model": Reader(_model_inputs, _read_model),
     "plan": Reader(_model_inputs, _plan_model),
@@ -375,6 +427,7 @@ READERS = {
     "artifact": Reader(_artifact_inputs, _read_artifact),
     "store": Reader(_store_inputs, _read_store),
     "archive": Reader(_archive_inputs, _read_archive),
+    "recipe": Reader(_recipe_inputs, _read_recipe),
     "flags": Reader(lambda _: _command_lines(), _read_command_line),
 }
 

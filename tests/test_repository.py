@@ -216,7 +216,10 @@ def parsed(command: Any, argv: list[str], parent: Any = None) -> Any:
 def test_a_command_in_the_readme_is_one_that_the_program_takes(argv: list[str]) -> None:
     argv = [arg for arg in argv if arg != "..."]
     command = typer.main.get_command(app)
-    if argv[-1] in ("tune", "bench", "records", "status") or argv[:2] == ["--verbose", "tune"]:
+    if argv[-1] in ("tune", "bench", "compare", "records", "status") or argv[:2] == [
+        "--verbose",
+        "tune",
+    ]:
         assert argv[-1] in command.commands  # named in a sentence, without its arguments
     else:
         parsed(command, ["tunerd", *argv])
@@ -224,7 +227,8 @@ def test_a_command_in_the_readme_is_one_that_the_program_takes(argv: list[str]) 
 
 def test_the_readme_shows_each_command() -> None:
     shown = {argv[0] for argv in shown_commands()}
-    assert {"tune", "bench", "status", "compare", "pack", "doctor", "records"} <= shown
+    wanted = {"tune", "bench", "status", "compare", "pack", "report", "doctor", "records", "run"}
+    assert wanted | {"preflight"} <= shown
 
 
 def options_of(command: Any) -> set[str]:
@@ -336,8 +340,9 @@ def test_the_top_level_holds_what_it_should() -> None:
 
 
 def test_scripts_can_be_run() -> None:
-    scripts = [ROOT / ".ci" / "run", *(ROOT / "scripts").iterdir(), *(ROOT / "recipes").iterdir()]
-    for path in (p for p in scripts if p.is_file() and p.suffix != ".yaml"):
+    recipes = (p for p in (ROOT / "recipes").iterdir() if p.suffix in ("", ".sh"))
+    scripts = [ROOT / ".ci" / "run", *(ROOT / "scripts").iterdir(), *recipes]
+    for path in (p for p in scripts if p.is_file()):
         assert path.read_text().startswith("#!/usr/bin/env "), path.name
         assert os.access(path, os.X_OK), path.name
 

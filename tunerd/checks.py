@@ -328,11 +328,10 @@ def mps_processes() -> list[tuple[int, int]]:
         if not folder.name.isdigit():
             continue
         try:
-            program = (folder / "cmdline").read_bytes().split(b"\0")[0]
             uid = folder.stat().st_uid
         except OSError:
             continue
-        if os.path.basename(program).startswith(b"nvidia-cuda-mps"):
+        if program_of(int(folder.name)).startswith("nvidia-cuda-mps"):
             found.append((int(folder.name), uid))
     return found
 
@@ -351,3 +350,12 @@ def multi_user_daemons() -> list[int]:
         if any(word.lstrip(b"-") == b"multiuser-server" for word in words):
             found.append(pid)
     return found
+
+
+def program_of(pid: int) -> str:
+    """Return the name of a process's program as it was started; "" where it has ended."""
+    try:
+        started = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return ""
+    return os.path.basename(started).decode(errors="replace")

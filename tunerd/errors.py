@@ -37,6 +37,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 16
     DISK_FULL = 17
     STORE_MISS = 18
+    NOT_QUIET = 19  # `tunerd preflight`: somebody uses the GPU or the cores; nothing was started
     BUG = 70  # an exception that none of these names; sysexits.h EX_SOFTWARE
 
 

@@ -1,11 +1,11 @@
-"""Records -> what a report draws: the best latency over time, and what failed."""
+"""Records -> what a report draws: the best latency over time, the device, and what failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from tunerd.report import HistoryPoint
-from tunerd.vocabulary import Failure, Origin, Record, Task
+from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
+from tunerd.vocabulary import Conditions, Failure, Measurement, Origin, Record, Task
 
 _SESSION_GAP_SECS = 120.0  # a pause this long between trials is one between sessions
 
@@ -17,17 +17,12 @@ def history_of(
 
     Pauses between the sessions of a run do not count as time.
     """
-    ended = sorted((r for r in records if r.ended_at is not None), key=lambda r: r.ended_at or 0.0)
     weights = {t.task_id: t.weight for t in tasks}
     best: dict[str, float] = {}
     points: list[HistoryPoint] = []
-    trials, elapsed, last_at = 0, 0.0, started_at
+    trials, elapsed = 0, 0.0
     failed_defaults: set[str] = set()
-    for record in ended:
-        at = record.ended_at or last_at
-        step = max(0.0, at - last_at)
-        elapsed += step if step < _SESSION_GAP_SECS else 0.0
-        last_at = at
+    for elapsed, record in _timed(records, started_at):
         task_id, secs = record.candidate.task_id, record.run_secs
         trials += record.candidate.origin is Origin.SEARCH
         if secs is None:
@@ -48,12 +43,43 @@ def history_of(
     return points
 
 
-def failures_of(records: Iterable[Record]) -> list[tuple[str, int, str]]:
-    """Return (stage and kind, how often, the last message), the most frequent first."""
-    found: dict[str, tuple[int, str]] = {}
+def conditions_of(records: Iterable[Record], started_at: float) -> list[ConditionPoint]:
+    """Return the device's clock, temperature and power of each measured trial that has any."""
+    found = []
+    for elapsed, record in _timed(records, started_at):
+        if isinstance(record.result, Measurement):
+            seen = record.result.conditions
+            if (seen.sm_clock_mhz, seen.temperature_c, seen.power_w) != (None, None, None):
+                found.append(ConditionPoint(elapsed, record.result.slice_id, _finite(seen)))
+    return found
+
+
+def failures_of(records: Iterable[Record]) -> list[FailureKind]:
+    """Return the stages and kinds of failures, the most frequent first."""
+    found: dict[str, FailureKind] = {}
     for record in records:
         if isinstance(record.result, Failure):
             name = f"{record.result.stage}: {record.result.kind}"
-            count, _ = found.get(name, (0, ""))
-            found[name] = (count + 1, record.result.message)
-    return sorted(((n, c, m) for n, (c, m) in found.items()), key=lambda row: -row[1])
+            count = found[name].trials + 1 if name in found else 1
+            found[name] = FailureKind(name, count, record.result.message, record.trial_id)
+    return sorted(found.values(), key=lambda kind: -kind.trials)
+
+
+def _timed(records: Iterable[Record], started_at: float) -> Iterator[tuple[float, Record]]:
+    """Yield the trials that ended, in that order, each after how much time of the run."""
+    ended = sorted((r for r in records if r.ended_at is not None), key=lambda r: r.ended_at or 0.0)
+    elapsed, last_at = 0.0, started_at
+    for record in ended:
+        at = record.ended_at or last_at
+        step = max(0.0, at - last_at)
+        elapsed += step if step < _SESSION_GAP_SECS else 0.0
+        last_at = at
+        yield elapsed, record
+
+
+def _finite(seen: Conditions) -> Conditions:
+    """Return conditions with a power that is a number or None: a store may hold any float."""
+    power = seen.power_w
+    if power is None or 0 <= power < float("inf"):
+        return seen
+    return Conditions(seen.sm_clock_mhz, seen.temperature_c, None, seen.neighbours)

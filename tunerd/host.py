@@ -129,7 +129,7 @@ def facts() -> HostFacts:
 
 
 @functools.cache
-def _nvml() -> tuple[Any, str]:
+def nvml_library() -> tuple[Any, str]:
     """Return (pynvml, "") once it has started, or (None, why it has not)."""
     try:
         import pynvml
@@ -144,13 +144,13 @@ def _nvml() -> tuple[Any, str]:
 
 @functools.cache
 def _handle(gpu_uuid: str) -> Any:
-    nvml, _ = _nvml()
+    nvml, _ = nvml_library()
     return nvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
 
 
 def driver_versions() -> tuple[str, str]:
     """Return the driver's version and the newest CUDA that it supports; "" without a driver."""
-    nvml, _ = _nvml()
+    nvml, _ = nvml_library()
     if nvml is None:
         return "", ""
     number = nvml.nvmlSystemGetCudaDriverVersion_v2()
@@ -159,7 +159,7 @@ def driver_versions() -> tuple[str, str]:
 
 def gpus() -> tuple[tuple[GpuFacts, ...], str]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to us, and why there is none."""
-    nvml, why = _nvml()
+    nvml, why = nvml_library()
     if nvml is None:
         return (), why
     found_gpus = []
@@ -218,7 +218,7 @@ def _is_visible(gpu: GpuFacts) -> bool:
 
 def conditions(gpu_uuid: str, *, neighbours: int | None = None) -> Conditions:
     """Read clock, temperature and power of a GPU now. Cheap: handles are kept; never raises."""
-    nvml, _ = _nvml()
+    nvml, _ = nvml_library()
     if nvml is None:
         return Conditions(neighbours=neighbours)
 

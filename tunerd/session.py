@@ -19,18 +19,18 @@ from tunerd.coordinator import Coordinator, Limits
 from tunerd.crew import Crew
 from tunerd.errors import Interrupted
 from tunerd.finals import Ending, finish
-from tunerd.history import failures_of, history_of
 from tunerd.ledger import Ledger
 from tunerd.progress import Progress, ProgressState, TaskProgress
 from tunerd.records import RunFacts
-from tunerd.report.page import write_report
+from tunerd.report.frame import write_page
+from tunerd.report.page import report_page
+from tunerd.report.story import story_of
 from tunerd.run_folder import RunFolder, disk_errors_said
 from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.stop import Stop
 from tunerd.team_store import obtained_in, team_store
 from tunerd.telemetry import Telemetry
-from tunerd.time_use import time_use
 from tunerd.timekeeping import Timekeeper
 from tunerd.vocabulary import (
     CapProof,
@@ -38,7 +38,6 @@ from tunerd.vocabulary import (
     Outcome,
     Phase,
     Task,
-    to_json,
 )
 from tunerd.warm_start import WarmStart
 from tunerd.workers import Answer
@@ -176,7 +175,7 @@ class _Session:
             )
             self._timekeeper.end()
         self._show("writing the report")
-        self._report(outcome)
+        self._report()
         if outcome.verification.verdict is Correctness.WRONG:
             log.error("%s", outcome.verification.message)
         elif self._team is not None:
@@ -408,14 +407,5 @@ class _Session:
             )
         )
 
-    def _report(self, outcome: Outcome) -> None:
-        sessions = self._store.sessions()
-        write_report(
-            self._folder.paths.report,
-            outcome=outcome,
-            history=history_of(self._tasks, self._store.records(), sessions[0][0]),
-            time_use=time_use(self._store.spans(), self._store.phases()),
-            failures=failures_of(self._store.records()),
-            settings=self._settings.model_dump(mode="json"),
-            host=to_json(self._place.facts),
-        )
+    def _report(self) -> None:
+        write_page(self._folder.paths.report, report_page(story_of(self._store)))

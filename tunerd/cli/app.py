@@ -12,7 +12,10 @@ from tunerd.cli.bench import bench
 from tunerd.cli.compare import compare
 from tunerd.cli.doctor import doctor
 from tunerd.cli.pack import pack
+from tunerd.cli.preflight import preflight
 from tunerd.cli.records import app as records
+from tunerd.cli.report import report
+from tunerd.cli.run import run
 from tunerd.cli.status import status
 from tunerd.cli.tune import tune
 
@@ -27,7 +30,10 @@ app.command()(bench)
 app.command()(status)
 app.command()(compare)
 app.command()(pack)
+app.command()(report)
 app.command()(doctor)
+app.command()(preflight)
+app.command()(run)
 app.add_typer(records, name="records")
 
 

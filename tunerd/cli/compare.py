@@ -70,7 +70,7 @@ def compare(
     """
     if json and format not in (Format.TABLE, Format.JSON):
         raise InputError(f"--json and --format {format} ask for two things; leave one of them out")
-    allowed = _fraction(fail_above)
+    allowed = fraction_of(fail_above)
     from tunerd.gate import decide, load_side
 
     sides = load_side(base), load_side(new)
@@ -132,7 +132,7 @@ def _measured(
     return decide_measured(base, new, rounds, fail_above=allowed)
 
 
-def _fraction(text: str) -> float:
+def fraction_of(text: str) -> float:
     match = _PERCENT.fullmatch(text.strip())
     if not match:
         raise InputError(

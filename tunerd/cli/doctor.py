@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json as json_module
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tunerd.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tunerd.checks import Finding
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -29,23 +35,29 @@ def doctor(json: AsJson = False) -> int:
         print(json_module.dumps(verdict | {"findings": to_json(findings)}, indent=2))
     else:
         from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
 
-        table = Table("", "what", "found", box=None, pad_edge=False)
-        for finding in findings:
-            found = Text(finding.fact)
-            if finding.fix:
-                found.append(f"\n-> {finding.fix}", style="italic")
-            status = Text(finding.status, style=_COLOURS[finding.status])
-            table.add_row(status, Text(finding.name), found)
         console = Console()
-        console.print(table)
+        console.print(findings_table(findings))
         console.print(
             f"Tuning for CPUs: {_word(verdict['cpu_tuning'])}."
             f" Tuning for GPUs: {_word(verdict['gpu_tuning'])}."
         )
     return int(ExitCode.HOST_NOT_CAPABLE) if failed else 0
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """Return what was found, and what to do about it, for rich to print."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "what", "found", box=None, pad_edge=False)
+    for finding in findings:
+        found = Text(finding.fact)
+        if finding.fix:
+            found.append(f"\n-> {finding.fix}", style="italic")
+        status = Text(finding.status, style=_COLOURS[finding.status])
+        table.add_row(status, Text(finding.name), found)
+    return table
 
 
 def _word(possible: bool) -> str:

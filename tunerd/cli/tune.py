@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -109,28 +110,10 @@ def tune(
     Exit codes: 0 faster, 1 no gain, 2 cannot tell; 10 and more: no artifact. The same command in
     the same folder goes on where it stopped.
     """
-    from tunerd.ray_job import cluster_address, require_kept
+    given = dict(locals())  # the flags by name, and nothing else yet
+    from tunerd.ray_job import require_kept
 
-    settings = _settings(
-        model=model,
-        out=out or _default_out(model, gpu_pct, cpu_pct),
-        gpu_pct=gpu_pct,
-        cpu_pct=cpu_pct,
-        slices=slices,
-        slice_kind=str(slice_kind or ("cpu" if gpu_pct is None else "mps")),
-        shapes=_once("--shape", [_shape(text) for text in shape or ()]),
-        dims=_once("--dim", [_dim(text) for text in dim or ()]),
-        batch=batch,
-        trials=trials,
-        budget_secs=_budget(budget),
-        seed=seed,
-        mps=str(mps),
-        address=cluster_address(address),
-        tuners=tuners,
-        warm_start=tuple(warm_start or ()),
-        require_hit=require_hit,
-        **_store(store),
-    )
+    settings = settings_of(given | _store(store))
     require_kept(settings.out)
     if dry_run:
         _print_plan(settings, json)
@@ -220,11 +203,27 @@ def _planned_layout(settings: TuneSettings) -> Layout:
         return preparation.cluster_layout(settings, cluster)
 
 
-def _settings(**values: Any) -> TuneSettings:
+def settings_of(given: Mapping[str, Any]) -> TuneSettings:
+    """Return the settings that parsed flags, by the names of `tune`'s parameters, amount to.
+
+    A flag that has a setting's name is that setting; what is said here are the others.
+    """
     from pydantic import ValidationError
 
+    from tunerd.ray_job import cluster_address
     from tunerd.settings import TuneSettings
 
+    gpu_pct, cpu_pct = given["gpu_pct"], given["cpu_pct"]
+    values = {name: given[name] for name in TuneSettings.model_fields if name in given} | {
+        "out": given["out"] or _default_out(given["model"], gpu_pct, cpu_pct),
+        "slice_kind": str(given["slice_kind"] or ("cpu" if gpu_pct is None else "mps")),
+        "shapes": _once("--shape", [_shape(text) for text in given["shape"] or ()]),
+        "dims": _once("--dim", [_dim(text) for text in given["dim"] or ()]),
+        "budget_secs": _budget(given["budget"]),
+        "mps": str(given["mps"]),
+        "address": cluster_address(given["address"]),
+        "warm_start": tuple(given["warm_start"] or ()),
+    }
     try:
         return TuneSettings(**values)
     except ValidationError as error:

@@ -254,6 +254,13 @@ class Store:
             ({"slice_id": slice_id, "spec": spec} for slice_id, spec in latest.items()),
         )
 
+    def slices(self) -> list[SliceSpec]:
+        """Return the slices that any session planned, in the order of their ids."""
+        wanted = sa.select(schema.slices.c.spec).order_by(schema.slices.c.slice_id)
+        with self._reading() as connection:
+            found = connection.execute(wanted).scalars()
+            return [typed.from_json(SliceSpec, text) for text in found]
+
     def save_proof(self, proof: CapProof, *, now: float | None = None) -> None:
         row = {"slice_id": proof.slice_id, "proved_at": _at(now), "proof": _dump(proof)}
         self._insert(schema.proofs.insert(), [row])
@@ -448,6 +455,14 @@ class Store:
         with self._reading() as connection:
             text = connection.execute(wanted).scalar()
             return None if text is None else typed.from_json(dict[str, Any], text)
+
+    def outcome_saved_at(self) -> float | None:
+        """Return when the last outcome was kept, or None while there is none."""
+        table = schema.outcomes
+        wanted = sa.select(table.c.saved_at).order_by(table.c.outcome_id.desc()).limit(1)
+        with self._reading() as connection:
+            at = connection.execute(wanted).scalar()
+            return None if at is None else typed.of_kind(float, at)
 
     def add_spans(self, spans: Iterable[Span]) -> None:
         self._insert(schema.spans.insert(), map(rows.span_to_row, spans))

@@ -1,8 +1,13 @@
-"""What people are shown at the end of a run: a page, a table, a JSON document."""
+"""What people are shown at the end of a run: a page, a table, Markdown, a JSON document.
+
+A run folder's store -> Story -> page | markdown | document, of one run or of several.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from tunerd.vocabulary import Conditions
 
 
 @dataclass(frozen=True)
@@ -16,3 +21,22 @@ class HistoryPoint:
     elapsed_secs: float
     weighted_best_secs: float | None
     trials: int
+
+
+@dataclass(frozen=True)
+class ConditionPoint:
+    """The device of one slice while one of its trials ran."""
+
+    elapsed_secs: float
+    slice_id: str
+    conditions: Conditions
+
+
+@dataclass(frozen=True)
+class FailureKind:
+    """Trials that failed in one stage in one way, and what the last of them said."""
+
+    name: str  # "build: compile"
+    trials: int
+    message: str  # of the last one
+    trial_id: int  # the last one

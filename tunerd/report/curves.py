@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tunerd.report.markup import Markup, element, join, stylesheet
-from tunerd.report.svg import TIME_TICKS, latency_ticks, tick_text
+from tunerd.report.scales import TIME_TICKS, Scale, latency_tick_text, ticks
 from tunerd.report.words import duration_text, secs_text
 
 Curve = Sequence[tuple[float, float]]  # (elapsed seconds, best seconds so far), in order of time
@@ -77,28 +77,30 @@ class _Axes:
     def __init__(self, first_secs: float, last_secs: float, latencies: Sequence[float]) -> None:
         self._first, self._last = first_secs, last_secs
         least, most = min(latencies), max(latencies)
-        self._is_log = most / least > _LOG_FROM
-        self._low, self._high = (least / 1.2, most * 1.2) if self._is_log else (0.0, most * 1.08)
+        is_log = most / least > _LOG_FROM
+        self._values = Scale(least / 1.2, most * 1.2, True) if is_log else Scale(0.0, most * 1.08)
 
     def x(self, elapsed_secs: float) -> float:
         part = math.log(elapsed_secs / self._first) / math.log(self._last / self._first)
         return round(_LEFT + part * (_WIDTH - _LEFT - _RIGHT), 1)
 
     def y(self, secs: float) -> float:
-        if self._is_log:
-            part = math.log(secs / self._low) / math.log(self._high / self._low)
-        else:
-            part = secs / self._high
+        part = self._values.part(secs)
         return round(_HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM), 1)
 
     def drawn(self) -> Markup:
         marks = []
-        for secs in latency_ticks(self._low, self._high, self._is_log):
+        for secs in ticks(self._values):
             y = self.y(secs)
             marks += [
                 element("line", class_="rule", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y),
                 element(
-                    "text", tick_text(secs), class_="tick", x=_LEFT - 8, y=y + 4, text_anchor="end"
+                    "text",
+                    latency_tick_text(secs),
+                    class_="tick",
+                    x=_LEFT - 8,
+                    y=y + 4,
+                    text_anchor="end",
                 ),
             ]
         base = _HEIGHT - _BOTTOM

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tunerd.report.words import TIMES, is_known, ratio_texts, significant
+from tunerd.report.words import TIMES, count_text, duration_text, is_known, ratio_texts, significant
 from tunerd.vocabulary import Correctness, Outcome, TaskOutcome, Verdict, Verification
+
+if TYPE_CHECKING:
+    from tunerd.report.story import Story  # which needs the store, and the terminal does not
 
 Tone = Literal["better", "neutral", "bad"]
 
@@ -105,7 +108,21 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-def headline(outcome: Outcome) -> Headline:
+def headline(story: Story) -> Headline:
+    """Return the verdict on a run; of one without a result, how far it got."""
+    if story.outcome is None:
+        got = f"{count_text(story.trials, 'trial')} of {count_text(len(story.tasks), 'task')}"
+        return Headline(
+            "No result yet", f"(the run has not come to its end), with {got}", "neutral"
+        )
+    verdict = outcome_headline(story.outcome)
+    if not story.is_stale:
+        return verdict
+    later = "a later session has gone on from there and has not come to its end"
+    return Headline(verdict.claim, f"{verdict.grounds}; {later}", verdict.tone)
+
+
+def outcome_headline(outcome: Outcome) -> Headline:
     """Return the verdict on a run."""
     verification = outcome.verification
     verified = _verified(verification)
@@ -151,7 +168,15 @@ def error_text(verification: Verification) -> str:
     return f"{significant(worst)} {TIMES} the tolerance" if is_known(worst) else "no finite number"
 
 
-def share_asked(settings: dict[str, object]) -> str:
+def limits_asked(settings: Mapping[str, Any]) -> str:
+    """Return when the search was to stop, in words."""
+    trials, budget = settings.get("trials"), settings.get("budget_secs")
+    limits = [count_text(trials, "trial")] if isinstance(trials, int) else []
+    limits += [f"{duration_text(budget)} of search"] if isinstance(budget, int | float) else []
+    return " or ".join(limits) or "until little more can be gained"
+
+
+def share_asked(settings: Mapping[str, Any]) -> str:
     """Return the share that the settings ask for, in words."""
     if settings.get("gpu_pct") is not None:
         return f"{settings['gpu_pct']}% of a GPU"

@@ -11,7 +11,7 @@ from html import escape
 
 from tunerd.report.words import printable
 
-_VOID = frozenset({"meta", "col", "br"})
+_VOID = frozenset({"meta", "col", "br", "wbr"})
 
 
 class Markup(str):
@@ -59,6 +59,15 @@ def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
 
 def stylesheet(css: str) -> Markup:
     """Return a style element. `css` is the package's own file, with nothing put into it."""
-    if "</" in css:
-        raise ValueError("a style sheet must not close its own element")
-    return Markup(f"<style>\n{css}</style>")
+    return _raw("style", css)
+
+
+def script(js: str) -> Markup:
+    """Return a script element. `js` is the package's own file, with nothing put into it."""
+    return _raw("script", js)
+
+
+def _raw(tag: str, content: str) -> Markup:
+    if "</" in content or "<!--" in content:
+        raise ValueError(f"a {tag} must not close its own element")
+    return Markup(f"<{tag}>\n{content}</{tag}>")

@@ -15,7 +15,7 @@ from tunerd.report.figures import (
     LATENCY_NAMES,
     TaskShare,
     by_share,
-    headline,
+    outcome_headline,
     spread,
     weighted_secs,
 )
@@ -42,7 +42,7 @@ _STYLES = {"better": "bold green", "neutral": "bold", "bad": "bold red"}
 
 def outcome_table(outcome: Outcome) -> RenderableType:
     """Return the verdict, before and after, and the heaviest tasks, for rich to print."""
-    verdict = headline(outcome)
+    verdict = outcome_headline(outcome)
     shares = by_share(outcome.tasks)
     lines: list[RenderableType] = [
         Text(verdict.text, style=_STYLES[verdict.tone]),
@@ -244,7 +244,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
 
     Numbers that are infinite or NaN become None: JSON has no word for them.
     """
-    verdict = headline(outcome)
+    verdict = outcome_headline(outcome)
     default, best = weighted_secs(outcome.tasks)
     shares = {s.task.task_id: s.share for s in by_share(outcome.tasks)}
     document: dict[str, Any] = to_json(outcome)
@@ -273,15 +273,16 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "kernels_default_secs": default,
         "kernels_best_secs": best,
     }
-    finite: dict[str, Any] = _finite(document)
-    return finite
+    found: dict[str, Any] = finite(document)
+    return found
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a document with None for numbers that are infinite or NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return value

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from tunerd.report import svg
 from tunerd.report.figures import TaskShare, by_share
 from tunerd.report.markup import Child, Markup, element
+from tunerd.report.story import Story
 from tunerd.report.words import TIMES, UNKNOWN, count_text, percent_text, ratio_texts, secs_text
-from tunerd.vocabulary import Outcome, TaskOutcome, Verdict
+from tunerd.vocabulary import TaskOutcome, Verdict
 
 SHOWN_TASKS = 25
 _HEADS = (
@@ -24,48 +25,61 @@ _HEADS = (
 )
 
 
-def task_section(outcome: Outcome) -> Markup:
+def task_section(story: Story) -> Markup:
     """Return the tasks, the heaviest first; those after the 25th fold away."""
     heading = element("h2", "Tasks")
-    shares = by_share(outcome.tasks)
+    shares = by_share(story.tasks)
     if not shares:
-        lead = element("p", "The model has no task that can be tuned.", class_="lead")
-        return element("section", heading, lead)
-    tuned = sum(s.task.is_tuned for s in shares)
-    stays = len(shares) - tuned
-    words = f"{tuned} of {count_text(len(shares), 'task')} use a tuned schedule"
-    if stays:
-        words += f", {stays} stay{'s' if stays == 1 else ''} at the default"
-    lead = element("p", f"{words}. The share is of the time as shipped.", class_="lead")
+        words = "The model has no task that can be tuned."
+        if story.outcome is None:
+            words = "The run ended before the model was cut into tasks."
+        return element("section", heading, element("p", words, class_="lead"))
+    lead = element("p", tasks_text(story), class_="lead")
     compared = [c for s in shares if (c := s.task.comparison) is not None]
     scale = svg.ratio_scale([end for c in compared for end in (c.ratio_low, c.ratio_high)])
     shown, folded = shares[:SHOWN_TASKS], shares[SHOWN_TASKS:]
     return element(
-        "section", heading, lead, _table(shown, scale), _folded(folded, scale), class_="tasks"
-    )
+        "section", heading, lead, _table(shown, scale, story), _folded(folded, scale, story),
+        class_="tasks",
+    )  # fmt: skip
 
 
-def _folded(shares: Sequence[TaskShare], scale: tuple[float, float]) -> Markup | None:
+def tasks_text(story: Story) -> str:
+    """Return how many tasks are tuned, stay at the default and are undecided."""
+    of = count_text(len(story.tasks), "task")
+    tuned = sum(t.is_tuned for t in story.tasks)
+    undecided = len(story.undecided)
+    stays = len(story.tasks) - tuned - undecided
+    words = f"{tuned} of {of} use a tuned schedule"
+    if stays:
+        words += f", {stays} stay{'s' if stays == 1 else ''} at the default"
+    if not undecided:
+        return f"{words}. The share is of the time as shipped."
+    verb = "is" if undecided == 1 else "are"
+    return f"{words}, {undecided} {verb} not decided. The share is of the best time known."
+
+
+def _folded(shares: Sequence[TaskShare], scale: tuple[float, float], story: Story) -> Markup | None:
     if not shares:
         return None
     left = percent_text(sum(s.share or 0.0 for s in shares))
     return element(
         "details",
         element("summary", f"and {len(shares)} more, {left} of the time"),
-        _table(shares, scale),
+        _table(shares, scale, story),
     )
 
 
-def _table(shares: Sequence[TaskShare], scale: tuple[float, float]) -> Markup:
+def _table(shares: Sequence[TaskShare], scale: tuple[float, float], story: Story) -> Markup:
     heads = (element("th", head, class_=style, scope="col") for head, style in _HEADS)
     return element(
         "table",
         element("thead", element("tr", *heads)),
-        element("tbody", *(_row(share, scale) for share in shares)),
+        element("tbody", *(_row(share, scale, story) for share in shares)),
     )
 
 
-def _row(entry: TaskShare, scale: tuple[float, float]) -> Markup:
+def _row(entry: TaskShare, scale: tuple[float, float], story: Story) -> Markup:
     task = entry.task
     ratio, mark = _compared(task, scale)
     cells: tuple[Child, ...] = (
@@ -77,7 +91,7 @@ def _row(entry: TaskShare, scale: tuple[float, float]) -> Markup:
         ratio,
         mark,
         _trials(task),
-        _winner(task),
+        _winner(task, is_decided=task.task_id not in story.undecided),
     )
     return element(
         "tr",
@@ -113,7 +127,9 @@ def _trials(task: TaskOutcome) -> Child:
     return element("div", f"{task.trials:,}", failed)
 
 
-def _winner(task: TaskOutcome) -> Markup:
+def _winner(task: TaskOutcome, *, is_decided: bool) -> Markup:
+    if not is_decided:
+        return element("div", "undecided", element("small", task.note))
     if task.is_tuned:
         note = element("small", task.note) if task.note else None
         return element("div", element("code", task.winner.candidate_id), note)

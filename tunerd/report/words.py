@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
 
 EN_DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -76,6 +77,14 @@ def duration_text(secs: float | None) -> str:
         return f"{whole // 60} min {whole % 60:02d} s" if whole % 60 else f"{whole // 60} min"
     minutes = round(whole / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def moment_text(epoch_secs: float) -> str:
+    """Return a time of day such as `2026-11-21 13:48 UTC`; a dash for what is none."""
+    try:
+        return f"{datetime.fromtimestamp(epoch_secs, UTC):%Y-%m-%d %H:%M} UTC"
+    except (ValueError, OverflowError, OSError):
+        return UNKNOWN
 
 
 def percent_text(fraction: float | None) -> str:

@@ -1,0 +1,49 @@
+"""The end of a run as the store keeps it, back as the value that it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunerd.records import typed
+from tunerd.vocabulary import (
+    CapProof,
+    Comparison,
+    Latency,
+    Model,
+    Outcome,
+    TargetSpec,
+    TaskOutcome,
+    TensorSpec,
+    Verification,
+)
+
+
+def outcome_from_json(value: Mapping[str, Any]) -> Outcome:
+    """Read what to_json wrote of an Outcome; its model has no graph, and its winners no trace.
+
+    Raises ValueError or LookupError for anything else.
+    """
+    return Outcome(
+        model=_model(typed.of_kind(dict[str, Any], value["model"])),
+        target=typed.of_kind(TargetSpec, value["target"]),
+        tasks=typed.of_kind(tuple[TaskOutcome, ...], value["tasks"]),
+        verification=typed.of_kind(Verification, value["verification"]),
+        latencies=typed.of_kind(tuple[Latency, ...], value["latencies"]),
+        end_to_end=typed.of_kind(Comparison, value["end_to_end"]),
+        artifact=typed.of_kind(str, value["artifact"]),
+        proofs=typed.of_kind(tuple[CapProof, ...], value["proofs"]),
+    )
+
+
+def _model(value: Mapping[str, Any]) -> Model:
+    import onnx  # takes a third of a second, and few commands read an outcome
+
+    return Model(
+        name=typed.of_kind(str, value["name"]),
+        digest=typed.of_kind(str, value["digest"]),
+        inputs=typed.of_kind(tuple[TensorSpec, ...], value["inputs"]),
+        outputs=typed.of_kind(tuple[TensorSpec, ...], value["outputs"]),
+        proto=onnx.ModelProto(),
+        notes=typed.of_kind(tuple[str, ...], value["notes"]),
+    )

@@ -1,0 +1,139 @@
+"""Several runs side by side: which may be compared, and what else differs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunerd.compare import compare
+from tunerd.report.figures import by_share
+from tunerd.report.slice_section import obtained_texts
+from tunerd.report.story import Story
+from tunerd.report.words import is_known
+from tunerd.vocabulary import Comparison, TaskOutcome
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run, and what it is called among the others: its folder."""
+
+    label: str
+    folder: Path
+    story: Story
+
+
+@dataclass(frozen=True)
+class AgainstFirst:
+    """A run beside the first one.
+
+    `obstacles` say why their latencies cannot be compared; there is then no comparison. What is in
+    `remarks` differs, too, and is what a comparison may be about.
+    """
+
+    run: NamedRun
+    comparison: Comparison | None
+    obstacles: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One kernel in each run, in the order of the runs; None where a run has no such task."""
+
+    task_id: str
+    name: str
+    tasks: tuple[TaskOutcome | None, ...]
+
+
+def named(folders: Sequence[Path], stories: Sequence[Story]) -> tuple[NamedRun, ...]:
+    """Return the runs by the names of their folders, in full where two have one name."""
+    names = [folder.resolve().name or str(folder) for folder in folders]
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    return tuple(
+        NamedRun(str(folder) if name in twice else name, folder, story)
+        for folder, name, story in zip(folders, names, stories, strict=True)
+    )
+
+
+def against_first(runs: Sequence[NamedRun]) -> tuple[AgainstFirst, ...]:
+    """Return each run but the first beside the first."""
+    first, *others = runs
+    found = []
+    for other in others:
+        obstacles = _obstacles(first.story, other.story)
+        compared = None if obstacles else _compared(first.story, other.story)
+        if not obstacles and compared is None:
+            obstacles = ["one of the two has no end-to-end latency"]
+        remarks = _remarks(first.story, other.story)
+        found.append(AgainstFirst(other, compared, tuple(obstacles), tuple(remarks)))
+    return tuple(found)
+
+
+def task_rows(runs: Sequence[NamedRun]) -> tuple[TaskRow, ...]:
+    """Return the kernels of all runs: the first run's by their time, then what others add."""
+    names: dict[str, str] = {}
+    for run in runs:
+        for share in by_share(run.story.tasks):
+            names.setdefault(share.task.task_id, share.task.name)
+    by_run = [{t.task_id: t for t in run.story.tasks} for run in runs]
+    return tuple(
+        TaskRow(task_id, name, tuple(of.get(task_id) for of in by_run))
+        for task_id, name in names.items()
+    )
+
+
+def _obstacles(first: Story, other: Story) -> list[str]:
+    """Return what makes two latencies answers to different questions."""
+    pairs = {
+        "model": (_model(first), _model(other)),
+        "device": (first.facts.device, other.facts.device),
+        "share obtained": (_obtained(first), _obtained(other)),
+        "slices": (first.facts.slice_kind, other.facts.slice_kind),
+        "driver": (_drivers(first), _drivers(other)),
+    }
+    return _different(pairs)
+
+
+def _remarks(first: Story, other: Story) -> list[str]:
+    pairs = {
+        "share asked": (f"{first.facts.pct}%", f"{other.facts.pct}%"),
+        "tunerd": (first.facts.tunerd_version, other.facts.tunerd_version),
+        "TVM": (first.facts.tvm_version, other.facts.tvm_version),
+        "host": (str(first.host.get("hostname")), str(other.host.get("hostname"))),
+        "trials": (f"{first.trials:,}", f"{other.trials:,}"),
+        "seed": (str(first.settings.get("seed")), str(other.settings.get("seed"))),
+    }
+    return _different(pairs)
+
+
+def _different(pairs: dict[str, tuple[str, str]]) -> list[str]:
+    return [f"{what} {b} (the first: {a})" for what, (a, b) in pairs.items() if a != b]
+
+
+def _model(story: Story) -> str:
+    return f"{story.name} (sha256 {story.facts.model_digest[:12]})"
+
+
+def _obtained(story: Story) -> str:
+    return "; ".join(t.partition(",")[0] for t in obtained_texts(story)) or "none proved"
+
+
+def _drivers(story: Story) -> str:
+    return ", ".join(sorted({p.driver for p in story.proofs if p.driver})) or "none"
+
+
+def _compared(first: Story, other: Story) -> Comparison | None:
+    """Compare the tuned models. They were not timed in turns, so that the interval is for this
+    day's machine against that day's, and holds what changed between them.
+    """
+    base, new = _tuned_secs(first), _tuned_secs(other)
+    return compare(base, new) if base and new else None
+
+
+def _tuned_secs(story: Story) -> list[float]:
+    if story.outcome is None:
+        return []
+    samples = [s for la in story.outcome.latencies if la.name == "tuned" for s in la.run_secs]
+    return [s for s in samples if is_known(s) and s > 0]

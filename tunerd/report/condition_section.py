@@ -1,0 +1,168 @@
+"""The section of the page about the devices while they measured: clocks, power, temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tunerd.report import ConditionPoint
+from tunerd.report.blocks import section, table
+from tunerd.report.markup import Child, Markup, element
+from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
+from tunerd.report.scales import Scale, time_scale
+from tunerd.report.story import Story
+from tunerd.report.words import UNKNOWN, count_text, duration_text, percent_text
+from tunerd.vocabulary import Conditions
+
+_TITLE = "Clocks, power and temperature"
+_BINS = 120  # of time, in each of which a point stands for all trials that ended in it
+_SLOWED = 0.95  # of the highest clock: below that a trial ran markedly slower than others
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    name: str
+    unit: str
+    of: Callable[[Conditions], float | None]
+    from_zero: bool
+
+    def text(self, value: float) -> str:
+        return f"{value:,.0f}\N{NO-BREAK SPACE}{self.unit}"
+
+    def range_text(self, values: Sequence[float]) -> str:
+        low, high = min(values), max(values)
+        middle = self.text(median(values))
+        return middle if f"{low:.0f}" == f"{high:.0f}" else f"{middle} ({low:,.0f} to {high:,.0f})"
+
+
+_QUANTITIES = (
+    _Quantity("SM clock", "MHz", lambda c: c.sm_clock_mhz, from_zero=False),
+    _Quantity("Power", "W", lambda c: c.power_w, from_zero=True),
+    _Quantity("Temperature", "°C", lambda c: c.temperature_c, from_zero=False),
+)
+
+
+def condition_section(story: Story) -> Markup | None:
+    """Return what is known of the devices; a sentence where nothing is known."""
+    if not story.conditions:
+        return section(_TITLE, lead=_nothing(story))
+    devices = _by_device(story)
+    time = time_scale(
+        min(p.elapsed_secs for p in story.conditions), max(p.elapsed_secs for p in story.conditions)
+    )
+    plots = [p for q in _QUANTITIES if (p := _figure(q, devices, time)) is not None]
+    names = list(devices)
+    caption = (
+        "While trials were measured, over the time of the run: the line is the median, the band "
+        "holds all. A GPU has one clock and one power budget for all its slices."
+    )
+    if len(names) > MOST_LINES:
+        caption += f" Drawn are {MOST_LINES} of {len(names)} GPUs."
+    return section(
+        _TITLE,
+        legend(names),
+        *plots,
+        _table(devices),
+        element("p", caption, class_="caption"),
+        lead=_lead(story.conditions),
+    )
+
+
+def _nothing(story: Story) -> str:
+    kind = story.facts.slice_kind
+    if not any(s.trials for s in story.slices):
+        return "No trial was measured."
+    if kind in ("cpu", "simulated"):
+        return f"None: slices of kind {kind} record no clocks, power or temperature."
+    return "None: the driver told none for any trial of this run."
+
+
+def _by_device(story: Story) -> dict[str, list[ConditionPoint]]:
+    """Return the points by GPU or, where it is not known whose slice it was, by slice."""
+    specs = {s.slice_id: s.spec for s in story.slices}
+    found: dict[str, list[ConditionPoint]] = {}
+    for point in story.conditions:
+        spec = specs.get(point.slice_id)
+        name = spec.gpu_uuid if spec is not None and spec.gpu_uuid else point.slice_id
+        found.setdefault(name, []).append(point)
+    return found
+
+
+def _figure(
+    quantity: _Quantity, devices: dict[str, list[ConditionPoint]], time: Scale
+) -> Markup | None:
+    lines = [
+        Line(name, _binned(quantity, points, time, name if len(devices) > 1 else ""))
+        for name, points in devices.items()
+    ]
+    tops = [p.high for line in lines for p in line.points if p.high is not None]
+    bottoms = [p.low for line in lines for p in line.points if p.low is not None]
+    if not tops or not bottoms:
+        return None
+    low, high = min(bottoms), max(tops)
+    margin = max(0.15 * (high - low), 0.01 * high, 1.0)
+    values = Scale(0.0 if quantity.from_zero else max(0.0, low - margin), high + margin)
+    plot = line_plot(
+        lines,
+        label=f"{quantity.name} from {quantity.text(low)} to {quantity.text(high)}",
+        time=time,
+        values=values,
+        value_text=quantity.text,
+        height=110,
+    )
+    return element("figure", element("figcaption", quantity.name), plot)
+
+
+def _binned(
+    quantity: _Quantity, points: Sequence[ConditionPoint], time: Scale, name: str
+) -> list[Point]:
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for point in points:
+        value = quantity.of(point.conditions)
+        if value is not None:
+            number = int(time.part(point.elapsed_secs) * _BINS)
+            bins.setdefault(number, []).append((point.elapsed_secs, float(value)))
+    found = []
+    for number in sorted(bins):
+        values = [value for _, value in bins[number]]
+        at = median(secs for secs, _ in bins[number])
+        text = (
+            f"{name}: " * bool(name) + f"{quantity.range_text(values)} after {duration_text(at)}, "
+            f"{count_text(len(values), 'trial')}"
+        )
+        found.append(Point(at, median(values), text, min(values), max(values)))
+    return found
+
+
+def _table(devices: dict[str, list[ConditionPoint]]) -> Markup:
+    heads = ("Device", "Trials", *(q.name for q in _QUANTITIES))
+    rows = []
+    for name, points in devices.items():
+        cells: list[Child] = [element("bdi", name), f"{len(points):,}"]
+        for quantity in _QUANTITIES:
+            values = [float(v) for p in points if (v := quantity.of(p.conditions)) is not None]
+            cells.append(quantity.range_text(values) if values else UNKNOWN)
+        rows.append(
+            element(
+                "tr",
+                *(
+                    element("td", cell, data_label=head)
+                    for head, cell in zip(heads, cells, strict=True)
+                ),
+            )
+        )
+    return table(heads, rows, "conditions")
+
+
+def _lead(points: Sequence[ConditionPoint]) -> str:
+    clocks = [c for p in points if (c := p.conditions.sm_clock_mhz) is not None]
+    if not clocks:
+        return "The SM clock is not known."
+    slowed = sum(c < _SLOWED * max(clocks) for c in clocks)
+    if not slowed:
+        return "No trial ran with its SM clock more than 5% under the highest."
+    return (
+        f"{count_text(slowed, 'trial')} ({percent_text(slowed / len(clocks))}) ran with the SM "
+        "clock more than 5% under the highest: their times are longer than they need be."
+    )

@@ -1,0 +1,84 @@
+"""The section of the page about versions and the machine, and all that was recorded of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunerd.report.blocks import pairs, section
+from tunerd.report.markup import Child, Markup, element
+from tunerd.report.story import Story
+from tunerd.report.words import UNKNOWN, moment_text
+
+
+def facts_section(story: Story) -> Markup:
+    """Return what the result depends on; settings and host as they were recorded fold away."""
+    recorded = [
+        *_flat(story.settings, "settings"),
+        *_flat(story.host, "host"),
+        ("target", story.facts.target.json),
+    ]
+    return section(
+        "Versions and machine",
+        pairs(version_pairs(story), "pairs facts"),
+        element(
+            "details",
+            element("summary", "Settings, host and target as recorded"),
+            pairs([(name, value) for name, value in recorded], "pairs facts"),
+        ),
+    )
+
+
+def version_pairs(story: Story) -> list[tuple[str, Child]]:
+    """Return versions and machine in the order in which they matter; what is unknown is left out.
+
+    Values come from the store, which may hold anything under any name.
+    """
+    host = story.host
+    packages = versions_of(host.get("packages"))
+    tvm = f"apache-tvm {story.facts.tvm_version}"
+    if "apache-tvm-ffi" in packages:
+        tvm += f", apache-tvm-ffi {packages['apache-tvm-ffi']}"
+    others = [
+        f"{name} {version}"
+        for name, version in packages.items()
+        if name not in ("tunerd", "apache-tvm", "apache-tvm-ffi")
+    ]
+    commit = host.get("commit")
+    drivers = sorted({p.driver for p in story.proofs if p.driver})
+    rows: list[tuple[str, Any]] = [
+        ("tunerd", story.facts.tunerd_version + (f", commit {str(commit)[:12]}" if commit else "")),
+        ("Compiler", tvm),
+        ("Packages", ", ".join(others)),
+        ("Python", host.get("python")),
+        ("Device", story.facts.device),
+        ("Driver", ", ".join(drivers) or host.get("driver")),
+        ("Newest CUDA of the driver", host.get("cuda_version")),
+        ("Host", ", ".join(str(host[k]) for k in ("hostname", "platform") if host.get(k))),
+        ("CPU", host.get("cpu_model")),
+        ("Begun", moment_text(story.began_at)),
+    ]
+    return [(name, str(value)) for name, value in rows if value]
+
+
+def versions_of(packages: object) -> dict[str, str]:
+    """Return versions by package name, from a mapping or from pairs as JSON has them."""
+    if isinstance(packages, Mapping):
+        return {str(name): str(version) for name, version in packages.items()}
+    if isinstance(packages, list | tuple):
+        named = [p for p in packages if isinstance(p, list | tuple) and len(p) == 2]
+        return {str(name): str(version) for name, version in named}
+    return {}
+
+
+def _flat(value: Any, name: str) -> list[tuple[str, str]]:
+    """Return dotted names and values of nested dicts; a list of plain values is one value."""
+    if isinstance(value, Mapping):
+        return [p for k, v in value.items() for p in _flat(v, f"{name}.{k}")]
+    if isinstance(value, list | tuple):
+        if name.endswith(".packages"):
+            return [(f"{name}.{k}", v) for k, v in versions_of(value).items()]
+        if any(isinstance(item, Mapping | list | tuple) for item in value):
+            return [p for i, item in enumerate(value) for p in _flat(item, f"{name}.{i}")]
+        return [(name, ", ".join(map(str, value)))]
+    return [(name, UNKNOWN if value is None else str(value))]

@@ -1,0 +1,48 @@
+"""The section of the page about trials that ended without a number."""
+
+from __future__ import annotations
+
+from tunerd.report.blocks import section, table
+from tunerd.report.markup import Markup, element
+from tunerd.report.story import Story
+from tunerd.report.words import UNKNOWN, count_text, percent_text
+
+_HEADS = ("Kind", "Trials", "Last message")
+_LAST_LINES = 6  # of a message; the whole is in the run folder's log
+
+
+def failure_section(story: Story) -> Markup:
+    """Return how often trials failed in which way, and the last lines of the last of each."""
+    title = "Failed trials"
+    again = (
+        f" {count_text(story.repeated, 'attempt')} ended through no fault of the candidate, and "
+        + ("was" if story.repeated == 1 else "were")
+        + " repeated."
+        if story.repeated
+        else ""
+    )
+    if not story.failures:
+        return section(title, lead=f"None.{again}")
+    rows = [
+        element(
+            "tr",
+            element("td", kind.name, data_label=_HEADS[0]),
+            element("td", f"{kind.trials:,}", data_label=_HEADS[1], class_="number"),
+            element(
+                "td",
+                element("pre", last_lines(kind.message) or UNKNOWN),
+                element("small", "logs/", element("wbr"), f"trial-{kind.trial_id}.log"),
+                data_label=_HEADS[2],
+            ),
+        )
+        for kind in story.failures
+    ]
+    failed = sum(kind.trials for kind in story.failures)
+    of = f" ({percent_text(story.failed / story.trials)} of the search)" if story.trials else ""
+    lead = f"{count_text(failed, 'trial')} ended without a number{of}.{again}"
+    return section(title, table(_HEADS, rows, "failures"), lead=lead)
+
+
+def last_lines(message: str, most: int = _LAST_LINES) -> str:
+    """Return the last lines of a message that say anything."""
+    return "\n".join([line for line in message.splitlines() if line.strip()][-most:])

@@ -1,0 +1,120 @@
+"""The section of the page about what was asked for, and what each slice proved that it obtained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunerd.report.blocks import pairs, section, table
+from tunerd.report.figures import limits_asked, share_asked
+from tunerd.report.markup import Child, Markup, element
+from tunerd.report.story import SliceStory, Story
+from tunerd.report.words import TIMES, UNKNOWN, count_text, duration_text, percent_text
+
+SHOWN_SLICES = 32
+_HEADS = ("Slice", "Runs on", "Obtained", "Mechanism", "Proved", "Trials measured", "Driver")
+
+
+def slice_section(story: Story) -> Markup:
+    """Return what the settings ask for beside what was obtained, and the slices' proofs."""
+    title = "Asked and obtained"
+    summary = pairs(_asked_and_obtained(story))
+    if not story.slices:
+        return section(title, summary, lead="The run ended before its slices were planned.")
+    unproved = sum(s.proof is None for s in story.slices)
+    lead = "Each slice read inside its own process what it obtained, before it measured anything."
+    if unproved == len(story.slices):
+        lead = "No slice has proved its cap, so nothing was measured."
+    elif unproved:
+        lead += f" {count_text(unproved, 'slice')} proved nothing, and measured nothing."
+    shown, rest = story.slices[:SHOWN_SLICES], story.slices[SHOWN_SLICES:]
+    rows = [_row(each, story) for each in shown]
+    more = element("p", f"And {count_text(len(rest), 'more slice')}.", class_="caption")
+    return section(title, summary, table(_HEADS, rows, "proofs"), more if rest else None, lead=lead)
+
+
+def _asked_and_obtained(story: Story) -> list[tuple[str, Child]]:
+    settings: dict[str, Any] = story.settings
+    rows: list[tuple[str, Child]] = [
+        ("Share asked", share_asked(settings)),
+        ("Share obtained", "; ".join(obtained_texts(story)) or "none was proved"),
+        ("Search asked", limits_asked(settings)),
+        ("Search obtained", _obtained_search(story)),
+    ]
+    given = [
+        *(f"{name} {list(sizes)}" for name, sizes in _items(settings.get("shapes"))),
+        *(f"{name} = {size}" for name, size in _items(settings.get("dims"))),
+        *([f"batch {settings['batch']}"] if settings.get("batch") else []),
+    ]
+    if given:
+        rows.append(("Shapes asked", ", ".join(given)))
+    if settings.get("warm_start"):
+        rows.append(("Started from", ", ".join(map(str, settings["warm_start"]))))
+    return rows
+
+
+def _items(value: object) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _obtained_search(story: Story) -> str:
+    parts = [
+        count_text(story.trials, "trial") + (f", {story.failed:,} failed" * bool(story.failed))
+    ]
+    if story.tuning_secs is not None:
+        parts.append(f"{duration_text(story.tuning_secs)} with all else")
+    if story.sessions > 1:
+        parts.append(f"in {story.sessions} sessions")
+    if story.repeated:
+        parts.append(f"{count_text(story.repeated, 'attempt')} repeated without blame")
+    return ", ".join(parts)
+
+
+def unit(story: Story) -> str:
+    return "SMs" if story.is_cuda else "cores"
+
+
+def obtained_texts(story: Story) -> list[str]:
+    """Return `52 of 132 SMs, NVIDIA H200` for each distinct share and device obtained."""
+    return sorted(
+        {f"{p.sm_count} of {p.device_sm_count} {unit(story)}, {p.device}" for p in story.proofs}
+    )
+
+
+def _row(each: SliceStory, story: Story) -> Markup:
+    cells = _cells(each, story)
+    return element(
+        "tr",
+        *(element("td", cell, data_label=head) for head, cell in zip(_HEADS, cells, strict=True)),
+        class_=None if each.proof else "stays",
+    )
+
+
+def _cells(each: SliceStory, story: Story) -> tuple[Child, ...]:
+    proof = each.proof
+    name = element("code", each.slice_id)
+    trials = f"{each.trials:,}"
+    if proof is None:
+        return (name, _place(each, ""), UNKNOWN, UNKNOWN, "not proved", trials, UNKNOWN)
+    whole = proof.device_sm_count
+    part = f" ({percent_text(proof.sm_count / whole)})" if whole else ""
+    again = f"{each.proofs}{TIMES}" if each.proofs > 1 else "once"
+    return (
+        name,
+        _place(each, proof.device),
+        f"{proof.sm_count} of {whole} {unit(story)}{part}",
+        proof.mechanism,
+        again if proof.attached else f"{again}, not attached",
+        trials,
+        proof.driver or UNKNOWN,
+    )
+
+
+def _place(each: SliceStory, device: str) -> Markup:
+    spec = each.spec
+    where = None
+    if spec is not None and spec.gpu_uuid:
+        where = element("small", spec.gpu_uuid)
+    elif spec is not None and spec.cores:
+        word = "core" if len(spec.cores) == 1 else "cores"
+        where = element("small", f"{word} {', '.join(map(str, spec.cores))}")
+    return element("div", element("bdi", device or UNKNOWN), where)
