@@ -87,11 +87,7 @@ def comparison_markdown(runs: Sequence[NamedRun]) -> str:
         "\n".join(remarks),
         _folded(
             summary,
-            _table(
-                ("Task", *(code(run.label) for run in runs)),
-                kernel_rows,
-                numbers=range(1, 1 + len(runs)),
-            ),
+            _table(kernel_heads, kernel_rows, numbers=range(1, len(kernel_heads))),
             left=len(kernels) - SHOWN_TASKS,
         ),
     ]
