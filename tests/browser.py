@@ -24,6 +24,7 @@ from websockets.sync.client import ClientConnection, connect
 
 START_SECS = 90.0
 ANSWER_SECS = 60.0
+WAIT_SECS = 20.0
 FLAGS = (
     "--headless",
     "--no-sandbox",  # as root there is none
@@ -82,7 +83,9 @@ class Tab:
 
     def run(self, script: str) -> Any:
         """Return what a script returns, as JSON has it."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -103,7 +106,9 @@ class Tab:
         """Scroll an element into view and move the pointer to a place in it, in fractions."""
         name = json.dumps(selector)
         left, top, wide, high = self.run(
-            f"(e => {{ e.scrollIntoView({{block: 'center'}});"
+            f"(async e => {{ e.scrollIntoView({{block: 'center'}});"
+            # The event of the scroll comes with the next frame.
+            " for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame);"
             " const b = e.getBoundingClientRect();"
             f" return [b.left, b.top, b.width, b.height]; }})(document.querySelector({name}))"
         )
@@ -117,7 +122,7 @@ class Tab:
 
     def wait_for(self, script: str) -> Any:
         """Return what a script returns as soon as that is something."""
-        end = time.monotonic() + ANSWER_SECS
+        end = time.monotonic() + WAIT_SECS
         while time.monotonic() < end:
             if found := self.run(script):
                 return found
