@@ -23,6 +23,8 @@ from tunerd.crew import MAX_RESTARTS
 from tunerd.errors import ExitCode
 from tunerd.manifest import read_manifest
 from tunerd.records import Store
+from tunerd.report.page import report_page
+from tunerd.report.story import story_of
 from tunerd.vocabulary import Activity, Phase, Record
 
 TRIALS = 48
@@ -62,7 +64,8 @@ def check_finished(run: Run, code: int, out: str, err: str) -> None:
     assert code in FINISHED, err
     assert json.loads(out)["exit_code"] == code
     assert read_manifest(run.folder / "artifact")["files"]
-    assert "<html" in (run.folder / "report.html").read_text()
+    with Store.read(run.folder) as store:
+        assert (run.folder / "report.html").read_text() == report_page(story_of(store))
 
 
 # --- kill -9 -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tunerd.report.blocks import pairs, section, table
 from tunerd.report.comparison import AgainstFirst, NamedRun, TaskRow, against_first, task_rows
 from tunerd.report.facts_section import version_pairs
-from tunerd.report.figures import LATENCY_NAMES, Spread, headline, share_asked, spread
+from tunerd.report.figures import Spread, headline, share_asked, spread
 from tunerd.report.frame import page
 from tunerd.report.latency_section import bar_row, bar_scale
 from tunerd.report.markup import Child, Markup, element
@@ -36,6 +36,7 @@ _RUN_HEADS = (
     "Trials",
     "Time",
 )
+_RUN_STYLES = {"Run": "run", "Default": "short", "Tuned": "short", "Trials": "short"}
 
 
 def comparison_page(runs: Sequence[NamedRun]) -> str:
@@ -67,7 +68,7 @@ def _runs_section(runs: Sequence[NamedRun], others: Sequence[AgainstFirst]) -> M
         element(
             "tr",
             *(
-                element("td", cell, data_label=head, class_="run" if head == "Run" else None)
+                element("td", cell, data_label=head, class_=_RUN_STYLES.get(head))
                 for head, cell in zip(_RUN_HEADS, _run_cells(run, beside.get(id(run))), strict=True)
             ),
         )
@@ -143,21 +144,26 @@ def _latency_section(runs: Sequence[NamedRun]) -> Markup:
             groups.append((run, known))
     if not groups:
         return section("Before and after", lead="No run has an end-to-end latency.")
-    scale = bar_scale([pair for _, known in groups for pair in known])
     rows = []
     for run, known in groups:
+        # Of one model: bars of a small one beside those of a large one would say nothing.
+        of_model = [k for r, k in groups if _digest(r) == _digest(run)]
+        scale = bar_scale([pair for each in of_model for pair in each])
         rows.append(element("h3", element("bdi", run.label)))
         rows += [bar_row(latency, seen, scale) for latency, seen in known]
-    names = ", ".join(LATENCY_NAMES.values())
     caption = (
-        f"One inference, end to end, all on one scale: {names}. Bars are medians, brackets hold "
-        "the median with 95%."
+        "One inference, end to end; runs of one model share a scale. Bars are medians, ticks are "
+        "samples, brackets hold the median with 95%."
     )
     return section(
         "Before and after",
         element("div", *rows, class_="bars"),
         element("p", caption, class_="caption"),
     )
+
+
+def _digest(run: NamedRun) -> str:
+    return run.story.facts.model_digest
 
 
 def _history_section(runs: Sequence[NamedRun]) -> Markup:

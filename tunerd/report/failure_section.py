@@ -27,7 +27,7 @@ def failure_section(story: Story) -> Markup:
         element(
             "tr",
             element("td", kind.name, data_label=_HEADS[0]),
-            element("td", f"{kind.trials:,}", data_label=_HEADS[1], class_="number"),
+            element("td", f"{kind.trials:,}", data_label=_HEADS[1]),
             element(
                 "td",
                 element("pre", last_lines(kind.message) or UNKNOWN),

@@ -30,6 +30,7 @@ _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")  # ASCII punctuation, which is all that
 _PLAIN = set(".,;()%-'\"/+=")
 _MENTIONS = set("@#:")
 _COLON = re.compile(r":(?=\s|$)")  # which begins neither an address nor an emoji
+_ADDRESS = re.compile(r"(?<=www)\.", re.IGNORECASE)
 
 
 def story_markdown(story: Story) -> str:
@@ -87,11 +88,7 @@ def comparison_markdown(runs: Sequence[NamedRun]) -> str:
         "\n".join(remarks),
         _folded(
             summary,
-            _table(
-                ("Task", *(code(run.label) for run in runs)),
-                kernel_rows,
-                numbers=range(1, 1 + len(runs)),
-            ),
+            _table(kernel_heads, kernel_rows, numbers=range(1, len(kernel_heads))),
             left=len(kernels) - SHOWN_TASKS,
         ),
     ]
@@ -120,9 +117,13 @@ def text(words: str) -> str:
     """Return a sentence in which nothing is markup or a mention."""
     words = one_line(words)
     plain = {m.start() for m in _COLON.finditer(words)}
-    return _MARKUP.sub(
-        lambda m: m[0] if m[0] in _PLAIN or m.start() in plain else _entity(m), words
-    )
+    marked = {m.start() for m in _ADDRESS.finditer(words)}
+
+    def written(match: re.Match[str]) -> str:
+        is_plain = match[0] in _PLAIN or match.start() in plain
+        return match[0] if is_plain and match.start() not in marked else _entity(match)
+
+    return _MARKUP.sub(written, words)
 
 
 def _entity(match: re.Match[str]) -> str:

@@ -180,7 +180,7 @@ def _searched(task: Task, records: Sequence[Record]) -> TaskOutcome:
         best_secs=min(known, default=None),
         winner=Candidate(task.task_id, "", Origin.DEFAULT),
         comparison=None,
-        note="not decided: the run did not come to measure its finalists",
+        note="the run did not come to measure its finalists",
     )
 
 

@@ -1,0 +1,273 @@
+"""Reports in a real browser: they fetch nothing, run their own script alone, and fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Tab, opened_browser
+from report_runs import (
+    conditions,
+    cpu_outcome,
+    finished_run,
+    gpu_outcome,
+    run_facts,
+    searched_run,
+    story,
+)
+
+from tunerd.records import Store
+from tunerd.report import FailureKind
+from tunerd.report.comparison import NamedRun, named
+from tunerd.report.comparison_page import comparison_page
+from tunerd.report.page import report_page
+from tunerd.report.story import SliceStory, Story, story_of
+from tunerd.time_use import time_use
+from tunerd.vocabulary import Activity, Latency, SliceSpec, Span
+
+NAMES = (
+    "<script>window.ran = 1</script>",
+    "<img src=x onerror='window.ran = 1'>",
+    "\"'><svg onload=window.ran=1>",
+    "</title></style></script><script>window.ran = 1</script>",
+    "x" * 3000,
+    "מודל שלום עולם \u202e gnp.exe",
+    "\N{MAN}\N{ZERO WIDTH JOINER}\N{WOMAN}\N{ZERO WIDTH JOINER}\N{GIRL}" * 200,
+    "\N{PILE OF POO}\N{ZERO WIDTH JOINER}" * 20,
+    "javascript:window.ran=1//" + "/very/long/path" * 60,
+)
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    with opened_browser() as opened:
+        yield opened
+
+
+def hostile_story() -> Story:
+    """A run in which everything that comes from outside is out to do harm."""
+    outcome = gpu_outcome(tasks=30)
+    tasks = tuple(
+        dataclasses.replace(task, name=NAMES[i % len(NAMES)], note=NAMES[(i + 3) % len(NAMES)])
+        for i, task in enumerate(outcome.tasks)
+    )
+    proofs = tuple(dataclasses.replace(p, device=NAMES[1], driver=NAMES[4]) for p in outcome.proofs)
+    model = dataclasses.replace(outcome.model, name=NAMES[3], notes=NAMES)
+    outcome = dataclasses.replace(
+        outcome,
+        model=model,
+        tasks=tasks,
+        proofs=proofs,
+        latencies=(*outcome.latencies, Latency(NAMES[0], (1e-3,) * 9), Latency(NAMES[4], (1e-3,))),
+        verification=dataclasses.replace(outcome.verification, message=NAMES[2]),
+        artifact=NAMES[7],
+    )
+    return story(
+        outcome,
+        settings={NAMES[0]: NAMES, "gpu_pct": NAMES[1], "dims": {NAMES[5]: 3}, "model": NAMES[7]},
+        host={"hostname": NAMES[6], "packages": [[NAMES[0], NAMES[4]]], "gpus": [{NAMES[2]: 1}]},
+        failures=tuple(FailureKind(name, 3, name, i) for i, name in enumerate(NAMES)),
+        slices=tuple(
+            SliceStory(name, SliceSpec(name, "mps", 40, gpu_uuid=NAMES[4]), proofs[0], 2, 3)
+            for name in NAMES
+        ),
+        time_use=time_use([Span(n, Activity.BUILD, 0.0, 9.0, NAMES[0]) for n in NAMES], []),
+        conditions=tuple(
+            dataclasses.replace(p, slice_id=NAMES[i % 3]) for i, p in enumerate(conditions())
+        ),
+    )
+
+
+def pages() -> dict[str, str]:
+    hostile = hostile_story()
+    runs = (
+        NamedRun(NAMES[4], Path("a"), hostile),
+        NamedRun(NAMES[0], Path("b"), story(cpu_outcome())),
+        NamedRun(NAMES[5], Path("c"), story(None)),
+        *(NamedRun(f"run {i}", Path(str(i)), story(gpu_outcome())) for i in range(5)),
+    )
+    return {
+        "gpu": report_page(story(gpu_outcome())),
+        "several-gpus": report_page(story(gpu_outcome(), conditions=conditions(gpus=8))),
+        "cpu": report_page(story(cpu_outcome())),
+        "killed": report_page(story(None, history=(), time_use=None)),
+        "hostile": report_page(hostile),
+        "runs": comparison_page(runs),
+    }
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for name, page in pages().items():
+        found[name] = folder / f"{name}.html"
+        found[name].write_text(page, encoding="utf-8")
+    return found
+
+
+OVERFLOWING = """
+(() => {
+  const wide = document.documentElement.clientWidth;
+  const out = [];
+  for (const e of document.body.querySelectorAll('*')) {
+    const box = e.getBoundingClientRect();
+    const inside = e.closest('pre') && e.tagName !== 'PRE';
+    if (box.width && (box.right > wide + 0.5 || box.left < -0.5) && !inside && !e.closest('.tip'))
+      out.push(`${e.tagName}.${e.getAttribute('class')} ${box.left} to ${box.right}`);
+  }
+  return [document.documentElement.scrollWidth - wide, out.slice(0, 5)];
+})()
+"""
+# Relative luminance and contrast as WCAG 2.2 has them, of every text against the page.
+LEAST_CONTRAST = """
+(() => {
+  const of = (color) => {
+    const [r, g, b, a = 1] = color.match(/[0-9.]+/g).map(Number);
+    const line = (c) => ((c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return a === 0 ? null : 0.2126 * line(r) + 0.7152 * line(g) + 0.0722 * line(b);
+  };
+  const page = of(getComputedStyle(document.body).backgroundColor);
+  let least = 99;
+  for (const e of document.querySelectorAll('main *, header *, footer *')) {
+    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())) continue;
+    const style = getComputedStyle(e);
+    const ink = of(e instanceof SVGElement ? style.fill : style.color);
+    const [high, low] = [Math.max(ink, page), Math.min(ink, page)];
+    least = Math.min(least, (high + 0.05) / (low + 0.05));
+  }
+  return least;
+})()
+"""
+TIP = "(t => t.hidden ? '' : t.textContent)(document.querySelector('.tip'))"
+
+
+@pytest.mark.parametrize("name", ["gpu", "several-gpus", "cpu", "killed", "hostile", "runs"])
+def test_a_page_asks_for_nothing_but_itself_and_complains_of_nothing(
+    tab: Tab, written: dict[str, Path], name: str
+) -> None:
+    tab.open(written[name])
+    assert tab.run("document.querySelectorAll('section').length") >= 5
+    assert tab.requests == [written[name].as_uri()]
+    assert tab.complaints == []
+
+
+@pytest.mark.parametrize("width", [360, 600, 900])
+@pytest.mark.parametrize("name", ["gpu", "several-gpus", "cpu", "killed", "hostile", "runs"])
+def test_nothing_overflows_sideways(
+    tab: Tab, written: dict[str, Path], name: str, width: int
+) -> None:
+    tab.open(written[name], width=width)
+    tab.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert tab.run(OVERFLOWING) == [0, []]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["gpu", "runs"])
+def test_text_can_be_read_in_both_colour_schemes(
+    tab: Tab, written: dict[str, Path], name: str, scheme: str
+) -> None:
+    tab.open(written[name], scheme=scheme)
+    page = tab.run("getComputedStyle(document.body).backgroundColor")
+    assert (page == "rgb(22, 24, 26)") is (scheme == "dark")
+    assert tab.run(LEAST_CONTRAST) >= 4.5
+
+
+@pytest.mark.parametrize("name", ["hostile", "runs"])
+def test_hostile_names_are_shown_and_run_nothing(
+    tab: Tab, written: dict[str, Path], name: str
+) -> None:
+    tab.open(written[name])
+    shown = tab.run("document.body.textContent")
+    assert "<script>window.ran = 1</script>" in shown
+    assert "\u202e" not in shown
+    tab.point_at("svg.plot")
+    tab.wait_for(TIP)
+    assert tab.run("typeof window.ran") == "undefined"
+    assert tab.run("document.querySelectorAll('img, iframe, body script').length") == 1
+
+
+def test_what_is_smuggled_into_a_page_is_stopped_by_its_policy(
+    tab: Tab, written: dict[str, Path], tmp_path: Path
+) -> None:
+    page = written["cpu"].read_text()
+    bad = "<script>window.ran = 1</script><img src='http://127.0.0.1:9/x' onerror='window.ran = 1'>"
+    (tmp_path / "bad.html").write_text(page.replace("<main>", f"<main>{bad}"))
+    tab.open(tmp_path / "bad.html")
+    assert tab.run("typeof window.ran") == "undefined"
+    assert any("Content Security Policy" in said for said in tab.complaints)
+
+
+def test_pointing_at_the_line_shows_the_nearest_value(tab: Tab, written: dict[str, Path]) -> None:
+    tab.open(written["gpu"])
+    tab.point_at("svg.chart", x=0.99, y=0.2)
+    assert "after" in tab.wait_for(TIP)
+    last = tab.run(TIP)
+    tab.point_at("svg.chart", x=0.3, y=0.5)
+    tab.wait_for(f"{TIP} !== {json.dumps(last)}")
+    assert "trials" in tab.run(TIP)
+    assert tab.run("document.querySelectorAll('svg.chart .found.on').length") == 1
+
+
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [
+        (".bar-row svg .bar", "Default schedules: median"),
+        (".spans svg .span.search", "search: "),
+        (".tasks .dot", "95% interval"),
+        ("figure:nth-of-type(1) svg.chart", "MHz"),
+        ("figure:nth-of-type(2) svg.chart", "W ("),
+        ("figure:nth-of-type(3) svg.chart", "°C"),
+    ],
+)
+def test_pointing_at_a_mark_shows_its_value(
+    tab: Tab, written: dict[str, Path], selector: str, words: str
+) -> None:
+    tab.open(written["gpu"])
+    tab.point_at(selector)
+    tab.wait_for(f"{TIP}.replaceAll('\\u00a0', ' ').includes({json.dumps(words)})")
+
+
+def test_the_value_stays_on_a_narrow_screen(tab: Tab, written: dict[str, Path]) -> None:
+    tab.open(written["hostile"], width=360)
+    for x in (0.0, 1.0):
+        tab.point_at("svg.chart", x=min(0.999, x))
+        tab.wait_for(TIP)
+        left, right = tab.run(
+            "(b => [b.left, b.right])(document.querySelector('.tip').getBoundingClientRect())"
+        )
+        assert left >= 0
+        assert right <= 360
+
+
+def test_the_arrow_keys_walk_along_a_line(tab: Tab, written: dict[str, Path]) -> None:
+    tab.open(written["cpu"])
+    tab.run("document.querySelector('svg.chart').focus({preventScroll: true})")
+    tab.press("ArrowRight")
+    first = tab.wait_for(TIP)
+    tab.press("ArrowRight")
+    assert tab.wait_for(f"(said => said !== {json.dumps(first)} && said)({TIP})")
+    tab.press("Escape")
+    tab.wait_for(f"{TIP} === ''")
+
+
+def test_pages_of_real_stores_open(tab: Tab, tmp_path: Path) -> None:
+    folders = [
+        finished_run(tmp_path / "done"),
+        finished_run(tmp_path / "other", run_facts(device="NVIDIA H200")),
+        searched_run(tmp_path / "killed"),
+    ]
+    stories = []
+    for folder in folders:
+        with Store.read(folder) as store:
+            stories.append(story_of(store))
+    texts = [*map(report_page, stories), comparison_page(named(folders, stories))]
+    for number, page in enumerate(texts):
+        path = tmp_path / f"{number}.html"
+        path.write_text(page, encoding="utf-8")
+        tab.open(path, width=360)
+        assert tab.complaints == []
+        assert tab.run(OVERFLOWING) == [0, []]
