@@ -1,4 +1,4 @@
-"""recipes/kuberay-rayjob.yaml: a RayJob that KubeRay would take, with a command that tunerd takes.
+"""recipes/kubernetes/rayjob.yaml: a RayJob that KubeRay would take, and a command that tunerd takes.
 
 The CRD itself is not kept here. RAY_JOB below states, for the fields that the recipe uses, what the
 "KubeRay CRD API reference" of v1.6.2 says of them (docs.ray.io, cluster/kubernetes/references/api);
@@ -21,7 +21,7 @@ import yaml
 
 from tunerd.cli.app import app
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "kuberay-rayjob.yaml"
+RECIPE = Path(__file__).parent.parent / "recipes" / "kubernetes" / "rayjob.yaml"
 KUBERNETES = "1.33"
 
 
