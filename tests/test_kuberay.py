@@ -1,4 +1,4 @@
-"""recipes/kubernetes/rayjob.yaml: a RayJob that KubeRay would take, and a command that tunerd takes.
+"""recipes/kubernetes/rayjob.yaml: a RayJob that KubeRay would take, and its command line.
 
 The CRD itself is not kept here. RAY_JOB below states, for the fields that the recipe uses, what the
 "KubeRay CRD API reference" of v1.6.2 says of them (docs.ray.io, cluster/kubernetes/references/api);
