@@ -183,7 +183,7 @@ head.shutdown()
 def workers(run: Run) -> set[str]:
     """Return who has worked in a run."""
     with Store.read(run.folder) as store:
-        return {s.worker_id for s in store.spans() if s.items}
+        return {s.worker for s in store.spans() if s.items}
 
 
 def test_a_run_goes_on_without_a_node_that_left_and_with_one_that_joined(
