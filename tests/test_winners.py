@@ -11,6 +11,7 @@ import pytest
 
 from tunerd.actors import Cluster
 from tunerd.errors import Interrupted
+from tunerd.quiet import QuietSlice
 from tunerd.records import RunFacts, Store
 from tunerd.search import default_candidate
 from tunerd.vocabulary import (
@@ -26,7 +27,7 @@ from tunerd.vocabulary import (
     TaskOutcome,
     TensorSpec,
 )
-from tunerd.winners import FINALISTS, QuietSlice, choose_winners
+from tunerd.winners import FINALISTS, choose_winners
 
 LLVM = TargetSpec("llvm", '{"kind":"llvm"}')
 FACTS = RunFacts("net", "d" * 64, LLVM, "CPU X", "cpu", 50, "0.27.0")
@@ -66,6 +67,9 @@ class FakeCluster:
             else Build(c, b"", "", 0.1, TASK.args, (0,), "llvm")
             for c in candidates
         ]
+
+    def call_all(self, asked: Sequence[tuple[str, str, tuple[Any, ...]]]) -> list[Any]:
+        return [self.call(slice_id, method, *arguments) for slice_id, method, arguments in asked]
 
     def call(self, slice_id: str, method: str, *arguments: Any) -> Any:
         self.calls.append(method)

@@ -304,6 +304,13 @@ class Cluster:
         reference = getattr(self._slices[worker_id], method).remote(*arguments)
         return self._got([reference], f"{method} in {worker_id}", CALL_SECS)[0]
 
+    def call_all(self, asked: Sequence[tuple[str, str, tuple[Any, ...]]]) -> list[Any]:
+        """Call slices at once, each by its id, a method and arguments; results in order."""
+        references = [getattr(self._slices[w], m).remote(*arguments) for w, m, arguments in asked]
+        methods = ", ".join(sorted({f"{m} in {w}" for w, m, _ in asked}))
+        results: list[Any] = self._got(references, methods, CALL_SECS)
+        return results
+
     def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
         """Build candidates on all tuners that are ready at once; results in order."""
         tuners = self._ready_tuners()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunerd.errors import HostError, InputError
 from tunerd.model import FixedModel, read_model, simplified
+from tunerd.neighbours import require_neighbours
 from tunerd.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_here
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, SliceSpec, TargetSpec, Task, to_json
@@ -92,10 +93,12 @@ def layout_of(nodes: Sequence[Node], settings: TuneSettings) -> Layout:
             + "; ".join(f"{device} ({target})" for device, target in sorted(devices))
         )
     first = with_slices[0].survey
+    slices = tuple((s, n.node_id) for n in with_slices for s in n.slices)
+    require_neighbours(slices, settings.neighbours)
     return Layout(
         target=first.plan.target,
         device=first.device,
-        slices=tuple((s, n.node_id) for n in with_slices for s in n.slices),
+        slices=slices,
         tuners=tuple(plan_tuners(nodes, settings.tuners)),
         bounds=tuple(n.survey.plan.bound for n in with_slices),
         here=frozenset(s.slice_id for n in with_slices if n.is_here for s in n.slices),

@@ -47,6 +47,10 @@ class TuneSettings(BaseModel):
     tuners: int | None = Field(None, ge=1)  # search and build processes; None: by the cores
     warm_start: tuple[Path, ...] = ()  # folders of other runs that the search learns from
 
+    neighbours: Literal["none", "busy", "as-tuned"] = "none"  # of the finals
+    l2: Literal["cold", "warm"] | None = None  # of the finals; None: as usual on the device
+    fidelity: int = Field(0, ge=0, le=1000)  # candidates of each task that judge the search
+
     @field_validator("model", "out")
     @classmethod
     def _is_text(cls, path: Path) -> Path:

@@ -33,6 +33,17 @@ class Mps(StrEnum):
     EXTERNAL = "external"
 
 
+class Neighbours(StrEnum):
+    NONE = "none"
+    BUSY = "busy"
+    AS_TUNED = "as-tuned"
+
+
+class L2(StrEnum):
+    COLD = "cold"
+    WARM = "warm"
+
+
 def tune(
     model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
     gpu_pct: Annotated[
@@ -81,6 +92,25 @@ def tune(
         list[Path] | None,
         typer.Option(help="Learn from another run, of any share or model. Repeatable."),
     ] = None,
+    neighbours: Annotated[
+        Neighbours,
+        typer.Option(help="What the device's other slices do while finalists are measured."),
+    ] = Neighbours.NONE,
+    l2: Annotated[
+        L2 | None,
+        typer.Option(
+            help="Whether finalists find their weights in the cache. [default: cold, warm on CPUs]"
+        ),
+    ] = None,
+    fidelity: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            help="Measure so many more candidates of each task again, to judge the search's "
+            "ranking; each costs its build and 0.2 s or 20 calls. They never win.",
+        ),
+    ] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,
@@ -113,6 +143,9 @@ def tune(
         address=address,
         tuners=tuners,
         warm_start=tuple(warm_start or ()),
+        neighbours=str(neighbours),
+        l2=None if l2 is None else str(l2),
+        fidelity=fidelity,
     )
     if dry_run:
         _print_plan(settings, json)
@@ -126,6 +159,8 @@ def tune(
 
 def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
     from tunerd.errors import WrongResultError
+    from tunerd.fidelity import fidelity as fidelity_of
+    from tunerd.report.fidelity_section import fidelity_json, fidelity_text
     from tunerd.report.table import outcome_json, outcome_table
     from tunerd.report.time_table import time_json, time_table
     from tunerd.vocabulary import Correctness, Verdict
@@ -146,6 +181,7 @@ def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
     if as_json:
         document = outcome_json(outcome) | {
             "time_use": time_json(use) if use else None,
+            "fidelity": fidelity_json(outcome.tasks),
             "report": str(report),
             "exit_code": int(code),
         }
@@ -159,6 +195,8 @@ def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
         console.print("")
         console.print(time_table(use))
         console.print("")
+    if settings.fidelity:
+        console.print(fidelity_text(fidelity_of(outcome.tasks)), highlight=False)
     console.print(f"artifact  {outcome.artifact}", highlight=False, soft_wrap=True)
     console.print(f"report    {report}", highlight=False, soft_wrap=True)
     return int(code)

@@ -10,6 +10,7 @@ from typing import Any
 from tunerd import __version__
 from tunerd.report import HistoryPoint, svg
 from tunerd.report.blocks import pairs, section
+from tunerd.report.fidelity_section import fidelity_section
 from tunerd.report.figures import (
     LATENCY_NAMES,
     Spread,
@@ -72,6 +73,7 @@ def write_report(
                         "main",
                         _before_after(outcome),
                         task_section(outcome),
+                        fidelity_section(outcome.tasks),
                         history_section(history),
                         asked_and_obtained_section(outcome, settings),
                         correctness_section(outcome),
