@@ -22,6 +22,7 @@ from tunerd import clock
 from tunerd import events as ev
 from tunerd.errors import InfrastructureError, Interrupted, TunerdError
 from tunerd.nodes import Node, Survey, TunerSpec, match_slices, survey_here
+from tunerd.profiles import SENTINEL
 from tunerd.ray_environment import (
     Environment,
     RayFolder,
@@ -248,7 +249,7 @@ class Cluster:
     def _warm_up(self, tuner_id: str) -> None:
         self._watch(tuner_id, "warm_up", self._tuners[tuner_id].warm_up.remote(*self._given))
 
-    def submit(self, instruction: ev.Propose | ev.BuildThem | ev.Measure) -> None:
+    def submit(self, instruction: ev.Work) -> None:
         """Carry out an instruction; its end comes back from `answers`."""
         match instruction:
             case ev.Propose(worker_id, task, count, told, exclude):
@@ -259,6 +260,9 @@ class Cluster:
                 self._watch(worker_id, "build", call)
             case ev.Measure(worker_id, builds, neighbours):
                 call = self._slices[worker_id].measure.remote(builds, SEARCH, neighbours)
+                self._watch(worker_id, "measure", call)
+            case ev.RunSentinel(worker_id, build, neighbours):
+                call = self._slices[worker_id].measure.remote((build,), SENTINEL, neighbours)
                 self._watch(worker_id, "measure", call)
 
     def answers(self, timeout_secs: float) -> list[Answer]:

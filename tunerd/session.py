@@ -17,6 +17,7 @@ from tunerd import clock, host, preparation
 from tunerd import events as ev
 from tunerd.actors import Cluster
 from tunerd.coordinator import Coordinator, Limits
+from tunerd.drift import drift
 from tunerd.errors import HostError, InfrastructureError, Interrupted
 from tunerd.finals import Ending, finish
 from tunerd.history import failures_of, history_of
@@ -329,6 +330,8 @@ class _Session:
                 yield ev.MeasurementsEnded(
                     worker_id, tuple(zip(candidates, answer.value, strict=True))
                 )
+            case ev.RunSentinel():
+                yield ev.SpotChecked(worker_id, answer.value[0], answer.busy_secs or 0.0)
 
     def _lose(self, cluster: Cluster, worker_id: str, message: str) -> Iterator[ev.Event]:
         """Requeue what a worker had, and start it again unless it keeps ending."""
@@ -378,8 +381,10 @@ class _Session:
                     trial_ids = [self._trial_ids[b.candidate.candidate_id] for b in builds]
                     self._store.start(trial_ids, worker_id)
                     cluster.submit(instruction)
-                case ev.Propose() | ev.BuildThem():
+                case ev.Propose() | ev.BuildThem() | ev.RunSentinel():
                     cluster.submit(instruction)
+                case ev.StoreSpotCheck(task_id, measurement, busy_secs):
+                    self._store.add_spot_check(task_id, measurement, busy_secs)
                 case ev.Finish(reason):
                     log.info("search ended: %s", reason)
 
@@ -433,6 +438,7 @@ class _Session:
             history=history_of(self._tasks, self._store.records(), sessions[0][0]),
             time_use=time_use(self._store.spans(), self._store.phases()),
             failures=failures_of(self._store.records()),
+            drift=drift(self._store.spot_checks()),
             settings=self._settings.model_dump(mode="json"),
             host=to_json(self._place.facts),
         )

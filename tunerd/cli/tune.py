@@ -12,6 +12,7 @@ import typer
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from tunerd.drift import SliceDrift
     from tunerd.settings import TuneSettings
     from tunerd.time_use import TimeUse
     from tunerd.vocabulary import Outcome
@@ -160,6 +161,7 @@ def tune(
 def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
     from tunerd.errors import WrongResultError
     from tunerd.fidelity import fidelity as fidelity_of
+    from tunerd.report.drift_section import drift_json, drift_warnings
     from tunerd.report.fidelity_section import fidelity_json, fidelity_text
     from tunerd.report.table import outcome_json, outcome_table
     from tunerd.report.time_table import time_json, time_table
@@ -177,11 +179,12 @@ def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
     }.get(outcome.end_to_end.verdict, ExitCode.NO_GAIN)
     if outcome.verification.verdict is Correctness.CANNOT_TELL:
         code = ExitCode.CANNOT_TELL
-    use = _time_use(settings.out)
+    use, drifts = _time_use(settings.out), _drift(settings.out)
     if as_json:
         document = outcome_json(outcome) | {
             "time_use": time_json(use) if use else None,
             "fidelity": fidelity_json(outcome.tasks),
+            "drift": drift_json(drifts),
             "report": str(report),
             "exit_code": int(code),
         }
@@ -195,11 +198,21 @@ def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
         console.print("")
         console.print(time_table(use))
         console.print("")
+    for sentence in drift_warnings(drifts):
+        console.print(sentence, style="yellow", highlight=False)
     if settings.fidelity:
         console.print(fidelity_text(fidelity_of(outcome.tasks)), highlight=False)
     console.print(f"artifact  {outcome.artifact}", highlight=False, soft_wrap=True)
     console.print(f"report    {report}", highlight=False, soft_wrap=True)
     return int(code)
+
+
+def _drift(folder: Path) -> tuple[SliceDrift, ...]:
+    from tunerd.drift import drift
+    from tunerd.records import Store
+
+    with Store.read(folder) as store:
+        return drift(store.spot_checks())
 
 
 def _time_use(folder: Path) -> TimeUse | None:

@@ -18,7 +18,8 @@ from tunerd.records import upgrades
 from tunerd.records.problems import unusable
 
 STORE_NAME = "store.sqlite"
-VERSION = 2  # 2: who worked on what, and how long the phases of a session took
+# 2: who worked on what, and how long the phases of a session took. 3: spot checks.
+VERSION = 3
 BUSY_TIMEOUT_SECS = 30.0
 
 METADATA = sa.MetaData()
@@ -155,6 +156,18 @@ phases = Table(
     Column("start", Float, nullable=False),
     Column("end", Float, nullable=False),
     Column("core_busy_secs", Text, nullable=False),  # JSON list of pairs: core, seconds
+)
+
+# Runs of the sentinel in a slice, which are no trials.
+spot_checks = Table(
+    "spot_checks",
+    METADATA,
+    Column("check_id", Integer, primary_key=True),
+    Column("session_id", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("task_id", Text, nullable=False),
+    Column("busy_secs", Float, nullable=False),
+    Column("measurement", Text, nullable=False),  # JSON
 )
 
 

@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import DatabaseError, IntegrityError, NoResultFound, ProgrammingError
 
 from tunerd import clock
+from tunerd.drift import SpotCheck
 from tunerd.errors import FolderError
 from tunerd.records import rows, schema, trials, typed
 from tunerd.records.facts import RunFacts, refuse_other_run
@@ -378,6 +379,19 @@ class Store:
         wanted = sa.select(schema.phases).order_by(schema.phases.c.row_id)
         with self._reading() as connection:
             return [rows.phase_from_row(row) for row in connection.execute(wanted).mappings()]
+
+    def add_spot_check(
+        self, task_id: str, measurement: Measurement, busy_secs: float, *, now: float | None = None
+    ) -> None:
+        """Keep a run of the sentinel, the default of `task_id`, in the measurement's slice."""
+        check = SpotCheck(_at(now), self.session, task_id, busy_secs, measurement)
+        self._insert(schema.spot_checks.insert(), [rows.spot_check_to_row(check)])
+
+    def spot_checks(self) -> list[SpotCheck]:
+        """Return all runs of sentinels, in order."""
+        wanted = sa.select(schema.spot_checks).order_by(schema.spot_checks.c.check_id)
+        with self._reading() as connection:
+            return [rows.spot_check_from_row(row) for row in connection.execute(wanted).mappings()]
 
     def _insert(self, statement: sa.Insert, values: Iterable[Mapping[str, Any]]) -> None:
         values = list(values)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tunerd import __version__
+from tunerd.drift import SliceDrift
 from tunerd.report import HistoryPoint, svg
 from tunerd.report.blocks import pairs, section
+from tunerd.report.drift_section import drift_section
 from tunerd.report.fidelity_section import fidelity_section
 from tunerd.report.figures import (
     LATENCY_NAMES,
@@ -55,6 +57,7 @@ def write_report(
     failures: Failures,
     settings: dict[str, Any],
     host: dict[str, Any],
+    drift: Sequence[SliceDrift] = (),
 ) -> None:
     """Write the page to `path`, in one step: a reader sees the old page or the new one.
 
@@ -78,6 +81,7 @@ def write_report(
                         asked_and_obtained_section(outcome, settings),
                         correctness_section(outcome),
                         where_time_went_section(time_use),
+                        drift_section(drift),
                         failures_section(failures),
                         facts_section("Settings", settings),
                         facts_section("Host and versions", host),
