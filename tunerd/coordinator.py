@@ -351,9 +351,9 @@ class Coordinator:
             self._measure(worker, out)
         satisfied = self._satisfied()
         while worker := self._roster.free("tuner"):
-            if self._checks.wanted and not self._checks.builder and not (cut_short or satisfied):
+            if (sentinel := self._checks.wanted) and self._unbuilt and not self._checks.builder:
                 self._checks.builder = worker.worker_id
-                self._begin(worker, BuildThem(worker.worker_id, (self._checks.wanted,)), out)
+                self._begin(worker, BuildThem(worker.worker_id, (sentinel,)), out)
             elif self._unbuilt and len(self._built) < self._build_ahead():
                 self._build(worker, out)
             elif cut_short or satisfied or not self._propose(worker, out):
