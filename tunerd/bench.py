@@ -50,6 +50,17 @@ class Round:
             raise ValueError("the slices did not work at the same time in a round")
         return first, last
 
+    @property
+    def problem(self) -> str:
+        """Say why the round tells nothing; "" where it does."""
+        try:
+            empty = [r.slice_id for r in self.replicas if not self.trimmed(r).starts]
+        except ValueError as error:
+            return str(error)
+        if empty:
+            return f"{', '.join(empty)} ended no inference while all slices worked"
+        return ""
+
     def trimmed(self, ran: Ran) -> Ran:
         """Return the repeats of a slice that lie in the window."""
         first, last = self.window
@@ -123,7 +134,9 @@ def samples_needed(percentile: int) -> int:
 
 
 def summarize(rounds: Sequence[Round]) -> Bench:
-    """Sum up rounds; ValueError where slices of one did not work at the same time."""
+    """Sum up rounds; ValueError where one has a problem."""
+    if problems := [r.problem for r in rounds if r.problem]:
+        raise ValueError(problems[0])
     alone = [r for r in rounds if r.condition is Condition.ALONE]
     beside = [r for r in rounds if r.condition is Condition.BESIDE]
     slowdown = None
@@ -137,13 +150,7 @@ def summarize(rounds: Sequence[Round]) -> Bench:
 
 
 def _medians(rounds: Sequence[Round]) -> list[float]:
-    found = []
-    for each in rounds:
-        secs = each.trimmed(each.replicas[0]).secs
-        if not secs:
-            raise ValueError("no inference fits into the time in which all slices worked")
-        found.append(float(np.median(secs)))
-    return found
+    return [float(np.median(r.trimmed(r.replicas[0]).secs)) for r in rounds]
 
 
 def _side(condition: Condition, rounds: Sequence[Round]) -> Side:
