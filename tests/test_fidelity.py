@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+from models import script
 
 from tunerd.fidelity import fidelity
 from tunerd.report.fidelity_section import fidelity_json, fidelity_section, fidelity_text
@@ -17,6 +19,7 @@ from tunerd.vocabulary import (
     Origin,
     Stage,
     TaskOutcome,
+    to_json,
 )
 
 CRASHED = Failure(Stage.RUN, Kind.CRASH, "it fell")
@@ -96,6 +99,28 @@ def test_people_are_told_of_how_many_candidates_it_is() -> None:
     assert "give --fidelity" in fidelity_text(fidelity(few))
     many = [outcome([(i, i) for i in range(1, 9)])]
     assert "8 candidates each" in fidelity_text(fidelity(many))
-    assert "tau-b" in (fidelity_section(many) or "")
+    page = fidelity_section(many) or ""
+    assert page.count("<td") == 4  # a task's, one below each heading
+    assert page.count("<th ") == 5 + 1
     assert fidelity_section([outcome([])]) is None
     assert fidelity_json(many)["tasks"][0]["tau"] == pytest.approx(1.0)
+
+
+def test_the_benchmark_weighs_what_was_chosen_by_the_calls_of_the_model() -> None:
+    tasks = [
+        outcome([(1, 1.0), (2, 2), (3, 3), (4, 4)]),
+        replace(outcome([(1, 1.0), (2, 2), (3, 3), (4, 0.5)]), task_id="u", weight=3),
+    ]
+    found = {
+        "name": "gpu40",
+        "proofs": [{"sm_count": 52}, {"sm_count": 52}],
+        "fidelity": fidelity_json(tasks),
+        "drift": {"slices": [{"warns": True}, {"warns": False}]},
+        "phase_secs": {"finalists": 9.0},
+        "tasks": [to_json(t) for t in tasks],
+    }
+    row = script("benchmark_fidelity").summary(found)
+    assert row["excess_of_model_pct"] == pytest.approx(100 * (4 / 2.5 - 1))
+    assert row["tasks_within_pct"] == 50
+    assert (row["reaches_excess"], row["slices"], row["slices_that_drifted"]) == (False, 2, 1)
+    assert "2 slices of gpu40" in script("benchmark_fidelity").shown([row])

@@ -18,6 +18,7 @@ from tunerd.report.words import (
     secs_text,
 )
 
+HEADS = ("Checks", "Over", "First", "Median ratio", "Last ratio", "Range")
 _SHOWN_SLICES = 64
 
 
@@ -26,13 +27,12 @@ def drift_section(drifts: Sequence[SliceDrift]) -> Markup | None:
     if not drifts:
         return None
     rest = len(drifts) - _SHOWN_SLICES
-    heads = ("Slice", "Checks", "Over", "First", "Median ratio", "Last ratio", "Range")
     warnings = [element("p", text, class_="lead") for text in drift_warnings(drifts)]
     checks = sum(len(d.ratios) for d in drifts)
     return section(
         "Drift of the slices",
         *warnings,
-        table(heads, [_row(d) for d in drifts[:_SHOWN_SLICES]], "plain"),
+        table(("Slice", *HEADS), [_row(d) for d in drifts[:_SHOWN_SLICES]], "plain"),
         element("p", f"And {count_text(rest, 'more slice')}.", class_="caption")
         if rest > 0
         else None,
@@ -83,15 +83,18 @@ def drift_json(drifts: Sequence[SliceDrift]) -> dict[str, Any]:
 
 
 def _row(drift: SliceDrift) -> Markup:
+    cells = (
+        str(len(drift.ratios)),
+        duration_text(drift.ratios[-1][0]),
+        secs_text(drift.first_secs),
+        _ratio(drift.median_ratio),
+        _ratio(drift.late_ratio),
+        f"{_ratio(drift.lowest)}{EN_DASH}{_ratio(drift.highest)}",
+    )
     return element(
         "tr",
         element("th", element("bdi", drift.slice_id), scope="row"),
-        element("td", str(len(drift.ratios))),
-        element("td", duration_text(drift.ratios[-1][0])),
-        element("td", secs_text(drift.first_secs)),
-        element("td", _ratio(drift.median_ratio)),
-        element("td", _ratio(drift.late_ratio)),
-        element("td", f"{_ratio(drift.lowest)}{EN_DASH}{_ratio(drift.highest)}"),
+        *(element("td", cell, data_label=h) for h, cell in zip(HEADS, cells, strict=True)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tunerd.fidelity import TOP_K, Fidelity, TaskFidelity, fidelity
@@ -11,6 +11,12 @@ from tunerd.report.markup import Markup, element
 from tunerd.report.words import UNKNOWN, count_text, percent_text, significant
 from tunerd.vocabulary import TaskOutcome, to_json
 
+HEADS = (
+    "Candidates",
+    "Kendall\N{RIGHT SINGLE QUOTATION MARK}s tau-b",
+    f"Recall of the best {TOP_K}",
+    "Chosen over fastest",
+)
 _SHOWN_TASKS = 50
 _FEW = 6  # candidates: fewer are the best of the search, hardly apart, and tell little
 
@@ -22,10 +28,9 @@ def fidelity_section(outcomes: Iterable[TaskOutcome]) -> Markup | None:
         return None
     told = [t for t in found.tasks if t.tau is not None]
     rest = len(told) - _SHOWN_TASKS
-    heads = ("Task", "Candidates", "Kendall\N{RIGHT SINGLE QUOTATION MARK}s tau-b")
     return section(
         "How the search ranked",
-        table((*heads, f"Recall of the best {TOP_K}", "Chosen over fastest"), _rows(told), "plain"),
+        table(("Task", *HEADS), _rows(told[:_SHOWN_TASKS]), "plain"),
         element("p", f"And {count_text(rest, 'more task')}.", class_="caption")
         if rest > 0
         else None,
@@ -62,18 +67,27 @@ def fidelity_json(outcomes: Iterable[TaskOutcome]) -> dict[str, Any]:
     return found | {"top_k": TOP_K}
 
 
-def _rows(tasks: Iterable[TaskFidelity]) -> list[Markup]:
+def _rows(tasks: Sequence[TaskFidelity]) -> list[Markup]:
     return [
         element(
             "tr",
             element("th", element("code", task.name), scope="row"),
-            element("td", str(task.candidates)),
-            element("td", _number(task.tau)),
-            element("td", percent_text(task.recall)),
-            element("td", percent_text(task.excess)),
+            *(
+                element("td", cell, data_label=h)
+                for h, cell in zip(HEADS, _cells(task), strict=True)
+            ),
         )
-        for task in list(tasks)[:_SHOWN_TASKS]
+        for task in tasks
     ]
+
+
+def _cells(task: TaskFidelity) -> tuple[str, ...]:
+    return (
+        str(task.candidates),
+        _number(task.tau),
+        percent_text(task.recall),
+        percent_text(task.excess),
+    )
 
 
 def _number(value: float | None) -> str:
