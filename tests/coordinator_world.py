@@ -20,6 +20,8 @@ from tunerd.events import (
     MeasurementsEnded,
     Propose,
     Proposed,
+    RunSentinel,
+    SpotChecked,
     StoreEnded,
     StoreProposed,
     WorkerJoined,
@@ -122,7 +124,7 @@ class World:
                     for candidate, result in results:
                         if not isinstance(result, Failure) or result.kind.ends_trial:
                             self.ends[candidate.candidate_id] += 1
-                case Propose() | BuildThem() | Measure():
+                case Propose() | BuildThem() | Measure() | RunSentinel():
                     assert instruction.worker_id not in self.working, "it has work already"
                     self.working[instruction.worker_id] = instruction
                     self._check_lanes()
@@ -165,6 +167,8 @@ class World:
             case Measure(worker_id, builds, _):
                 ended = tuple((b.candidate, self._measured(b.candidate)) for b in builds)
                 return MeasurementsEnded(worker_id, ended)
+            case RunSentinel(worker_id, of, _):
+                return SpotChecked(worker_id, self._measured(of.candidate), 0.01)
         raise AssertionError(work)
 
     def _built(self, of: Candidate) -> Build | Failure:

@@ -49,6 +49,9 @@ class FakeCluster:
     def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
         return self.tuner.build(candidates)
 
+    def call_all(self, asked: Sequence[tuple[str, str, tuple[Any, ...]]]) -> list[Any]:
+        return [self.call(slice_id, method, *arguments) for slice_id, method, arguments in asked]
+
     def call(self, slice_id: str, method: str, *arguments: Any) -> Any:
         return getattr(self, method)(*arguments)
 

@@ -30,7 +30,7 @@ from tunerd.vocabulary import (
 )
 
 TASKS = (TASK, OTHER_TASK)
-ON = Obtained.of(CapProof("cpu-0-0", "CPU X", 1, 2, "affinity", True, "6.1"), FACTS)
+ON = Obtained.of(CapProof("cpu-0-0", "CPU X", 1, 2, "affinity", True, "6.1"), FACTS, "p")
 
 
 @pytest.fixture(params=["file", "server"])
@@ -404,4 +404,4 @@ def test_the_target_is_part_of_what_was_obtained() -> None:
         FACTS, target=dataclasses.replace(LLVM, json='{"kind":"llvm","mcpu":"skylake"}')
     )
     proof = CapProof("cpu-0-0", "CPU X", 1, 2, "affinity", True, "6.1")
-    assert Obtained.of(proof, other) != ON
+    assert Obtained.of(proof, other, "p") != ON

@@ -10,7 +10,9 @@ from typing import Any, cast
 import pytest
 
 from tunerd.actors import Cluster
-from tunerd.errors import Interrupted
+from tunerd.errors import HostError, Interrupted
+from tunerd.neighbours import others_on_device, require_neighbours
+from tunerd.quiet import Finals, QuietSlice
 from tunerd.records import RunFacts, Store
 from tunerd.search import default_candidate
 from tunerd.vocabulary import (
@@ -20,13 +22,14 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Origin,
+    SliceSpec,
     Stage,
     TargetSpec,
     Task,
     TaskOutcome,
     TensorSpec,
 )
-from tunerd.winners import FINALISTS, QuietSlice, choose_winners
+from tunerd.winners import FINALISTS, choose_winners
 
 LLVM = TargetSpec("llvm", '{"kind":"llvm"}')
 FACTS = RunFacts("net", "d" * 64, LLVM, "CPU X", "cpu", 50, "0.27.0")
@@ -57,6 +60,8 @@ class FakeCluster:
         self.quiet_secs, self.wrong, self.unbuildable = quiet_secs, wrong, unbuildable
         self.collateral = collateral  # how many comparisons a neighbour spoils
         self.calls: list[str] = []
+        self.places: list[tuple[str, str]] = []
+        self.answers: dict[str, list[Any]] = {}  # of other methods, one after the other
 
     def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
         self.calls.append("build")
@@ -67,8 +72,14 @@ class FakeCluster:
             for c in candidates
         ]
 
+    def call_all(self, asked: Sequence[tuple[str, str, tuple[Any, ...]]]) -> list[Any]:
+        return [self.call(slice_id, method, *arguments) for slice_id, method, arguments in asked]
+
     def call(self, slice_id: str, method: str, *arguments: Any) -> Any:
         self.calls.append(method)
+        self.places.append((slice_id, method))
+        if method in self.answers:
+            return self.answers[method].pop(0) if self.answers[method] else None
         if method == "agree":
             return WRONG if arguments[1].candidate.candidate_id in self.wrong else None
         builds, _ = arguments
@@ -218,3 +229,100 @@ def test_a_task_without_trials_says_what_the_search_said(store: Store) -> None:
     )
     assert not outcome.is_tuned
     assert outcome.note == "the search found no candidate"
+
+
+# --- neighbours, and candidates that judge the ranking -----------------------------------------
+
+
+def with_load(cluster: FakeCluster, *ends: Any) -> FakeCluster:
+    """Have the neighbours' load begin, and end in these ways."""
+    cluster.answers = {"ready": [0.1] * 9, "begin": [], "end": list(ends)}
+    return cluster
+
+
+def decided(
+    store: Store, cluster: FakeCluster, finals: Finals, tasks: Sequence[Task] = (TASK,)
+) -> list[TaskOutcome]:
+    quiet = QuietSlice(cast(Cluster, cluster), "quiet", ("near-1", "near-2"), finals)
+    return list(choose_winners(tasks, store, quiet, say=lambda message: None, unsearched={}))
+
+
+def neighbours_of(outcome: TaskOutcome) -> set[int | None]:
+    results = [f.measurement for f in outcome.finalists]
+    return {r.conditions.neighbours for r in results if isinstance(r, Measurement)}
+
+
+def test_without_neighbours_the_other_slices_are_asked_nothing(store: Store) -> None:
+    searched(store, 1e-3)
+    (outcome,) = decided(store, cluster := FakeCluster(times(4e-3, 1e-3)), Finals())
+    assert {place for place, _ in cluster.places} == {"quiet"}
+    assert neighbours_of(outcome) == {0}
+
+
+def test_busy_neighbours_repeat_the_default_while_one_slice_measures(store: Store) -> None:
+    searched(store, 1e-3)
+    cluster = with_load(FakeCluster(times(4e-3, 1e-3)), None, None)
+    (outcome,) = decided(store, cluster, Finals(neighbours="busy"))
+    both = [("near-1", m) for m in ("ready", "begin", "end")]
+    both += [("near-2", m) for m in ("ready", "begin", "end")]
+    assert sorted(p for p in cluster.places if p[0] != "quiet") == sorted(both)
+    (compared,) = (i for i, m in enumerate(cluster.calls) if m == "compare")
+    assert cluster.calls[:compared].count("begin") == 2  # both before, and stopped after
+    assert cluster.calls[compared:].count("end") == 2
+    assert neighbours_of(outcome) == {2}
+    assert outcome.is_tuned
+    assert outcome.measured_as == "final-v2-warm, neighbours busy"
+
+
+def test_a_comparison_whose_neighbours_failed_is_taken_again(store: Store) -> None:
+    searched(store, 1e-3)
+    lost = Failure(Stage.RUN, Kind.CRASH, "the runner ended")
+    cluster = with_load(FakeCluster(times(4e-3, 1e-3)), lost, None, None, None)
+    (outcome,) = decided(store, cluster, Finals(neighbours="busy"))
+    assert cluster.calls.count("compare") == 2
+    assert outcome.is_tuned
+
+
+def test_as_tuned_each_slice_measures_another_task_and_spare_ones_are_busy(store: Store) -> None:
+    searched(store, 1e-3)
+    secs = times(4e-3, 1e-3) | times(4e-3, task=OTHER)
+    cluster = with_load(FakeCluster(secs), None)
+    outcomes = decided(store, cluster, Finals(neighbours="as-tuned"), [TASK, OTHER])
+    assert [p for p, m in cluster.places if m == "compare"] == ["quiet", "near-1"]
+    assert [p for p, m in cluster.places if m == "begin"] == ["near-2"]
+    assert {n for o in outcomes for n in neighbours_of(o)} == {2}
+    assert [o.is_tuned for o in outcomes] == [True, False]
+
+
+def test_candidates_spread_over_the_ranking_are_measured_and_never_win(store: Store) -> None:
+    searched(store, *(1e-3 * i for i in range(1, 11)))
+    secs = [1e-3 * i for i in range(1, 11)]
+    secs[9] = 1e-4  # the search's last is the fastest
+    (outcome,) = decided(store, FakeCluster(times(9e-3, *secs)), Finals(fidelity=3))
+    judged = [f for f in outcome.finalists if not f.may_win]
+    assert [f.search_secs for f in judged] == pytest.approx([4e-3, 7e-3, 10e-3], rel=0.01)
+    assert outcome.winner == candidate(1)
+    assert outcome.best_secs == pytest.approx(1e-3, rel=0.01)
+
+
+def test_an_outcome_that_was_measured_otherwise_is_measured_anew(store: Store) -> None:
+    searched(store, 1e-3)
+    decided(store, FakeCluster(times(4e-3, 1e-3)), Finals("cold"))
+    decided(store, again := FakeCluster(times(4e-3, 1e-3)), Finals("cold"))
+    assert again.calls == []
+    (outcome,) = decided(store, other := FakeCluster(times(4e-3, 1e-3)), Finals("warm"))
+    assert other.calls.count("compare") == 1
+    assert outcome.measured_as == "final-v2-warm, neighbours none"
+
+
+def test_neighbours_are_the_other_slices_of_the_device() -> None:
+    placed = [
+        (SliceSpec("a", "mps", 40, gpu_uuid="GPU-1"), "node"),
+        (SliceSpec("b", "mps", 40, gpu_uuid="GPU-1"), "node"),
+        (SliceSpec("c", "mps", 40, device_index=1, gpu_uuid="GPU-2"), "node"),
+    ]
+    assert others_on_device(placed, "a") == ["b"]
+    require_neighbours(placed, "busy")
+    require_neighbours(placed[:1], "none")
+    with pytest.raises(HostError, match="takes a second slice"):
+        require_neighbours(placed[:1], "as-tuned")

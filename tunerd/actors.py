@@ -20,6 +20,7 @@ from typing import Any, Self
 from tunerd import events as ev
 from tunerd.errors import InfrastructureError, Interrupted
 from tunerd.nodes import Node, Survey, TunerSpec, match_slices, survey_here
+from tunerd.profiles import SENTINEL
 from tunerd.ray_calls import Calls
 from tunerd.ray_environment import (
     Environment,
@@ -280,7 +281,7 @@ class Cluster:
         """The slices that live or are being started."""
         return frozenset(self._slices)
 
-    def submit(self, instruction: ev.Propose | ev.BuildThem | ev.Measure) -> None:
+    def submit(self, instruction: ev.Work) -> None:
         """Carry out an instruction; its end comes back from `answers`."""
         match instruction:
             case ev.Propose(worker_id, task, count, told, exclude):
@@ -291,6 +292,9 @@ class Cluster:
                 self._calls.watch(worker_id, "build", call)
             case ev.Measure(worker_id, builds, neighbours):
                 call = self._slices[worker_id].measure.remote(builds, SEARCH, neighbours)
+                self._calls.watch(worker_id, "measure", call)
+            case ev.RunSentinel(worker_id, build, neighbours):
+                call = self._slices[worker_id].measure.remote((build,), SENTINEL, neighbours)
                 self._calls.watch(worker_id, "measure", call)
 
     def answers(self, timeout_secs: float) -> list[Answer]:
@@ -310,6 +314,13 @@ class Cluster:
         """Call a slice and wait; raises InfrastructureError where it is lost."""
         reference = getattr(self._slices[worker_id], method).remote(*arguments)
         return self._calls.got([reference], f"{method} in {worker_id}", CALL_SECS)[0]
+
+    def call_all(self, asked: Sequence[tuple[str, str, tuple[Any, ...]]]) -> list[Any]:
+        """Call slices at once, each by its id, a method and arguments; results in order."""
+        references = [getattr(self._slices[w], m).remote(*arguments) for w, m, arguments in asked]
+        methods = ", ".join(sorted({f"{m} in {w}" for w, m, _ in asked}))
+        results: list[Any] = self._calls.got(references, methods, CALL_SECS)
+        return results
 
     def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
         """Build candidates on all tuners that are ready at once; results in order."""

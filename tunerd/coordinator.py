@@ -10,7 +10,8 @@ of slices.
     Proposed                      Store(proposed), Propose, BuildThem
     BuildsEnded                   Store(failed), Measure, Propose, BuildThem
     MeasurementsEnded             Store(measured or failed), Measure, Propose, BuildThem, Finish
-    Tick, StopRequested           Finish
+    SpotChecked                   Store(spot check), Measure, Propose, BuildThem, Finish
+    Tick, StopRequested           RunSentinel, Finish
 
 Workers of one lane share cores: at most one of them works at a time.
 """
@@ -34,16 +35,21 @@ from tunerd.events import (
     MeasurementsEnded,
     Propose,
     Proposed,
+    RunSentinel,
+    SpotChecked,
     StopRequested,
     StoreBuilt,
     StoreEnded,
     StoreProposed,
+    StoreSpotCheck,
     Tick,
+    Work,
     WorkerJoined,
     WorkerLost,
 )
 from tunerd.roster import Roster, Worker
 from tunerd.search import BATCH
+from tunerd.spot_checks import SpotChecks
 from tunerd.standings import Standings
 from tunerd.task_state import KEPT_MOST, Results, TaskState
 from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Origin, Stage, Task
@@ -87,6 +93,7 @@ class Coordinator:
         self._built: deque[Build] = deque()
         self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
         self._elapsed_secs = 0.0
+        self._checks = SpotChecks()
 
     # --- what an earlier session of the run knows ----------------------------------------------
 
@@ -160,10 +167,14 @@ class Coordinator:
             case BuildsEnded(worker_id, results):
                 self._builds_ended(worker_id, results, out)
             case MeasurementsEnded(worker_id, results):
-                self._release(worker_id, Measure)
-                self._store_results(results, out)
+                self._measurements_ended(worker_id, results, out)
+            case SpotChecked(worker_id, result, busy_secs):
+                self._spot_checked(worker_id, result, busy_secs, out)
             case Tick(elapsed_secs):
                 self._elapsed_secs = elapsed_secs
+                if self._checks.scan(elapsed_secs, self.tasks.values()):
+                    for worker in self._roster.all_free("slice"):
+                        self._check(worker, out)
             case StopRequested(reason):
                 self._stop = self._stop or reason
         self._dispatch(out)
@@ -198,6 +209,9 @@ class Coordinator:
         out: list[Instruction],
     ) -> None:
         self._release(worker_id, BuildThem)
+        if worker_id == self._checks.builder:
+            self._checks.built(results[0][1])
+            return
         builds = tuple(r for _, r in results if isinstance(r, Build))
         failures = tuple((c, r) for c, r in results if isinstance(r, Failure))
         if builds:
@@ -210,6 +224,47 @@ class Coordinator:
                 self._built.append(build)
         if failures:
             self._store_results(failures, out)
+
+    def _measurements_ended(
+        self,
+        worker_id: str,
+        results: tuple[tuple[Candidate, Measurement | Failure], ...],
+        out: list[Instruction],
+    ) -> None:
+        worker = self.workers[worker_id]
+        if isinstance(worker.work, Measure):
+            for build, (candidate, result) in zip(worker.work.builds, results, strict=True):
+                self._checks.offer(build, result, self.tasks[candidate.task_id].task.weight)
+        self._release(worker_id, Measure)
+        self._store_results(results, out)
+        self._check(worker, out, patience=2.0 if self._built else 1.0)
+
+    def _spot_checked(
+        self,
+        worker_id: str,
+        result: Measurement | Failure,
+        busy_secs: float,
+        out: list[Instruction],
+    ) -> None:
+        work = self.workers[worker_id].work
+        self._release(worker_id, RunSentinel)
+        self._checks.ended(worker_id, result, busy_secs, self._elapsed_secs)
+        if isinstance(result, Measurement) and isinstance(work, RunSentinel):
+            out.append(StoreSpotCheck(work.build.candidate.task_id, result, busy_secs))
+
+    def _check(self, worker: Worker, out: list[Instruction], *, patience: float = 1.0) -> None:
+        """Run the sentinel in a slice that is free, if it is due and the search goes on."""
+        build = self._checks.build
+        if (
+            build is None
+            or self.finished
+            or not self._roster.is_free(worker)
+            or not self._checks.is_due(worker.worker_id, self._elapsed_secs, patience=patience)
+            or self._cut_short()
+            or self._satisfied()
+        ):
+            return
+        self._begin(worker, RunSentinel(worker.worker_id, build, self.busy("slice")), out)
 
     def _store_results(
         self,
@@ -239,6 +294,8 @@ class Coordinator:
         match work:
             case Propose(task=task):
                 self._lose_proposal(self.tasks[task.task_id], message)
+            case BuildThem() if worker_id == self._checks.builder:
+                self._checks.built(None)
             case BuildThem(candidates=candidates):
                 self._requeue(candidates, Stage.BUILD, message, out)
             case Measure(builds=builds):
@@ -294,7 +351,10 @@ class Coordinator:
             self._measure(worker, out)
         satisfied = self._satisfied()
         while worker := self._roster.free("tuner"):
-            if self._unbuilt and len(self._built) < self._build_ahead():
+            if (sentinel := self._checks.wanted) and self._unbuilt and not self._checks.builder:
+                self._checks.builder = worker.worker_id
+                self._begin(worker, BuildThem(worker.worker_id, (sentinel,)), out)
+            elif self._unbuilt and len(self._built) < self._build_ahead():
                 self._build(worker, out)
             elif cut_short or satisfied or not self._propose(worker, out):
                 break  # what keeps one tuner from proposing keeps them all
@@ -386,9 +446,7 @@ class Coordinator:
         self._begin(worker, Propose(worker.worker_id, state.task, count, told, under_way_ids), out)
         return True
 
-    def _begin(
-        self, worker: Worker, work: Propose | BuildThem | Measure, out: list[Instruction]
-    ) -> None:
+    def _begin(self, worker: Worker, work: Work, out: list[Instruction]) -> None:
         self._roster.begin(worker, work)
         out.append(work)
 

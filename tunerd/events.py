@@ -45,6 +45,13 @@ class MeasurementsEnded:
 
 
 @dataclass(frozen=True)
+class SpotChecked:
+    worker_id: str
+    result: Measurement | Failure
+    busy_secs: float  # of the slice
+
+
+@dataclass(frozen=True)
 class Tick:
     elapsed_secs: float
 
@@ -55,7 +62,14 @@ class StopRequested:
 
 
 Event = (
-    WorkerJoined | WorkerLost | Proposed | BuildsEnded | MeasurementsEnded | Tick | StopRequested
+    WorkerJoined
+    | WorkerLost
+    | Proposed
+    | BuildsEnded
+    | MeasurementsEnded
+    | SpotChecked
+    | Tick
+    | StopRequested
 )
 
 # --- instructions ------------------------------------------------------------------------------
@@ -84,6 +98,13 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class RunSentinel:
+    worker_id: str
+    build: Build  # of a default schedule that was measured; no trial
+    neighbours: int
+
+
+@dataclass(frozen=True)
 class StoreProposed:
     candidates: tuple[Candidate, ...]
 
@@ -99,8 +120,16 @@ class StoreEnded:
 
 
 @dataclass(frozen=True)
+class StoreSpotCheck:
+    task_id: str
+    measurement: Measurement
+    busy_secs: float
+
+
+@dataclass(frozen=True)
 class Finish:
     reason: str
 
 
-Instruction = Propose | BuildThem | Measure | StoreProposed | StoreBuilt | StoreEnded | Finish
+Work = Propose | BuildThem | Measure | RunSentinel  # what a worker does until an event ends it
+Instruction = Work | StoreProposed | StoreBuilt | StoreEnded | StoreSpotCheck | Finish

@@ -16,7 +16,9 @@ from tunerd.actors import Cluster
 from tunerd.artifact import compile_artifact, finish_manifest
 from tunerd.compare import compare
 from tunerd.errors import InfrastructureError
+from tunerd.neighbours import NONE, others_on_device
 from tunerd.preparation import Kernels, Layout
+from tunerd.quiet import Finals, QuietSlice
 from tunerd.run_folder import RunFolder
 from tunerd.settings import TuneSettings
 from tunerd.verify import onnxruntime_latency, verify
@@ -38,7 +40,7 @@ from tunerd.vocabulary import (
     Verdict,
     Verification,
 )
-from tunerd.winners import QuietSlice, Say, choose_winners
+from tunerd.winners import Say, choose_winners
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class _Trial:
 def finish(ending: Ending) -> Outcome:
     """Choose the winners, compile, verify and time the model; store and return the outcome."""
     ending.enter(Phase.FINALS)
-    quiet = QuietSlice(ending.cluster, ending.quiet_slice)
+    quiet = _quiet(ending)
     outcomes = choose_winners(
         ending.kernels.tasks,
         ending.folder.store,
@@ -97,6 +99,22 @@ def finish(ending: Ending) -> Outcome:
         return _kept(ending, outcomes, trial)
     finally:
         shutil.rmtree(trials, ignore_errors=True)
+
+
+def _quiet(ending: Ending) -> QuietSlice:
+    """Say where and how finalists are measured."""
+    finals = Finals.of(ending.settings, ending.layout.target)
+    others: tuple[str, ...] = ()
+    if finals.neighbours != NONE:
+        living = ending.cluster.slice_ids
+        near = others_on_device(ending.layout.slices, ending.quiet_slice)
+        others = tuple(s for s in near if s in living)
+        if not others:
+            raise InfrastructureError(
+                f"the finals are to have neighbours, and no other slice of {ending.quiet_slice}'s "
+                "device lives; what was measured is stored, and the same command goes on"
+            )
+    return QuietSlice(ending.cluster, ending.quiet_slice, others, finals)
 
 
 def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> Outcome:

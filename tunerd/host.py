@@ -5,6 +5,7 @@ Everything works without a driver and without NVML; `HostFacts.no_gpu` says why 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -123,6 +124,15 @@ def facts() -> HostFacts:
         packages=tuple((name, v) for name in PACKAGES if (v := _version(name)) is not None),
         commit=_commit(),
     )
+
+
+def last_level_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Return the size of the largest cache that a core of this machine uses; 0 where none tells."""
+    sizes = [0]
+    for path in folder.glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(path.read_text().strip().removesuffix("K")) << 10)
+    return max(sizes)
 
 
 # --- GPUs --------------------------------------------------------------------------------------

@@ -1,11 +1,9 @@
 """Build -> Measurement: time kernels and models, inside a slice's runner.
 
 A sample is the mean of as many calls in a row as fill the profile's `min_sample_secs`. On a GPU
-those calls are one CUDA graph, so that a kernel of a few microseconds is not timed by its launches,
-and each call takes the next copy of the weights, so that none finds them in the L2 cache: between
-two inferences the rest of the model has pushed them out. Activations stay where they are, as the
-kernel before would have left them. On CPUs one copy is used: the caches of a server CPU hold the
-weights of most models.
+those calls are one CUDA graph, so that a kernel of a few microseconds is not timed by its launches.
+What the last-level cache holds of a kernel's weights is up to the profile: see `profiles`.
+Activations stay where they are, as the kernel before would have left them.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ MAX_GRAPH_CALLS = 400
 MAX_COPIES = 64
 MAX_COPY_BYTES = 1 << 30
 MAX_MESSAGE_CHARS = 2000
+_USUAL_CACHE_BYTES = 64 << 20  # of a CPU that does not tell its last-level cache
 # One call that takes this long needs no second one to be told from its rivals.
 _SLOW_CALL_SECS = 2.0
-_TOLD_APART = 8  # samples after which a rival twice as slow is sampled no further
 
 
 class Timed(Protocol):
@@ -57,6 +55,10 @@ class Device(ABC):
     @abstractmethod
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
         """Load a library and run it once."""
+
+    @abstractmethod
+    def tensor(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return a copy of an array on the device."""
 
 
 Samples = tuple[int, list[float]]  # calls per sample, mean seconds of a call in each sample
@@ -98,7 +100,7 @@ def interleaved(ready: Sequence[Timed | Failure], profile: Profile) -> list[Samp
             result = results[i]
             if isinstance(entry, Failure) or isinstance(result, Failure):
                 continue
-            if _is_hopeless(result[1], results):
+            if _is_hopeless(result[1], results, profile.hopeless_after):
                 continue
             try:
                 result[1].append(entry.sample())
@@ -107,10 +109,12 @@ def interleaved(ready: Sequence[Timed | Failure], profile: Profile) -> list[Samp
     return results
 
 
-def _is_hopeless(samples: Sequence[float], results: Sequence[Samples | Failure]) -> bool:
+def _is_hopeless(
+    samples: Sequence[float], results: Sequence[Samples | Failure], after: int
+) -> bool:
     """Whether more samples cannot matter: all are over twice as slow as all of the fastest."""
-    others = [r[1] for r in results if not isinstance(r, Failure) and len(r[1]) >= _TOLD_APART]
-    return len(samples) >= _TOLD_APART and min(samples) > 2 * min(
+    others = [r[1] for r in results if not isinstance(r, Failure) and len(r[1]) >= after]
+    return len(samples) >= after and min(samples) > 2 * min(
         (max(o) for o in others), default=math.inf
     )
 
@@ -260,6 +264,7 @@ class CpuDevice(Device):
         # first cores, whatever the process may use.
         configure = tvm.get_global_func("runtime.config_threadpool")
         configure(-2, len(self._cores), [str(core) for core in self._cores])
+        self._next_copy = 0
         self._buffers = BufferCache(tvm.runtime.tensor, max_bytes=2 << 30)
 
     def facts(self) -> dict[str, Any]:
@@ -275,11 +280,14 @@ class CpuDevice(Device):
 
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
         kernel = self._tvm.runtime.load_module(str(path))["main"]
-        (arguments,) = argument_sets(build, self._buffers, rotate_over_bytes=0)
+        rotate = 2 * self._cache_bytes() if profile.weights == "cold" else 0
+        sets = argument_sets(build, self._buffers, rotate_over_bytes=rotate)
 
         def call(times: int) -> None:
-            for _ in range(times):
-                kernel(*arguments)
+            # Rivals share the copies: each goes on where the one before has stopped.
+            first, self._next_copy = self._next_copy, self._next_copy + times
+            for i in range(first, first + times):
+                kernel(*sets[i % len(sets)])
 
         call(1)
         return _Loop(call, profile)
@@ -288,6 +296,14 @@ class CpuDevice(Device):
         arguments = [self._tvm.runtime.tensor(array) for array in arrays]
         self._tvm.runtime.load_module(str(path))["main"](*arguments)
         return [argument.numpy() for argument in arguments]
+
+    def tensor(self, array: np.ndarray[Any, Any]) -> Any:
+        return self._tvm.runtime.tensor(array)
+
+    def _cache_bytes(self) -> int:
+        from tunerd import host
+
+        return host.last_level_cache_bytes() or _USUAL_CACHE_BYTES
 
 
 class CudaDevice(Device):
@@ -316,6 +332,7 @@ class CudaDevice(Device):
         self._end = self._checked(driver.cuEventCreate(0))
         self._handle = self._checked(driver.cuCtxGetDevice())
         self._l2_bytes = self._attribute("L2_CACHE_SIZE")
+        self._next_copy = 0
         self._buffers = BufferCache(
             lambda a: tvm.runtime.tensor(a, device=self._device), max_bytes=8 << 30
         )
@@ -340,13 +357,15 @@ class CudaDevice(Device):
 
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
         kernel = self._tvm.runtime.load_module(str(path))["main"]
-        rotate = 2 * self._l2_bytes if profile.weights == "rotate" else 0
+        rotate = 0 if profile.weights == "warm" else 2 * self._l2_bytes
         sets = argument_sets(build, self._buffers, rotate_over_bytes=rotate)
         with self._on_stream():
             kernel(*sets[0])  # loads the cubin
             self._checked(self._driver.cuStreamSynchronize(self._stream))
             once = self._time(lambda: kernel(*sets[-1]))
             calls = calls_per_sample(once, profile, MAX_GRAPH_CALLS)
+            if profile.weights == "cold" and once <= profile.min_sample_secs:
+                calls = max(calls, len(sets))  # a graph begins at the first copy each time
             if not profile.cuda_graph or once > profile.min_sample_secs:
                 return _Timed(calls, lambda: self._time_calls(kernel, sets, calls))
             graph = self._captured(kernel, sets, calls)
@@ -360,6 +379,9 @@ class CudaDevice(Device):
             kernel(*arguments)
         self._checked(self._driver.cuStreamSynchronize(self._stream))
         return [argument.numpy() for argument in arguments]
+
+    def tensor(self, array: np.ndarray[Any, Any]) -> Any:
+        return self._tvm.runtime.tensor(array, device=self._device)
 
     def _captured(self, kernel: Any, sets: Sequence[tuple[Any, ...]], calls: int) -> _Graph:
         driver = self._driver
@@ -389,7 +411,9 @@ class CudaDevice(Device):
 
     def _time_calls(self, kernel: Any, sets: Sequence[tuple[Any, ...]], calls: int) -> float:
         def run() -> None:
-            for i in range(calls):
+            # Rivals share the copies: each goes on where the one before has stopped.
+            first, self._next_copy = self._next_copy, self._next_copy + calls
+            for i in range(first, first + calls):
                 kernel(*sets[i % len(sets)])
 
         with self._on_stream():

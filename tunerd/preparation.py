@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunerd.errors import HostError, InputError
 from tunerd.model import FixedModel, read_model, simplified
+from tunerd.neighbours import require_neighbours
 from tunerd.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_here
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, SliceSpec, TargetSpec, Task, to_json
@@ -94,17 +95,18 @@ def layout_of(nodes: Sequence[Node], settings: TuneSettings) -> Layout:
             + "; ".join(f"{device} ({target})" for device, target in sorted(devices))
         )
     first = with_slices[0].survey
+    slices = tuple((s, n.node_id) for n in with_slices for s in n.slices)
+    require_neighbours(slices, settings.neighbours)
     tuners = plan_tuners(nodes, settings.tuners)
-    simulated = all(s.kind == "simulated" for n in with_slices for s in n.slices)
     return Layout(
         target=first.plan.target,
         device=first.device,
-        slices=tuple((s, n.node_id) for n in with_slices for s in n.slices),
+        slices=slices,
         tuners=tuple(tuners),
         bounds=tuple(n.survey.plan.bound for n in with_slices),
         here=frozenset(s.slice_id for n in with_slices if n.is_here for s in n.slices),
         nodes=tuple(nodes),
-        is_lockstep=simulated and len(tuners) == 1,
+        is_lockstep=len(tuners) == 1 and all(s.kind == "simulated" for s, _ in slices),
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tunerd.events import BuildThem, Measure, Propose
+from tunerd.events import Work
 
 
 @dataclass
@@ -14,7 +14,7 @@ class Worker:
     worker_id: str
     role: str  # "tuner" or "slice"
     lane: str | None
-    work: Propose | BuildThem | Measure | None = None
+    work: Work | None = None
     islands: dict[str, int] = field(default_factory=dict)  # task_id -> results told so far
 
 
@@ -45,7 +45,7 @@ class Roster:
         if worker.lane is not None:
             del self._lanes[worker.lane][worker.worker_id]
 
-    def begin(self, worker: Worker, work: Propose | BuildThem | Measure) -> None:
+    def begin(self, worker: Worker, work: Work) -> None:
         worker.work = work
         self._busy[worker.role] += 1
         for other in self._sharing(worker):
@@ -60,6 +60,13 @@ class Roster:
     def free(self, role: str) -> Worker | None:
         """Return who has been free the longest, or None."""
         return next(iter(self._free[role].values()), None)
+
+    def all_free(self, role: str) -> list[Worker]:
+        """Return all that are free; the answer stays as it is while work begins."""
+        return list(self._free[role].values())
+
+    def is_free(self, worker: Worker) -> bool:
+        return worker.worker_id in self._free[worker.role]
 
     def count(self, role: str) -> int:
         return self._counts[role]

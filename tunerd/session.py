@@ -21,6 +21,7 @@ from tunerd.errors import Interrupted
 from tunerd.finals import Ending, finish
 from tunerd.ledger import Ledger
 from tunerd.progress import Progress, ProgressState, TaskProgress
+from tunerd.quiet import Finals
 from tunerd.records import RunFacts
 from tunerd.report.frame import write_page
 from tunerd.report.page import report_page
@@ -210,7 +211,8 @@ class _Session:
             proofs = self._start_workers(crew)
             # Refuses a folder that no slice sees, before the search.
             quiet_slice = self._quiet_slice(cluster, crew)
-            self._store.obtained = obtained_in(quiet_slice, proofs, self._store)
+            finals = Finals.of(self._settings, self._layout.target)
+            self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
             kernels = lowering.result()
             lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
             sms = proofs[0].sm_count if self._layout.target.is_cuda else None
@@ -348,6 +350,8 @@ class _Session:
                 yield ev.MeasurementsEnded(
                     worker_id, tuple(zip(candidates, answer.value, strict=True))
                 )
+            case ev.RunSentinel():
+                yield ev.SpotChecked(worker_id, answer.value[0], answer.busy_secs or 0.0)
 
     def _require_not_stopped(self) -> None:
         if self._stop.requested:
@@ -363,8 +367,10 @@ class _Session:
                 case ev.Measure():
                     self._ledger.start(instruction)
                     cluster.submit(instruction)
-                case ev.Propose() | ev.BuildThem():
+                case ev.Propose() | ev.BuildThem() | ev.RunSentinel():
                     cluster.submit(instruction)
+                case ev.StoreSpotCheck(task_id, measurement, busy_secs):
+                    self._store.add_spot_check(task_id, measurement, busy_secs)
                 case ev.Finish(reason):
                     log.info("search ended: %s", reason)
 

@@ -71,6 +71,10 @@ class TuneSettings(BaseModel):
             raise ValueError(f"--store cannot be used: {error}") from None
         return {**values, "store": address.shown, "store_password": address.password}
 
+    neighbours: Literal["none", "busy", "as-tuned"] = "none"  # of the finals
+    l2: Literal["cold", "warm"] | None = None  # of the finals; None: as usual on the device
+    fidelity: int = Field(0, ge=0, le=1000)  # candidates of each task that judge the search
+
     @field_validator("model", "out")
     @classmethod
     def _is_text(cls, path: Path) -> Path:

@@ -153,10 +153,10 @@ def team_store(settings: TuneSettings, own: Store, say: Callable[[str], None]) -
     return None if address is None else TeamStore(address, own, say=say)
 
 
-def obtained_in(slice_id: str, proofs: Sequence[CapProof], own: Store) -> Obtained:
+def obtained_in(slice_id: str, proofs: Sequence[CapProof], own: Store, profile: str) -> Obtained:
     """Return what is obtained in the slice that decides between finalists."""
     proof = next(p for p in reversed(proofs) if p.slice_id == slice_id)
-    return Obtained.of(proof, own.sessions()[-1][1])
+    return Obtained.of(proof, own.sessions()[-1][1], profile)
 
 
 def _intact(outcomes: Sequence[TaskOutcome]) -> Iterator[TaskOutcome]:

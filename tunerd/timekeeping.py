@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tunerd import clock
-from tunerd.events import BuildThem, Measure, Propose
+from tunerd.events import BuildThem, Measure, Propose, Work
 from tunerd.records import Store
 from tunerd.vocabulary import Activity, Phase, PhaseTime, Span
 from tunerd.workers import Answer
@@ -59,7 +59,7 @@ class Timekeeper:
         self._spans += [Span(w, Activity.IDLE, now, now, role, session) for w in workers]
         self._flush()
 
-    def note(self, answer: Answer, role: str, work: Propose | BuildThem | Measure | None) -> None:
+    def note(self, answer: Answer, role: str, work: Work | None) -> None:
         """Note a piece of work that ended, or was lost."""
         items, task_id = 0, ""
         match work:

@@ -201,23 +201,20 @@ class CapProof:
 class Profile:
     """How to measure. Part of every record, because it changes the numbers.
 
-    weights: "rotate" moves through copies of the weight arguments over more than twice the last
-    level cache, so that no run finds its weights there; "warm" reuses one copy.
+    weights: "cold", "warm" or, as the search has it, "device"; `profiles` says what they mean.
     """
 
     name: str
-    weights: str = "rotate"
+    weights: str = "device"
     min_samples: int = 3
     max_samples: int = 5
     min_sample_secs: float = 0.002  # a sample averages as many calls as fill this
     max_total_secs: float = 0.2  # stop sampling when this much time was spent
     cuda_graph: bool = True
+    hopeless_after: int = 8  # samples in turns, after which one twice as slow gets no more
 
 
 SEARCH = Profile("search-v1")
-FINAL = Profile(
-    "final-v1", min_samples=20, max_samples=40, min_sample_secs=0.005, max_total_secs=2.0
-)
 MODEL = Profile(
     "model-v1", min_samples=20, max_samples=60, min_sample_secs=0.05, max_total_secs=8.0
 )
@@ -365,12 +362,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Finalist:
-    """One candidate measured again, quietly, beside its task's default."""
+    """One candidate measured again, in turns with its task's default."""
 
     candidate_id: str
     origin: Origin
     search_secs: float | None  # its median in the search
     measurement: Measurement | Failure
+    may_win: bool = True  # False: measured to judge the search's ranking alone
 
 
 @dataclass(frozen=True)
@@ -401,6 +399,7 @@ class TaskOutcome:
     note: str  # "" or why the default stays
     finalists: tuple[Finalist, ...] = ()
     taken: Taken | None = None  # None: this run measured it
+    measured_as: str = ""  # the finals' profile and neighbours; other ones are measured anew
 
     @property
     def is_tuned(self) -> bool:

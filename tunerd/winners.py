@@ -1,23 +1,27 @@
 """Records -> winners: the quiet second look at each task's best candidates.
 
 Search may be noisy, the result may not: the best few candidates of a task are measured again, many
-samples, in turns with its default, while nothing else runs. A candidate wins by an interval of
-those samples alone, and only if it computes what the default computes.
+samples, in turns with its default, while nothing runs but the neighbours that were asked for. A
+candidate wins by an interval of those samples alone, and only if it computes what the default
+computes.
+
+Where the search's own ranking is to be judged, more candidates are measured with them, spread
+evenly over the ranks that follow. They never win: the artifact is the same with them and without,
+and they tell what the choice of the best few has missed. Each costs its build and 40 samples of
+5 ms or, where its calls take longer, 20 at least.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from tunerd.actors import Cluster
 from tunerd.compare import compare
-from tunerd.coordinator import MAX_ATTEMPTS
+from tunerd.quiet import QuietSlice
 from tunerd.records import Store
 from tunerd.search import default_candidate
 from tunerd.vocabulary import (
-    FINAL,
     Build,
     Candidate,
     Comparison,
@@ -32,38 +36,13 @@ from tunerd.vocabulary import (
 )
 
 FINALISTS = 3  # of each task, besides its default
+_T = TypeVar("_T")
 
 
 class Say(Protocol):
     """Shows what is being done next; may raise Interrupted instead."""
 
     def __call__(self, message: str, /) -> None: ...
-
-
-@dataclass(frozen=True)
-class QuietSlice:
-    """The slice in which everything is decided, while nothing else runs."""
-
-    cluster: Cluster
-    slice_id: str
-
-    def compare(self, builds: Sequence[Build]) -> list[Measurement | Failure]:
-        """Measure builds in turns, again where somebody else's fault came between."""
-        for _ in range(MAX_ATTEMPTS):
-            results: list[Measurement | Failure] = self.cluster.call(
-                self.slice_id, "compare", tuple(builds), FINAL
-            )
-            if all(isinstance(r, Measurement) or r.kind.ends_trial for r in results):
-                break
-        return results
-
-    def agree(self, reference: Build, build: Build) -> Failure | None:
-        """Say how the results of a build differ from those of its task's default."""
-        for _ in range(MAX_ATTEMPTS):
-            failure: Failure | None = self.cluster.call(self.slice_id, "agree", reference, build)
-            if failure is None or failure.kind.ends_trial:
-                break
-        return failure
 
 
 def choose_winners(
@@ -76,30 +55,50 @@ def choose_winners(
 ) -> tuple[TaskOutcome, ...]:
     """Choose a winner for each task, in order; outcomes are stored, and not decided twice.
 
-    A stored outcome counts while no trial of its task has ended since. `unsearched` says of tasks
-    by their ids why they have no trials.
+    A stored outcome counts while no trial of its task has ended since, if it was measured like
+    these. `unsearched` says of tasks by their ids why they have no trials.
     """
     records = _ended(store.records())
+    finals = quiet.finals
     known = {
-        o.task_id: o for o in store.task_outcomes() if o.trials == len(records.get(o.task_id, ()))
+        o.task_id: o
+        for o in store.task_outcomes()
+        if o.trials == len(records.get(o.task_id, ())) and finals.accept(o)
     }
     todo = [t for t in tasks if t.task_id not in known]
-    finalists = {t.task_id: _finalists(records.get(t.task_id, ())) for t in todo}
-    wanted = [c for t in todo for c in (default_candidate(t), *finalists[t.task_id])]
+    entries = {t.task_id: _entries(t, records.get(t.task_id, ()), finals.fidelity) for t in todo}
+    wanted = [c for t in todo for c in entries[t.task_id].all]
     if wanted:
         say(f"building the finalists of {len(todo)} tasks")
     built = quiet.cluster.build_all(wanted) if wanted else []
     builds = {c.candidate_id: b for c, b in zip(wanted, built, strict=True)}
-    for number, task in enumerate(todo, 1):
-        say(f"measuring finalists quietly, task {number} of {len(todo)}: {task.name}")
-        entries = [default_candidate(task), *finalists[task.task_id]]
-        outcome = _decide(task, records.get(task.task_id, ()), entries, builds, quiet)
-        if not outcome.trials:
-            outcome = replace(outcome, note=unsearched.get(task.task_id, outcome.note))
-        store.propose([outcome.winner])  # the outcome refers to its trial
-        store.save_task_outcome(outcome)
-        known[task.task_id] = outcome
+    for first in range(0, len(todo), quiet.at_once):
+        part = todo[first : first + quiet.at_once]
+        names = ", ".join(t.name for t in part)
+        say(f"measuring finalists, task {first + 1} of {len(todo)}: {names}")
+        measured = _measure([entries[t.task_id] for t in part], builds, quiet)
+        for task in part:
+            own = records.get(task.task_id, ())
+            outcome = _decide(task, own, entries[task.task_id], builds, measured, quiet)
+            if not outcome.trials:
+                outcome = replace(outcome, note=unsearched.get(task.task_id, outcome.note))
+            store.propose([outcome.winner])  # the outcome refers to its trial
+            store.save_task_outcome(outcome)
+            known[task.task_id] = outcome
     return tuple(known[t.task_id] for t in tasks)
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """The candidates of a task's finals."""
+
+    default: Candidate
+    finalists: tuple[Candidate, ...]
+    others: tuple[Candidate, ...]  # that judge the ranking
+
+    @property
+    def all(self) -> tuple[Candidate, ...]:
+        return (self.default, *self.finalists, *self.others)
 
 
 def _ended(found: Iterable[Record]) -> dict[str, list[Record]]:
@@ -110,27 +109,55 @@ def _ended(found: Iterable[Record]) -> dict[str, list[Record]]:
     return by_task
 
 
-def _finalists(records: Sequence[Record]) -> list[Candidate]:
+def _entries(task: Task, records: Sequence[Record], fidelity: int) -> _Entries:
     measured = [(secs, r.candidate) for r in records if (secs := r.run_secs) is not None]
-    return [candidate for _, candidate in sorted(measured, key=lambda m: m[0])[:FINALISTS]]
+    ranked = [candidate for _, candidate in sorted(measured, key=lambda m: m[0])]
+    best, rest = ranked[:FINALISTS], ranked[FINALISTS:]
+    return _Entries(default_candidate(task), tuple(best), tuple(spread_over(rest, fidelity)))
+
+
+def spread_over(ranked: Sequence[_T], count: int) -> list[_T]:
+    """Return `count` of them at even distances, the first and the last among them.
+
+    >>> spread_over("abcdefg", 3)
+    ['a', 'd', 'g']
+    """
+    if count >= len(ranked):
+        return list(ranked)
+    if count < 2:
+        return [ranked[len(ranked) // 2]] if count else []
+    return [ranked[round(i * (len(ranked) - 1) / (count - 1))] for i in range(count)]
+
+
+def _measure(
+    contests: Sequence[_Entries], builds: Mapping[str, Build | Failure], quiet: QuietSlice
+) -> dict[str, Measurement | Failure]:
+    """Measure what was built of some tasks, each task's candidates in turns; results by id."""
+    built = [[builds[c.candidate_id] for c in contest.all] for contest in contests]
+    ready = [found for each in built if (found := [b for b in each if isinstance(b, Build)])]
+    measured: dict[str, Measurement | Failure] = {
+        c.candidate_id: b
+        for contest in contests
+        for c in contest.all
+        if isinstance(b := builds[c.candidate_id], Failure)
+    }
+    if ready:
+        for of, results in zip(ready, quiet.compare(ready), strict=True):
+            measured |= {b.candidate.candidate_id: r for b, r in zip(of, results, strict=True)}
+    return measured
 
 
 def _decide(
     task: Task,
     records: Sequence[Record],
-    entries: Sequence[Candidate],
+    entries: _Entries,
     builds: Mapping[str, Build | Failure],
+    measured: dict[str, Measurement | Failure],
     quiet: QuietSlice,
 ) -> TaskOutcome:
-    """Decide between the entries, the first of which is the default."""
-    ready = [b for c in entries if isinstance(b := builds[c.candidate_id], Build)]
-    measured: dict[str, Measurement | Failure] = {
-        c.candidate_id: b for c in entries if isinstance(b := builds[c.candidate_id], Failure)
-    }
-    if ready:
-        results = quiet.compare(ready)
-        measured |= {b.candidate.candidate_id: r for b, r in zip(ready, results, strict=True)}
-    winner, comparison, note = _winner(entries, builds, measured, quiet)
+    """Decide between the default and the finalists."""
+    may_win = (entries.default, *entries.finalists)
+    winner, comparison, note = _winner(may_win, builds, measured, quiet)
     searched = {r.candidate.candidate_id: r.run_secs for r in records}
     return TaskOutcome(
         task_id=task.task_id,
@@ -138,17 +165,22 @@ def _decide(
         weight=task.weight,
         trials=len(records),
         failed=sum(isinstance(r.result, Failure) for r in records),
-        default_secs=_secs(measured[entries[0].candidate_id]),
+        default_secs=_secs(measured[entries.default.candidate_id]),
         best_secs=_secs(measured[winner.candidate_id]),
         winner=winner,
         comparison=comparison,
         note=note,
         finalists=tuple(
             Finalist(
-                c.candidate_id, c.origin, searched.get(c.candidate_id), measured[c.candidate_id]
+                c.candidate_id,
+                c.origin,
+                searched.get(c.candidate_id),
+                measured[c.candidate_id],
+                may_win=c in may_win,
             )
-            for c in entries
+            for c in entries.all
         ),
+        measured_as=quiet.finals.measured_as,
     )
 
 

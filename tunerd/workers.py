@@ -25,6 +25,7 @@ from tunerd.vocabulary import (
     TargetSpec,
     Task,
 )
+from tunerd.work import Ran, Work
 
 _NICENESS = 10  # of tuners
 
@@ -152,6 +153,15 @@ class SliceActor:
         self, artifacts: tuple[str, ...], profile: Profile
     ) -> list[Measurement | Failure]:
         return self._slice.compare_models(artifacts, profile)
+
+    def ready(self, work: Work) -> float | Failure:
+        return self._slice.ready(work)
+
+    def begin(self, start_at: float, stop_at: float | None) -> None:
+        self._slice.begin(start_at, stop_at)
+
+    def end(self) -> Ran | Failure:
+        return self._slice.end()
 
     def close(self) -> None:
         if self._started is not None:

@@ -13,6 +13,7 @@ import typer
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from tunerd.drift import SliceDrift
     from tunerd.preparation import Layout
     from tunerd.settings import TuneSettings
     from tunerd.time_use import TimeUse
@@ -33,6 +34,17 @@ class SliceKind(StrEnum):
 class Mps(StrEnum):
     OWN = "own"
     EXTERNAL = "external"
+
+
+class Neighbours(StrEnum):
+    NONE = "none"
+    BUSY = "busy"
+    AS_TUNED = "as-tuned"
+
+
+class L2(StrEnum):
+    COLD = "cold"
+    WARM = "warm"
 
 
 def tune(
@@ -97,6 +109,25 @@ def tune(
     require_hit: Annotated[
         bool, typer.Option("--require-hit", help="Do not tune: build from the store's records.")
     ] = False,
+    neighbours: Annotated[
+        Neighbours,
+        typer.Option(help="What the device's other slices do while finalists are measured."),
+    ] = Neighbours.NONE,
+    l2: Annotated[
+        L2 | None,
+        typer.Option(
+            help="Whether finalists find their weights in the cache. [default: cold, warm on CPUs]"
+        ),
+    ] = None,
+    fidelity: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            help="Measure so many more candidates of each task again, to judge the search's "
+            "ranking; each costs its build and 0.2 s or 20 calls. They never win.",
+        ),
+    ] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,
@@ -128,6 +159,9 @@ def tune(
 
 def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
     from tunerd.errors import WrongResultError
+    from tunerd.fidelity import fidelity as fidelity_of
+    from tunerd.report.drift_section import drift_json, drift_warnings
+    from tunerd.report.fidelity_section import fidelity_json, fidelity_text
     from tunerd.report.table import outcome_json, outcome_table
     from tunerd.report.time_table import time_json, time_table
     from tunerd.vocabulary import Correctness, Verdict
@@ -144,10 +178,12 @@ def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
     }.get(outcome.end_to_end.verdict, ExitCode.NO_GAIN)
     if outcome.verification.verdict is Correctness.CANNOT_TELL:
         code = ExitCode.CANNOT_TELL
-    use = _time_use(settings.out)
+    use, drifts = _time_use(settings.out), _drift(settings.out)
     if as_json:
         document = outcome_json(outcome) | {
             "time_use": time_json(use) if use else None,
+            "fidelity": fidelity_json(outcome.tasks),
+            "drift": drift_json(drifts),
             "report": str(report),
             "exit_code": int(code),
         }
@@ -161,9 +197,21 @@ def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
         console.print("")
         console.print(time_table(use))
         console.print("")
+    for sentence in drift_warnings(drifts):
+        console.print(sentence, style="yellow", highlight=False)
+    if settings.fidelity:
+        console.print(fidelity_text(fidelity_of(outcome.tasks)), highlight=False)
     console.print(f"artifact  {outcome.artifact}", highlight=False, soft_wrap=True)
     console.print(f"report    {report}", highlight=False, soft_wrap=True)
     return int(code)
+
+
+def _drift(folder: Path) -> tuple[SliceDrift, ...]:
+    from tunerd.drift import drift
+    from tunerd.records import Store
+
+    with Store.read(folder) as store:
+        return drift(store.spot_checks())
 
 
 def _time_use(folder: Path) -> TimeUse | None:
@@ -221,6 +269,8 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
         "dims": _once("--dim", [_dim(text) for text in given["dim"] or ()]),
         "budget_secs": _budget(given["budget"]),
         "mps": str(given["mps"]),
+        "neighbours": str(given["neighbours"]),
+        "l2": None if given["l2"] is None else str(given["l2"]),
         "address": cluster_address(given["address"]),
         "warm_start": tuple(given["warm_start"] or ()),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tunerd.records.facts import RunFacts, architecture
-from tunerd.vocabulary import FINAL, CapProof
+from tunerd.vocabulary import CapProof
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Obtained:
     driver: str
     code_for: str  # kind and architecture of the target
     tvm_version: str
-    profile: str  # how it was measured
+    profile: str  # how it was measured, and beside which neighbours
 
     @classmethod
-    def of(cls, proof: CapProof, facts: RunFacts) -> Obtained:
-        """Return what finalists are measured on in a slice that proved its cap."""
+    def of(cls, proof: CapProof, facts: RunFacts, profile: str) -> Obtained:
+        """Return what is measured on, and how, in a slice that proved its cap."""
         return cls(
             device=proof.device,
             sm_count=proof.sm_count,
@@ -30,5 +30,5 @@ class Obtained:
             driver=proof.driver,
             code_for=f"{facts.target.kind} {architecture(facts.target)}",
             tvm_version=facts.tvm_version,
-            profile=FINAL.name,
+            profile=profile,
         )

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tunerd.drift import SpotCheck
 from tunerd.records import schema, typed
 from tunerd.records.obtained import Obtained
 from tunerd.vocabulary import (
@@ -27,6 +28,7 @@ from tunerd.vocabulary import (
     TaskOutcome,
     TensorSpec,
     TrialState,
+    to_json,
 )
 
 _NO_TIME_SECS = 1e9  # TVM's databases hold 1e10 for a candidate that failed
@@ -233,3 +235,23 @@ def settled_from_row(row: Row, winner: Candidate | None) -> tuple[TaskOutcome, O
     names = [f.name for f in dataclasses.fields(Obtained)]
     is_noted = row["device"] is not None
     return outcome, Obtained(**{n: row[n] for n in names}) if is_noted else None
+
+
+def spot_check_to_row(check: SpotCheck) -> dict[str, Any]:
+    _require_times(check.measurement.run_secs)
+    return {
+        "session_id": check.session,
+        "at": check.at,
+        "task_id": check.task_id,
+        "busy_secs": check.busy_secs,
+        "measurement": json.dumps(to_json(check.measurement)),
+    }
+
+
+def spot_check_from_row(row: Row) -> SpotCheck:
+    typed.check_row(row, schema.spot_checks)
+    measurement = typed.from_json(Measurement, row["measurement"])
+    _require_times(measurement.run_secs)
+    if measurement.median_secs <= 0:
+        raise ValueError("a spot check took no time")
+    return SpotCheck(row["at"], row["session_id"], row["task_id"], row["busy_secs"], measurement)

@@ -15,7 +15,7 @@ from sqlalchemy.types import TypeDecorator
 
 STORE_NAME = "store.sqlite"
 # 2: who worked on what, and how long the phases of a session took
-# 3: runs, and what the outcome of a task was obtained on
+# 3: runs, what the outcome of a task was obtained on, and spot checks
 VERSION = 3
 
 METADATA = sa.MetaData()
@@ -225,6 +225,19 @@ phases = Table(
     Column("start", Float, nullable=False),
     Column("end", Float, nullable=False),
     Column("core_busy_secs", Words, nullable=False),  # JSON list of pairs: core, seconds
+)
+
+# Runs of the sentinel in a slice, which are no trials.
+spot_checks = Table(
+    "spot_checks",
+    METADATA,
+    Column("check_id", Int, primary_key=True),
+    _of_a_run(),
+    Column("session_id", Int, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("task_id", Words, nullable=False),
+    Column("busy_secs", Float, nullable=False),
+    Column("measurement", Words, nullable=False),  # JSON
 )
 
 

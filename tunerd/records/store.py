@@ -22,6 +22,7 @@ from sqlalchemy.exc import (
 )
 
 from tunerd import clock
+from tunerd.drift import SpotCheck
 from tunerd.errors import FolderError, StoreError, TunerdError
 from tunerd.records import files, rows, runs, schema, shared, trials, typed
 from tunerd.records import settled as settled_rows
@@ -481,6 +482,19 @@ class Store:
         wanted = self._all(schema.phases).order_by(schema.phases.c.row_id)
         with self._reading() as connection:
             return [rows.phase_from_row(row) for row in connection.execute(wanted).mappings()]
+
+    def add_spot_check(
+        self, task_id: str, measurement: Measurement, busy_secs: float, *, now: float | None = None
+    ) -> None:
+        """Keep a run of the sentinel, the default of `task_id`, in the measurement's slice."""
+        check = SpotCheck(_at(now), self.session, task_id, busy_secs, measurement)
+        self._insert(schema.spot_checks.insert(), [rows.spot_check_to_row(check)])
+
+    def spot_checks(self) -> list[SpotCheck]:
+        """Return all runs of sentinels, in order."""
+        wanted = self._all(schema.spot_checks).order_by(schema.spot_checks.c.check_id)
+        with self._reading() as connection:
+            return [rows.spot_check_from_row(row) for row in connection.execute(wanted).mappings()]
 
     def _insert(self, statement: sa.Insert, values: Iterable[Mapping[str, Any]]) -> None:
         values = [{"run_id": self._run_id, **value} for value in values]

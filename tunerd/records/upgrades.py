@@ -40,7 +40,7 @@ _ADDED = {
         )
     },
 }
-_SINCE = {"phases": 2, "runs": 3}
+_SINCE = {"phases": 2, "runs": 3, "spot_checks": 3}
 _THE_RUN = "1"
 _ASIDE = "old_"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tunerd.report.blocks import pairs, section
 from tunerd.report.condition_section import condition_section
+from tunerd.report.drift_section import drift_section
 from tunerd.report.facts_section import facts_section
 from tunerd.report.failure_section import failure_section
+from tunerd.report.fidelity_section import fidelity_section
 from tunerd.report.figures import headline, share_asked
 from tunerd.report.frame import page
 from tunerd.report.latency_section import latency_section
@@ -26,9 +28,11 @@ def report_page(story: Story) -> str:
         latency_section(outcome) if outcome else _no_latency(),
         slice_section(story),
         task_section(story),
+        fidelity_section(outcome.tasks) if outcome else None,
         history_section(story.history),
         correctness_section(outcome) if outcome else None,
         where_time_went_section(story.time_use),
+        drift_section(story.drift),
         failure_section(story),
         condition_section(story),
         facts_section(story),

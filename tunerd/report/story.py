@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tunerd.drift import SliceDrift, drift
 from tunerd.history import conditions_of, failures_of, history_of
 from tunerd.records import RunFacts, Store
 from tunerd.records.outcome import outcome_from_json
@@ -55,6 +56,7 @@ class Story:
     failures: tuple[FailureKind, ...]
     slices: tuple[SliceStory, ...]
     time_use: TimeUse | None
+    drift: tuple[SliceDrift, ...] = ()
 
     @property
     def name(self) -> str:
@@ -130,6 +132,7 @@ def story_of(store: Store) -> Story:
         failures=tuple(failures_of(records)),
         slices=_slices(store, records),
         time_use=time_use(store.spans(), store.phases()),
+        drift=tuple(drift(store.spot_checks())),
     )
 
 

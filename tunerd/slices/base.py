@@ -22,6 +22,7 @@ from tunerd.vocabulary import (
     SliceSpec,
     TargetSpec,
 )
+from tunerd.work import Ran, Work
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,21 @@ class Slice(ABC):
         self, artifacts: Sequence[str], profile: Profile
     ) -> list[Measurement | Failure]:
         """Measure whole models end to end, interleaved, on seeded random inputs."""
+
+    @abstractmethod
+    def ready(self, work: Work) -> float | Failure:
+        """Load work and run it; return the seconds of a repeat. It replaces earlier work."""
+
+    @abstractmethod
+    def begin(self, start_at: float, stop_at: float | None = None) -> None:
+        """Repeat the work that is ready, between two moments of time.monotonic(); do not wait.
+
+        Without `stop_at` it goes on until `end`. Nothing else is asked of the slice before `end`.
+        """
+
+    @abstractmethod
+    def end(self) -> Ran | Failure:
+        """Wait for `stop_at`, or stop the work where there is none; return how it went."""
 
     @abstractmethod
     def close(self) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import struct
+import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,6 +32,7 @@ from tunerd.vocabulary import (
     Stage,
     to_json,
 )
+from tunerd.work import Ran, Work
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ class RemoteSlice(Slice):
         super().__init__(spec)
         self._connection: socket.socket | None = None
         self._proof: CapProof | None = None
+        self._stop_at: float | None = None  # of the work that began last
+        self._unheard: Failure | None = None  # why it did not begin
 
     @abstractmethod
     def _launch(self) -> socket.socket:
@@ -181,6 +186,49 @@ class RemoteSlice(Slice):
         if "error" in answer:
             raise InfrastructureError(f"the model did not run: {answer['error']}")
         return arrays_from(answer["outputs"], out)
+
+    def ready(self, work: Work) -> float | Failure:
+        build = work.build
+        body = {"op": "ready", "artifact": work.artifact, "build": build and build_to(build)}
+        try:
+            blobs = [] if build is None else [build.library]
+            self._ask(body, blobs, timeout_secs=MODEL_SECS)
+            answer = self._receive()
+        except (OSError, ValueError) as error:
+            return self._lost(error)
+        if "failure" in answer:
+            return self._checked(failure_from(answer["failure"]))
+        return float(answer["once_secs"])
+
+    def begin(self, start_at: float, stop_at: float | None = None) -> None:
+        self._stop_at, self._unheard = stop_at, None
+        try:
+            self._ask(
+                {"op": "begin", "start_at": start_at, "stop_at": stop_at},
+                [],
+                timeout_secs=BUILD_SECS,
+            )
+            self._receive()
+        except (OSError, ValueError) as error:
+            self._unheard = self._lost(error)
+
+    def end(self) -> Ran | Failure:
+        if self._unheard is not None:
+            return self._unheard
+        left_secs = 0.0 if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())
+        try:
+            if self._connection is None:
+                raise wire.Closed("the slice was closed")
+            self._connection.settimeout(left_secs + BUILD_SECS)
+            if self._stop_at is None:
+                wire.send(self._connection, {"op": "stop"})
+            answer, blobs = wire.receive(self._connection)
+        except (OSError, ValueError) as error:
+            return self._lost(error)
+        if "failure" in answer:
+            return self._checked(failure_from(answer["failure"]))
+        starts, ends = (struct.unpack(f"<{len(b) // 8}d", b) for b in blobs)
+        return Ran(self.spec.slice_id, starts, ends, int(answer["calls"]))
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

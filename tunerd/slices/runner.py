@@ -14,6 +14,9 @@ Requests are JSON with binary blobs (`wire`):
     agree     two builds              -> null, or how the second differs from the first
     run_model artifact, inputs        -> outputs
     compare_models artifacts, profile -> results of whole models sampled in turns
+    ready     artifact or build       -> seconds of a repeat, or a failure
+    begin     start_at, stop_at       -> at once that it was heard; when it has stopped, how it ran
+    stop                              -> stops what began without stop_at; has no answer
     close                             -> the process ends
 """
 
@@ -21,16 +24,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
+import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunerd.slices import wire
+
+if TYPE_CHECKING:
+    from tunerd import repeating
 
 _FIRST_CONNECTION_SECS = 60.0
 
@@ -91,6 +100,7 @@ class _Runner:
         except Exception as error:  # told to whoever asks for a proof
             self._problem = f"{type(error).__name__}: {error}"
         self._models: dict[str, Any] = {}
+        self._work: repeating.Repeated | None = None
 
     def serve(self) -> None:
         while True:
@@ -98,6 +108,8 @@ class _Runner:
             operation = body["op"]
             if operation == "close":
                 return
+            if operation == "stop":  # of work that had stopped by itself
+                continue
             if self._problem:
                 wire.send(self._connection, {"error": self._problem})
                 continue
@@ -108,6 +120,8 @@ class _Runner:
                 "agree": self._agree,
                 "run_model": self._run_model,
                 "compare_models": self._compare_models,
+                "ready": self._ready,
+                "begin": self._begin,
             }[operation]
             handler(body, blobs)
 
@@ -165,6 +179,48 @@ class _Runner:
         results = self._measure.interleaved(ready, profile)
         assert all(isinstance(r, Failure | tuple) for r in results)
         wire.send(self._connection, {"results": [result_to(r) for r in results]})
+
+    def _ready(self, body: Any, blobs: list[bytes]) -> None:
+        from tunerd import repeating
+        from tunerd.slices.messages import build_from
+        from tunerd.vocabulary import Stage, to_json
+
+        try:
+            if body["artifact"]:
+                model = self._loaded(body["artifact"])
+                self._work = repeating.repeated_model(self._device, model)
+            else:
+                build = build_from(body["build"], blobs[0])
+                with tempfile.TemporaryDirectory(prefix="tunerd-load-") as folder:
+                    self._work = repeating.repeated_kernel(self._device, build, Path(folder))
+        except Exception as error:
+            failed = self._measure.failure(Stage.LOAD, error)
+            wire.send(self._connection, {"failure": to_json(failed)})
+            return
+        wire.send(self._connection, {"once_secs": self._work.once_secs})
+
+    def _begin(self, body: Any, _: list[bytes]) -> None:
+        from tunerd.vocabulary import Stage, to_json
+
+        work = self._work
+        if work is None:
+            wire.send(self._connection, {"error": "no work is ready"})
+            return
+        wire.send(self._connection, {"begun": True})
+        stop_at = body["stop_at"]
+        heard = [self._connection]
+
+        def told() -> bool:  # to stop, or by the end of the connection
+            return bool(select.select(heard, (), (), 0)[0])
+
+        try:
+            work.run(body["start_at"], math.inf if stop_at is None else stop_at, told)
+        except Exception as error:
+            failed = self._measure.failure(Stage.RUN, error)
+            wire.send(self._connection, {"failure": to_json(failed)})
+            return
+        times = [work.starts.tobytes(), work.ends.tobytes()]
+        wire.send(self._connection, {"calls": work.calls}, times)
 
     def _loaded(self, artifact: str) -> Any:
         from tunerd.loading import load

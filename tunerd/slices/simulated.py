@@ -8,9 +8,11 @@ first eight hex digits. Nothing that such a slice says is a measurement of anyth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tunerd import host
+from tunerd.profiles import LOAD
 from tunerd.slices.base import Plan, Slice, Usability
 from tunerd.vocabulary import (
     Arrays,
@@ -25,6 +27,7 @@ from tunerd.vocabulary import (
     SliceSpec,
     Stage,
 )
+from tunerd.work import Ran, Work
 
 FAULTS_VARIABLE = "TUNERD_SIMULATED_FAULTS"
 DEFAULT_SECS = 1e-3
@@ -48,6 +51,11 @@ class SimulatedSlice(Slice):
     """Answers at once, from the model above."""
 
     kind = "simulated"
+
+    def __init__(self, spec: SliceSpec) -> None:
+        super().__init__(spec)
+        self._repeat_secs = DEFAULT_SECS
+        self._from_to: tuple[float, float | None] = (0.0, None)
 
     @classmethod
     def usability(cls) -> Usability:
@@ -99,6 +107,26 @@ class SimulatedSlice(Slice):
     ) -> list[Measurement | Failure]:
         """Return the sums of the models' simulated kernels, from their manifests."""
         return [self._sum(artifact, profile) for artifact in artifacts]
+
+    def ready(self, work: Work) -> float | Failure:
+        if work.build is not None:
+            answer = self._answer(work.build.candidate, LOAD, 1)
+        else:
+            answer = self._sum(work.artifact, LOAD)
+        if isinstance(answer, Failure):
+            return answer
+        self._repeat_secs = answer.median_secs
+        return self._repeat_secs
+
+    def begin(self, start_at: float, stop_at: float | None = None) -> None:
+        self._from_to = (start_at, stop_at)
+
+    def end(self) -> Ran | Failure:
+        """Return repeats without a gap between the two moments, at once; without `stop_at` none."""
+        start_at, stop_at = self._from_to
+        count = 0 if stop_at is None else math.ceil((stop_at - start_at) / self._repeat_secs)
+        times = [start_at + i * self._repeat_secs for i in range(count + 1)]
+        return Ran(self.spec.slice_id, tuple(times[:-1]), tuple(times[1:]))
 
     def close(self) -> None:
         pass

@@ -1,0 +1,126 @@
+"""How well the search's ranking agrees with the finals, and where that cannot be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from models import script
+
+from tunerd.fidelity import fidelity
+from tunerd.report.fidelity_section import fidelity_json, fidelity_section, fidelity_text
+from tunerd.vocabulary import (
+    Candidate,
+    Failure,
+    Finalist,
+    Kind,
+    Measurement,
+    Origin,
+    Stage,
+    TaskOutcome,
+    to_json,
+)
+
+CRASHED = Failure(Stage.RUN, Kind.CRASH, "it fell")
+
+
+def final(secs: float | None) -> Measurement | Failure:
+    return CRASHED if secs is None else Measurement((secs,), 1, "final-v2-cold", "s", 1)
+
+
+def outcome(
+    pairs: Sequence[tuple[float, float | None]], *, chosen: float = 1.0, default: float = 9.0
+) -> TaskOutcome:
+    """Return a task whose candidates took these seconds in the search and in the finals."""
+    candidates = [
+        Finalist(f"{i}", Origin.SEARCH, s, final(f), may_win=i < 3)
+        for i, (s, f) in enumerate(pairs)
+    ]
+    return TaskOutcome(
+        task_id="t",
+        name="conv",
+        weight=1,
+        trials=len(pairs),
+        failed=0,
+        default_secs=default,
+        best_secs=chosen,
+        winner=Candidate("t", "0", Origin.SEARCH),
+        comparison=None,
+        note="",
+        finalists=(Finalist("d", Origin.DEFAULT, None, final(default)), *candidates),
+    )
+
+
+def test_the_same_order_is_one_and_the_opposite_minus_one() -> None:
+    same = fidelity([outcome([(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)])])
+    assert (same.median_tau, same.median_recall) == (pytest.approx(1.0), 1.0)
+    opposite = fidelity([outcome([(1, 5), (2, 4), (3, 3), (4, 2), (5, 1)])])
+    assert opposite.median_tau == pytest.approx(-1.0)
+    assert opposite.median_recall == pytest.approx(1 / 3)
+
+
+def test_equal_times_are_ties_and_no_agreement() -> None:
+    (task,) = fidelity([outcome([(1, 1), (1, 2), (2, 3), (3, 3)])]).tasks
+    assert task.tau == pytest.approx(0.8)  # 4 of 6 pairs agree, each side has a tie: 4 / 5
+    assert fidelity([outcome([(1, 1), (1, 2), (1, 3)])]).median_tau is None
+
+
+def test_the_default_and_what_failed_have_no_rank() -> None:
+    (task,) = fidelity([outcome([(1, 1), (2, None), (3, 3), (4, 4)])]).tasks
+    assert (task.candidates, task.tau) == (3, pytest.approx(1.0))
+
+
+def test_few_candidates_tell_nothing_and_the_best_three_have_no_recall() -> None:
+    (few,) = fidelity([outcome([(1, 1), (2, 2)])]).tasks
+    assert (few.tau, few.recall) == (None, None)
+    (three,) = fidelity([outcome([(1, 1), (2, 2), (3, 3)])]).tasks
+    assert (three.tau, three.recall) == (pytest.approx(1.0), None)
+
+
+def test_what_was_chosen_is_compared_with_the_fastest_also_of_those_that_cannot_win() -> None:
+    found = fidelity([outcome([(1, 1.0), (2, 2), (3, 3), (4, 0.8)], chosen=1.0)])
+    assert found.worst_excess == pytest.approx(0.25)
+
+
+def test_medians_are_over_the_tasks_that_can_tell() -> None:
+    tasks = [
+        outcome([(1, 1), (2, 2), (3, 3), (4, 4)]),
+        outcome([(1, 4), (2, 3), (3, 2), (4, 1)]),
+        outcome([]),
+    ]
+    found = fidelity(tasks)
+    assert (found.told, found.median_tau, found.median_candidates) == (2, pytest.approx(0.0), 4)
+    assert found.tasks[2].excess is None
+
+
+def test_people_are_told_of_how_many_candidates_it_is() -> None:
+    few = [outcome([(1, 1), (2, 2), (3, 3)])]
+    assert "give --fidelity" in fidelity_text(fidelity(few))
+    many = [outcome([(i, i) for i in range(1, 9)])]
+    assert "8 candidates each" in fidelity_text(fidelity(many))
+    page = fidelity_section(many) or ""
+    assert page.count("<td") == 4  # a task's, one below each heading
+    assert page.count("<th ") == 5 + 1
+    assert fidelity_section([outcome([])]) is None
+    assert fidelity_json(many)["tasks"][0]["tau"] == pytest.approx(1.0)
+
+
+def test_the_benchmark_weighs_what_was_chosen_by_the_calls_of_the_model() -> None:
+    tasks = [
+        outcome([(1, 1.0), (2, 2), (3, 3), (4, 4)]),
+        replace(outcome([(1, 1.0), (2, 2), (3, 3), (4, 0.5)]), task_id="u", weight=3),
+    ]
+    found = {
+        "name": "gpu40",
+        "proofs": [{"sm_count": 52}, {"sm_count": 52}],
+        "fidelity": fidelity_json(tasks),
+        "drift": {"slices": [{"warns": True}, {"warns": False}]},
+        "phase_secs": {"finalists": 9.0},
+        "tasks": [to_json(t) for t in tasks],
+    }
+    row = script("benchmark_fidelity").summary(found)
+    assert row["excess_of_model_pct"] == pytest.approx(100 * (4 / 2.5 - 1))
+    assert row["tasks_within_pct"] == 50
+    assert (row["reaches_excess"], row["slices"], row["slices_that_drifted"]) == (False, 2, 1)
+    assert "2 slices of gpu40" in script("benchmark_fidelity").shown([row])

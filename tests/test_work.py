@@ -1,0 +1,259 @@
+"""Work that slices repeat: the part of the contract that finals and benches need."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from artifact_fixtures import tiny_artifact
+from build_fixtures import built, default_of, matmul_task
+
+from tunerd import host
+from tunerd.build import build_candidate
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
+from tunerd.errors import ExitCode, InfrastructureError
+from tunerd.hog import memory_hog
+from tunerd.measure import CpuDevice
+from tunerd.profiles import final_profile
+from tunerd.replicas import Cast, run_rounds
+from tunerd.slices import member, plan
+from tunerd.slices.base import Slice
+from tunerd.slices.simulated import SimulatedSlice
+from tunerd.vocabulary import Build, Failure, Kind, Stage, TargetSpec
+from tunerd.work import Ran, Work
+
+Captured = pytest.CaptureFixture[str]
+SIMULATED = plan("simulated", 50).slices
+
+
+def pct_of_a_core() -> int:
+    return -(-100 // host.facts().usable_cores)
+
+
+@pytest.fixture(params=["cpu", "simulated", pytest.param("mps", marks=pytest.mark.gpu)])
+def working(request: pytest.FixtureRequest) -> Iterator[Slice]:
+    usable = member(request.param).usability()
+    if not usable.ok:
+        pytest.skip(usable.why)
+    pct = pct_of_a_core() if request.param == "cpu" else 40
+    (spec, *_) = plan(request.param, pct).slices
+    with member(spec.kind)(spec) as made:
+        made.start()
+        yield made
+
+
+def kernel(of: Slice) -> Build:
+    task = matmul_task(plan(of.kind, of.spec.pct).target)
+    return built(build_candidate(task, default_of(task)))
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("work") / "artifact"
+    tiny_artifact(folder)
+    return folder
+
+
+def went(result: Ran | Failure) -> Ran:
+    assert isinstance(result, Ran), result
+    return result
+
+
+def test_a_kernel_is_repeated_between_two_moments(working: Slice) -> None:
+    assert isinstance(working.ready(Work(build=kernel(working))), float)
+    start_at = time.monotonic() + 0.05
+    working.begin(start_at, start_at + 0.2)
+    ran = went(working.end())
+    assert len(ran.starts) > 3
+    assert ran.starts[0] >= start_at
+    assert all(s < start_at + 0.2 for s in ran.starts)
+    assert all(e > s for s, e in zip(ran.starts, ran.ends, strict=True))
+
+
+def test_work_without_an_end_goes_on_until_it_is_stopped_and_the_slice_measures_after(
+    working: Slice,
+) -> None:
+    build = kernel(working)
+    for _ in range(2):
+        working.ready(Work(build=build))
+        working.begin(0.0)
+        went(working.end())
+    (result,) = working.compare([build], final_profile("warm"))
+    assert not isinstance(result, Failure), result
+    assert len(result.run_secs) >= 20
+
+
+def test_a_model_is_repeated_an_inference_at_a_time(artifact: Path) -> None:
+    (spec, *_) = plan("cpu", pct_of_a_core()).slices
+    with member("cpu")(spec) as working:
+        working.start()
+        once_secs = working.ready(Work(artifact=str(artifact)))
+        assert isinstance(once_secs, float)
+        now = time.monotonic()
+        working.begin(now, now + 0.1)
+        ran = went(working.end())
+        assert (ran.calls, ran.slice_id) == (1, spec.slice_id)
+        assert np.median(ran.secs) < 0.1
+
+
+def test_work_that_does_not_load_is_a_failure_and_the_slice_lives(working: Slice) -> None:
+    if working.kind == "simulated":
+        pytest.skip("a simulated slice loads nothing")
+    broken = dataclasses.replace(kernel(working), library=b"no library")
+    assert isinstance(working.ready(Work(build=broken)), Failure)
+    assert isinstance(working.ready(Work(build=kernel(working))), float)
+
+
+def test_work_that_was_never_ready_does_not_begin() -> None:
+    (spec, *_) = plan("cpu", pct_of_a_core()).slices
+    with member("cpu")(spec) as idle:
+        idle.start()
+        idle.begin(0.0)
+        ended = idle.end()
+        assert isinstance(ended, Failure)
+        assert "no work is ready" in ended.message
+
+
+def test_work_is_one_thing() -> None:
+    with pytest.raises(ValueError, match="either"):
+        Work()
+
+
+def test_a_memory_hog_streams_over_more_than_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "last_level_cache_bytes", lambda: 256 << 20)
+    monkeypatch.setattr(host, "memory_bytes", lambda: 1 << 40)
+    for hogs in (1, 2):
+        work, size = memory_hog(TargetSpec("llvm", '{"kind":"llvm"}'), cores=3, hogs=hogs)
+        assert work.build is not None
+        assert size * hogs >= 2 * (256 << 20) - 3 * hogs * 4096
+    monkeypatch.setattr(host, "memory_bytes", lambda: 1 << 30)
+    _, size = memory_hog(TargetSpec("llvm", '{"kind":"llvm"}'), cores=1)
+    assert size < (1 << 30) // 4  # where memory is short, less of it
+
+
+def test_cold_weights_move_through_copies_and_warm_ones_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "last_level_cache_bytes", lambda: 64 << 10)
+    task = matmul_task(weights=(1,))
+    build = built(build_candidate(task, default_of(task)))
+    device = CpuDevice(sorted(host.facts().cores)[:1])
+    path = tmp_path / "kernel.so"
+    path.write_bytes(build.library)
+    buffers: Any = device._buffers
+    device.prepare(build, path, final_profile("warm"))
+    warm = len(buffers._tensors)
+    device.prepare(build, path, final_profile("cold"))
+    weight_bytes = 64 * 48 * 4
+    assert (len(buffers._tensors) - warm + 1) * weight_bytes > 2 * (64 << 10)
+    with pytest.raises(ValueError, match="one of cold, warm"):
+        final_profile("hot")
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def bench(*argv: str) -> int:
+    return int(run(app, ["bench", *argv]))
+
+
+def test_an_artifact_is_measured_and_every_inference_is_kept(
+    artifact: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    raw = tmp_path / "raw.json"
+    share = ("--cpu-pct", str(pct_of_a_core()), "--duration", "1s")
+    assert bench(str(artifact), *share, "--to", str(raw), "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["raw"] == str(raw)
+    kept = json.loads(raw.read_text())
+    (alone,) = {r["condition"] for r in kept["rounds"]}
+    assert alone == "alone"
+    latencies = [s for r in kept["rounds"] for s in r["replicas"][0]["latency_secs"]]
+    assert len(latencies) >= document["samples"] > 0
+    assert document["p50_secs"] == pytest.approx(float(np.median(latencies)), rel=0.05)
+    assert document["slowdown"] is None
+
+
+@pytest.mark.skipif(host.facts().usable_cores < 2, reason="neighbours take a second core")
+@pytest.mark.parametrize("beside", ["copies", "memory-hog", "artifact"])
+def test_an_artifact_is_measured_beside_neighbours(
+    artifact: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, beside: str
+) -> None:
+    monkeypatch.setattr(host, "last_level_cache_bytes", lambda: 32 << 20)
+    given = str(artifact) if beside == "artifact" else beside
+    share = ("--cpu-pct", str(pct_of_a_core()), "--duration", "1s")
+    assert bench(str(artifact), *share, "--beside", given, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    slices = host.facts().usable_cores
+    found = document["conditions"]["beside"]
+    assert len(found["replicas"]) == (slices if beside == "copies" else 1)
+    assert len(found["others"]) == (0 if beside == "copies" else slices - 1)
+    assert document["slowdown"]["ratio_low"] <= document["slowdown"]["ratio"]
+    assert all(rate > 0 for rate in document["hog_gbps"])
+    assert {r["condition"] for r in document["rounds"]} == {"alone", "beside"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--beside", "copies"], "takes two slices at least"),
+        (["--beside", "memory-hog"], "none is left for --beside"),
+        (["--replicas", "9"], "more than fit"),
+        (["--beside", "nowhere"], "--beside takes copies, memory-hog or an artifact, but nowhere"),
+        (["--duration", "0.1s"], "too short"),
+        (["--duration", "soon"], "not a duration"),
+        (["--gpu-pct", "40"], "give its share by --cpu-pct"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_a_slice_starts(
+    artifact: Path, capsys: Captured, flags: list[str], said: str
+) -> None:
+    assert bench(str(artifact), "--cpu-pct", "100", *flags) == ExitCode.BAD_INPUT
+    assert said in capsys.readouterr().err
+
+
+def test_a_round_in_which_slices_miss_each_other_is_run_again_and_longer() -> None:
+    asked: list[float] = []
+
+    class Late(SimulatedSlice):
+        """Begins too late until a round is long enough."""
+
+        def begin(self, start_at: float, stop_at: float | None = None) -> None:
+            assert stop_at is not None
+            asked.append(stop_at - start_at)
+            super().begin(start_at + (0 if asked[-1] > 0.3 else 10), stop_at + 10)
+
+    first, late = (kind(s) for kind, s in zip((SimulatedSlice, Late), SIMULATED, strict=True))
+    rounds = run_rounds(
+        Cast((first,), (late,)), duration_secs=0.1, slowest_secs=1e-3, say=lambda _: None, rounds=1
+    )
+    assert [r.problem for r in rounds] == ["", ""]
+    assert asked == pytest.approx([0.1, 0.2, 0.4])
+
+
+def test_slices_that_never_work_at_once_are_an_error() -> None:
+    class Never(SimulatedSlice):
+        def begin(self, start_at: float, stop_at: float | None = None) -> None:
+            super().begin(start_at, start_at)
+
+    cast = Cast(tuple(kind(s) for kind, s in zip((SimulatedSlice, Never), SIMULATED, strict=True)))
+    with pytest.raises(InfrastructureError, match="did not work in a round"):
+        run_rounds(cast, duration_secs=0.1, slowest_secs=1e-3, say=lambda _: None)
+
+
+def test_a_slice_that_fails_in_a_round_is_an_error() -> None:
+    class Failing(SimulatedSlice):
+        def end(self) -> Ran | Failure:
+            return Failure(Stage.RUN, Kind.CRASH, "it fell")
+
+    with pytest.raises(InfrastructureError, match="simulated-0-0 failed in a round: it fell"):
+        run_rounds(
+            Cast((Failing(SIMULATED[0]),)), duration_secs=1, slowest_secs=1, say=lambda _: None
+        )

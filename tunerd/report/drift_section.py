@@ -1,0 +1,102 @@
+"""What the spot checks found: on the page, on the terminal and in the JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tunerd.drift import WARN_ABOVE, SliceDrift
+from tunerd.report.blocks import section, table
+from tunerd.report.markup import Markup, element
+from tunerd.report.words import (
+    EN_DASH,
+    UNKNOWN,
+    count_text,
+    duration_text,
+    one_line,
+    percent_text,
+    secs_text,
+)
+
+HEADS = ("Checks", "Over", "First", "Median ratio", "Last ratio", "Range")
+_SHOWN_SLICES = 64
+
+
+def drift_section(drifts: Sequence[SliceDrift]) -> Markup | None:
+    """Return a line per slice: its sentinel's first time, and ratios to that."""
+    if not drifts:
+        return None
+    rest = len(drifts) - _SHOWN_SLICES
+    warnings = [element("p", text, class_="lead") for text in drift_warnings(drifts)]
+    checks = sum(len(d.ratios) for d in drifts)
+    return section(
+        "Drift of the slices",
+        *warnings,
+        table(("Slice", *HEADS), [_row(d) for d in drifts[:_SHOWN_SLICES]], "plain"),
+        element("p", f"And {count_text(rest, 'more slice')}.", class_="caption")
+        if rest > 0
+        else None,
+        element(
+            "p",
+            "The costliest default schedule, run in each slice now and then during the search. "
+            "Ratios are to the slice\N{RIGHT SINGLE QUOTATION MARK}s first check, above 1 slower; "
+            "the last is the median of the last third.",
+            class_="caption",
+        ),
+        lead=f"{count_text(checks, 'spot check')} in {count_text(len(drifts), 'slice')}, "
+        f"{duration_text(sum(d.busy_secs for d in drifts))} of their time.",
+    )
+
+
+def drift_warnings(drifts: Sequence[SliceDrift]) -> list[str]:
+    """Return a sentence for each slice that drifted by more than WARN_ABOVE."""
+    return [
+        f"{one_line(d.slice_id)} drifted by more than {percent_text(WARN_ABOVE)}: its sentinel "
+        f"took {_ratio(d.median_ratio)} times its first time at the median, {_ratio(d.late_ratio)} "
+        "times at the end; the search compared across that, the finals did not"
+        for d in drifts
+        if d.warns
+    ]
+
+
+def drift_json(drifts: Sequence[SliceDrift]) -> dict[str, Any]:
+    """Return the same for json.dumps, with every ratio."""
+    return {
+        "warn_above": WARN_ABOVE,
+        "slices": [
+            {
+                "slice_id": d.slice_id,
+                "task_id": d.task_id,
+                "checks": len(d.ratios),
+                "first_secs": d.first_secs,
+                "median_ratio": d.median_ratio,
+                "late_ratio": d.late_ratio,
+                "lowest": d.lowest,
+                "highest": d.highest,
+                "warns": d.warns,
+                "busy_secs": d.busy_secs,
+                "ratios": [list(pair) for pair in d.ratios],
+            }
+            for d in drifts
+        ],
+    }
+
+
+def _row(drift: SliceDrift) -> Markup:
+    cells = (
+        str(len(drift.ratios)),
+        duration_text(drift.ratios[-1][0]),
+        secs_text(drift.first_secs),
+        _ratio(drift.median_ratio),
+        _ratio(drift.late_ratio),
+        f"{_ratio(drift.lowest)}{EN_DASH}{_ratio(drift.highest)}",
+    )
+    return element(
+        "tr",
+        element("th", element("bdi", drift.slice_id), scope="row"),
+        *(element("td", cell, data_label=h) for h, cell in zip(HEADS, cells, strict=True)),
+    )
+
+
+def _ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3f}"

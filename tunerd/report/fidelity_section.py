@@ -1,0 +1,94 @@
+"""How far the search could be trusted, on the page, on the terminal and in the JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tunerd.fidelity import TOP_K, Fidelity, TaskFidelity, fidelity
+from tunerd.report.blocks import section, table
+from tunerd.report.markup import Markup, element
+from tunerd.report.words import UNKNOWN, count_text, percent_text, significant
+from tunerd.vocabulary import TaskOutcome, to_json
+
+HEADS = (
+    "Candidates",
+    "Kendall\N{RIGHT SINGLE QUOTATION MARK}s tau-b",
+    f"Recall of the best {TOP_K}",
+    "Chosen over fastest",
+)
+_SHOWN_TASKS = 50
+_FEW = 6  # candidates: fewer are the best of the search, hardly apart, and tell little
+
+
+def fidelity_section(outcomes: Iterable[TaskOutcome]) -> Markup | None:
+    """Return the agreement of the search with the finals by task; None where nothing can tell."""
+    found = fidelity(outcomes)
+    if not found.told:
+        return None
+    told = [t for t in found.tasks if t.tau is not None]
+    rest = len(told) - _SHOWN_TASKS
+    return section(
+        "How the search ranked",
+        table(("Task", *HEADS), _rows(told[:_SHOWN_TASKS]), "plain"),
+        element("p", f"And {count_text(rest, 'more task')}.", class_="caption")
+        if rest > 0
+        else None,
+        element(
+            "p",
+            "Candidates of the search that were measured again in the finals. Tau-b is 1 where "
+            "both put them in the same order and 0 where the orders have nothing in common.",
+            class_="caption",
+        ),
+        lead=f"{fidelity_text(found)}.",
+    )
+
+
+def fidelity_text(found: Fidelity) -> str:
+    """Return the medians over the tasks as a sentence without its full stop."""
+    if found.median_tau is None or found.median_candidates is None:
+        return "Too few candidates were measured again to judge the search's ranking"
+    text = (
+        f"The search ranked with a tau-b of {_number(found.median_tau)}, the median of "
+        f"{count_text(found.told, 'task')} with {found.median_candidates:g} candidates each"
+    )
+    if found.median_recall is not None:
+        text += f", and found {percent_text(found.median_recall)} of the best {TOP_K}"
+    if found.worst_excess is not None:
+        text += f"; what was chosen is at most {percent_text(found.worst_excess)} over the fastest"
+    if found.median_candidates < _FEW:
+        text += "; so few candidates are the best alone: give --fidelity 10 for a real test"
+    return text
+
+
+def fidelity_json(outcomes: Iterable[TaskOutcome]) -> dict[str, Any]:
+    """Return the same for json.dumps."""
+    found: dict[str, Any] = to_json(fidelity(outcomes))
+    return found | {"top_k": TOP_K}
+
+
+def _rows(tasks: Sequence[TaskFidelity]) -> list[Markup]:
+    return [
+        element(
+            "tr",
+            element("th", element("code", task.name), scope="row"),
+            *(
+                element("td", cell, data_label=h)
+                for h, cell in zip(HEADS, _cells(task), strict=True)
+            ),
+        )
+        for task in tasks
+    ]
+
+
+def _cells(task: TaskFidelity) -> tuple[str, ...]:
+    return (
+        str(task.candidates),
+        _number(task.tau),
+        percent_text(task.recall),
+        percent_text(task.excess),
+    )
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else significant(value, 2)
