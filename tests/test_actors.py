@@ -207,6 +207,35 @@ def test_a_signal_to_stop_drains_the_run_and_the_same_command_goes_on(
     assert len(after) >= before
 
 
+def test_a_signal_before_anything_has_started_ends_a_run_as_any_other(
+    runtime: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "tiny.onnx"
+    onnx.save(conv_net(), model)
+    # The signal comes as soon as the program can take it: before the model is read.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, tunerd.stop as stop\n"
+        "class Early(stop.Stop):\n"
+        "    def __enter__(self):\n"
+        "        entered = super().__enter__()\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        return entered\n"
+        "stop.Stop = Early\n"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "tunerd", "tune", str(model), "--out", str(out)]
+    done = subprocess.run(
+        [*command, "--cpu-pct", "50", "--slice", "simulated"],
+        env=clean_environment() | {"TUNERD_RUNTIME_FOLDER": str(runtime), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == ExitCode.INTERRUPTED, done.stderr
+    assert list(runtime.iterdir()) == []
+
+
 def ended(out: Path) -> int:
     """Return how many search trials of a run have ended, 0 while there is no store."""
     if not (out / "store.sqlite").exists():

@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import re
-import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer
+from readme_commands import README, shown_commands
 
 import tunerd
 from tunerd.cli.app import app
@@ -22,7 +22,6 @@ from tunerd.errors import ExitCode
 from tunerd.report.words import TIMES
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PACKAGE = ROOT / "tunerd"
 
 TOP_LEVEL = {
@@ -191,16 +190,6 @@ def test_the_version_is_that_of_the_project() -> None:
 
 
 # --- the README --------------------------------------------------------------------------------
-
-
-def shown_commands() -> list[list[str]]:
-    """Return every `tunerd ...` line of the README's shell blocks, and those within its text."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    lines = [line.rpartition(" -- ")[2].strip() for line in lines]  # what a Ray job runs
-    lines += re.findall(r"`(tunerd [^`]+)`", README)
-    argvs = [shlex.split(line.split(" > ")[0], comments=True) for line in lines]
-    return [argv[1:] for argv in argvs if argv[:1] == ["tunerd"]]
 
 
 def parsed(command: Any, argv: list[str], parent: Any = None) -> Any:

@@ -80,6 +80,7 @@ def _opened(
     started = time.monotonic()
     facts = host.facts()
     with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(Stop())  # first: a job may be stopped at any moment
         stack.enter_context(disk_errors_said(settings.out))
         opened = None
         if settings.address is None:  # what this machine cannot do is said before anything loads
@@ -98,7 +99,6 @@ def _opened(
         told = stack.enter_context(
             Telemetry(progress, folder.paths, run_facts, settings, is_shared=is_shared)
         )
-        stop = stack.enter_context(Stop())
         place = _Place(facts, layout, opened, earlier)
         yield _Session(settings, folder, model, place, told, stop, started, selection)
 
@@ -192,7 +192,7 @@ class _Session:
     @contextlib.contextmanager
     def _searched(self) -> Iterator[tuple[Cluster, Crew, preparation.Kernels]]:
         """Search, and yield what a search ends with while its workers live."""
-        self._show("starting Ray")
+        self._say("starting Ray")
         with contextlib.ExitStack() as stack:
             cluster = self._place.opened or stack.enter_context(self._private_cluster())
             stack.callback(self._timekeeper.end)
@@ -270,7 +270,7 @@ class _Session:
 
     def _start_workers(self, crew: Crew) -> tuple[CapProof, ...]:
         layout = self._layout
-        self._show(
+        self._say(
             f"starting {len(layout.tuners)} tuners and {len(layout.slices)} slices, and lowering "
             "the model"
         )

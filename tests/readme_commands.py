@@ -1,0 +1,27 @@
+"""The commands that the README shows, in its order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def shown_commands() -> list[list[str]]:
+    """Return every `tunerd ...` line of the README's shell blocks, and those within its text.
+
+    Less the word `tunerd` itself, and less where the output goes.
+    """
+    inline = map(shlex.split, re.findall(r"`(tunerd [^`]+)`", README))
+    return [*in_blocks(), *(argv[1:] for argv in inline)]
+
+
+def in_blocks() -> list[list[str]]:
+    """Return the different commands of the shell blocks."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line.rpartition(" -- ")[2].strip() for line in lines]  # what a Ray job runs
+    argvs = [tuple(shlex.split(line.split(" > ")[0], comments=True)) for line in lines]
+    return [list(argv[1:]) for argv in dict.fromkeys(argvs) if argv[:1] == ("tunerd",)]

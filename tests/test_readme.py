@@ -1,0 +1,105 @@
+"""The README's commands, run as they stand but for what a machine without a GPU lacks.
+
+Shares of a GPU are those of simulated slices, an artifact is measured on half of the cores, a
+search has a few trials, and files lie in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from readme_commands import in_blocks
+from test_nightly import two_products
+
+from tunerd import host
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
+from tunerd.errors import ExitCode
+
+ELSEWHERE = {
+    "--address auto": "tests/test_ray_jobs.py and tests/test_cluster.py have clusters",
+    "/shared/": "tests/test_ray_jobs.py submits jobs",
+    "postgresql": "tests/test_team_store.py starts a server",
+}
+# In a command as the README has it, and what stands there here.
+INSTEAD = (
+    (r"^tune (.*)--gpu-pct", r"tune \1--slice simulated --gpu-pct"),
+    (r"^tune (.*)$", r"tune \1 --trials 4"),
+    (r"--trials 2000 --trials 4", "--trials 4"),
+    (r"--budget 10m", "--budget 30s"),
+    (r"/srv/tunerd/", "{folder}/"),
+    (r"^bench (.*?)(?: --gpu-pct 50)?$", r"bench \1 --cpu-pct 50"),
+    (r"--duration 30s", "--duration 1s"),
+    # Two slices of half of the cores are all that there are.
+    (r"--replicas 2 --beside", "--replicas 1 --beside"),
+    (r"^run recipes/cpu.yaml(?! --dry-run)(.*)$",
+     r"run {recipes}/cpu.yaml --set out={folder}/runs/{name} --set model={folder}/model.onnx"
+     r" --set trials=4 \1"),
+    (r"--set trials=100", ""),
+    (r"--set out=runs/short/", "--set out={folder}/runs/short/"),
+    (r"^run recipes/", r"run {recipes}/"),
+    (r"^(run .*nightly.*)$", r"\1 --dry-run"),
+    (r"--wait 30m", "--wait 1s"),
+)  # fmt: skip
+COPIES = {
+    "model-gpu40": ("night1", "night2", "monday", "tuesday", "first", "second", "other-gpu40"),
+    "model-gpu25": ("other-gpu25",),
+}
+GOOD = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
+# What else a command may say on a machine that is as it is.
+ALSO_GOOD = {
+    "doctor": {ExitCode.HOST_NOT_CAPABLE},
+    "preflight": {ExitCode.NOT_QUIET},
+    "compare": {ExitCode.REGRESSION},
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the model and the runs that the README's commands name."""
+    folder = tmp_path_factory.mktemp("readme")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        onnx.save(two_products(), folder / "model.onnx")
+        for pct in (25, 40, 50, 100):
+            argv = ["tune", "model.onnx", "--gpu-pct", str(pct), "--slice", "simulated"]
+            assert run(app, [*argv, "--trials", "4", "--json"]) in GOOD
+        for name, copies in COPIES.items():
+            for copy in copies:
+                shutil.copytree(folder / "runs" / name, folder / "runs" / copy)
+        (folder / "artifacts").mkdir()
+        yield folder
+
+
+def as_run(argv: list[str], folder: Path) -> list[str]:
+    line = " ".join(argv)
+    for pattern, instead in INSTEAD:
+        line = re.sub(pattern, instead, line)
+    places = {"{folder}": str(folder), "{recipes}": str(Path(__file__).parents[1] / "recipes")}
+    for word, place in places.items():
+        line = line.replace(word, place)
+    return line.split()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(host.facts().usable_cores < 2, reason="two slices take a core each")
+@pytest.mark.parametrize("argv", in_blocks(), ids=" ".join)
+def test_a_command_of_the_readme_does_what_it_says(
+    argv: list[str], world: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for word, where in ELSEWHERE.items():
+        if word in " ".join(argv):
+            pytest.skip(where)
+    if argv[0] == "records" and argv[1] == "unpack":
+        shutil.rmtree(world / argv[-1])  # it is unpacked where no run is
+    elif argv[0] in ("pack", "records") and "--to" in argv:
+        shutil.rmtree(world / argv[-1], ignore_errors=True)
+    code = run(app, as_run(argv, world))
+    said = capfd.readouterr()
+    assert code in GOOD | ALSO_GOOD.get(argv[0], set()), said.err
+    assert said.out + said.err
