@@ -31,6 +31,7 @@ INSTEAD = (
     (r"^tune (.*)--gpu-pct", r"tune \1--slice simulated --gpu-pct"),
     (r"^tune (.*)$", r"tune \1 --trials 4"),
     (r"--trials 2000 --trials 4", "--trials 4"),
+    (r"(--store .*)$", r"\1 --out runs/of-a-team"),  # the other runs here are copies of one
     (r"--budget 10m", "--budget 30s"),
     (r"/srv/tunerd/", "{folder}/"),
     (r"^bench (.*?)(?: --gpu-pct 50)?$", r"bench \1 --cpu-pct 50"),
@@ -55,7 +56,7 @@ GOOD = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
 ALSO_GOOD = {
     "doctor": {ExitCode.HOST_NOT_CAPABLE},
     "preflight": {ExitCode.NOT_QUIET},
-    "compare": {ExitCode.REGRESSION},
+    "compare": {ExitCode.REGRESSION, ExitCode.NOT_COMPARABLE},
 }
 
 

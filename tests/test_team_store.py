@@ -12,7 +12,9 @@ from postgres_server import PASSWORD, PostgresServer
 from store_places import StorePlace
 from test_records import FACTS, LLVM, OTHER_TASK, TASK, measurement
 
+from tunerd.compare import compare
 from tunerd.errors import ExitCode, InputError, StoreError, StoreMissError
+from tunerd.gate import decide, load_sides
 from tunerd.records import Store, settled, shared
 from tunerd.records.obtained import Obtained
 from tunerd.records.problems import StoreLost
@@ -24,9 +26,16 @@ from tunerd.vocabulary import (
     Candidate,
     CapProof,
     Comparison,
+    Correctness,
+    GateVerdict,
+    Latency,
+    Model,
     Origin,
+    Outcome,
     TaskOutcome,
+    TensorSpec,
     Verdict,
+    Verification,
 )
 
 TASKS = (TASK, OTHER_TASK)
@@ -405,3 +414,60 @@ def test_the_target_is_part_of_what_was_obtained() -> None:
     )
     proof = CapProof("cpu-0-0", "CPU X", 1, 2, "affinity", True, "6.1")
     assert Obtained.of(proof, other, "p") != ON
+
+
+# --- the gate ----------------------------------------------------------------------------------
+
+
+def whole_model(model: Model, secs: float) -> Outcome:
+    """Return what a run of a model ends with whose inferences take about `secs`."""
+    times = tuple(secs * (1 + 0.001 * (i % 7)) for i in range(40))
+    defaults = tuple(10 * t / secs for t in times)
+    return Outcome(
+        model=model,
+        target=FACTS.target,
+        tasks=(),
+        verification=Verification(Correctness.RIGHT, 1, 1e-3, 1e-3, 0.0, ""),
+        latencies=(Latency("default", defaults), Latency("tuned", times)),
+        end_to_end=compare(defaults, times),
+        artifact="artifact",
+        proofs=(CapProof("cpu-0-0", "CPU X", 1, 2, "affinity", attached=True),),
+    )
+
+
+def test_the_gate_compares_a_run_with_the_newest_other_one_of_the_store(
+    join: Iterator[Member],
+    address: StoreAddress,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    model = Model("net", "d" * 64, (TensorSpec("x", (1,), "float32"),), (), proto=None)
+    for secs in (3.0, 1.0, 2.0):
+        each = next(join)
+        outcome = whole_model(model, secs)
+        each.own.save_outcome(outcome)
+        each.team.publish(outcome)
+    query = f"{address.shown}#model=net,share=cpu50"
+    base, new = load_sides(query, str(tmp_path / "run2"))
+    assert base.timing is not None
+    assert new.timing is not None
+    assert (base.timing.run_secs[0], new.timing.run_secs[0]) == (1.0, 2.0)
+    assert decide(base, new, fail_above=0.05).verdict is GateVerdict.WORSE
+    absent = f"{address.shown}#run={next(join).own.identity}"
+    with pytest.raises(InputError, match=r"no run that has ended with run=.*model=net,share=cpu50"):
+        load_sides(absent, str(tmp_path / "run2"))
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("sqlite:////nowhere/team.sqlite#night=1", "not by 'night'"),
+        ("sqlite://team.sqlite#model=net", "the store cannot be used"),
+        ("postgresql://me:secret@host/db#model=net", "set PGPASSWORD"),
+    ],
+)
+def test_a_query_that_cannot_be_is_one_sentence(query: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as raised:
+        load_sides(query, query)
+    assert "secret" not in str(raised.value)

@@ -181,7 +181,7 @@ class _Session:
             log.error("%s", outcome.verification.message)
         elif self._team is not None:
             states = self._coordinator.tasks.items()
-            self._team.publish(exhausted={task_id for task_id, s in states if s.exhausted})
+            self._team.publish(outcome, exhausted={task_id for task_id, s in states if s.exhausted})
         return outcome
 
     def search(self) -> None:

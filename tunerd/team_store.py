@@ -23,7 +23,7 @@ from tunerd.records.problems import StoreLost
 from tunerd.search import candidate_id
 from tunerd.settings import TuneSettings
 from tunerd.store_address import StoreAddress
-from tunerd.vocabulary import CapProof, Task, TaskOutcome
+from tunerd.vocabulary import CapProof, Outcome, Task, TaskOutcome
 
 log = logging.getLogger(__name__)
 
@@ -78,20 +78,21 @@ class TeamStore:
                 raise StoreMissError(_miss(missing, len(tasks), on, self._address.shown))
         return found
 
-    def publish(self, *, exhausted: Collection[str] = ()) -> int:
+    def publish(self, outcome: Outcome | None = None, *, exhausted: Collection[str] = ()) -> int:
         """Give what this run measured to the team, and return the number of tasks.
 
-        Left out is what was taken from there, and tasks that were not reached; those without any
-        candidate, by their ids in `exhausted`, are settled. Raises StoreError.
+        The outcome of the whole model goes there, and of the tasks those that were not taken from
+        there and were reached; those without any candidate, by their ids in `exhausted`, are
+        settled. Raises StoreError.
         """
         settled = [
-            (outcome, on)
-            for outcome, on in self._own.settled()
-            if on and not outcome.taken and (outcome.trials or outcome.task_id in exhausted)
+            (task, on)
+            for task, on in self._own.settled()
+            if on and not task.taken and (task.trials or task.task_id in exhausted)
         ]
-        if not settled:
+        if not settled and outcome is None:
             return 0
-        task_ids = {outcome.task_id for outcome, _ in settled}
+        task_ids = {task.task_id for task, _ in settled}
         tasks = [t for t in self._own.tasks() if t.task_id in task_ids]
         _, facts = self._own.sessions()[-1]
 
@@ -99,8 +100,10 @@ class TeamStore:
             with Store.join(self._address, self._own.identity, facts=facts) as shared:
                 shared.register_tasks(tasks)
                 shared.save_task_outcomes(settled)
+                if outcome is not None:
+                    shared.save_outcome(outcome)
 
-        self._say(f"writing {len(settled)} tasks to {self._address.shown}")
+        self._say(f"writing the result and {len(settled)} tasks to {self._address.shown}")
         self._insist(
             write,
             "the run itself is complete; when the store is back, the same command writes to it",

@@ -32,7 +32,12 @@ class CannotTell(StrEnum):
 
 def compare(
     base: Annotated[
-        str, typer.Argument(metavar="BASE", help="A run or artifact folder.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="BASE",
+            help="A run, an artifact, or a store's run: ADDRESS#model=NAME,share=gpu40.",
+            show_default=False,
+        ),
     ],
     new: Annotated[
         str, typer.Argument(metavar="NEW", help="The one that is judged.", show_default=False)
@@ -71,9 +76,9 @@ def compare(
     if json and format not in (Format.TABLE, Format.JSON):
         raise InputError(f"--json and --format {format} ask for two things; leave one of them out")
     allowed = fraction_of(fail_above)
-    from tunerd.gate import decide, load_side
+    from tunerd.gate import decide, load_sides
 
-    sides = load_side(base), load_side(new)
+    sides = load_sides(base, new)
     if measure or any(side.timing is None for side in sides):
         result = _measured(*sides, gpu_pct, cpu_pct, allowed)
     elif gpu_pct is not None or cpu_pct is not None:

@@ -16,7 +16,7 @@ from tunerd.gate.decide import (
     not_comparable,
 )
 from tunerd.gate.judge import Judgement, View
-from tunerd.gate.sides import Side, load_side
+from tunerd.gate.sides import Side, load_sides
 
 __all__ = [
     "GateResult",
@@ -26,6 +26,6 @@ __all__ = [
     "View",
     "decide",
     "decide_measured",
-    "load_side",
+    "load_sides",
     "not_comparable",
 ]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd.errors import HostError, InfrastructureError
-from tunerd.gate.sides import Side
+from tunerd.errors import HostError, InfrastructureError, InputError
+from tunerd.gate.sides import Side, is_query
 from tunerd.manifest import check_files, read_variants
 from tunerd.slices import member, plan
 from tunerd.vocabulary import MODEL, CapProof, Measurement
@@ -69,7 +69,15 @@ def kind_of(side: Side) -> str:
 
 
 def require_artifact(side: Side) -> Path:
-    """Return the folder of a side's artifact; raises LoadError unless it is there and whole."""
+    """Return the folder of a side's artifact.
+
+    Raises LoadError unless it is there and whole, InputError for a run in a team's store.
+    """
+    if is_query(side.source):
+        raise InputError(
+            f"{side.source} has samples and no artifact to measure; name a run folder, or leave "
+            "out --measure"
+        )
     folder = side.artifact or Path(side.source)
     check_files(folder, read_variants(folder))
     return folder

@@ -1,7 +1,7 @@
 """What is compared: a run with its stored samples, or an artifact to be measured.
 
-`load_side` is the one door: another kind of source needs a function that returns a Side, and a
-line there.
+`load_sides` is the one door: another kind of source needs a function that returns a Side, and a
+line in `_load`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from tunerd.manifest import (
     shares_text,
 )
 from tunerd.records import Store, typed
+from tunerd.records.finding import RunQuery
 from tunerd.records.schema import STORE_NAME
 from tunerd.run_folder import Paths
+from tunerd.store_address import StoreAddress
 from tunerd.vocabulary import (
     CapProof,
     Correctness,
@@ -77,19 +79,30 @@ class Side:
     timing: Timing | None = field(default=None, repr=False)  # end to end
     tasks: tuple[TaskTiming, ...] = field(default=(), repr=False)
     artifact: Path | None = field(default=None, repr=False)
+    run: str = ""  # the identity of a run
 
     @property
     def unit(self) -> str:
         return "SMs" if self.target_kind == "cuda" else "cores"
 
 
-def load_side(source: str) -> Side:
-    """Load what a run folder or an artifact folder has for a comparison.
+def load_sides(base: str, new: str) -> tuple[Side, Side]:
+    """Load what two run folders, artifact folders or queries of a team's store have to compare.
 
-    Raises InputError for anything else, FolderError for a run that has not ended or is damaged,
-    LoadError for an artifact that is not whole, and WrongResultError for a run whose model
-    disagrees with ONNX Runtime.
+    The run that a query finds is never the other side itself. Raises InputError for anything else,
+    FolderError or StoreError for a run that has not ended or is damaged, LoadError for an artifact
+    that is not whole, and WrongResultError for a run whose model disagrees with ONNX Runtime.
     """
+    if is_query(base):
+        second = _load(new)
+        return _load(base, except_run=second.run), second
+    first = _load(base)
+    return first, _load(new, except_run=first.run)
+
+
+def _load(source: str, *, except_run: str = "") -> Side:
+    if is_query(source):
+        return _side_of_query(source, except_run)
     folder = Path(source)
     try:
         if (folder / STORE_NAME).is_file():
@@ -102,7 +115,10 @@ def load_side(source: str) -> Side:
     raise InputError(f"{source} is no run folder and no artifact; {_WANTED}")
 
 
-_WANTED = "give a folder that `tunerd tune` wrote with --out, or the artifact in it"
+_WANTED = (
+    "give a folder that `tunerd tune` wrote with --out, the artifact in it, or a store's run as "
+    "sqlite:////folder/team.sqlite#model=NAME,share=gpu40"
+)
 
 
 def differences(base: Side, new: Side, *, measured: bool) -> Iterator[str]:
@@ -162,25 +178,60 @@ class _Ended:
     proofs: tuple[CapProof, ...]
 
 
+def is_query(source: str) -> bool:
+    """Say whether a source is a team's store and not a folder."""
+    return source.startswith(("sqlite:", "postgresql:", "postgresql+"))
+
+
+def _side_of_query(source: str, except_run: str) -> Side:
+    """Return the newest run of a team's store: ADDRESS#model=NAME,share=gpu40,run=IDENTITY."""
+    text, _, asked = source.partition("#")
+    words = [word.partition("=")[::2] for word in filter(None, asked.split(","))]
+    keys = dict(words)
+    if unknown := [key for key, _ in words if key not in _KEYS]:
+        raise InputError(
+            f"a store is asked by {', '.join(_KEYS)}, and not by '{unknown[0]}'; {_WANTED}"
+        )
+    try:
+        address = StoreAddress.parse(text)
+    except ValueError as error:
+        raise InputError(f"the store cannot be used: {error}") from None
+    if address.password is not None:
+        raise InputError(
+            f"the address of {address.shown} holds a password, which everybody on this machine "
+            "can read; leave it out and set PGPASSWORD or ~/.pgpass"
+        )
+    query = RunQuery(**keys, except_run=except_run)
+    with Store.find_shared(address, query) as store:
+        return _side_of_store(source, store, None)
+
+
+_KEYS = ("model", "share", "run")
+
+
 def _side_of_run(source: str, folder: Path) -> Side:
     with Store.read(folder) as store:
-        facts = store.facts()
-        value = store.outcome()
-        if value is None:
-            raise FolderError(
-                f"{folder} holds a run that has not ended, so nothing of it is measured end to "
-                "end; run its command again, or give another folder"
-            )
-        try:
-            ended = typed.of_kind(_Ended, value)
-            samples = {latency.name: latency.run_secs for latency in ended.latencies}
-            timing = Timing(_times(samples["tuned"]), _times(samples.get("default", ())))
-            tasks = tuple(t for task in ended.tasks if (t := _task_timing(task)) is not None)
-        except (ValueError, LookupError) as error:
-            raise store.damaged(str(error)) from error
+        return _side_of_store(source, store, Paths(folder).artifact)
+
+
+def _side_of_store(source: str, store: Store, artifact: Path | None) -> Side:
+    facts = store.facts()
+    value = store.outcome()
+    if value is None:
+        raise FolderError(
+            f"{source} holds a run that has not ended, so nothing of it is measured end to "
+            "end; run its command again, or give another folder"
+        )
+    try:
+        ended = typed.of_kind(_Ended, value)
+        samples = {latency.name: latency.run_secs for latency in ended.latencies}
+        timing = Timing(_times(samples["tuned"]), _times(samples.get("default", ())))
+        tasks = tuple(t for task in ended.tasks if (t := _task_timing(task)) is not None)
+    except (ValueError, LookupError) as error:
+        raise store.damaged(str(error)) from error
     if ended.verification.verdict is Correctness.WRONG:
         raise WrongResultError(
-            f"the model of {folder} disagrees with ONNX Runtime ({ended.verification.message}), "
+            f"the model of {source} disagrees with ONNX Runtime ({ended.verification.message}), "
             "so its speed says nothing; tune again, or give another run"
         )
     return Side(
@@ -195,7 +246,8 @@ def _side_of_run(source: str, folder: Path) -> Side:
         place=_place(facts.device, ended.proofs),
         timing=timing,
         tasks=tasks,
-        artifact=Paths(folder).artifact,
+        artifact=artifact,
+        run=store.identity,
     )
 
 

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
-from sqlalchemy.exc import (
-    DatabaseError,
-    IntegrityError,
-    InterfaceError,
-    NoResultFound,
-    ProgrammingError,
-)
+from sqlalchemy.engine import RowMapping
 
-from tunerd import clock
 from tunerd.drift import SpotCheck
-from tunerd.errors import FolderError, StoreError, TunerdError
-from tunerd.records import files, rows, runs, schema, shared, trials, typed
+from tunerd.errors import FolderError
+from tunerd.records import rows, runs, schema, trials, typed
 from tunerd.records import settled as settled_rows
 from tunerd.records.facts import RunFacts
 from tunerd.records.obtained import Obtained
-from tunerd.records.problems import problem_of
+from tunerd.records.opened import OpenStore, at
 from tunerd.records.tally import Tally, tally
-from tunerd.store_address import StoreAddress
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -52,167 +39,13 @@ from tunerd.vocabulary import (
 _PAGE = 500  # rows held at once while iterating; a trace is some 10 KB
 
 
-class Store:
+class Store(OpenStore):
     """Trials of one run, in its folder or among other runs in a team's store.
 
     Of each run one process writes; any number reads, while it writes too. Each call is one
     transaction: when it returns, what it wrote survives `kill -9`. Calls may come from any thread.
     `now` is seconds since the epoch, the clock's where it is not given.
     """
-
-    def __init__(self, name: Path | str, connection: Connection, *, is_snapshot: bool) -> None:
-        self._name = name  # for people: the file, or a team's store without its password
-        self._connection = connection
-        self._run = runs.NO_RUN
-        self._is_snapshot = is_snapshot
-        self.obtained: Obtained | None = None  # what outcomes that are saved are measured on
-        self.session = 0  # the number of the session that writes, from 1
-        self._lock = threading.Lock()
-
-    @classmethod
-    def create_or_open(cls, folder: Path, *, facts: RunFacts, now: float | None = None) -> Self:
-        """Open the store of a run folder for writing, and note this session in it.
-
-        Raises FolderError where it holds a run of another model, device or share, was written by
-        a newer tunerd, or cannot be written. RunFolder's lock sees to it that one process writes.
-        """
-        path = folder / schema.STORE_NAME
-        return cls._write(path, files.open_writer(path), folder, None, facts, _at(now))
-
-    @classmethod
-    def join(
-        cls,
-        address: StoreAddress,
-        identity: str,
-        *,
-        facts: RunFacts,
-        now: float | None = None,
-    ) -> Self:
-        """Open a run in a team's store for writing, creating it where it is new.
-
-        `identity` is that of the run's own store. Raises StoreError where the store cannot be
-        reached or used, and FolderError where it holds another run under that identity.
-        """
-        name = address.shown
-        return cls._write(name, shared.open_writer(address), name, identity, facts, _at(now))
-
-    @classmethod
-    def _write(
-        cls,
-        name: Path | str,
-        connection: Connection,
-        place: Path | str,
-        identity: str | None,
-        facts: RunFacts,
-        now: float,
-    ) -> Self:
-        """Open a store's run, or its only one where no identity is given."""
-        store = cls(name, connection, is_snapshot=False)
-        try:
-            with store._transaction(), store._decoding():
-                store._run = runs.find_or_create(connection, identity, at=now)
-                store.session = runs.begin_session(
-                    connection, store._run_id, facts, place=place, at=now
-                )
-        except BaseException:
-            store.close()
-            raise
-        return store
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Open a run folder's store as it is at this moment; FolderError where there is none."""
-        path = folder / schema.STORE_NAME
-        return cls._read(path, files.open_reader(path), None)
-
-    @classmethod
-    def read_shared(cls, address: StoreAddress, identity: str) -> Self:
-        """Open a run in a team's store as it is at this moment; raises as `join` does."""
-        return cls._read(address.shown, shared.open_reader(address), identity)
-
-    @classmethod
-    def _read(cls, name: Path | str, connection: Connection, identity: str | None) -> Self:
-        store = cls(name, connection, is_snapshot=True)
-        try:
-            with store._reading():
-                store._run = runs.find(connection, identity)
-        except BaseException:
-            store.close()
-            raise
-        return store
-
-    @property
-    def identity(self) -> str:
-        """What the run is known by in every store; random, and it goes with the run folder."""
-        return self._run.identity
-
-    @property
-    def _run_id(self) -> int:
-        return self._run.run_id
-
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        try:
-            with self._lock:
-                if self._is_snapshot:
-                    yield self._connection  # inside the one transaction that open_reader began
-                    return
-                with self._connection.begin():
-                    yield self._connection
-        except (DatabaseError, InterfaceError, UnicodeDecodeError) as error:
-            is_file = isinstance(self._name, Path)
-            if isinstance(error, IntegrityError) or (
-                isinstance(error, ProgrammingError) and is_file
-            ):
-                raise
-            problem = None
-            if not isinstance(error, UnicodeDecodeError):
-                problem = problem_of(self._name, error, is_snapshot=self._is_snapshot)
-            reason = getattr(error, "orig", None) or error
-            raise problem or FolderError(
-                f"{self._name} cannot be used: {reason}; copy the run folder again, or name "
-                "another one"
-            ) from error
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with self._transaction() as connection, self._decoding():
-            yield connection
-
-    @contextmanager
-    def _decoding(self) -> Iterator[None]:
-        """Turn what a row that tunerd cannot have written raises into FolderError."""
-        try:
-            yield
-        except (ValueError, TypeError, LookupError, NoResultFound) as error:
-            raise self.damaged(str(error)) from error
-
-    def damaged(self, found: str) -> TunerdError:
-        """Return the error of a store that holds what no run can have put there."""
-        if isinstance(self._name, str):
-            return StoreError(
-                f"the store {self._name} holds what is no record of a run ({found}); another "
-                "program wrote to it, or it is damaged"
-            )
-        return FolderError(
-            f"{self._name} holds what is no record of a run ({found}); it is damaged, or another "
-            "program wrote to it: copy the run folder again, or name another one"
-        )
 
     # --- what the run is ---------------------------------------------------------------------
 
@@ -257,13 +90,13 @@ class Store:
 
     def slices(self) -> list[SliceSpec]:
         """Return the slices that any session planned, in the order of their ids."""
-        wanted = sa.select(schema.slices.c.spec).order_by(schema.slices.c.slice_id)
+        wanted = self._all(schema.slices).order_by(schema.slices.c.slice_id)
         with self._reading() as connection:
-            found = connection.execute(wanted).scalars()
-            return [typed.from_json(SliceSpec, text) for text in found]
+            found = connection.execute(wanted).mappings()
+            return [typed.from_json(SliceSpec, row["spec"]) for row in found]
 
     def save_proof(self, proof: CapProof, *, now: float | None = None) -> None:
-        row = {"slice_id": proof.slice_id, "proved_at": _at(now), "proof": _dump(proof)}
+        row = {"slice_id": proof.slice_id, "proved_at": at(now), "proof": _dump(proof)}
         self._insert(schema.proofs.insert(), [row])
 
     def proofs(self) -> list[CapProof]:
@@ -287,7 +120,7 @@ class Store:
         trial: its id is returned, in whatever state that trial is.
         """
         with self._transaction() as connection:
-            return trials.propose(connection, self._run_id, candidates, at=_at(now))
+            return trials.propose(connection, self._run_id, candidates, at=at(now))
 
     def built(self, trial_id: int, build: Build) -> None:
         """Note how a trial that has not ended was compiled."""
@@ -297,7 +130,7 @@ class Store:
     def start(self, trial_ids: Sequence[int], slice_id: str, *, now: float | None = None) -> None:
         """Store that proposed trials are about to run in a slice."""
         with self._transaction() as connection:
-            trials.start(connection, self._run_id, trial_ids, slice_id, at=_at(now))
+            trials.start(connection, self._run_id, trial_ids, slice_id, at=at(now))
 
     def finish(
         self, trial_id: int, result: Measurement | Failure, *, now: float | None = None
@@ -315,7 +148,7 @@ class Store:
         and was not started.
         """
         with self._transaction() as connection:
-            trials.finish(connection, self._run_id, results, at=_at(now))
+            trials.finish(connection, self._run_id, results, at=at(now))
 
     def requeue_unfinished(self, *, now: float | None = None) -> list[Record]:
         """Put running trials back to proposed, and return all trials that are proposed.
@@ -323,7 +156,7 @@ class Store:
         For a session that goes on after another one was killed.
         """
         with self._transaction() as connection:
-            trials.requeue_running(connection, self._run_id, at=_at(now))
+            trials.requeue_running(connection, self._run_id, at=at(now))
         return list(self.records(state=TrialState.PROPOSED))
 
     def adopt(self, trial_rows: Iterable[Mapping[str, Any]]) -> None:
@@ -424,7 +257,7 @@ class Store:
     ) -> None:
         """Keep outcomes, each with what it was measured on: all of them or none."""
         with self._transaction() as connection:
-            settled_rows.save(connection, self._run_id, settled, at=_at(now))
+            settled_rows.save(connection, self._run_id, settled, at=at(now))
 
     def task_outcomes(self) -> list[TaskOutcome]:
         """Return the outcomes in the order of the tasks."""
@@ -442,7 +275,7 @@ class Store:
 
     def save_outcome(self, outcome: Outcome, *, now: float | None = None) -> None:
         """Keep how a session ended; earlier ones stay."""
-        self._insert(schema.outcomes.insert(), [{"saved_at": _at(now), "outcome": _dump(outcome)}])
+        self._insert(schema.outcomes.insert(), [{"saved_at": at(now), "outcome": _dump(outcome)}])
 
     def outcome(self) -> dict[str, Any] | None:
         """Return the last outcome as to_json wrote it, or None while there is none."""
@@ -460,10 +293,10 @@ class Store:
     def outcome_saved_at(self) -> float | None:
         """Return when the last outcome was kept, or None while there is none."""
         table = schema.outcomes
-        wanted = sa.select(table.c.saved_at).order_by(table.c.outcome_id.desc()).limit(1)
+        wanted = sa.select(sa.func.max(table.c.saved_at)).where(table.c.run_id == self._run_id)
         with self._reading() as connection:
-            at = connection.execute(wanted).scalar()
-            return None if at is None else typed.of_kind(float, at)
+            found = connection.execute(wanted).scalar()
+            return None if found is None else typed.of_kind(float, found)
 
     def add_spans(self, spans: Iterable[Span]) -> None:
         self._insert(schema.spans.insert(), map(rows.span_to_row, spans))
@@ -487,7 +320,7 @@ class Store:
         self, task_id: str, measurement: Measurement, busy_secs: float, *, now: float | None = None
     ) -> None:
         """Keep a run of the sentinel, the default of `task_id`, in the measurement's slice."""
-        check = SpotCheck(_at(now), self.session, task_id, busy_secs, measurement)
+        check = SpotCheck(at(now), self.session, task_id, busy_secs, measurement)
         self._insert(schema.spot_checks.insert(), [rows.spot_check_to_row(check)])
 
     def spot_checks(self) -> list[SpotCheck]:
@@ -495,19 +328,6 @@ class Store:
         wanted = self._all(schema.spot_checks).order_by(schema.spot_checks.c.check_id)
         with self._reading() as connection:
             return [rows.spot_check_from_row(row) for row in connection.execute(wanted).mappings()]
-
-    def _insert(self, statement: sa.Insert, values: Iterable[Mapping[str, Any]]) -> None:
-        values = [{"run_id": self._run_id, **value} for value in values]
-        if values:
-            with self._transaction() as connection:
-                connection.execute(statement, values)
-
-    def _all(self, table: sa.Table) -> sa.Select[Any]:
-        return sa.select(table).where(table.c.run_id == self._run_id)
-
-
-def _at(now: float | None) -> float:
-    return clock.now() if now is None else now
 
 
 def _dump(value: Any) -> str:
