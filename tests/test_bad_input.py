@@ -13,7 +13,7 @@ from test_records import FACTS
 
 from tunerd.errors import ExitCode
 from tunerd.model import read_model
-from tunerd.records import RunFacts, schema
+from tunerd.records import RunFacts, files
 from tunerd.records.schema import STORE_NAME
 from tunerd.run_folder import RunFolder
 from tunerd.vocabulary import TargetSpec
@@ -164,7 +164,7 @@ def locked(place: Place) -> list[object]:
     """Another program holds the write lock, longer than anybody waits."""
     argv = other_run()(place)
     patch = place.stack.enter_context(pytest.MonkeyPatch.context())
-    patch.setattr(schema, "BUSY_TIMEOUT_SECS", 0.05)
+    patch.setattr(files, "BUSY_TIMEOUT_SECS", 0.05)
     raw = sqlite3.connect(place.folder / "run" / STORE_NAME, isolation_level=None)
     place.stack.callback(raw.close)
     raw.execute("BEGIN IMMEDIATE")

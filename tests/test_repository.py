@@ -54,6 +54,7 @@ TVM_MODULES = {
     "host",
     "loading",
     "lowering",
+    "cuda_device",
     "measure",
     "records.tvm_database",
     "search",

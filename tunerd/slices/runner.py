@@ -95,7 +95,12 @@ class _Runner:
         self._measure = measure
         self._device: measure.Device
         try:
-            self._device = measure.CudaDevice() if device == "cuda" else measure.CpuDevice(cores)
+            if device == "cuda":
+                from tunerd.cuda_device import CudaDevice
+
+                self._device = CudaDevice()
+            else:
+                self._device = measure.CpuDevice(cores)
             self._problem = ""
         except Exception as error:  # told to whoever asks for a proof
             self._problem = f"{type(error).__name__}: {error}"
