@@ -242,43 +242,46 @@ class _Matrix:
         """Compile the model with each share's winners, and with its defaults; verify each."""
         asked, kept = self._asked, self._kept
         candidates = self._candidates()
-        done = {line["tuned_at"] for line in kept.of("artifact")}
         proofs = {x["run_at"]: proof_of(x["proof"]) for x in kept.of("contest")}
-        for pct in (DEFAULT, *asked.shares):
-            folder = kept.artifact(asked.name(pct))
-            if pct in done and (folder / MANIFEST).is_file():
-                continue
-            self._go_on(f"compiling and verifying the model {said_of(pct)}")
-            winners = {
-                line["task_id"]: candidates[line["winner"]]
-                for line in kept.of("contest")
-                if line["run_at"] == pct and line["winner"] in candidates
-            }
-            at = pct or max(asked.shares)
-            with self._costs("models"):
+        done = {x["tuned_at"] for x in kept.of("artifact")}
+        paths = {pct: kept.artifact(asked.name(pct)) for pct in (DEFAULT, *asked.shares)}
+        todo = [p for p in paths if p not in done or not (paths[p] / MANIFEST).is_file()]
+        if not todo:
+            return
+        with self._costs("models"):
+            for pct in todo:
+                self._go_on(f"compiling the model {said_of(pct)}")
+                winners = {
+                    line["task_id"]: candidates[line["winner"]]
+                    for line in kept.of("contest")
+                    if line["run_at"] == pct and line["winner"] in candidates
+                }
+                at = pct or max(asked.shares)
                 compile_artifact(
                     kernels.lowered,
                     kernels.tasks,
                     winners,
                     target,
-                    folder,
+                    paths[pct],
                     model=kernels.model,
                     pct=at,
                     proofs=(proofs[at],),
                 )
-                verification = self._verified(kernels.model, pct, at)
-            kept.add("artifact", tuned_at=pct, verification=to_json(verification))
+            self._go_on("comparing outputs with ONNX Runtime")
+            with self._slice(max(asked.shares)) as (one, _):
+                for pct in todo:
+                    self._require_not_stopped()
+                    self._verify(one, kernels.model, pct)
 
-    def _verified(self, model: Model, pct: int, at: int) -> Any:
+    def _verify(self, one: Slice, model: Model, pct: int) -> None:
         folder = str(self._kept.artifact(self._asked.name(pct)))
-        with self._slice(at) as (one, _):
-            verification = verify(lambda inputs: one.run_model(folder, inputs), model)
+        verification = verify(lambda inputs: one.run_model(folder, inputs), model)
         if verification.verdict is Correctness.WRONG:
             raise WrongResultError(
                 f"the model {said_of(pct)} disagrees with ONNX Runtime: {verification.message}; "
                 f"see {folder}"
             )
-        return verification
+        self._kept.add("artifact", tuned_at=pct, verification=to_json(verification))
 
     def _candidates(self) -> dict[str, Candidate]:
         found: dict[str, Candidate] = {}

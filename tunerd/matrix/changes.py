@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tunerd.compare import MIN_SAMPLES, compare
-from tunerd.matrix.claims import Answer
-from tunerd.vocabulary import Comparison, Verdict
+from tunerd.matrix.claims import MARGIN, Answer
+from tunerd.vocabulary import Comparison
 
 Times = Mapping[str, Sequence[float]]  # samples in turns, by candidate
 
@@ -35,9 +35,9 @@ class Change:
 def change(task_id: str, times: Mapping[int, Times], *, seed: int = 0) -> Change:
     """Say whether the best of a task's candidates changes with the share.
 
-    YES: at some share, the best one there is faster than the best one of another share. NO: at
-    every share the best ones of all shares are one, or alike within 1%. Candidates without times
-    at some share take no part.
+    YES: at some share, the best one there is faster than the best one of another share, by more
+    than MARGIN. NO: at no share is it, by all intervals. Candidates without times at some share
+    take no part.
     """
     known = sorted(set.intersection(*(set(t) for t in times.values()))) if times else []
     if not known:
@@ -49,12 +49,12 @@ def change(task_id: str, times: Mapping[int, Times], *, seed: int = 0) -> Change
     pairs = [(a, b) for a in times for b in times if best[a] != best[b]]
     total = max(1, len(times) * (len(times) - 1))
     found = [(_compared(times[b][best[a]], times[b][best[b]], total, seed), a, b) for a, b in pairs]
-    faster = [f for f in found if f[0] is not None and f[0].verdict is Verdict.FASTER]
+    faster = [(c, a, b) for c, a, b in found if c is not None and c.ratio_low > 1 + MARGIN]
     if faster:
-        compared, a, b = max(faster, key=lambda f: f[0].ratio_low if f[0] else 0.0)
+        compared, a, b = max(faster, key=lambda f: f[0].ratio_low)
         return Change(task_id, Answer.YES, best, a, b, compared)
-    same = all(c is not None and c.verdict in (Verdict.SAME, Verdict.SLOWER) for c, _, _ in found)
-    return Change(task_id, Answer.NO if same else Answer.CANNOT_TELL, best)
+    is_same = all(c is not None and c.ratio_high < 1 + MARGIN for c, _, _ in found)
+    return Change(task_id, Answer.NO if is_same else Answer.CANNOT_TELL, best)
 
 
 def _compared(

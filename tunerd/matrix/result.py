@@ -53,6 +53,7 @@ class MatrixResult:
     changes: tuple[Change, ...]
     names: dict[str, str]  # of tasks
     costs: Costs
+    verified: dict[int, str]  # what each artifact's outputs are beside ONNX Runtime's
     clocks_mhz: tuple[int, int] | None  # the least and the largest seen, where there are any
 
     @property
@@ -92,6 +93,7 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
         changes=tuple(change(task_id, times) for task_id, times in contests.items()),
         names=names,
         costs=_costs(kept),
+        verified={x["tuned_at"]: x["verification"]["verdict"] for x in kept.of("artifact")},
         clocks_mhz=(min(clocks), max(clocks)) if clocks else None,
     )
 
@@ -129,6 +131,7 @@ def result_json(result: MatrixResult) -> dict[str, Any]:
         "rounds": result.rounds,
         "trials": result.trials,
         "learns_from": result.learns_from,
+        "verified": result.verified,
         "clocks_mhz": result.clocks_mhz,
         "findings": to_json(found) | {"claims": claims},
         "changed_tasks": {str(k): v for k, v in result.changed.items()},

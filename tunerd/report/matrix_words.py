@@ -136,9 +136,13 @@ def facts_text(result: MatrixResult) -> str:
     if result.clocks_mhz is not None:
         low, high = result.clocks_mhz
         clocks = f" SM clock {low} to {high} MHz."
+    unsure = [row_text(p) for p, verdict in result.verified.items() if verdict != "right"]
+    checked = "All artifacts agree with ONNX Runtime."
+    if unsure:
+        checked = f"Whether these are right cannot be told: {', '.join(unsure)}."
     return (
         f"{result.device}; {unit_text(result)} obtained: {sms}. "
-        f"{count_text(result.rounds, 'round')}.{clocks}"
+        f"{count_text(result.rounds, 'round')}.{clocks} {checked}"
     )
 
 
