@@ -19,7 +19,7 @@ from models import ROOT, conv_net, script
 
 from tunerd import host
 from tunerd.cli.matrix import shares_of
-from tunerd.errors import FolderError, InputError
+from tunerd.errors import ExitCode, FolderError, InputError
 from tunerd.matrix.carry_out import winner_of
 from tunerd.matrix.changes import change
 from tunerd.matrix.claims import DEFAULT, Answer, Findings, findings, middle_of
@@ -332,6 +332,21 @@ def test_what_a_recipe_says_wrong_of_a_matrix_is_refused_with_its_line(tmp_path:
         path.write_text(text)
         with pytest.raises(InputError, match=problem):
             reproduce.recipes_in(path)
+
+
+def test_a_recipe_begins_nothing_that_has_ended_and_notes_nothing_that_has_failed(
+    tmp_path: Path,
+) -> None:
+    reproduce = script("reproduce")
+    path = tmp_path / "r.yaml"
+    path.write_text("matrix:\n  model: none.onnx\n  shares: 10,20\n  out: m\n")
+    (recipe,) = reproduce.recipes_in(path)
+    code, is_through = reproduce.reproduce(recipe, recipe.runs)
+    assert code == ExitCode.BAD_MODEL
+    assert is_through
+    assert not reproduce.has_ended(recipe.runs[0])
+    reproduce.marker_of(recipe.runs[0]).write_text(json.dumps({"argv": recipe.runs[0].argv}))
+    assert reproduce.reproduce(recipe, recipe.runs) == (0, True)
 
 
 # --- whole ones --------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ TOP_LEVEL = {
 }
 # Flags of other programs that the README shows.
 FOREIGN_FLAGS = {
+    "--for",
     "--head",
     "--metrics-export-port",
     "--no-deps",

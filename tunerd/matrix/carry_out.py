@@ -100,29 +100,27 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
     fixed = preparation.read(asked.base)
     for pct in asked.shares:  # what this machine cannot do is said before hours of work
         slices_of_a_device(asked.base.slice_kind, pct)
-    with opened(asked.base.out, asked.identity(fixed.digest)) as kept:
-        work = _Matrix(asked, kept, say)
+    with opened(asked.base.out, asked.identity(fixed.digest)) as kept, Stop() as stop:
+        work = _Matrix(asked, kept, say, stop)
         work.levels(showing)
         if not work.is_measured:
             planned, _ = slices_of_a_device(asked.base.slice_kind, max(asked.shares))
-            with Stop() as stop:
-                work.stop = stop
-                say("lowering the model")
-                kernels = preparation.kernels_of(fixed, planned.target)
-                builds = work.build(kernels, planned.target)
-                work.contests(kernels, builds, planned.target)
-                work.artifacts(kernels, planned.target)
-                work.cells()
+            say("lowering the model")
+            kernels = preparation.kernels_of(fixed, planned.target)
+            builds = work.build(kernels, planned.target)
+            work.contests(kernels, builds, planned.target)
+            work.artifacts(kernels, planned.target)
+            work.cells()
         return kept
 
 
 class _Matrix:
-    def __init__(self, asked: Asked, kept: Kept, say: Callable[[str], None]) -> None:
+    def __init__(self, asked: Asked, kept: Kept, say: Callable[[str], None], stop: Stop) -> None:
         self._asked = asked
         self._kept = kept
         self._say = say
         self._slice_secs = 0.0
-        self.stop = Stop()
+        self._stop = stop  # a level has its own while it runs
 
     @property
     def is_measured(self) -> bool:
@@ -142,7 +140,7 @@ class _Matrix:
             out = kept.level(asked.name(level.pct))
             folders = [kept.level(asked.name(pct)) for pct in level.learns_from]
             settings = settings_of(asked.base, level, folders, out)
-            self._say(f"level {number} of {len(todo)}: {level.pct}%")
+            self._go_on(f"level {number} of {len(todo)}: {level.pct}%")
             with showing() as progress:
                 if level.learns_from:
                     session.search(settings, progress)
@@ -369,7 +367,7 @@ class _Matrix:
         self._say(message)
 
     def _require_not_stopped(self) -> None:
-        if self.stop.requested:
+        if self._stop.requested:
             raise Interrupted(
                 "stopped on request; what was measured is kept, and the same command goes on"
             )

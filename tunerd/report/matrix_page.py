@@ -26,7 +26,7 @@ from tunerd.report.matrix_words import (
 )
 from tunerd.report.words import secs_text
 
-# Losses from which a cell is darker: tunerd.report's style sheet has a colour for each.
+# Losses from which a cell is redder: tunerd.report's style sheet has a colour for each.
 HEAT = (1.01, 1.03, 1.1, 1.3, 2.0)
 
 
@@ -96,7 +96,7 @@ def matrix_page(result: MatrixResult) -> str:
 
 
 def heat_map(result: MatrixResult) -> Markup:
-    """Return the table of latencies, darker where an artifact is further from the best."""
+    """Return the table of latencies, redder where an artifact is further from the best."""
     found = result.findings
     cells = {(c.tuned_at, c.run_at): c for c in found.cells}
     rows = sorted({a for a, _ in cells}, key=lambda a: (a == DEFAULT, a))
@@ -133,7 +133,7 @@ def heat_of(loss: float) -> int:
 
 def _legend() -> str:
     limits = ", ".join(f"{100 * (x - 1):.0f}%" for x in HEAT)
-    return f"Darker from a loss of {limits}. Framed: run at the share that it was tuned at."
+    return f"Redder from a loss of {limits}. Framed: run at the share that it was tuned at."
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
