@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,10 @@ from tunerd.matrix.carry_out import winner_of
 from tunerd.matrix.changes import change
 from tunerd.matrix.claims import DEFAULT, Answer, Findings, findings, middle_of
 from tunerd.matrix.kept import opened, proof_of, result_of
-from tunerd.matrix.levels import levels_of
+from tunerd.matrix.levels import Cost, levels_of
+from tunerd.matrix.result import Costs, MatrixResult, result_json
+from tunerd.report.matrix_markdown import matrix_markdown
+from tunerd.report.matrix_page import matrix_page
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -108,6 +112,28 @@ def test_rounds_that_contradict_each_other_cannot_tell() -> None:
         [x * f for x in of] for of, f in zip(cells[100, 10], (0.7, 1, 1.5), strict=True)
     ]
     assert answers(findings(cells))["cut"] is Answer.CANNOT_TELL
+
+
+def drawn(times: Mapping[tuple[int, int], float], seed: int, noise: float = 0.02) -> Cells:
+    rng = np.random.default_rng(seed)
+    return {
+        cell: [list(secs * np.exp(rng.normal(0, noise, 10))) for _ in range(3)]
+        for cell, secs in times.items()
+    }
+
+
+def test_noise_alone_makes_neither_a_false_yes_nor_a_false_no() -> None:
+    own_is_best = losses(dict.fromkeys(OFF, 1.025))
+    for seed in range(20):
+        nothing = answers(findings(drawn(losses({}), seed), resamples=500))
+        assert Answer.YES not in nothing.values()
+        assert answers(findings(drawn(own_is_best, seed), resamples=500))["own"] is not Answer.NO
+
+
+def test_one_share_answers_nothing() -> None:
+    found = findings({(100, 100): [[1.0, 1.1]]})
+    assert {c.answer for c in found.claims} == {Answer.CANNOT_TELL}
+    assert found.robust is None
 
 
 def test_two_shares_have_no_middle_and_no_full_one_is_no_claim() -> None:
@@ -310,6 +336,46 @@ def test_a_kept_build_whose_bytes_have_changed_is_built_again(tmp_path: Path) ->
         assert kept.build_of(candidate) is None
 
 
+# --- the report --------------------------------------------------------------------------------
+
+
+def result_of_samples(cells: Cells, model: str) -> MatrixResult:
+    cost = Cost(60.0, 100.0, 20.0)
+    costs = Costs(cost, cost + cost, cost, Cost(10.0, None, 5.0))
+    times = {10: {"a": noisy(1), "b": noisy(2)}, 100: {"a": noisy(2), "b": noisy(1)}}
+    return MatrixResult(
+        model=model,
+        device="NVIDIA H200",
+        unit="gpu",
+        sms={10: 12, 40: 52, 100: 132},
+        rounds=3,
+        trials=dict.fromkeys(SHARES, 10),
+        learns_from={},
+        findings=findings(cells, resamples=100),
+        changes=(change("t", times),),
+        names={"t": "conv2d<b>"},
+        costs=costs,
+        verified={DEFAULT: "right", 10: "cannot tell"},
+        clocks_mhz=(1700, 1980),
+    )
+
+
+def test_a_page_shows_each_cell_with_its_interval_and_reads_names_as_text() -> None:
+    cells = samples_of(losses(OFF | {(10, 100): 2.5}) | {(DEFAULT, b): 9.0 for b in SHARES})
+    result = result_of_samples(cells, "<script>net")
+    page = matrix_page(result)
+    assert page.count('data-label="run at ') == 12
+    assert "tuned at 10%, run at 100%: 2.50\N{NO-BREAK SPACE}ms; over the best 2.5" in page
+    assert page.count("heat-0 own") == 3
+    assert "&lt;script&gt;net" in page
+    assert "conv2d&lt;b&gt;" in page
+    assert "Whether these are right cannot be told: tuned at 10%" in page
+    text = matrix_markdown(result)
+    assert "| tuned at 40% |" in text
+    assert "1 min (1.00" in text
+    assert json.loads(json.dumps(result_json(result)))["changed_tasks"]["yes"] == 1
+
+
 # --- recipes -----------------------------------------------------------------------------------
 
 
@@ -403,7 +469,7 @@ def test_a_matrix_that_is_interrupted_goes_on_and_measures_nothing_twice(tmp_pat
 def test_a_matrix_of_cores_has_real_artifacts_at_each_share(tmp_path: Path) -> None:
     model, out = tmp_path / "net.onnx", tmp_path / "m"
     onnx.save(conv_net(), model)
-    flags = ("--shares", "50,100", "--trials", "16", "--rounds", "2", "--slice", "cpu", "--json")
+    flags = ("--shares", "50,100", "--trials", "8", "--rounds", "1", "--slice", "cpu", "--json")
     ended = subprocess.run(
         command(model, out, *flags), capture_output=True, text=True, env=environment()
     )
