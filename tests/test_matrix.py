@@ -25,10 +25,11 @@ from tunerd.matrix.carry_out import winner_of
 from tunerd.matrix.changes import change
 from tunerd.matrix.claims import DEFAULT, Answer, Findings, findings, middle_of
 from tunerd.matrix.kept import opened, proof_of, result_of
-from tunerd.matrix.levels import Cost, levels_of
+from tunerd.matrix.levels import Cost, levels_of, settings_of
 from tunerd.matrix.result import Costs, MatrixResult, result_json
 from tunerd.report.matrix_markdown import matrix_markdown
 from tunerd.report.matrix_page import matrix_page
+from tunerd.settings import TuneSettings
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -276,6 +277,19 @@ def test_levels_begin_in_the_middle_and_learn_from_what_is_done(shares: set[int]
         assert set(level.learns_from) <= done
         assert bool(level.learns_from) == bool(done)
         done.add(level.pct)
+
+
+def test_a_later_level_has_a_part_of_the_trials_and_the_first_all_of_them() -> None:
+    base = TuneSettings(
+        model=Path("m.onnx"), out=Path("m"), gpu_pct=100, slice_kind="mps", trials=1000
+    )
+    first, second, *_, last = levels_of([10, 25, 40, 50, 75, 100])
+    alone = settings_of(base, first, [], Path("a"))
+    assert (alone.pct, alone.trials, alone.slices, alone.warm_start) == (40, 1000, None, ())
+    later = settings_of(base, second, [Path("a")], Path("b"))
+    assert (later.pct, later.trials, later.slices) == (50, 150, 2)
+    assert later.warm_start == (Path("a"),)
+    assert settings_of(base, last, [Path("a")], Path("c")).pct == 10
 
 
 @pytest.mark.parametrize("text", ["", "40", "10,,20", "0,50", "50,101", "a,b", "1.5,3", "40,40"])

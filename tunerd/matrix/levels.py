@@ -18,6 +18,7 @@ from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Activity, Candidate, Origin, Phase
 
 LATER = 0.15  # of the first level's trials or time: five later levels add three quarters
+_SLICES = 2  # of a GPU: few trials do not pay for the start of ten, and 16 cores fill no more
 _NEIGHBOURS = 2  # levels that a later one learns from
 _MOST, _LEAST = 2, 1  # finalists of a level, of a task that matters and of one that does not
 _MATTERS = 0.01  # of the model's time
@@ -86,6 +87,8 @@ def settings_of(
             changes["trials"] = max(1, math.ceil(base.trials * LATER))
         if base.budget_secs is not None:
             changes["budget_secs"] = base.budget_secs * LATER
+        if base.slice_kind == "mps":
+            changes["slices"] = min(_SLICES, 100 // level.pct)
     return base.model_copy(update=changes)
 
 
