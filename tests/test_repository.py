@@ -36,6 +36,7 @@ TOP_LEVEL = {
 }
 # Flags of other programs that the README shows.
 FOREIGN_FLAGS = {
+    "--for",
     "--head",
     "--metrics-export-port",
     "--no-deps",
@@ -220,7 +221,7 @@ def test_a_command_in_the_readme_is_one_that_the_program_takes(argv: list[str]) 
 def test_the_readme_shows_each_command() -> None:
     shown = {argv[0] for argv in shown_commands()}
     wanted = {"tune", "bench", "status", "compare", "pack", "report", "doctor", "records", "run"}
-    assert wanted | {"preflight"} <= shown
+    assert wanted | {"matrix", "preflight"} <= shown
 
 
 def options_of(command: Any) -> set[str]:

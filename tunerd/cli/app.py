@@ -11,6 +11,7 @@ from tunerd import __version__
 from tunerd.cli.bench import bench
 from tunerd.cli.compare import compare
 from tunerd.cli.doctor import doctor
+from tunerd.cli.matrix import matrix
 from tunerd.cli.pack import pack
 from tunerd.cli.preflight import preflight
 from tunerd.cli.records import app as records
@@ -29,6 +30,7 @@ app.command()(tune)
 app.command()(bench)
 app.command()(status)
 app.command()(compare)
+app.command()(matrix)
 app.command()(pack)
 app.command()(report)
 app.command()(doctor)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _KINDS = {bool: "boolean", int: "integer", float: "number", Path: "path"}
 
 
-def recipe_commands(app: typer.Typer) -> Commands:
-    """Return the commands that a recipe speaks of.
+def recipe_commands(app: typer.Typer, main: str = "tune") -> Commands:
+    """Return the commands that a recipe speaks of: `main` makes its runs.
 
     Flags that `tunerd run` has itself, such as --json, are said there and are no keys.
     """
@@ -31,7 +31,7 @@ def recipe_commands(app: typer.Typer) -> Commands:
     program = typer.main.get_command(app)
     own = {param.name for param in _commands(program)["run"].params}
     return Commands(
-        tune=_command(program, "tune", own, check=_without_password),
+        tune=_command(program, main, own, check=_CHECKS.get(main, lambda *_: None)),
         preflight=_command(program, "preflight", own, check=lambda _, given: wait_secs_of(given)),
         # A recipe's gate is read by `tunerd run`, so its form is no matter of the recipe.
         gate=_command(
@@ -53,6 +53,16 @@ def _without_password(argv: Sequence[str], given: dict[str, Any]) -> None:
             "--store: it holds a password, which a recipe must not; leave it out, and set "
             "PGPASSWORD or ~/.pgpass where the recipe runs"
         )
+
+
+def _shares(argv: Sequence[str], given: dict[str, Any]) -> None:
+    from tunerd.cli.matrix import shares_of
+
+    shares_of(given["shares"])
+
+
+# What a command would refuse before it looks at any file.
+_CHECKS = {"tune": _without_password, "matrix": _shares}
 
 
 def _commands(program: Any) -> dict[str, Any]:

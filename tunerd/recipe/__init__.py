@@ -1,7 +1,16 @@
 """Recipes: YAML files that say which runs to make, in the words of the command line's flags."""
 
 from tunerd.recipe.keys import Command, Commands, Key
-from tunerd.recipe.plan import PlannedRun, Recipe, read_recipe
+from tunerd.recipe.plan import PlannedRun, Recipe, plan_recipe, read_recipe
 from tunerd.recipe.schema import json_schema
 
-__all__ = ["Command", "Commands", "Key", "PlannedRun", "Recipe", "json_schema", "read_recipe"]
+__all__ = [
+    "Command",
+    "Commands",
+    "Key",
+    "PlannedRun",
+    "Recipe",
+    "json_schema",
+    "plan_recipe",
+    "read_recipe",
+]

@@ -63,7 +63,13 @@ def read_recipe(path: Path, commands: Commands, overrides: Sequence[str] = ()) -
     `overrides` are `KEY=VALUE`, said of every run after all that the recipe says; of a gate or of
     the check before the runs they are `gate.KEY=VALUE` and `preflight.KEY=VALUE`.
     """
-    root = read_file(path)
+    return plan_recipe(read_file(path), path, commands, overrides)
+
+
+def plan_recipe(
+    root: Value, path: Path, commands: Commands, overrides: Sequence[str] = ()
+) -> Recipe:
+    """Plan the runs of a recipe that has been read; `root` may be a part of a file."""
     top = read_top(root, commands)
     changes = read_overrides(overrides, commands)
     runs: list[PlannedRun] = []

@@ -1,0 +1,148 @@
+"""`tunerd matrix`: a model tuned at each of several shares, and run at all of them."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tunerd.cli.tune import L2, SliceKind, settings_of
+from tunerd.errors import InputError
+
+if TYPE_CHECKING:
+    from tunerd.matrix.result import MatrixResult
+
+_TRIALS = 1000  # of the first level
+
+
+def matrix(
+    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
+    shares: Annotated[
+        str, typer.Option(help="The shares, in percent: 10,25,40,50,75,100.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder for all of it; goes on there. [default: runs/MODEL-matrix]"),
+    ] = None,
+    slice_kind: Annotated[
+        SliceKind | None,
+        typer.Option(
+            "--slice",
+            help="Kind of slice: mps for shares of a GPU, cpu for shares of the cores. [default: "
+            "mps where it works, else cpu]",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Trials of the first level; a later one has 15% of them. [default: 1000]"
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Search time of the first level: 90s, 10m.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=100, help="How often every model is run at every share.")
+    ] = 3,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="An input's shape: images:1,3,224,224. Repeatable.")
+    ] = None,
+    dim: Annotated[
+        list[str] | None, typer.Option(help="An open dimension's size: batch=1. Repeatable.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Another batch size.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the searches and of the order.")] = 0,
+    tuners: Annotated[
+        int | None, typer.Option(min=1, help="Search and build processes. [default: by cores]")
+    ] = None,
+    l2: Annotated[
+        L2 | None,
+        typer.Option(
+            help="Whether finalists find their weights in the cache. [default: cold, warm on CPUs]"
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> int:
+    """Tune MODEL at each share, run what comes out at every share, and say what the share is worth.
+
+    The same command in the same folder goes on where it stopped.
+    """
+    given = dict(locals())
+    percents = shares_of(shares)
+    kind = str(slice_kind or _usual_kind())
+    given |= {
+        "slice_kind": kind,
+        "gpu_pct": max(percents) if kind in ("mps", "whole", "simulated") else None,
+        "cpu_pct": max(percents) if kind == "cpu" else None,
+        "out": out or Path("runs") / f"{model.stem}-matrix",
+        "trials": trials if trials is not None or budget is not None else _TRIALS,
+        "mps": "own",
+        "neighbours": "none",
+        "address": "local",
+        "warm_start": None,
+    }
+    from tunerd.matrix.carry_out import Asked, carry_out
+    from tunerd.matrix.result import result_from
+    from tunerd.progress import open_progress
+    from tunerd.records import Store
+
+    asked = Asked(settings_of(given), percents, rounds)
+    kept = carry_out(asked, lambda: open_progress(quiet=json), _say)
+    _say("resampling")
+    settings = json_module.loads((kept.root / "matrix.json").read_bytes())
+    with Store.read(kept.level(asked.name(percents[0]))) as store:
+        names = {t.task_id: t.name for t in store.tasks()}
+    result = result_from(kept, names, settings)
+    _show(result, kept.root, json)
+    return 0
+
+
+def shares_of(text: str) -> tuple[int, ...]:
+    """Return the distinct percentages of `10,25,40`, in order; InputError for anything else."""
+    said = [part.strip().removesuffix("%") for part in text.split(",")]
+    if not all(p.isascii() and p.isdecimal() and len(p) <= 3 and 1 <= int(p) <= 100 for p in said):
+        raise InputError(
+            f"--shares '{text}' is no list of percentages from 1 to 100; write for example "
+            "--shares 10,25,40,50,75,100"
+        )
+    shares = tuple(sorted({int(p) for p in said}))
+    if len(shares) < 2:
+        raise InputError(f"--shares '{text}' is one share; a matrix takes two at least")
+    return shares
+
+
+def _usual_kind() -> str:
+    from tunerd.slices import member
+
+    return "mps" if member("mps").usability().ok else "cpu"
+
+
+def _say(line: str) -> None:
+    from tunerd.report.words import one_line
+
+    print(f"tunerd matrix: {one_line(line)}", file=sys.stderr, flush=True)
+
+
+def _show(result: MatrixResult, root: Path, as_json: bool) -> None:
+    from tunerd.matrix.result import result_json
+    from tunerd.report.frame import write_page
+    from tunerd.report.matrix_markdown import matrix_markdown
+    from tunerd.report.matrix_page import matrix_page
+
+    document: dict[str, Any] = result_json(result)
+    text = json_module.dumps(document, allow_nan=False)
+    markdown = matrix_markdown(result)
+    write_page(root / "matrix-result.json", text + "\n")
+    write_page(root / "report.md", markdown)
+    write_page(root / "report.html", matrix_page(result))
+    if as_json:
+        print(text)
+        return
+    print(markdown)
+    print(f"report    {root / 'report.html'}")

@@ -1,0 +1,411 @@
+"""A matrix from its settings: levels, finalists at every share, artifacts, every artifact at every
+share. Each piece is kept as it ends, and the same call goes on after any kill.
+
+No more than one slice measures at any time, and what is compared is sampled in turns within it:
+all finalists of a task at a share, and all artifacts at a share. Shares follow each other in a
+random order, and whole models in several rounds of all shares, so that a clock that drifts does
+not look like a share.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tunerd import preparation, session
+from tunerd.artifact import compile_artifact
+from tunerd.compare import compare
+from tunerd.coordinator import MAX_ATTEMPTS
+from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
+from tunerd.manifest import MANIFEST
+from tunerd.matrix.building import build_all, distinct
+from tunerd.matrix.claims import DEFAULT
+from tunerd.matrix.kept import Kept, opened, proof_of
+from tunerd.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
+from tunerd.profiles import final_profile, usual_l2
+from tunerd.progress import Progress
+from tunerd.records import Store
+from tunerd.replicas import slices_of_a_device, started
+from tunerd.search import default_candidate
+from tunerd.settings import TuneSettings
+from tunerd.slices.base import Slice
+from tunerd.stop import Stop
+from tunerd.timekeeping import core_busy_secs
+from tunerd.verify import verify
+from tunerd.vocabulary import (
+    Build,
+    Candidate,
+    CapProof,
+    Correctness,
+    Failure,
+    Measurement,
+    Model,
+    Profile,
+    TargetSpec,
+    Verdict,
+    to_json,
+)
+
+Result = Measurement | Failure
+_SAMPLES = 10  # of each artifact in a round
+CELL = Profile(
+    "matrix-v1",
+    min_samples=_SAMPLES,
+    max_samples=_SAMPLES,
+    min_sample_secs=0.03,
+    max_total_secs=600.0,  # all of them, or there are no pairs
+    hopeless_after=_SAMPLES,
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A matrix. `base` has everything of a level but its share and folder."""
+
+    base: TuneSettings  # its `out` is the matrix's folder, its share any
+    shares: tuple[int, ...]
+    rounds: int
+
+    @property
+    def unit(self) -> str:
+        return "gpu" if self.base.gpu_pct is not None else "cpu"
+
+    def name(self, pct: int) -> str:
+        return "default" if pct == DEFAULT else f"{self.unit}{pct}"
+
+    def identity(self, digest: str) -> dict[str, Any]:
+        """Return what is the same for all calls in one folder; rounds may be added."""
+        kept = {"shapes", "dims", "batch", "trials", "budget_secs", "seed", "slice_kind", "l2"}
+        return {
+            "model": {"name": self.base.model.stem, "digest": digest},
+            "shares": list(self.shares),
+            "unit": self.unit,
+            "settings": self.base.model_dump(mode="json", include=kept),
+        }
+
+
+Showing = Callable[[], AbstractContextManager[Progress]]  # of one level's progress
+
+
+def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kept:
+    """Make the matrix, or what is left of it, and return what is kept.
+
+    Raises TunerdError as `session.tune` does, WrongResultError where an artifact disagrees with
+    ONNX Runtime, and Interrupted after what was under way is kept.
+    """
+    fixed = preparation.read(asked.base)
+    for pct in asked.shares:  # what this machine cannot do is said before hours of work
+        slices_of_a_device(asked.base.slice_kind, pct)
+    with opened(asked.base.out, asked.identity(fixed.digest)) as kept, Stop() as stop:
+        work = _Matrix(asked, kept, say, stop)
+        work.levels(showing)
+        if not work.is_measured:
+            planned, _ = slices_of_a_device(asked.base.slice_kind, max(asked.shares))
+            say("lowering the model")
+            kernels = preparation.kernels_of(fixed, planned.target)
+            builds = work.build(kernels, planned.target)
+            work.contests(kernels, builds, planned.target)
+            work.artifacts(kernels, planned.target)
+            work.cells()
+        return kept
+
+
+class _Matrix:
+    def __init__(self, asked: Asked, kept: Kept, say: Callable[[str], None], stop: Stop) -> None:
+        self._asked = asked
+        self._kept = kept
+        self._say = say
+        self._slice_secs = 0.0
+        self._stop = stop  # a level has its own while it runs
+
+    @property
+    def is_measured(self) -> bool:
+        done = {(line["round"], line["run_at"]) for line in self._kept.of("cell")}
+        return done >= {(r, s) for r in range(self._asked.rounds) for s in self._asked.shares}
+
+    # --- levels --------------------------------------------------------------------------------
+
+    def levels(self, showing: Showing) -> None:
+        """Tune at the first share and search at the others."""
+        kept, asked = self._kept, self._asked
+        done = {line["pct"] for line in kept.of("level")}
+        todo = levels_of(asked.shares)
+        for number, level in enumerate(todo, 1):
+            if level.pct in done:
+                continue
+            out = kept.level(asked.name(level.pct))
+            folders = [kept.level(asked.name(pct)) for pct in level.learns_from]
+            settings = settings_of(asked.base, level, folders, out)
+            self._go_on(f"level {number} of {len(todo)}: {level.pct}%")
+            with showing() as progress:
+                if level.learns_from:
+                    session.search(settings, progress)
+                else:
+                    session.tune(settings, progress)
+            with Store.read(out) as store:
+                cost = cost_of(store)
+                trials = sum(store.counts().values())
+            kept.add(
+                "level",
+                pct=level.pct,
+                learns_from=list(level.learns_from),
+                trials=trials,
+                cost=to_json(cost),
+            )
+
+    # --- finalists -----------------------------------------------------------------------------
+
+    def build(
+        self, kernels: preparation.Kernels, target: TargetSpec
+    ) -> dict[str, list[tuple[Candidate, Build | Failure]]]:
+        """Build the finalists of all levels once; return each task's, its default first."""
+        found: dict[str, list[Candidate]] = {}
+        for pct in self._asked.shares:
+            with Store.read(self._kept.level(self._asked.name(pct))) as store:
+                for task_id, candidates in finalists_of(store).items():
+                    found.setdefault(task_id, []).extend(candidates)
+        contests = {
+            task.task_id: distinct([default_candidate(task), *found.get(task.task_id, ())])
+            for task in kernels.tasks
+        }
+        wanted = [(t, c) for t in kernels.tasks for c in contests[t.task_id]]
+        with self._costs("finalists"):
+            builds = build_all(wanted, self._kept, target, self._go_on)
+        return {
+            task_id: [(c, builds[c.candidate_id]) for c in of] for task_id, of in contests.items()
+        }
+
+    def contests(
+        self,
+        kernels: preparation.Kernels,
+        builds: Mapping[str, list[tuple[Candidate, Build | Failure]]],
+        target: TargetSpec,
+    ) -> None:
+        """Measure all finalists of each task at each share, and choose its winner there."""
+        profile = contest_profile(self._asked.base.l2 or usual_l2(target))
+        done = {(line["run_at"], line["task_id"]) for line in self._kept.of("contest")}
+        for pct in self._order("contests"):
+            todo = [t for t in kernels.tasks if (pct, t.task_id) not in done]
+            if not todo:
+                continue
+            with self._costs("finalists"), self._slice(pct) as (one, proof):
+                for number, task in enumerate(todo):
+                    if number % 10 == 0:
+                        self._go_on(
+                            f"finalists of all levels at {pct}% ({proof.sm_count} of "
+                            f"{proof.device_sm_count}), task {number + 1} of {len(todo)}"
+                        )
+                    self._require_not_stopped()
+                    self._contest(one, proof, task.task_id, builds[task.task_id], profile)
+
+    def _contest(
+        self,
+        one: Slice,
+        proof: CapProof,
+        task_id: str,
+        entries: Sequence[tuple[Candidate, Build | Failure]],
+        profile: Profile,
+    ) -> None:
+        ready = [build for _, build in entries if isinstance(build, Build)]
+        results: dict[str, Result] = {
+            c.candidate_id: b for c, b in entries if isinstance(b, Failure)
+        }
+        answers = _final(lambda: one.compare(ready, profile) if ready else [])
+        results |= {b.candidate.candidate_id: r for b, r in zip(ready, answers, strict=True)}
+        builds = {b.candidate.candidate_id: b for b in ready}
+        default = entries[0][0].candidate_id
+        while (winner := winner_of(results, default)) != default and default in builds:
+            failure = one.agree(builds[default], builds[winner])
+            if failure is None:
+                break
+            results[winner] = failure
+        self._kept.add(
+            "contest",
+            run_at=one.spec.pct,
+            task_id=task_id,
+            winner=winner,
+            default=default,
+            results=to_json(results),
+            proof=to_json(proof),
+            at=time.time(),
+        )
+
+    # --- whole models --------------------------------------------------------------------------
+
+    def artifacts(self, kernels: preparation.Kernels, target: TargetSpec) -> None:
+        """Compile the model with each share's winners, and with its defaults; verify each."""
+        asked, kept = self._asked, self._kept
+        candidates = self._candidates()
+        proofs = {x["run_at"]: proof_of(x["proof"]) for x in kept.of("contest")}
+        done = {x["tuned_at"] for x in kept.of("artifact")}
+        paths = {pct: kept.artifact(asked.name(pct)) for pct in (DEFAULT, *asked.shares)}
+        todo = [p for p in paths if p not in done or not (paths[p] / MANIFEST).is_file()]
+        if not todo:
+            return
+        with self._costs("models"):
+            for pct in todo:
+                self._go_on(f"compiling the model {said_of(pct)}")
+                winners = {
+                    line["task_id"]: candidates[line["winner"]]
+                    for line in kept.of("contest")
+                    if line["run_at"] == pct and line["winner"] in candidates
+                }
+                at = pct or max(asked.shares)
+                compile_artifact(
+                    kernels.lowered,
+                    kernels.tasks,
+                    winners,
+                    target,
+                    paths[pct],
+                    model=kernels.model,
+                    pct=at,
+                    proofs=(proofs[at],),
+                )
+            self._go_on("comparing outputs with ONNX Runtime")
+            with self._slice(max(asked.shares)) as (one, _):
+                for pct in todo:
+                    self._require_not_stopped()
+                    self._verify(one, kernels.model, pct)
+
+    def _verify(self, one: Slice, model: Model, pct: int) -> None:
+        folder = str(self._kept.artifact(self._asked.name(pct)))
+        verification = verify(lambda inputs: one.run_model(folder, inputs), model)
+        if verification.verdict is Correctness.WRONG:
+            raise WrongResultError(
+                f"the model {said_of(pct)} disagrees with ONNX Runtime: {verification.message}; "
+                f"see {folder}"
+            )
+        self._kept.add("artifact", tuned_at=pct, verification=to_json(verification))
+
+    def _candidates(self) -> dict[str, Candidate]:
+        found: dict[str, Candidate] = {}
+        for pct in self._asked.shares:
+            with Store.read(self._kept.level(self._asked.name(pct))) as store:
+                for of in finalists_of(store).values():
+                    found |= {c.candidate_id: c for c in of}
+        return found
+
+    def cells(self) -> None:
+        """Run every artifact at every share, in rounds."""
+        asked, kept = self._asked, self._kept
+        done = {(line["round"], line["run_at"]) for line in kept.of("cell")}
+        rows = (DEFAULT, *asked.shares)
+        for number in range(asked.rounds):
+            for pct in self._order(f"cells {number}"):
+                if (number, pct) in done:
+                    continue
+                self._go_on(f"every model at {pct}%, round {number + 1} of {asked.rounds}")
+                order = random.Random(f"{asked.base.seed} {number} {pct}").sample(rows, len(rows))
+                paths = [str(kept.artifact(asked.name(row))) for row in order]
+                with self._costs("models"), self._slice(pct) as (one, proof):
+                    results = _final(lambda: one.compare_models(paths, CELL))  # noqa: B023
+                self._require_same_share(pct, proof)
+                for row, result in zip(order, results, strict=True):
+                    if isinstance(result, Failure):
+                        raise InfrastructureError(
+                            f"the model {said_of(row)} does not run at {pct}%: {result.message}"
+                        )
+                kept.add(
+                    "cell",
+                    round=number,
+                    run_at=pct,
+                    results=[
+                        {"tuned_at": row, **to_json(r)}
+                        for row, r in zip(order, results, strict=True)
+                    ],
+                    proof=to_json(proof),
+                    at=time.time(),
+                )
+
+    def _require_same_share(self, pct: int, proof: CapProof) -> None:
+        """Refuse a share that is another than in an earlier part of this matrix."""
+        for kind in ("contest", "cell"):
+            for line in self._kept.of(kind):
+                found = (line["proof"]["device"], line["proof"]["sm_count"])
+                if line["run_at"] == pct and found != (proof.device, proof.sm_count):
+                    raise InfrastructureError(
+                        f"{pct}% is {proof.sm_count} of {proof.device} now and was {found[1]} of "
+                        f"{found[0]} in an earlier part of {self._kept.root}; go on where that "
+                        "was measured, or name a new folder"
+                    )
+
+    # --- slices, order and costs ---------------------------------------------------------------
+
+    def _order(self, what: str) -> list[int]:
+        shares = list(self._asked.shares)
+        random.Random(f"{self._asked.base.seed} {what}").shuffle(shares)
+        return shares
+
+    @contextmanager
+    def _slice(self, pct: int) -> Iterator[tuple[Slice, CapProof]]:
+        _, specs = slices_of_a_device(self._asked.base.slice_kind, pct)
+        with started(specs[:1]) as ((one,), (proof,)):
+            since = time.monotonic()
+            try:
+                yield one, proof
+            finally:
+                self._slice_secs += time.monotonic() - since
+
+    @contextmanager
+    def _costs(self, stage: str) -> Iterator[None]:
+        """Keep what a stage takes, also where it is interrupted."""
+        since, before, self._slice_secs = time.monotonic(), core_busy_secs(), 0.0
+        try:
+            yield
+        finally:
+            after = core_busy_secs()
+            cpu = sum(after[c] - before[c] for c in after if c in before) if before else None
+            cost = Cost(time.monotonic() - since, cpu, self._slice_secs)
+            self._kept.add("cost", stage=stage, cost=to_json(cost))
+
+    def _go_on(self, message: str) -> None:
+        self._require_not_stopped()
+        self._say(message)
+
+    def _require_not_stopped(self) -> None:
+        if self._stop.requested:
+            raise Interrupted(
+                "stopped on request; what was measured is kept, and the same command goes on"
+            )
+
+
+def winner_of(results: Mapping[str, Result], default: str) -> str:
+    """Return the fastest candidate if it is faster than the default by an interval, else that."""
+    timed = [(r.median_secs, c) for c, r in results.items() if isinstance(r, Measurement)]
+    rivals = sorted(t for t in timed if t[1] != default)
+    if not rivals:
+        return default
+    best, base = results[rivals[0][1]], results.get(default)
+    if not isinstance(base, Measurement):
+        return rivals[0][1]
+    assert isinstance(best, Measurement)
+    is_faster = compare(base.run_secs, best.run_secs).verdict is Verdict.FASTER
+    return rivals[0][1] if is_faster else default
+
+
+def contest_profile(l2: str) -> Profile:
+    """Return how finalists are measured: 20 samples, which choose a winner; half of them judge."""
+    return replace(
+        final_profile(l2),
+        name=f"matrix-kernels-v1-{l2}",
+        max_samples=20,
+        min_sample_secs=0.002,
+        max_total_secs=1.0,
+    )
+
+
+def said_of(pct: int) -> str:
+    return "with default schedules" if pct == DEFAULT else f"tuned at {pct}%"
+
+
+def _final(measure: Callable[[], list[Result]]) -> list[Result]:
+    """Measure again where somebody else's fault came between."""
+    for _ in range(MAX_ATTEMPTS):
+        results = measure()
+        if all(isinstance(r, Measurement) or r.kind.ends_trial for r in results):
+            break
+    return results

@@ -1,0 +1,190 @@
+"""What a matrix keeps on disk: its settings, what was measured as it ended, and builds.
+
+matrix.json            what was asked for; the same command goes on
+done.jsonl             a line for each level, contest and cell that has ended, with raw samples
+levels/gpu40/          a run folder for each share
+builds/ID.so, ID.json  each candidate that was measured again, compiled once for all shares
+artifacts/gpu40/       the model with the kernels that win at a share
+report.html, report.md, matrix-result.json
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tunerd.errors import FolderError
+from tunerd.vocabulary import (
+    Build,
+    Candidate,
+    CapProof,
+    Conditions,
+    Failure,
+    Kind,
+    Measurement,
+    Stage,
+    TensorSpec,
+    to_json,
+)
+
+FORMAT = 1
+
+
+class Kept:
+    """The folder of a matrix that this process works in."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lines: list[dict[str, Any]] = []
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def level(self, name: str) -> Path:
+        return self.root / "levels" / name
+
+    def artifact(self, name: str) -> Path:
+        return self.root / "artifacts" / name
+
+    def add(self, kind: str, **values: Any) -> None:
+        """Keep what has ended; it is on the disk when this returns."""
+        line = {"kind": kind, **values}
+        with (self.root / "done.jsonl").open("ab") as file:
+            file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.lines.append(line)
+
+    def of(self, kind: str) -> Iterator[dict[str, Any]]:
+        return (line for line in self.lines if line["kind"] == kind)
+
+    def save_build(self, build: Build) -> None:
+        folder = self.root / "builds"
+        name = build.candidate.candidate_id
+        _write(folder / f"{name}.so", build.library)
+        about = {
+            "task_id": build.candidate.task_id,
+            "sha256": build.library_sha256,
+            "build_secs": build.build_secs,
+            "args": to_json(build.args),
+            "weight_args": list(build.weight_args),
+            "compiler": build.compiler,
+        }
+        _write(folder / f"{name}.json", json.dumps(about).encode())
+
+    def build_of(self, candidate: Candidate) -> Build | None:
+        """Return a kept build; None where there is none, or its bytes are not what they were."""
+        path = self.root / "builds" / f"{candidate.candidate_id}.json"
+        try:
+            about = json.loads(path.read_bytes())
+            library = path.with_suffix(".so").read_bytes()
+        except (OSError, ValueError):
+            return None
+        digest = hashlib.sha256(library).hexdigest()
+        if digest != about["sha256"] or about["task_id"] != candidate.task_id:
+            return None
+        return Build(
+            candidate=candidate,
+            library=library,
+            library_sha256=digest,
+            build_secs=about["build_secs"],
+            args=tuple(TensorSpec(a["name"], tuple(a["shape"]), a["dtype"]) for a in about["args"]),
+            weight_args=tuple(about["weight_args"]),
+            compiler=about["compiler"],
+        )
+
+
+@contextmanager
+def opened(root: Path, asked: Mapping[str, Any]) -> Iterator[Kept]:
+    """Create a matrix's folder, or go on in the one that is there.
+
+    Raises FolderError where it cannot be written, holds something else or another matrix, or is in
+    use by another tunerd.
+    """
+    settings = root / "matrix.json"
+    wanted = {"format": FORMAT, **json.loads(json.dumps(asked))}
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not settings.exists() and any(p.name != "matrix.lock" for p in root.iterdir()):
+            raise FolderError(f"{root} holds no matrix; name an empty or a new folder")
+        lock = os.open(root / "matrix.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FolderError(f"{root} cannot be written: {error.strerror or error}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FolderError(f"another tunerd works in {root}; wait for it to end") from None
+        for name in ("builds", "levels", "artifacts"):
+            (root / name).mkdir(mode=0o700, exist_ok=True)
+        _require_same(settings, wanted)
+        kept = Kept(root)
+        kept.lines = _lines(root / "done.jsonl")
+        yield kept
+    finally:
+        os.close(lock)
+
+
+def _require_same(path: Path, wanted: dict[str, Any]) -> None:
+    if not path.exists():
+        _write(path, (json.dumps(wanted, indent=1) + "\n").encode())
+        return
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FolderError(f"{path} cannot be read: {error}; name a new folder") from None
+    differ = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
+    if differ:
+        said = "; ".join(f"{k}: {found.get(k)} there, {wanted.get(k)} asked for" for k in differ)
+        raise FolderError(f"{path.parent} holds another matrix ({said}); name a new folder")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Read what has ended, and cut off a line that a kill has left half."""
+    with suppress(FileNotFoundError):
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise FolderError(f"{path} is damaged: {error}; name a new folder") from None
+    return []
+
+
+def _write(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.part")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.chmod(0o600)
+    beside.replace(path)
+
+
+# --- values as JSON ----------------------------------------------------------------------------
+
+
+def result_of(value: Mapping[str, Any]) -> Measurement | Failure:
+    if "run_secs" not in value:
+        return Failure(Stage(value["stage"]), Kind(value["kind"]), value["message"])
+    return Measurement(
+        **{
+            **value,
+            "run_secs": tuple(value["run_secs"]),
+            "conditions": Conditions(**value["conditions"]),
+        }
+    )
+
+
+def proof_of(value: Mapping[str, Any]) -> CapProof:
+    return CapProof(**value)

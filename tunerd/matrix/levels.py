@@ -1,0 +1,126 @@
+"""The shares in the order in which they are tuned, what each may cost, and what it has cost.
+
+The first level is a whole `tunerd tune`; it is what one level costs. Each later one only searches,
+with a part of the trials: it starts from what the nearest levels have found, whose best kernels
+are measured first, and every level's finalists are measured at its share afterwards anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunerd.matrix.claims import middle_of
+from tunerd.records import Store
+from tunerd.settings import TuneSettings
+from tunerd.vocabulary import Activity, Candidate, Origin, Phase
+
+LATER = 0.15  # of the first level's trials or time: five later levels add three quarters
+_SLICES = 2  # of a GPU: few trials do not pay for the start of ten, and 16 cores fill no more
+_NEIGHBOURS = 2  # levels that a later one learns from
+_MOST, _LEAST = 2, 1  # finalists of a level, of a task that matters and of one that does not
+_MATTERS = 0.01  # of the model's time
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What work has taken. None: this machine does not tell.
+
+    cpu_secs: of all processes on the cores that tunerd may use. slice_secs: in which a slice
+    measured or was kept free of everything else.
+    """
+
+    wall_secs: float
+    cpu_secs: float | None
+    slice_secs: float
+
+    def __add__(self, other: Cost) -> Cost:
+        known = self.cpu_secs is not None and other.cpu_secs is not None
+        return Cost(
+            self.wall_secs + other.wall_secs,
+            (self.cpu_secs or 0.0) + (other.cpu_secs or 0.0) if known else None,
+            self.slice_secs + other.slice_secs,
+        )
+
+
+NOTHING = Cost(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Level:
+    """One share to tune at. Without levels to learn from it is the first."""
+
+    pct: int
+    learns_from: tuple[int, ...]
+
+
+def levels_of(shares: Sequence[int]) -> tuple[Level, ...]:
+    """Return the levels in order: the middle first, then whatever is nearest to it.
+
+    Near is meant in ratios: 10% is as far from 20% as 50% is from 100%.
+
+    >>> [(x.pct, x.learns_from) for x in levels_of([10, 40, 50, 100])]
+    [(40, ()), (50, (40,)), (100, (50, 40)), (10, (40, 50))]
+    """
+    middle = middle_of(shares)
+
+    def distance(a: int, b: int) -> tuple[float, int]:
+        return abs(math.log(a / b)), a
+
+    order = sorted(set(shares), key=lambda s: distance(s, middle))
+    return tuple(
+        Level(pct, tuple(sorted(order[:i], key=lambda s, pct=pct: distance(s, pct))[:_NEIGHBOURS]))  # type: ignore[misc]
+        for i, pct in enumerate(order)
+    )
+
+
+def settings_of(
+    base: TuneSettings, level: Level, folders: Sequence[Path], out: Path
+) -> TuneSettings:
+    """Return what a level is tuned with. `folders` are those of the levels that it learns from."""
+    share = "gpu_pct" if base.gpu_pct is not None else "cpu_pct"
+    changes: dict[str, object] = {share: level.pct, "out": out, "warm_start": tuple(folders)}
+    if level.learns_from:
+        if base.trials is not None:
+            changes["trials"] = max(1, math.ceil(base.trials * LATER))
+        if base.budget_secs is not None:
+            changes["budget_secs"] = base.budget_secs * LATER
+        if base.slice_kind == "mps":
+            changes["slices"] = min(_SLICES, 100 // level.pct)
+    return base.model_copy(update=changes)
+
+
+def cost_of(store: Store) -> Cost:
+    """Sum up what a level's sessions took, by their phases and spans."""
+    phases, spans = store.phases(), store.spans()
+    cores = [secs for p in phases for _, secs in p.core_busy_secs]
+    measuring = sum(
+        s.busy_secs if s.busy_secs is not None else s.end - s.start
+        for s in spans
+        if s.activity is Activity.MEASURE
+    )
+    quiet = sum(p.end - p.start for p in phases if p.phase in (Phase.FINALS, Phase.MODEL))
+    return Cost(
+        wall_secs=sum(p.end - p.start for p in phases),
+        cpu_secs=sum(cores) if cores else None,
+        slice_secs=measuring + quiet,
+    )
+
+
+def finalists_of(store: Store) -> dict[str, list[Candidate]]:
+    """Return a level's best candidates by task, the best first; the search measured them."""
+    measured: dict[str, list[tuple[float, Candidate]]] = {}
+    for record in store.records():
+        secs = record.run_secs
+        if secs is not None and record.candidate.origin is Origin.SEARCH:
+            measured.setdefault(record.candidate.task_id, []).append((secs, record.candidate))
+    weights = {t.task_id: t.weight for t in store.tasks()}
+    best = {task_id: sorted(of, key=lambda m: m[0]) for task_id, of in measured.items()}
+    parts = {task_id: of[0][0] * weights.get(task_id, 1) for task_id, of in best.items()}
+    total = sum(parts.values())
+    return {
+        task_id: [c for _, c in of[: _MOST if parts[task_id] >= _MATTERS * total else _LEAST]]
+        for task_id, of in best.items()
+    }

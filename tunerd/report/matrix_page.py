@@ -1,0 +1,150 @@
+"""A matrix as a page: the heat map, the claims, the gain, the robustness, the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunerd.matrix.claims import DEFAULT
+from tunerd.matrix.result import MatrixResult
+from tunerd.report.blocks import section, table
+from tunerd.report.frame import page
+from tunerd.report.markup import Child, Markup, element
+from tunerd.report.matrix_words import (
+    CLAIM_SOURCE,
+    cell_title,
+    change_rows,
+    changed_text,
+    claim_rows,
+    cost_rows,
+    facts_text,
+    headline,
+    ratio_text,
+    robust_rows,
+    robust_text,
+    row_text,
+    unit_text,
+)
+from tunerd.report.words import secs_text
+
+# Losses from which a cell is redder: tunerd.report's style sheet has a colour for each.
+HEAT = (1.01, 1.03, 1.1, 1.3, 2.0)
+
+
+def matrix_page(result: MatrixResult) -> str:
+    """Return the page of a whole matrix."""
+    found = result.findings
+    changes = change_rows(result)
+    return page(
+        f"{result.model}: tuned at one share, run at another",
+        section(
+            "Tuned at, run at",
+            heat_map(result),
+            element("p", _legend(), class_="caption"),
+            lead="Rows: the share that an artifact was tuned at. Columns: the share that it runs "
+            "at. Median latency, and how much that is over the best artifact at the share.",
+        ),
+        section(
+            "The claims",
+            _table(("claim", "answer", "ratio that decides"), claim_rows(result)),
+            element(
+                "p",
+                "Yes where the whole 95% interval lies above 1.01, no where it lies below, cannot "
+                "tell otherwise: a difference within 1% is none. In order: the least time of "
+                "another share's artifact over that of the share's own; the time of the one tuned "
+                "at 100% over the share's own, geometric mean over the smaller shares; the "
+                "worst loss of the better end's artifact over that of the one tuned at "
+                f"{found.middle}%.",
+                class_="caption",
+            ),
+            lead=f"Of {CLAIM_SOURCE}.",
+        ),
+        section(
+            f"What tuning at the share gains over tuning at {found.shares[-1]}%",
+            _table(
+                ("run at", "gain (95% interval)"),
+                [(f"{g.run_at}%", ratio_text(g.ratio)) for g in found.gains],
+            ),
+        ),
+        section(
+            "Robustness",
+            _table(("artifact", "worst loss", "where", "mean loss"), robust_rows(result)),
+            lead=robust_text(result),
+        ),
+        section(
+            "Kernels whose best changes with the share",
+            _table(("task", "where", "slower than the best there"), changes) if changes else None,
+            lead=changed_text(result),
+        ),
+        section(
+            "What it took",
+            _table(("", "wall", "CPU", "slice"), cost_rows(result)),
+            lead="In brackets: over one level, which is a whole run of tunerd tune at "
+            f"{found.middle}%. CPU: of all processes on these cores. Slice: in which one measured "
+            "or was kept free.",
+        ),
+        head=element(
+            "header",
+            element(
+                "p",
+                element("bdi", result.model, class_="model"),
+                element("span", facts_text(result)),
+                class_="eyebrow",
+            ),
+            element("h1", headline(result)),
+        ),
+    )
+
+
+def heat_map(result: MatrixResult) -> Markup:
+    """Return the table of latencies, redder where an artifact is further from the best."""
+    found = result.findings
+    cells = {(c.tuned_at, c.run_at): c for c in found.cells}
+    rows = sorted({a for a, _ in cells}, key=lambda a: (a == DEFAULT, a))
+    body = []
+    for a in rows:
+        line: list[Child] = [element("th", row_text(a), scope="row")]
+        for b in found.shares:
+            c = cells[a, b]
+            line.append(
+                element(
+                    "td",
+                    element("div", secs_text(c.secs)),
+                    element("small", f"{100 * (c.loss.value - 1):+.1f}%"),
+                    class_=f"heat-{heat_of(c.loss.value)}{' own' if a == b else ''}",
+                    title=cell_title(a, b, c.secs, c.beside_own, c.loss),
+                    data_label=f"run at {b}%",
+                    tabindex=0,
+                )
+            )
+        body.append(element("tr", *line))
+    unit = unit_text(result)
+    heads = ["", *(f"{b}% · {result.sms[b]} {unit}" for b in found.shares)]
+    return element("div", table(heads, body, "heat"), class_="scroll")
+
+
+def heat_of(loss: float) -> int:
+    """Return the colour of a loss, 0 for none.
+
+    >>> [heat_of(x) for x in (1.0, 1.02, 1.5, 9.0)]
+    [0, 1, 4, 5]
+    """
+    return sum(loss >= limit for limit in HEAT)
+
+
+def _legend() -> str:
+    limits = ", ".join(f"{100 * (x - 1):.0f}%" for x in HEAT)
+    return f"Redder from a loss of {limits}. Framed: run at the share that it was tuned at."
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    body = [
+        element(
+            "tr",
+            *(
+                element("td", value, data_label=head)
+                for head, value in zip(heads, row, strict=True)
+            ),
+        )
+        for row in rows
+    ]
+    return element("div", table(heads, body, "plain"), class_="scroll")

@@ -1,0 +1,155 @@
+"""What a matrix says, in words that its page and its Markdown share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunerd.matrix.claims import DEFAULT, Answer, Ratio
+from tunerd.matrix.levels import Cost
+from tunerd.matrix.result import MatrixResult
+from tunerd.report.words import (
+    TIMES,
+    UNKNOWN,
+    count_text,
+    duration_text,
+    ratio_texts,
+    secs_text,
+    significant,
+)
+
+CLAIM_SOURCE = "Dhakal et al., arXiv 2008.03602"
+_MOST_CHANGES = 20
+
+
+def ratio_text(ratio: Ratio | None) -> str:
+    """Return a ratio with its interval."""
+    if ratio is None:
+        return UNKNOWN
+    text, interval = ratio_texts(ratio.value, ratio.low, ratio.high)
+    return f"{text}{TIMES} ({interval})"
+
+
+def unit_text(result: MatrixResult) -> str:
+    return "SMs" if result.unit == "gpu" else "cores"
+
+
+def row_text(pct: int) -> str:
+    return "default schedules" if pct == DEFAULT else f"tuned at {pct}%"
+
+
+def headline(result: MatrixResult) -> str:
+    """Return the three answers in a sentence."""
+    own, cut, middle = (c.answer for c in result.findings.claims)
+    return f"Best at its own share: {own}. Poor when cut: {cut}. Robust from the middle: {middle}."
+
+
+def claim_rows(result: MatrixResult) -> list[tuple[str, str, str]]:
+    """Return each claim, its answer, and the ratio that decides or why there is none."""
+    return [(c.text, str(c.answer), c.why or ratio_text(c.ratio)) for c in result.findings.claims]
+
+
+def robust_text(result: MatrixResult) -> str:
+    found = result.findings
+    least = found.robustness[0]
+    loses = (
+        f"the one tuned at {least.tuned_at}% loses {ratio_text(least.worst)} at worst, at "
+        f"{least.worst_at}%"
+    )
+    if found.robust is not None:
+        return f"Most robust: {loses}."
+    if found.robust_ratio is None:
+        return "There is one artifact only."
+    if found.robust_ratio.answer is Answer.NO:
+        return f"None is the most robust: {loses}, and another loses as little within 1%."
+    return f"Most robust: cannot tell; {loses}, and the intervals of others overlap it."
+
+
+def robust_rows(result: MatrixResult) -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            f"tuned at {r.tuned_at}%",
+            ratio_text(r.worst),
+            f"at {r.worst_at}%",
+            ratio_text(r.mean),
+        )
+        for r in result.findings.robustness
+    ]
+
+
+def changed_text(result: MatrixResult) -> str:
+    """Say for how many tasks the winner changes with the share."""
+    changed, total = result.changed, len(result.changes)
+    yes, unsure = changed[Answer.YES], changed[Answer.CANNOT_TELL]
+    if not total:
+        return "No task was measured."
+    return (
+        f"The best candidate changes with the share for {yes} of {count_text(total, 'task')}, does "
+        f"not for {changed[Answer.NO]}, and cannot be told for {unsure}: between "
+        f"{100 * yes / total:.0f}% and {100 * (yes + unsure) / total:.0f}%."
+    )
+
+
+def change_rows(result: MatrixResult) -> list[tuple[str, str, str]]:
+    """Return the tasks whose best changes most: task, where, and what the wrong one costs there."""
+    found = [
+        (c.comparison.ratio_low, c)
+        for c in result.changes
+        if c.answer is Answer.YES and c.comparison is not None
+    ]
+    rows = []
+    for _, c in sorted(found, key=lambda f: -f[0])[:_MOST_CHANGES]:
+        assert c.comparison is not None
+        ratio = Ratio(c.comparison.ratio, c.comparison.ratio_low, c.comparison.ratio_high)
+        where = f"the best at {c.tuned_at}%, run at {c.run_at}%"
+        rows.append((result.names.get(c.task_id, c.task_id), where, ratio_text(ratio)))
+    return rows
+
+
+def cost_rows(result: MatrixResult) -> list[Sequence[str]]:
+    """Return what each part took, and in units of one level."""
+    costs = result.costs
+    parts = [
+        ("one level: tune at the first share", costs.one),
+        (f"all {len(result.trials)} levels", costs.levels),
+        ("finalists, at every share", costs.finalists),
+        ("tuning at all shares (both of these)", costs.tuning),
+        ("models: compile, verify, run at every share", costs.models),
+        ("all", costs.tuning + costs.models),
+    ]
+    return [(name, *_cost_texts(cost, costs.over_one(cost))) for name, cost in parts]
+
+
+def _cost_texts(cost: Cost, over: dict[str, float | None]) -> list[str]:
+    values = {"wall": cost.wall_secs, "cpu": cost.cpu_secs, "slice": cost.slice_secs}
+    return [
+        UNKNOWN
+        if secs is None
+        else duration_text(secs)
+        + (f" ({significant(times)}{TIMES})" if (times := over[name]) is not None else "")
+        for name, secs in values.items()
+    ]
+
+
+def facts_text(result: MatrixResult) -> str:
+    sms = ", ".join(f"{pct}%: {result.sms[pct]}" for pct in result.findings.shares)
+    clocks = ""
+    if result.clocks_mhz is not None:
+        low, high = result.clocks_mhz
+        clocks = f" SM clock {low} to {high} MHz."
+    unsure = [row_text(p) for p, verdict in result.verified.items() if verdict != "right"]
+    checked = "All artifacts agree with ONNX Runtime."
+    if unsure:
+        checked = f"Whether these are right cannot be told: {', '.join(unsure)}."
+    return (
+        f"{result.device}; {unit_text(result)} obtained: {sms}. "
+        f"{count_text(result.rounds, 'round')}.{clocks} {checked}"
+    )
+
+
+def cell_title(row: int, run_at: int, secs: float, beside: Ratio | None, loss: Ratio) -> str:
+    """Return what the pointer shows of a cell."""
+    own = "" if beside is None else f"; over the one tuned there {ratio_text(beside)}"
+    return (
+        f"{row_text(row)}, run at {run_at}%: {secs_text(secs)}; over the best {ratio_text(loss)}"
+        f"{own}"
+    )
