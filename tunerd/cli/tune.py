@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -265,8 +265,8 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
     values = {name: given[name] for name in TuneSettings.model_fields if name in given} | {
         "out": given["out"] or _default_out(given["model"], gpu_pct, cpu_pct),
         "slice_kind": str(given["slice_kind"] or ("cpu" if gpu_pct is None else "mps")),
-        "shapes": _once("--shape", [_shape(text) for text in given["shape"] or ()]),
-        "dims": _once("--dim", [_dim(text) for text in given["dim"] or ()]),
+        "shapes": shapes_of(given["shape"] or ()),
+        "dims": dims_of(given["dim"] or ()),
         "budget_secs": _budget(given["budget"]),
         "mps": str(given["mps"]),
         "neighbours": str(given["neighbours"]),
@@ -305,6 +305,16 @@ def _store(text: str | None) -> dict[str, Any]:
 def _default_out(model: Path, gpu_pct: int | None, cpu_pct: int | None) -> Path:
     share = f"gpu{gpu_pct}" if gpu_pct is not None else f"cpu{cpu_pct}"
     return Path("runs") / f"{model.stem}-{share}"
+
+
+def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return what --shape says, by the inputs' names."""
+    return _once("--shape", [_shape(text) for text in texts])
+
+
+def dims_of(texts: Sequence[str]) -> dict[str, int]:
+    """Return what --dim says, by the dimensions' names."""
+    return _once("--dim", [_dim(text) for text in texts])
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
