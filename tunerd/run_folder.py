@@ -136,6 +136,11 @@ class RunFolder:
         self.close()
 
 
+def prepare(root: Path) -> None:
+    """Make a run's folder, or see that one is there; FolderError where it holds something else."""
+    _make_private(Paths(root))
+
+
 def _make_private(paths: Paths) -> None:
     root = paths.root
     try:
