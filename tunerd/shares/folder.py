@@ -79,8 +79,7 @@ class ProfileFolder:
 
     def add(self, visit: Visit, conditions: Conditions | None) -> None:
         self.visits.append(visit)
-        raw = {**to_json(visit), "run_secs": [round(secs, 9) for secs in visit.run_secs]}
-        self._append({"visit": raw, "conditions": to_json(conditions)})
+        self._append({"visit": to_json(visit), "conditions": to_json(conditions)})
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with (self.root / SAMPLES).open("ab") as file:

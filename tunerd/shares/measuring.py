@@ -94,7 +94,7 @@ def _visit(
         pct=one.spec.pct,
         sm_count=proof.sm_count,
         batch=batch,
-        run_secs=ran.secs,
+        run_secs=tuple(round(secs, 9) for secs in ran.secs),  # as they are kept
         worked_secs=ran.ends[-1] - ran.starts[0],
     )
 
