@@ -17,8 +17,13 @@ from tunerd.cli.errors import run
 from tunerd.cli.flags import recipe_commands
 from tunerd.cli.tune import settings_of
 from tunerd.errors import ExitCode, FolderError
+from tunerd.host import cpu_target_json
+from tunerd.model import read_model
 from tunerd.recipe import read_recipe
+from tunerd.records import RunFacts
 from tunerd.report.choice_words import aftermath_sentences, choice_sentence
+from tunerd.run_archive import pack, unpack
+from tunerd.run_folder import RunFolder
 from tunerd.settings import TuneSettings
 from tunerd.shares import auto
 from tunerd.shares.auto import aftermath, choose, resolve_share
@@ -119,6 +124,19 @@ def test_a_choice_is_kept_for_sessions_to_come(net: Path, tmp_path: Path) -> Non
     assert (again, kept, measured, said) == (first, choice, None, [])
     with pytest.raises(FolderError, match="was chosen for another model, --slice or --slo-ms"):
         resolve_share(asked(net, tmp_path / "run", slo_ms=3.0), said.append)
+
+
+@pytest.mark.usefixtures("knee_at_40")
+def test_a_packed_run_keeps_its_choice(net: Path, tmp_path: Path) -> None:
+    settings, choice, _ = resolve_share(asked(net, tmp_path / "run"), lambda what: None)
+    facts = RunFacts.of(
+        settings, read_model(net), target=cpu_target_json(1), device="simulated", host={}
+    )
+    RunFolder.open(tmp_path / "run", facts=facts).close()
+    unpack(pack(tmp_path / "run", tmp_path / "file"), tmp_path / "there")
+    _, there, measured = resolve_share(asked(net, tmp_path / "there"), lambda what: None)
+    assert (there, measured) == (choice, None)
+    assert (tmp_path / "there" / "shares" / "default" / "samples.jsonl").is_file()
 
 
 def test_a_run_of_a_given_share_gets_no_other(net: Path, tmp_path: Path) -> None:

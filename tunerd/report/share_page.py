@@ -10,7 +10,7 @@ from tunerd.report.frame import page
 from tunerd.report.markup import Markup, element
 from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
 from tunerd.report.scales import Scale, latency_scale, latency_tick_text
-from tunerd.report.share_words import HEADS, row_texts, sentences, title_text
+from tunerd.report.share_words import HEADS, mark_text, row_texts, sentences, title_text
 from tunerd.report.words import count_text, secs_text, significant
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def _latency_section(profile: Profile) -> Markup:
                 Point(
                     _part(curve, p),
                     p.latency.value,
-                    f"batch {curve.batch} at {p.pct}%: {secs_text(p.latency.value)}",
+                    f"batch {curve.batch} at {p.pct}%: {secs_text(p.latency.value)} "
+                    f"{mark_text(profile, curve, p)}".rstrip(),
                     low=p.latency.low if math.isfinite(p.latency.high) else None,
                     high=p.latency.high if math.isfinite(p.latency.high) else None,
                 )
@@ -134,13 +135,15 @@ def _places(curve: shares.Curve, least: float) -> list[tuple[float, str]]:
 
 
 def _table_section(profile: Profile, curve: shares.Curve) -> Markup:
-    heads = (HEADS[0], profile.unit, *HEADS[2:])
+    heads = (HEADS[0], profile.unit, *HEADS[2:], "")
     rows = [
         element(
             "tr",
             *(
                 element("td", cell, data_label=head)
-                for head, cell in zip(heads, row_texts(point), strict=True)
+                for head, cell in zip(
+                    heads, (*row_texts(point), mark_text(profile, curve, point)), strict=True
+                )
             ),
         )
         for point in curve.points

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.report.markdown import text
-from tunerd.report.share_words import HEADS, row_texts, sentences, title_text
+from tunerd.report.share_words import HEADS, mark_text, row_texts, sentences, title_text
 from tunerd.report.words import one_line
 
 if TYPE_CHECKING:
@@ -23,9 +23,11 @@ def share_table(profile: Profile) -> RenderableType:
     table.add_column("share", overflow="fold")
     for head in (profile.unit, *(head.lower() for head in HEADS[2:])):
         table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("")
     for curve in profile.curves:
         for point in curve.points:
-            table.add_row(Text(str(curve.batch)), *map(Text, row_texts(point)))
+            mark = mark_text(profile, curve, point)
+            table.add_row(Text(str(curve.batch)), *map(Text, row_texts(point)), Text(mark))
     title = Text(one_line(title_text(profile)), style="bold")
     return Group(title, table, *(Text(each) for each in sentences(profile)))
 

@@ -34,6 +34,21 @@ def share_text(point: Point) -> str:
     return f"{first}%" if first == last else f"{first}{EN_DASH}{last}%"
 
 
+def mark_text(profile: Profile, curve: Curve, point: Point) -> str:
+    """Return what a point is: the knee, the smallest share for the latency, both, or nothing."""
+    number = profile.curves.index(curve)
+    answers = [("knee", profile.knees[number])]
+    if profile.for_slo:
+        answers.append(("SLO", profile.for_slo[number]))
+    return ", ".join(what for what, answer in answers if answer.safe == point and _is_told(answer))
+
+
+def _is_told(answer: Answer) -> bool:
+    from tunerd.shares.curve import Found
+
+    return answer.found in (Found.FOUND, Found.AT_MOST)
+
+
 def row_texts(point: Point) -> tuple[str, ...]:
     """Return a point's cells, in the order of HEADS."""
     return (
