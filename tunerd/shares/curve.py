@@ -3,14 +3,12 @@
 No files, no slices, no clock.
 
 The knee of a model is the smallest share at which one inference takes at most `loss` longer than
-on the whole device, each alone. The word is that of GSLICE (Dhakal et al., SoCC 2020), which gives
-an inference function the GPU percentage beyond which more of the GPU hardly helps, and of D-STACK
-(Dhakal et al., arXiv 2304.13541), which calls the percentage that is right for a model its Knee.
-Theirs is where a curve flattens: GSLICE learns it while it serves, D-STACK estimates it by a model
-of the parallelism that a network can use, and chooses the batch size with it. Ours is a plain
-threshold on measured latencies, with the loss that somebody states: it can be checked, depends on
-no fitted curve, and moves with the loss. At another loss, or by their definitions, it is another
-share. Only SMs (or cores) are cut: caches and memory bandwidth are whole in every measurement, and
+on the whole device, each alone. The word is that of D-STACK (Dhakal et al., arXiv 2304.13541),
+which calls the GPU percentage that is right for a model its Knee and estimates it by a model of the
+parallelism that the network can use; GSLICE (Dhakal et al., SoCC 2020) before it learns how much of
+a GPU a model needs for its latency while it serves. Ours is neither: it is a plain threshold on
+measured latencies, with the loss that somebody states. It can be checked, depends on no fitted
+curve, and moves with the loss: at another loss, or by their definitions, it is another share. Only SMs (or cores) are cut: caches and memory bandwidth are whole in every measurement, and
 are not when neighbours come.
 
 A round visits every share once, in an order of its own. The figures of a share are means of its
