@@ -8,8 +8,9 @@ which calls the GPU percentage that is right for a model its Knee and estimates 
 parallelism that the network can use; GSLICE (Dhakal et al., SoCC 2020) before it learns how much of
 a GPU a model needs for its latency while it serves. Ours is neither: it is a plain threshold on
 measured latencies, with the loss that somebody states. It can be checked, depends on no fitted
-curve, and moves with the loss: at another loss, or by their definitions, it is another share. Only SMs (or cores) are cut: caches and memory bandwidth are whole in every measurement, and
-are not when neighbours come.
+curve, and moves with the loss: at another loss, or by their definitions, it is another share. Only
+SMs (or cores) are cut: caches and memory bandwidth are whole in every measurement, and are not when
+neighbours come.
 
 A round visits every share once, in an order of its own. The figures of a share are means of its
 rounds' logarithms, and intervals are Student's t over rounds, 95%, each share by itself: what a
