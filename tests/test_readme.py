@@ -28,6 +28,11 @@ ELSEWHERE = {
 }
 # In a command as the README has it, and what stands there here.
 INSTEAD = (
+    (r"--gpu-pct auto", "--cpu-pct auto"),
+    (r"^profile (.*)$", r"profile \1 --cpu --rounds 2 --duration 1s"),
+    (r"--batches 1,8 --shares 10,25,50,100", "--batches 64,128 --shares 50,100"),
+    (r"^matrix (.*)--shares 10,25,40,50,75,100 (.*)$",
+     r"matrix \1--shares 50,100 \2 --slice simulated --trials 8 --rounds 1"),
     (r"^tune (.*)--gpu-pct", r"tune \1--slice simulated --gpu-pct"),
     (r"^tune (.*)$", r"tune \1 --trials 4"),
     (r"--trials 2000 --trials 4", "--trials 4"),

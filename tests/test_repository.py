@@ -209,10 +209,8 @@ def parsed(command: Any, argv: list[str], parent: Any = None) -> Any:
 def test_a_command_in_the_readme_is_one_that_the_program_takes(argv: list[str]) -> None:
     argv = [arg for arg in argv if arg != "..."]
     command = typer.main.get_command(app)
-    if argv[-1] in ("tune", "bench", "compare", "records", "status") or argv[:2] == [
-        "--verbose",
-        "tune",
-    ]:
+    named = ("tune", "bench", "profile", "compare", "records", "status")
+    if argv[-1] in named or argv[:2] == ["--verbose", "tune"]:
         assert argv[-1] in command.commands  # named in a sentence, without its arguments
     else:
         parsed(command, ["tunerd", *argv])
@@ -221,7 +219,7 @@ def test_a_command_in_the_readme_is_one_that_the_program_takes(argv: list[str]) 
 def test_the_readme_shows_each_command() -> None:
     shown = {argv[0] for argv in shown_commands()}
     wanted = {"tune", "bench", "status", "compare", "pack", "report", "doctor", "records", "run"}
-    assert wanted | {"matrix", "preflight"} <= shown
+    assert wanted | {"matrix", "preflight", "profile"} <= shown
 
 
 def options_of(command: Any) -> set[str]:

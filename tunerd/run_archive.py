@@ -83,6 +83,10 @@ def _members(paths: Paths) -> Iterator[Path]:
                 kind = path.lstat().st_mode
                 if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
                     yield path
+    # The choice of a share and what it was made by. Other profiles are of this host alone.
+    for path in sorted((*paths.shares.glob("*.json"), *paths.shares.glob("default/*"))):
+        if stat.S_ISREG(path.lstat().st_mode):
+            yield path
 
 
 def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -134,7 +138,7 @@ def _checked_name(member: tarfile.TarInfo, file: Path) -> PurePosixPath:
     name = PurePosixPath(member.name)
     known = Paths(Path())
     plain = {p.name for p in (known.settings, known.host, known.store, known.report)}
-    trees = {known.artifact.name, known.logs.name}
+    trees = {known.artifact.name, known.logs.name, known.shares.name}
     is_folder = member.type == tarfile.DIRTYPE
     is_file = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
     in_tree = bool(name.parts) and name.parts[0] in trees and (is_folder or len(name.parts) > 1)

@@ -8,6 +8,7 @@ report.html
 logs/trial-N.log   what a failed trial said
 logs/tunerd.jsonl  what was done, of the command line's runs
 status.json        what the run told last, and how it ended
+shares/            how the share was chosen, where that was left to tunerd
 tunerd.lock        pid of the tunerd that works here
 """
 
@@ -64,6 +65,10 @@ class Paths:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def shares(self) -> Path:
+        return self.root / "shares"
 
     @property
     def lock(self) -> Path:
@@ -131,13 +136,18 @@ class RunFolder:
         self.close()
 
 
+def prepare(root: Path) -> None:
+    """Make a run's folder, or see that one is there; FolderError where it holds something else."""
+    _make_private(Paths(root))
+
+
 def _make_private(paths: Paths) -> None:
     root = paths.root
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not paths.store.exists():
             known = {STORE_NAME + "-wal", STORE_NAME + "-shm", paths.lock.name}
-            known |= {p.name for p in (paths.settings, paths.host, paths.logs)}
+            known |= {p.name for p in (paths.settings, paths.host, paths.logs, paths.shares)}
             foreign = sorted({p.name for p in root.iterdir()} - known)
             if foreign:
                 raise FolderError(
@@ -193,6 +203,21 @@ def _unwritable(root: Path, error: OSError) -> FolderError:
 # --- the lock ----------------------------------------------------------------------------------
 
 _held: set[int] = set()
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Make a folder private to its user and to this process; FolderError where that cannot be."""
+    paths = Paths(root)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    lock = _take(paths)
+    try:
+        yield
+    finally:
+        _release(lock)
 
 
 def _take(paths: Paths) -> int:

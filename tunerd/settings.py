@@ -43,6 +43,8 @@ class TuneSettings(BaseModel):
     out: Path
     gpu_pct: int | None = Field(None, ge=1, le=100)
     cpu_pct: int | None = Field(None, ge=1, le=100)
+    share_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen the share is 100
+    slo_ms: float | None = Field(None, gt=0, le=MAX_SECS)  # what an automatic share is to meet
     slices: int | None = Field(None, ge=1)  # per device; None: as many as fit
     slice_kind: Literal["mps", "cpu", "whole", "simulated"]
     shapes: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # by input name
@@ -91,6 +93,13 @@ class TuneSettings(BaseModel):
         share_of = {"mps": "gpu", "whole": "gpu", "cpu": "cpu"}.get(self.slice_kind)
         if share_of is not None and getattr(self, f"{share_of}_pct") is None:
             raise ValueError(f"--slice {self.slice_kind} takes its share from --{share_of}-pct")
+        if self.share_from == "auto":
+            self._require_choice()
+        elif self.slo_ms is not None:
+            raise ValueError(
+                "--slo-ms chooses the share; give --gpu-pct auto or --cpu-pct auto with it, or "
+                "leave it out"
+            )
         if self.mps == "external" and self.slice_kind != "mps":
             raise ValueError(
                 f"--mps external is for slices of kind mps, and these are {self.slice_kind}; leave "
@@ -99,6 +108,19 @@ class TuneSettings(BaseModel):
         if self.require_hit and self.store is None:
             raise ValueError("--require-hit builds from a store's records; name it with --store")
         return self
+
+    def _require_choice(self) -> None:
+        if self.slice_kind == "whole":
+            raise ValueError("--slice whole has one share, so there is none to choose; give 100")
+        if self.address is not None:
+            raise ValueError(
+                "an automatic share is measured on this machine, and --address tunes on a cluster; "
+                "run `tunerd profile` on a machine like its nodes, and give a number"
+            )
+
+    @property
+    def slo_secs(self) -> float | None:
+        return None if self.slo_ms is None else self.slo_ms / 1e3
 
     @property
     def store_address(self) -> StoreAddress | None:

@@ -14,6 +14,7 @@ from tunerd.cli.doctor import doctor
 from tunerd.cli.matrix import matrix
 from tunerd.cli.pack import pack
 from tunerd.cli.preflight import preflight
+from tunerd.cli.profile import profile
 from tunerd.cli.records import app as records
 from tunerd.cli.report import report
 from tunerd.cli.run import run
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(tune)
 app.command()(bench)
+app.command()(profile)
 app.command()(status)
 app.command()(compare)
 app.command()(matrix)

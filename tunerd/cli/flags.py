@@ -99,6 +99,7 @@ def _command(
 
 
 def _key(param: Any, hint: Any) -> Key:
+    from tunerd.cli.tune import AUTO, share_of
     from tunerd.recipe import Key
 
     annotation, info = get_args(hint)[0], get_args(hint)[-1]
@@ -119,5 +120,6 @@ def _key(param: Any, hint: Any) -> Key:
         is_repeatable=is_list,
         minimum=info.min,
         maximum=info.max,
+        words_too=(AUTO,) if info.parser is share_of else (),
         choices=tuple(str(member.value) for member in annotation) if is_enum else (),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -16,12 +16,25 @@ if TYPE_CHECKING:
     from tunerd.drift import SliceDrift
     from tunerd.preparation import Layout
     from tunerd.settings import TuneSettings
+    from tunerd.shares.auto import Choice
     from tunerd.time_use import TimeUse
     from tunerd.vocabulary import Outcome
 
 
 _MAX_SIZE = 2**31 - 1  # settings.MAX_COUNT, which is not imported for --help
 _T = TypeVar("_T")
+
+AUTO = "auto"
+_AUTO_PCT = 0  # what stands for it among percentages
+
+
+def share_of(text: str) -> int:
+    """Return the percentage that a share's flag names; 0 for an automatic one."""
+    if text == AUTO:
+        return _AUTO_PCT
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= 100):
+        raise typer.BadParameter(f"'{text}' is neither a whole number from 1 to 100 nor {AUTO}")
+    return int(text)
 
 
 class SliceKind(StrEnum):
@@ -51,11 +64,31 @@ def tune(
     model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
     gpu_pct: Annotated[
         int | None,
-        typer.Option(min=1, max=100, help="Tune for this share of a GPU, in percent."),
+        typer.Option(
+            min=1,
+            max=100,
+            parser=share_of,
+            metavar="N|auto",
+            help="Tune for this share of a GPU, in percent; auto: choose it by a profile.",
+        ),
     ] = None,
     cpu_pct: Annotated[
         int | None,
-        typer.Option(min=1, max=100, help="Tune for this share of this machine's cores."),
+        typer.Option(
+            min=1,
+            max=100,
+            parser=share_of,
+            metavar="N|auto",
+            help="Tune for this share of this machine's cores; auto: choose it by a profile.",
+        ),
+    ] = None,
+    slo_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="With auto: the smallest share at which 95 of 100 inferences of the default model "
+            "take at most so many milliseconds.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -146,18 +179,31 @@ def tune(
 
     settings = settings_of(given | _store(store))
     require_kept(settings.out)
+    is_auto = settings.share_from == AUTO
     if dry_run:
+        if is_auto:
+            raise InputError(
+                "--dry-run measures nothing, and an automatic share is measured; give a number, "
+                "or run `tunerd profile` first"
+            )
         _print_plan(settings, json)
         return 0
     from tunerd.progress import open_progress
     from tunerd.session import tune as run
 
+    choice = None
+    if is_auto:
+        from tunerd.cli.auto_share import chosen
+
+        settings, choice = chosen(settings, quiet=json)
     with open_progress(quiet=json) as progress:
         outcome = run(settings, progress)
-    return _conclude(outcome, settings, json)
+    return _conclude(outcome, settings, json, choice)
 
 
-def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
+def _conclude(
+    outcome: Outcome, settings: TuneSettings, as_json: bool, choice: Choice | None
+) -> int:
     from tunerd.errors import WrongResultError
     from tunerd.fidelity import fidelity as fidelity_of
     from tunerd.report.drift_section import drift_json, drift_warnings
@@ -179,11 +225,17 @@ def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
     if outcome.verification.verdict is Correctness.CANNOT_TELL:
         code = ExitCode.CANNOT_TELL
     use, drifts = _time_use(settings.out), _drift(settings.out)
+    share = None
+    if choice is not None:
+        from tunerd.cli.auto_share import seen_again
+
+        share = seen_again(settings, choice, Path(outcome.artifact), quiet=as_json)
     if as_json:
         document = outcome_json(outcome) | {
             "time_use": time_json(use) if use else None,
             "fidelity": fidelity_json(outcome.tasks),
             "drift": drift_json(drifts),
+            "share": share.document if share else None,
             "report": str(report),
             "exit_code": int(code),
         }
@@ -201,6 +253,8 @@ def _conclude(outcome: Outcome, settings: TuneSettings, as_json: bool) -> int:
         console.print(sentence, style="yellow", highlight=False)
     if settings.fidelity:
         console.print(fidelity_text(fidelity_of(outcome.tasks)), highlight=False)
+    for sentence in share.sentences if share else ():
+        console.print(sentence, highlight=False)
     console.print(f"artifact  {outcome.artifact}", highlight=False, soft_wrap=True)
     console.print(f"report    {report}", highlight=False, soft_wrap=True)
     return int(code)
@@ -262,11 +316,15 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
     from tunerd.settings import TuneSettings
 
     gpu_pct, cpu_pct = given["gpu_pct"], given["cpu_pct"]
+    is_auto = _AUTO_PCT in (gpu_pct, cpu_pct)
     values = {name: given[name] for name in TuneSettings.model_fields if name in given} | {
+        "gpu_pct": 100 if gpu_pct == _AUTO_PCT else gpu_pct,
+        "cpu_pct": 100 if cpu_pct == _AUTO_PCT else cpu_pct,
+        "share_from": AUTO if is_auto else "flag",
         "out": given["out"] or _default_out(given["model"], gpu_pct, cpu_pct),
         "slice_kind": str(given["slice_kind"] or ("cpu" if gpu_pct is None else "mps")),
-        "shapes": _once("--shape", [_shape(text) for text in given["shape"] or ()]),
-        "dims": _once("--dim", [_dim(text) for text in given["dim"] or ()]),
+        "shapes": shapes_of(given["shape"] or ()),
+        "dims": dims_of(given["dim"] or ()),
         "budget_secs": _budget(given["budget"]),
         "mps": str(given["mps"]),
         "neighbours": str(given["neighbours"]),
@@ -303,8 +361,19 @@ def _store(text: str | None) -> dict[str, Any]:
 
 
 def _default_out(model: Path, gpu_pct: int | None, cpu_pct: int | None) -> Path:
-    share = f"gpu{gpu_pct}" if gpu_pct is not None else f"cpu{cpu_pct}"
+    pct = gpu_pct if gpu_pct is not None else cpu_pct
+    share = f"{'cpu' if gpu_pct is None else 'gpu'}{AUTO if pct == _AUTO_PCT else pct}"
     return Path("runs") / f"{model.stem}-{share}"
+
+
+def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return what --shape says, by the inputs' names."""
+    return _once("--shape", [_shape(text) for text in texts])
+
+
+def dims_of(texts: Sequence[str]) -> dict[str, int]:
+    """Return what --dim says, by the dimensions' names."""
+    return _once("--dim", [_dim(text) for text in texts])
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -28,6 +28,7 @@ class Key:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    words_too: tuple[str, ...] = ()  # that it takes besides values of its kind
 
     def words(self, text: str) -> list[str]:
         """Return what stands for one value on a command line."""

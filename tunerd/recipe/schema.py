@@ -66,6 +66,8 @@ def _property(key: Key, *, varies: bool) -> dict[str, Any]:
     for word, limit in (("minimum", key.minimum), ("maximum", key.maximum)):
         if limit is not None:
             one[word] = limit
+    if key.words_too:
+        one = {"anyOf": [one, {"enum": list(key.words_too)}]}
     forms = [one, {"type": "null"}]
     if varies or key.is_repeatable:
         forms.append({"type": "array", "items": one, "minItems": 0 if key.is_repeatable else 1})

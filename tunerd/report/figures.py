@@ -178,8 +178,9 @@ def limits_asked(settings: Mapping[str, Any]) -> str:
 
 def share_asked(settings: Mapping[str, Any]) -> str:
     """Return the share that the settings ask for, in words."""
+    chosen = ", chosen by tunerd" if settings.get("share_from") == "auto" else ""
     if settings.get("gpu_pct") is not None:
-        return f"{settings['gpu_pct']}% of a GPU"
+        return f"{settings['gpu_pct']}% of a GPU{chosen}"
     if settings.get("cpu_pct") is not None:
-        return f"{settings['cpu_pct']}% of the CPU cores"
+        return f"{settings['cpu_pct']}% of the CPU cores{chosen}"
     return "a share that the settings do not name"

@@ -1,4 +1,4 @@
-"""Lines over a run's time as inline SVG: steps of the best latency, clocks and power.
+"""Lines over time or shares as inline SVG: steps of the best latency, clocks and power.
 
 Horizontal positions are percentages, so that a plot fills its column and its text keeps its size
 on a narrow screen; vertical ones are pixels. Each point says its values in a <title>, which the
@@ -54,8 +54,14 @@ def line_plot(
     values: Scale,
     value_text: Callable[[float], str],
     height: int,
+    places: Sequence[tuple[float, str]] | None = None,
 ) -> Markup:
-    """Return lines over time, each in its colour; those after the sixth are not drawn."""
+    """Return lines over time, each in its colour; those after the sixth are not drawn.
+
+    `places` are the labels of an axis that is not time: where they stand, and what they say.
+    """
+    if places is None:
+        places = [(t, duration_text(t)) for t in time_ticks(time)]
     lines = lines[:MOST_LINES]
     drawn = [
         mark for number, line in enumerate(lines) for mark in _drawn(line, number, time, values)
@@ -71,7 +77,7 @@ def line_plot(
         label,
         join(_rule(value_text(v), height * (1 - values.part(v))) for v in ticks(values)),
         element("line", class_="axis", x1=0, x2="100%", y1=height, y2=height),
-        join(_time_label(t, time.part(t), height) for t in time_ticks(time)),
+        join(_place_label(said, time.part(at), height) for at, said in places),
         curves,
         *(_found(line, number, time, values, height) for number, line in enumerate(lines)),
         class_="plot chart",
@@ -226,14 +232,12 @@ def _rule(text: str, y: float) -> Markup:
     )
 
 
-def _time_label(secs: float, x: float, height: int) -> Markup:
+def _place_label(said: str, x: float, height: int) -> Markup:
     anchor = "end" if x > 0.96 else "middle"
     at = percent(x)
     return join(
         (
             element("line", class_="axis", x1=at, x2=at, y1=height, y2=height + 4),
-            element(
-                "text", duration_text(secs), class_="tick", x=at, y=height + 18, text_anchor=anchor
-            ),
+            element("text", said, class_="tick", x=at, y=height + 18, text_anchor=anchor),
         )
     )

@@ -1,0 +1,151 @@
+"""The page about a model over shares: latency and throughput, the knee, every figure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tunerd.report.blocks import section, table
+from tunerd.report.frame import page
+from tunerd.report.markup import Markup, element
+from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
+from tunerd.report.scales import Scale, latency_scale, latency_tick_text
+from tunerd.report.share_words import HEADS, mark_text, row_texts, sentences, title_text
+from tunerd.report.words import count_text, secs_text, significant
+
+if TYPE_CHECKING:
+    from tunerd.shares import curve as shares
+    from tunerd.shares.profile import Profile
+
+_HEIGHT = 240
+_LOG_FROM = 20.0
+_FEW_PLACES = 0.07  # of the axis: labels that are nearer would touch
+
+
+def share_page(profile: Profile) -> str:
+    """Return the page about a profile."""
+    title = title_text(profile)
+    said = sentences(profile)
+    lead = (
+        f"Each share alone on the device, in {count_text(profile.rounds, 'round')} that visit each "
+        "share in an order of their own, one client that waits for each answer. The knee is the "
+        "smallest share at which an inference takes no longer than the loss allows, by intervals; "
+        "it goes by the loss, and by SMs alone, since caches and memory bandwidth are not cut."
+    )
+    return page(
+        title,
+        section(
+            "Which share",
+            element("ul", *(element("li", each) for each in said)),
+            lead=lead,
+        ),
+        _latency_section(profile),
+        _throughput_section(profile),
+        *(_table_section(profile, curve) for curve in profile.curves),
+        head=element("header", element("h1", element("bdi", title)), class_="neutral"),
+    )
+
+
+def _latency_section(profile: Profile) -> Markup:
+    values = [p.latency.value for curve in profile.curves for p in curve.points]
+    return _plotted(
+        profile,
+        "Latency",
+        "Medians of rounds with their 95% interval, by the part of the device obtained.",
+        [
+            [
+                Point(
+                    _part(curve, p),
+                    p.latency.value,
+                    f"batch {curve.batch} at {p.pct}%: {secs_text(p.latency.value)} "
+                    f"{mark_text(profile, curve, p)}".rstrip(),
+                    low=p.latency.low if math.isfinite(p.latency.high) else None,
+                    high=p.latency.high if math.isfinite(p.latency.high) else None,
+                )
+                for p in curve.points
+            ]
+            for curve in profile.curves
+        ],
+        latency_scale(min(values), max(values), log_from=_LOG_FROM),
+        latency_tick_text,
+    )
+
+
+def _throughput_section(profile: Profile) -> Markup:
+    values = [p.per_sec for curve in profile.curves for p in curve.points]
+    return _plotted(
+        profile,
+        "Throughput",
+        "Inputs per second of one client: a batch of 8 counts eight.",
+        [
+            [
+                Point(
+                    _part(curve, p),
+                    p.per_sec,
+                    f"batch {curve.batch} at {p.pct}%: {significant(p.per_sec)} per second",
+                )
+                for p in curve.points
+            ]
+            for curve in profile.curves
+        ],
+        latency_scale(min(values), max(values), log_from=_LOG_FROM),
+        lambda value: f"{value:,.6g}",
+    )
+
+
+def _plotted(
+    profile: Profile,
+    title: str,
+    caption: str,
+    lines: list[list[Point]],
+    values: Scale,
+    value_text: object,
+) -> Markup:
+    assert callable(value_text)
+    names = [f"batch {curve.batch}" for curve in profile.curves]
+    least = min(point.x for line in lines for point in line)
+    if least >= 1 or len(lines[0]) < 2:
+        return section(title, lead="One share alone was measured: there is no line to draw.")
+    plot = line_plot(
+        [Line(name, line) for name, line in zip(names, lines, strict=True)],
+        label=f"{title} of {profile.name} over shares",
+        time=Scale(least, 1.0),
+        values=values,
+        value_text=value_text,
+        height=_HEIGHT,
+        places=_places(profile.curves[0], least),
+    )
+    if len(names) > MOST_LINES:
+        caption += f" Drawn are the first {MOST_LINES} batches."
+    return section(title, legend(names), plot, element("p", caption, class_="caption"))
+
+
+def _part(curve: shares.Curve, point: shares.Point) -> float:
+    return point.sm_count / curve.full.sm_count
+
+
+def _places(curve: shares.Curve, least: float) -> list[tuple[float, str]]:
+    """Return the shares as labels, those left out that would touch the one before."""
+    places: list[tuple[float, str]] = []
+    for point in reversed(curve.points):
+        at = _part(curve, point)
+        if not places or places[-1][0] - at >= _FEW_PLACES * (1 - least):
+            places.append((at, f"{point.pct}%"))
+    return places
+
+
+def _table_section(profile: Profile, curve: shares.Curve) -> Markup:
+    heads = (HEADS[0], profile.unit, *HEADS[2:], "")
+    rows = [
+        element(
+            "tr",
+            *(
+                element("td", cell, data_label=head)
+                for head, cell in zip(
+                    heads, (*row_texts(point), mark_text(profile, curve, point)), strict=True
+                )
+            ),
+        )
+        for point in curve.points
+    ]
+    return section(f"Batch {curve.batch}", table(heads, rows, "kernels"))

@@ -1,0 +1,190 @@
+"""A profile over shares in sentences and as JSON, for the page, the terminal and Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tunerd.report.words import (
+    EN_DASH,
+    TIMES,
+    count_text,
+    percent_text,
+    ratio_texts,
+    secs_range_text,
+    secs_text,
+    significant,
+)
+
+if TYPE_CHECKING:
+    from tunerd.shares.curve import Answer, Curve, Estimate, Point
+    from tunerd.shares.profile import Profile
+
+HEADS = ("Share", "Obtained", "Median", "95% interval", "p95", "Inputs/s", f"{TIMES} whole")
+
+
+def title_text(profile: Profile) -> str:
+    return f"{profile.name}, {profile.schedules}, over shares of {profile.whole.device}"
+
+
+def share_text(point: Point) -> str:
+    """Return the shares that obtain these SMs: `50%`, or a range of them."""
+    first, last = point.pcts[0], point.pcts[-1]
+    return f"{first}%" if first == last else f"{first}{EN_DASH}{last}%"
+
+
+def mark_text(profile: Profile, curve: Curve, point: Point) -> str:
+    """Return what a point is: the knee, the smallest share for the latency, both, or nothing."""
+    number = profile.curves.index(curve)
+    answers = [("knee", profile.knees[number])]
+    if profile.for_slo:
+        answers.append(("SLO", profile.for_slo[number]))
+    return ", ".join(what for what, answer in answers if answer.safe == point and _is_told(answer))
+
+
+def _is_told(answer: Answer) -> bool:
+    from tunerd.shares.curve import Found
+
+    return answer.found in (Found.FOUND, Found.AT_MOST)
+
+
+def row_texts(point: Point) -> tuple[str, ...]:
+    """Return a point's cells, in the order of HEADS."""
+    return (
+        share_text(point),
+        f"{point.sm_count}",
+        secs_text(point.latency.value),
+        _interval_text(point.latency),
+        secs_text(point.tail.value),
+        significant(point.per_sec),
+        _ratio_text(point.slowdown),
+    )
+
+
+def sentences(profile: Profile) -> list[str]:
+    """Return what the curves allow to say, batch by batch, and what they leave open."""
+    said = []
+    for number, (curve, answer) in enumerate(zip(profile.curves, profile.knees, strict=True)):
+        said.append(f"batch {curve.batch}: {_knee_sentence(profile, curve, answer)}")
+        if profile.for_slo:
+            sentence = slo_sentence(profile, profile.for_slo[number])
+            said.append(f"batch {curve.batch}: {sentence}")
+    said += notes(profile)
+    return said
+
+
+def notes(profile: Profile) -> Iterator[str]:
+    """Yield what was measured once for several shares, and what could not be."""
+    first = profile.curves[0]
+    for point in first.points:
+        if len(point.pcts) > 1:
+            pcts = " and ".join(filter(None, (", ".join(_pcts(point)[:-1]), _pcts(point)[-1])))
+            yield (
+                f"{pcts} obtain the same {count_text(point.sm_count, profile.unit[:-1])} and were "
+                "measured once"
+            )
+    if profile.left_out:
+        pcts = ", ".join(f"{pct}%" for pct, _ in profile.left_out)
+        yield f"not to be had here: {pcts} ({profile.left_out[-1][1]})"
+    if profile.rounds < 2:
+        yield "one round has no intervals: nothing can be told; give more --rounds"
+
+
+def slo_sentence(profile: Profile, answer: Answer) -> str:
+    """Say which share meets the latency that was asked for."""
+    from tunerd.shares.curve import Found
+
+    limit = secs_text(profile.slo_secs)
+    match answer.found:
+        case Found.NONE:
+            return f"no share meets {limit}, not even the whole device"
+        case Found.FOUND if answer.safe is not None:
+            return f"{_at(profile, answer.safe)} is the smallest share that meets {limit}"
+        case Found.AT_MOST if answer.safe is not None:
+            return f"{limit} is met at {_at(profile, answer.safe)}, the smallest share measured"
+    return f"cannot tell which share is the smallest that meets {limit}: {_between(answer)}"
+
+
+def _knee_sentence(profile: Profile, curve: Curve, answer: Answer) -> str:
+    from tunerd.shares.curve import Found
+
+    loss = f"within {percent_text(profile.loss).replace('.0%', '%')} of the whole device's latency"
+    if answer.safe is not None and answer.found is Found.FOUND:
+        return f"the knee is {_at(profile, answer.safe)}, the smallest share {loss}"
+    if answer.safe is not None and answer.found is Found.AT_MOST:
+        if len(curve.points) == 1:
+            return "no knee: one share alone was measured"
+        return f"the knee is at {_at(profile, answer.safe)} or below it: all shares are {loss}"
+    return f"cannot tell the knee, the smallest share {loss}: {_between(answer)}"
+
+
+def _between(answer: Answer) -> str:
+    least = f"it may be {answer.least.pct}%" if answer.least else "none may be"
+    safe = f"{answer.safe.pct}% is sure" if answer.safe else "none is sure"
+    return f"{least}, and {safe}; more --rounds or a longer --duration narrow it"
+
+
+def _at(profile: Profile, point: Point) -> str:
+    return f"{point.pct}% ({count_text(point.sm_count, profile.unit[:-1])})"
+
+
+def _pcts(point: Point) -> list[str]:
+    return [f"{pct}%" for pct in point.pcts]
+
+
+def _interval_text(value: Estimate) -> str:
+    return secs_range_text(value.low, value.high) if math.isfinite(value.high) else "unknown"
+
+
+def _ratio_text(value: Estimate) -> str:
+    ratio, interval = ratio_texts(value.value, value.low, value.high)
+    return "1" if value.low == value.high == 1 else f"{ratio} ({interval})"
+
+
+# --- JSON --------------------------------------------------------------------------------------
+
+
+def profile_json(profile: Profile) -> dict[str, Any]:
+    """Return the document of --json; what is unbounded is null."""
+    from tunerd.vocabulary import to_json
+
+    return {
+        "model": profile.name,
+        "schedules": profile.schedules,
+        "slice_kind": profile.kind,
+        "device": profile.whole.device,
+        "device_sm_count": profile.whole.device_sm_count,
+        "rounds": profile.rounds,
+        "loss": profile.loss,
+        "slo_secs": profile.slo_secs,
+        "batches": [
+            {
+                "batch": curve.batch,
+                "knee": answer_json(profile.knees[number]),
+                "slo": answer_json(profile.for_slo[number]) if profile.for_slo else None,
+                "points": [_finite(to_json(point)) for point in curve.points],
+            }
+            for number, curve in enumerate(profile.curves)
+        ],
+        "proofs": [{"pct": pct, **to_json(proof)} for pct, proof in profile.proofs],
+        "left_out": [{"pct": pct, "why": why} for pct, why in profile.left_out],
+        "sentences": sentences(profile),
+    }
+
+
+def answer_json(answer: Answer) -> dict[str, Any]:
+    return {
+        "found": str(answer.found),
+        "pct": answer.safe.pct if answer.safe else None,
+        "sm_count": answer.safe.sm_count if answer.safe else None,
+        "least_pct": answer.least.pct if answer.least else None,
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,136 @@
+"""A profile's folder: what is profiled, and every inference of every visit.
+
+profile.json     what is profiled where; another model or device is refused
+samples.jsonl    a line for each share's proof and for each visit, on the disk before the next
+artifacts/       the default model, compiled for each batch
+report.html      the page
+result.json      what --json prints
+tunerd.lock      pid of the tunerd that works here
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tunerd.errors import FolderError
+from tunerd.records import typed
+from tunerd.run_folder import disk_errors_said, locked
+from tunerd.shares.curve import Visit
+from tunerd.vocabulary import CapProof, Conditions, to_json
+
+_FORMAT = 1
+FACTS, SAMPLES, ARTIFACTS, REPORT, RESULT = (
+    "profile.json",
+    "samples.jsonl",
+    "artifacts",
+    "report.html",
+    "result.json",
+)
+
+
+class ProfileFolder:
+    """The folder that this process profiles into, with what earlier ones have measured."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.visits: list[Visit] = []
+        self.proofs: dict[int, CapProof] = {}  # by the share asked for
+        self._read()
+
+    @classmethod
+    @contextmanager
+    def opened(cls, root: Path, facts: Mapping[str, Any]) -> Iterator[ProfileFolder]:
+        """Create the folder or go on in the one that is there.
+
+        Raises FolderError where it holds something else, a profile of something else, or is in use.
+        """
+        wanted = {"format_version": _FORMAT, **facts}
+        with disk_errors_said(root):
+            if root.is_dir() and any(root.iterdir()) and not (root / FACTS).is_file():
+                names = {path.name for path in root.iterdir()} - {"tunerd.lock", f".{FACTS}.part"}
+                if names:
+                    raise FolderError(
+                        f"{root} holds '{min(names)}' and no profile; a profile needs a folder "
+                        "that is new, empty or its own: choose another one with --out"
+                    )
+            with locked(root):
+                _require_same(root / FACTS, wanted)
+                if not (root / FACTS).is_file():
+                    write_json(root / FACTS, wanted)
+                yield cls(root)
+
+    def prove(self, pct: int, proof: CapProof) -> None:
+        """Keep what a share obtained; FolderError where it obtained something else before."""
+        before = self.proofs.get(pct)
+        if before is None:
+            self.proofs[pct] = proof
+            self._append({"proof": to_json(proof), "pct": pct})
+            return
+        if (before.sm_count, before.device) != (proof.sm_count, proof.device):
+            raise FolderError(
+                f"{pct}% was {before.sm_count} of {before.device} in {self.root}, and is "
+                f"{proof.sm_count} of {proof.device} now; profile into another folder with --out"
+            )
+
+    def add(self, visit: Visit, conditions: Conditions | None) -> None:
+        self.visits.append(visit)
+        self._append({"visit": to_json(visit), "conditions": to_json(conditions)})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with (self.root / SAMPLES).open("ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self) -> None:
+        path = self.root / SAMPLES
+        content = path.read_bytes() if path.is_file() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:  # a process that was killed wrote half a line
+            os.truncate(path, len(whole))
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                if "proof" in entry:
+                    self.proofs[int(entry["pct"])] = typed.of_kind(CapProof, entry["proof"])
+                else:
+                    self.visits.append(typed.of_kind(Visit, entry["visit"]))
+            except (ValueError, TypeError, KeyError, LookupError) as error:
+                raise FolderError(
+                    f"line {number} of {path} is no sample ({error}); it was changed, so profile "
+                    "into another folder with --out"
+                ) from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a document in one step, on the disk when this returns."""
+    beside = path.with_name(f".{path.name}.part")
+    with beside.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _require_same(path: Path, wanted: Mapping[str, Any]) -> None:
+    if not path.is_file():
+        return
+    try:
+        before = dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise FolderError(
+            f"{path} cannot be read ({error}); profile into another folder with --out"
+        ) from None
+    for key, value in json.loads(json.dumps(wanted)).items():
+        if before.get(key) != value:
+            raise FolderError(
+                f"{path.parent} holds a profile with another {key.replace('_', ' ')}: "
+                f"{str(before.get(key))[:80]}, and not {str(value)[:80]}; choose another folder "
+                "with --out"
+            )

@@ -1,0 +1,117 @@
+"""Visits: one slice after the other, each alone on its device, at one share after the other."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunerd import host
+from tunerd.errors import InfrastructureError
+from tunerd.shares.curve import Visit
+from tunerd.shares.folder import ProfileFolder
+from tunerd.shares.plan import Shares, order_of
+from tunerd.slices import member
+from tunerd.slices.base import Slice
+from tunerd.vocabulary import CapProof, Conditions, Failure, SliceSpec
+from tunerd.work import Ran, Work
+
+LEAST_REPEATS = 5  # of a visit, however long one takes
+_WARM_UP_SECS = 0.2  # a GPU that was idle raises its clock
+_LEAD_SECS = 0.02
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    rounds: int = 5
+    duration_secs: float = 2.0  # of a visit; longer where one takes fewer than LEAST_REPEATS
+    seed: int = 0
+
+
+def measure_shares(
+    folder: ProfileFolder,
+    shares: Shares,
+    artifacts: Mapping[int, Path],
+    *,
+    effort: Effort,
+    say: Callable[[str], None],
+) -> None:
+    """Make the visits that the folder lacks; each is kept before the next is made.
+
+    `say` is told what comes next, and may raise to stop there. A share that obtains as many SMs as
+    another one is visited only until that is known.
+    """
+    for number in range(1, effort.rounds + 1):
+        order = order_of(number, shares.pcts, seed=effort.seed)
+        for place, pct in enumerate(order, 1):
+            todo = _todo(folder, number, pct, artifacts, seed=effort.seed)
+            if not todo:
+                continue
+            say(f"round {number} of {effort.rounds}, share {place} of {len(order)}: {pct}%")
+            spec = dict(shares.specs)[pct]
+            with member(spec.kind)(spec) as one:
+                proof = one.start()
+                folder.prove(pct, proof)
+                for batch in _todo(folder, number, pct, artifacts, seed=effort.seed):
+                    visit = _visit(one, proof, batch, artifacts[batch], number, effort)
+                    folder.add(visit, _conditions(spec))
+
+
+def _todo(
+    folder: ProfileFolder, number: int, pct: int, artifacts: Mapping[int, Path], *, seed: int
+) -> list[int]:
+    """Return the batches that a round lacks at a share, in an order of its own.
+
+    The slice of a share that was never started may find that its SMs were visited already.
+    """
+    proof = folder.proofs.get(pct)
+    done = {
+        v.batch
+        for v in folder.visits
+        if v.round == number and (v.pct == pct or (proof and v.sm_count == proof.sm_count))
+    }
+    batches = sorted(set(artifacts) - done)
+    random.Random(f"{seed} {number} {pct}").shuffle(batches)
+    return batches
+
+
+def _visit(
+    one: Slice, proof: CapProof, batch: int, artifact: Path, number: int, effort: Effort
+) -> Visit:
+    once_secs = one.ready(Work(artifact=str(artifact)))
+    if isinstance(once_secs, Failure):
+        raise InfrastructureError(
+            f"batch {batch} does not run at {one.spec.pct}%: {once_secs.message}"
+        )
+    _repeat(one, min(_WARM_UP_SECS, effort.duration_secs))
+    ran = _repeat(one, max(effort.duration_secs, LEAST_REPEATS * once_secs))
+    return Visit(
+        round=number,
+        pct=one.spec.pct,
+        sm_count=proof.sm_count,
+        batch=batch,
+        run_secs=tuple(round(secs, 9) for secs in ran.secs),  # as they are kept
+        worked_secs=ran.ends[-1] - ran.starts[0],
+    )
+
+
+def _repeat(one: Slice, secs: float) -> Ran:
+    start_at = time.monotonic() + _LEAD_SECS
+    one.begin(start_at, start_at + secs)
+    ran = one.end()
+    if isinstance(ran, Failure):
+        raise InfrastructureError(f"{one.spec.slice_id} failed: {ran.message}")
+    if not ran.starts:
+        raise InfrastructureError(
+            f"{one.spec.slice_id} ended no inference in {secs:.2g} s; see what else keeps this "
+            "machine busy, or give a longer --duration"
+        )
+    return ran
+
+
+def _conditions(spec: SliceSpec) -> Conditions | None:
+    return host.conditions(spec.gpu_uuid) if spec.gpu_uuid else None
