@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tunerd.artifact import compile_artifact
-from tunerd.lowering import lower
+from tunerd.artifacts.artifact import compile_artifact
+from tunerd.models.lowering import lower
 from tunerd.tasks import extract_tasks
 from tunerd.vocabulary import (
     Candidate,

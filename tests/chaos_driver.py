@@ -42,13 +42,15 @@ from chaos import (
 from coordinator_world import candidate, task
 from simulated_ray import Actor, SimulatedRay
 
-from tunerd import actors, host, preparation, session
-from tunerd.compare import compare
+from tunerd import host, preparation, session
+from tunerd.cluster import actors
+from tunerd.cluster.nodes import TunerSpec
+from tunerd.cluster.workers import Timed
+from tunerd.deciding.compare import compare
+from tunerd.deciding.finals import Ending
+from tunerd.deciding.winners import QuietSlice, choose_winners
 from tunerd.errors import ExitCode, FolderError, TunerdError
-from tunerd.finals import Ending
-from tunerd.model import FixedModel
-from tunerd.nodes import TunerSpec
-from tunerd.progress import QuietProgress
+from tunerd.models.model import FixedModel
 from tunerd.records import Store, files
 from tunerd.run_folder import Paths, RunFolder
 from tunerd.search import Proposal, Told
@@ -70,8 +72,7 @@ from tunerd.vocabulary import (
     Task,
     Verification,
 )
-from tunerd.winners import QuietSlice, choose_winners
-from tunerd.workers import Timed
+from tunerd.watching.progress import QuietProgress
 
 TASKS = [task(f"t{i}", weight=i + 1) for i in range(6)]
 SPACE = 40  # candidates of each task

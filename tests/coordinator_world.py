@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tunerd.coordinator import Coordinator
-from tunerd.events import (
+from tunerd.coordination.coordinator import Coordinator
+from tunerd.coordination.events import (
     BuildsEnded,
     BuildThem,
     Event,

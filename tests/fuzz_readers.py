@@ -38,15 +38,15 @@ from onnx import TensorProto, helper
 from test_records import FACTS, OTHER_TASK, TASK, WRONG, candidate, measurement
 
 import tunerd
+from tunerd.artifacts.manifest import LIBRARY, MANIFEST, PACKED_VERSION, WEIGHTS
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, TunerdError
-from tunerd.manifest import LIBRARY, MANIFEST, PACKED_VERSION, WEIGHTS
-from tunerd.model import load_model, read_model
+from tunerd.models.model import load_model, read_model
+from tunerd.models.shapes import MAX_DIM
 from tunerd.records.schema import STORE_NAME
 from tunerd.run_archive import pack
 from tunerd.run_folder import RunFolder
-from tunerd.shapes import MAX_DIM
 from tunerd.vocabulary import Activity, CapProof, Origin, Phase, PhaseTime, Span
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from models import example_models
 
-from tunerd.lowering import Lowered, lower, make_target
-from tunerd.model import load_model
-from tunerd.reference import Reference, agree, random_inputs
+from tunerd.models.lowering import Lowered, lower, make_target
+from tunerd.models.model import load_model
+from tunerd.models.reference import Reference, agree, random_inputs
 from tunerd.vocabulary import Model, TargetSpec
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tunerd.nodes import Node, Survey
+from tunerd.cluster.nodes import Node, Survey
 from tunerd.settings import TuneSettings
 from tunerd.slices.base import Plan
 from tunerd.vocabulary import SliceSpec, TargetSpec

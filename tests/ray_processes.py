@@ -20,8 +20,8 @@ GONE_SECS = 60.0
 # A private cluster with a tuner and two slices, open until its stdin ends.
 DRIVER = """
 import json, os, sys
-from tunerd.actors import Cluster
-from tunerd.nodes import TunerSpec, survey_here
+from tunerd.cluster.actors import Cluster
+from tunerd.cluster.nodes import TunerSpec, survey_here
 with Cluster(address=None, run="test", cpus=2, gpus=0) as cluster:
     plan = survey_here("cpu", 50, None, False).plan
     cluster.start_tuners([TunerSpec("tuner-0", 1)], plan.target, 0)

@@ -10,7 +10,6 @@ from typing import Any
 from tunerd.records import RunFacts, Store
 from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.report.story import SliceStory, Story
-from tunerd.time_use import time_use
 from tunerd.vocabulary import (
     Activity,
     Candidate,
@@ -37,6 +36,7 @@ from tunerd.vocabulary import (
     Verdict,
     Verification,
 )
+from tunerd.watching.time_use import time_use
 
 HOSTILE = "<script>alert('x')</script>\x1b[31m&\"\u202e"
 

@@ -79,7 +79,7 @@ Strike = Callable[[Actor, str, tuple[Any, ...]], str]
 
 
 class SimulatedRay:
-    """What `tunerd.actors` uses of the module `ray`."""
+    """What `tunerd.cluster.actors` uses of the module `ray`."""
 
     def __init__(self, seed: str, strike: Strike, at_wait: Callable[[], None]) -> None:
         self._random = random.Random(seed)

@@ -20,10 +20,10 @@ import pytest
 from models import conv_net
 from ray_processes import DRIVER, Child, child, clean_environment, living, short_folder
 
-from tunerd.actors import Cluster, _gpu_ids
+from tunerd.cluster.actors import Cluster, _gpu_ids
+from tunerd.cluster.nodes import TunerSpec, survey_here
+from tunerd.cluster.ray_environment import Environment, RayFolder, sentence
 from tunerd.errors import ExitCode, HostError, InfrastructureError
-from tunerd.nodes import TunerSpec, survey_here
-from tunerd.ray_environment import Environment, RayFolder, sentence
 from tunerd.records import Store
 from tunerd.stop import Stop
 from tunerd.vocabulary import Origin, SliceSpec, TrialState
@@ -159,7 +159,7 @@ def test_a_killed_driver_leaves_no_process_and_its_folder_goes_with_the_next_sta
 
 def test_a_living_driver_keeps_its_folder_when_another_one_starts(runtime: Path) -> None:
     first = RayFolder()
-    code = "from tunerd.ray_environment import RayFolder; RayFolder().close()"
+    code = "from tunerd.cluster.ray_environment import RayFolder; RayFolder().close()"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert first.path.exists()
     first.close()

@@ -22,15 +22,15 @@ from artifact_fixtures import (
 )
 
 import tunerd
-from tunerd.artifact import compile_artifact, finish_manifest, schedule, write_weights
+from tunerd.artifacts.artifact import compile_artifact, finish_manifest, schedule, write_weights
+from tunerd.artifacts.loading import map_weights
+from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sha256_of
 from tunerd.build import build_problem
+from tunerd.deciding.verify import verification_inputs, verify
 from tunerd.errors import FolderError, InputError
-from tunerd.loading import map_weights
-from tunerd.lowering import Lowered, lower
-from tunerd.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sha256_of
-from tunerd.reference import Reference
+from tunerd.models.lowering import Lowered, lower
+from tunerd.models.reference import Reference
 from tunerd.tasks import extract_tasks
-from tunerd.verify import verification_inputs, verify
 from tunerd.vocabulary import (
     Arrays,
     Candidate,
@@ -168,14 +168,14 @@ def test_a_run_killed_while_it_writes_leaves_no_artifact(tmp_path: Path) -> None
     script = f"""
 import os, signal
 from pathlib import Path
-import tunerd.artifact
+import tunerd.artifacts.artifact
 from artifact_fixtures import tiny_artifact
 
 def die(weights, path):
     path.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 
-tunerd.artifact.write_weights = die
+tunerd.artifacts.artifact.write_weights = die
 tiny_artifact(Path({str(folder)!r}))
 """
     done = subprocess.run(
@@ -198,7 +198,7 @@ def test_an_error_while_writing_leaves_the_old_artifact(
     def fail(_weights: Arrays, _path: Path) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("tunerd.artifact.write_weights", fail)
+    monkeypatch.setattr("tunerd.artifacts.artifact.write_weights", fail)
     with pytest.raises(OSError, match="No space"):
         tiny_artifact(tmp_path / "a", tuned=False)
     assert read_manifest(tmp_path / "a") == before

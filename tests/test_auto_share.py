@@ -18,7 +18,7 @@ from tunerd.cli.flags import recipe_commands
 from tunerd.cli.tune import settings_of
 from tunerd.errors import ExitCode, FolderError
 from tunerd.host import cpu_target_json
-from tunerd.model import read_model
+from tunerd.models.model import read_model
 from tunerd.recipe import read_recipe
 from tunerd.records import RunFacts
 from tunerd.report.choice_words import aftermath_sentences, choice_sentence

@@ -12,7 +12,7 @@ from bad_input import Bad, Make, Place, check, net, of_dims, relu, tune
 from test_records import FACTS
 
 from tunerd.errors import ExitCode
-from tunerd.model import read_model
+from tunerd.models.model import read_model
 from tunerd.records import RunFacts, files
 from tunerd.records.schema import STORE_NAME
 from tunerd.run_folder import RunFolder

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from bad_input import Bad, Make, Place, check
 
+from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.errors import ExitCode
-from tunerd.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.records.schema import STORE_NAME, VERSION
 from tunerd.run_archive import pack
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.bench import Condition, Round, samples_needed, summarize
+from tunerd.measuring.bench import Condition, Round, samples_needed, summarize
+from tunerd.measuring.work import Ran
 from tunerd.vocabulary import Verdict
-from tunerd.work import Ran
 
 
 def ran(slice_id: str, *, start: float = 0.0, secs: float = 0.01, count: int = 100) -> Ran:

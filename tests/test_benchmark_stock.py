@@ -14,13 +14,13 @@ from models import conv_net, example_models, script
 
 from tunerd import host, preparation
 from tunerd.errors import InputError
-from tunerd.model import load_model
-from tunerd.progress import open_progress
+from tunerd.models.model import load_model
 from tunerd.records import Store
 from tunerd.report.curves import curves_svg
 from tunerd.session import search
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Origin, TargetSpec, Task
+from tunerd.watching.progress import open_progress
 
 WEIGHTS = {"conv": 2, "dense": 1}
 

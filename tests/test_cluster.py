@@ -17,8 +17,7 @@ from node_fixtures import cpu_slices, gpu_slices, node, settings
 from ray_processes import TWO_NODES, Child, child, clean_environment, living, short_folder
 
 from tunerd import host
-from tunerd.errors import ExitCode, HostError
-from tunerd.nodes import (
+from tunerd.cluster.nodes import (
     Node,
     TunerSpec,
     cut_beside,
@@ -29,6 +28,7 @@ from tunerd.nodes import (
     survey_here,
     tuners_beside,
 )
+from tunerd.errors import ExitCode, HostError
 from tunerd.preparation import layout_of
 
 TOKEN = "7" * 64

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.compare import compare
+from tunerd.deciding.compare import compare
 from tunerd.vocabulary import Verdict
 
 OPPOSITE = {

@@ -20,8 +20,8 @@ from coordinator_world import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.coordinator import MAX_ATTEMPTS, Coordinator, Limits
-from tunerd.events import (
+from tunerd.coordination.coordinator import MAX_ATTEMPTS, Coordinator, Limits
+from tunerd.coordination.events import (
     BuildsEnded,
     BuildThem,
     Finish,

@@ -10,12 +10,12 @@ from coordinator_world import build, candidate, candidates, measured, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.build_queue import BuildQueue
-from tunerd.events import BuildThem, Measure
-from tunerd.roster import Roster, Worker
+from tunerd.coordination.build_queue import BuildQueue
+from tunerd.coordination.events import BuildThem, Measure
+from tunerd.coordination.roster import Roster, Worker
+from tunerd.coordination.standings import Ranking, Standings
+from tunerd.coordination.task_state import KnownIds, Results, TaskState
 from tunerd.search import BATCH, Told, default_candidate
-from tunerd.standings import Ranking, Standings
-from tunerd.task_state import KnownIds, Results, TaskState
 
 CONV = task("conv")
 

@@ -11,16 +11,16 @@ from unittest.mock import create_autospec
 import pytest
 from node_fixtures import TARGET, cpu_slices, gpu_slices, node, settings
 
-from tunerd import crew as crew_module
-from tunerd.actors import Cluster
-from tunerd.crew import LOOK_SECS, MAX_RESTARTS, WAIT_SECS, Crew
+from tunerd.cluster import crew as crew_module
+from tunerd.cluster.actors import Cluster
+from tunerd.cluster.crew import LOOK_SECS, MAX_RESTARTS, WAIT_SECS, Crew
+from tunerd.cluster.nodes import Node, TunerSpec
+from tunerd.cluster.workers import Answer
 from tunerd.errors import HostError, InfrastructureError
-from tunerd.nodes import Node, TunerSpec
 from tunerd.preparation import layout_of
 from tunerd.records import RunFacts, Store
-from tunerd.telemetry import Telemetry
 from tunerd.vocabulary import CapProof, SliceSpec
-from tunerd.workers import Answer
+from tunerd.watching.telemetry import Telemetry
 
 
 @dataclass

@@ -10,12 +10,12 @@ import pytest
 from artifact_fixtures import CUDA
 from build_fixtures import LLVM, conv_task, matmul_task
 
-from tunerd.access import accesses_of
 from tunerd.build import _tvm
-from tunerd.cost_model import CostModel
-from tunerd.design import FEATURES, Limits, Sketch
-from tunerd.knobs import UNDECIDED, Choices, Location, Tile
 from tunerd.search import Searcher, _Island
+from tunerd.sketches.access import accesses_of
+from tunerd.sketches.cost_model import CostModel
+from tunerd.sketches.design import FEATURES, Limits, Sketch
+from tunerd.sketches.knobs import UNDECIDED, Choices, Location, Tile
 from tunerd.vocabulary import TargetSpec, Task
 
 NO_LIMITS = Limits(min_threads=0, max_threads=10**9, shared_bytes=10**12, max_accumulators=10**12)
@@ -134,7 +134,7 @@ def test_what_fits_passes_tvms_checks(cuda_conv: _Island) -> None:
 
 @pytest.mark.parametrize("limit", ["threads", "shared memory"])
 def test_what_does_not_fit_fails_tvms_checks(limit: str) -> None:
-    from tunerd.design_space import _limits
+    from tunerd.sketches.design_space import _limits
 
     target = json.loads(CUDA.json)
     target["max_shared_memory_per_block"] = 2048 if limit == "shared memory" else 10**6

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from models import script
 
-from tunerd.fidelity import fidelity
+from tunerd.deciding.fidelity import fidelity
 from tunerd.report.fidelity_section import fidelity_json, fidelity_section, fidelity_text
 from tunerd.vocabulary import (
     Candidate,

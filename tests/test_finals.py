@@ -13,11 +13,11 @@ import pytest
 from models import conv_net
 
 from tunerd import host, preparation
-from tunerd.actors import Cluster
+from tunerd.artifacts.loading import load
+from tunerd.artifacts.manifest import read_manifest
+from tunerd.cluster.actors import Cluster
+from tunerd.deciding.finals import Ending, finish
 from tunerd.errors import InfrastructureError, Interrupted
-from tunerd.finals import Ending, finish
-from tunerd.loading import load
-from tunerd.manifest import read_manifest
 from tunerd.records import RunFacts
 from tunerd.run_folder import RunFolder
 from tunerd.search import Searcher

@@ -230,7 +230,7 @@ def cut_off(run_in: tuple[Path, Path]) -> Killed:
         assert run.process is not None
         driver = psutil.Process(run.process.pid)
         # Ray itself aborts a driver that loses its raylet in the middle of ray.init.
-        begun = "raylet" if kind == "driver" else "tunerd.ray_leash"
+        begun = "raylet" if kind == "driver" else "tunerd.cluster.ray_leash"
         run.wait_for(lambda begun=begun: bool(called(run.processes(), begun)))  # type: ignore[misc]
         if rng.random() < 0.4:
             time.sleep(rng.uniform(0.0, 3.0))  # any moment of the start

@@ -18,10 +18,10 @@ import pytest
 from artifact_fixtures import CORES, tiny_artifact, tiny_convnet
 
 import tunerd
-from tunerd.loading import LoadedModel
-from tunerd.manifest import LIBRARY, MANIFEST, WEIGHTS
-from tunerd.reference import Reference
-from tunerd.verify import verification_inputs
+from tunerd.artifacts.loading import LoadedModel
+from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS
+from tunerd.deciding.verify import verification_inputs
+from tunerd.models.reference import Reference
 from tunerd.vocabulary import Arrays, Model
 
 REPOSITORY = Path(__file__).parent.parent

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tunerd import logs
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
-from tunerd.progress import LoggedProgress, ProgressState, open_progress
+from tunerd.watching import logs
+from tunerd.watching.progress import LoggedProgress, ProgressState, open_progress
 
 Captured = pytest.CaptureFixture[str]
 log = logging.getLogger("tunerd.test")

@@ -13,7 +13,7 @@ from models import conv_net, floats, ints, model, shape_arithmetic_net
 from onnx import TensorProto, helper
 
 from tunerd.errors import ModelError
-from tunerd.lowering import lower
+from tunerd.models.lowering import lower
 from tunerd.tasks import extract_tasks
 
 # --- graphs ------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_a_batch_norm_that_was_not_simplified_is_folded_all_the_same(
     weights = {n: np.abs(floats(4, seed=i)) + 0.5 for i, n in enumerate(norm[1:])}
     weights["w"] = floats(4, 3, 3, 3)
     inputs, outputs = {"x": (1, 3, 6, 6)}, {"out": (1, 4, 6, 6)}
-    monkeypatch.setattr("tunerd.simplify._slim", refuse)
+    monkeypatch.setattr("tunerd.models.simplify._slim", refuse)
     proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
     loaded = load(tmp_path, proto)
     assert loaded.notes == ("not simplified: no",)

@@ -25,10 +25,10 @@ from models import conv_net
 from ray_processes import Child, child, living, short_folder
 from tune_process import Run
 
-from tunerd.metrics import CATALOG, COMMON_LABELS, Metrics, Name
-from tunerd.progress import TaskProgress
 from tunerd.records import Store
 from tunerd.vocabulary import CapProof, Failure, Kind, Measurement, Origin, Stage
+from tunerd.watching.metrics import CATALOG, COMMON_LABELS, Metrics, Name
+from tunerd.watching.progress import TaskProgress
 
 PROOF = CapProof("mps-0-0", "NVIDIA H200", 52, 132, "mps", True)
 MEASURED = Measurement((1e-3,), 1, "search-v1", "mps-0-0", 52)

@@ -16,8 +16,8 @@ from models import ROOT, conv_net, flattening_net, floats, ints, model, shape_ar
 from onnx import TensorProto, helper
 
 from tunerd.errors import InputError, ModelError
-from tunerd.model import load_model
-from tunerd.reference import Reference, agree, random_inputs
+from tunerd.models.model import load_model
+from tunerd.models.reference import Reference, agree, random_inputs
 
 
 def save(tmp_path: Path, proto: onnx.ModelProto, name: str = "net.onnx") -> Path:
@@ -260,7 +260,7 @@ def test_a_simplification_that_changes_values_is_not_used(
         values = onnx.numpy_helper.to_array(weight) * 2
         weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
 
-    monkeypatch.setattr("tunerd.simplify.rewrite_graph", corrupt)
+    monkeypatch.setattr("tunerd.models.simplify.rewrite_graph", corrupt)
     loaded = load_model(save(tmp_path, conv_net()))
     assert loaded.notes == (
         "not simplified: that gave other values for output 'scores'",
@@ -277,7 +277,7 @@ def test_a_simplification_that_changes_values_is_not_used(
 def test_the_digest_is_the_same_in_another_process(tmp_path: Path) -> None:
     path = save(tmp_path, conv_net())
     code = (
-        "import sys, pathlib; from tunerd.model import load_model; "
+        "import sys, pathlib; from tunerd.models.model import load_model; "
         "print(load_model(pathlib.Path(sys.argv[1])).digest)"
     )
     other = subprocess.run(

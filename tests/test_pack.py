@@ -21,10 +21,7 @@ from test_loading import edit_manifest, run_python
 
 import tunerd
 from tunerd import host
-from tunerd.cli.app import app
-from tunerd.cli.errors import run
-from tunerd.errors import ExitCode, FolderError, InputError
-from tunerd.manifest import (
+from tunerd.artifacts.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     PACKED_VERSION,
@@ -33,7 +30,10 @@ from tunerd.manifest import (
     read_variants,
     sha256_of,
 )
-from tunerd.pack import pack_shares
+from tunerd.artifacts.pack import pack_shares
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
+from tunerd.errors import ExitCode, FolderError, InputError
 
 Captured = pytest.CaptureFixture[str]
 CORES_HERE = sorted(os.sched_getaffinity(0))

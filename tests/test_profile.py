@@ -16,6 +16,7 @@ from tunerd import host
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, Interrupted
+from tunerd.measuring.work import Work
 from tunerd.shares.folder import REPORT, RESULT, SAMPLES
 from tunerd.shares.measuring import Effort
 from tunerd.shares.plan import order_of, plan_shares
@@ -23,7 +24,6 @@ from tunerd.shares.profile import Profile, at_share, profile
 from tunerd.shares.subject import subject_of_artifact, subject_of_model
 from tunerd.slices.simulated import SimulatedSlice
 from tunerd.vocabulary import Failure
-from tunerd.work import Work
 
 Captured = pytest.CaptureFixture[str]
 QUICK = Effort(rounds=2, duration_secs=0.05)

@@ -10,7 +10,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tunerd.progress import (
+from tunerd.watching.progress import (
     LineProgress,
     LiveProgress,
     Pace,

@@ -11,8 +11,8 @@ from models import conv_net
 
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
+from tunerd.cluster.ray_job import cluster_address, require_kept
 from tunerd.errors import ExitCode, InputError
-from tunerd.ray_job import cluster_address, require_kept
 
 HEAD = "10.0.0.7:6379"
 

@@ -24,7 +24,6 @@ from tunerd.report.plot import history_plot
 from tunerd.report.svg import ratio_mark
 from tunerd.report.table import outcome_json, outcome_table
 from tunerd.report.words import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
-from tunerd.time_use import time_use
 from tunerd.vocabulary import (
     Activity,
     Comparison,
@@ -35,6 +34,7 @@ from tunerd.vocabulary import (
     Verdict,
     Verification,
 )
+from tunerd.watching.time_use import time_use
 
 
 def write(folder: Path, outcome: Outcome | None, **changes: Any) -> str:

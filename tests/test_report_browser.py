@@ -25,8 +25,8 @@ from tunerd.report.comparison import NamedRun, named
 from tunerd.report.comparison_page import comparison_page
 from tunerd.report.page import report_page
 from tunerd.report.story import SliceStory, Story, story_of
-from tunerd.time_use import time_use
 from tunerd.vocabulary import Activity, Latency, SliceSpec, Span
+from tunerd.watching.time_use import time_use
 
 NAMES = (
     "<script>window.ran = 1</script>",

@@ -19,9 +19,9 @@ from models import conv_net
 from tune_process import Run, still_there
 
 from tunerd import host
-from tunerd.crew import MAX_RESTARTS
+from tunerd.artifacts.manifest import read_manifest
+from tunerd.cluster.crew import MAX_RESTARTS
 from tunerd.errors import ExitCode
-from tunerd.manifest import read_manifest
 from tunerd.records import Store
 from tunerd.report.page import report_page
 from tunerd.report.story import story_of

@@ -21,7 +21,7 @@ from build_fixtures import built, default_of, matmul_task, task_of
 from tunerd import host
 from tunerd.build import build_candidate
 from tunerd.errors import HostError
-from tunerd.reference import Reference, random_inputs
+from tunerd.models.reference import Reference, random_inputs
 from tunerd.slices import member, plan, remote
 from tunerd.slices.base import Slice
 from tunerd.slices.cpu import CpuSlice

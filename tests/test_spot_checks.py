@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from coordinator_world import COLLATERAL, World, build, candidates, failed, measured, of_type, task
 
-from tunerd.coordinator import Coordinator, Limits
-from tunerd.drift import SliceDrift, SpotCheck, drift
-from tunerd.events import (
+from tunerd.coordination.coordinator import Coordinator, Limits
+from tunerd.coordination.events import (
     BuildsEnded,
     BuildThem,
     Instruction,
@@ -28,10 +27,11 @@ from tunerd.events import (
     WorkerJoined,
     WorkerLost,
 )
+from tunerd.coordination.spot_checks import COST, INTERVAL_SECS
+from tunerd.measuring.drift import SliceDrift, SpotCheck, drift
 from tunerd.records import RunFacts, Store
 from tunerd.report.drift_section import drift_json, drift_section, drift_warnings
 from tunerd.search import default_candidate
-from tunerd.spot_checks import COST, INTERVAL_SECS
 from tunerd.vocabulary import Measurement, TargetSpec
 
 LIGHT, HEAVY = task("light"), task("heavy", weight=8)

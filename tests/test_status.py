@@ -24,12 +24,12 @@ from tunerd.cli import status as command
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, FolderError, Interrupted
-from tunerd.progress import ProgressState
 from tunerd.records import Store
 from tunerd.run_folder import Paths, RunFolder, holder
-from tunerd.run_status import Life, status_of
-from tunerd.status_file import Place, StatusFile, read_status
 from tunerd.vocabulary import Failure, Kind, Stage
+from tunerd.watching.progress import ProgressState
+from tunerd.watching.run_status import Life, status_of
+from tunerd.watching.status_file import Place, StatusFile, read_status
 
 Captured = pytest.CaptureFixture[str]
 STATE = ProgressState(5.0, 600.0, 1, 0, 100, 1, 2, 2, 3, (), "tuning", "a message")

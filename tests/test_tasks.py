@@ -13,7 +13,7 @@ from lowered import CUDA, EXAMPLES, LLVM, load
 from models import ROOT, conv_net, ints, model
 from onnx import helper
 
-from tunerd.lowering import lower
+from tunerd.models.lowering import lower
 from tunerd.tasks import extract_tasks
 
 
@@ -64,8 +64,8 @@ def test_task_ids_and_modules_are_the_same_in_another_process(tmp_path: Path) ->
     code = f"""
 import hashlib, json, sys
 from pathlib import Path
-from tunerd.lowering import lower
-from tunerd.model import load_model
+from tunerd.models.lowering import lower
+from tunerd.models.model import load_model
 from tunerd.tasks import extract_tasks
 from tunerd.vocabulary import TargetSpec
 target = TargetSpec("llvm", {LLVM.json!r})

@@ -12,7 +12,7 @@ from postgres_server import PASSWORD, PostgresServer
 from store_places import StorePlace
 from test_records import FACTS, LLVM, OTHER_TASK, TASK, measurement
 
-from tunerd.compare import compare
+from tunerd.deciding.compare import compare
 from tunerd.errors import ExitCode, InputError, StoreError, StoreMissError
 from tunerd.gate import decide, load_sides
 from tunerd.records import Store, settled, shared

@@ -11,9 +11,9 @@ import pytest
 from artifact_fixtures import model_of, tiny_convnet
 from onnx import TensorProto, helper
 
+from tunerd.deciding.verify import onnxruntime_latency, verification_inputs, verify
 from tunerd.errors import ModelError
-from tunerd.reference import Reference
-from tunerd.verify import onnxruntime_latency, verification_inputs, verify
+from tunerd.models.reference import Reference
 from tunerd.vocabulary import Arrays, Correctness, Model, Profile, TensorSpec
 
 Run = Callable[[Arrays], Arrays]

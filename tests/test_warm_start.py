@@ -18,16 +18,15 @@ from build_fixtures import conv_task, matmul_task
 from models import conv_net
 
 from tunerd import host, preparation
-from tunerd.design_space import DesignSpace, design_space
 from tunerd.errors import ExitCode, FolderError, InputError
-from tunerd.knobs import Choices, Location, Option, Tile
-from tunerd.progress import Progress, ProgressState
 from tunerd.records import RunFacts, Store
 from tunerd.records.files import open_writer
 from tunerd.records.schema import STORE_NAME
 from tunerd.search import BATCH, Searcher, Told
 from tunerd.session import search
 from tunerd.settings import TuneSettings
+from tunerd.sketches.design_space import DesignSpace, design_space
+from tunerd.sketches.knobs import Choices, Location, Option, Tile
 from tunerd.slices.simulated import simulated_secs
 from tunerd.vocabulary import (
     Candidate,
@@ -42,6 +41,7 @@ from tunerd.vocabulary import (
     Task,
 )
 from tunerd.warm_start import chosen, read_warm_starts
+from tunerd.watching.progress import Progress, ProgressState
 
 ONE_CORE = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 1}))
 TWO_CORES = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 2}))

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from tunerd.actors import Cluster
+from tunerd.cluster.actors import Cluster
+from tunerd.deciding.neighbours import others_on_device, require_neighbours
+from tunerd.deciding.quiet import Finals, QuietSlice
+from tunerd.deciding.winners import FINALISTS, choose_winners
 from tunerd.errors import HostError, Interrupted
-from tunerd.neighbours import others_on_device, require_neighbours
-from tunerd.quiet import Finals, QuietSlice
 from tunerd.records import RunFacts, Store
 from tunerd.search import default_candidate
 from tunerd.vocabulary import (
@@ -29,7 +30,6 @@ from tunerd.vocabulary import (
     TaskOutcome,
     TensorSpec,
 )
-from tunerd.winners import FINALISTS, choose_winners
 
 LLVM = TargetSpec("llvm", '{"kind":"llvm"}')
 FACTS = RunFacts("net", "d" * 64, LLVM, "CPU X", "cpu", 50, "0.27.0")

@@ -19,15 +19,15 @@ from tunerd.build import build_candidate
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, InfrastructureError
-from tunerd.hog import memory_hog
-from tunerd.measure import CpuDevice
-from tunerd.profiles import final_profile
-from tunerd.replicas import Cast, run_rounds
+from tunerd.measuring.hog import memory_hog
+from tunerd.measuring.measure import CpuDevice
+from tunerd.measuring.profiles import final_profile
+from tunerd.measuring.replicas import Cast, run_rounds
+from tunerd.measuring.work import Ran, Work
 from tunerd.slices import member, plan
 from tunerd.slices.base import Slice
 from tunerd.slices.simulated import SimulatedSlice
 from tunerd.vocabulary import Build, Failure, Kind, Stage, TargetSpec
-from tunerd.work import Ran, Work
 
 Captured = pytest.CaptureFixture[str]
 SIMULATED = plan("simulated", 50).slices

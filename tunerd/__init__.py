@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tunerd.loading import LoadedModel, LoadError, MismatchWarning, load
+    from tunerd.artifacts.loading import LoadedModel, LoadError, MismatchWarning, load
 
 __version__ = "0.1.0"
 
@@ -14,7 +14,7 @@ __all__ = ["LoadError", "LoadedModel", "MismatchWarning", "__version__", "load"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from tunerd import loading
+        from tunerd.artifacts import loading
 
         return getattr(loading, name)
     raise AttributeError(f"module 'tunerd' has no attribute '{name}'")

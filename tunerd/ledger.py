@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tunerd import events as ev
+from tunerd.coordination import events as ev
 from tunerd.run_folder import RunFolder
-from tunerd.telemetry import Telemetry
 from tunerd.vocabulary import Candidate, Failure, Measurement, TrialState
+from tunerd.watching.telemetry import Telemetry
 
 
 class Ledger:

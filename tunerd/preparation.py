@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tunerd.cluster.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_here
+from tunerd.deciding.neighbours import require_neighbours
 from tunerd.errors import HostError, InputError
-from tunerd.model import FixedModel, read_model, simplified
-from tunerd.neighbours import require_neighbours
-from tunerd.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_here
+from tunerd.models.model import FixedModel, read_model, simplified
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, SliceSpec, TargetSpec, Task, to_json
 from tunerd.warm_start import WarmStart, read_warm_starts
 
 if TYPE_CHECKING:
-    from tunerd.actors import Cluster
-    from tunerd.lowering import Lowered
+    from tunerd.cluster.actors import Cluster
+    from tunerd.models.lowering import Lowered
 
 # Seconds of one core for a proposed and built trial, and of a slice for its measurement; measured
 # once on each kind of host and good for an estimate only.
@@ -128,7 +128,7 @@ def kernels_of(
     Raises ModelError where that cannot be done, and InputError where the model has not all tasks
     that are selected.
     """
-    from tunerd.lowering import lower
+    from tunerd.models.lowering import lower
     from tunerd.tasks import extract_tasks
 
     model = simplified(fixed)

@@ -1,8 +1,9 @@
 """Task -> Candidates: ask/tell over the sketches that MetaSchedule's rules make of a task.
 
-The search evolves *choices*, rows of numbers (tunerd/design.py), and a cost model scores them by
-what they amount to. Only the best few are applied as traces. MetaSchedule's own search applies each
-trace that it looks at, at 15 to 36 ms, and on CUDA 91 to 99% of random ones break a GPU's limits.
+The search evolves *choices*, rows of numbers (tunerd/sketches/design.py), and a cost model scores
+them by what they amount to. Only the best few are applied as traces. MetaSchedule's own search
+applies each trace that it looks at, at 15 to 36 ms, and on CUDA 91 to 99% of random ones break a
+GPU's limits.
 
 An *island* is the search of one task in one process. All islands of a process share one cost
 model, so that what one task taught helps the next. Several islands of a task may be at work in
@@ -28,10 +29,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.cost_model import CostModel
-from tunerd.design import SOFTWARE_PIPELINE, Design, Limits
-from tunerd.design_space import design_space, plain
-from tunerd.knobs import UNDECIDED, Choices
+from tunerd.sketches.cost_model import CostModel
+from tunerd.sketches.design import SOFTWARE_PIPELINE, Design, Limits
+from tunerd.sketches.design_space import design_space, plain
+from tunerd.sketches.knobs import UNDECIDED, Choices
 from tunerd.vocabulary import Candidate, Lesson, Origin, Task
 
 if TYPE_CHECKING:

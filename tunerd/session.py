@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tunerd import clock, host, preparation
-from tunerd import events as ev
-from tunerd.actors import Cluster
-from tunerd.coordinator import Coordinator, Limits
-from tunerd.crew import Crew
+from tunerd.cluster.actors import Cluster
+from tunerd.cluster.crew import Crew
+from tunerd.cluster.workers import Answer
+from tunerd.coordination import events as ev
+from tunerd.coordination.coordinator import Coordinator, Limits
+from tunerd.deciding.finals import Ending, finish
+from tunerd.deciding.quiet import Finals
 from tunerd.errors import Interrupted
-from tunerd.finals import Ending, finish
 from tunerd.ledger import Ledger
-from tunerd.progress import Progress, ProgressState, TaskProgress
-from tunerd.quiet import Finals
 from tunerd.records import RunFacts
 from tunerd.report.frame import write_page
 from tunerd.report.page import report_page
@@ -31,8 +31,6 @@ from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.stop import Stop
 from tunerd.team_store import obtained_in, team_store
-from tunerd.telemetry import Telemetry
-from tunerd.timekeeping import Timekeeper
 from tunerd.vocabulary import (
     CapProof,
     Correctness,
@@ -41,11 +39,13 @@ from tunerd.vocabulary import (
     Task,
 )
 from tunerd.warm_start import WarmStart
-from tunerd.workers import Answer
+from tunerd.watching.progress import Progress, ProgressState, TaskProgress
+from tunerd.watching.telemetry import Telemetry
+from tunerd.watching.timekeeping import Timekeeper
 
 if TYPE_CHECKING:
     from tunerd.host import HostFacts
-    from tunerd.model import FixedModel
+    from tunerd.models.model import FixedModel
 
 log = logging.getLogger(__name__)
 

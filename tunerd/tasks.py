@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tunerd.lowering import Lowered, make_target
+from tunerd.models.lowering import Lowered, make_target
 from tunerd.vocabulary import TargetSpec, Task, TensorSpec
 
 if TYPE_CHECKING:

@@ -66,6 +66,6 @@ def main(
         ),
     ] = LogFormat.TEXT,
 ) -> None:
-    from tunerd import logs
+    from tunerd.watching import logs
 
     logs.set_up(verbose=verbose, as_json=log_format is LogFormat.JSON)

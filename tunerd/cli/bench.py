@@ -13,8 +13,8 @@ import typer
 from tunerd.errors import FolderError, InfrastructureError, InputError
 
 if TYPE_CHECKING:
-    from tunerd.bench import Bench, Round
-    from tunerd.manifest import Manifest
+    from tunerd.artifacts.manifest import Manifest
+    from tunerd.measuring.bench import Bench, Round
     from tunerd.vocabulary import CapProof
 
 COPIES, HOG = "copies", "memory-hog"
@@ -56,7 +56,7 @@ def bench(
     """Measure an artifact's latency and throughput in its slice, alone and beside neighbours."""
     from rich.console import Console
 
-    from tunerd.manifest import check_files, pcts_of, read_variants, shares_text
+    from tunerd.artifacts.manifest import check_files, pcts_of, read_variants, shares_text
 
     variants = read_variants(artifact)
     check_files(artifact, variants)  # before a slice is started, which checks them again
@@ -107,7 +107,7 @@ def bench(
 
 def _tuned_for(variants: Sequence[Manifest], done: Done) -> list[int]:
     """Return the SMs or cores that the variant was tuned for that ran."""
-    from tunerd.manifest import nearest
+    from tunerd.artifacts.manifest import nearest
 
     counts: list[int] = nearest(variants, done.proofs[0].sm_count)["share"]["sm_counts"]
     return counts
@@ -145,10 +145,10 @@ class Done:
 
 def measure_artifact(asked: Asked, *, say: Callable[[str], None]) -> Done:
     """Measure an artifact in slices of this host, without Ray."""
-    from tunerd.bench import summarize
-    from tunerd.hog import memory_hog
-    from tunerd.replicas import Cast, make_ready, run_rounds, slices_of_a_device, started
-    from tunerd.work import Work
+    from tunerd.measuring.bench import summarize
+    from tunerd.measuring.hog import memory_hog
+    from tunerd.measuring.replicas import Cast, make_ready, run_rounds, slices_of_a_device, started
+    from tunerd.measuring.work import Work
 
     planned, specs = slices_of_a_device(asked.kind, asked.pct)
     count, others = _counts(asked, len(specs), planned.bound)
@@ -207,7 +207,7 @@ def _beside(text: str | None, target: str) -> str | None:
     """Check what the neighbours run; an artifact's files before a slice is started."""
     if text is None or text in (COPIES, HOG):
         return text
-    from tunerd.manifest import LoadError, check_files, read_variants
+    from tunerd.artifacts.manifest import LoadError, check_files, read_variants
 
     folder = Path(text)
     try:
@@ -237,7 +237,7 @@ def _duration(text: str) -> float:
 
 
 def _document(asked: Asked, done: Done) -> dict[str, Any]:
-    from tunerd.bench import PERCENTILES, samples_needed
+    from tunerd.measuring.bench import PERCENTILES, samples_needed
     from tunerd.vocabulary import to_json
 
     alone, beside = done.result.alone, done.result.beside

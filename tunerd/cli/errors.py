@@ -101,7 +101,7 @@ def _usage(error: BaseException) -> str | None:
 
 
 def _say(code: ExitCode, message: str, as_json: bool) -> None:
-    from tunerd import logs
+    from tunerd.watching import logs
 
     sentence = _shortened(one_line(message))
     with suppress(OSError):

@@ -89,8 +89,8 @@ def matrix(
     }
     from tunerd.matrix.carry_out import Asked, carry_out
     from tunerd.matrix.result import result_from
-    from tunerd.progress import open_progress
     from tunerd.records import Store
+    from tunerd.watching.progress import open_progress
 
     asked = Asked(settings_of(given), percents, rounds)
     kept = carry_out(asked, lambda: open_progress(quiet=json), _say)

@@ -25,7 +25,7 @@ def pack(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Join artifacts of several shares into one, which loads the kernels for the share it finds."""
-    from tunerd.pack import pack_shares
+    from tunerd.artifacts.pack import pack_shares
 
     variants = pack_shares(sources, to)
     if json:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from tunerd.run_status import RunStatus
+    from tunerd.watching.run_status import RunStatus
 
 _REFRESH_SECS = 1.0
 _SHOWN_FAILURES = 3  # beside a display that is refreshed
@@ -33,7 +33,7 @@ def status(
 
     Says whether it is alive, has ended or was killed, what it has found so far, and what failed.
     """
-    from tunerd.run_status import status_of
+    from tunerd.watching.run_status import status_of
 
     if json and watch:
         raise InputError("--json prints one document and --watch many; give one of the two")
@@ -51,7 +51,7 @@ def status(
 
 def _watch(run: Path, console: Console) -> None:
     """Refresh until the run ends; Ctrl-C ends the watching, which is no error."""
-    from tunerd.run_status import status_of
+    from tunerd.watching.run_status import status_of
 
     def states() -> Iterator[RunStatus]:
         while True:
@@ -80,7 +80,7 @@ def _refresh(states: Iterator[RunStatus], console: Console) -> None:
 
 def _print_lines(states: Iterator[RunStatus], console: Console) -> None:
     """Print a line when the life or the phase changes, and now and then."""
-    from tunerd.progress import LINE_EVERY_SECS, Pace, state_line
+    from tunerd.watching.progress import LINE_EVERY_SECS, Pace, state_line
 
     said_at, said = 0.0, ("", "")
     for state in states:
@@ -96,8 +96,8 @@ def _page(state: RunStatus, *, whole: bool) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from tunerd.progress import Display, Pace
     from tunerd.report.words import count_text
+    from tunerd.watching.progress import Display, Pace
 
     progress = state.progress
     parts: list[RenderableType] = [_headline(state)]
@@ -119,7 +119,7 @@ def _headline(state: RunStatus) -> Text:
     from rich.text import Text
 
     from tunerd.report.words import duration_text, one_line
-    from tunerd.run_status import Life
+    from tunerd.watching.run_status import Life
 
     line = Text()
     line.append(one_line(str(state.folder)), style="bold")
@@ -172,8 +172,8 @@ def _failure_line(failure: Any) -> Text:
 
 def _document(state: RunStatus) -> dict[str, Any]:
     """Return what programs read: seconds and counts, null for what is not known."""
-    from tunerd.progress import Pace
     from tunerd.vocabulary import to_json
+    from tunerd.watching.progress import Pace
 
     progress, tally = state.progress, state.tally
     default_secs, best_secs = progress.model_secs or (None, None)

@@ -13,12 +13,12 @@ import typer
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from tunerd.drift import SliceDrift
+    from tunerd.measuring.drift import SliceDrift
     from tunerd.preparation import Layout
     from tunerd.settings import TuneSettings
     from tunerd.shares.auto import Choice
-    from tunerd.time_use import TimeUse
     from tunerd.vocabulary import Outcome
+    from tunerd.watching.time_use import TimeUse
 
 
 _MAX_SIZE = 2**31 - 1  # settings.MAX_COUNT, which is not imported for --help
@@ -175,7 +175,7 @@ def tune(
     the same folder goes on where it stopped.
     """
     given = dict(locals())  # the flags by name, and nothing else yet
-    from tunerd.ray_job import require_kept
+    from tunerd.cluster.ray_job import require_kept
 
     settings = settings_of(given | _store(store))
     require_kept(settings.out)
@@ -188,8 +188,8 @@ def tune(
             )
         _print_plan(settings, json)
         return 0
-    from tunerd.progress import open_progress
     from tunerd.session import tune as run
+    from tunerd.watching.progress import open_progress
 
     choice = None
     if is_auto:
@@ -204,8 +204,8 @@ def tune(
 def _conclude(
     outcome: Outcome, settings: TuneSettings, as_json: bool, choice: Choice | None
 ) -> int:
+    from tunerd.deciding.fidelity import fidelity as fidelity_of
     from tunerd.errors import WrongResultError
-    from tunerd.fidelity import fidelity as fidelity_of
     from tunerd.report.drift_section import drift_json, drift_warnings
     from tunerd.report.fidelity_section import fidelity_json, fidelity_text
     from tunerd.report.table import outcome_json, outcome_table
@@ -261,7 +261,7 @@ def _conclude(
 
 
 def _drift(folder: Path) -> tuple[SliceDrift, ...]:
-    from tunerd.drift import drift
+    from tunerd.measuring.drift import drift
     from tunerd.records import Store
 
     with Store.read(folder) as store:
@@ -270,7 +270,7 @@ def _drift(folder: Path) -> tuple[SliceDrift, ...]:
 
 def _time_use(folder: Path) -> TimeUse | None:
     from tunerd.records import Store
-    from tunerd.time_use import time_use
+    from tunerd.watching.time_use import time_use
 
     with Store.read(folder) as store:
         return time_use(store.spans(), store.phases())
@@ -299,7 +299,7 @@ def _planned_layout(settings: TuneSettings) -> Layout:
 
     if settings.address is None:
         return preparation.local_layout(settings)
-    from tunerd.actors import Cluster
+    from tunerd.cluster.actors import Cluster
 
     with Cluster(address=settings.address, run="plan", cpus=0, gpus=0) as cluster:
         return preparation.cluster_layout(settings, cluster)
@@ -312,7 +312,7 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
     """
     from pydantic import ValidationError
 
-    from tunerd.ray_job import cluster_address
+    from tunerd.cluster.ray_job import cluster_address
     from tunerd.settings import TuneSettings
 
     gpu_pct, cpu_pct = given["gpu_pct"], given["cpu_pct"]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunerd.artifacts.manifest import check_files, read_variants
 from tunerd.errors import HostError, InfrastructureError, InputError
 from tunerd.gate.sides import Side, is_query
-from tunerd.manifest import check_files, read_variants
 from tunerd.slices import member, plan
 from tunerd.vocabulary import MODEL, CapProof, Measurement
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunerd.errors import FolderError, InputError, WrongResultError
-from tunerd.gate.judge import Timing
-from tunerd.manifest import (
+from tunerd.artifacts.manifest import (
     MANIFEST,
     Manifest,
     check_files,
@@ -22,6 +20,8 @@ from tunerd.manifest import (
     read_variants,
     shares_text,
 )
+from tunerd.errors import FolderError, InputError, WrongResultError
+from tunerd.gate.judge import Timing
 from tunerd.records import Store, typed
 from tunerd.records.finding import RunQuery
 from tunerd.records.schema import STORE_NAME

@@ -17,25 +17,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunerd import preparation, session
-from tunerd.artifact import compile_artifact
-from tunerd.compare import compare
-from tunerd.coordinator import MAX_ATTEMPTS
+from tunerd.artifacts.artifact import compile_artifact
+from tunerd.artifacts.manifest import MANIFEST
+from tunerd.coordination.coordinator import MAX_ATTEMPTS
+from tunerd.deciding.compare import compare
+from tunerd.deciding.verify import verify
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
-from tunerd.manifest import MANIFEST
 from tunerd.matrix.building import build_all, distinct
 from tunerd.matrix.claims import DEFAULT
 from tunerd.matrix.kept import Kept, opened, proof_of
 from tunerd.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
-from tunerd.profiles import final_profile, usual_l2
-from tunerd.progress import Progress
+from tunerd.measuring.profiles import final_profile, usual_l2
+from tunerd.measuring.replicas import slices_of_a_device, started
 from tunerd.records import Store
-from tunerd.replicas import slices_of_a_device, started
 from tunerd.search import default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.slices.base import Slice
 from tunerd.stop import Stop
-from tunerd.timekeeping import core_busy_secs
-from tunerd.verify import verify
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -49,6 +47,8 @@ from tunerd.vocabulary import (
     Verdict,
     to_json,
 )
+from tunerd.watching.progress import Progress
+from tunerd.watching.timekeeping import core_busy_secs
 
 Result = Measurement | Failure
 _SAMPLES = 10  # of each artifact in a round

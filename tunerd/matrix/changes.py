@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tunerd.compare import MIN_SAMPLES, compare
+from tunerd.deciding.compare import MIN_SAMPLES, compare
 from tunerd.matrix.claims import MARGIN, Answer
 from tunerd.vocabulary import Comparison
 

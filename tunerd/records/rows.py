@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tunerd.drift import SpotCheck
+from tunerd.measuring.drift import SpotCheck
 from tunerd.records import schema, typed
 from tunerd.records.obtained import Obtained
 from tunerd.vocabulary import (

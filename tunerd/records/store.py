@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from tunerd.drift import SpotCheck
 from tunerd.errors import FolderError
+from tunerd.measuring.drift import SpotCheck
 from tunerd.records import rows, runs, schema, trials, typed
 from tunerd.records import settled as settled_rows
 from tunerd.records.facts import RunFacts

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import FolderError
+from tunerd.models.simplify import last_line
 from tunerd.records.store import Store
-from tunerd.simplify import last_line
 from tunerd.vocabulary import Measurement, Record, Task, TrialState
 
 WORKLOADS = "database_workload.json"

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tunerd.bench import PERCENTILES, Bench, Condition, Side, samples_needed
+from tunerd.measuring.bench import PERCENTILES, Bench, Condition, Side, samples_needed
 from tunerd.report.words import (
     TIMES,
     UNKNOWN,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd.compare import compare
+from tunerd.deciding.compare import compare
 from tunerd.report.figures import by_share
 from tunerd.report.slice_section import obtained_texts
 from tunerd.report.story import Story

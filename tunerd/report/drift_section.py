@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunerd.drift import WARN_ABOVE, SliceDrift
+from tunerd.measuring.drift import WARN_ABOVE, SliceDrift
 from tunerd.report.blocks import section, table
 from tunerd.report.markup import Markup, element
 from tunerd.report.words import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tunerd.fidelity import TOP_K, Fidelity, TaskFidelity, fidelity
+from tunerd.deciding.fidelity import TOP_K, Fidelity, TaskFidelity, fidelity
 from tunerd.report.blocks import section, table
 from tunerd.report.markup import Markup, element
 from tunerd.report.words import UNKNOWN, count_text, percent_text, significant

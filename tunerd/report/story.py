@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunerd.drift import SliceDrift, drift
-from tunerd.history import conditions_of, failures_of, history_of
+from tunerd.measuring.drift import SliceDrift, drift
 from tunerd.records import RunFacts, Store
 from tunerd.records.outcome import outcome_from_json
 from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
-from tunerd.time_use import TimeUse, time_use
 from tunerd.vocabulary import (
     Candidate,
     CapProof,
@@ -25,6 +23,8 @@ from tunerd.vocabulary import (
     TaskOutcome,
     TrialState,
 )
+from tunerd.watching.history import conditions_of, failures_of, history_of
+from tunerd.watching.time_use import TimeUse, time_use
 
 
 @dataclass(frozen=True)

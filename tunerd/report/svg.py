@@ -19,8 +19,8 @@ from tunerd.report.words import (
     secs_range_text,
     secs_text,
 )
-from tunerd.time_use import Stretch
 from tunerd.vocabulary import Comparison, Verdict
+from tunerd.watching.time_use import Stretch
 
 
 def percent(fraction: float) -> str:

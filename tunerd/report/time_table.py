@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.report.words import count_text, duration_text, one_line, percent_text
-from tunerd.time_use import WORK, TimeUse, WorkerTime
 from tunerd.vocabulary import Activity, Phase
+from tunerd.watching.time_use import WORK, TimeUse, WorkerTime
 
 SHOWN_WORKERS = 8  # of a role; of more the busiest and the idlest are shown
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tunerd import host
 from tunerd.errors import InfrastructureError
+from tunerd.measuring.work import Ran, Work
 from tunerd.shares.curve import Visit
 from tunerd.shares.folder import ProfileFolder
 from tunerd.shares.plan import Shares, order_of
 from tunerd.slices import member
 from tunerd.slices.base import Slice
 from tunerd.vocabulary import CapProof, Conditions, Failure, SliceSpec
-from tunerd.work import Ran, Work
 
 LEAST_REPEATS = 5  # of a visit, however long one takes
 _WARM_UP_SECS = 0.2  # a GPU that was idle raises its clock

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tunerd.artifacts.manifest import MANIFEST, Manifest, check_files, read_variants
 from tunerd.errors import InputError
-from tunerd.manifest import MANIFEST, Manifest, check_files, read_variants
-from tunerd.model import FixedModel, read_model
+from tunerd.models.model import FixedModel, read_model
+from tunerd.models.shapes import Shape
 from tunerd.records.schema import STORE_NAME
-from tunerd.shapes import Shape
 from tunerd.shares.folder import ARTIFACTS
 from tunerd.vocabulary import TargetSpec, TensorSpec
 
@@ -128,9 +128,9 @@ def batch_of(inputs: Sequence[TensorSpec]) -> int:
 
 
 def _compile_default(fixed: FixedModel, target: TargetSpec, folder: Path) -> None:
-    from tunerd.artifact import compile_artifact
-    from tunerd.lowering import lower
-    from tunerd.model import simplified
+    from tunerd.artifacts.artifact import compile_artifact
+    from tunerd.models.lowering import lower
+    from tunerd.models.model import simplified
     from tunerd.tasks import extract_tasks
 
     model = simplified(fixed)

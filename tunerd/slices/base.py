@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Self
 
+from tunerd.measuring.work import Ran, Work
 from tunerd.vocabulary import (
     Arrays,
     Build,
@@ -22,7 +23,6 @@ from tunerd.vocabulary import (
     SliceSpec,
     TargetSpec,
 )
-from tunerd.work import Ran, Work
 
 
 @dataclass(frozen=True)

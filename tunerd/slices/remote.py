@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tunerd.errors import HostError, InfrastructureError
+from tunerd.measuring.work import Ran, Work
 from tunerd.slices import wire
 from tunerd.slices.base import Slice
 from tunerd.slices.messages import arrays_from, arrays_to, build_to, failure_from
@@ -32,7 +33,6 @@ from tunerd.vocabulary import (
     Stage,
     to_json,
 )
-from tunerd.work import Ran, Work
 
 log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 from tunerd.slices import wire
 
 if TYPE_CHECKING:
-    from tunerd import repeating
+    from tunerd.measuring import repeating
 
 _FIRST_CONNECTION_SECS = 60.0
 
@@ -89,14 +89,14 @@ def _cores(text: str) -> tuple[int, ...]:
 
 class _Runner:
     def __init__(self, connection: socket.socket, device: str, cores: Sequence[int]) -> None:
-        from tunerd import measure
+        from tunerd.measuring import measure
 
         self._connection = connection
         self._measure = measure
         self._device: measure.Device
         try:
             if device == "cuda":
-                from tunerd.cuda_device import CudaDevice
+                from tunerd.measuring.cuda_device import CudaDevice
 
                 self._device = CudaDevice()
             else:
@@ -151,7 +151,7 @@ class _Runner:
         wire.send(self._connection, {"results": [result_to(r) for r in results]})
 
     def _agree(self, body: Any, blobs: list[bytes]) -> None:
-        from tunerd.agreement import disagreement
+        from tunerd.measuring.agreement import disagreement
         from tunerd.slices.messages import build_from
         from tunerd.vocabulary import to_json
 
@@ -186,7 +186,7 @@ class _Runner:
         wire.send(self._connection, {"results": [result_to(r) for r in results]})
 
     def _ready(self, body: Any, blobs: list[bytes]) -> None:
-        from tunerd import repeating
+        from tunerd.measuring import repeating
         from tunerd.slices.messages import build_from
         from tunerd.vocabulary import Stage, to_json
 
@@ -228,7 +228,7 @@ class _Runner:
         wire.send(self._connection, {"calls": work.calls}, times)
 
     def _loaded(self, artifact: str) -> Any:
-        from tunerd.loading import load
+        from tunerd.artifacts.loading import load
 
         if artifact not in self._models:
             self._models[artifact] = load(artifact)

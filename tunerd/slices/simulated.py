@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 
 from tunerd import host
-from tunerd.profiles import LOAD
+from tunerd.measuring.profiles import LOAD
+from tunerd.measuring.work import Ran, Work
 from tunerd.slices.base import Plan, Slice, Usability
 from tunerd.vocabulary import (
     Arrays,
@@ -27,7 +28,6 @@ from tunerd.vocabulary import (
     SliceSpec,
     Stage,
 )
-from tunerd.work import Ran, Work
 
 FAULTS_VARIABLE = "TUNERD_SIMULATED_FAULTS"
 DEFAULT_SECS = 1e-3
@@ -98,7 +98,7 @@ class SimulatedSlice(Slice):
 
     def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
         """Run the compiled model on this machine's CPU: outputs are real even here."""
-        from tunerd.loading import load
+        from tunerd.artifacts.loading import load
 
         return load(artifact)(inputs)
 
@@ -134,7 +134,7 @@ class SimulatedSlice(Slice):
     def _sum(self, artifact: str, profile: Profile) -> Measurement:
         from pathlib import Path
 
-        from tunerd.manifest import nearest, read_variants
+        from tunerd.artifacts.manifest import nearest, read_variants
 
         total = 0.0
         for task in nearest(read_variants(Path(artifact)), self.spec.pct)["tasks"]:

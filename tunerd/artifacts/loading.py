@@ -1,0 +1,305 @@
+"""Load an artifact and run it. Needs tvm, tvm-ffi and numpy, and nothing else of tunerd's.
+
+An artifact is a folder:
+
+    manifest.json   what it is, for whom, and the sha256 of the other files
+    model.so        the compiled model: relax functions, kernels, no weights
+    weights.bin     uint64 n | n bytes of JSON | padding | the tensors, each aligned to 64 bytes
+
+A packed one has these for several shares of a device; `tunerd.artifacts.manifest` says how.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunerd.artifacts.manifest import (
+    LIBRARY,
+    MAX_JSON_BYTES,
+    WEIGHTS,
+    LoadError,
+    Manifest,
+    check_files,
+    nearest,
+    read_variants,
+    stored_at,
+)
+from tunerd.vocabulary import Arrays, TensorSpec
+
+ALIGNMENT = 64  # bytes; what tvm.runtime.from_dlpack asks of a tensor
+
+__all__ = ["LoadError", "LoadedModel", "MismatchWarning", "load", "map_weights"]
+
+_CONFIG_ONE_CORE_PER_THREAD = -2  # AffinityMode kSpecifyOneCorePerThread, threading_backend.h
+
+
+class MismatchWarning(UserWarning):
+    """The artifact runs, but elsewhere than on what it was tuned for."""
+
+
+def load(path: str | os.PathLike[str], *, device: int | None = None) -> LoadedModel:
+    """Check an artifact's files against its manifest and load it.
+
+    `device` is the index of the GPU, 0 if not given; an artifact for CPUs takes none. Of several
+    shares in one artifact, the kernels tuned for the nearest number of SMs (on CPUs: cores) are
+    loaded. Warns with MismatchWarning where the device, its SMs or its cores are not those of the
+    tuning. Raises LoadError for files that are missing or changed, before any code of theirs runs.
+    """
+    folder = Path(path)
+    variants = read_variants(folder)
+    check_files(folder, variants)
+    return LoadedModel(folder, variants, device=device)
+
+
+def map_weights(path: Path) -> Arrays:
+    """Return the tensors of a weights file by name, mapped and not read. Changes stay private.
+
+    Raises LoadError where the file is none.
+    """
+    try:
+        return _mapped(path)
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, struct.error) as error:
+        raise LoadError(
+            f"{path} cannot be read as weights ({error}); copy the folder again, or tune again"
+        ) from error
+
+
+def _mapped(path: Path) -> Arrays:
+    # Copy-on-write: DLPack refuses arrays that are not writable, and nothing writes to these.
+    data = np.memmap(path, dtype=np.uint8, mode="c")
+    (size,) = struct.unpack("<Q", data[:8].tobytes())
+    if size > min(data.size, MAX_JSON_BYTES):
+        raise ValueError(f"a header of {size} bytes")
+    header = json.loads(data[8 : 8 + size].tobytes())
+    start = aligned(8 + size)
+    weights: Arrays = {}
+    for entry in header["tensors"]:
+        offset, dtype = entry["offset"], np.dtype(entry["dtype"])
+        if offset < 0 or entry["bytes"] < 0 or dtype.kind not in "biuf":
+            raise ValueError(f"a tensor of {dtype} at {offset}")
+        first = start + offset
+        array = data[first : first + entry["bytes"]].view(dtype)
+        weights[entry["name"]] = array.reshape(entry["shape"])
+    return weights
+
+
+def aligned(size: int) -> int:
+    """Return `size` rounded up to the alignment of the weights file."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class LoadedModel:
+    """A loaded artifact. Call it with NumPy arrays, or `run_dlpack` it with tensors of the device.
+
+    `manifest` is that of the variant that runs. One model is for one thread at a time.
+    """
+
+    def __init__(
+        self, folder: Path, variants: Sequence[Manifest], *, device: int | None = None
+    ) -> None:
+        is_cuda = variants[0]["target"]["kind"] == "cuda"
+        if is_cuda:
+            _preload_cuda()
+        import tvm
+        from tvm.runtime.vm import VirtualMachine
+
+        self._tvm = tvm
+        self._device = _open_device(tvm, is_cuda, device)
+        seen = _sm_count(self._device, is_cuda)
+        self.manifest = manifest = nearest(variants, seen)
+        self.inputs = _specs(manifest["inputs"])
+        self.outputs = _specs(manifest["outputs"])
+        for sentence in _mismatches(manifest, variants, seen, self._device, is_cuda):
+            warnings.warn(sentence, MismatchWarning, stacklevel=3)
+        if not is_cuda:
+            _use_own_cores(tvm, manifest)
+        library_path = stored_at(folder, manifest, LIBRARY)
+        weights_path = stored_at(folder, manifest, WEIGHTS)
+        try:
+            library = tvm.runtime.load_module(str(library_path.resolve()))
+            # The virtual machine keeps the list and adds the CPU to it.
+            self._machine = VirtualMachine(library, [self._device])
+            self._main = self._machine["main"]
+        except Exception as error:  # TVM raises many kinds
+            raise LoadError(
+                f"{library_path} cannot be loaded here: {error}; it was compiled for another "
+                "kind of machine or another TVM, so tune on this one"
+            ) from error
+        weights = map_weights(weights_path)
+        if missing := [name for name in manifest["weights"] if name not in weights]:
+            raise LoadError(
+                f"{weights_path} has no tensor '{missing[0]}', which the manifest names; copy "
+                "the folder again"
+            )
+        self._weights = tuple(self._to_device(weights[name]) for name in manifest["weights"])
+
+    def __call__(self, *inputs: Any) -> Arrays:
+        """Return the outputs by name, as NumPy arrays.
+
+        Takes one array per input in order, or one dict of arrays by name. An array is a NumPy
+        array or anything with `__dlpack__`; what lies on the device already is not copied.
+        """
+        outputs = self._main(*self._placed(inputs), *self._weights)
+        names = (o.name for o in self.outputs)
+        return dict(zip(names, (o.numpy() for o in self._fields(outputs)), strict=True))
+
+    def run_dlpack(self, *inputs: Any) -> dict[str, Any]:
+        """Return the outputs by name as tensors on the device, which `from_dlpack` takes as is.
+
+        Takes what a call takes. On a GPU the work is queued on the default stream, and the call
+        does not wait for it: synchronize before an input is overwritten or another stream reads
+        an output.
+        """
+        outputs = self._main(*self._placed(inputs), *self._weights)
+        names = (o.name for o in self.outputs)
+        return dict(zip(names, self._fields(outputs), strict=True))
+
+    def timed_calls(self, inputs: Mapping[str, Any], calls: int) -> float:
+        """Return the host's seconds for `calls` calls in a row, with one wait at the end.
+
+        The inputs are on the device before the clock starts, and no output leaves it.
+        """
+        arguments = (*self._placed((inputs,)), *self._weights)
+        main, device = self._main, self._device
+        device.sync()
+        started = time.perf_counter()
+        for _ in range(calls):
+            main(*arguments)
+        device.sync()
+        return time.perf_counter() - started
+
+    def _placed(self, inputs: tuple[Any, ...]) -> list[Any]:
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            given = dict(inputs[0])
+        elif len(inputs) == len(self.inputs):
+            given = dict(zip((i.name for i in self.inputs), inputs, strict=True))
+        else:
+            raise TypeError(
+                f"got {len(inputs)} arrays; the model takes {len(self.inputs)}, in this order, or "
+                f"a dict of them: {_listed(self.inputs)}"
+            )
+        expected = {i.name for i in self.inputs}
+        if given.keys() != expected:
+            raise TypeError(
+                f"got inputs named {sorted(given)}; the model takes {_listed(self.inputs)}"
+            )
+        return [self._as_tensor(given[spec.name], spec) for spec in self.inputs]
+
+    def _as_tensor(self, value: Any, spec: TensorSpec) -> Any:
+        if not hasattr(value, "__dlpack__"):
+            raise TypeError(
+                f"input '{spec.name}' is a {type(value).__name__}; give a NumPy array or something "
+                "with __dlpack__"
+            )
+        shape, dtype = tuple(value.shape), str(value.dtype).removeprefix("torch.")
+        if shape != spec.shape or dtype != spec.dtype:
+            raise ValueError(
+                f"input '{spec.name}' is {dtype}{list(shape)}; the model takes "
+                f"{spec.dtype}{list(spec.shape)}"
+            )
+        return self._to_device(value)
+
+    def _to_device(self, value: Any) -> Any:
+        runtime = self._tvm.runtime
+        try:
+            tensor = runtime.from_dlpack(value)
+        except (RuntimeError, BufferError) as error:  # not aligned, not contiguous, read-only
+            if value.__dlpack_device__()[0] != runtime.cpu().dlpack_device_type():
+                raise ValueError(f"a tensor cannot be used where it lies: {error}") from None
+            array = value if isinstance(value, np.ndarray) else np.from_dlpack(value)
+            return runtime.tensor(np.ascontiguousarray(array), device=self._device)
+        if tensor.device == self._device:
+            return tensor
+        there = runtime.empty(tensor.shape, tensor.dtype, self._device)
+        tensor.copyto(there)
+        return there
+
+    def _fields(self, outputs: Any) -> list[Any]:
+        return [outputs] if isinstance(outputs, self._tvm.runtime.Tensor) else list(outputs)
+
+
+def _specs(entries: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
+
+
+def _listed(specs: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(f"{s.name} ({s.dtype}{list(s.shape)})" for s in specs)
+
+
+def _preload_cuda() -> None:
+    from tunerd import cuda
+
+    cuda.preload()
+
+
+def _open_device(tvm: Any, is_cuda: bool, index: int | None) -> Any:
+    if not is_cuda:
+        if index is not None:
+            raise LoadError(
+                f"device {index} was asked for, but the artifact is for CPUs: give none"
+            )
+        return tvm.cpu(0)
+    device = tvm.cuda(index or 0)
+    if not device.exist:
+        raise LoadError(
+            f"there is no CUDA device {index or 0} here, and the artifact is for a GPU; run "
+            "`tunerd doctor` to see what is missing"
+        )
+    return device
+
+
+def _sm_count(device: Any, is_cuda: bool) -> int:
+    """Return the SMs, on CPUs the cores, that this process sees."""
+    return int(device.multi_processor_count) if is_cuda else len(os.sched_getaffinity(0))
+
+
+def _mismatches(
+    manifest: Manifest, variants: Sequence[Manifest], seen: int, device: Any, is_cuda: bool
+) -> Iterator[str]:
+    """Say what is not as it was tuned for; a manifest that does not know says nothing."""
+    share = manifest["share"]
+    unit = "SMs" if is_cuda else "cores"
+    if share["sm_counts"] and seen not in share["sm_counts"]:
+        tuned = " or ".join(str(c) for c in share["sm_counts"])
+        of = "the artifact was tuned" if len(variants) == 1 else "the nearest kernels are tuned"
+        yield (
+            f"this process sees {seen} {unit}; {of} for {tuned} {unit} "
+            f"({share['pct']}% of the device), where other kernels may be fastest"
+        )
+    name = str(device.device_name) if is_cuda else _cpu_name()
+    if share["device"] and name and name != share["device"]:
+        yield f"this is a {name}; the artifact was tuned on a {share['device']}"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "")
+
+
+def _use_own_cores(tvm: Any, manifest: Mapping[str, Any]) -> None:
+    """Run this thread's pool on cores that the process may use, at most as many as tuned for.
+
+    TVM's default is half of the machine's logical cores, and it moves the calling thread to the
+    machine's first core even where the process may not use that one. TVM_NUM_THREADS lowers the
+    number of threads.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    limit = int(os.environ.get("TVM_NUM_THREADS", 0)) or max(
+        manifest["share"]["sm_counts"], default=len(cores)
+    )
+    cores = cores[:limit]
+    configure = tvm.get_global_func("runtime.config_threadpool")
+    configure(_CONFIG_ONE_CORE_PER_THREAD, len(cores), [str(core) for core in cores])

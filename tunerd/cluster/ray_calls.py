@@ -1,0 +1,122 @@
+"""Calls of Ray's actors and tasks: which have not come back, and how the others ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunerd import clock
+from tunerd.cluster.ray_environment import sentence
+from tunerd.cluster.ray_leash import Daemon, require_alive
+from tunerd.cluster.workers import Answer
+from tunerd.errors import InfrastructureError, TunerdError
+
+_LOOK_SECS = 0.5  # how often Ray's daemons are looked at while a call is waited for
+
+
+class Calls:
+    """What was asked of workers, by the references of Ray.
+
+    Args:
+        ray: the module.
+        daemons: without which nothing comes back.
+        limits: the seconds after which a call of a method counts as lost; others may take for ever.
+    """
+
+    def __init__(self, ray: Any, daemons: Sequence[Daemon], limits: Mapping[str, float]) -> None:
+        self._ray, self._daemons, self._limits = ray, daemons, limits
+        self._waiting: dict[Any, tuple[str, str, float]] = {}  # worker, method, since
+
+    def watch(self, worker_id: str, method: str, reference: Any) -> None:
+        self._waiting[reference] = (worker_id, method, clock.now())
+
+    def forget(self, worker_id: str) -> None:
+        self._waiting = {r: w for r, w in self._waiting.items() if w[0] != worker_id}
+
+    def exchange(self, one: str, other: str) -> None:
+        """Take what was asked of one worker for asked of another one, and the other way round."""
+        ids = {one: other, other: one}
+        self._waiting = {
+            r: (ids.get(worker_id, worker_id), method, since)
+            for r, (worker_id, method, since) in self._waiting.items()
+        }
+
+    def of(self, method: str) -> list[str]:
+        """Return the workers that have not answered a method."""
+        return [worker_id for worker_id, asked, _ in self._waiting.values() if asked == method]
+
+    def ended(self, timeout_secs: float) -> list[Answer]:
+        """Return the calls that ended, waiting at most `timeout_secs` for the first.
+
+        Raises InfrastructureError where Ray itself has ended.
+        """
+        require_alive(self._daemons)
+        if not self._waiting:
+            return []
+        ray = self._ray
+        waiting = list(self._waiting)
+        done, _ = ray.wait(waiting, num_returns=1, timeout=timeout_secs)
+        if done:  # and whatever ended meanwhile
+            done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        answers = [self._answer(reference) for reference in done]
+        return answers + self._late()
+
+    def _answer(self, reference: Any) -> Answer:
+        asked = self._waiting.pop(reference)
+        try:
+            return Answer.of(asked, self._ray.get(reference), "")
+        except self._ray.exceptions.RayError as problem:
+            return Answer.of(asked, None, sentence(problem), _cause(problem))
+
+    def _late(self) -> list[Answer]:
+        now = clock.now()
+        late = [
+            (reference, worker_id, method, since)
+            for reference, (worker_id, method, since) in self._waiting.items()
+            if now - since > self._limits.get(method, float("inf"))
+        ]
+        for reference, *_ in late:
+            del self._waiting[reference]
+        return [
+            Answer(worker_id, method, None, self.too_late(worker_id, now - since), since, now)
+            for _, worker_id, method, since in late
+        ]
+
+    def wait_for(self, method: str, timeout_secs: float) -> None:
+        """Wait until no worker has a method to answer; what they answered is kept for `ended`."""
+        asked = [r for r, (_, waited, _) in self._waiting.items() if waited == method]
+        if asked:
+            self._ray.wait(asked, num_returns=len(asked), timeout=timeout_secs)
+
+    def got(self, references: list[Any], asked: str, timeout_secs: float) -> Any:
+        """Return the values of calls that are not watched; raises the TunerdError of a worker."""
+        ray = self._ray
+        deadline = time.monotonic() + timeout_secs
+        try:
+            while True:
+                require_alive(self._daemons)
+                left_secs = max(0.0, deadline - time.monotonic())
+                try:
+                    return ray.get(references, timeout=min(left_secs, _LOOK_SECS))
+                except ray.exceptions.GetTimeoutError as error:
+                    if left_secs <= _LOOK_SECS:
+                        raise InfrastructureError(self.too_late(asked, timeout_secs)) from error
+        except ray.exceptions.RayError as error:
+            if cause := _cause(error):
+                raise cause from None
+            raise InfrastructureError(f"{asked}: {sentence(error)}") from error
+
+    def too_late(self, asked: str, after_secs: float) -> str:
+        total, free = self._ray.cluster_resources(), self._ray.available_resources()
+        room = ", ".join(f"{free.get(k, 0):g} of {total.get(k, 0):g} {k}s" for k in ("CPU", "GPU"))
+        return (
+            f"{asked}: not ready after {after_secs:.0f} s; free in the cluster: {room}; wait until "
+            "others have ended, or ask for less with --slices and --tuners"
+        )
+
+
+def _cause(error: Any) -> TunerdError | None:
+    """Return the error for people that a worker raised, None where it was anything else."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, TunerdError) else None

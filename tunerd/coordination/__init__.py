@@ -1,0 +1,1 @@
+"""What to do next: events in, instructions out. No I/O, no clock, no Ray."""

@@ -1,0 +1,83 @@
+"""Who there is, who works, and who is free: what the coordinator asks at every event."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tunerd.coordination.events import Work
+
+
+@dataclass
+class Worker:
+    worker_id: str
+    role: str  # "tuner" or "slice"
+    lane: str | None
+    work: Work | None = None
+    islands: dict[str, int] = field(default_factory=dict)  # task_id -> results told so far
+
+
+class Roster:
+    """All workers. Those of one lane share cores: none is free while one of them works."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        self._counts: Counter[str] = Counter()  # by role
+        self._busy: Counter[str] = Counter()
+        self._lanes: defaultdict[str, dict[str, Worker]] = defaultdict(dict)
+        self._free: defaultdict[str, OrderedDict[str, Worker]] = defaultdict(OrderedDict)
+
+    def join(self, worker: Worker) -> None:
+        self.workers[worker.worker_id] = worker
+        self._counts[worker.role] += 1
+        if worker.lane is not None:
+            self._lanes[worker.lane][worker.worker_id] = worker
+        if all(w.work is None for w in self._sharing(worker)):
+            self._free[worker.role][worker.worker_id] = worker
+
+    def leave(self, worker: Worker) -> None:
+        if worker.work is not None:
+            self.end(worker)
+        del self.workers[worker.worker_id]
+        self._counts[worker.role] -= 1
+        self._free[worker.role].pop(worker.worker_id, None)
+        if worker.lane is not None:
+            del self._lanes[worker.lane][worker.worker_id]
+
+    def begin(self, worker: Worker, work: Work) -> None:
+        worker.work = work
+        self._busy[worker.role] += 1
+        for other in self._sharing(worker):
+            self._free[other.role].pop(other.worker_id, None)
+
+    def end(self, worker: Worker) -> None:
+        worker.work = None
+        self._busy[worker.role] -= 1
+        for other in self._sharing(worker):
+            self._free[other.role][other.worker_id] = other
+
+    def free(self, role: str) -> Worker | None:
+        """Return who has been free the longest, or None."""
+        return next(iter(self._free[role].values()), None)
+
+    def all_free(self, role: str) -> list[Worker]:
+        """Return all that are free; the answer stays as it is while work begins."""
+        return list(self._free[role].values())
+
+    def is_free(self, worker: Worker) -> bool:
+        return worker.worker_id in self._free[worker.role]
+
+    def count(self, role: str) -> int:
+        return self._counts[role]
+
+    def busy(self, role: str) -> int:
+        return self._busy[role]
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(self._busy.values())
+
+    def _sharing(self, worker: Worker) -> Iterable[Worker]:
+        """Return the workers of its lane, itself among them."""
+        return (worker,) if worker.lane is None else self._lanes[worker.lane].values()

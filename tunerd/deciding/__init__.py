@@ -1,0 +1,4 @@
+"""Records -> Outcome: the quiet second look that chooses, and whether the result is right and fast.
+
+winners (by task), in the slices of quiet -> finals (the whole model) -> verify, compare.
+"""

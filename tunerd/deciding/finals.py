@@ -1,0 +1,212 @@
+"""Winners -> Outcome: the artifact, and whether it is right and faster.
+
+The whole model is compiled twice, with the winners and with the defaults, checked against ONNX
+Runtime and timed in turns on the quiet slice. Kernels that win alone may lose together: where the
+tuned model is slower, the default schedules ship.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tunerd.artifacts.artifact import compile_artifact, finish_manifest
+from tunerd.cluster.actors import Cluster
+from tunerd.deciding.compare import compare
+from tunerd.deciding.neighbours import NONE, others_on_device
+from tunerd.deciding.quiet import Finals, QuietSlice
+from tunerd.deciding.verify import onnxruntime_latency, verify
+from tunerd.deciding.winners import Say, choose_winners
+from tunerd.errors import InfrastructureError
+from tunerd.preparation import Kernels, Layout
+from tunerd.run_folder import RunFolder
+from tunerd.settings import TuneSettings
+from tunerd.vocabulary import (
+    MODEL,
+    Arrays,
+    Candidate,
+    CapProof,
+    Comparison,
+    Correctness,
+    Failure,
+    Latency,
+    Measurement,
+    Model,
+    Origin,
+    Outcome,
+    Phase,
+    TaskOutcome,
+    Verdict,
+    Verification,
+)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What the end of a run works with."""
+
+    settings: TuneSettings
+    folder: RunFolder
+    model: Model
+    layout: Layout
+    kernels: Kernels
+    cluster: Cluster
+    quiet_slice: str  # sees the run folder
+    proofs: tuple[CapProof, ...]
+    say: Say
+    enter: Callable[[Phase], None]
+    unsearched: Mapping[str, str] = field(default_factory=dict)  # task_id -> why it has no trials
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """The whole model, tuned, beside its default."""
+
+    folder: Path
+    verification: Verification
+    default: Latency
+    tuned: Latency
+
+    @property
+    def comparison(self) -> Comparison:
+        return compare(self.default.run_secs, self.tuned.run_secs)
+
+
+def finish(ending: Ending) -> Outcome:
+    """Choose the winners, compile, verify and time the model; store and return the outcome."""
+    ending.enter(Phase.FINALS)
+    quiet = _quiet(ending)
+    outcomes = choose_winners(
+        ending.kernels.tasks,
+        ending.folder.store,
+        quiet,
+        say=ending.say,
+        unsearched=ending.unsearched,
+    )
+    ending.enter(Phase.MODEL)
+    # Nothing becomes the artifact before it is verified. Each folder is compiled once: a runner
+    # keeps the models that it has loaded, by their paths.
+    trials = ending.folder.paths.root / "trials"
+    try:
+        ending.say("compiling the model with its default schedules")
+        _compile(ending, {}, trials / "default")
+        trial = _try(ending, outcomes, trials / "tuned")
+        if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
+            outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
+            trial = _try(ending, outcomes, trials / "untuned")
+        return _kept(ending, outcomes, trial)
+    finally:
+        shutil.rmtree(trials, ignore_errors=True)
+
+
+def _quiet(ending: Ending) -> QuietSlice:
+    """Say where and how finalists are measured."""
+    finals = Finals.of(ending.settings, ending.layout.target)
+    others: tuple[str, ...] = ()
+    if finals.neighbours != NONE:
+        living = ending.cluster.slice_ids
+        near = others_on_device(ending.layout.slices, ending.quiet_slice)
+        others = tuple(s for s in near if s in living)
+        if not others:
+            raise InfrastructureError(
+                f"the finals are to have neighbours, and no other slice of {ending.quiet_slice}'s "
+                "device lives; what was measured is stored, and the same command goes on"
+            )
+    return QuietSlice(ending.cluster, ending.quiet_slice, others, finals)
+
+
+def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> Outcome:
+    """Make the trial the artifact, or reject it where it is wrong; store and return the outcome."""
+    artifact = ending.folder.paths.artifact
+    outcome = Outcome(
+        model=ending.model,
+        target=ending.layout.target,
+        tasks=outcomes,
+        verification=trial.verification,
+        latencies=(trial.default, trial.tuned, *_onnxruntime(ending)),
+        end_to_end=trial.comparison,
+        artifact=str(artifact),
+        proofs=ending.proofs,
+    )
+    if trial.verification.verdict is Correctness.WRONG:
+        place = artifact.with_name("artifact.rejected")
+    else:
+        place = artifact
+        finish_manifest(trial.folder, outcome)
+    for old in (artifact, place):
+        shutil.rmtree(old, ignore_errors=True)
+    trial.folder.rename(place)
+    ending.folder.store.save_outcome(outcome)
+    return outcome
+
+
+def _try(ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path) -> _Trial:
+    """Compile the model into a folder, verify it and time it beside the default."""
+    winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
+    ending.say("compiling the model with the tuned schedules")
+    _compile(ending, winners, folder)
+    verification = _verify(ending, folder)
+    ending.say("timing the whole model, tuned and default in turns")
+    results: list[Measurement | Failure] = ending.cluster.call(
+        ending.quiet_slice,
+        "compare_models",
+        (str(folder.with_name("default")), str(folder)),
+        MODEL,
+    )
+    latencies = [
+        _latency(name, result) for name, result in zip(("default", "tuned"), results, strict=True)
+    ]
+    return _Trial(folder, verification, *latencies)
+
+
+def _compile(ending: Ending, winners: Mapping[str, Candidate], folder: Path) -> None:
+    compile_artifact(
+        ending.kernels.lowered,
+        ending.kernels.tasks,
+        winners,
+        ending.layout.target,
+        folder,
+        model=ending.model,
+        pct=ending.settings.pct,
+        proofs=ending.proofs,
+    )
+
+
+def _verify(ending: Ending, artifact: Path) -> Verification:
+    ending.say("comparing outputs with ONNX Runtime")
+
+    def run(inputs: Arrays) -> Arrays:
+        outputs: Arrays = ending.cluster.call(
+            ending.quiet_slice, "run_model", str(artifact), inputs
+        )
+        return outputs
+
+    return verify(run, ending.model)
+
+
+def _latency(name: str, result: Measurement | Failure) -> Latency:
+    if isinstance(result, Failure):
+        raise InfrastructureError(f"the {name} model could not be timed: {result.message}")
+    return Latency(name, result.run_secs)
+
+
+def _onnxruntime(ending: Ending) -> tuple[Latency, ...]:
+    """Time ONNX Runtime on the cores of the quiet slice, where those are this machine's."""
+    (cores,) = (s.cores for s, _ in ending.layout.slices if s.slice_id == ending.quiet_slice)
+    if not cores or ending.quiet_slice not in ending.layout.here:
+        return ()
+    ending.say("timing ONNX Runtime on the same cores")
+    return (onnxruntime_latency(ending.model, threads=len(cores), cores=cores, profile=MODEL),)
+
+
+def _stay(outcome: TaskOutcome, why: str) -> TaskOutcome:
+    if not outcome.is_tuned:
+        return outcome
+    default = Candidate(
+        outcome.task_id,
+        next(f.candidate_id for f in outcome.finalists if f.origin is Origin.DEFAULT),
+        Origin.DEFAULT,
+    )
+    return replace(outcome, winner=default, best_secs=outcome.default_secs, note=why)

@@ -1,0 +1,227 @@
+"""Records -> winners: the quiet second look at each task's best candidates.
+
+Search may be noisy, the result may not: the best few candidates of a task are measured again, many
+samples, in turns with its default, while nothing runs but the neighbours that were asked for. A
+candidate wins by an interval of those samples alone, and only if it computes what the default
+computes.
+
+Where the search's own ranking is to be judged, more candidates are measured with them, spread
+evenly over the ranks that follow. They never win: the artifact is the same with them and without,
+and they tell what the choice of the best few has missed. Each costs its build and 40 samples of
+5 ms or, where its calls take longer, 20 at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from tunerd.deciding.compare import compare
+from tunerd.deciding.quiet import QuietSlice
+from tunerd.records import Store
+from tunerd.search import default_candidate
+from tunerd.vocabulary import (
+    Build,
+    Candidate,
+    Comparison,
+    Failure,
+    Finalist,
+    Measurement,
+    Origin,
+    Record,
+    Task,
+    TaskOutcome,
+    Verdict,
+)
+
+FINALISTS = 3  # of each task, besides its default
+_T = TypeVar("_T")
+
+
+class Say(Protocol):
+    """Shows what is being done next; may raise Interrupted instead."""
+
+    def __call__(self, message: str, /) -> None: ...
+
+
+def choose_winners(
+    tasks: Sequence[Task],
+    store: Store,
+    quiet: QuietSlice,
+    *,
+    say: Say,
+    unsearched: Mapping[str, str],
+) -> tuple[TaskOutcome, ...]:
+    """Choose a winner for each task, in order; outcomes are stored, and not decided twice.
+
+    A stored outcome counts while no trial of its task has ended since, if it was measured like
+    these. `unsearched` says of tasks by their ids why they have no trials.
+    """
+    records = _ended(store.records())
+    finals = quiet.finals
+    known = {
+        o.task_id: o
+        for o in store.task_outcomes()
+        if o.trials == len(records.get(o.task_id, ())) and finals.accept(o)
+    }
+    todo = [t for t in tasks if t.task_id not in known]
+    entries = {t.task_id: _entries(t, records.get(t.task_id, ()), finals.fidelity) for t in todo}
+    wanted = [c for t in todo for c in entries[t.task_id].all]
+    if wanted:
+        say(f"building the finalists of {len(todo)} tasks")
+    built = quiet.cluster.build_all(wanted) if wanted else []
+    builds = {c.candidate_id: b for c, b in zip(wanted, built, strict=True)}
+    for first in range(0, len(todo), quiet.at_once):
+        part = todo[first : first + quiet.at_once]
+        names = ", ".join(t.name for t in part)
+        say(f"measuring finalists, task {first + 1} of {len(todo)}: {names}")
+        measured = _measure([entries[t.task_id] for t in part], builds, quiet)
+        for task in part:
+            own = records.get(task.task_id, ())
+            outcome = _decide(task, own, entries[task.task_id], builds, measured, quiet)
+            if not outcome.trials:
+                outcome = replace(outcome, note=unsearched.get(task.task_id, outcome.note))
+            store.propose([outcome.winner])  # the outcome refers to its trial
+            store.save_task_outcome(outcome)
+            known[task.task_id] = outcome
+    return tuple(known[t.task_id] for t in tasks)
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """The candidates of a task's finals."""
+
+    default: Candidate
+    finalists: tuple[Candidate, ...]
+    others: tuple[Candidate, ...]  # that judge the ranking
+
+    @property
+    def all(self) -> tuple[Candidate, ...]:
+        return (self.default, *self.finalists, *self.others)
+
+
+def _ended(found: Iterable[Record]) -> dict[str, list[Record]]:
+    by_task: dict[str, list[Record]] = {}
+    for record in found:
+        if record.candidate.origin is Origin.SEARCH and record.result is not None:
+            by_task.setdefault(record.candidate.task_id, []).append(record)
+    return by_task
+
+
+def _entries(task: Task, records: Sequence[Record], fidelity: int) -> _Entries:
+    measured = [(secs, r.candidate) for r in records if (secs := r.run_secs) is not None]
+    ranked = [candidate for _, candidate in sorted(measured, key=lambda m: m[0])]
+    best, rest = ranked[:FINALISTS], ranked[FINALISTS:]
+    return _Entries(default_candidate(task), tuple(best), tuple(spread_over(rest, fidelity)))
+
+
+def spread_over(ranked: Sequence[_T], count: int) -> list[_T]:
+    """Return `count` of them at even distances, the first and the last among them.
+
+    >>> spread_over("abcdefg", 3)
+    ['a', 'd', 'g']
+    """
+    if count >= len(ranked):
+        return list(ranked)
+    if count < 2:
+        return [ranked[len(ranked) // 2]] if count else []
+    return [ranked[round(i * (len(ranked) - 1) / (count - 1))] for i in range(count)]
+
+
+def _measure(
+    contests: Sequence[_Entries], builds: Mapping[str, Build | Failure], quiet: QuietSlice
+) -> dict[str, Measurement | Failure]:
+    """Measure what was built of some tasks, each task's candidates in turns; results by id."""
+    built = [[builds[c.candidate_id] for c in contest.all] for contest in contests]
+    ready = [found for each in built if (found := [b for b in each if isinstance(b, Build)])]
+    measured: dict[str, Measurement | Failure] = {
+        c.candidate_id: b
+        for contest in contests
+        for c in contest.all
+        if isinstance(b := builds[c.candidate_id], Failure)
+    }
+    if ready:
+        for of, results in zip(ready, quiet.compare(ready), strict=True):
+            measured |= {b.candidate.candidate_id: r for b, r in zip(of, results, strict=True)}
+    return measured
+
+
+def _decide(
+    task: Task,
+    records: Sequence[Record],
+    entries: _Entries,
+    builds: Mapping[str, Build | Failure],
+    measured: dict[str, Measurement | Failure],
+    quiet: QuietSlice,
+) -> TaskOutcome:
+    """Decide between the default and the finalists."""
+    may_win = (entries.default, *entries.finalists)
+    winner, comparison, note = _winner(may_win, builds, measured, quiet)
+    searched = {r.candidate.candidate_id: r.run_secs for r in records}
+    return TaskOutcome(
+        task_id=task.task_id,
+        name=task.name,
+        weight=task.weight,
+        trials=len(records),
+        failed=sum(isinstance(r.result, Failure) for r in records),
+        default_secs=_secs(measured[entries.default.candidate_id]),
+        best_secs=_secs(measured[winner.candidate_id]),
+        winner=winner,
+        comparison=comparison,
+        note=note,
+        finalists=tuple(
+            Finalist(
+                c.candidate_id,
+                c.origin,
+                searched.get(c.candidate_id),
+                measured[c.candidate_id],
+                may_win=c in may_win,
+            )
+            for c in entries.all
+        ),
+        measured_as=quiet.finals.measured_as,
+    )
+
+
+def _winner(
+    entries: Sequence[Candidate],
+    builds: Mapping[str, Build | Failure],
+    measured: dict[str, Measurement | Failure],
+    quiet: QuietSlice,
+) -> tuple[Candidate, Comparison | None, str]:
+    """Return the winner, how it compares with the default, and why the default stays.
+
+    A candidate that would win and computes something else becomes a failure in `measured`.
+    """
+    default, *candidates = entries
+    base, reference = measured[default.candidate_id], builds[default.candidate_id]
+    wrong = ""
+    while rivals := [
+        (r.median_secs, c, r)
+        for c in candidates
+        if isinstance(r := measured[c.candidate_id], Measurement)
+    ]:
+        _, best, result = min(rivals, key=lambda rival: rival[0])
+        if isinstance(base, Failure) or isinstance(reference, Failure):
+            why = base.message[-200:] if isinstance(base, Failure) else ""
+            return best, None, f"its default schedule does not run: {why}"
+        comparison = compare(base.run_secs, result.run_secs)
+        if comparison.verdict is not Verdict.FASTER:
+            note = f"the best candidate against the default: {comparison.verdict}"
+            return default, comparison, "; ".join(filter(None, (wrong, note)))
+        build = builds[best.candidate_id]
+        assert isinstance(build, Build)  # it was measured
+        failure = quiet.agree(reference, build)
+        if failure is None:
+            return best, comparison, wrong
+        measured[best.candidate_id] = failure
+        wrong = f"a faster candidate was refused: {failure.message[-200:]}"
+    if wrong:
+        return default, None, wrong
+    why = "no candidate could be measured" if candidates else "no trial was measured"
+    return default, None, why
+
+
+def _secs(result: Measurement | Failure) -> float | None:
+    return result.median_secs if isinstance(result, Measurement) else None

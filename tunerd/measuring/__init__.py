@@ -1,0 +1,1 @@
+"""Build -> Measurement: how kernels and models are timed, alone and beside others."""

@@ -1,0 +1,241 @@
+"""Model -> Lowered: the graph as calls of kernels, with the weights outside."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tunerd.errors import ModelError
+from tunerd.models.onnx_file import counted
+from tunerd.models.rewrites import subgraphs
+from tunerd.models.simplify import last_line
+from tunerd.vocabulary import Arrays, Model, TargetSpec
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+    from tvm.target import Target
+
+log = logging.getLogger(__name__)
+
+# Channels last makes the innermost loop of a convolution contiguous in data, weights and output.
+_CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A Relax module whose `main` calls one TIR function per kernel.
+
+    `main` takes the model's inputs, then one tensor per entry of `weights`, in that order; the
+    parameters have the names of the entries. Weights stay outside of compiled code because a
+    library that embeds them takes their size, twice, in every build.
+    """
+
+    mod: IRModule = field(repr=False)
+    weights: Arrays = field(repr=False)
+    num_inputs: int
+    notes: tuple[str, ...] = ()
+
+
+def lower(model: Model, target: TargetSpec) -> Lowered:
+    """Import `model` into TVM, optimize the graph for `target` and fuse it into kernels.
+
+    Raises ModelError that names the operators which TVM cannot take.
+    """
+    from tunerd.models.constants import hoist_constants
+
+    tvm_target = make_target(target)
+    mod = _import(model)
+    with tvm_target, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        clean = _run(mod, _clean_up())
+        preferred, notes = _channels_last(clean)
+        mod = _run(preferred, _fuse())
+        left = _not_lowered(mod)
+        if left and preferred is not clean:
+            notes = (f"convolutions stay in NCHW: TVM has no NHWC kernel for {counted(left)}",)
+            mod = _run(clean, _fuse())
+            left = _not_lowered(mod)
+        if branches := _branches(mod):
+            raise ModelError(
+                f"{branches} of the model's If operators depend on the values of the inputs; only "
+                "models that always run the same kernels can be tuned, so export it without them"
+            )
+        if left:
+            raise ModelError(
+                f"TVM has no kernel of fixed shape for these operators of {model.name}: "
+                f"{counted(left)}; export the model without them"
+            )
+        mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
+    return Lowered(mod, weights, len(model.inputs), notes)
+
+
+def make_target(target: TargetSpec) -> Target:
+    """Return TVM's object for a target; it needs no such device on this machine."""
+    import json
+
+    import tvm
+
+    return tvm.target.Target(json.loads(target.json))
+
+
+# --- import ------------------------------------------------------------------------------------
+
+
+def _import(model: Model) -> IRModule:
+    from tvm.relax.frontend.onnx import from_onnx
+
+    from tunerd.models.constants import name_inputs
+    from tunerd.models.converters import layout_friendly_converters
+
+    _require_known_operators(model)
+    # The importer prints what it fails on, and warns of each input that it renames.
+    with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with layout_friendly_converters():
+                return name_inputs(from_onnx(model.proto))
+        except Exception as error:  # any kind: the importer is a thousand converters
+            about = printed.getvalue().partition(", with inputs")[0].strip()
+            log.info("import failed: %s", about, exc_info=True)
+            raise ModelError(
+                f"TVM cannot import {model.name}: {about or 'the graph'}: {last_line(error)}; "
+                "export the model without this operator"
+            ) from error
+
+
+def _require_known_operators(model: Model) -> None:
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    known = {*onnx_frontend._get_convert_map(), "If", "Constant"}
+    unknown = Counter(
+        str(node.op_type)
+        for graph in subgraphs(model.proto.graph)
+        for node in graph.node
+        if node.op_type not in known
+    )
+    if unknown:
+        raise ModelError(
+            f"TVM cannot import these operators of {model.name}: {counted(unknown)}; "
+            "export the model without them"
+        )
+
+
+# --- passes ------------------------------------------------------------------------------------
+
+
+def _run(mod: IRModule, passes: Sequence[Callable[[IRModule], IRModule]]) -> IRModule:
+    for each in passes:
+        mod = each(mod)
+    return mod
+
+
+def _clean_up() -> list[Callable[[IRModule], IRModule]]:
+    from tvm.relax import transform as rt
+
+    from tunerd.models.constants import fold_constants
+
+    return [
+        rt.DecomposeOpsForInference(),
+        rt.CanonicalizeBindings(),
+        fold_constants,
+        rt.EliminateCommonSubexpr(),
+        rt.RemoveRedundantReshape(),
+        rt.DeadCodeElimination(),
+    ]
+
+
+def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
+    """Convert convolutions and what is between them to NHWC, unless that costs more than it gains.
+
+    An operator that knows one layout only gets a transpose on either side.
+    """
+    import tvm
+    from tvm.relax import transform as rt
+
+    from tunerd.models.constants import fold_constants, unit_permutes_to_reshapes
+
+    tidy = [
+        rt.CanonicalizeBindings(),
+        fold_constants,
+        unit_permutes_to_reshapes,
+        rt.RemoveRedundantReshape(),
+        rt.EliminateCommonSubexpr(),
+        rt.DeadCodeElimination(),
+    ]
+    convolutions = _count(mod, "relax.nn.conv2d")
+    if not convolutions:
+        return mod, ()
+    try:
+        converted = _run(mod, [rt.ConvertLayout(_CONV_LAYOUTS), *tidy])
+    except tvm.error.InternalError as error:  # of an operator whose layout rule is wrong
+        log.info("NHWC failed", exc_info=True)
+        return mod, (f"convolutions stay in NCHW: TVM cannot convert them: {last_line(error)}",)
+    added = _count(converted, "relax.permute_dims") - _count(mod, "relax.permute_dims")
+    if added > 2 + convolutions:
+        return mod, (f"convolutions stay in NCHW: NHWC would add {added} transposes",)
+    return converted, ()
+
+
+def _fuse() -> list[Callable[[IRModule], IRModule]]:
+    from tvm.relax import transform as rt
+
+    return [
+        rt.LegalizeOps(),
+        rt.AnnotateTIROpPattern(),
+        rt.FoldConstant(),
+        rt.FuseOps(),
+        rt.FuseTIR(),
+        rt.DeadCodeElimination(),
+        # After fusion, so that a reshape joins its neighbours where it can; what is left of them
+        # becomes a view.
+        rt.RewriteDataflowReshape(),
+        rt.DeadCodeElimination(),
+    ]
+
+
+def _count(mod: IRModule, op: str) -> int:
+    from tvm import relax
+
+    found = 0
+
+    def visit(expr: relax.Expr) -> None:
+        nonlocal found
+        found += isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == op
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return found
+
+
+def _branches(mod: IRModule) -> int:
+    from tvm import relax
+
+    found = 0
+
+    def visit(expr: relax.Expr) -> None:
+        nonlocal found
+        found += isinstance(expr, relax.If)
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return found
+
+
+def _not_lowered(mod: IRModule) -> Counter[str]:
+    """Count the operators that have no kernel in this layout, or for a shape known only later."""
+    from tvm import relax
+
+    left: Counter[str] = Counter()
+    allowed = {"relax.call_tir", "relax.reshape"}
+
+    def visit(expr: relax.Expr) -> None:
+        name = getattr(expr.op, "name", "") if isinstance(expr, relax.Call) else ""
+        if name.startswith("relax.") and name not in allowed:
+            left[name.removeprefix("relax.")] += 1
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return left

@@ -1,0 +1,1 @@
+"""What a run tells those who watch it, while it lives and afterwards."""
