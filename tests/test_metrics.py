@@ -102,11 +102,16 @@ def test_proofs_and_restarts_are_counted(metrics: Metrics, recorded: Recorded) -
     }
 
 
-def test_a_role_without_workers_is_not_busy(metrics: Metrics, recorded: Recorded) -> None:
-    metrics.workers("slice", 0, 0)
-    metrics.workers("tuner", 3, 4)
+def test_workers_are_busy_for_a_part_of_the_time_in_which_they_were_there(
+    metrics: Metrics, recorded: Recorded
+) -> None:
+    metrics.workers("tuner", 0, 10.0)
+    metrics.workers("tuner", 4, 20.0)
+    metrics.worked("tuner", 18.0)
+    metrics.workers("tuner", 2, 30.0)
+    metrics.workers("slice", 0, 30.0)
+    assert recorded.values["tunerd_worker_busy_ratio", "tuner"] == 18.0 / (4 * 10 + 2 * 10)
     assert recorded.values["tunerd_worker_busy_ratio", "slice"] == 0
-    assert recorded.values["tunerd_worker_busy_ratio", "tuner"] == 0.75
 
 
 def test_what_has_not_changed_is_not_set_again(metrics: Metrics, recorded: Recorded) -> None:

@@ -7,6 +7,7 @@ night to night; the rest are of few values, but for the tasks of a model, some t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -41,7 +42,11 @@ REQUEUED = Name(
     ("kind",),
 )
 WORKERS = Name("tunerd_workers", "Tuners and slices that take part.", ("role",))
-BUSY = Name("tunerd_worker_busy_ratio", "Part of the workers of a role that work now.", ("role",))
+BUSY = Name(
+    "tunerd_worker_busy_ratio",
+    "Part of the time of a role's workers that was work, since the session began.",
+    ("role",),
+)
 BUSY_SECS = Name(
     "tunerd_worker_busy_seconds_total",
     "Time in which workers of a role searched, built or measured.",
@@ -90,6 +95,15 @@ def record_nothing(name: Name, value: float, labels: Mapping[str, str]) -> None:
     """Pass over a number: nobody scrapes a private cluster, which ends with its run."""
 
 
+@dataclass
+class _There:
+    """The time in which workers of one role were there, summed over them."""
+
+    secs: float = 0.0
+    busy_secs: float = 0.0
+    until_secs: float = 0.0
+
+
 class Metrics:
     """Records what happens in a run.
 
@@ -101,6 +115,7 @@ class Metrics:
         self._to = record
         self._common = {"model": model, "share": share}
         self._said: dict[tuple[str, ...], float] = {}
+        self._there: dict[str, _There] = defaultdict(_There)
 
     def trials_ended(self, results: Iterable[Measurement | Failure]) -> None:
         for result in results:
@@ -115,10 +130,15 @@ class Metrics:
     def worked(self, role: str, busy_secs: float | None) -> None:
         if busy_secs is not None and busy_secs > 0:
             self._add(BUSY_SECS, busy_secs, role=role)
+            self._there[role].busy_secs += busy_secs
 
-    def workers(self, role: str, busy: int, of: int) -> None:
-        self._set(WORKERS, of, role=role)
-        self._set(BUSY, min(1.0, busy / of) if of else 0.0, role=role)
+    def workers(self, role: str, count: int, elapsed_secs: float) -> None:
+        """So many workers of a role have been there since the last call."""
+        there = self._there[role]
+        there.secs += count * (elapsed_secs - there.until_secs)
+        there.until_secs = elapsed_secs
+        self._set(WORKERS, count, role=role)
+        self._set(BUSY, min(1.0, there.busy_secs / there.secs) if there.secs else 0.0, role=role)
 
     def restarted(self, role: str) -> None:
         self._add(RESTARTS, 1, role=role)

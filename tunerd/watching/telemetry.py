@@ -68,8 +68,8 @@ class Telemetry(Progress):
         if said != self._said:
             self._said = said
             log.info("%s", said)
-        self._metrics.workers("slice", state.slices_busy, state.slices)
-        self._metrics.workers("tuner", state.tuners_busy, state.tuners)
+        self._metrics.workers("slice", state.slices, state.elapsed_secs)
+        self._metrics.workers("tuner", state.tuners, state.elapsed_secs)
         for task in state.tasks:
             self._metrics.task(task.task_id, task)
             self._names[task.task_id] = task.name
