@@ -19,7 +19,8 @@ from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
 from tunerd.records import Store
 from tunerd.report.comparison import against_first, named
-from tunerd.report.markdown import code, story_markdown, text
+from tunerd.report.markdown import story_markdown
+from tunerd.report.markdown_text import code, text
 from tunerd.report.page import report_page
 from tunerd.report.story import Story, story_of
 from tunerd.vocabulary import Verdict

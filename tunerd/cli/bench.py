@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import FolderError, InfrastructureError, InputError
 
 if TYPE_CHECKING:
@@ -48,10 +49,8 @@ def bench(
     to: Annotated[
         Path | None, typer.Option(help="Write every inference's start and latency to this file.")
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: AsJson = False,
+    debug: Debug = False,
 ) -> int:
     """Measure an artifact's latency and throughput in its slice, alone and beside neighbours."""
     from rich.console import Console

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
@@ -63,10 +64,8 @@ def compare(
         ),
     ] = None,
     format: Annotated[Format, typer.Option(help="What stdout gets.")] = Format.TABLE,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: AsJson = False,
+    debug: Debug = False,
 ) -> int:
     """Say whether NEW is slower than BASE by more than is allowed; for CI.
 

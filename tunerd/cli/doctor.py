@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json as json_module
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from tunerd.cli.options import AsJson
 from tunerd.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from tunerd.checks import Finding
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def doctor(json: AsJson = False) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunerd.cli.options import AsJson, Debug
 from tunerd.cli.tune import L2, SliceKind, settings_of
 from tunerd.errors import InputError
 
@@ -64,10 +65,8 @@ def matrix(
             help="Whether finalists find their weights in the cache. [default: cold, warm on CPUs]"
         ),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: AsJson = False,
+    debug: Debug = False,
 ) -> int:
     """Tune MODEL at each share, run what comes out at every share, and say what the share is worth.
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from tunerd.cli.options import AsJson, Debug
+
 
 def pack(
     sources: Annotated[
@@ -19,10 +21,8 @@ def pack(
         ),
     ],
     to: Annotated[Path, typer.Option(help="The new artifact folder.", show_default=False)],
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Join artifacts of several shares into one, which loads the kernels for the share it finds."""
     from tunerd.artifacts.pack import pack_shares

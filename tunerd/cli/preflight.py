@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import ExitCode, InputError
 
 
@@ -36,10 +37,8 @@ def preflight(
     wait: Annotated[
         str | None, typer.Option(help="Look again until it is quiet, for so long: 90s, 10m.")
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: AsJson = False,
+    debug: Debug = False,
 ) -> int:
     """Say whether somebody uses this machine's GPUs or cores. Exit code: 0 quiet, 19 not quiet."""
     from tunerd.checks import Status

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,10 +82,8 @@ def profile(
         typer.Option(help="Folder; a profile goes on in its own. [default: profiles/NAME-gpu]"),
     ] = None,
     format: Annotated[Format, typer.Option(help="What stdout gets.")] = Format.TABLE,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: AsJson = False,
+    debug: Debug = False,
 ) -> int:
     """Measure latency and throughput over shares and batches; find the knee.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from tunerd.cli.options import AsJson
 from tunerd.errors import FolderError, InputError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ app = typer.Typer(
 )
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 class Format(StrEnum):

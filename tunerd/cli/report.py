@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunerd.cli.options import Debug
 from tunerd.errors import FolderError, InputError
 from tunerd.report.words import printable
 
@@ -37,7 +38,7 @@ def report(
         Format | None, typer.Option(help="A page, text for a pull request, or a document.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Write the report of a run again, of any run there is; or of several side by side.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,10 +41,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the runs and their commands, and do nothing.")
     ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: AsJson = False,
+    debug: Debug = False,
 ) -> int:
     """Make the runs of RECIPE in order, each in its own folder; the same command goes on.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunerd.cli.options import AsJson
 from tunerd.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ _SHOWN_FAILURES = 3  # beside a display that is refreshed
 def status(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until the run ends.")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
+    json: AsJson = False,
 ) -> None:
     """Show how far a run is, while it is alive and afterwards; the run notices nothing.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
@@ -164,10 +165,8 @@ def tune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: AsJson = False,
+    debug: Debug = False,
 ) -> int:
     """Tune MODEL for a share of a device; leave a verified artifact and a report.
 

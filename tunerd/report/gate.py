@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunerd.gate import GateResult, Judgement, TaskJudgement
 from tunerd.gate.intervals import Interval, median_interval
-from tunerd.report.words import UNKNOWN, one_line, secs_text
+from tunerd.report.markdown_text import code, folded, table, text
+from tunerd.report.words import one_line, secs_text
 from tunerd.vocabulary import GateVerdict, to_json
 
 if TYPE_CHECKING:
@@ -102,37 +103,22 @@ def gate_benchmark(result: GateResult) -> list[dict[str, Any]]:
 def gate_markdown(result: GateResult) -> str:
     """Return the result as GitHub's Markdown, for a comment or a job's summary."""
     lines = [
-        f"### {_prose(headline(result))}",
+        f"### {text(headline(result))}",
         "",
-        f"{_prose(place_text(result))}, {_how(result)}.",
+        f"{text(place_text(result))}, {_how(result)}.",
     ]
-    lines += ["", f"BASE {_code(result.base.source)}, NEW {_code(result.new.source)}"]
+    lines += ["", f"BASE {code(result.base.source)}, NEW {code(result.new.source)}"]
     if result.end_to_end is not None:
-        lines += ["", *_markdown_table(_summary_rows(result.end_to_end))]
+        lines += ["", _markdown_table(_summary_rows(result.end_to_end))]
     if shown := result.tasks[:MAX_TASKS]:
-        lines += ["", f"<details><summary>{_tasks_text(result)}</summary>", ""]
-        rows = [(_code(row[0]), *row[1:]) for row in map(_task_row, shown)]
-        lines += [*_markdown_table(rows), "", "</details>"]
-    lines += ["", *(f"- {_prose(note)}" for note in result.notes)]
+        rows = [(code(row[0]), *row[1:]) for row in map(_task_row, shown)]
+        lines += ["", folded(_tasks_text(result), _markdown_table(rows))]
+    lines += ["", *(f"- {text(note)}" for note in result.notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _markdown_table(rows: Sequence[_Row]) -> Iterator[str]:
-    yield f"| {' | '.join(_HEADINGS)} |"
-    yield "|---|--:|--:|--:|--:|---|"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-
-
-def _code(text: str) -> str:
-    """Return text as a code span, in which nothing is markup and nobody is mentioned."""
-    return f"`{one_line(text).replace('`', chr(39)).replace('|', chr(166)) or UNKNOWN}`"
-
-
-def _prose(text: str) -> str:
-    """Return text in which names that came from files are no markup and mention nobody."""
-    text = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace("@", "@&#8203;")
-    return "".join(f"\\{c}" if c in "\\`*_[]|~" else c for c in text)
+def _markdown_table(rows: Sequence[_Row]) -> str:
+    return table(_HEADINGS, rows, numbers=range(1, 5))
 
 
 # --- a terminal --------------------------------------------------------------------------------

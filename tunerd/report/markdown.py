@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from tunerd.report.comparison import NamedRun, against_first, task_rows
 from tunerd.report.comparison_page import title_text
 from tunerd.report.facts_section import version_pairs
 from tunerd.report.figures import LATENCY_NAMES, by_share, headline, share_asked, spread
+from tunerd.report.markdown_text import MOST_CHARS, code, folded, table, text
 from tunerd.report.slice_section import obtained_texts
 from tunerd.report.story import Story
 from tunerd.report.words import (
@@ -16,7 +16,6 @@ from tunerd.report.words import (
     UNKNOWN,
     count_text,
     duration_text,
-    one_line,
     percent_text,
     ratio_texts,
     secs_range_text,
@@ -25,12 +24,6 @@ from tunerd.report.words import (
 from tunerd.vocabulary import Comparison, TaskOutcome, Verdict
 
 SHOWN_TASKS = 100  # a comment on GitHub holds 65,536 characters
-_MOST_CHARS = 200  # of a name
-_MARKUP = re.compile(r"[!-/:-@\[-`{-~]")  # ASCII punctuation, which is all that Markdown reads
-_PLAIN = set(".,;()%-'\"/+=")
-_MENTIONS = set("@#:")
-_COLON = re.compile(r":(?=\s|$)")  # which begins neither an address nor an emoji
-_ADDRESS = re.compile(r"(?<=www)\.", re.IGNORECASE)
 
 
 def story_markdown(story: Story) -> str:
@@ -39,7 +32,7 @@ def story_markdown(story: Story) -> str:
         _verdict(story),
         _latency_table(story),
         _failures(story),
-        _folded(_tasks_title(story), _task_table(story)),
+        folded(_tasks_title(story), _task_table(story)),
         _provenance(story),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -84,51 +77,15 @@ def comparison_markdown(runs: Sequence[NamedRun]) -> str:
     summary = f"Best of {count_text(len(kernels), 'kernel')}, default in parentheses"
     parts = [
         f"**{text(title_text(runs))}**",
-        _table(heads, rows, numbers=range(3, 7)),
+        table(heads, rows, numbers=range(3, 7)),
         "\n".join(remarks),
-        _folded(
+        folded(
             summary,
-            _table(kernel_heads, kernel_rows, numbers=range(1, len(kernel_heads))),
+            table(kernel_heads, kernel_rows, numbers=range(1, len(kernel_heads))),
             left=len(kernels) - SHOWN_TASKS,
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-# --- text that stays text ----------------------------------------------------------------------
-
-
-def code(name: str) -> str:
-    """Return a name as code, in which nothing is markup, a mention, a reference or an emoji.
-
-    What is no plain word is written in entities: those make text only, also between the bars of a
-    table (https://spec.commonmark.org/0.31.2/#entity-and-numeric-character-references). An empty
-    comment after an at sign keeps an address from becoming a link.
-    """
-    name = one_line(name)
-    if len(name) > _MOST_CHARS:
-        name = f"{name[: _MOST_CHARS - 1]}…"
-    if re.fullmatch(r"[\w.-]+( [\w.-]+)*", name):
-        return f"`{name}`"
-    return f"<code>{_MARKUP.sub(_entity, name) or UNKNOWN}</code>"
-
-
-def text(words: str) -> str:
-    """Return a sentence in which nothing is markup or a mention."""
-    words = one_line(words)
-    plain = {m.start() for m in _COLON.finditer(words)}
-    marked = {m.start() for m in _ADDRESS.finditer(words)}
-
-    def written(match: re.Match[str]) -> str:
-        is_plain = match[0] in _PLAIN or match.start() in plain
-        return match[0] if is_plain and match.start() not in marked else _entity(match)
-
-    return _MARKUP.sub(written, words)
-
-
-def _entity(match: re.Match[str]) -> str:
-    entity = f"&#{ord(match[0])};"
-    return f"{entity}<!-- -->" if match[0] in _MENTIONS else entity
 
 
 # --- pieces ------------------------------------------------------------------------------------
@@ -138,18 +95,6 @@ def _verdict(story: Story) -> str:
     verdict = headline(story)
     what = f"{code(story.name)} at {text(share_asked(story.settings))}"
     return f"**{what}: {text(verdict.claim)}** {text(verdict.grounds)}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: range) -> str:
-    """Return a table whose columns in `numbers` are aligned to the right."""
-    rule = ("--:" if i in numbers else "---" for i in range(len(heads)))
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
-
-
-def _folded(summary: str, body: str, *, left: int = 0) -> str:
-    """Return a part that is closed at first. The blank lines make what is in it Markdown."""
-    more = f"\n\nand {left:,} more" if left > 0 else ""
-    return f"<details><summary>{text(summary)}</summary>\n\n{body}{more}\n\n</details>"
 
 
 def _latency_table(story: Story) -> str:
@@ -162,7 +107,7 @@ def _latency_table(story: Story) -> str:
         name = LATENCY_NAMES.get(latency.name)
         median = secs_text(seen.median_secs if seen else None)
         rows.append((name or code(latency.name), median, interval))
-    return _table(("Model", "Median", "95% interval"), rows, numbers=range(1, 3)) if rows else ""
+    return table(("Model", "Median", "95% interval"), rows, numbers=range(1, 3)) if rows else ""
 
 
 def _failures(story: Story) -> str:
@@ -193,9 +138,9 @@ def _task_table(story: Story) -> str:
         for share in shares[:SHOWN_TASKS]
     ]
     heads = ("Task", "Share", "Calls", "Default", "Best", "Ratio", "Trials", "Ships")
-    table = _table(heads, rows, numbers=range(1, 7))
+    shown = table(heads, rows, numbers=range(1, 7))
     rest = len(shares) - SHOWN_TASKS
-    return f"{table}\n\nand {rest:,} more" if rest > 0 else table
+    return f"{shown}\n\nand {rest:,} more" if rest > 0 else shown
 
 
 def _winner(task: TaskOutcome, story: Story) -> str:
@@ -203,7 +148,7 @@ def _winner(task: TaskOutcome, story: Story) -> str:
         return "undecided"
     if task.is_tuned:
         return "tuned"
-    return f"default: {text(task.note[:_MOST_CHARS])}" if task.note else "default"
+    return f"default: {text(task.note[:MOST_CHARS])}" if task.note else "default"
 
 
 def _ratio(compared: Comparison | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tunerd.matrix.claims import DEFAULT
 from tunerd.matrix.result import MatrixResult
-from tunerd.report.markdown import text
+from tunerd.report.markdown_text import table, text
 from tunerd.report.matrix_words import (
     CLAIM_SOURCE,
     change_rows,
@@ -68,5 +68,4 @@ def _latencies(result: MatrixResult) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([text(v) for v in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table(heads, ([text(v) for v in row] for row in rows))

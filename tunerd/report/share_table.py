@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tunerd.report.markdown import text
+from tunerd.report.markdown_text import table, text
 from tunerd.report.share_words import HEADS, row_texts, sentences, title_text
 from tunerd.report.words import one_line
 
@@ -21,28 +21,27 @@ _SHOWN = (0, 1, 2, 4, 5, 6)  # of HEADS: what 80 columns hold
 
 def share_table(profile: Profile) -> RenderableType:
     """Return a line for each batch and share, and what they say, for rich to print."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("batch", justify="right")
-    table.add_column("share", no_wrap=True)
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    shown.add_column("batch", justify="right")
+    shown.add_column("share", no_wrap=True)
     for head in (profile.unit, *(HEADS[i].lower() for i in _SHOWN[2:])):
-        table.add_column(head, justify="right", no_wrap=True)
+        shown.add_column(head, justify="right", no_wrap=True)
     for curve in profile.curves:
         for point in curve.points:
             cells = row_texts(point)
-            table.add_row(Text(str(curve.batch)), *(Text(cells[i]) for i in _SHOWN))
+            shown.add_row(Text(str(curve.batch)), *(Text(cells[i]) for i in _SHOWN))
     title = Text(one_line(title_text(profile)), style="bold")
-    return Group(title, table, *(Text(each) for each in sentences(profile)))
+    return Group(title, shown, *(Text(each) for each in sentences(profile)))
 
 
 def share_markdown(profile: Profile) -> str:
     """Return a heading, a table and what it says."""
     heads = ("Batch", HEADS[0], profile.unit, *HEADS[2:])
-    lines = [f"### {text(title_text(profile))}", ""]
-    lines.append(f"| {' | '.join(heads)} |")
-    lines.append(f"|{' --: |' * len(heads)}")
-    for curve in profile.curves:
-        for point in curve.points:
-            cells = (str(curve.batch), *row_texts(point))
-            lines.append(f"| {' | '.join(map(text, cells))} |")
+    rows = [
+        [text(cell) for cell in (str(curve.batch), *row_texts(point))]
+        for curve in profile.curves
+        for point in curve.points
+    ]
+    lines = [f"### {text(title_text(profile))}", "", table(heads, rows, numbers=range(len(heads)))]
     lines += ["", *(f"- {text(each)}" for each in sentences(profile))]
     return "\n".join(lines) + "\n"
