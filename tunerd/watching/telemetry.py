@@ -9,8 +9,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tunerd.cluster.workers import Answer
 from tunerd.records import RunFacts
@@ -128,11 +127,6 @@ class Telemetry(Progress):
         self._stack.enter_context(run_logged(self._run, self._logs))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._status.end(error)
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._status.end(raised[1])
+        self._stack.__exit__(*raised)
