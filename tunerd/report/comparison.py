@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd.deciding.compare import compare
+from tunerd.deciding.compare import SAME_WITHIN
+from tunerd.gate.judge import Timing, judge
 from tunerd.report.figures import by_share
 from tunerd.report.slice_section import obtained_texts
 from tunerd.report.story import Story
 from tunerd.report.words import is_known
-from tunerd.vocabulary import Comparison, TaskOutcome
+from tunerd.vocabulary import Comparison, GateVerdict, TaskOutcome, Verdict
 
 
 @dataclass(frozen=True)
@@ -125,15 +126,30 @@ def _drivers(story: Story) -> str:
 
 
 def _compared(first: Story, other: Story) -> Comparison | None:
-    """Compare the tuned models. They were not timed in turns, so that the interval is for this
-    day's machine against that day's, and holds what changed between them.
-    """
-    base, new = _tuned_secs(first), _tuned_secs(other)
-    return compare(base, new) if base and new else None
+    """Compare the tuned models as the gate does: they were not timed in turns."""
+    base, new = _timing(first), _timing(other)
+    if not base.run_secs or not new.run_secs:
+        return None
+    judged = judge(base, new, fail_above=SAME_WITHIN)
+    change = judged.change
+    verdicts = {
+        GateVerdict.BETTER: Verdict.FASTER,
+        GateVerdict.WORSE: Verdict.SLOWER,
+        GateVerdict.SAME: Verdict.SAME if change.low >= 1.0 - SAME_WITHIN else Verdict.CANNOT_TELL,
+    }
+    return Comparison(
+        verdict=verdicts.get(judged.verdict, Verdict.CANNOT_TELL),
+        base_secs=judged.base_secs,
+        new_secs=judged.new_secs,
+        ratio=1.0 / change.ratio,
+        ratio_low=1.0 / change.high,
+        ratio_high=1.0 / change.low,
+    )
 
 
-def _tuned_secs(story: Story) -> list[float]:
-    if story.outcome is None:
-        return []
-    samples = [s for la in story.outcome.latencies if la.name == "tuned" for s in la.run_secs]
-    return [s for s in samples if is_known(s) and s > 0]
+def _timing(story: Story) -> Timing:
+    found: dict[str, list[float]] = {"tuned": [], "default": []}
+    for latency in story.outcome.latencies if story.outcome else ():
+        if latency.name in found:
+            found[latency.name] += [s for s in latency.run_secs if is_known(s) and s > 0]
+    return Timing(tuple(found["tuned"]), tuple(found["default"]))
