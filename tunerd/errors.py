@@ -4,7 +4,7 @@
     ├── InputError            exit 10   a flag, a model or a recipe that cannot be used
     │   └── ModelError        exit 11   the ONNX file
     ├── FolderError           exit 12   the run folder: not writable, locked, of another model
-    │   └── DiskError         exit 17   its disk: full, or it fails
+    │   └── DiskError         exit 17   a disk: full, or it fails
     ├── HostError             exit 13   this machine cannot do what was asked: no GPU, no MPS
     ├── WrongResultError      exit 14   the tuned model disagrees with ONNX Runtime
     ├── InfrastructureError   exit 15   Ray, a slice or the MPS daemon failed and stayed down

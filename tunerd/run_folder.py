@@ -14,7 +14,6 @@ tunerd.lock        pid of the tunerd that works here
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -24,11 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tunerd.errors import DiskError, FolderError
+from tunerd import disk
+from tunerd.errors import FolderError
 from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME
-
-_OF_A_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 @dataclass(frozen=True)
@@ -167,27 +165,9 @@ def _replace(path: Path, value: Mapping[str, Any]) -> None:
     beside.replace(path)
 
 
-@contextmanager
-def disk_errors_said(root: Path) -> Iterator[None]:
-    """Raise DiskError instead of an OSError that says that a disk is full or fails."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _OF_A_DISK:
-            raise
-        raise _disk_error(root, error) from error
-
-
-def _disk_error(root: Path, error: OSError) -> DiskError:
-    return DiskError(
-        f"{error.filename or root} cannot be written: {error.strerror}; make room or mend the "
-        "disk, then run the same command: it goes on with what was stored"
-    )
-
-
 def _unwritable(root: Path, error: OSError) -> FolderError:
-    if error.errno in _OF_A_DISK:
-        return _disk_error(root, error)
+    if error.errno in disk.ERRNOS:
+        return disk.disk_error(root, error)
     return FolderError(
         f"the run folder {root} cannot be written: {error.strerror or error}; choose a folder of "
         "yours with --out"

@@ -20,13 +20,14 @@ from tunerd.coordination import events as ev
 from tunerd.coordination.coordinator import Coordinator, Limits
 from tunerd.deciding.finals import Ending, finish
 from tunerd.deciding.quiet import Finals
+from tunerd.disk import disk_errors_said
 from tunerd.errors import Interrupted
 from tunerd.ledger import Ledger
 from tunerd.records import RunFacts
 from tunerd.report.frame import write_page
 from tunerd.report.page import report_page
 from tunerd.report.story import story_of
-from tunerd.run_folder import RunFolder, disk_errors_said
+from tunerd.run_folder import RunFolder
 from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.stop import Stop
@@ -323,7 +324,7 @@ class _Session:
         if answer.error:
             if worker:
                 yield ev.WorkerLost(worker_id, answer.error)
-            crew.lose(worker_id, answer.error)
+            crew.lose(worker_id, answer.error, answer.problem)
             return
         if answer.method in ("warm_up", "start"):
             if crew.is_fit(answer):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tunerd.cluster.nodes import Node, TunerSpec, cut_beside, tuners_beside
 from tunerd.cluster.workers import Answer
-from tunerd.errors import HostError, InfrastructureError
+from tunerd.errors import DiskError, HostError, InfrastructureError, TunerdError
 from tunerd.vocabulary import CapProof, SliceSpec
 
 if TYPE_CHECKING:
@@ -104,14 +104,17 @@ class Crew:
         """Forget how often a worker was lost before: it has done something since."""
         self._losses.pop(worker_id, None)
 
-    def lose(self, worker_id: str, message: str) -> None:
+    def lose(self, worker_id: str, message: str, problem: TunerdError | None = None) -> None:
         """Start a worker again that is lost, unless its node left or it keeps ending.
 
-        Raises InfrastructureError where nobody of its role is left, and no node may bring one.
+        Raises InfrastructureError where nobody of its role is left, and no node may bring one, and
+        the problem itself where it is of the disk of the only host.
         """
         role = self.role(worker_id)
         self._telemetry.lost(role, worker_id, message)
         self._cluster.drop(worker_id)
+        if isinstance(problem, DiskError) and not self._elastic:
+            raise problem
         if self._elastic and self._node_of(worker_id) not in self._cluster.living_nodes():
             self._tuners.pop(worker_id, None)
             self._slices.pop(worker_id, None)

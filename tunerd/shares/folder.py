@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tunerd.disk import disk_errors_said
 from tunerd.errors import FolderError
 from tunerd.records import typed
-from tunerd.run_folder import disk_errors_said, locked
+from tunerd.run_folder import locked
 from tunerd.shares.curve import Visit
 from tunerd.vocabulary import CapProof, Conditions, to_json
 

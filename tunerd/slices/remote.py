@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tunerd.errors import HostError, InfrastructureError
+from tunerd.errors import DiskError, HostError, InfrastructureError
 from tunerd.measuring.work import Ran, Work
 from tunerd.slices import wire
 from tunerd.slices.base import Slice
@@ -251,6 +251,8 @@ class RemoteSlice(Slice):
         body, _ = wire.receive(self._connection)
         if "error" in body:
             raise ValueError(body["error"])
+        if "disk" in body:
+            raise DiskError(body["disk"])
         return body
 
     def _compared(

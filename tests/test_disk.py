@@ -1,0 +1,65 @@
+"""A disk that is full ends a run and blames no candidate for it."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import onnx
+import psutil
+import pytest
+from build_fixtures import default_of, matmul_task
+from models import conv_net
+from tune_process import Run
+
+from tunerd import disk
+from tunerd.build import build_candidate
+from tunerd.errors import DiskError, ExitCode
+from tunerd.vocabulary import Failure
+
+
+def test_a_build_without_room_is_no_failure_of_its_candidate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = matmul_task()
+    monkeypatch.setattr(disk, "_ROOM_BYTES", 1 << 80)
+    with pytest.raises(DiskError, match="No space left on device; make room"):
+        build_candidate(task, default_of(task))
+
+
+def test_a_linker_without_room_is_no_failure_of_its_candidate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ld").write_text(
+        "#!/bin/sh\necho 'ld: final link failed: No space left on device' >&2\nexit 1\n"
+    )
+    (tmp_path / "ld").chmod(0o755)
+    from tunerd import build
+
+    monkeypatch.setattr(build, "_linker", lambda: build._Linker(str(tmp_path / "ld"), ()))
+    task = matmul_task()
+    with pytest.raises(DiskError, match="No space left on device"):
+        build_candidate(task, default_of(task))
+
+
+def runners(run: Run) -> list[psutil.Process]:
+    return [p for p in run.processes() if "tunerd.slices.runner" in p.cmdline()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of others are Linux's")
+def test_a_run_whose_runners_cannot_write_ends_and_goes_on_with_room(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    run = Run(tmp_path / "run", tmp_path / "net.onnx", ("--trials", "60"))
+    run.start()
+    run.wait_for(lambda: run.measured() >= 8)
+    for runner in runners(run):
+        resource.prlimit(runner.pid, resource.RLIMIT_FSIZE, (1024, 1024))
+    code, _, said = run.end()
+    assert code == ExitCode.DISK_FULL, said
+    assert "cannot be written: File too large; make room" in said
+    assert not any(isinstance(r.result, Failure) for r in run.records())
+    run.start()
+    code, _, said = run.end()
+    assert code < 10, said
+    assert not any(isinstance(r.result, Failure) for r in run.records())

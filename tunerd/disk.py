@@ -1,0 +1,44 @@
+"""Disks that are full or fail, said as such: no candidate and no caller is to blame for them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tunerd.errors import DiskError
+
+# What an OSError says where a disk is full or fails.
+ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+_ROOM_BYTES = 16 << 20  # of a build and its library many times over
+
+
+@contextmanager
+def disk_errors_said(folder: Path) -> Iterator[None]:
+    """Raise DiskError instead of an OSError that says that a disk is full or fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in ERRNOS:
+            raise
+        raise disk_error(folder, error) from error
+
+
+def disk_error(folder: Path, error: OSError) -> DiskError:
+    return DiskError(
+        f"{error.filename or folder} cannot be written: {error.strerror}; make room or mend the "
+        "disk, then run the same command: it goes on with what was stored"
+    )
+
+
+def require_room(folder: Path) -> None:
+    """Raise DiskError where a folder has no room for the files of a build.
+
+    Looked at before, because LLVM ends the process where it cannot write.
+    """
+    found = os.statvfs(folder)
+    if found.f_bavail * found.f_frsize < _ROOM_BYTES:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        raise disk_error(folder, full)
