@@ -205,6 +205,24 @@ def test_no_builds_bring_no_results(measured: Slice) -> None:
     assert measured.measure([], QUICK) == []
 
 
+def test_a_kernel_far_slower_than_a_rival_of_its_task_gets_few_samples(
+    measured: Slice, spec: SliceSpec
+) -> None:
+    if spec.kind == "simulated":
+        pytest.skip("simulated samples take no time, so none is left out")
+    fast, slow = (kernel(spec, length) for length in (64, 1 << 24))
+    task_id = fast.candidate.task_id
+    rival = dataclasses.replace(
+        slow, candidate=dataclasses.replace(slow.candidate, task_id=task_id)
+    )
+    counts = []
+    for build in (slow, fast, rival, fast):
+        (result,) = measured.measure([build], SEARCH)
+        assert isinstance(result, Measurement)
+        counts.append(len(result.run_secs))
+    assert counts[2] == SEARCH.hopeless_after < min(counts[0], counts[1], counts[3])
+
+
 def test_compared_builds_have_as_many_samples_each(measured: Slice) -> None:
     results = measured.compare(builds_for(measured.spec, 2), QUICK)
     lengths = {len(r.run_secs) for r in results if isinstance(r, Measurement)}

@@ -211,10 +211,10 @@ class Profile:
     min_sample_secs: float = 0.002  # a sample averages as many calls as fill this
     max_total_secs: float = 0.2  # stop sampling when this much time was spent
     cuda_graph: bool = True
-    hopeless_after: int = 8  # samples in turns, after which one twice as slow gets no more
+    hopeless_after: int = 8  # samples, after which one twice as slow as its best rival gets no more
 
 
-SEARCH = Profile("search-v1")
+SEARCH = Profile("search-v2", hopeless_after=2)
 MODEL = Profile(
     "model-v1", min_samples=20, max_samples=60, min_sample_secs=0.05, max_total_secs=8.0
 )

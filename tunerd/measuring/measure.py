@@ -62,13 +62,15 @@ class Device(ABC):
 Samples = tuple[int, list[float]]  # calls per sample, mean seconds of a call in each sample
 
 
-def measure(device: Device, build: Build, profile: Profile) -> Samples | Failure:
-    """Return the samples of one build, or why there are none."""
+def measure(
+    device: Device, build: Build, profile: Profile, *, rival_secs: float = math.inf
+) -> Samples | Failure:
+    """Return the samples of one build, or why there are none; few where a rival is far faster."""
     with tempfile.TemporaryDirectory(prefix="tunerd-load-") as folder:
         timed = _prepared(device, build, Path(folder), profile)
         if isinstance(timed, Failure):
             return timed
-        return _sampled(timed, profile)
+        return _sampled(timed, profile, rival_secs)
 
 
 def compare(device: Device, builds: Sequence[Build], profile: Profile) -> list[Samples | Failure]:
@@ -98,7 +100,9 @@ def interleaved(ready: Sequence[Timed | Failure], profile: Profile) -> list[Samp
             result = results[i]
             if isinstance(entry, Failure) or isinstance(result, Failure):
                 continue
-            if _is_hopeless(result[1], results, profile.hopeless_after):
+            rivals = [r[1] for r in results if not isinstance(r, Failure)]
+            slowest = [max(r) for r in rivals if len(r) >= profile.hopeless_after]
+            if _is_hopeless(result[1], min(slowest, default=math.inf), profile):
                 continue
             try:
                 result[1].append(entry.sample())
@@ -107,14 +111,9 @@ def interleaved(ready: Sequence[Timed | Failure], profile: Profile) -> list[Samp
     return results
 
 
-def _is_hopeless(
-    samples: Sequence[float], results: Sequence[Samples | Failure], after: int
-) -> bool:
-    """Whether more samples cannot matter: all are over twice as slow as all of the fastest."""
-    others = [r[1] for r in results if not isinstance(r, Failure) and len(r[1]) >= after]
-    return len(samples) >= after and min(samples) > 2 * min(
-        (max(o) for o in others), default=math.inf
-    )
+def _is_hopeless(samples: Sequence[float], rival_secs: float, profile: Profile) -> bool:
+    """Whether more samples cannot matter: all are over twice as slow as a rival."""
+    return len(samples) >= profile.hopeless_after and min(samples) > 2 * rival_secs
 
 
 def failure(stage: Stage, error: BaseException) -> Failure:
@@ -148,18 +147,15 @@ def _subfolder(folder: str, index: int) -> Path:
 
 
 def _prepared(device: Device, build: Build, folder: Path, profile: Profile) -> Timed | Failure:
-    try:
-        path = folder / "kernel.so"
-        path.write_bytes(build.library)
-    except OSError as error:
-        return Failure(Stage.LOAD, Kind.CRASH, f"cannot write the library: {error}")
+    path = folder / "kernel.so"
+    path.write_bytes(build.library)
     try:
         return device.prepare(build, path, profile)
     except Exception as error:
         return failure(Stage.LOAD, error)
 
 
-def _sampled(timed: Timed, profile: Profile) -> Samples | Failure:
+def _sampled(timed: Timed, profile: Profile, rival_secs: float) -> Samples | Failure:
     samples: list[float] = []
     started = time.perf_counter()
     try:
@@ -167,7 +163,8 @@ def _sampled(timed: Timed, profile: Profile) -> Samples | Failure:
             samples.append(timed.sample())
             spent = time.perf_counter() - started
             enough = len(samples) >= profile.min_samples and spent > profile.max_total_secs
-            if enough or samples[-1] > _SLOW_CALL_SECS:
+            slow = samples[-1] > _SLOW_CALL_SECS or _is_hopeless(samples, rival_secs, profile)
+            if enough or slow:
                 break
     except Exception as error:
         return failure(Stage.RUN, error)

@@ -29,6 +29,7 @@ import os
 import select
 import signal
 import socket
+import statistics
 import sys
 import tempfile
 import threading
@@ -36,6 +37,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunerd.disk import disk_errors_said
+from tunerd.errors import DiskError
 from tunerd.slices import wire
 
 if TYPE_CHECKING:
@@ -105,6 +108,7 @@ class _Runner:
         except Exception as error:  # told to whoever asks for a proof
             self._problem = f"{type(error).__name__}: {error}"
         self._models: dict[str, Any] = {}
+        self._best_secs: dict[str, float] = {}  # by task
         self._work: repeating.Repeated | None = None
 
     def serve(self) -> None:
@@ -128,7 +132,11 @@ class _Runner:
                 "ready": self._ready,
                 "begin": self._begin,
             }[operation]
-            handler(body, blobs)
+            try:
+                with disk_errors_said(Path(tempfile.gettempdir())):
+                    handler(body, blobs)
+            except DiskError as error:
+                wire.send(self._connection, {"disk": str(error)})
 
     def _prove(self, _: Any, __: list[bytes]) -> None:
         wire.send(self._connection, {"facts": {**self._device.facts(), "pid": os.getpid()}})
@@ -140,7 +148,11 @@ class _Runner:
         for entry, library in zip(body["builds"], blobs, strict=True):
             build = build_from(entry, library)
             wire.send(self._connection, {"starting": build.candidate.candidate_id})
-            result = self._measure.measure(self._device, build, profile)
+            task_id = build.candidate.task_id
+            rival_secs = self._best_secs.get(task_id, math.inf)
+            result = self._measure.measure(self._device, build, profile, rival_secs=rival_secs)
+            if isinstance(result, tuple):
+                self._best_secs[task_id] = min(rival_secs, statistics.median(result[1]))
             wire.send(self._connection, {"result": result_to(result)})
 
     def _compare(self, body: Any, blobs: list[bytes]) -> None:
