@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 
 def profile(
-    source: Annotated[
+    model: Annotated[
         Path,
         typer.Argument(
             metavar="MODEL|RUN|ARTIFACT",
@@ -98,7 +98,7 @@ def profile(
     wanted = _numbers("--batches", batches, most=2**31 - 1) if batches is not None else ()
     allowed = _fraction(loss)
     secs = _duration(duration)
-    subject = _subject(source, wanted, shape or (), dim or ())
+    subject = _subject(model, wanted, shape or (), dim or ())
     kind = str(slice_kind) if slice_kind else _kind(subject, gpu=gpu, cpu=cpu)
     if (gpu and kind == "cpu") or (cpu and kind in ("mps", "whole")):
         raise InputError(f"--slice {kind} is of the other device; leave one of the two flags out")
@@ -107,7 +107,7 @@ def profile(
     from tunerd.shares.profile import profile as measured
 
     planned = plan_shares(kind, pcts)
-    root = out or Path("profiles") / f"{_name(source)}-{'cpu' if kind == 'cpu' else 'gpu'}"
+    root = out or Path("profiles") / f"{_name(model)}-{'cpu' if kind == 'cpu' else 'gpu'}"
     with saying(quiet=json or format is not Format.TABLE) as say:
         found = measured(
             subject,
@@ -171,19 +171,19 @@ def _show(found: Profile, format: Format, root: Path) -> None:
 
 
 def _subject(
-    source: Path, batches: Sequence[int], shapes: Sequence[str], dims: Sequence[str]
+    model: Path, batches: Sequence[int], shapes: Sequence[str], dims: Sequence[str]
 ) -> Subject:
     from tunerd.cli.tune import dims_of, shapes_of
     from tunerd.shares.subject import is_artifact, subject_of_artifact, subject_of_model
 
-    if source.is_dir() or is_artifact(source):
+    if model.is_dir() or is_artifact(model):
         if shapes or dims:
             raise InputError(
-                f"--shape and --dim fix the inputs of an ONNX file, and {source} has fixed ones; "
+                f"--shape and --dim fix the inputs of an ONNX file, and {model} has fixed ones; "
                 "leave them out"
             )
-        return subject_of_artifact(source, batches)
-    return subject_of_model(source, batches, shapes=shapes_of(shapes), dims=dims_of(dims))
+        return subject_of_artifact(model, batches)
+    return subject_of_model(model, batches, shapes=shapes_of(shapes), dims=dims_of(dims))
 
 
 def _kind(subject: Subject, *, gpu: bool, cpu: bool) -> str:
@@ -196,11 +196,11 @@ def _kind(subject: Subject, *, gpu: bool, cpu: bool) -> str:
     return "mps" if member("mps").usability().ok else "cpu"
 
 
-def _name(source: Path) -> str:
-    resolved = source.resolve()
+def _name(model: Path) -> str:
+    resolved = model.resolve()
     if resolved.name == "artifact":
         resolved = resolved.parent
-    return resolved.stem if source.is_file() else resolved.name
+    return resolved.stem if model.is_file() else resolved.name
 
 
 def _numbers(flag: str, text: str, *, most: int) -> tuple[int, ...]:
