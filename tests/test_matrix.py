@@ -393,7 +393,9 @@ def test_a_page_shows_each_cell_with_its_interval_and_reads_names_as_text() -> N
 # --- recipes -----------------------------------------------------------------------------------
 
 
-def test_the_recipe_of_shares_makes_a_matrix_of_each_model_and_batch_and_a_profile_of_each() -> None:
+def test_the_recipe_of_shares_makes_a_matrix_of_each_model_and_batch_and_a_profile_of_each() -> (
+    None
+):
     recipes = script("reproduce").recipes_in(ROOT / "recipes" / "shares.yaml")
     runs = [run for recipe in recipes for run in recipe.runs]
     assert [run.argv[0] for run in runs] == ["matrix"] * 8 + ["profile"] * 4
