@@ -13,13 +13,13 @@ from node_fixtures import TARGET, cpu_slices, gpu_slices, node, settings
 
 from tunerd.cluster import crew as crew_module
 from tunerd.cluster.actors import Cluster
-from tunerd.cluster.crew import LOOK_SECS, MAX_RESTARTS, WAIT_SECS, Crew
+from tunerd.cluster.crew import LOOK_SECS, MAX_FAULTS, MAX_RESTARTS, WAIT_SECS, Crew
 from tunerd.cluster.nodes import Node, TunerSpec
 from tunerd.cluster.workers import Answer
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.preparation import layout_of
 from tunerd.records import RunFacts, Store
-from tunerd.vocabulary import CapProof, SliceSpec
+from tunerd.vocabulary import CapProof, Failure, Kind, Measurement, SliceSpec, Stage
 from tunerd.watching.telemetry import Telemetry
 
 
@@ -141,6 +141,39 @@ def test_a_slice_that_comes_back_with_another_share_measures_nothing(make_crew: 
     assert cluster.slice_ids == {"mps-0-0"}
     with pytest.raises(HostError, match="no slice is left that has it"):
         crew.is_fit(answer("mps-0-0", "start", proof("mps-0-0", sm_count=132)))
+
+
+CRASH = Failure(Stage.RUN, Kind.CRASH, "an illegal address")
+LOST = Failure(Stage.RUN, Kind.COLLATERAL, "a neighbour's fault")
+MEASURED = Measurement((1e-3,), 1, "search-v2", "mps-0-0", 52)
+
+
+def test_a_device_whose_trials_only_fault_is_left_alone_with_all_its_slices(
+    make_crew: MakeCrew,
+) -> None:
+    crew, cluster = make_crew(node("a", gpu_slices(0, 1)))
+    first, second, *others = crew.slice_ids
+    assert crew.has_faulted(first, [CRASH, LOST] * (MAX_FAULTS - 1)) == ()
+    assert crew.has_faulted(others[0], [CRASH] * (MAX_FAULTS - 1)) == ()
+    faulty = crew.has_faulted(second, [CRASH])
+    assert faulty == (first, second)
+    crew.leave_alone(faulty)
+    assert cluster.slice_ids == set(others)
+    assert cluster.restarted == []
+
+
+def test_one_trial_that_is_measured_acquits_the_device(make_crew: MakeCrew) -> None:
+    crew, _ = make_crew(node("a", gpu_slices(0)))
+    first, *_ = crew.slice_ids
+    for _ in range(3):
+        assert crew.has_faulted(first, [CRASH] * (MAX_FAULTS - 1) + [MEASURED]) == ()
+
+
+def test_the_last_device_that_only_faults_ends_the_run(make_crew: MakeCrew) -> None:
+    crew, _ = make_crew(node("a", gpu_slices(0)))
+    faulty = crew.has_faulted(crew.slice_ids[0], [CRASH] * MAX_FAULTS)
+    with pytest.raises(InfrastructureError, match="16 trials in a row faulted there"):
+        crew.leave_alone(faulty)
 
 
 # --- nodes that come and go --------------------------------------------------------------------

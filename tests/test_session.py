@@ -20,12 +20,12 @@ from tune_process import Run, still_there
 
 from tunerd import host
 from tunerd.artifacts.manifest import read_manifest
-from tunerd.cluster.crew import MAX_RESTARTS
+from tunerd.cluster.crew import MAX_FAULTS, MAX_RESTARTS
 from tunerd.errors import ExitCode
 from tunerd.records import Store
 from tunerd.report.page import report_page
 from tunerd.report.story import story_of
-from tunerd.vocabulary import Activity, Phase, Record
+from tunerd.vocabulary import Activity, Failure, Kind, Origin, Phase, Record
 
 TRIALS = 48
 FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
@@ -327,3 +327,36 @@ def test_no_variable_is_set_while_the_model_is_lowered(make_run: MakeRun) -> Non
     assert seen["lowered"] == 2
     assert seen["before"] > 0  # Ray's: the hook works
     assert seen["meanwhile"] == []
+
+
+_FAULTY = """
+import dataclasses, sys
+from tunerd.cli import main
+from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice
+plan = SimulatedSlice.plan
+def faulty(*asked, **more):
+    found = plan(*asked, **more)
+    environment = ((FAULTS_VARIABLE, "crash:1"),)
+    slices = tuple(dataclasses.replace(s, environment=environment) for s in found.slices)
+    return dataclasses.replace(found, slices=slices)
+SimulatedSlice.plan = faulty
+main()
+"""
+
+
+def test_a_device_on_which_everything_faults_ends_the_run(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["--cpu-pct", "100", "--slice", "simulated", "--trials", "200", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-c", _FAULTY, "tune", str(model), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.INFRASTRUCTURE, done.stderr
+    assert "16 trials in a row faulted there, and none was measured between" in done.stderr
+    with Store.read(out) as store:
+        results = [r.result for r in store.records() if r.candidate.origin is Origin.SEARCH]
+    ended = [r for r in results if r is not None]
+    assert len(ended) >= MAX_FAULTS
+    assert all(isinstance(r, Failure) and r.kind is Kind.CRASH for r in ended)

@@ -353,6 +353,10 @@ class _Session:
                 )
             case ev.RunSentinel():
                 yield ev.SpotChecked(worker_id, answer.value[0], answer.busy_secs or 0.0)
+        if answer.method == "measure" and (faulty := crew.has_faulted(worker_id, answer.value)):
+            for slice_id in self._coordinator.workers.keys() & set(faulty):
+                yield ev.WorkerLost(slice_id, "its device is left alone")
+            crew.leave_alone(faulty)
 
     def _require_not_stopped(self) -> None:
         if self._stop.requested:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tunerd.cluster.nodes import Node, TunerSpec, cut_beside, tuners_beside
 from tunerd.cluster.workers import Answer
 from tunerd.errors import DiskError, HostError, InfrastructureError, TunerdError
-from tunerd.vocabulary import CapProof, SliceSpec
+from tunerd.vocabulary import CapProof, Failure, Kind, Measurement, SliceSpec, Stage
 
 if TYPE_CHECKING:
     from tunerd.cluster.actors import Cluster
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3  # of a worker that ends without having done anything: its cause stays
+MAX_FAULTS = 16  # of a device in a row, none of its trials measured between them
 LOOK_SECS = 2.0  # between two looks at the nodes of a cluster
+_OF_A_SLICE = (Stage.LOAD, Stage.RUN)
 WAIT_SECS = 600.0  # for a node to join, where none is left to work on; autoscalers take minutes
 
 
@@ -54,6 +56,7 @@ class Crew:
         self._tuners: dict[str, TunerSpec] = {}
         self._roles: dict[str, str] = {}  # of everybody that was ever here
         self._losses: Counter[str] = Counter()  # of each worker, since it last did something
+        self._faults: Counter[str] = Counter()  # of each device, since it last measured something
         self._looked_at = self._staffed_at = time.monotonic()
         self.proofs: tuple[CapProof, ...] = ()
 
@@ -128,6 +131,33 @@ class Crew:
             raise InfrastructureError(
                 f"the last {role} ended {MAX_RESTARTS + 1} times, at last with: {message}; what "
                 "was measured is stored, and the same command goes on"
+            )
+
+    def has_faulted(
+        self, slice_id: str, results: Iterable[Measurement | Failure]
+    ) -> tuple[str, ...]:
+        """Count a device's faults in a row; return its slices where it is to be left alone."""
+        device = self._device_of(slice_id)
+        for result in results:
+            if isinstance(result, Measurement):
+                self._faults[device] = 0
+            elif result.stage in _OF_A_SLICE and result.kind in (Kind.CRASH, Kind.TIMEOUT):
+                self._faults[device] += 1
+        if self._faults[device] < MAX_FAULTS:
+            return ()
+        return tuple(s for s in self._slices if self._device_of(s) == device)
+
+    def leave_alone(self, slice_ids: Sequence[str]) -> None:
+        """End slices for good. Raises InfrastructureError where no other one is left."""
+        message = f"{MAX_FAULTS} trials in a row faulted there, and none was measured between them"
+        for slice_id in slice_ids:
+            self._telemetry.lost("slice", slice_id, f"{message}; its device is left alone")
+            self._cluster.drop(slice_id)
+        if not self._has("slice"):
+            raise InfrastructureError(
+                f"{', '.join(slice_ids)}: {message}, and no other slice is left; see what they "
+                "said in the run's folder `logs`, and whether the device is sound (nvidia-smi -q, "
+                "dmesg). What was measured is stored, and the same command goes on"
             )
 
     def is_fit(self, answer: Answer) -> bool:
@@ -238,6 +268,11 @@ class Crew:
         if worker_id in self._tuners:
             return self._tuners[worker_id].node_id
         return self._slices[worker_id][1]
+
+    def _device_of(self, slice_id: str) -> str:
+        """Name what slices share a fault on: a GPU. Slices of cores share nothing."""
+        spec, node_id = self._slices[slice_id]
+        return f"{node_id} {spec.gpu_uuid or slice_id}"
 
     def _has(self, role: str) -> bool:
         return bool(self._cluster.tuner_ids if role == "tuner" else self._cluster.slice_ids)
