@@ -362,6 +362,21 @@ def test_a_kernel_that_never_returns_times_out_and_the_rest_goes_on(
     assert not psutil.pid_exists(pid)
 
 
+def test_a_kernel_of_a_task_that_was_measured_has_less_time(
+    with_runner: Slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "KNOWN_SECS", 2.0)
+    (good,) = builds_for(with_runner.spec, 1)
+    never = endless(with_runner.spec)
+    rival = dataclasses.replace(never.candidate, task_id=good.candidate.task_id)
+    measured, timeout = with_runner.measure(
+        [good, dataclasses.replace(never, candidate=rival)], QUICK
+    )
+    assert isinstance(measured, Measurement)
+    assert isinstance(timeout, Failure)
+    assert timeout.kind is Kind.TIMEOUT
+
+
 def test_a_runner_that_was_killed_while_idle_is_replaced(with_runner: Slice) -> None:
     pid = with_runner.start().runner_pid
     psutil.Process(pid).kill()

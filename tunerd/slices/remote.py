@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 START_SECS = 120.0  # importing TVM on a busy machine, making a context
 BUILD_SECS = 60.0  # to load and measure one build
+# Where a task's best is known: to load and measure one of its builds, and so many times the best.
+KNOWN_SECS, KNOWN_TIMES = 20.0, 10_000.0
 MODEL_SECS = 600.0  # to load and measure whole models
 # After these errors a CUDA context answers nothing any more (CUDA driver API, CUresult).
 _STICKY = (
@@ -66,6 +68,7 @@ class RemoteSlice(Slice):
         self._proof: CapProof | None = None
         self._stop_at: float | None = None  # of the work that began last
         self._unheard: Failure | None = None  # why it did not begin
+        self._best_secs: dict[str, float] = {}  # by task
 
     @abstractmethod
     def _launch(self) -> socket.socket:
@@ -129,10 +132,14 @@ class RemoteSlice(Slice):
                 [b.library for b in builds],
                 timeout_secs=BUILD_SECS,
             )
-            for _ in builds:
+            assert self._connection is not None
+            for build in builds:
+                self._connection.settimeout(self._limit_secs(build))
                 self._receive()  # which build starts
                 is_under_way = True
-                yield self._result(self._receive()["result"], profile)
+                result = self._result(self._receive()["result"], profile)
+                self._note(build, result)
+                yield result
                 is_under_way = False
         except (OSError, ValueError) as error:
             failure = self._lost(error)
@@ -140,6 +147,19 @@ class RemoteSlice(Slice):
                 message = f"{failure.message}, before the build was loaded"
                 failure = Failure(Stage.RUN, Kind.COLLATERAL, message)
             yield failure
+
+    def _limit_secs(self, build: Build) -> float:
+        """Return how long a build may take from its start; of the best of its task, if known."""
+        best_secs = self._best_secs.get(build.candidate.task_id)
+        if best_secs is None:
+            return BUILD_SECS
+        return min(BUILD_SECS, max(KNOWN_SECS, KNOWN_TIMES * best_secs))
+
+    def _note(self, build: Build, result: Measurement | Failure) -> None:
+        if isinstance(result, Measurement):
+            task_id = build.candidate.task_id
+            best_secs = self._best_secs.get(task_id, result.median_secs)
+            self._best_secs[task_id] = min(best_secs, result.median_secs)
 
     def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
         body = {
