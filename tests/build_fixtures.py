@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +106,29 @@ def tiled_matmul(task: Task) -> Any:
 def built(result: Build | Failure) -> Build:
     assert isinstance(result, Build), result
     return result
+
+
+def suicide(target: TargetSpec, number: signal.Signals) -> Build:
+    """Build a kernel that ends its process by a signal."""
+    tvm = build._tvm()
+    from tvm import te
+
+    data = te.placeholder((1,), "int32", name="data")
+    out = te.compute((1,), lambda i: data[i] + tvm.tirx.call_extern("int32", "raise", int(number)))
+    task = task_of([data, out], target)
+    return built(build.build_candidate(task, replace(default_of(task), candidate_id=f"{1:016x}")))
+
+
+def endless(target: TargetSpec) -> Build:
+    """Build a kernel that would take hours."""
+    tvm = build._tvm()
+    from tvm import te
+
+    data = te.placeholder((64,), name="data")
+    k = te.reduce_axis((tvm.tirx.IntImm("int64", 0), tvm.tirx.IntImm("int64", 1 << 42)), "k")
+    out = te.compute((1,), lambda i: te.sum(data[k % 64], axis=k), name="out")
+    task = task_of([data, out], target)
+    return built(build.build_candidate(task, replace(default_of(task), candidate_id=f"{2:016x}")))
 
 
 def random_inputs(task: Task) -> Arrays:

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from artifact_fixtures import tiny_artifact
-from build_fixtures import built, default_of, matmul_task, task_of
+from build_fixtures import built, default_of, endless, matmul_task, suicide, task_of
 
 from tunerd import host
 from tunerd.build import build_candidate
@@ -113,29 +113,6 @@ def named(of: Candidate, number: int) -> Candidate:
 
 def broken(build: Build) -> Build:
     return dataclasses.replace(build, library=b"no library")
-
-
-def suicide(spec: SliceSpec, number: signal.Signals) -> Build:
-    """Build a kernel that ends its process by a signal."""
-    import tvm
-    from tvm import te
-
-    data = te.placeholder((1,), "int32", name="data")
-    out = te.compute((1,), lambda i: data[i] + tvm.tirx.call_extern("int32", "raise", int(number)))
-    task = task_of([data, out], target_of(spec))
-    return built(build_candidate(task, named(default_of(task), 1)))
-
-
-def endless(spec: SliceSpec) -> Build:
-    """Build a kernel that would take hours."""
-    import tvm
-    from tvm import te
-
-    data = te.placeholder((64,), name="data")
-    k = te.reduce_axis((tvm.tirx.IntImm("int64", 0), tvm.tirx.IntImm("int64", 1 << 42)), "k")
-    out = te.compute((1,), lambda i: te.sum(data[k % 64], axis=k), name="out")
-    task = task_of([data, out], target_of(spec))
-    return built(build_candidate(task, named(default_of(task), 2)))
 
 
 # --- the contract ------------------------------------------------------------------------------
@@ -326,7 +303,7 @@ def test_a_build_that_cannot_be_loaded_does_not_spoil_a_comparison(with_runner: 
 def test_a_crashed_runner_costs_one_build_and_the_next_one_goes_on(with_runner: Slice) -> None:
     before = with_runner.start().runner_pid
     first, last = builds_for(with_runner.spec, 2)
-    ends = suicide(with_runner.spec, signal.SIGSEGV)
+    ends = suicide(target_of(with_runner.spec), signal.SIGSEGV)
     good, crash, after = with_runner.measure([first, ends, last], QUICK)
     assert isinstance(good, Measurement)
     assert isinstance(crash, Failure)
@@ -341,7 +318,7 @@ def test_no_build_is_blamed_for_a_signal_from_outside(with_runner: Slice) -> Non
         pytest.skip("its guard knows who is to blame")
     with_runner.start()
     (last,) = builds_for(with_runner.spec, 1)
-    build = suicide(with_runner.spec, signal.SIGKILL)
+    build = suicide(target_of(with_runner.spec), signal.SIGKILL)
     lost, after = with_runner.measure([build, last], QUICK)
     assert isinstance(lost, Failure)
     assert lost.kind is Kind.COLLATERAL
@@ -355,7 +332,7 @@ def test_a_kernel_that_never_returns_times_out_and_the_rest_goes_on(
     pid = with_runner.start().runner_pid
     monkeypatch.setattr(remote, "BUILD_SECS", 2.0)
     (last,) = builds_for(with_runner.spec, 1)
-    timeout, after = with_runner.measure([endless(with_runner.spec), last], QUICK)
+    timeout, after = with_runner.measure([endless(target_of(with_runner.spec)), last], QUICK)
     assert isinstance(timeout, Failure)
     assert timeout.kind is Kind.TIMEOUT
     assert isinstance(after, Measurement), after
@@ -367,7 +344,7 @@ def test_a_kernel_of_a_task_that_was_measured_has_less_time(
 ) -> None:
     monkeypatch.setattr(remote, "KNOWN_SECS", 2.0)
     (good,) = builds_for(with_runner.spec, 1)
-    never = endless(with_runner.spec)
+    never = endless(target_of(with_runner.spec))
     rival = dataclasses.replace(never.candidate, task_id=good.candidate.task_id)
     measured, timeout = with_runner.measure(
         [good, dataclasses.replace(never, candidate=rival)], QUICK
@@ -388,11 +365,11 @@ def test_a_runner_that_was_killed_while_idle_is_replaced(with_runner: Slice) -> 
 
 _HOLDER = """
 import sys
-from test_slices import QUICK, builds_for, endless
+from test_slices import QUICK, endless, target_of
 from tunerd.slices import member, plan
 spec = plan("cpu", 100).slices[0]
 held = member("cpu")(spec)
-kernel = endless(spec)
+kernel = endless(target_of(spec))
 print(held.start().runner_pid, flush=True)
 held.measure([kernel], QUICK)
 """

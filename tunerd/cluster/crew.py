@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 MAX_RESTARTS = 3  # of a worker that ends without having done anything: its cause stays
 MAX_FAULTS = 16  # of a device in a row, none of its trials measured between them
 LOOK_SECS = 2.0  # between two looks at the nodes of a cluster
-_OF_A_SLICE = (Stage.LOAD, Stage.RUN)
 WAIT_SECS = 600.0  # for a node to join, where none is left to work on; autoscalers take minutes
+_OF_A_SLICE = (Stage.LOAD, Stage.RUN)
 
 
 class Crew:

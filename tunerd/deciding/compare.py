@@ -37,9 +37,7 @@ def compare(
     Sets of equal length are resampled as pairs: such samples are taken interleaved, and what slows
     sample i of one (a clock, a neighbour) slows sample i of the other. That also is why single
     pairs are drawn, and no stretches: samples resemble their neighbours, but the ratios of pairs
-    hardly do. In `results/` the median correlation of one with the next is 0.27 of kernels'
-    samples and -0.03 of their pairs' on an H200, 0.46 and 0.16 on two shared cores. With 20 pairs
-    a block bootstrap would say FASTER or SLOWER of equals in 7 of 100 comparisons, this in 3.
+    hardly do (`results/*/remeasured.json`), and of few pairs stretches make too narrow intervals.
 
     FASTER: the interval and the ratio are above one. SLOWER: both below. SAME: neither, and the
     interval lies within 1% of one. Otherwise, or with fewer than 5 samples on a side, CANNOT_TELL;

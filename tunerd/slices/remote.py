@@ -128,6 +128,7 @@ class RemoteSlice(Slice):
                     "op": "measure",
                     "builds": [build_to(b) for b in builds],
                     "profile": to_json(profile),
+                    "rival_secs": [self._best_secs.get(b.candidate.task_id) for b in builds],
                 },
                 [b.library for b in builds],
                 timeout_secs=BUILD_SECS,
@@ -198,8 +199,7 @@ class RemoteSlice(Slice):
                 blobs,
                 timeout_secs=MODEL_SECS,
             )
-            assert self._connection is not None
-            answer, out = wire.receive(self._connection)
+            answer, out = self._answer()
         except (OSError, ValueError) as error:
             failure = self._lost(error)
             raise InfrastructureError(f"the model did not run: {failure.message}") from error
@@ -242,7 +242,7 @@ class RemoteSlice(Slice):
             self._connection.settimeout(left_secs + BUILD_SECS)
             if self._stop_at is None:
                 wire.send(self._connection, {"op": "stop"})
-            answer, blobs = wire.receive(self._connection)
+            answer, blobs = self._answer()
         except (OSError, ValueError) as error:
             return self._lost(error)
         if "failure" in answer:
@@ -267,13 +267,17 @@ class RemoteSlice(Slice):
         wire.send(self._connection, body, blobs)
 
     def _receive(self) -> Any:
-        assert self._connection is not None
-        body, _ = wire.receive(self._connection)
+        body, _ = self._answer()
         if "error" in body:
             raise ValueError(body["error"])
+        return body
+
+    def _answer(self) -> tuple[Any, list[bytes]]:
+        assert self._connection is not None
+        body, blobs = wire.receive(self._connection)
         if "disk" in body:
             raise DiskError(body["disk"])
-        return body
+        return body, blobs
 
     def _compared(
         self,

@@ -9,7 +9,7 @@ of a kernel, too: for clients that share their GPU with nobody.
 Requests are JSON with binary blobs (`wire`):
 
     prove                             -> the device as this process sees it
-    measure   builds, profile         -> one result per build, sent as each is measured
+    measure   builds, profile, bests  -> one result per build, sent as each is measured
     compare   builds, profile         -> results of the builds sampled in turns
     agree     two builds              -> null, or how the second differs from the first
     run_model artifact, inputs        -> outputs
@@ -29,7 +29,6 @@ import os
 import select
 import signal
 import socket
-import statistics
 import sys
 import tempfile
 import threading
@@ -108,7 +107,6 @@ class _Runner:
         except Exception as error:  # told to whoever asks for a proof
             self._problem = f"{type(error).__name__}: {error}"
         self._models: dict[str, Any] = {}
-        self._best_secs: dict[str, float] = {}  # by task
         self._work: repeating.Repeated | None = None
 
     def serve(self) -> None:
@@ -145,14 +143,13 @@ class _Runner:
         from tunerd.slices.messages import build_from, profile_from, result_to
 
         profile = profile_from(body["profile"])
-        for entry, library in zip(body["builds"], blobs, strict=True):
+        rivals = body["rival_secs"]
+        for entry, library, rival_secs in zip(body["builds"], blobs, rivals, strict=True):
             build = build_from(entry, library)
             wire.send(self._connection, {"starting": build.candidate.candidate_id})
-            task_id = build.candidate.task_id
-            rival_secs = self._best_secs.get(task_id, math.inf)
-            result = self._measure.measure(self._device, build, profile, rival_secs=rival_secs)
-            if isinstance(result, tuple):
-                self._best_secs[task_id] = min(rival_secs, statistics.median(result[1]))
+            result = self._measure.measure(
+                self._device, build, profile, rival_secs=rival_secs or math.inf
+            )
             wire.send(self._connection, {"result": result_to(result)})
 
     def _compare(self, body: Any, blobs: list[bytes]) -> None:
