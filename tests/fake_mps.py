@@ -121,6 +121,12 @@ while mode == "slice":
             time.sleep(600)
         if library == b"crash":
             os.abort()
+        if library == b"killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if library == b"terminated":
+            message = "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+            answer({"result": {"failure": {"stage": "run", "kind": "crash", "message": message}}})
+            continue
         answer({"result": {"calls": 1, "run_secs": [1e-6]}})
 if mode == "slice":
     sys.exit()

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tunerd.slices.gpu import Gpu, clean_orphan
 from tunerd.slices.gpu_runner import runner_environment
 from tunerd.slices.lease import Lease
 from tunerd.slices.mps_control import MpsControl
+from tunerd.slices.mps_log import LOG_NAME
 from tunerd.slices.processes import ProcessId
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -215,6 +217,71 @@ def test_a_fault_stops_every_runner_of_the_gpu_once_and_names_who_reported_it(
     again, _, _ = bench.runner(lease, "mps-0-0")
     assert lease.request("fence", slice_id="mps-0-1", **fault) == answer  # it fell with the first
     assert again.alive
+
+
+def told_by_the_server(pid: int) -> None:
+    """Write what an MPS server of driver 580 writes of a fault, as if a client had caused it."""
+    folder = lease_module.gpu_folder(UUID) / "log"
+    with (folder / LOG_NAME).open("a") as log:
+        log.write(f"[Server 1] Client {{PID: {pid}, Context: 1}} encountered a fatal GPU error.\n")
+        log.write("[Server 1] Server is handling a fatal GPU error.\n")
+        log.write(f"[Server 1] Client {{PID: {pid}, Context ID: 1}} on device 0 to be torn down\n")
+
+
+def wait_for_epoch(lease: Lease, epoch: int) -> None:
+    deadline = time.monotonic() + GONE_SECS
+    while lease.request("state")["epoch"] < epoch:
+        assert time.monotonic() < deadline, "the guard did not fence the GPU"
+        time.sleep(0.05)
+
+
+def test_the_servers_log_names_the_culprit_whoever_reports_first(bench: Bench) -> None:
+    lease = bench.lease()
+    bench.runner(lease, "mps-0-0")
+    culprit, _, _ = bench.runner(lease, "mps-0-1")
+    told_by_the_server(culprit.pid)
+    fault: dict[str, Any] = {"scope": "gpu", "reason": "illegal address", "epoch": 0}
+    assert lease.request("fence", slice_id="mps-0-0", **fault)["culprit"] == "mps-0-1"
+    bench.runner(lease, "mps-0-0")
+    fault["epoch"] = 1  # the log still tells of the fault before
+    assert lease.request("fence", slice_id="mps-0-0", **fault)["culprit"] == "mps-0-0"
+
+
+def test_a_fault_that_no_slice_reports_is_fenced_by_the_servers_log(bench: Bench) -> None:
+    lease = bench.lease()
+    culprit, _, _ = bench.runner(lease, "mps-0-0")
+    neighbour, _, _ = bench.runner(lease, "mps-0-1")
+    told_by_the_server(culprit.pid)
+    wait_for_epoch(lease, 1)
+    assert culprit.wait(GONE_SECS)
+    assert neighbour.wait(GONE_SECS)
+    answer = lease.request("fence", slice_id="mps-0-1", epoch=0, scope="gpu", reason="it ended")
+    assert answer["culprit"] == "mps-0-0"
+    again, _, _ = bench.runner(lease, "mps-0-0")
+    assert again.alive
+
+
+def test_a_fault_of_a_client_that_is_not_ours_is_no_slices_fault(bench: Bench) -> None:
+    lease = bench.lease()
+    bench.runner(lease, "mps-0-0")
+    told_by_the_server(os.getpid())
+    wait_for_epoch(lease, 1)
+    answer = lease.request("fence", slice_id="mps-0-0", epoch=0, scope="gpu", reason="it ended")
+    assert f"somebody else, pid {os.getpid()}" in answer["culprit"]
+
+
+def test_a_killed_daemon_is_replaced_and_nobody_is_blamed(bench: Bench) -> None:
+    lease = bench.lease()
+    runner, _, _ = bench.runner(lease, "mps-0-0")
+    (daemon,) = bench.daemons()
+    daemon.signal(signal.SIGKILL)
+    wait_for_epoch(lease, 1)
+    assert runner.wait(GONE_SECS)
+    answer = lease.request("fence", slice_id="mps-0-0", epoch=0, scope="gpu", reason="it ended")
+    assert answer["culprit"] == "the MPS daemon"
+    bench.runner(lease, "mps-0-0")
+    (successor,) = bench.daemons()
+    assert successor != daemon
 
 
 def test_a_slice_that_starts_again_replaces_its_runner(bench: Bench) -> None:

@@ -19,6 +19,7 @@ from tunerd.slices import mps, remote
 from tunerd.slices.lease import Lease, gpu_folder
 from tunerd.slices.mps import MpsSlice
 from tunerd.slices.mps_control import MpsControl
+from tunerd.slices.mps_log import LOG_NAME
 from tunerd.slices.processes import ProcessId
 from tunerd.vocabulary import (
     SEARCH,
@@ -165,6 +166,31 @@ def test_a_crash_fences_the_gpu_and_the_neighbours_build_is_collateral(
     for each in (culprit, neighbour):
         (result,) = each.measure([build()], SEARCH)
         assert isinstance(result, Measurement)
+
+
+@pytest.mark.parametrize("library", [b"killed", b"terminated"])
+def test_what_somebody_else_did_to_a_runner_is_not_its_builds_fault(
+    make: Make, library: bytes
+) -> None:
+    measured = make()
+    failure, result = measured.measure([build(library), build()], SEARCH)
+    assert isinstance(failure, Failure)
+    assert failure.kind is Kind.COLLATERAL
+    assert isinstance(result, Measurement)
+
+
+def test_the_slice_that_the_server_names_has_the_fault_and_its_reporter_has_not(
+    make: Make,
+) -> None:
+    culprit, reporter = make(0), make(1)
+    pid = culprit.start().runner_pid
+    reporter.start()
+    log = gpu_folder(UUID) / "log" / LOG_NAME
+    log.write_text(f"Client {{PID: {pid}, Context: 1}} encountered a fatal GPU error.\n")
+    (collateral,) = reporter.measure([build(b"crash")], SEARCH)
+    assert isinstance(collateral, Failure)
+    assert collateral.kind is Kind.COLLATERAL
+    assert "mps-0-0" in collateral.message
 
 
 def test_a_slice_survives_the_death_of_its_guard(make: Make) -> None:

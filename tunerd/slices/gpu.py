@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 from tunerd.errors import HostError
 from tunerd.slices.gpu_runner import RUNNER_COMMAND, GpuRunner, end_client
 from tunerd.slices.mps_control import EXTERNAL_PIPE_FOLDER, MpsControl, environment_of
+from tunerd.slices.mps_log import LOG_NAME, ServerLog, external_log_folder
 from tunerd.slices.processes import ProcessId
 
 log = logging.getLogger(__name__)
 
 GRACE_SECS = 2.0  # for a runner to end by itself when its slice is gone
+_REPORT_SECS = 0.5  # for a slice to say what a fault was, before the GPU is fenced without it
 _SLICE_ID = re.compile(r"[A-Za-z0-9-]{1,32}")  # it becomes part of a socket's path
 
 
@@ -47,6 +50,9 @@ class Gpu:
         self._runner_command = runner_command
         pipe_folder = external_pipe_folder() if external else folder / "pipe"
         self._control = MpsControl(pipe_folder, folder / "log", uuid)
+        log_folder = external_log_folder() if external else self._control.log_folder
+        self._server_log = ServerLog(log_folder / LOG_NAME)
+        self._daemon: set[ProcessId] = set()  # of ours, and its servers, as far as they were seen
         self._runners: dict[str, GpuRunner] = {}
         self._started = 0  # runners so far: makes the name of each socket new
         self._culprit = ""
@@ -67,7 +73,7 @@ class Gpu:
                 " nvidia-cuda-mps-control -d, set CUDA_MPS_PIPE_DIRECTORY to its pipe folder,"
                 " or leave out --mps external"
             )
-        self._save()
+        self._begin_epoch()
 
     def close(self) -> None:
         """Stop every runner, then the daemon if it is ours. Idempotent."""
@@ -102,7 +108,9 @@ class Gpu:
             return runner
 
     def runner(self, slice_id: str) -> GpuRunner | None:
-        return self._runners.get(slice_id)
+        """Return the runner of a slice; None too where it fell with the others of its GPU."""
+        with self._lock:  # while all of them are fenced, their ends say nothing
+            return self._runners.get(slice_id)
 
     def neighbours(self, slice_id: str) -> int:
         """Count the other runners that live, busy or not."""
@@ -111,7 +119,10 @@ class Gpu:
     def attached(self, pid: int) -> bool | None:
         """Say whether the MPS server lists a runner as its client; None where that is unknown."""
         others = frozenset(r.pid for r in list(self._runners.values())) - {pid}
-        return self._control.is_client(pid, others)
+        listed = self._control.is_client(pid, others)
+        with self._lock:  # the first client has made the daemon start a server
+            self._daemon |= self._own_daemon()
+        return listed
 
     def stop(self, runner: GpuRunner, *, grace_secs: float) -> None:
         """Stop one runner; its neighbours go on."""
@@ -130,6 +141,7 @@ class Gpu:
         "Memory Protection and Error Containment").
 
         Args:
+            culprit: who is to blame where the MPS server names nobody.
             epoch: of the runner that reports the fault. An earlier one than now was fenced before:
                 that runner fell with the culprit's, and nothing more is done.
 
@@ -139,14 +151,45 @@ class Gpu:
         with self._lock:
             if epoch is None or epoch >= self.epoch:
                 self.epoch += 1
-                self._culprit, self._reason = culprit, reason
-                log.warning("epoch %d begins: %s: %s", self.epoch, culprit, reason)
+                self._culprit, self._reason = self._named() or culprit, reason
+                log.warning("epoch %d begins: %s: %s", self.epoch, self._culprit, reason)
                 self._stop_all(grace_secs=0)
                 if not self.external and not self._control.answers():
                     self._control.quit()
                     self._control.start()
-                self._save()
+                self._begin_epoch()
             return {"epoch": self.epoch, "culprit": self._culprit, "reason": self._reason}
+
+    def watch(self) -> None:
+        """Fence the GPU where the MPS server tells of a fault or a process of the daemon has ended.
+
+        Clients may learn of either seconds later, or never.
+        """
+        with self._lock:
+            epoch, named = self.epoch, self._named()
+            lost = any(not process.alive for process in self._daemon)
+        if named:
+            time.sleep(_REPORT_SECS)
+            self.fence(named, "a fatal GPU error, by the log of the MPS server", epoch=epoch)
+        elif lost:
+            self.fence("the MPS daemon", "it ended", epoch=epoch)
+
+    def _named(self) -> str:
+        """Return the slice whose kernel caused a fault of this epoch, or "" without a fault."""
+        pid = self._server_log.culprit()
+        if pid is None:
+            return ""
+        ours = (r.slice_id for r in list(self._runners.values()) if r.pid == pid)
+        return next(ours, f"a client of somebody else, pid {pid},")
+
+    def _begin_epoch(self) -> None:
+        """Watch the daemon as it is now: what it wrote, and who is gone, belongs to the past."""
+        self._server_log.forget()
+        self._daemon = self._own_daemon()
+        self._save()
+
+    def _own_daemon(self) -> set[ProcessId]:
+        return set() if self.external else set(self._control.processes())
 
     def state(self) -> dict[str, Any]:
         """Return what the state file holds."""

@@ -64,15 +64,29 @@ class Guard:
     def serve_until_expired(self, listener: socket.socket, stop: threading.Event) -> None:
         """Accept connections until nobody has held one for a while, or until told to stop."""
         listener.settimeout(_TICK_SECS)
-        while not stop.is_set() and not self._expire():
+        ended = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(ended,))
+        watch.start()
+        try:
+            while not stop.is_set() and not self._expire():
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                connection.settimeout(None)
+                self._connections += 1
+                arguments = (connection, self._connections)
+                threading.Thread(target=self._serve, args=arguments, daemon=True).start()
+        finally:
+            ended.set()
+            watch.join()
+
+    def _watch(self, ended: threading.Event) -> None:
+        while not ended.wait(_TICK_SECS):
             try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                continue
-            connection.settimeout(None)
-            self._connections += 1
-            arguments = (connection, self._connections)
-            threading.Thread(target=self._serve, args=arguments, daemon=True).start()
+                self._gpu.watch()
+            except (TunerdError, OSError):  # slices hear of it when they start their runners
+                log.exception("the GPU could not be fenced")
 
     def _expire(self) -> bool:
         with self._lock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -14,13 +13,8 @@ import time
 from pathlib import Path
 
 from tunerd.errors import InfrastructureError
-from tunerd.slices.remote import START_SECS, RemoteSlice
+from tunerd.slices.remote import EXIT_SECS, START_SECS, RemoteSlice, outside_signal
 from tunerd.vocabulary import SliceSpec
-
-_EXIT_SECS = 5.0
-# An operator's, or the kernel's where memory is short: of whoever has most of it. What a kernel
-# does to its own process is another signal: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT.
-_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}
 
 
 class ChildSlice(RemoteSlice):
@@ -69,10 +63,10 @@ class ChildSlice(RemoteSlice):
         if self._process is None:
             return ""
         try:
-            status = self._process.wait(_EXIT_SECS)
+            status = self._process.wait(EXIT_SECS)
         except subprocess.TimeoutExpired:
             return ""
-        return signal.Signals(-status).name if -status in _FROM_OUTSIDE else ""
+        return outside_signal(status)
 
     def _fence(self, reason: str) -> None:
         process, self._process = self._process, None
@@ -85,7 +79,7 @@ class ChildSlice(RemoteSlice):
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_EXIT_SECS)
+                process.wait(EXIT_SECS)
             process.kill()
             _reap(process)
         folder, self._folder = self._folder, None

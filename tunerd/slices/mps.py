@@ -17,7 +17,7 @@ from tunerd.slices.base import Plan, Usability
 from tunerd.slices.gpu import external_pipe_folder
 from tunerd.slices.lease import Lease, gpu_folder
 from tunerd.slices.mps_control import environment_of
-from tunerd.slices.remote import START_SECS, RemoteSlice
+from tunerd.slices.remote import EXIT_SECS, START_SECS, TERMINATED, RemoteSlice, outside_signal
 from tunerd.vocabulary import CapProof, Conditions, SliceSpec, TargetSpec
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ NO_MPS_CONTROL = (
 )
 MIN_SM_COUNT = 2  # the share is handed out in pairs of SMs (TPCs)
 # What ends one client and leaves its neighbours alone; everything else may be a fault of the GPU.
-_FAULTS_OF_ONE_RUNNER = ("TIMED OUT", "IN TIME", "MPS_CLIENT_TERMINATED")
+_FAULTS_OF_ONE_RUNNER = ("TIMED OUT", "IN TIME", TERMINATED)
 
 
 def expected_sms(device_sm_count: int, pct: int) -> int:
@@ -110,6 +110,16 @@ class MpsSlice(RemoteSlice):
                     ) from error
             time.sleep(0.05)
 
+    def _ended_from_outside(self) -> str:
+        deadline = time.monotonic() + EXIT_SECS
+        status = None
+        with contextlib.suppress(InfrastructureError):  # the guard is gone: the fence starts anew
+            while status is None and time.monotonic() < deadline:
+                answer = self._held_lease().request("runner", slice_id=self.spec.slice_id)
+                status = answer["exit_status"]
+                time.sleep(0.02)
+        return outside_signal(status)
+
     def _fence(self, reason: str) -> None:
         alone = any(word in reason.upper() for word in _FAULTS_OF_ONE_RUNNER)
         fields = {
@@ -124,7 +134,7 @@ class MpsSlice(RemoteSlice):
             # The guard was killed. A new one first stops what the old one has left.
             log.warning("the guard of %s is gone; starting another", self.spec.gpu_uuid)
             answer = self._held_lease().request("fence", **fields)
-        self.culprit = answer["culprit"]
+        self.culprit, self.fault = answer.get("culprit", ""), answer.get("reason", "")
 
     def _conditions(self) -> Conditions:
         neighbours = None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import socket
 import struct
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tunerd.errors import DiskError, HostError, InfrastructureError
@@ -41,6 +43,11 @@ BUILD_SECS = 60.0  # to load and measure one build
 # Where a task's best is known: to load and measure one of its builds, and so many times the best.
 KNOWN_SECS, KNOWN_TIMES = 20.0, 10_000.0
 MODEL_SECS = 600.0  # to load and measure whole models
+EXIT_SECS = 5.0  # for a runner whose connection has ended to be gone
+# An operator's, or the operating system's where memory is short: of whoever has most of it. What a
+# kernel does to its own process is another signal: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT.
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}
+TERMINATED = "MPS_CLIENT_TERMINATED"  # by terminate_client, or as a neighbour was killed
 # After these errors a CUDA context answers nothing any more (CUDA driver API, CUresult).
 _STICKY = (
     "ILLEGAL_ADDRESS",
@@ -50,7 +57,7 @@ _STICKY = (
     "INVALID_PC",
     "HARDWARE_STACK_ERROR",
     "ASSERT",
-    "MPS_CLIENT_TERMINATED",
+    TERMINATED,
     "ILLEGAL MEMORY ACCESS",
     "UNSPECIFIED LAUNCH FAILURE",
     "MISALIGNED",
@@ -61,6 +68,7 @@ class RemoteSlice(Slice):
     """Measures in a runner. Members say how one is launched, proved and ended."""
 
     culprit = ""  # the slice that the last fence was blamed on; "" is this one
+    fault = ""  # what it did, as far as the guard knows
 
     def __init__(self, spec: SliceSpec) -> None:
         super().__init__(spec)
@@ -331,13 +339,24 @@ class RemoteSlice(Slice):
         self._lose(failure.message)
         if self.culprit and self.culprit != self.spec.slice_id:
             message = f"a fault in {self.culprit} ended this runner"
-            return Failure(failure.stage, Kind.COLLATERAL, message)
-        return failure
+        elif TERMINATED in failure.message.upper():
+            message = f"somebody else ended its client: {failure.message}"
+        elif self.fault and self.fault not in failure.message:
+            return replace(failure, message=f"{failure.message}; {self.fault}")
+        else:
+            return failure
+        return Failure(failure.stage, Kind.COLLATERAL, message)
 
     def _lose(self, reason: str) -> None:
         log.warning("%s: %s", self.spec.slice_id, reason)
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        self.culprit = ""
+        self.culprit = self.fault = ""
         self._fence(reason)
+
+
+def outside_signal(exit_status: int | None) -> str:
+    """Name the signal that ended a runner if no kernel can have sent it, or return ""."""
+    number = -(exit_status or 0)
+    return signal.Signals(number).name if number in _FROM_OUTSIDE else ""

@@ -1,0 +1,59 @@
+"""What an MPS server writes about a fault: whose kernel caused it.
+
+Every client of the GPU gets the same error, some of them before its cause does, so that who reports
+a fault first need not have caused it. The server's log names the client. Lines of driver 580,
+without their times:
+
+    Client {PID: 1059, Context: 1} encountered a fatal GPU error.
+    Server is handling a fatal GPU error.
+    Client {PID: 1059, Context ID: 1} on device 0 to be torn down
+    Client {PID: 1116, Context ID: 1} on device 0 to be torn down
+
+A trap leaves the first line out; the client that caused the fault is the first to be torn down.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+LOG_NAME = "server.log"
+EXTERNAL_LOG_FOLDER = Path("/var/log/nvidia-mps")  # the default of CUDA_MPS_LOG_DIRECTORY
+_CAUSE = re.compile(
+    r"Client \{PID: (\d+)[^}]*\} (?:encountered a fatal GPU error|on device \d+ to be torn down)"
+)
+
+
+class ServerLog:
+    """Follows the log of a daemon's servers. What stood there before is of no interest."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._from = 0  # bytes: what was written before belongs to faults that are over
+        self.forget()
+
+    def culprit(self) -> int | None:
+        """Return the pid of the client that caused the first fault since `forget`, or None."""
+        try:
+            with self._path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self._from:  # written anew
+                    self._from = 0
+                file.seek(self._from)
+                found = _CAUSE.search(file.read().decode(errors="replace"))
+        except OSError:  # no daemon has written yet, or it is not ours to read
+            return None
+        return int(found[1]) if found else None
+
+    def forget(self) -> None:
+        """Take what is written so far as told."""
+        try:
+            self._from = self._path.stat().st_size
+        except OSError:
+            self._from = 0
+
+
+def external_log_folder() -> Path:
+    """Return where a daemon that is not ours writes its logs."""
+    return Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY") or EXTERNAL_LOG_FOLDER)
