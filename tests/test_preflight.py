@@ -5,80 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_nvml import MIB, FakeNvml
 from test_host import H200
 
-from tunerd import host, preflight
+from tunerd import gpu_state, host, preflight
 from tunerd.checks import Finding, Status
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
 from tunerd.preflight import Limits, look, of_load, of_mps
 
-MIB = 1 << 20
 GONE = 2**22 + 1  # above any pid that Linux gives
 Captured = pytest.CaptureFixture[str]
-
-
-class FakeNvml:
-    """One GPU's NVML; what is set to None is not supported."""
-
-    class NVMLError(Exception):
-        pass
-
-    nvmlMemory_v2 = 0x02000028
-
-    def __init__(self) -> None:
-        self.compute: Sequence[int] | None = ()
-        self.through_mps: Sequence[int] | None = ()
-        self.graphics: Sequence[int] | None = ()
-        self.used_bytes = 500 * MIB
-        self.busy: list[int] | None = [0]
-        self.reasons: int | None = 1  # idle
-        self.persistent: int | None = 1
-        self.has_event_reasons = True
-        self.has_memory_v2 = True
-
-    def _told(self, value: Any) -> Any:
-        if value is None:
-            raise self.NVMLError("Not Supported")
-        return value
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return uuid
-
-    def _processes(self, pids: Sequence[int] | None) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid) for pid in self._told(pids)]
-
-    def nvmlDeviceGetComputeRunningProcesses(self, _: str) -> list[SimpleNamespace]:
-        return self._processes(self.compute)
-
-    def nvmlDeviceGetMPSComputeRunningProcesses(self, _: str) -> list[SimpleNamespace]:
-        return self._processes(self.through_mps)
-
-    def nvmlDeviceGetGraphicsRunningProcesses(self, _: str) -> list[SimpleNamespace]:
-        return self._processes(self.graphics)
-
-    def nvmlDeviceGetMemoryInfo(self, _: str, version: int | None = None) -> SimpleNamespace:
-        if version and not self.has_memory_v2:
-            raise self.NVMLError("Function Not Found")
-        return SimpleNamespace(used=self.used_bytes)
-
-    def nvmlDeviceGetUtilizationRates(self, _: str) -> SimpleNamespace:
-        busy = self._told(self.busy)
-        return SimpleNamespace(gpu=busy.pop(0) if len(busy) > 1 else busy[0])
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, _: str) -> int:
-        return int(self._told(self.reasons if self.has_event_reasons else None))
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _: str) -> int:
-        return int(self._told(self.reasons))
-
-    def nvmlDeviceGetPersistenceMode(self, _: str) -> int:
-        return int(self._told(self.persistent))
 
 
 @pytest.fixture
@@ -88,7 +29,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     monkeypatch.setattr(host, "nvml_library", lambda: (fake, ""))
     monkeypatch.setattr(host, "gpus", lambda: ((H200,), ""))
     monkeypatch.setattr(preflight, "mps_processes", list)
-    monkeypatch.setattr(preflight, "SAMPLE_SECS", 0.0)
+    monkeypatch.setattr(gpu_state, "SAMPLE_SECS", 0.0)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     return fake
 

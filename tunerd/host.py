@@ -54,6 +54,7 @@ _CORES_PER_SM = {
 # NVML does not tell the size of the L2; these are cudaDeviceProp::l2CacheSize.
 _L2_BYTES = {"H200": 60 << 20, "H100": 50 << 20, "A100": 40 << 20}
 
+_NVML_CLOCK_SM, _NVML_TEMPERATURE_GPU = 1, 0  # nvml.h: nvmlClockType_t, nvmlTemperatureSensors_t
 _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 
 
@@ -226,22 +227,23 @@ def _is_visible(gpu: GpuFacts) -> bool:
     )
 
 
-def conditions(gpu_uuid: str, *, neighbours: int | None = None) -> Conditions:
-    """Read clock, temperature and power of a GPU now. Cheap: handles are kept; never raises."""
+def ask_gpu(gpu_uuid: str, function: str, *args: Any) -> Any:
+    """Return what a function of NVML says of a GPU; None where it cannot tell. Never raises."""
     nvml, _ = nvml_library()
     if nvml is None:
-        return Conditions(neighbours=neighbours)
+        return None
+    try:
+        return getattr(nvml, function)(_handle(gpu_uuid), *args)
+    except (nvml.NVMLError, AttributeError):  # not of this GPU, driver or nvidia-ml-py
+        return None
 
-    def ask(function: str, *args: Any) -> Any:
-        try:
-            return getattr(nvml, function)(_handle(gpu_uuid), *args)
-        except nvml.NVMLError:
-            return None
 
-    milliwatts = ask("nvmlDeviceGetPowerUsage")
+def conditions(gpu_uuid: str, *, neighbours: int | None = None) -> Conditions:
+    """Read clock, temperature and power of a GPU now. Cheap: handles are kept; never raises."""
+    milliwatts = ask_gpu(gpu_uuid, "nvmlDeviceGetPowerUsage")
     return Conditions(
-        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        sm_clock_mhz=ask_gpu(gpu_uuid, "nvmlDeviceGetClockInfo", _NVML_CLOCK_SM),
+        temperature_c=ask_gpu(gpu_uuid, "nvmlDeviceGetTemperature", _NVML_TEMPERATURE_GPU),
         power_w=None if milliwatts is None else milliwatts / 1000,
         neighbours=neighbours,
     )

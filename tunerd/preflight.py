@@ -12,25 +12,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tunerd import host
 from tunerd.checks import Finding, Status, mps_processes, program_of
+from tunerd.gpu_state import GpuState, gpu_state
 from tunerd.host import GpuFacts
 from tunerd.slices.mps_control import MPS_SERVER
 
 SAMPLES = 5  # of the utilisation, which NVML averages over a sixth of a second to a second
-SAMPLE_SECS = 0.2
 POLL_SECS = 5.0
-
-# NVML's nvmlClocksEventReasons that make a GPU slower than its clocks were set to.
-_SLOWDOWNS = {
-    0x08: "hardware slowdown",
-    0x20: "hot: software thermal slowdown",
-    0x40: "hot: hardware thermal slowdown",
-    0x80: "power brake",
-}
-_POWER_CAP = 0x04  # of software: the board's power limit
 
 
 @dataclass(frozen=True)
@@ -41,19 +31,6 @@ class Limits:
     mem_pct: float = 2.0  # of a GPU's memory: a context takes 0.2 to 1 GiB
     busy_pct: float = 5.0  # NVML's utilisation
     is_mps_external: bool = False  # somebody's daemon is to be used
-
-
-@dataclass(frozen=True)
-class GpuState:
-    """What NVML says of one GPU now. None: it does not tell."""
-
-    gpu: GpuFacts
-    pids: tuple[int, ...] | None  # of compute processes, those through MPS included
-    graphics_pids: tuple[int, ...] | None
-    mem_used_bytes: int  # without what the driver reserves, where NVML tells them apart
-    busy_pct: int | None  # the highest of some samples
-    clock_reasons: int | None
-    is_persistent: bool | None
 
 
 def preflight(limits: Limits, *, with_gpus: bool = True, wait_secs: float = 0.0) -> list[Finding]:
@@ -81,7 +58,7 @@ def look(limits: Limits, *, with_gpus: bool) -> Iterator[Finding]:
         return
     yield of_mps(mps_processes(), limits)
     for gpu in gpus:
-        yield from of_gpu(gpu_state(gpu), limits)
+        yield from of_gpu(gpu, gpu_state(gpu.uuid, samples=SAMPLES), limits)
 
 
 def of_load(load: float, core_count: int, limits: Limits) -> Finding:
@@ -126,51 +103,11 @@ def of_mps(processes: Sequence[tuple[int, int]], limits: Limits) -> Finding:
 # --- one GPU -----------------------------------------------------------------------------------
 
 
-def gpu_state(gpu: GpuFacts, *, samples: int = SAMPLES) -> GpuState:
-    """Ask NVML; takes about a second for the samples of the utilisation."""
-    nvml, _ = host.nvml_library()
-    handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-
-    def ask(function: str, *args: Any) -> Any:
-        try:
-            return getattr(nvml, function)(handle, *args)
-        except (nvml.NVMLError, AttributeError):  # not of this GPU, driver or nvidia-ml-py
-            return None
-
-    def pids(*functions: str) -> tuple[int, ...] | None:
-        lists = [found for f in functions if (found := ask(f)) is not None]
-        return tuple(sorted({p.pid for each in lists for p in each})) if lists else None
-
-    memory = ask("nvmlDeviceGetMemoryInfo", getattr(nvml, "nvmlMemory_v2", None))
-    memory = memory or ask("nvmlDeviceGetMemoryInfo")
-    busy = []
-    for number in range(samples):
-        if number:
-            time.sleep(SAMPLE_SECS)
-        if (rates := ask("nvmlDeviceGetUtilizationRates")) is not None:
-            busy.append(int(rates.gpu))
-    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
-    if reasons is None:  # the name before driver 535
-        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-    persistent = ask("nvmlDeviceGetPersistenceMode")
-    return GpuState(
-        gpu=gpu,
-        pids=pids(
-            "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"
-        ),
-        graphics_pids=pids("nvmlDeviceGetGraphicsRunningProcesses"),
-        mem_used_bytes=memory.used if memory else gpu.mem_bytes - gpu.mem_free_bytes,
-        busy_pct=max(busy, default=None),
-        clock_reasons=reasons,
-        is_persistent=None if persistent is None else bool(persistent),
-    )
-
-
-def of_gpu(state: GpuState, limits: Limits) -> Iterator[Finding]:
+def of_gpu(gpu: GpuFacts, state: GpuState, limits: Limits) -> Iterator[Finding]:
     """Judge one GPU."""
-    name = f"GPU {state.gpu.index}"
+    name = f"GPU {gpu.index}"
     yield _of_processes(name, state)
-    yield _of_memory(name, state, limits)
+    yield _of_memory(name, gpu, state, limits)
     yield _of_utilisation(name, state, limits)
     yield from _of_clocks(name, state)
     if state.graphics_pids:
@@ -201,8 +138,10 @@ def _of_processes(name: str, state: GpuState) -> Finding:
     return Finding(name, Status.FAIL, fact, "end them, or wait with --wait 10m")
 
 
-def _of_memory(name: str, state: GpuState, limits: Limits) -> Finding:
-    used, total = state.mem_used_bytes, state.gpu.mem_bytes
+def _of_memory(name: str, gpu: GpuFacts, state: GpuState, limits: Limits) -> Finding:
+    used, total = state.mem_used_bytes, gpu.mem_bytes
+    if used is None:
+        used = gpu.mem_bytes - gpu.mem_free_bytes
     pct = 100 * used / total
     fact = f"{used / (1 << 20):,.0f} MiB in use, {pct:.1f}% of {total / (1 << 30):.0f} GiB"
     if pct <= limits.mem_pct:
@@ -233,15 +172,14 @@ def _of_utilisation(name: str, state: GpuState, limits: Limits) -> Finding:
 def _of_clocks(name: str, state: GpuState) -> Iterator[Finding]:
     if state.clock_reasons is None:
         return
-    slow = [word for bit, word in _SLOWDOWNS.items() if state.clock_reasons & bit]
-    if slow:
+    if state.slowdowns:
         yield Finding(
             f"{name} clocks",
             Status.FAIL,
-            ", ".join(slow),
+            ", ".join(state.slowdowns),
             "let it cool down, and look at its power and fans: nvidia-smi -q -d PERFORMANCE",
         )
-    elif state.clock_reasons & _POWER_CAP:
+    elif state.is_power_capped:
         yield Finding(f"{name} clocks", Status.WARN, "held down by the power limit")
     else:
         yield Finding(f"{name} clocks", Status.OK, "nothing slows them down")
