@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from build_fixtures import built, conv_task, default_of
 
 from tunerd import host
+from tunerd.build import build_candidate
 from tunerd.checks import Status, check
 from tunerd.host import GpuFacts
 from tunerd.slices.gpu_runner import runner_environment
@@ -21,7 +23,7 @@ from tunerd.slices.mps import MpsSlice, expected_sms
 from tunerd.slices.mps_control import MpsControl
 from tunerd.slices.processes import ProcessId
 from tunerd.slices.whole import WholeSlice
-from tunerd.vocabulary import SliceSpec
+from tunerd.vocabulary import SEARCH, Build, Conditions, Measurement, SliceSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -120,6 +122,60 @@ def test_new_clients_attach_after_the_gpu_was_fenced(gpu: GpuFacts) -> None:
         assert second.start().attached
         guard = guard_of(first)
     assert gone([guard])
+
+
+# A process of somebody: a context, and more memory than a run of one slice may hold.
+_STRANGER = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def do(function, *arguments):
+    status = getattr(cuda, function)(*arguments)
+    assert status == 0, f"{function}: {status}"
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+do("cuInit", 0)
+do("cuDeviceGet", ctypes.byref(device), 0)
+do("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+do("cuCtxSetCurrent", context)
+do("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(6 << 30))
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def conditions_of(measured: MpsSlice, kernel: Build) -> Conditions:
+    (result,) = measured.measure([kernel], SEARCH)
+    assert isinstance(result, Measurement), result
+    return result.conditions
+
+
+def test_a_stranger_is_seen_while_it_is_on_the_gpu(gpu: GpuFacts, tmp_path: Path) -> None:
+    if gpu.compute_mode != "default":
+        pytest.skip(f"GPU {gpu.index} is {gpu.compute_mode}: no stranger can come beside MPS")
+    task = conv_task(MpsSlice.plan(40, 1).target)
+    kernel = built(build_candidate(task, default_of(task)))
+    # A folder without a daemon: it runs without MPS, whatever else runs on this machine.
+    elsewhere = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "CUDA_VISIBLE_DEVICES": gpu.uuid}
+    (spec,) = specs(gpu, 40, 1)
+    with MpsSlice(spec) as measured:
+        measured.start()
+        guard = guard_of(measured)
+        before = conditions_of(measured, kernel)
+        with subprocess.Popen(
+            [sys.executable, "-c", _STRANGER],
+            env=runner_environment() | elsewhere,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as stranger:  # ends with its standard input
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == "there\n"
+            beside = conditions_of(measured, kernel)
+        after = conditions_of(measured, kernel)
+    assert gone([guard])
+    assert (before.disturbed_by, before.strangers or 0) == ("", 0)
+    assert "of others" in beside.disturbed_by or "held by others" in beside.disturbed_by
+    assert (beside.strangers is None) == (before.strangers is None)  # the list told both or none
+    assert (after.disturbed_by, after.strangers or 0) == ("", 0)
 
 
 _HOLDER = """

@@ -343,6 +343,22 @@ def test_the_client_list_says_whether_a_runner_is_attached(bench: Bench) -> None
     assert lease.request("attached", pid=1) == {"attached": False}
 
 
+def test_the_guard_knows_what_is_its_own_also_what_has_ended(bench: Bench) -> None:
+    lease = bench.lease()
+    first, connection, _ = bench.runner(lease, "mps-0-0")
+    second, _, _ = bench.runner(lease, "mps-0-1")
+    (daemon,) = bench.daemons()
+    own = lease.request("own", slice_id="mps-0-0")
+    assert (own["runners"], own["neighbours"]) == (2, 1)
+    assert set(own["pids"]) == {first.pid, second.pid, daemon.pid}
+    connection.close()
+    assert first.wait(GONE_SECS)
+    lease.request("stop_runner", slice_id="mps-0-0")
+    later = lease.request("own", slice_id="mps-0-1")
+    assert (later["runners"], later["neighbours"]) == (1, 0)
+    assert first.pid in later["pids"]
+
+
 def test_pids_of_another_namespace_make_attachment_unknown_rather_than_wrong(
     bench: Bench,
 ) -> None:

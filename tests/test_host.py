@@ -18,7 +18,7 @@ from tunerd.cli.doctor import doctor
 from tunerd.errors import ExitCode, HostError
 from tunerd.host import GpuFacts, HostFacts
 from tunerd.slices import mps, whole
-from tunerd.vocabulary import SliceSpec, to_json
+from tunerd.vocabulary import Conditions, SliceSpec, to_json
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 H200 = GpuFacts(
@@ -80,7 +80,7 @@ def test_a_host_without_a_driver_says_why_it_has_no_gpu() -> None:
     if facts.gpus:
         pytest.skip("this machine has a GPU")
     assert "driver" in facts.no_gpu
-    assert host.conditions(UUID, neighbours=1).neighbours == 1
+    assert host.conditions(UUID) == Conditions()
 
 
 def test_siblings_partition_the_cores_of_this_process() -> None:

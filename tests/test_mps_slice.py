@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
 import signal
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fake_mps import FakeMps
+from fake_nvml import FakeNvml
 
 from tunerd import host
 from tunerd.errors import HostError
@@ -116,6 +118,21 @@ def test_a_second_slice_is_a_neighbour(make: Make) -> None:
     (result,) = first.measure([build()], SEARCH)
     assert isinstance(result, Measurement)
     assert result.conditions.neighbours == 1
+
+
+def test_a_process_that_is_not_of_the_run_disturbs_until_it_ends(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, neighbour = make(0), make(1)
+    ours = [each.start().runner_pid for each in (measured, neighbour)]
+    nvml = FakeNvml()
+    monkeypatch.setattr(host, "nvml_library", lambda: (nvml, ""))
+    for others in ([], [os.getpid()], []):
+        nvml.through_mps = [*ours, *others]
+        (result,) = measured.measure([build()], SEARCH)
+        assert isinstance(result, Measurement)
+        assert result.conditions.strangers == len(others)
+        assert result.conditions.is_disturbed == bool(others)
 
 
 def test_closing_the_last_slice_leaves_no_runner_no_daemon_and_no_guard(make: Make) -> None:

@@ -238,14 +238,13 @@ def ask_gpu(gpu_uuid: str, function: str, *args: Any) -> Any:
         return None
 
 
-def conditions(gpu_uuid: str, *, neighbours: int | None = None) -> Conditions:
+def conditions(gpu_uuid: str) -> Conditions:
     """Read clock, temperature and power of a GPU now. Cheap: handles are kept; never raises."""
     milliwatts = ask_gpu(gpu_uuid, "nvmlDeviceGetPowerUsage")
     return Conditions(
         sm_clock_mhz=ask_gpu(gpu_uuid, "nvmlDeviceGetClockInfo", _NVML_CLOCK_SM),
         temperature_c=ask_gpu(gpu_uuid, "nvmlDeviceGetTemperature", _NVML_TEMPERATURE_GPU),
         power_w=None if milliwatts is None else milliwatts / 1000,
-        neighbours=neighbours,
     )
 
 

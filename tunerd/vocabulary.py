@@ -222,12 +222,22 @@ MODEL = Profile(
 
 @dataclass(frozen=True)
 class Conditions:
-    """The device while a trial ran. None: not known here."""
+    """The device while a trial ran. None: not known here.
+
+    `disturbed_by` says what made the trial slower than it is, "" where nothing was seen: processes
+    or memory of others on the device, or clocks that heat or power held down.
+    """
 
     sm_clock_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None
     neighbours: int | None = None  # other busy slices of the device
+    strangers: int | None = None  # processes of others on the device
+    disturbed_by: str = ""
+
+    @property
+    def is_disturbed(self) -> bool:
+        return bool(self.disturbed_by)
 
 
 @dataclass(frozen=True)
@@ -405,6 +415,13 @@ class TaskOutcome:
     def is_tuned(self) -> bool:
         return self.winner.origin is Origin.SEARCH
 
+    @property
+    def disturbed_by(self) -> str:
+        """What disturbed the measuring of its finalists, as in Conditions."""
+        results = (f.measurement for f in self.finalists)
+        causes = (r.conditions.disturbed_by for r in results if isinstance(r, Measurement))
+        return next(filter(None, causes), "")
+
 
 class Correctness(StrEnum):
     RIGHT = "right"
@@ -444,6 +461,7 @@ class Outcome:
     end_to_end: Comparison
     artifact: str  # path of the folder
     proofs: tuple[CapProof, ...] = ()
+    disturbed_by: str = ""  # while the whole model was timed, as in Conditions
 
     @property
     def hit_rate(self) -> float:

@@ -18,6 +18,7 @@ from tunerd.vocabulary import (
     Build,
     Candidate,
     CapProof,
+    Conditions,
     Failure,
     Lesson,
     Measurement,
@@ -162,6 +163,9 @@ class SliceActor:
 
     def end(self) -> Ran | Failure:
         return self._slice.end()
+
+    def conditions(self) -> Conditions:
+        return self._slice.conditions()
 
     def close(self) -> None:
         if self._started is not None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd import host
 from tunerd.errors import InfrastructureError
 from tunerd.measuring.work import Ran, Work
 from tunerd.shares.curve import Visit
@@ -16,7 +15,7 @@ from tunerd.shares.folder import ProfileFolder
 from tunerd.shares.plan import Shares, order_of
 from tunerd.slices import member
 from tunerd.slices.base import Slice
-from tunerd.vocabulary import CapProof, Conditions, Failure, SliceSpec
+from tunerd.vocabulary import CapProof, Failure
 
 LEAST_REPEATS = 5  # of a visit, however long one takes
 _WARM_UP_SECS = 0.2  # a GPU that was idle raises its clock
@@ -58,7 +57,7 @@ def measure_shares(
                 folder.prove(pct, proof)
                 for batch in _todo(folder, number, pct, artifacts, seed=effort.seed):
                     visit = _visit(one, proof, batch, artifacts[batch], number, effort)
-                    folder.add(visit, _conditions(spec))
+                    folder.add(visit, one.conditions() if spec.gpu_uuid else None)
 
 
 def _todo(
@@ -111,7 +110,3 @@ def _repeat(one: Slice, secs: float) -> Ran:
             "machine busy, or give a longer --duration"
         )
     return ran
-
-
-def _conditions(spec: SliceSpec) -> Conditions | None:
-    return host.conditions(spec.gpu_uuid) if spec.gpu_uuid else None

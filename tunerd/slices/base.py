@@ -16,6 +16,7 @@ from tunerd.vocabulary import (
     Arrays,
     Build,
     CapProof,
+    Conditions,
     Failure,
     Measurement,
     Profile,
@@ -100,6 +101,10 @@ class Slice(ABC):
     @abstractmethod
     def end(self) -> Ran | Failure:
         """Wait for `stop_at`, or stop the work where there is none; return how it went."""
+
+    def conditions(self) -> Conditions:
+        """Read the state of the device now; of one that tells nothing, nothing."""
+        return Conditions()
 
     @abstractmethod
     def close(self) -> None:

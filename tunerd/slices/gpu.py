@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError
+from tunerd.gpu_state import busy_pct
 from tunerd.slices.gpu_runner import RUNNER_COMMAND, GpuRunner, end_client
 from tunerd.slices.mps_control import EXTERNAL_PIPE_FOLDER, MpsControl, environment_of
 from tunerd.slices.mps_log import LOG_NAME, ServerLog, external_log_folder
 from tunerd.slices.processes import ProcessId
+from tunerd.slices.tenants import Own
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,9 @@ class Gpu:
         self._daemon: set[ProcessId] = set()  # of ours, and its servers, as far as they were seen
         self._runners: dict[str, GpuRunner] = {}
         self._started = 0  # runners so far: makes the name of each socket new
+        self._pids: set[int] = set()  # of all runners, daemons and servers so far
+        self._counted = (-1, -1)  # epoch and runners when the daemon's processes were looked for
+        self._busy_pct: int | None = None  # of the GPU before anything of ours ran there
         self._culprit = ""
         self._reason = ""
         self._lock = threading.RLock()  # held while runners are started or all of them are fenced
@@ -65,6 +70,8 @@ class Gpu:
         if orphan_epoch is not None:  # slices that lived through it learn that their runners fell
             self.epoch = orphan_epoch + 1
             self._culprit, self._reason = "the GPU guard", "it was killed"
+        else:  # what an orphan's runners have just done would look like somebody else's work
+            self._busy_pct = busy_pct(self._uuid)
         if not self.external:
             self._control.start()
         elif not self._control.answers():
@@ -103,6 +110,7 @@ class Gpu:
                 },
             )
             self._runners[slice_id] = runner
+            self._pids.add(runner.pid)
             self._save()
             log.info("started %s at %d%%: pid %d", slice_id, pct, runner.pid)
             return runner
@@ -112,9 +120,17 @@ class Gpu:
         with self._lock:  # while all of them are fenced, their ends say nothing
             return self._runners.get(slice_id)
 
-    def neighbours(self, slice_id: str) -> int:
-        """Count the other runners that live, busy or not."""
-        return sum(r.exit_status is None for s, r in list(self._runners.items()) if s != slice_id)
+    def own(self, slice_id: str) -> Own:
+        """Say what on this GPU is ours, and how many runners live beside a slice's, busy or not."""
+        living = {s for s, r in list(self._runners.items()) if r.exit_status is None}
+        with self._lock:
+            if self._counted != (self.epoch, self._started):  # a server starts with a runner
+                self._counted = (self.epoch, self._started)
+                self._pids |= {p.pid for p in self._control.processes()}
+                if self.external:  # whose pipe folder need not be in its environment
+                    self._pids |= set(self._control.servers() or ())
+            pids = frozenset(self._pids)
+        return Own(pids, len(living), self._busy_pct, len(living - {slice_id}))
 
     def attached(self, pid: int) -> bool | None:
         """Say whether the MPS server lists a runner as its client; None where that is unknown."""

@@ -14,7 +14,7 @@ Requests, one JSON object each in the frames of `wire`; answers are {"ok": ...} 
     start_runner  slice_id, pct, environment       -> socket, pid, epoch
     runner        slice_id                         -> exit_status (null while it lives), log
     attached      pid                              -> attached: true, false or null (unknown)
-    neighbours    slice_id                         -> neighbours: other runners that live
+    own           slice_id                         -> what of the GPU is this run's: `tenants.Own`
     stop_runner   slice_id, grace_secs
     fence         slice_id, epoch, scope, reason   -> epoch, culprit, reason
     state                                          -> what the state file holds
@@ -23,6 +23,7 @@ Requests, one JSON object each in the frames of `wire`; answers are {"ok": ...} 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fcntl
 import json
 import logging
@@ -165,8 +166,9 @@ class Guard:
     def _attached(self, _: int, *, pid: int) -> dict[str, Any]:
         return {"attached": self._gpu.attached(pid)}
 
-    def _neighbours(self, _: int, *, slice_id: str) -> dict[str, Any]:
-        return {"neighbours": self._gpu.neighbours(slice_id)}
+    def _own(self, _: int, *, slice_id: str) -> dict[str, Any]:
+        own = self._gpu.own(slice_id)
+        return dataclasses.asdict(own) | {"pids": sorted(own.pids)}
 
     def _stop_runner(
         self, _: int, *, slice_id: str, grace_secs: float = GRACE_SECS
@@ -192,7 +194,7 @@ _REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
     "start_runner": Guard._start_runner,
     "runner": Guard._runner,
     "attached": Guard._attached,
-    "neighbours": Guard._neighbours,
+    "own": Guard._own,
     "stop_runner": Guard._stop_runner,
     "fence": Guard._fence,
     "state": Guard._state,

@@ -13,11 +13,13 @@ from typing import Any
 from tunerd import host
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.host import GpuFacts, HostFacts
+from tunerd.slices import tenants
 from tunerd.slices.base import Plan, Usability
 from tunerd.slices.gpu import external_pipe_folder
 from tunerd.slices.lease import Lease, gpu_folder
 from tunerd.slices.mps_control import environment_of
 from tunerd.slices.remote import EXIT_SECS, START_SECS, TERMINATED, RemoteSlice, outside_signal
+from tunerd.slices.tenants import Own
 from tunerd.vocabulary import CapProof, Conditions, SliceSpec, TargetSpec
 
 log = logging.getLogger(__name__)
@@ -136,12 +138,15 @@ class MpsSlice(RemoteSlice):
             answer = self._held_lease().request("fence", **fields)
         self.culprit, self.fault = answer.get("culprit", ""), answer.get("reason", "")
 
-    def _conditions(self) -> Conditions:
-        neighbours = None
-        with contextlib.suppress(InfrastructureError):  # a measurement is worth keeping without
-            answer = self._held_lease().request("neighbours", slice_id=self.spec.slice_id)
-            neighbours = answer["neighbours"]
-        return host.conditions(self.spec.gpu_uuid or "", neighbours=neighbours)
+    def conditions(self) -> Conditions:
+        return tenants.conditions(self.spec.gpu_uuid or "", self._own)
+
+    def _own(self) -> Own | None:
+        try:
+            answer = self._held_lease().request("own", slice_id=self.spec.slice_id)
+        except (HostError, InfrastructureError):  # a measurement is worth keeping without
+            return None
+        return Own(**answer | {"pids": frozenset(answer["pids"])})
 
     def _prove(self, facts: dict[str, Any]) -> CapProof:
         listed = self._held_lease().request("attached", pid=facts["pid"])["attached"]

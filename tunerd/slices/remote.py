@@ -26,7 +26,6 @@ from tunerd.vocabulary import (
     Arrays,
     Build,
     CapProof,
-    Conditions,
     Failure,
     Kind,
     Measurement,
@@ -93,10 +92,6 @@ class RemoteSlice(Slice):
     def _ended_from_outside(self) -> str:
         """Name the signal that ended a lost runner, if no kernel can have been its cause."""
         return ""
-
-    def _conditions(self) -> Conditions:
-        """Read the state of the device now."""
-        return Conditions()
 
     def start(self) -> CapProof:
         self._connection = self._launch()
@@ -312,7 +307,7 @@ class RemoteSlice(Slice):
             profile=profile.name,
             slice_id=self.spec.slice_id,
             sm_count=self._proof.sm_count,
-            conditions=self._conditions(),
+            conditions=self.conditions(),
         )
 
     def _checked(self, failure: Failure) -> Failure:

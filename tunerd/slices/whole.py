@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import socket
 from typing import Any
 
 from tunerd import host
 from tunerd.errors import HostError
+from tunerd.gpu_state import busy_pct
 from tunerd.host import HostFacts
+from tunerd.slices import tenants
 from tunerd.slices.base import Plan, Usability
 from tunerd.slices.lease import private_folder
 from tunerd.slices.local import ChildSlice
 from tunerd.slices.mps import device_sms, missing_for_gpu, obtained
+from tunerd.slices.tenants import Own
 from tunerd.vocabulary import CapProof, Conditions, SliceSpec, TargetSpec
 
 
@@ -32,11 +37,26 @@ class WholeSlice(ChildSlice):
     def _arguments(self) -> tuple[str, ...]:
         return ("--device", "cuda")
 
-    def _conditions(self) -> Conditions:
-        return host.conditions(self.spec.gpu_uuid or "")
+    def conditions(self) -> Conditions:
+        return tenants.conditions(self.spec.gpu_uuid or "", self._own)
+
+    def _own(self) -> Own | None:
+        if self._process is None:
+            return None
+        return Own(frozenset({self._process.pid}), 1, _busy_before(self.spec.gpu_uuid or ""))
+
+    def _launch(self) -> socket.socket:
+        _busy_before(self.spec.gpu_uuid or "")
+        return super()._launch()
 
     def _prove(self, facts: dict[str, Any]) -> CapProof:
         return proof_of(self.spec, facts)
+
+
+@functools.cache
+def _busy_before(gpu_uuid: str) -> int | None:
+    """Return a GPU's utilisation before this process ran anything there: asked once, then kept."""
+    return busy_pct(gpu_uuid)
 
 
 def plan_for(facts: HostFacts, pct: int, per_device: int | None) -> Plan:
