@@ -18,6 +18,7 @@ from store_places import KINDS, StorePlace
 from tunerd.errors import FolderError
 from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME, VERSION
+from tunerd.records.tally import Disturbed
 from tunerd.vocabulary import (
     Activity,
     Build,
@@ -57,6 +58,11 @@ def candidate(number: int, task_id: str = "t0", origin: Origin = Origin.SEARCH) 
 
 def measurement(*run_secs: float) -> Measurement:
     return Measurement(run_secs, 10, "search-v1", "cpu-0-0", 1, Conditions(1980, 41, 350.5, 1))
+
+
+def disturbed(secs: float, by: str = "1 process of others: pid 4242") -> Measurement:
+    seen = Conditions(1980, 41, 350.5, 1, strangers=1, disturbed_by=by)
+    return dataclasses.replace(measurement(secs), conditions=seen)
 
 
 @pytest.fixture(params=KINDS)
@@ -361,6 +367,10 @@ def test_an_old_store_is_read_and_left_as_it_is(tmp_path: Path, file: Path) -> N
         ]
         assert read.spans() == OLD_SPANS
         assert read.phases() == []
+        assert read.tally(since=0.0).disturbed == read.disturbed() == Disturbed(0, 1)
+        measured = read.record(1).result
+        assert isinstance(measured, Measurement)
+        assert measured.conditions == Conditions(1980, 41, 350.5, 1)
     assert (tmp_path / STORE_NAME).read_bytes() == before
 
 
@@ -374,6 +384,8 @@ def test_an_old_store_is_brought_up_to_date_by_whoever_goes_on_with_it(
     with Store.create_or_open(tmp_path, facts=FACTS, now=300.0) as again:
         assert again.session == 3
         assert again.spans() == OLD_SPANS
+        again.start([3], "cpu-0-0")
+        again.finish(3, disturbed(1e-3))
         again.add_spans([span])
         again.add_phase(phase)
     with contextlib.closing(sqlite3.connect(tmp_path / STORE_NAME)) as raw:
@@ -381,6 +393,18 @@ def test_an_old_store_is_brought_up_to_date_by_whoever_goes_on_with_it(
     with Store.read(tmp_path) as read:
         assert read.spans() == [*OLD_SPANS, span]
         assert read.phases() == [phase]
+        assert [r.result == disturbed(1e-3) for r in read.records()] == [False, False, True]
+        assert read.disturbed() == Disturbed(1, 2, "1 process of others: pid 4242")
+
+
+def test_disturbed_trials_are_counted_with_what_disturbed_most_of_them(store: Store) -> None:
+    assert store.disturbed() == Disturbed()
+    results = [measurement(1e-3), disturbed(1e-3), disturbed(1e-3, "hot"), disturbed(1e-3, "hot")]
+    trial_ids = store.propose([candidate(n) for n in range(5)])
+    store.start(trial_ids, "cpu-0-0")
+    failed = Failure(Stage.RUN, Kind.TIMEOUT, "10 s")
+    store.finish_all(dict(zip(trial_ids, [*results, failed], strict=True)))
+    assert store.disturbed() == Disturbed(3, 4, "hot")
 
 
 OLD_SPANS = [
@@ -417,6 +441,8 @@ _conditions = st.builds(
     temperature_c=st.none() | _small,
     power_w=st.none() | _secs,
     neighbours=st.none() | _small,
+    strangers=st.none() | _small,
+    disturbed_by=st.text(max_size=20),
 )
 _measurements = st.builds(
     Measurement,

@@ -49,6 +49,8 @@ COLUMNS = {
     "temperature_c": "Int64",
     "power_w": "Float64",
     "neighbours": "Int64",
+    "strangers": "Int64",
+    "disturbed_by": "string",
     "trace_json": "string",
 }
 

@@ -33,6 +33,7 @@ def outcome_from_json(value: Mapping[str, Any]) -> Outcome:
         end_to_end=typed.of_kind(Comparison, value["end_to_end"]),
         artifact=typed.of_kind(str, value["artifact"]),
         proofs=typed.of_kind(tuple[CapProof, ...], value["proofs"]),
+        disturbed_by=typed.of_kind(str, value.get("disturbed_by", "")),
     )
 
 

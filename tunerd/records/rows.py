@@ -93,6 +93,8 @@ def measurement_to_columns(measurement: Measurement) -> dict[str, Any]:
         "temperature_c": conditions.temperature_c,
         "power_w": conditions.power_w,
         "neighbours": conditions.neighbours,
+        "strangers": conditions.strangers,
+        "disturbed_by": conditions.disturbed_by,
     }
 
 
@@ -131,7 +133,12 @@ def record_from_row(row: Row) -> Record:
             slice_id=row["slice_id"],
             sm_count=row["sm_count"],
             conditions=Conditions(
-                row["sm_clock_mhz"], row["temperature_c"], row["power_w"], row["neighbours"]
+                sm_clock_mhz=row["sm_clock_mhz"],
+                temperature_c=row["temperature_c"],
+                power_w=row["power_w"],
+                neighbours=row["neighbours"],
+                strangers=row["strangers"],
+                disturbed_by=row["disturbed_by"] or "",
             ),
         )
     elif state is TrialState.FAILED:

@@ -16,7 +16,8 @@ from sqlalchemy.types import TypeDecorator
 STORE_NAME = "store.sqlite"
 # 2: who worked on what, and how long the phases of a session took
 # 3: runs, what the outcome of a task was obtained on, and spot checks
-VERSION = 3
+# 4: who disturbed a trial
+VERSION = 4
 
 METADATA = sa.MetaData()
 
@@ -147,10 +148,13 @@ trials = Table(
     Column("temperature_c", Int),
     Column("power_w", Float),
     Column("neighbours", Int),
+    Column("strangers", Int),
+    Column("disturbed_by", Words),  # None: nobody looked
     _of_a_task(),
     sa.UniqueConstraint("run_id", "candidate_id"),
     Index("trials_by_task", "run_id", "task_id", "state", "median_secs"),
     Index("trials_by_state", "run_id", "state"),
+    Index("trials_by_disturbance", "run_id", "disturbed_by"),  # counted without a look at a trace
     sqlite_autoincrement=True,
 )
 

@@ -17,7 +17,7 @@ from tunerd.records import settled as settled_rows
 from tunerd.records.facts import RunFacts
 from tunerd.records.obtained import Obtained
 from tunerd.records.opened import OpenStore, at
-from tunerd.records.tally import Tally, tally
+from tunerd.records.tally import Disturbed, Tally, disturbed, tally
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -228,6 +228,11 @@ class Store(OpenStore):
         """
         with self._reading() as connection:
             return trials.ranked(connection, self._run_id, task_id)
+
+    def disturbed(self) -> Disturbed:
+        """Count the trials that were measured beside others, or with clocks held down."""
+        with self._reading() as connection:
+            return disturbed(connection, self._run_id)
 
     def traces(self, trial_ids: Sequence[int]) -> list[str]:
         """Return the trials' traces, in order; KeyError where there is no such trial."""

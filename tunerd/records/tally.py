@@ -40,6 +40,15 @@ class FailedTrial:
 
 
 @dataclass(frozen=True)
+class Disturbed:
+    """How many of a run's measured trials were disturbed, defaults among them."""
+
+    trials: int = 0
+    of: int = 0
+    mostly: str = ""  # what disturbed most of them, in the words of Conditions
+
+
+@dataclass(frozen=True)
 class Tally:
     """A run at one moment. Trials are those of the search; defaults count in no number."""
 
@@ -51,6 +60,7 @@ class Tally:
     slices: int  # planned
     slices_busy: int
     proofs: int
+    disturbed: Disturbed
     failures: tuple[FailedTrial, ...]  # the last ones, newest first
 
 
@@ -76,7 +86,29 @@ def tally(connection: Connection, run_id: int, *, since: float) -> Tally:
         slices=_count(connection, run_id, slices),
         slices_busy=connection.execute(busy).scalar_one(),
         proofs=_count(connection, run_id, proofs),
+        disturbed=disturbed(connection, run_id),
         failures=_failures(connection, run_id),
+    )
+
+
+def disturbed(connection: Connection, run_id: int) -> Disturbed:
+    """Count the trials that were measured beside others, or with clocks held down."""
+    # By indexes that have all of it: no row is looked at.
+    count = sa.func.count()
+    by_cause = (
+        sa.select(trials.c.disturbed_by, count)
+        .where(trials.c.run_id == run_id, trials.c.disturbed_by > "")
+        .group_by(trials.c.disturbed_by)
+        .order_by(count.desc(), trials.c.disturbed_by)
+    )
+    causes = [(cause, number) for cause, number in connection.execute(by_cause)]
+    measured = sa.select(count).where(
+        trials.c.run_id == run_id, trials.c.state == TrialState.MEASURED.value
+    )
+    return Disturbed(
+        trials=sum(number for _, number in causes),
+        of=connection.execute(measured).scalar_one(),
+        mostly=causes[0][0] if causes else "",
     )
 
 

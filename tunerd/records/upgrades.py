@@ -39,6 +39,9 @@ _ADDED = {
             "profile",
         )
     },
+    # 4
+    ("trials", "strangers"): "NULL",
+    ("trials", "disturbed_by"): "NULL",
 }
 _SINCE = {"phases": 2, "runs": 3, "spot_checks": 3}
 _THE_RUN = "1"
@@ -61,9 +64,10 @@ def upgrade(connection: Connection, found: int) -> None:
             if index["name"] is not None:
                 connection.exec_driver_sql(f"DROP INDEX {quote(index['name'])}")
     METADATA.create_all(connection)
-    connection.execute(
-        runs.insert(), {"run_id": 1, "identity": uuid.uuid4().hex, "created_at": 0.0}
-    )
+    if runs.name not in present:
+        connection.execute(
+            runs.insert(), {"run_id": 1, "identity": uuid.uuid4().hex, "created_at": 0.0}
+        )
     for table in METADATA.sorted_tables:
         if table.name in present:
             names = ", ".join(f'"{c.name}"' for c in table.columns)
@@ -90,7 +94,8 @@ def show_as_current(connection: Connection, found: int) -> None:
         elif table is not version:
             names = ", ".join(f'"{column.name}"' for column in table.columns)
             connection.exec_driver_sql(f"CREATE TEMP TABLE {table.name} ({names})")
-    connection.execute(runs.insert(), {"run_id": 1, "identity": "", "created_at": 0.0})
+    if runs.name not in present:
+        connection.execute(runs.insert(), {"run_id": 1, "identity": "", "created_at": 0.0})
     connection.exec_driver_sql("PRAGMA query_only = ON")
 
 
