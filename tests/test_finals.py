@@ -17,8 +17,10 @@ from tunerd.artifacts.loading import load
 from tunerd.artifacts.manifest import read_manifest
 from tunerd.cluster.actors import Cluster
 from tunerd.deciding.finals import Ending, finish
+from tunerd.deciding.quiet import STEP_SECS
 from tunerd.errors import InfrastructureError, Interrupted
 from tunerd.records import RunFacts
+from tunerd.records.outcome import outcome_from_json
 from tunerd.run_folder import RunFolder
 from tunerd.search import Searcher
 from tunerd.settings import TuneSettings
@@ -27,6 +29,7 @@ from tunerd.vocabulary import (
     Arrays,
     Build,
     Candidate,
+    Conditions,
     Correctness,
     Failure,
     Kind,
@@ -45,6 +48,7 @@ class FakeCluster:
     tuned_secs: list[float]  # of the whole model, one for each time that it is timed; default: 1
     spoil: bool = False  # the outputs of the model
     timed: list[tuple[str, ...]] = field(default_factory=list)
+    disturbed: int = 0  # how often the model is timed, or looked at, beside others
 
     def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
         return self.tuner.build(candidates)
@@ -70,7 +74,12 @@ class FakeCluster:
         if not self.tuned_secs:
             lost = Failure(Stage.RUN, Kind.CRASH, "the runner ended")
             return [lost, lost]
-        return [samples(1.0), samples(self.tuned_secs.pop(0))]
+        results = [samples(1.0), samples(self.tuned_secs.pop(0))]
+        return [replace(r, conditions=self.conditions()) for r in results]
+
+    def conditions(self) -> Conditions:
+        self.disturbed -= 1
+        return Conditions(disturbed_by="pid 7" if self.disturbed >= 0 else "")
 
 
 def samples(secs: float) -> Measurement:
@@ -178,3 +187,23 @@ def test_an_artifact_stays_until_the_next_one_is_verified(ending: Ending) -> Non
         finish(failing)
     assert left(ending) == ["artifact"]
     assert read_manifest(ending.folder.paths.artifact)["verification"]["verdict"] == "right"
+
+
+def test_a_model_that_was_timed_beside_others_is_timed_again(ending: Ending) -> None:
+    ending, cluster = with_cluster(ending, tuned_secs=[0.9, 0.5], disturbed=2)
+    slept: list[float] = []
+    outcome = finish(replace(ending, sleep=slept.append))
+    assert len(cluster.timed) == 2
+    assert slept == [STEP_SECS]
+    assert outcome.end_to_end.new_secs == pytest.approx(0.5, rel=0.01)
+    assert outcome.disturbed_by == ""
+
+
+def test_a_model_whose_device_does_not_become_quiet_says_so(ending: Ending) -> None:
+    ending, cluster = with_cluster(ending, tuned_secs=[0.5], disturbed=10**6)
+    outcome = finish(replace(ending, sleep=lambda secs: None))
+    assert len(cluster.timed) == 1
+    assert outcome.disturbed_by == "pid 7"
+    stored = ending.folder.store.outcome()
+    assert stored is not None
+    assert outcome_from_json(stored).disturbed_by == "pid 7"

@@ -11,7 +11,7 @@ import pytest
 
 from tunerd.cluster.actors import Cluster
 from tunerd.deciding.neighbours import others_on_device, require_neighbours
-from tunerd.deciding.quiet import Finals, QuietSlice
+from tunerd.deciding.quiet import STEP_SECS, WAIT_SECS, Finals, Patience, QuietSlice
 from tunerd.deciding.winners import FINALISTS, choose_winners
 from tunerd.errors import HostError, Interrupted
 from tunerd.records import RunFacts, Store
@@ -19,6 +19,7 @@ from tunerd.search import default_candidate
 from tunerd.vocabulary import (
     Build,
     Candidate,
+    Conditions,
     Failure,
     Kind,
     Measurement,
@@ -59,6 +60,7 @@ class FakeCluster:
     ) -> None:
         self.quiet_secs, self.wrong, self.unbuildable = quiet_secs, wrong, unbuildable
         self.collateral = collateral  # how many comparisons a neighbour spoils
+        self.disturbed = 0  # how many comparisons and looks somebody disturbs
         self.calls: list[str] = []
         self.places: list[tuple[str, str]] = []
         self.answers: dict[str, list[Any]] = {}  # of other methods, one after the other
@@ -82,11 +84,16 @@ class FakeCluster:
             return self.answers[method].pop(0) if self.answers[method] else None
         if method == "agree":
             return WRONG if arguments[1].candidate.candidate_id in self.wrong else None
+        if method in ("compare", "conditions"):
+            self.disturbed -= 1
+        if method == "conditions":
+            return Conditions(disturbed_by="pid 7" if self.disturbed >= 0 else "")
         builds, _ = arguments
         self.collateral -= 1
         if self.collateral >= 0:
             return [COLLATERAL] * len(builds)
-        return [samples(self.quiet_secs[b.candidate.candidate_id]) for b in builds]
+        results = [samples(self.quiet_secs[b.candidate.candidate_id]) for b in builds]
+        return [disturbed(r) for r in results] if self.disturbed >= 0 else results
 
 
 @pytest.fixture
@@ -96,12 +103,23 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def searched(store: Store, *secs: float, task: Task = TASK) -> list[Candidate]:
-    """Store trials with these medians in the search and return their candidates."""
+def disturbed(result: Measurement, by: str = "pid 7") -> Measurement:
+    return dataclasses.replace(result, conditions=Conditions(strangers=1, disturbed_by=by))
+
+
+def searched(
+    store: Store, *secs: float, task: Task = TASK, noisy: Sequence[int] = ()
+) -> list[Candidate]:
+    """Store trials with these medians in the search and return their candidates.
+
+    `noisy` are the places of those that were disturbed.
+    """
     candidates = [candidate(i + 1, task) for i in range(len(secs))]
     trial_ids = store.propose(candidates)
     store.start(trial_ids, "cpu-0-0")
-    store.finish_all({i: samples(s, "search-v1") for i, s in zip(trial_ids, secs, strict=True)})
+    results = [samples(s, "search-v1") for s in secs]
+    results = [disturbed(r) if i in noisy else r for i, r in enumerate(results)]
+    store.finish_all(dict(zip(trial_ids, results, strict=True)))
     return candidates
 
 
@@ -326,3 +344,111 @@ def test_neighbours_are_the_other_slices_of_the_device() -> None:
     require_neighbours(placed[:1], "none")
     with pytest.raises(HostError, match="takes a second slice"):
         require_neighbours(placed[:1], "as-tuned")
+
+
+# --- others on the device ----------------------------------------------------------------------
+
+
+def finalist_ids(outcome: TaskOutcome) -> list[str]:
+    return [f.candidate_id for f in outcome.finalists if f.origin is Origin.SEARCH]
+
+
+def test_the_best_of_the_disturbed_trials_join_the_best_of_the_quiet_ones(store: Store) -> None:
+    secs = [1e-3 * i for i in range(1, 10)]
+    found = searched(store, *secs, noisy=range(4, 9))
+    cluster = FakeCluster(times(20e-3, *secs[:4], 1e-4, *secs[5:]))
+    (outcome,) = choose(store, cluster)
+    assert finalist_ids(outcome) == [found[i].candidate_id for i in (0, 1, 2, 4, 5, 6)]
+    assert outcome.winner == found[4]
+
+
+@pytest.mark.parametrize("noisy", [(), range(9)], ids=["none", "all"])
+def test_only_the_best_few_are_measured_where_none_or_all_were_disturbed(
+    store: Store, noisy: Sequence[int]
+) -> None:
+    secs = [1e-3 * i for i in range(1, 10)]
+    found = searched(store, *secs, noisy=noisy)
+    (outcome,) = choose(store, FakeCluster(times(20e-3, *secs)))
+    assert finalist_ids(outcome) == [c.candidate_id for c in found[:FINALISTS]]
+
+
+class Waiting:
+    """Patience whose sleeps take no time."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.slept: list[float] = []
+
+    def patience(self) -> Patience:
+        return Patience(self.said.append, sleep=self.slept.append)
+
+
+def beside(cluster: FakeCluster, waiting: Waiting) -> QuietSlice:
+    return QuietSlice(cast(Cluster, cluster), "quiet", patience=waiting.patience())
+
+
+def outcomes_of(store: Store, quiet: QuietSlice, tasks: Sequence[Task]) -> list[TaskOutcome]:
+    return list(choose_winners(tasks, store, quiet, say=lambda message: None, unsearched={}))
+
+
+def test_a_disturbed_comparison_is_taken_again_when_the_device_is_quiet(store: Store) -> None:
+    searched(store, 1e-3)
+    cluster, waiting = FakeCluster(times(4e-3, 1e-3)), Waiting()
+    cluster.disturbed = 3  # the comparison, and two looks
+    (outcome,) = outcomes_of(store, beside(cluster, waiting), [TASK])
+    assert cluster.calls[1:6] == ["compare", "conditions", "conditions", "conditions", "compare"]
+    assert waiting.slept == [STEP_SECS] * 3
+    assert set(waiting.said) == {"waiting for the device of quiet to be quiet: pid 7"}
+    assert outcome.is_tuned
+    assert outcome.disturbed_by == ""
+
+
+def test_the_finals_wait_so_long_in_all_and_then_count_what_they_have(store: Store) -> None:
+    searched(store, 1e-3)
+    secs = times(4e-3, 1e-3) | times(4e-3, task=OTHER)
+    cluster, waiting = FakeCluster(secs), Waiting()
+    cluster.disturbed = 10**6
+    outcomes = outcomes_of(store, beside(cluster, waiting), [TASK, OTHER])
+    assert sum(waiting.slept) == WAIT_SECS
+    assert cluster.calls.count("compare") == 2
+    assert [(o.is_tuned, o.disturbed_by) for o in outcomes] == [(True, "pid 7"), (False, "pid 7")]
+
+
+def test_a_stop_ends_the_waiting(store: Store) -> None:
+    def stop(message: str) -> None:
+        raise Interrupted("stopped")
+
+    searched(store, 1e-3)
+    cluster = FakeCluster(times(4e-3, 1e-3))
+    cluster.disturbed = 1
+    patience = Patience(stop, sleep=lambda secs: None)
+    with pytest.raises(Interrupted):
+        outcomes_of(store, QuietSlice(cast(Cluster, cluster), "q", patience=patience), [TASK])
+    assert store.task_outcomes() == []
+
+
+def test_another_fault_after_the_waiting_leaves_what_was_measured(store: Store) -> None:
+    searched(store, 1e-3)
+
+    class Faulty(FakeCluster):
+        def call(self, slice_id: str, method: str, *arguments: Any) -> Any:
+            if method == "conditions":
+                self.collateral = 10**6
+            return super().call(slice_id, method, *arguments)
+
+    cluster = Faulty(times(4e-3, 1e-3))
+    cluster.disturbed = 1
+    waiting = Waiting()
+    (outcome,) = outcomes_of(store, beside(cluster, waiting), [TASK])
+    assert (outcome.is_tuned, outcome.disturbed_by) == (True, "pid 7")
+    assert sum(waiting.slept) == WAIT_SECS
+
+
+def test_what_was_decided_beside_others_is_decided_again_by_the_same_command(store: Store) -> None:
+    searched(store, 1e-3)
+    first = FakeCluster(times(4e-3, 1e-3))
+    first.disturbed = 10**6
+    outcomes_of(store, beside(first, Waiting()), [TASK])
+    (outcome,) = choose(store, again := FakeCluster(times(4e-3, 1e-3)))
+    assert again.calls.count("compare") == 1
+    assert outcome.disturbed_by == ""

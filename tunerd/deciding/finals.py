@@ -8,6 +8,7 @@ tuned model is slower, the default schedules ship.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tunerd.artifacts.artifact import compile_artifact, finish_manifest
 from tunerd.cluster.actors import Cluster
 from tunerd.deciding.compare import compare
 from tunerd.deciding.neighbours import NONE, others_on_device
-from tunerd.deciding.quiet import Finals, QuietSlice
+from tunerd.deciding.quiet import Finals, Patience, QuietSlice, disturbed_by
 from tunerd.deciding.verify import onnxruntime_latency, verify
 from tunerd.deciding.winners import Say, choose_winners
 from tunerd.errors import InfrastructureError
@@ -58,6 +59,7 @@ class Ending:
     say: Say
     enter: Callable[[Phase], None]
     unsearched: Mapping[str, str] = field(default_factory=dict)  # task_id -> why it has no trials
+    sleep: Callable[[float], None] = time.sleep
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class _Trial:
     verification: Verification
     default: Latency
     tuned: Latency
+    disturbed_by: str
 
     @property
     def comparison(self) -> Comparison:
@@ -92,10 +95,10 @@ def finish(ending: Ending) -> Outcome:
     try:
         ending.say("compiling the model with its default schedules")
         _compile(ending, {}, trials / "default")
-        trial = _try(ending, outcomes, trials / "tuned")
+        trial = _try(ending, quiet, outcomes, trials / "tuned")
         if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
             outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
-            trial = _try(ending, outcomes, trials / "untuned")
+            trial = _try(ending, quiet, outcomes, trials / "untuned")
         return _kept(ending, outcomes, trial)
     finally:
         shutil.rmtree(trials, ignore_errors=True)
@@ -114,7 +117,8 @@ def _quiet(ending: Ending) -> QuietSlice:
                 f"the finals are to have neighbours, and no other slice of {ending.quiet_slice}'s "
                 "device lives; what was measured is stored, and the same command goes on"
             )
-    return QuietSlice(ending.cluster, ending.quiet_slice, others, finals)
+    patience = Patience(ending.say, sleep=ending.sleep)
+    return QuietSlice(ending.cluster, ending.quiet_slice, others, finals, patience)
 
 
 def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> Outcome:
@@ -129,6 +133,7 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
         end_to_end=trial.comparison,
         artifact=str(artifact),
         proofs=ending.proofs,
+        disturbed_by=trial.disturbed_by,
     )
     if trial.verification.verdict is Correctness.WRONG:
         place = artifact.with_name("artifact.rejected")
@@ -142,23 +147,24 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
     return outcome
 
 
-def _try(ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path) -> _Trial:
+def _try(
+    ending: Ending, quiet: QuietSlice, outcomes: Sequence[TaskOutcome], folder: Path
+) -> _Trial:
     """Compile the model into a folder, verify it and time it beside the default."""
     winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
     ending.say("compiling the model with the tuned schedules")
     _compile(ending, winners, folder)
     verification = _verify(ending, folder)
     ending.say("timing the whole model, tuned and default in turns")
-    results: list[Measurement | Failure] = ending.cluster.call(
-        ending.quiet_slice,
-        "compare_models",
-        (str(folder.with_name("default")), str(folder)),
-        MODEL,
+    results = quiet.compare_models((str(folder.with_name("default")), str(folder)), MODEL)
+    default, tuned = results
+    return _Trial(
+        folder,
+        verification,
+        _latency("default", default),
+        _latency("tuned", tuned),
+        disturbed_by(results),
     )
-    latencies = [
-        _latency(name, result) for name, result in zip(("default", "tuned"), results, strict=True)
-    ]
-    return _Trial(folder, verification, *latencies)
 
 
 def _compile(ending: Ending, winners: Mapping[str, Candidate], folder: Path) -> None:

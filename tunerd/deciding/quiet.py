@@ -1,10 +1,16 @@
-"""The slices in which finalists are measured: one that decides, and what its neighbours do."""
+"""The slices in which finalists are measured: one that decides, and what its neighbours do.
+
+What is measured while others use the device, or while its clocks are held down, is measured again
+when it is quiet. A run waits for that so long and no longer; what it measured then counts, marked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self, TypeVar
 
 from tunerd.cluster.actors import Cluster
 from tunerd.coordination.coordinator import MAX_ATTEMPTS
@@ -14,6 +20,7 @@ from tunerd.measuring.work import Work
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import (
     Build,
+    Conditions,
     Failure,
     Kind,
     Measurement,
@@ -23,7 +30,12 @@ from tunerd.vocabulary import (
     TaskOutcome,
 )
 
+WAIT_SECS = 60.0  # for a quiet device, in all of a run
+STEP_SECS = 5.0  # between two looks at it
+
 Results = list[Measurement | Failure]
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -54,10 +66,39 @@ class Finals:
         return f"{self.conditions}{spread}"
 
     def accept(self, outcome: TaskOutcome) -> bool:
-        """Say whether an outcome was measured so; another run's need not judge the ranking."""
+        """Say whether an outcome was measured so; another run's need not judge the ranking.
+
+        One of this run that was disturbed is not accepted: it is measured again.
+        """
         if outcome.taken is not None:
             return outcome.measured_as.startswith(self.conditions)
-        return outcome.measured_as == self.measured_as
+        return outcome.measured_as == self.measured_as and not outcome.disturbed_by
+
+
+class Patience:
+    """What is left of the time that a run waits for a quiet device.
+
+    Args:
+        say: is told what is waited for, and may raise to stop there.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None] = lambda message: None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._say, self._sleep = say, sleep
+        self._left_secs = WAIT_SECS
+
+    def wait(self, slice_id: str, disturbed_by: str) -> bool:
+        """Wait a step for a slice's device; False, at once, where no patience is left."""
+        if self._left_secs <= 0:
+            return False
+        self._say(f"waiting for the device of {slice_id} to be quiet: {disturbed_by}")
+        self._sleep(STEP_SECS)
+        self._left_secs -= STEP_SECS
+        return True
 
 
 @dataclass(frozen=True)
@@ -68,6 +109,7 @@ class QuietSlice:
     slice_id: str
     others: tuple[str, ...] = ()  # of its device; idle unless the finals have neighbours
     finals: Finals = Finals()
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def at_once(self) -> int:
@@ -77,8 +119,44 @@ class QuietSlice:
     def compare(self, contests: Sequence[Sequence[Build]]) -> list[Results]:
         """Measure the builds of each contest in turns, as many contests at once as `at_once`.
 
-        Again where somebody else's fault came between. Contests hold a build each, at least.
+        Again where somebody else's fault came between, or where others disturbed it. Contests hold
+        a build each, at least.
         """
+        return self._undisturbed(contests, self._settled)
+
+    def compare_models(self, artifacts: Sequence[str], profile: Profile) -> Results:
+        """Time whole models in turns, again where others disturbed it."""
+
+        def measure(contests: Sequence[Sequence[str]]) -> list[Results]:
+            return [
+                self.cluster.call(self.slice_id, "compare_models", tuple(of), profile)
+                for of in contests
+            ]
+
+        return self._undisturbed([artifacts], measure)[0]
+
+    def _undisturbed(
+        self, contests: Sequence[_T], measure: Callable[[Sequence[_T]], list[Results]]
+    ) -> list[Results]:
+        """Measure contests; those that were disturbed again, while there is patience for it."""
+        results = measure(contests)
+        while again := [i for i, found in enumerate(results) if disturbed_by(found)]:
+            cause = disturbed_by(results[again[0]])
+            if not self._is_quiet_after_waiting(cause):
+                log.warning("the finals go on beside what disturbs them: %s", cause)
+                break
+            for i, found in zip(again, measure([contests[i] for i in again]), strict=True):
+                if _are_final(found):  # a fault of somebody else's leaves what there was
+                    results[i] = found
+        return results
+
+    def _is_quiet_after_waiting(self, cause: str) -> bool:
+        while cause and self.patience.wait(self.slice_id, cause):
+            seen: Conditions = self.cluster.call(self.slice_id, "conditions")
+            cause = seen.disturbed_by
+        return not cause
+
+    def _settled(self, contests: Sequence[Sequence[Build]]) -> list[Results]:
         results: list[Results] = [[] for _ in contests]
         left = list(range(len(contests)))
         for _ in range(MAX_ATTEMPTS):
@@ -126,6 +204,12 @@ class QuietSlice:
 
     def _ask(self, places: Sequence[str], method: str, *arguments: object) -> list[object]:
         return list(self.cluster.call_all([(p, method, arguments) for p in places]))
+
+
+def disturbed_by(results: Sequence[Measurement | Failure]) -> str:
+    """Return what disturbed the first of the results that something did, or ""."""
+    causes = (r.conditions.disturbed_by for r in results if isinstance(r, Measurement))
+    return next(filter(None, causes), "")
 
 
 def _are_final(results: Results) -> bool:

@@ -5,6 +5,9 @@ samples, in turns with its default, while nothing runs but the neighbours that w
 candidate wins by an interval of those samples alone, and only if it computes what the default
 computes.
 
+A trial that others disturbed looks slower than it is. Where a task has such trials beside quiet
+ones, the best few of both are measured again.
+
 Where the search's own ranking is to be judged, more candidates are measured with them, spread
 evenly over the ranks that follow. They never win: the artifact is the same with them and without,
 and they tell what the choice of the best few has missed. Each costs its build and 40 samples of
@@ -35,7 +38,7 @@ from tunerd.vocabulary import (
     Verdict,
 )
 
-FINALISTS = 3  # of each task, besides its default
+FINALISTS = 3  # of each task, besides its default; of disturbed trials as many more
 _T = TypeVar("_T")
 
 
@@ -110,9 +113,14 @@ def _ended(found: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def _entries(task: Task, records: Sequence[Record], fidelity: int) -> _Entries:
-    measured = [(secs, r.candidate) for r in records if (secs := r.run_secs) is not None]
-    ranked = [candidate for _, candidate in sorted(measured, key=lambda m: m[0])]
-    best, rest = ranked[:FINALISTS], ranked[FINALISTS:]
+    measured = [(r.result, r.candidate) for r in records if isinstance(r.result, Measurement)]
+    measured.sort(key=lambda m: m[0].median_secs)
+    quiet = [c for result, c in measured if not result.conditions.is_disturbed]
+    disturbed = [c for result, c in measured if result.conditions.is_disturbed]
+    chosen = {c.candidate_id for c in (*quiet[:FINALISTS], *disturbed[:FINALISTS])}
+    ranked = [candidate for _, candidate in measured]
+    best = [c for c in ranked if c.candidate_id in chosen]
+    rest = [c for c in ranked if c.candidate_id not in chosen]
     return _Entries(default_candidate(task), tuple(best), tuple(spread_over(rest, fidelity)))
 
 
