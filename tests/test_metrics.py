@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from ray_processes import Child, child, living, short_folder
 from tune_process import Run
 
 from tunerd.records import Store
-from tunerd.vocabulary import CapProof, Failure, Kind, Measurement, Origin, Stage
+from tunerd.vocabulary import CapProof, Conditions, Failure, Kind, Measurement, Origin, Stage
 from tunerd.watching.metrics import CATALOG, COMMON_LABELS, Metrics, Name
 from tunerd.watching.progress import TaskProgress
 
@@ -89,6 +90,12 @@ def test_trials_are_counted_by_how_they_ended(metrics: Metrics, recorded: Record
         ("tunerd_trial_failures_total", "run", "crash"): 2,
         ("tunerd_trials_requeued_total", "collateral"): 1,
     }
+
+
+def test_trials_that_others_disturbed_are_counted(metrics: Metrics, recorded: Recorded) -> None:
+    seen = Conditions(disturbed_by="hot: software thermal slowdown")
+    metrics.trials_ended([MEASURED, dataclasses.replace(MEASURED, conditions=seen)])
+    assert recorded.values["tunerd_trials_disturbed_total",] == 1
 
 
 def test_proofs_and_restarts_are_counted(metrics: Metrics, recorded: Recorded) -> None:

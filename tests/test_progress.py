@@ -169,6 +169,24 @@ def test_a_line_stays_one_line_whatever_a_message_holds() -> None:
     assert "\x1b" not in line
 
 
+def test_a_warning_is_a_line_of_its_own_at_once() -> None:
+    console = unwatched()
+    with LineProgress(console, Clock()) as progress:
+        progress.warn("GPU-1: 1 process of others: [red]\x1b[2J")
+        progress.update(STATE)
+    warning, _ = output(console).splitlines()
+    assert warning.startswith("tunerd: GPU-1: 1 process of others: [red]")
+    assert "\x1b" not in warning
+
+
+def test_a_warning_stays_above_the_display() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
+    with LiveProgress(console, Clock()) as progress:
+        progress.update(STATE)
+        progress.warn("GPU-1 is quiet again")
+    assert output(console).count("GPU-1 is quiet again") == 1
+
+
 # --- the display -------------------------------------------------------------------------------
 
 

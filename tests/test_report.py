@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import HOSTILE, cpu_outcome, gpu_outcome, story, untried
+from report_runs import HOSTILE, conditions, cpu_outcome, gpu_outcome, story, untried
 from rich.console import Console
 
-from tunerd.report import FailureKind, HistoryPoint
+from tunerd.records.tally import Disturbed
+from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
+from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
 from tunerd.report.figures import by_share, outcome_headline, spread
 from tunerd.report.frame import write_page
 from tunerd.report.page import report_page
@@ -27,8 +29,12 @@ from tunerd.report.words import duration_text, percent_text, ratio_texts, secs_r
 from tunerd.vocabulary import (
     Activity,
     Comparison,
+    Conditions,
     Correctness,
+    Finalist,
     Latency,
+    Measurement,
+    Origin,
     Outcome,
     Span,
     Verdict,
@@ -457,3 +463,56 @@ def test_the_document_has_null_for_what_is_no_number() -> None:
     document = outcome_json(dataclasses.replace(gpu_outcome(tasks=1), end_to_end=compared))
     assert document["ratio"] is None
     assert json.dumps(document, allow_nan=False)
+
+
+# --- others on the device ----------------------------------------------------------------------
+
+CAUSE = "1 process of others: pid 4242"
+
+
+def seen_of(disturbed: int, unknown: int) -> tuple[ConditionPoint, ...]:
+    """Return conditions of 400 trials: the first ones disturbed, the last ones not judged."""
+    return tuple(
+        dataclasses.replace(
+            point,
+            conditions=dataclasses.replace(
+                point.conditions,
+                strangers=None if i >= 400 - unknown else int(i < disturbed),
+                disturbed_by=CAUSE if i < disturbed else "",
+            ),
+        )
+        for i, point in enumerate(conditions(gpus=2))
+    )
+
+
+def test_the_page_says_how_many_trials_others_disturbed_on_which_device(tmp_path: Path) -> None:
+    by = Disturbed(30, 400, CAUSE)
+    html = write(tmp_path, gpu_outcome(), conditions=seen_of(30, 9), disturbed=by)
+    assert (
+        "30 of 400 trials were measured beside others or with clocks held down, mostly by this: "
+        "1 process of others: pid 4242. Whether others had processes there is unknown of 9 trials."
+    ) in plain(html)
+    assert re.findall(r'data-label="Disturbed">(\d+)<', html) == ["15", "15"]
+
+
+def test_a_run_that_nobody_disturbed_says_nothing_of_it() -> None:
+    outcome = gpu_outcome()
+    assert disturbance_sentences(Disturbed(0, 400), outcome.tasks, outcome.disturbed_by) == []
+
+
+def test_finals_that_did_not_become_quiet_are_told() -> None:
+    result = Measurement((1e-3,), 1, "final", "q", 52, Conditions(disturbed_by="power brake"))
+    first, *others = gpu_outcome().tasks
+    finalist = Finalist("0" * 16, Origin.DEFAULT, None, result)
+    tasks = (dataclasses.replace(first, finalists=(finalist,)), *others)
+    assert disturbance_sentences(Disturbed(), tasks, CAUSE) == [
+        "The device did not become quiet: the finalists of 1 task and the whole model were "
+        f"measured all the same ({CAUSE}). The same command measures that again."
+    ]
+    assert disturbance_json(Disturbed(3, 9, CAUSE), tasks) == {
+        "trials": 3,
+        "trials_of": 9,
+        "trials_by": CAUSE,
+        "tasks": [first.task_id],
+        "model_by": "",
+    }

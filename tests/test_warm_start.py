@@ -376,6 +376,9 @@ class Heard(Progress):
     def update(self, state: ProgressState) -> None:
         self.said.append(state.message)
 
+    def warn(self, sentence: str) -> None:
+        self.said.append(sentence)
+
     def close(self) -> None:
         pass
 

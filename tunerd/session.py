@@ -347,11 +347,13 @@ class _Session:
             case ev.BuildThem(candidates=candidates):
                 yield ev.BuildsEnded(worker_id, tuple(zip(candidates, answer.value, strict=True)))
             case ev.Measure(builds=builds):
+                self._telemetry.measured(crew.device(worker_id), answer.value)
                 candidates = tuple(b.candidate for b in builds)
                 yield ev.MeasurementsEnded(
                     worker_id, tuple(zip(candidates, answer.value, strict=True))
                 )
             case ev.RunSentinel():
+                self._telemetry.measured(crew.device(worker_id), answer.value)
                 yield ev.SpotChecked(worker_id, answer.value[0], answer.busy_secs or 0.0)
         if answer.method == "measure" and (faulty := crew.has_faulted(worker_id, answer.value)):
             for slice_id in self._coordinator.workers.keys() & set(faulty):

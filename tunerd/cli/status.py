@@ -95,6 +95,7 @@ def _page(state: RunStatus, *, whole: bool) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
+    from tunerd.report.disturbance_words import trials_sentence
     from tunerd.report.words import count_text
     from tunerd.watching.progress import Display, Pace
 
@@ -104,6 +105,8 @@ def _page(state: RunStatus, *, whole: bool) -> RenderableType:
         parts.append(Display(progress, Pace.of(progress, state.trials_per_sec), all_tasks=whole))
         if state.waiting:
             parts.append(Text(f"{count_text(state.waiting, 'trial')} waiting or running"))
+        if sentence := trials_sentence(state.tally.disturbed):
+            parts.append(Text(sentence, style="yellow"))
     if state.outcome is not None:
         parts.append(_outcome_line(state.outcome))
     shown = state.tally.failures if state.tally else ()
@@ -194,6 +197,7 @@ def _document(state: RunStatus) -> dict[str, Any]:
             "done": progress.trials_done,
             "failed": progress.trials_failed,
             "waiting": state.waiting,
+            "disturbed": tally.disturbed.trials if tally else 0,
             "budget": progress.trials_budget,
             "per_sec": state.trials_per_sec,
         },

@@ -16,6 +16,7 @@ from tunerd.errors import ExitCode, InputError
 if TYPE_CHECKING:
     from tunerd.measuring.drift import SliceDrift
     from tunerd.preparation import Layout
+    from tunerd.records.tally import Disturbed
     from tunerd.settings import TuneSettings
     from tunerd.shares.auto import Choice
     from tunerd.vocabulary import Outcome
@@ -205,6 +206,7 @@ def _conclude(
 ) -> int:
     from tunerd.deciding.fidelity import fidelity as fidelity_of
     from tunerd.errors import WrongResultError
+    from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
     from tunerd.report.drift_section import drift_json, drift_warnings
     from tunerd.report.fidelity_section import fidelity_json, fidelity_text
     from tunerd.report.table import outcome_json, outcome_table
@@ -224,6 +226,7 @@ def _conclude(
     if outcome.verification.verdict is Correctness.CANNOT_TELL:
         code = ExitCode.CANNOT_TELL
     use, drifts = _time_use(settings.out), _drift(settings.out)
+    disturbed = (_disturbed(settings.out), outcome.tasks, outcome.disturbed_by)
     share = None
     if choice is not None:
         from tunerd.cli.auto_share import seen_again
@@ -234,6 +237,7 @@ def _conclude(
             "time_use": time_json(use) if use else None,
             "fidelity": fidelity_json(outcome.tasks),
             "drift": drift_json(drifts),
+            "disturbed": disturbance_json(*disturbed),
             "share": share.document if share else None,
             "report": str(report),
             "exit_code": int(code),
@@ -248,7 +252,7 @@ def _conclude(
         console.print("")
         console.print(time_table(use))
         console.print("")
-    for sentence in drift_warnings(drifts):
+    for sentence in (*drift_warnings(drifts), *disturbance_sentences(*disturbed)):
         console.print(sentence, style="yellow", highlight=False)
     if settings.fidelity:
         console.print(fidelity_text(fidelity_of(outcome.tasks)), highlight=False)
@@ -265,6 +269,13 @@ def _drift(folder: Path) -> tuple[SliceDrift, ...]:
 
     with Store.read(folder) as store:
         return drift(store.spot_checks())
+
+
+def _disturbed(folder: Path) -> Disturbed:
+    from tunerd.records import Store
+
+    with Store.read(folder) as store:
+        return store.disturbed()
 
 
 def _time_use(folder: Path) -> TimeUse | None:

@@ -82,6 +82,10 @@ class Crew:
             return self._tuners[worker_id].lane
         return self._slices[worker_id][0].lane
 
+    def device(self, slice_id: str) -> str:
+        """Name the device of a slice for people: a GPU by its UUID."""
+        return self._slices[slice_id][0].gpu_uuid or slice_id
+
     # --- at the start --------------------------------------------------------------------------
 
     def start(self) -> tuple[CapProof, ...]:

@@ -8,6 +8,7 @@ from statistics import median
 
 from tunerd.report import ConditionPoint
 from tunerd.report.blocks import section, table
+from tunerd.report.disturbance_words import disturbance_sentences
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
 from tunerd.report.scales import Scale, time_scale
@@ -65,7 +66,13 @@ def condition_section(story: Story) -> Markup | None:
         *plots,
         _table(devices),
         element("p", caption, class_="caption"),
-        lead=_lead(story.conditions),
+        lead=" ".join(
+            [
+                *disturbance_sentences(story.disturbed, story.tasks, story.model_disturbed_by),
+                *_unknown(story),
+                _lead(story.conditions),
+            ]
+        ),
     )
 
 
@@ -136,10 +143,11 @@ def _binned(
 
 
 def _table(devices: dict[str, list[ConditionPoint]]) -> Markup:
-    heads = ("Device", "Trials", *(q.name for q in _QUANTITIES))
+    heads = ("Device", "Trials", "Disturbed", *(q.name for q in _QUANTITIES))
     rows = []
     for name, points in devices.items():
-        cells: list[Child] = [element("bdi", name), f"{len(points):,}"]
+        disturbed = sum(p.conditions.is_disturbed for p in points)
+        cells: list[Child] = [element("bdi", name), f"{len(points):,}", f"{disturbed:,}"]
         for quantity in _QUANTITIES:
             values = [float(v) for p in points if (v := quantity.of(p.conditions)) is not None]
             cells.append(quantity.range_text(values) if values else UNKNOWN)
@@ -153,6 +161,13 @@ def _table(devices: dict[str, list[ConditionPoint]]) -> Markup:
             )
         )
     return table(heads, rows, "conditions")
+
+
+def _unknown(story: Story) -> list[str]:
+    unknown = sum(p.conditions.strangers is None for p in story.conditions)
+    if not unknown:
+        return []
+    return [f"Whether others had processes there is unknown of {count_text(unknown, 'trial')}."]
 
 
 def _lead(points: Sequence[ConditionPoint]) -> str:

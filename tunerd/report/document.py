@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunerd.report.comparison import NamedRun, against_first, task_rows
+from tunerd.report.disturbance_words import disturbance_json
 from tunerd.report.figures import headline
 from tunerd.report.story import Story
 from tunerd.report.table import finite, outcome_json
@@ -37,6 +38,7 @@ def story_json(story: Story) -> dict[str, Any]:
             "failures": to_json(story.failures),
             "history": to_json(story.history),
             "conditions": to_json(story.conditions),
+            "disturbed": disturbance_json(story.disturbed, story.tasks, story.model_disturbed_by),
             "time_use": time_json(story.time_use) if story.time_use else None,
         }
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunerd.measuring.drift import SliceDrift, drift
 from tunerd.records import RunFacts, Store
 from tunerd.records.outcome import outcome_from_json
+from tunerd.records.tally import Disturbed
 from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.vocabulary import (
     Candidate,
@@ -57,6 +58,7 @@ class Story:
     slices: tuple[SliceStory, ...]
     time_use: TimeUse | None
     drift: tuple[SliceDrift, ...] = ()
+    disturbed: Disturbed = field(default_factory=Disturbed)
 
     @property
     def name(self) -> str:
@@ -86,6 +88,11 @@ class Story:
         if self.time_use is not None:
             return sum(self.time_use.phases.values())
         return self.history[-1].elapsed_secs if self.history else None
+
+    @property
+    def model_disturbed_by(self) -> str:
+        """What disturbed the timing of the whole model, as in Conditions."""
+        return self.outcome.disturbed_by if self.outcome is not None else ""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -133,6 +140,7 @@ def story_of(store: Store) -> Story:
         slices=_slices(store, records),
         time_use=time_use(store.spans(), store.phases()),
         drift=tuple(drift(store.spot_checks())),
+        disturbed=store.disturbed(),
     )
 
 

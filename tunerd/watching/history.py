@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
@@ -44,12 +45,13 @@ def history_of(
 
 
 def conditions_of(records: Iterable[Record], started_at: float) -> list[ConditionPoint]:
-    """Return the device's clock, temperature and power of each measured trial that has any."""
+    """Return what is known of the device during each measured trial of which anything is."""
     found = []
     for elapsed, record in _timed(records, started_at):
         if isinstance(record.result, Measurement):
             seen = record.result.conditions
-            if (seen.sm_clock_mhz, seen.temperature_c, seen.power_w) != (None, None, None):
+            known = (seen.sm_clock_mhz, seen.temperature_c, seen.power_w, seen.strangers)
+            if known != (None,) * len(known) or seen.is_disturbed:
                 found.append(ConditionPoint(elapsed, record.result.slice_id, _finite(seen)))
     return found
 
@@ -82,4 +84,4 @@ def _finite(seen: Conditions) -> Conditions:
     power = seen.power_w
     if power is None or 0 <= power < float("inf"):
         return seen
-    return Conditions(seen.sm_clock_mhz, seen.temperature_c, None, seen.neighbours)
+    return dataclasses.replace(seen, power_w=None)

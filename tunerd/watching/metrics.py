@@ -36,6 +36,10 @@ TRIALS = Name(
 FAILURES = Name(
     "tunerd_trial_failures_total", "Trials that failed, by where and how.", ("stage", "kind")
 )
+DISTURBED = Name(
+    "tunerd_trials_disturbed_total",
+    "Trials that were measured beside others, or with clocks held down.",
+)
 REQUEUED = Name(
     "tunerd_trials_requeued_total",
     "Attempts that ended without blame for the trial, which was queued again.",
@@ -73,6 +77,7 @@ KERNELS_DEFAULT = Name("tunerd_kernels_default_seconds", "The same with the defa
 CATALOG = (
     TRIALS,
     FAILURES,
+    DISTURBED,
     REQUEUED,
     WORKERS,
     BUSY,
@@ -121,6 +126,8 @@ class Metrics:
         for result in results:
             if isinstance(result, Measurement):
                 self._add(TRIALS, 1, state="measured")
+                if result.conditions.is_disturbed:
+                    self._add(DISTURBED, 1)
             elif result.kind.ends_trial:
                 self._add(TRIALS, 1, state="failed")
                 self._add(FAILURES, 1, stage=str(result.stage), kind=str(result.kind))

@@ -119,6 +119,10 @@ class Progress(ABC):
         """Take the newest state; cheap enough to call for every event."""
 
     @abstractmethod
+    def warn(self, sentence: str) -> None:
+        """Show a sentence that stays."""
+
+    @abstractmethod
     def close(self) -> None:
         """Show the last state and give the terminal back."""
 
@@ -153,6 +157,9 @@ class QuietProgress(Progress):
     def update(self, state: ProgressState) -> None:
         pass
 
+    def warn(self, sentence: str) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -172,6 +179,9 @@ class _SpacedProgress(Progress):
         self._unsaid = state
         if state.phase != self._phase or self._clock() - self._said_at >= LINE_EVERY_SECS:
             self._say(state)
+
+    def warn(self, sentence: str) -> None:
+        self._put(one_line(sentence))
 
     def close(self) -> None:
         if self._unsaid is not None:
@@ -246,6 +256,9 @@ class LiveProgress(Progress):
         if not self._started:
             self._started = True
             self._live.start()
+
+    def warn(self, sentence: str) -> None:
+        self._live.console.print(Text(one_line(sentence), style="yellow"))
 
     def close(self) -> None:
         if self._started:

@@ -19,6 +19,7 @@ from tunerd.vocabulary import Candidate, CapProof, Failure, Measurement
 from tunerd.watching.logs import run_logged
 from tunerd.watching.metrics import Metrics, Record, record_nothing
 from tunerd.watching.progress import Progress, ProgressState
+from tunerd.watching.quietness import Quietness
 from tunerd.watching.status_file import StatusFile
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Telemetry(Progress):
         self._names: dict[str, str] = {}  # of tasks, by id
         self._best: dict[str, float] = {}  # seconds, by task id
         self._said = ""
+        self._quietness = Quietness()
 
     def update(self, state: ProgressState) -> None:
         """Tell how far the session is."""
@@ -84,6 +86,15 @@ class Telemetry(Progress):
             proof.device,
             extra={"slice": proof.slice_id},
         )
+
+    def measured(self, device: str, results: Iterable[Measurement | Failure]) -> None:
+        """Results of a device came in, spot checks among them; names it where that is news."""
+        for sentence in self._quietness.note(device, results):
+            self.warn(sentence)
+
+    def warn(self, sentence: str) -> None:
+        self._progress.warn(sentence)
+        log.warning("%s", sentence)
 
     def worked(self, role: str, answer: Answer) -> None:
         self._metrics.worked(role, answer.busy_secs)
