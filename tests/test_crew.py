@@ -219,6 +219,12 @@ def test_what_a_node_had_that_left_is_given_to_another_one_of_its_machine(
     assert cluster.tuner_ids == {"tuner-1-0", "tuner-1-1"}
 
 
+def test_a_device_is_named_by_its_gpu_and_cores_by_their_slice(make_crew: MakeCrew) -> None:
+    crew, _ = make_crew(node("a", gpu_slices(7)), node("b", cpu_slices((0,)), machine="m1"))
+    named = [crew.device(slice_id) for slice_id in crew.slice_ids]
+    assert named == ["GPU-7", "GPU-7", "n1-cpu-0-0"]
+
+
 def test_a_node_with_another_device_is_left_out(
     make_crew: MakeCrew, clock: Callable[[float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
