@@ -58,7 +58,6 @@ class Gpu:
         self._runners: dict[str, GpuRunner] = {}
         self._started = 0  # runners so far: makes the name of each socket new
         self._pids: set[int] = set()  # of all runners, daemons and servers so far
-        self._counted = (-1, -1)  # epoch and runners when the daemon's processes were looked for
         self._busy_pct: int | None = None  # of the GPU before anything of ours ran there
         self._culprit = ""
         self._reason = ""
@@ -124,11 +123,6 @@ class Gpu:
         """Say what on this GPU is ours, and how many runners live beside a slice's, busy or not."""
         living = {s for s, r in list(self._runners.items()) if r.exit_status is None}
         with self._lock:
-            if self._counted != (self.epoch, self._started):  # a server starts with a runner
-                self._counted = (self.epoch, self._started)
-                self._pids |= {p.pid for p in self._control.processes()}
-                if self.external:  # whose pipe folder need not be in its environment
-                    self._pids |= set(self._control.servers() or ())
             pids = frozenset(self._pids)
         return Own(pids, len(living), self._busy_pct, len(living - {slice_id}))
 
@@ -136,8 +130,7 @@ class Gpu:
         """Say whether the MPS server lists a runner as its client; None where that is unknown."""
         others = frozenset(r.pid for r in list(self._runners.values())) - {pid}
         listed = self._control.is_client(pid, others)
-        with self._lock:  # the first client has made the daemon start a server
-            self._daemon |= self._own_daemon()
+        self._see_daemon()  # the first client has made it start a server
         return listed
 
     def stop(self, runner: GpuRunner, *, grace_secs: float) -> None:
@@ -201,11 +194,18 @@ class Gpu:
     def _begin_epoch(self) -> None:
         """Watch the daemon as it is now: what it wrote, and who is gone, belongs to the past."""
         self._server_log.forget()
-        self._daemon = self._own_daemon()
+        self._daemon.clear()
+        self._see_daemon()
         self._save()
 
-    def _own_daemon(self) -> set[ProcessId]:
-        return set() if self.external else set(self._control.processes())
+    def _see_daemon(self) -> None:
+        found = self._control.processes()
+        with self._lock:
+            if self.external:  # whose pipe folder need not be in its environment
+                self._pids |= set(self._control.servers() or ())
+            else:
+                self._daemon |= set(found)
+            self._pids |= {p.pid for p in found}
 
     def state(self) -> dict[str, Any]:
         """Return what the state file holds."""
