@@ -123,8 +123,9 @@ while mode == "slice":
             os.abort()
         if library == b"killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if library == b"terminated":
-            message = "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        if library in (b"terminated", b"no daemon"):
+            told = "CLIENT_TERMINATED" if library == b"terminated" else "RPC_FAILURE"
+            message = "CUDA_ERROR_MPS_" + told
             answer({"result": {"failure": {"stage": "run", "kind": "crash", "message": message}}})
             continue
         answer({"result": {"calls": 1, "run_secs": [1e-6]}})

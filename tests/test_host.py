@@ -161,6 +161,7 @@ def test_the_environment_of_a_planned_slice_is_complete(gpu_host: HostFacts) -> 
     environment = dict(first.environment)
     assert environment["CUDA_VISIBLE_DEVICES"] == UUID
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
+    assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=56934M"  # 40% of 139 GiB
     assert environment["CUDA_MPS_PIPE_DIRECTORY"].endswith("/pipe")
 
 

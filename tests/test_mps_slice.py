@@ -185,7 +185,7 @@ def test_a_crash_fences_the_gpu_and_the_neighbours_build_is_collateral(
         assert isinstance(result, Measurement)
 
 
-@pytest.mark.parametrize("library", [b"killed", b"terminated"])
+@pytest.mark.parametrize("library", [b"killed", b"terminated", b"no daemon"])
 def test_what_somebody_else_did_to_a_runner_is_not_its_builds_fault(
     make: Make, library: bytes
 ) -> None:

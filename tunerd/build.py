@@ -4,11 +4,11 @@ Builds run in threads of one long-lived process: TVM and NVRTC work without the 
 process would pay seconds for its imports. What comes out needs no compiler where it is loaded: the
 host code is linked here, and CUDA kernels are embedded as cubins of the target's architecture.
 
-On a machine without a GPU driver TVM cannot make cubins: its compile callback is called by
-libtvm_runtime_cuda.so, which loads only beside libcuda.so.1, and without it TVM silently embeds
-CUDA source to be compiled when the library is loaded. So the source is compiled here and put into
-the packed bytes of the library (`_with_cubins`). Where there is a driver, TVM calls the same
-compiler, and the packed bytes are right already.
+TVM makes cubins only beside a GPU driver: what calls its compile callback is the CUDA module of
+libtvm_runtime_cuda.so. Elsewhere it silently embeds CUDA source, to be compiled when the library is
+loaded. That module gives its process a context on the first GPU, 518 MiB on an H200, by the
+cudaSetDevice of its destructor: every tuner would be a tenant of the GPU, outside of MPS. So TVM
+embeds source everywhere, which is compiled here and put into the packed bytes (`_with_cubin`).
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENTRY = "main"  # the function that every library exports
+_CUDA_MODULE = "ffi.Module.create.cuda"  # without it, TVM takes its stand-in, which holds source
 MAX_MESSAGE_CHARS = 2000
 _CACHED_TASKS = 256
 _PRELOADED = ("tvm.s_tir.meta_schedule", "xgboost")
@@ -342,13 +343,12 @@ def _current_arch() -> str:
 
 @functools.cache
 def _tvm() -> Any:
-    """Import TVM with its CUDA libraries in reach and this module's compiler as its own."""
+    """Import TVM with its CUDA libraries in reach, and take from it what makes a CUDA context."""
     cuda.preload()
     import tvm
     import tvm.tirx
+    from tvm_ffi.registry import remove_global_func
 
-    def compile_callback(code: str) -> bytes:
-        return cuda.compile_cubin(code, _current_arch()).code
-
-    tvm.register_global_func("tvm_callback_cuda_compile", compile_callback, override=True)
+    if tvm.get_global_func(_CUDA_MODULE, allow_missing=True) is not None:
+        remove_global_func(_CUDA_MODULE)
     return tvm

@@ -13,6 +13,7 @@ from tunerd.measuring.measure import BufferCache, Device, Timed, argument_sets, 
 from tunerd.vocabulary import Build, Profile
 
 MAX_GRAPH_CALLS = 400
+MAX_KEPT_BYTES = 8 << 30  # of arguments, for the next builds
 
 
 class CudaDevice(Device):
@@ -42,8 +43,11 @@ class CudaDevice(Device):
         self._handle = self._checked(driver.cuCtxGetDevice())
         self._l2_bytes = self._attribute("L2_CACHE_SIZE")
         self._next_copy = 0
+        error, _, mem_bytes = driver.cuMemGetInfo()  # under MPS: of the slice's limit
+        self._checked((error,))
         self._buffers = BufferCache(
-            lambda a: tvm.runtime.tensor(a, device=self._device), max_bytes=8 << 30
+            lambda a: tvm.runtime.tensor(a, device=self._device),
+            max_bytes=min(MAX_KEPT_BYTES, mem_bytes // 4),
         )
 
     def facts(self) -> dict[str, Any]:

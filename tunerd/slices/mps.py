@@ -18,7 +18,7 @@ from tunerd.slices.base import Plan, Usability
 from tunerd.slices.gpu import external_pipe_folder
 from tunerd.slices.lease import Lease, gpu_folder
 from tunerd.slices.mps_control import environment_of
-from tunerd.slices.remote import EXIT_SECS, START_SECS, TERMINATED, RemoteSlice, outside_signal
+from tunerd.slices.remote import EXIT_SECS, START_SECS, RemoteSlice, outside_signal
 from tunerd.slices.tenants import Own
 from tunerd.vocabulary import CapProof, Conditions, SliceSpec, TargetSpec
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 # NVIDIA MPS, "Client-Server Connection Limits": 48 client contexts per device since Volta. Newer
 # drivers take 60 on newer GPUs; more than 48 slices of one GPU are of no use to tuning.
 MPS_CLIENT_LIMIT = 48
-SLICE_MEM_BYTES = 2 << 30  # context, copies of the weights over twice the L2, activations
+SLICE_MEM_BYTES = 2 << 30  # at least: context, copies of weights over twice the L2, activations
 NO_MPS_CONTROL = (
     "it comes with the NVIDIA driver (on Debian and Ubuntu in the package"
     " nvidia-compute-utils-VERSION; in a container, ask for the driver capability"
@@ -35,7 +35,7 @@ NO_MPS_CONTROL = (
 )
 MIN_SM_COUNT = 2  # the share is handed out in pairs of SMs (TPCs)
 # What ends one client and leaves its neighbours alone; everything else may be a fault of the GPU.
-_FAULTS_OF_ONE_RUNNER = ("TIMED OUT", "IN TIME", TERMINATED)
+_FAULTS_OF_ONE_RUNNER = ("TIMED OUT", "IN TIME", "MPS_CLIENT_TERMINATED")
 
 
 def expected_sms(device_sm_count: int, pct: int) -> int:
@@ -240,7 +240,7 @@ def plan_for(facts: HostFacts, pct: int, per_device: int | None, *, external: bo
             pct=pct,
             device_index=gpu.index,
             gpu_uuid=gpu.uuid,
-            environment=_environment(gpu.uuid, pct, external=external),
+            environment=_environment(gpu, pct, external=external),
         )
         for gpu in gpus
         for position in range(count)
@@ -278,10 +278,13 @@ def _share_problem(gpus: list[GpuFacts], pct: int) -> str:
     return ""
 
 
-def _environment(gpu_uuid: str, pct: int, *, external: bool) -> tuple[tuple[str, str], ...]:
-    pipe_folder = external_pipe_folder() if external else gpu_folder(gpu_uuid) / "pipe"
-    environment = environment_of(pipe_folder, gpu_uuid)
+def _environment(gpu: GpuFacts, pct: int, *, external: bool) -> tuple[tuple[str, str], ...]:
+    pipe_folder = external_pipe_folder() if external else gpu_folder(gpu.uuid) / "pipe"
+    environment = environment_of(pipe_folder, gpu.uuid)
     environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(pct)
+    if not external:  # whose number the GPU has in somebody else's daemon is not known
+        mem_bytes = max(SLICE_MEM_BYTES, gpu.mem_bytes * pct // 100)
+        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={mem_bytes >> 20}M"
     return tuple(sorted(environment.items()))
 
 

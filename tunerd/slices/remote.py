@@ -46,7 +46,7 @@ EXIT_SECS = 5.0  # for a runner whose connection has ended to be gone
 # An operator's, or the operating system's where memory is short: of whoever has most of it. What a
 # kernel does to its own process is another signal: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT.
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}
-TERMINATED = "MPS_CLIENT_TERMINATED"  # by terminate_client, or as a neighbour was killed
+OF_MPS = "CUDA_ERROR_MPS_"  # of a daemon that ended, or a client that was terminated: no kernel's
 # After these errors a CUDA context answers nothing any more (CUDA driver API, CUresult).
 _STICKY = (
     "ILLEGAL_ADDRESS",
@@ -56,7 +56,7 @@ _STICKY = (
     "INVALID_PC",
     "HARDWARE_STACK_ERROR",
     "ASSERT",
-    TERMINATED,
+    OF_MPS,
     "ILLEGAL MEMORY ACCESS",
     "UNSPECIFIED LAUNCH FAILURE",
     "MISALIGNED",
@@ -334,8 +334,8 @@ class RemoteSlice(Slice):
         self._lose(failure.message)
         if self.culprit and self.culprit != self.spec.slice_id:
             message = f"a fault in {self.culprit} ended this runner"
-        elif TERMINATED in failure.message.upper():
-            message = f"somebody else ended its client: {failure.message}"
+        elif OF_MPS in failure.message.upper():
+            message = f"MPS ended its client: {failure.message}"
         elif self.fault and self.fault not in failure.message:
             return replace(failure, message=f"{failure.message}; {self.fault}")
         else:
