@@ -87,11 +87,11 @@ signal.signal(signal.SIGTERM, ended)
 mode = os.environ.get("FAKE_MODE", "")
 if mode == "crash":
     sys.exit("cannot load the CUDA driver")
-open(os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/client-%d" % os.getpid(), "w").close()
 server = socket.socket(socket.AF_UNIX)
 server.bind(sys.argv[sys.argv.index("--socket") + 1])
 server.listen(1)
 connection, _ = server.accept()
+open(os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/client-%d" % os.getpid(), "w").close()
 
 def read(size):
     data = b""

@@ -219,6 +219,34 @@ def test_a_fault_stops_every_runner_of_the_gpu_once_and_names_who_reported_it(
     assert again.alive
 
 
+def test_a_runner_that_fell_has_a_successor_before_its_slice_asks_for_one(bench: Bench) -> None:
+    lease = bench.lease()
+    fallen, _, _ = bench.runner(lease, "mps-0-0")
+    fault: dict[str, Any] = {"scope": "gpu", "reason": "illegal address", "epoch": 0}
+    lease.request("fence", slice_id="mps-0-0", **fault)
+    (listed,) = lease.request("state")["runners"]
+    successor = identity(listed["pid"])
+    assert successor != fallen
+    assert bench.runner(lease, "mps-0-0")[0] == successor
+    lease.request("fence", slice_id="mps-0-0", **fault | {"epoch": 1})
+    (listed,) = lease.request("state")["runners"]
+    stale = identity(listed["pid"])
+    other, _, _ = bench.runner(lease, "mps-0-0", pct=20)  # not what the successor has
+    assert other != stale
+    assert stale.wait(GONE_SECS)
+
+
+def test_a_successor_that_nobody_asks_for_ends_with_the_guard(bench: Bench) -> None:
+    lease = bench.lease()
+    bench.runner(lease, "mps-0-0")
+    fault: dict[str, Any] = {"scope": "gpu", "reason": "illegal address", "epoch": 0}
+    lease.request("fence", slice_id="mps-0-0", **fault)
+    (listed,) = lease.request("state")["runners"]
+    successor = identity(listed["pid"])
+    lease.close()
+    assert successor.wait(GONE_SECS)
+
+
 def told_by_the_server(pid: int) -> None:
     """Write what an MPS server of driver 580 writes of a fault, as if a client had caused it."""
     folder = lease_module.gpu_folder(UUID) / "log"

@@ -16,6 +16,18 @@ MAX_GRAPH_CALLS = 400
 MAX_KEPT_BYTES = 8 << 30  # of arguments, for the next builds
 
 
+def preload() -> tuple[Any, Any, Any]:
+    """Import TVM, its FFI and CUDA's driver API, and return them; makes no context."""
+    from tunerd import cuda
+
+    cuda.preload()
+    import tvm
+    import tvm_ffi
+    from cuda.bindings import driver
+
+    return tvm, tvm_ffi, driver
+
+
 class CudaDevice(Device):
     """The GPU that this process sees first, through the driver API beside TVM's runtime.
 
@@ -25,13 +37,7 @@ class CudaDevice(Device):
     tvm_name = "cuda"
 
     def __init__(self) -> None:
-        from tunerd import cuda
-
-        cuda.preload()
-        import tvm
-        import tvm_ffi
-        from cuda.bindings import driver
-
+        tvm, tvm_ffi, driver = preload()
         self._tvm, self._ffi, self._driver = tvm, tvm_ffi, driver
         self._device = tvm.cuda(0)
         if not self._device.exist:

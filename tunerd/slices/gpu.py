@@ -56,6 +56,8 @@ class Gpu:
         self._server_log = ServerLog(log_folder / LOG_NAME)
         self._daemon: set[ProcessId] = set()  # of ours, and its servers, as far as they were seen
         self._runners: dict[str, GpuRunner] = {}
+        self._asked: dict[str, tuple[int, dict[str, str]]] = {}  # share and environment, by slice
+        self._successors: dict[str, GpuRunner] = {}  # of runners that fell; no slice has asked yet
         self._started = 0  # runners so far: makes the name of each socket new
         self._pids: set[int] = set()  # of all runners, daemons and servers so far
         self._busy_pct: int | None = None  # of the GPU before anything of ours ran there
@@ -84,7 +86,8 @@ class Gpu:
     def close(self) -> None:
         """Stop every runner, then the daemon if it is ours. Idempotent."""
         with self._lock:
-            self._stop_all(grace_secs=GRACE_SECS)
+            self._stop(self._runners, grace_secs=GRACE_SECS)
+            self._stop(self._successors, grace_secs=0)
             if not self.external:
                 self._control.quit()
             (self._folder / "state.json").unlink(missing_ok=True)
@@ -96,23 +99,33 @@ class Gpu:
         with self._lock:
             if slice_id in self._runners:
                 self.stop(self._runners[slice_id], grace_secs=GRACE_SECS)
-            self._started += 1
-            runner = GpuRunner(
-                slice_id,
-                self._runner_command,
-                socket_path=self._folder / f"{slice_id}.{self._started}.sock",
-                log_path=self._folder / f"{slice_id}.log",
-                environment={
-                    **environment,
-                    **environment_of(self._control.pipe_folder, self._uuid),
-                    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(pct),
-                },
-            )
-            self._runners[slice_id] = runner
-            self._pids.add(runner.pid)
+            asked = (pct, environment)
+            runner = self._successors.pop(slice_id, None)
+            if runner and (runner.exit_status is not None or self._asked[slice_id] != asked):
+                runner.stop(self._control, grace_secs=0)
+                runner = None
+            self._asked[slice_id] = asked
+            self._runners[slice_id] = runner or self._started_anew(slice_id)
             self._save()
-            log.info("started %s at %d%%: pid %d", slice_id, pct, runner.pid)
-            return runner
+            return self._runners[slice_id]
+
+    def _started_anew(self, slice_id: str) -> GpuRunner:
+        pct, environment = self._asked[slice_id]
+        self._started += 1
+        runner = GpuRunner(
+            slice_id,
+            self._runner_command,
+            socket_path=self._folder / f"{slice_id}.{self._started}.sock",
+            log_path=self._folder / f"{slice_id}.log",
+            environment={
+                **environment,
+                **environment_of(self._control.pipe_folder, self._uuid),
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(pct),
+            },
+        )
+        self._pids.add(runner.pid)
+        log.info("started %s at %d%%: pid %d", slice_id, pct, runner.pid)
+        return runner
 
     def runner(self, slice_id: str) -> GpuRunner | None:
         """Return the runner of a slice; None too where it fell with the others of its GPU."""
@@ -162,7 +175,12 @@ class Gpu:
                 self.epoch += 1
                 self._culprit, self._reason = self._named() or culprit, reason
                 log.warning("epoch %d begins: %s: %s", self.epoch, self._culprit, reason)
-                self._stop_all(grace_secs=0)
+                fallen = self._runners
+                # They import TVM while the old ones end, and use the GPU when a slice asks for it.
+                for slice_id in fallen.keys() - self._successors.keys():
+                    self._successors[slice_id] = self._started_anew(slice_id)
+                self._runners = {}
+                self._stop(fallen, grace_secs=0)
                 if not self.external and not self._control.answers():
                     self._control.quit()
                     self._control.start()
@@ -209,7 +227,8 @@ class Gpu:
 
     def state(self) -> dict[str, Any]:
         """Return what the state file holds."""
-        runners = [(r.slice_id, r.identity) for r in list(self._runners.values())]
+        living = [*self._runners.values(), *self._successors.values()]
+        runners = [(r.slice_id, r.identity) for r in living]
         return {
             "version": 1,
             "run": self.run,
@@ -221,12 +240,12 @@ class Gpu:
             "runners": [{"slice_id": s} | _plain(i) for s, i in runners if i is not None],
         }
 
-    def _stop_all(self, *, grace_secs: float) -> None:
-        stopping = list(self._runners.values())
-        if stopping:
-            with ThreadPoolExecutor(len(stopping)) as pool:
+    def _stop(self, runners: dict[str, GpuRunner], *, grace_secs: float) -> None:
+        if runners:
+            with ThreadPoolExecutor(len(runners)) as pool:
+                stopping = runners.values()
                 list(pool.map(lambda r: r.stop(self._control, grace_secs=grace_secs), stopping))
-        self._runners.clear()
+        runners.clear()
 
     def _save(self) -> None:
         """Replace the state file: a reader finds the old one or the new one."""

@@ -66,6 +66,7 @@ def main() -> None:
     os.chmod(hidden, 0o600)
     listener.listen(1)
     os.rename(hidden, arguments.socket)
+    _preload(arguments.device)
     listener.settimeout(_FIRST_CONNECTION_SECS)
     try:
         connection, _ = listener.accept()
@@ -77,6 +78,17 @@ def main() -> None:
     connection.settimeout(None)
     with connection, contextlib.suppress(wire.Closed, BrokenPipeError, ConnectionResetError):
         _Runner(connection, arguments.device, arguments.cores).serve()
+
+
+def _preload(device: str) -> None:
+    """Import what takes seconds, and leave the GPU alone: its guard may be clearing it yet."""
+    with contextlib.suppress(Exception):  # the proof will tell
+        if device == "cuda":
+            from tunerd.measuring import cuda_device
+
+            cuda_device.preload()
+        else:
+            import tvm  # noqa: F401
 
 
 def _end_with_input() -> None:
