@@ -66,7 +66,8 @@ def main() -> None:
     os.chmod(hidden, 0o600)
     listener.listen(1)
     os.rename(hidden, arguments.socket)
-    _preload(arguments.device)
+    if arguments.device == "cuda":
+        _preload()
     listener.settimeout(_FIRST_CONNECTION_SECS)
     try:
         connection, _ = listener.accept()
@@ -80,15 +81,12 @@ def main() -> None:
         _Runner(connection, arguments.device, arguments.cores).serve()
 
 
-def _preload(device: str) -> None:
+def _preload() -> None:
     """Import what takes seconds, and leave the GPU alone: its guard may be clearing it yet."""
-    with contextlib.suppress(Exception):  # the proof will tell
-        if device == "cuda":
-            from tunerd.measuring import cuda_device
+    from tunerd.measuring import cuda_device
 
-            cuda_device.preload()
-        else:
-            import tvm  # noqa: F401
+    with contextlib.suppress(Exception):  # the proof will tell
+        cuda_device.preload()
 
 
 def _end_with_input() -> None:
