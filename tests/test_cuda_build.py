@@ -132,12 +132,16 @@ def test_a_source_that_does_not_compile_raises_with_the_log_and_is_tried_again()
 
 
 @needs_nvrtc
-def test_tvm_compiles_with_this_module_where_it_compiles_by_itself() -> None:
+def test_the_module_by_which_tvm_would_make_a_cuda_context_is_not_used() -> None:
     tvm = build._tvm()
-    callback = tvm.get_global_func("tvm_callback_cuda_compile")
-    with tvm.target.Target(CUDA.json):
-        code = bytes(callback(KERNEL.replace("BODY", "x[0] = 7.0f;")))
-    assert embedded_cubins(b"." + code) == [90]
+
+    def create(*_: object) -> None:
+        raise AssertionError("TVM's CUDA module was made in a process that builds")
+
+    tvm.register_global_func("ffi.Module.create.cuda", create)  # as beside a GPU driver
+    build._tvm.cache_clear()
+    task = matmul_task(CUDA)
+    assert embedded_cubins(built(build.build_candidate(task, default_of(task))).library) == [90]
 
 
 def test_what_is_missing_is_named_with_the_command_that_installs_it(

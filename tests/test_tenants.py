@@ -18,7 +18,7 @@ from tunerd.vocabulary import Conditions, SliceSpec
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 GIB = 1 << 30
-OWN = Own(frozenset({100, 101, 102}), runners=2, busy_pct=0, neighbours=1)
+OWN = Own(frozenset({100, 101, 102}), runners=2, neighbours=1)
 QUIET = GpuState(
     pids=(100, 101),
     graphics_pids=(),
@@ -44,7 +44,7 @@ def test_a_list_that_names_a_process_of_ours_is_believed() -> None:
 
 
 def test_a_list_that_is_believed_counts_and_not_memory_or_load() -> None:
-    assert by(replace(OWN, busy_pct=80), mem_used_bytes=130 * GIB) == (0, "")
+    assert by(busy_pct=80, mem_used_bytes=130 * GIB) == (0, "")
 
 
 @pytest.mark.parametrize("pids", [None, (), (90_001, 90_002)], ids=["untold", "empty", "foreign"])
@@ -61,11 +61,10 @@ def test_a_small_gpu_allows_a_tenth_of_its_memory() -> None:
     assert by(**small, mem_used_bytes=4 * GIB) == (None, "at least 1,024 MiB held by others")
 
 
-def test_what_kept_the_gpu_busy_before_the_run_is_said_where_the_list_is_empty() -> None:
-    assert by(replace(OWN, busy_pct=5), pids=()) == (None, "")
-    busy = by(replace(OWN, busy_pct=80), pids=())
-    assert busy == (None, "others kept it 80% busy before this run")
-    assert by(replace(OWN, busy_pct=None), pids=()) == (None, "")
+def test_what_keeps_the_gpu_busy_is_said_where_the_list_is_empty() -> None:
+    assert by(busy_pct=5, pids=()) == (None, "")
+    assert by(busy_pct=80, pids=()) == (None, "others keep it 80% busy")
+    assert by(busy_pct=None, pids=()) == (None, "")
 
 
 def test_without_word_of_what_is_ours_nobody_is_accused() -> None:
@@ -103,6 +102,13 @@ def test_conditions_hold_clocks_neighbours_and_strangers(nvml: FakeNvml) -> None
     nvml.compute, nvml.through_mps = [100], [101, 4242]
     cause = "1 process of others: pid 4242"
     assert tenants.conditions(UUID, lambda: OWN) == Conditions(1980, 41, 350.5, 1, 1, cause)
+
+
+def test_utilisation_is_others_only_while_nothing_of_ours_runs(nvml: FakeNvml) -> None:
+    nvml.busy = [80]
+    assert not tenants.conditions(UUID, lambda: OWN).is_disturbed
+    idle = tenants.conditions(UUID, lambda: OWN, idle=True)
+    assert (idle.strangers, idle.disturbed_by) == (None, "others keep it 80% busy")
 
 
 def test_a_display_is_no_tenant(nvml: FakeNvml) -> None:

@@ -143,11 +143,14 @@ def default_schedule(mod: IRModule, target: Target) -> IRModule:
         return dlight.ApplyDefaultSchedule(*rules)(mod.clone())  # it changes what it is given
 
 
-def export_library(module: Module | Executable, path: Path, *, arch: str | None) -> str:
+def export_library(
+    module: Module | Executable, path: Path, *, arch: str | None, threads: int = 1
+) -> str:
     """Write compiled code as a shared library that loads without a compiler.
 
-    For one kernel or a whole model. `arch` is the GPU architecture ("sm_90"), None on CPUs. Returns
-    the compiler's name as `Build.compiler` has it.
+    For one kernel, or a whole model, whose CUDA kernels are compiled in so many `threads`. `arch`
+    is the GPU architecture ("sm_90"), None on CPUs. Returns the compiler's name as `Build.compiler`
+    has it.
     """
     compilers = {"llvm" if arch is None else "nvrtc"}
 
@@ -157,7 +160,7 @@ def export_library(module: Module | Executable, path: Path, *, arch: str | None)
         blob = _ffi_api.ModulePackImportsToTensor(root).numpy().tobytes()
         for device in root._collect_from_import_tree(lambda m: m.kind == "cuda"):
             source = device.inspect_source("cuda")
-            cubin = cuda.compile_cubin(source, arch or _current_arch())
+            cubin = cuda.compile_cubin(source, arch or _current_arch(), threads=threads)
             compilers.add(cubin.compiler)
             blob = _with_cubin(blob, source.encode(), cubin.code)
         (host, *_) = root._collect_from_import_tree(lambda m: m.kind == "llvm")

@@ -189,11 +189,12 @@ def cuda_build_problem() -> str | None:
     )
 
 
-def compile_cubin(source: str, arch: str) -> Cubin:
+def compile_cubin(source: str, arch: str, *, threads: int = 1) -> Cubin:
     """Compile what TVM's CUDA code generator wrote for `arch`, such as "sm_90".
 
     Identical sources are compiled once per process, also when threads ask at the same time. NVRTC
-    runs without the GIL. Raises CudaCompileError with NVRTC's log.
+    runs without the GIL; the kernels of one source are optimised in so many `threads` at once.
+    Raises CudaCompileError with NVRTC's log.
     """
     lines = "\n".join(line.rstrip() for line in source.splitlines() if line.strip())
     key = hashlib.sha256(f"{arch}\n{lines}".encode()).hexdigest()
@@ -210,7 +211,7 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     if known is not None:
         return known.result()
     try:
-        cubin = _compile_either(source, arch)
+        cubin = _compile_either(source, arch, threads)
     except BaseException as error:
         with _lock:
             _counts.failed += 1
@@ -224,22 +225,26 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     return cubin
 
 
-def _compile_either(source: str, arch: str) -> Cubin:
+def _compile_either(source: str, arch: str, threads: int) -> Cubin:
     if not any(name in source for name in _NEEDS_LIBCUXX):
         try:
-            return Cubin(run_nvrtc(source, arch, headers=STAND_INS), "nvrtc")
+            return Cubin(run_nvrtc(source, arch, headers=STAND_INS, threads=threads), "nvrtc")
         except CudaCompileError:
             pass  # the compilation below says whether the headers or the source are to blame
-    return Cubin(run_nvrtc(source, arch), "nvrtc-fallback")
+    return Cubin(run_nvrtc(source, arch, threads=threads), "nvrtc-fallback")
 
 
-def run_nvrtc(source: str, arch: str, *, headers: Mapping[str, str] | None = None) -> bytes:
+def run_nvrtc(
+    source: str, arch: str, *, headers: Mapping[str, str] | None = None, threads: int = 1
+) -> bytes:
     """Compile with TVM's options and return the cubin. `headers` come before those in files."""
     nvrtc = _load(_NVRTC)
     if nvrtc is None:
         raise CudaCompileError(cuda_build_problem() or f"{_NVRTC} does not load")
     options = [f"--gpu-architecture={arch}", *_OPTIONS]
     options += [f"-I{folder}" for folder in _include_folders()]
+    if threads > 1:
+        options.append(f"--split-compile={threads}")
     headers = headers or {}
     # tvm.support.nvcc drops this include too: NVRTC has no host headers.
     text = _PREAMBLE + source.replace("#include <cuda.h>", "")

@@ -219,7 +219,8 @@ def _compile_library(mod: IRModule, target: TargetSpec, path: Path) -> None:
             mod, target=tvm_target, relax_pipeline=tvm.transform.Sequential(lower)
         )
     arch = str(tvm_target.attrs["arch"]) if target.is_cuda else None
-    build.export_library(executable, path, arch=arch)
+    threads = len(os.sched_getaffinity(0))
+    build.export_library(executable, path, arch=arch, threads=threads)
 
 
 # --- the folder --------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ class SliceActor:
         return self._slice.end()
 
     def conditions(self) -> Conditions:
-        return self._slice.conditions()
+        return self._slice.conditions(idle=True)
 
     def close(self) -> None:
         if self._started is not None:

@@ -102,8 +102,12 @@ class Slice(ABC):
     def end(self) -> Ran | Failure:
         """Wait for `stop_at`, or stop the work where there is none; return how it went."""
 
-    def conditions(self) -> Conditions:
-        """Read the state of the device now; of one that tells nothing, nothing."""
+    def conditions(self, *, idle: bool = False) -> Conditions:
+        """Read the state of the device now; of one that tells nothing, nothing.
+
+        Args:
+            idle: nothing of ours ran there for a second, so that its utilisation is others'.
+        """
         return Conditions()
 
     @abstractmethod

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError
-from tunerd.gpu_state import busy_pct
 from tunerd.slices.gpu_runner import RUNNER_COMMAND, GpuRunner, end_client
 from tunerd.slices.mps_control import EXTERNAL_PIPE_FOLDER, MpsControl, environment_of
 from tunerd.slices.mps_log import LOG_NAME, ServerLog, external_log_folder
@@ -60,7 +59,6 @@ class Gpu:
         self._successors: dict[str, GpuRunner] = {}  # of runners that fell; no slice has asked yet
         self._started = 0  # runners so far: makes the name of each socket new
         self._pids: set[int] = set()  # of all runners, daemons and servers so far
-        self._busy_pct: int | None = None  # of the GPU before anything of ours ran there
         self._culprit = ""
         self._reason = ""
         self._lock = threading.RLock()  # held while runners are started or all of them are fenced
@@ -71,8 +69,6 @@ class Gpu:
         if orphan_epoch is not None:  # slices that lived through it learn that their runners fell
             self.epoch = orphan_epoch + 1
             self._culprit, self._reason = "the GPU guard", "it was killed"
-        else:  # what an orphan's runners have just done would look like somebody else's work
-            self._busy_pct = busy_pct(self._uuid)
         if not self.external:
             self._control.start()
         elif not self._control.answers():
@@ -137,7 +133,7 @@ class Gpu:
         living = {s for s, r in list(self._runners.items()) if r.exit_status is None}
         with self._lock:
             pids = frozenset(self._pids)
-        return Own(pids, len(living), self._busy_pct, len(living - {slice_id}))
+        return Own(pids, len(living), len(living - {slice_id}))
 
     def attached(self, pid: int) -> bool | None:
         """Say whether the MPS server lists a runner as its client; None where that is unknown."""

@@ -138,8 +138,8 @@ class MpsSlice(RemoteSlice):
             answer = self._held_lease().request("fence", **fields)
         self.culprit, self.fault = answer.get("culprit", ""), answer.get("reason", "")
 
-    def conditions(self) -> Conditions:
-        return tenants.conditions(self.spec.gpu_uuid or "", self._own)
+    def conditions(self, *, idle: bool = False) -> Conditions:
+        return tenants.conditions(self.spec.gpu_uuid or "", self._own, idle=idle)
 
     def _own(self) -> Own | None:
         try:

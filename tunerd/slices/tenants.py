@@ -2,7 +2,7 @@
 
 NVML lists the processes of a GPU. In a container the list may be empty, or hold pids of another
 namespace. It is believed where it names a process of our own; elsewhere the memory in use decides,
-and what kept the GPU busy before anything of ours ran there. A display's processes are no tenants.
+and the utilisation while nothing of ours runs there. A display's processes are no tenants.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Own:
 
     pids: frozenset[int]  # of everything that it ever started there
     runners: int  # that live
-    busy_pct: int | None  # of the GPU before the first of them; None: not told
     neighbours: int | None = None  # of one slice: other runners that live
 
 
-def conditions(gpu_uuid: str, own: Callable[[], Own | None]) -> Conditions:
+def conditions(gpu_uuid: str, own: Callable[[], Own | None], *, idle: bool = False) -> Conditions:
     """Read the state of a GPU, and judge who else uses it. Cheap; never raises.
 
+    `idle` says that nothing of ours runs there, so that its utilisation tells something.
     `own` is asked after NVML: what a neighbour has started since is in no list. It returns None
     where nobody can tell.
     """
-    state = gpu_state(gpu_uuid)
+    state = gpu_state(gpu_uuid, samples=int(idle))
     known = own()
     strangers, disturbed_by = judged(state, known)
     return replace(
@@ -72,8 +72,8 @@ def _by_memory_and_load(state: GpuState, own: Own) -> list[str]:
         excess = state.mem_used_bytes - (own.runners + 1) * each
         if excess > 0:
             said.append(f"at least {math.ceil(excess / (1 << 20)):,} MiB held by others")
-    if own.busy_pct is not None and own.busy_pct > ALLOWED_BUSY_PCT:
-        said.append(f"others kept it {own.busy_pct}% busy before this run")
+    if state.busy_pct is not None and state.busy_pct > ALLOWED_BUSY_PCT:
+        said.append(f"others keep it {state.busy_pct}% busy")
     return said
 
 

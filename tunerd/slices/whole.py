@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import socket
 from typing import Any
 
 from tunerd import host
 from tunerd.errors import HostError
-from tunerd.gpu_state import busy_pct
 from tunerd.host import HostFacts
 from tunerd.slices import tenants
 from tunerd.slices.base import Plan, Usability
@@ -37,26 +34,16 @@ class WholeSlice(ChildSlice):
     def _arguments(self) -> tuple[str, ...]:
         return ("--device", "cuda")
 
-    def conditions(self) -> Conditions:
-        return tenants.conditions(self.spec.gpu_uuid or "", self._own)
+    def conditions(self, *, idle: bool = False) -> Conditions:
+        return tenants.conditions(self.spec.gpu_uuid or "", self._own, idle=idle)
 
     def _own(self) -> Own | None:
         if self._process is None:
             return None
-        return Own(frozenset({self._process.pid}), 1, _busy_before(self.spec.gpu_uuid or ""))
-
-    def _launch(self) -> socket.socket:
-        _busy_before(self.spec.gpu_uuid or "")
-        return super()._launch()
+        return Own(frozenset({self._process.pid}), runners=1)
 
     def _prove(self, facts: dict[str, Any]) -> CapProof:
         return proof_of(self.spec, facts)
-
-
-@functools.cache
-def _busy_before(gpu_uuid: str) -> int | None:
-    """Return a GPU's utilisation before this process ran anything there: asked once, then kept."""
-    return busy_pct(gpu_uuid)
 
 
 def plan_for(facts: HostFacts, pct: int, per_device: int | None) -> Plan:
