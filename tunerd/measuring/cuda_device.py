@@ -49,11 +49,11 @@ class CudaDevice(Device):
         self._handle = self._checked(driver.cuCtxGetDevice())
         self._l2_bytes = self._attribute("L2_CACHE_SIZE")
         self._next_copy = 0
-        error, _, mem_bytes = driver.cuMemGetInfo()  # under MPS: of the slice's limit
+        error, free_bytes, _ = driver.cuMemGetInfo()  # under MPS: what the slice's limit leaves
         self._checked((error,))
         self._buffers = BufferCache(
             lambda a: tvm.runtime.tensor(a, device=self._device),
-            max_bytes=min(MAX_KEPT_BYTES, mem_bytes // 4),
+            max_bytes=min(MAX_KEPT_BYTES, free_bytes // 4),
         )
 
     def facts(self) -> dict[str, Any]:
