@@ -17,9 +17,9 @@ A failure is never a number: a trial ends measured or failed, once.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import numpy as np
@@ -250,6 +250,10 @@ class Measurement:
     slice_id: str
     sm_count: int
     conditions: Conditions = Conditions()
+
+    def beside(self, neighbours: int) -> Self:
+        """Say how many neighbours worked; a slice knows only how many there are."""
+        return replace(self, conditions=replace(self.conditions, neighbours=neighbours))
 
     @property
     def median_secs(self) -> float:

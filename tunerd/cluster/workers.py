@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tunerd import clock
@@ -133,9 +133,7 @@ class SliceActor:
     def measure(self, builds: tuple[Build, ...], profile: Profile, neighbours: int) -> Timed:
         def measured() -> list[Measurement | Failure]:
             return [
-                replace(r, conditions=replace(r.conditions, neighbours=neighbours))
-                if isinstance(r, Measurement)
-                else r
+                r.beside(neighbours) if isinstance(r, Measurement) else r
                 for r in self._slice.measure(builds, profile)
             ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from tunerd.cluster.actors import Cluster
@@ -200,7 +200,10 @@ class QuietSlice:
         profile = self.finals.profile
         asked = [(p, "compare", (tuple(c), profile)) for p, c in zip(places, contests, strict=True)]
         answers: list[Results] = self.cluster.call_all(asked)
-        return [[_beside(r, neighbours) for r in results] for results in answers]
+        return [
+            [r.beside(neighbours) if isinstance(r, Measurement) else r for r in results]
+            for results in answers
+        ]
 
     def _ask(self, places: Sequence[str], method: str, *arguments: object) -> list[object]:
         return list(self.cluster.call_all([(p, method, arguments) for p in places]))
@@ -214,13 +217,6 @@ def disturbed_by(results: Sequence[Measurement | Failure]) -> str:
 
 def _are_final(results: Results) -> bool:
     return all(isinstance(r, Measurement) or r.kind.ends_trial for r in results)
-
-
-def _beside(result: Measurement | Failure, neighbours: int) -> Measurement | Failure:
-    """Say how many neighbours worked; a slice counts those that live."""
-    if isinstance(result, Failure):
-        return result
-    return replace(result, conditions=replace(result.conditions, neighbours=neighbours))
 
 
 def _spoiled(contests: Sequence[Sequence[Build]], failure: Failure) -> list[Results]:

@@ -4,7 +4,8 @@ share. Each piece is kept as it ends, and the same call goes on after any kill.
 No more than one slice measures at any time, and what is compared is sampled in turns within it:
 all finalists of a task at a share, and all artifacts at a share. Shares follow each other in a
 random order, and whole models in several rounds of all shares, so that a clock that drifts does
-not look like a share.
+not look like a share. Each share's slice lives until the end and is idle in between: to start one
+and to load the models into it takes several times as long as to measure them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,8 +101,12 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
     fixed = preparation.read(asked.base)
     for pct in asked.shares:  # what this machine cannot do is said before hours of work
         slices_of_a_device(asked.base.slice_kind, pct)
-    with opened(asked.base.out, asked.identity(fixed.digest)) as kept, Stop() as stop:
-        work = _Matrix(asked, kept, say, stop)
+    with (
+        opened(asked.base.out, asked.identity(fixed.digest)) as kept,
+        Stop() as stop,
+        ExitStack() as slices,
+    ):
+        work = _Matrix(asked, kept, say, stop, slices)
         work.levels(showing)
         if not work.is_measured:
             planned, _ = slices_of_a_device(asked.base.slice_kind, max(asked.shares))
@@ -115,8 +120,12 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
 
 
 class _Matrix:
-    def __init__(self, asked: Asked, kept: Kept, say: Callable[[str], None], stop: Stop) -> None:
+    def __init__(
+        self, asked: Asked, kept: Kept, say: Callable[[str], None], stop: Stop, slices: ExitStack
+    ) -> None:
         self._asked = asked
+        self._slices = slices  # closes what was started
+        self._started: dict[int, tuple[Slice, CapProof]] = {}  # by share
         self._kept = kept
         self._say = say
         self._slice_secs = 0.0
@@ -342,13 +351,16 @@ class _Matrix:
 
     @contextmanager
     def _slice(self, pct: int) -> Iterator[tuple[Slice, CapProof]]:
-        _, specs = slices_of_a_device(self._asked.base.slice_kind, pct)
-        with started(specs[:1]) as ((one,), (proof,)):
-            since = time.monotonic()
-            try:
-                yield one, proof
-            finally:
-                self._slice_secs += time.monotonic() - since
+        if pct not in self._started:
+            _, (spec, *_) = slices_of_a_device(self._asked.base.slice_kind, pct)
+            spec = replace(spec, slice_id=f"{spec.slice_id}-{pct}")  # beside the other shares'
+            ((one,), (proof,)) = self._slices.enter_context(started((spec,)))
+            self._started[pct] = (one, proof)
+        since = time.monotonic()
+        try:
+            yield self._started[pct]
+        finally:
+            self._slice_secs += time.monotonic() - since
 
     @contextmanager
     def _costs(self, stage: str) -> Iterator[None]:
@@ -403,9 +415,9 @@ def said_of(pct: int) -> str:
 
 
 def _final(measure: Callable[[], list[Result]]) -> list[Result]:
-    """Measure again where somebody else's fault came between."""
+    """Measure again where somebody else's fault came between. The other slices are idle."""
     for _ in range(MAX_ATTEMPTS):
         results = measure()
         if all(isinstance(r, Measurement) or r.kind.ends_trial for r in results):
             break
-    return results
+    return [r.beside(0) if isinstance(r, Measurement) else r for r in results]
