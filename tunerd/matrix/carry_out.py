@@ -4,16 +4,17 @@ share. Each piece is kept as it ends, and the same call goes on after any kill.
 No more than one slice measures at any time, and what is compared is sampled in turns within it:
 all finalists of a task at a share, and all artifacts at a share. Shares follow each other in a
 random order, and whole models in several rounds of all shares, so that a clock that drifts does
-not look like a share. Each share's slice lives until the end and is idle in between: to start one
-and to load the models into it takes several times as long as to measure them.
+not look like a share. The slices of all shares start together and are idle in between, because a
+start takes longer than what is measured; each round has new ones, so that what a process got for
+its life does not look like an artifact.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from tunerd.matrix.claims import DEFAULT
 from tunerd.matrix.kept import Kept, opened, proof_of
 from tunerd.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
 from tunerd.measuring.profiles import final_profile, usual_l2
-from tunerd.measuring.replicas import slices_of_a_device, started
+from tunerd.measuring.replicas import slices_of_a_device, started_at
 from tunerd.records import Store
 from tunerd.search import default_candidate
 from tunerd.settings import TuneSettings
@@ -101,12 +102,8 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
     fixed = preparation.read(asked.base)
     for pct in asked.shares:  # what this machine cannot do is said before hours of work
         slices_of_a_device(asked.base.slice_kind, pct)
-    with (
-        opened(asked.base.out, asked.identity(fixed.digest)) as kept,
-        Stop() as stop,
-        ExitStack() as slices,
-    ):
-        work = _Matrix(asked, kept, say, stop, slices)
+    with opened(asked.base.out, asked.identity(fixed.digest)) as kept, Stop() as stop:
+        work = _Matrix(asked, kept, say, stop)
         work.levels(showing)
         if not work.is_measured:
             planned, _ = slices_of_a_device(asked.base.slice_kind, max(asked.shares))
@@ -120,12 +117,8 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
 
 
 class _Matrix:
-    def __init__(
-        self, asked: Asked, kept: Kept, say: Callable[[str], None], stop: Stop, slices: ExitStack
-    ) -> None:
+    def __init__(self, asked: Asked, kept: Kept, say: Callable[[str], None], stop: Stop) -> None:
         self._asked = asked
-        self._slices = slices  # closes what was started
-        self._started: dict[int, tuple[Slice, CapProof]] = {}  # by share
         self._kept = kept
         self._say = say
         self._slice_secs = 0.0
@@ -197,11 +190,16 @@ class _Matrix:
         """Measure all finalists of each task at each share, and choose its winner there."""
         profile = contest_profile(self._asked.base.l2 or usual_l2(target))
         done = {(line["run_at"], line["task_id"]) for line in self._kept.of("contest")}
-        for pct in self._order("contests"):
-            todo = [t for t in kernels.tasks if (pct, t.task_id) not in done]
-            if not todo:
-                continue
-            with self._costs("finalists"), self._slice(pct) as (one, proof):
+        todo_at = {
+            pct: todo
+            for pct in self._order("contests")
+            if (todo := [t for t in kernels.tasks if (pct, t.task_id) not in done])
+        }
+        if not todo_at:
+            return
+        with self._costs("finalists"), self._slices(todo_at) as slices:
+            for pct, todo in todo_at.items():
+                one, proof = slices[pct]
                 for number, task in enumerate(todo):
                     if number % 10 == 0:
                         self._go_on(
@@ -275,7 +273,9 @@ class _Matrix:
                     proofs=(proofs[at],),
                 )
             self._go_on("comparing outputs with ONNX Runtime")
-            with self._slice(max(asked.shares)) as (one, _):
+            most = max(asked.shares)
+            with self._slices([most]) as slices:
+                one, _ = slices[most]
                 for pct in todo:
                     self._require_not_stopped()
                     self._verify(one, kernels.model, pct)
@@ -304,31 +304,34 @@ class _Matrix:
         done = {(line["round"], line["run_at"]) for line in kept.of("cell")}
         rows = (DEFAULT, *asked.shares)
         for number in range(asked.rounds):
-            for pct in self._order(f"cells {number}"):
-                if (number, pct) in done:
-                    continue
-                self._go_on(f"every model at {pct}%, round {number + 1} of {asked.rounds}")
-                order = random.Random(f"{asked.base.seed} {number} {pct}").sample(rows, len(rows))
-                paths = [str(kept.artifact(asked.name(row))) for row in order]
-                with self._costs("models"), self._slice(pct) as (one, proof):
-                    results = _final(lambda: one.compare_models(paths, CELL))  # noqa: B023
-                self._require_same_share(pct, proof)
-                for row, result in zip(order, results, strict=True):
-                    if isinstance(result, Failure):
-                        raise InfrastructureError(
-                            f"the model {said_of(row)} does not run at {pct}%: {result.message}"
-                        )
-                kept.add(
-                    "cell",
-                    round=number,
-                    run_at=pct,
-                    results=[
-                        {"tuned_at": row, **to_json(r)}
-                        for row, r in zip(order, results, strict=True)
-                    ],
-                    proof=to_json(proof),
-                    at=time.time(),
+            todo = [p for p in self._order(f"cells {number}") if (number, p) not in done]
+            if not todo:
+                continue
+            with self._costs("models"), self._slices(todo) as slices:
+                for pct in todo:
+                    self._go_on(f"every model at {pct}%, round {number + 1} of {asked.rounds}")
+                    order = random.Random(f"{asked.base.seed} {number} {pct}")
+                    self._cell(number, *slices[pct], order.sample(rows, len(rows)))
+
+    def _cell(self, number: int, one: Slice, proof: CapProof, rows: Sequence[int]) -> None:
+        """Run the artifacts of `rows` in turns at a slice's share."""
+        pct = one.spec.pct
+        self._require_same_share(pct, proof)
+        paths = [str(self._kept.artifact(self._asked.name(row))) for row in rows]
+        results = _final(lambda: one.compare_models(paths, CELL))
+        for row, result in zip(rows, results, strict=True):
+            if isinstance(result, Failure):
+                raise InfrastructureError(
+                    f"the model {said_of(row)} does not run at {pct}%: {result.message}"
                 )
+        self._kept.add(
+            "cell",
+            round=number,
+            run_at=pct,
+            results=[{"tuned_at": row, **to_json(r)} for row, r in zip(rows, results, strict=True)],
+            proof=to_json(proof),
+            at=time.time(),
+        )
 
     def _require_same_share(self, pct: int, proof: CapProof) -> None:
         """Refuse a share that is another than in an earlier part of this matrix."""
@@ -350,15 +353,13 @@ class _Matrix:
         return shares
 
     @contextmanager
-    def _slice(self, pct: int) -> Iterator[tuple[Slice, CapProof]]:
-        if pct not in self._started:
-            _, (spec, *_) = slices_of_a_device(self._asked.base.slice_kind, pct)
-            spec = replace(spec, slice_id=f"{spec.slice_id}-{pct}")  # beside the other shares'
-            ((one,), (proof,)) = self._slices.enter_context(started((spec,)))
-            self._started[pct] = (one, proof)
+    def _slices(self, shares: Iterable[int]) -> Iterator[dict[int, tuple[Slice, CapProof]]]:
+        kind = self._asked.base.slice_kind
+        specs = {pct: slices_of_a_device(kind, pct)[1][0] for pct in shares}
         since = time.monotonic()
         try:
-            yield self._started[pct]
+            with started_at(specs) as slices:
+                yield slices
         finally:
             self._slice_secs += time.monotonic() - since
 

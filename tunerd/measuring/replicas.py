@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.measuring.bench import Condition, Round
@@ -43,10 +44,26 @@ def slices_of_a_device(kind: str, pct: int) -> tuple[Plan, tuple[SliceSpec, ...]
 
 @contextlib.contextmanager
 def started(specs: Sequence[SliceSpec]) -> Iterator[tuple[tuple[Slice, ...], tuple[CapProof, ...]]]:
-    """Start slices and yield them with what each has proved; close them all at the end."""
+    """Start slices together and yield them with what each has proved; close them at the end."""
     with contextlib.ExitStack() as stack:
         slices = tuple(stack.enter_context(member(s.kind)(s)) for s in specs)
-        yield slices, tuple(each.start() for each in slices)
+        with ThreadPoolExecutor(len(slices)) as pool:
+            proofs = tuple(pool.map(lambda each: each.start(), slices))
+        yield slices, proofs
+
+
+@contextlib.contextmanager
+def started_at(
+    specs: Mapping[int, SliceSpec],
+) -> Iterator[dict[int, tuple[Slice, CapProof]]]:
+    """Start a slice of each share of one device together, and yield them by share.
+
+    The shares may come to more than the device: at most one of the slices may work at a time. An
+    idle one holds memory, and neither SMs nor cores.
+    """
+    named = [replace(spec, slice_id=f"{spec.slice_id}-{pct}") for pct, spec in specs.items()]
+    with started(named) as (slices, proofs):
+        yield dict(zip(specs, zip(slices, proofs, strict=True), strict=True))
 
 
 def make_ready(each: Slice, work: Work) -> float:

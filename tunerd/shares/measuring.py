@@ -1,19 +1,23 @@
-"""Visits: one slice after the other, each alone on its device, at one share after the other."""
+"""Visits: one slice after the other works on a device, at one share after the other.
+
+The slices of a round start together, because a start takes longer than a visit, and are idle but
+for their own visit. Each round has new ones: what a process got for its life is part of the noise.
+"""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tunerd.errors import InfrastructureError
+from tunerd.measuring.replicas import started_at
 from tunerd.measuring.work import Ran, Work
 from tunerd.shares.curve import Visit
 from tunerd.shares.folder import ProfileFolder
 from tunerd.shares.plan import Shares, order_of
-from tunerd.slices import member
 from tunerd.slices.base import Slice
 from tunerd.vocabulary import CapProof, Failure
 
@@ -45,19 +49,26 @@ def measure_shares(
     another one is visited only until that is known.
     """
     for number in range(1, effort.rounds + 1):
-        order = order_of(number, shares.pcts, seed=effort.seed)
-        for place, pct in enumerate(order, 1):
-            todo = _todo(folder, number, pct, artifacts, seed=effort.seed)
-            if not todo:
-                continue
-            say(f"round {number} of {effort.rounds}, share {place} of {len(order)}: {pct}%")
-            spec = dict(shares.specs)[pct]
-            with member(spec.kind)(spec) as one:
-                proof = one.start()
+        order = [
+            pct
+            for pct in order_of(number, shares.pcts, seed=effort.seed)
+            if _todo(folder, number, pct, artifacts, seed=effort.seed)
+        ]
+        if not order:
+            continue
+        say(f"round {number} of {effort.rounds}: starting {len(order)} slices")
+        specs = dict(shares.specs)
+        with started_at({pct: specs[pct] for pct in order}) as slices:
+            for pct, (_, proof) in slices.items():
                 folder.prove(pct, proof)
-                for batch in _todo(folder, number, pct, artifacts, seed=effort.seed):
+            for place, (pct, (one, proof)) in enumerate(slices.items(), 1):
+                todo = _todo(folder, number, pct, artifacts, seed=effort.seed)
+                if todo:
+                    say(f"round {number} of {effort.rounds}, share {place} of {len(order)}: {pct}%")
+                for batch in todo:
                     visit = _visit(one, proof, batch, artifacts[batch], number, effort)
-                    folder.add(visit, one.conditions() if spec.gpu_uuid else None)
+                    here = replace(one.conditions(), neighbours=0) if one.spec.gpu_uuid else None
+                    folder.add(visit, here)
 
 
 def _todo(
