@@ -51,6 +51,7 @@ from tunerd.deciding.finals import Ending
 from tunerd.deciding.winners import QuietSlice, choose_winners
 from tunerd.errors import ExitCode, FolderError, TunerdError
 from tunerd.models.model import FixedModel
+from tunerd.outcome import Correctness, Latency, Outcome, Verification
 from tunerd.records import Store, files
 from tunerd.run_folder import Paths, RunFolder
 from tunerd.search import Proposal, Told
@@ -60,17 +61,13 @@ from tunerd.stop import Stop
 from tunerd.vocabulary import (
     Build,
     Candidate,
-    Correctness,
     Failure,
     Kind,
-    Latency,
     Measurement,
     Model,
-    Outcome,
     Profile,
     Stage,
     Task,
-    Verification,
 )
 from tunerd.watching.progress import QuietProgress
 

@@ -8,24 +8,26 @@ from pathlib import Path
 
 import numpy as np
 
+from tunerd.outcome import (
+    Comparison,
+    Correctness,
+    Finalist,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verdict,
+    Verification,
+)
 from tunerd.records import RunFacts
 from tunerd.run_folder import RunFolder
 from tunerd.vocabulary import (
     Candidate,
     CapProof,
-    Comparison,
-    Correctness,
-    Finalist,
-    Latency,
     Measurement,
     Model,
     Origin,
-    Outcome,
     TargetSpec,
-    TaskOutcome,
     TensorSpec,
-    Verdict,
-    Verification,
 )
 
 GPU = TargetSpec("cuda", '{"kind": "cuda", "arch": "sm_90"}')

@@ -7,6 +7,15 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tunerd.outcome import (
+    Comparison,
+    Correctness,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verdict,
+    Verification,
+)
 from tunerd.records import RunFacts, Store
 from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.report.story import SliceStory, Story
@@ -14,16 +23,12 @@ from tunerd.vocabulary import (
     Activity,
     Candidate,
     CapProof,
-    Comparison,
     Conditions,
-    Correctness,
     Failure,
     Kind,
-    Latency,
     Measurement,
     Model,
     Origin,
-    Outcome,
     Phase,
     PhaseTime,
     SliceSpec,
@@ -31,10 +36,7 @@ from tunerd.vocabulary import (
     Stage,
     TargetSpec,
     Task,
-    TaskOutcome,
     TensorSpec,
-    Verdict,
-    Verification,
 )
 from tunerd.watching.time_use import time_use
 

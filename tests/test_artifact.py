@@ -30,22 +30,17 @@ from tunerd.deciding.verify import verification_inputs, verify
 from tunerd.errors import FolderError, InputError
 from tunerd.models.lowering import Lowered, lower
 from tunerd.models.reference import Reference
-from tunerd.tasks import extract_tasks
-from tunerd.vocabulary import (
-    Arrays,
-    Candidate,
+from tunerd.outcome import (
     Comparison,
     Correctness,
     Latency,
-    Model,
-    Origin,
     Outcome,
-    Task,
     TaskOutcome,
-    TensorSpec,
     Verdict,
     Verification,
 )
+from tunerd.tasks import extract_tasks
+from tunerd.vocabulary import Arrays, Candidate, Model, Origin, Task, TensorSpec
 
 REPOSITORY = Path(__file__).parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")

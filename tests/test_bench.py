@@ -6,7 +6,7 @@ import pytest
 
 from tunerd.measuring.bench import Condition, Round, samples_needed, summarize
 from tunerd.measuring.work import Ran
-from tunerd.vocabulary import Verdict
+from tunerd.outcome import Verdict
 
 
 def ran(slice_id: str, *, start: float = 0.0, secs: float = 0.01, count: int = 100) -> Ran:

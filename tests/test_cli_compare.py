@@ -16,7 +16,8 @@ from gate_runs import MODEL, PROOF, on, outcome, run_of
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
-from tunerd.vocabulary import CapProof, Correctness, Latency, Outcome
+from tunerd.outcome import Correctness, Latency, Outcome
+from tunerd.vocabulary import CapProof
 
 Captured = pytest.CaptureFixture[str]
 HOSTILE = "a`|<b>@all [x](y)\x1b[31m"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunerd.deciding.compare import compare
-from tunerd.vocabulary import Verdict
+from tunerd.outcome import Verdict
 
 OPPOSITE = {
     Verdict.FASTER: Verdict.SLOWER,

@@ -9,18 +9,9 @@ import pytest
 from models import script
 
 from tunerd.deciding.fidelity import fidelity
+from tunerd.outcome import Finalist, TaskOutcome
 from tunerd.report.fidelity_section import fidelity_json, fidelity_section, fidelity_text
-from tunerd.vocabulary import (
-    Candidate,
-    Failure,
-    Finalist,
-    Kind,
-    Measurement,
-    Origin,
-    Stage,
-    TaskOutcome,
-    to_json,
-)
+from tunerd.vocabulary import Candidate, Failure, Kind, Measurement, Origin, Stage, to_json
 
 CRASHED = Failure(Stage.RUN, Kind.CRASH, "it fell")
 

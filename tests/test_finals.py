@@ -19,6 +19,7 @@ from tunerd.cluster.actors import Cluster
 from tunerd.deciding.finals import Ending, finish
 from tunerd.deciding.quiet import STEP_SECS
 from tunerd.errors import InfrastructureError, Interrupted
+from tunerd.outcome import Correctness, Verdict
 from tunerd.records import RunFacts
 from tunerd.records.outcome import outcome_from_json
 from tunerd.run_folder import RunFolder
@@ -30,13 +31,11 @@ from tunerd.vocabulary import (
     Build,
     Candidate,
     Conditions,
-    Correctness,
     Failure,
     Kind,
     Measurement,
     Origin,
     Stage,
-    Verdict,
 )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tunerd.gate.intervals import median_interval
 from tunerd.gate.judge import Timing, judge, judge_rounds
-from tunerd.vocabulary import GateVerdict
+from tunerd.outcome import GateVerdict
 
 BETTER, SAME, WORSE, CANNOT_TELL = (
     GateVerdict.BETTER,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from store_places import KINDS, StorePlace
 
 from tunerd.errors import FolderError
+from tunerd.outcome import Comparison, Finalist, TaskOutcome, Verdict
 from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME, VERSION
 from tunerd.records.tally import Disturbed
@@ -24,10 +25,8 @@ from tunerd.vocabulary import (
     Build,
     Candidate,
     CapProof,
-    Comparison,
     Conditions,
     Failure,
-    Finalist,
     Kind,
     Measurement,
     Origin,
@@ -38,10 +37,8 @@ from tunerd.vocabulary import (
     Stage,
     TargetSpec,
     Task,
-    TaskOutcome,
     TensorSpec,
     TrialState,
-    Verdict,
 )
 
 LLVM = TargetSpec("llvm", '{"kind":"llvm","mcpu":"znver3"}')

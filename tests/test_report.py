@@ -16,6 +16,15 @@ import pytest
 from report_runs import HOSTILE, conditions, cpu_outcome, gpu_outcome, story, untried
 from rich.console import Console
 
+from tunerd.outcome import (
+    Comparison,
+    Correctness,
+    Finalist,
+    Latency,
+    Outcome,
+    Verdict,
+    Verification,
+)
 from tunerd.records.tally import Disturbed
 from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
@@ -26,20 +35,7 @@ from tunerd.report.plot import history_plot
 from tunerd.report.svg import ratio_mark
 from tunerd.report.table import outcome_json, outcome_table
 from tunerd.report.words import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
-from tunerd.vocabulary import (
-    Activity,
-    Comparison,
-    Conditions,
-    Correctness,
-    Finalist,
-    Latency,
-    Measurement,
-    Origin,
-    Outcome,
-    Span,
-    Verdict,
-    Verification,
-)
+from tunerd.vocabulary import Activity, Conditions, Measurement, Origin, Span
 from tunerd.watching.time_use import time_use
 
 

@@ -19,13 +19,14 @@ from report_runs import (
     story,
 )
 
+from tunerd.outcome import Latency
 from tunerd.records import Store
 from tunerd.report import FailureKind
 from tunerd.report.comparison import NamedRun, named
 from tunerd.report.comparison_page import comparison_page
 from tunerd.report.page import report_page
 from tunerd.report.story import SliceStory, Story, story_of
-from tunerd.vocabulary import Activity, Latency, SliceSpec, Span
+from tunerd.vocabulary import Activity, SliceSpec, Span
 from tunerd.watching.time_use import time_use
 
 NAMES = (

@@ -15,6 +15,16 @@ from test_records import FACTS, LLVM, OTHER_TASK, TASK, measurement
 from tunerd.deciding.compare import compare
 from tunerd.errors import ExitCode, InputError, StoreError, StoreMissError
 from tunerd.gate import decide, load_sides
+from tunerd.outcome import (
+    Comparison,
+    Correctness,
+    GateVerdict,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verdict,
+    Verification,
+)
 from tunerd.records import Store, settled, shared
 from tunerd.records.obtained import Obtained
 from tunerd.records.problems import StoreLost
@@ -22,21 +32,7 @@ from tunerd.records.schema import VERSION
 from tunerd.search import candidate_id, default_candidate
 from tunerd.store_address import StoreAddress
 from tunerd.team_store import PAUSES_SECS, TeamStore
-from tunerd.vocabulary import (
-    Candidate,
-    CapProof,
-    Comparison,
-    Correctness,
-    GateVerdict,
-    Latency,
-    Model,
-    Origin,
-    Outcome,
-    TaskOutcome,
-    TensorSpec,
-    Verdict,
-    Verification,
-)
+from tunerd.vocabulary import Candidate, CapProof, Model, Origin, TensorSpec
 
 TASKS = (TASK, OTHER_TASK)
 ON = Obtained.of(CapProof("cpu-0-0", "CPU X", 1, 2, "affinity", True, "6.1"), FACTS, "p")

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 from tunerd.deciding.verify import onnxruntime_latency, verification_inputs, verify
 from tunerd.errors import ModelError
 from tunerd.models.reference import Reference
-from tunerd.vocabulary import Arrays, Correctness, Model, Profile, TensorSpec
+from tunerd.outcome import Correctness
+from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
 
 Run = Callable[[Arrays], Arrays]
 

@@ -14,6 +14,7 @@ from tunerd.deciding.neighbours import others_on_device, require_neighbours
 from tunerd.deciding.quiet import STEP_SECS, WAIT_SECS, Finals, Patience, QuietSlice
 from tunerd.deciding.winners import FINALISTS, choose_winners
 from tunerd.errors import HostError, Interrupted
+from tunerd.outcome import TaskOutcome
 from tunerd.records import RunFacts, Store
 from tunerd.search import default_candidate
 from tunerd.vocabulary import (
@@ -28,7 +29,6 @@ from tunerd.vocabulary import (
     Stage,
     TargetSpec,
     Task,
-    TaskOutcome,
     TensorSpec,
 )
 

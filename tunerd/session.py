@@ -23,6 +23,7 @@ from tunerd.deciding.quiet import Finals
 from tunerd.disk import disk_errors_said
 from tunerd.errors import Interrupted
 from tunerd.ledger import Ledger
+from tunerd.outcome import Correctness, Outcome
 from tunerd.records import RunFacts
 from tunerd.report.frame import write_page
 from tunerd.report.page import report_page
@@ -32,13 +33,7 @@ from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.stop import Stop
 from tunerd.team_store import obtained_in, team_store
-from tunerd.vocabulary import (
-    CapProof,
-    Correctness,
-    Outcome,
-    Phase,
-    Task,
-)
+from tunerd.vocabulary import CapProof, Phase, Task
 from tunerd.warm_start import WarmStart
 from tunerd.watching.progress import Progress, ProgressState, TaskProgress
 from tunerd.watching.telemetry import Telemetry

@@ -17,13 +17,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tunerd.errors import StoreError, StoreMissError
+from tunerd.outcome import Outcome, TaskOutcome
 from tunerd.records import Store
 from tunerd.records.obtained import Obtained
 from tunerd.records.problems import StoreLost
 from tunerd.search import candidate_id
 from tunerd.settings import TuneSettings
 from tunerd.store_address import StoreAddress
-from tunerd.vocabulary import CapProof, Outcome, Task, TaskOutcome
+from tunerd.vocabulary import CapProof, Task
 
 log = logging.getLogger(__name__)
 

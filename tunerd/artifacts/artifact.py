@@ -32,17 +32,8 @@ from tunerd.artifacts.manifest import (
     sha256_of,
 )
 from tunerd.errors import FolderError, HostError, InputError
-from tunerd.vocabulary import (
-    Arrays,
-    Candidate,
-    CapProof,
-    Model,
-    Origin,
-    Outcome,
-    TargetSpec,
-    Task,
-    to_json,
-)
+from tunerd.outcome import Outcome
+from tunerd.vocabulary import Arrays, Candidate, CapProof, Model, Origin, TargetSpec, Task, to_json
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule

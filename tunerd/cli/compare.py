@@ -95,7 +95,7 @@ def compare(
 
 def exit_code_of(result: GateResult, cannot_tell: CannotTell) -> ExitCode:
     """Return what CI sees of a result."""
-    from tunerd.vocabulary import GateVerdict
+    from tunerd.outcome import GateVerdict
 
     unsure = ExitCode.CANNOT_TELL if cannot_tell is CannotTell.FAIL else ExitCode.BETTER
     return {

@@ -15,11 +15,11 @@ from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from tunerd.measuring.drift import SliceDrift
+    from tunerd.outcome import Outcome
     from tunerd.preparation import Layout
     from tunerd.records.tally import Disturbed
     from tunerd.settings import TuneSettings
     from tunerd.shares.auto import Choice
-    from tunerd.vocabulary import Outcome
     from tunerd.watching.time_use import TimeUse
 
 
@@ -206,12 +206,12 @@ def _conclude(
 ) -> int:
     from tunerd.deciding.fidelity import fidelity as fidelity_of
     from tunerd.errors import WrongResultError
+    from tunerd.outcome import Correctness, Verdict
     from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
     from tunerd.report.drift_section import drift_json, drift_warnings
     from tunerd.report.fidelity_section import fidelity_json, fidelity_text
     from tunerd.report.table import outcome_json, outcome_table
     from tunerd.report.time_table import time_json, time_table
-    from tunerd.vocabulary import Correctness, Verdict
 
     report = settings.out / "report.html"
     if outcome.verification.verdict is Correctness.WRONG:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.vocabulary import Comparison, Verdict
+from tunerd.outcome import Comparison, Verdict
 
 MIN_SAMPLES = 5
 RESAMPLES = 4000

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tunerd.vocabulary import Finalist, Measurement, Origin, TaskOutcome
+from tunerd.outcome import Finalist, TaskOutcome
+from tunerd.vocabulary import Measurement, Origin
 
 TOP_K = 3  # how many the finals take from the search
 _LEAST = 3  # candidates of which an order says anything

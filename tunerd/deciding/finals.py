@@ -21,6 +21,15 @@ from tunerd.deciding.quiet import Finals, Patience, QuietSlice, disturbed_by
 from tunerd.deciding.verify import onnxruntime_latency, verify
 from tunerd.deciding.winners import Say, choose_winners
 from tunerd.errors import InfrastructureError
+from tunerd.outcome import (
+    Comparison,
+    Correctness,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verdict,
+    Verification,
+)
 from tunerd.preparation import Kernels, Layout
 from tunerd.run_folder import RunFolder
 from tunerd.settings import TuneSettings
@@ -29,18 +38,11 @@ from tunerd.vocabulary import (
     Arrays,
     Candidate,
     CapProof,
-    Comparison,
-    Correctness,
     Failure,
-    Latency,
     Measurement,
     Model,
     Origin,
-    Outcome,
     Phase,
-    TaskOutcome,
-    Verdict,
-    Verification,
 )
 
 

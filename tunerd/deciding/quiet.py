@@ -17,6 +17,7 @@ from tunerd.coordination.coordinator import MAX_ATTEMPTS
 from tunerd.deciding.neighbours import AS_TUNED, NONE
 from tunerd.measuring.profiles import final_profile, usual_l2
 from tunerd.measuring.work import Work
+from tunerd.outcome import TaskOutcome
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import (
     Build,
@@ -27,7 +28,6 @@ from tunerd.vocabulary import (
     Profile,
     Stage,
     TargetSpec,
-    TaskOutcome,
 )
 
 WAIT_SECS = 60.0  # for a quiet device, in all of a run

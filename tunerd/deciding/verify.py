@@ -14,15 +14,8 @@ import numpy.typing as npt
 
 from tunerd.errors import ModelError
 from tunerd.models.reference import Reference, random_inputs
-from tunerd.vocabulary import (
-    Arrays,
-    Correctness,
-    Latency,
-    Model,
-    Profile,
-    TensorSpec,
-    Verification,
-)
+from tunerd.outcome import Correctness, Latency, Verification
+from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
 
 # Relative error, and absolute error in units of an output's scale (its largest value). Sums
 # in another order move float32 outputs of light_densenet121 by 5e-5 of their scale, with ONNX

@@ -22,21 +22,10 @@ from typing import Protocol, TypeVar
 
 from tunerd.deciding.compare import compare
 from tunerd.deciding.quiet import QuietSlice
+from tunerd.outcome import Comparison, Finalist, TaskOutcome, Verdict
 from tunerd.records import Store
 from tunerd.search import default_candidate
-from tunerd.vocabulary import (
-    Build,
-    Candidate,
-    Comparison,
-    Failure,
-    Finalist,
-    Measurement,
-    Origin,
-    Record,
-    Task,
-    TaskOutcome,
-    Verdict,
-)
+from tunerd.vocabulary import Build, Candidate, Failure, Measurement, Origin, Record, Task
 
 FINALISTS = 3  # of each task, besides its default; of disturbed trials as many more
 _T = TypeVar("_T")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tunerd.gate.judge import Judgement, judge, judge_rounds
 from tunerd.gate.measuring import Rounds
 from tunerd.gate.sides import Side, differences
-from tunerd.vocabulary import GateVerdict
+from tunerd.outcome import GateVerdict
 
 CONFIDENCE = 0.95
 

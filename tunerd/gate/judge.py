@@ -37,7 +37,7 @@ from statistics import median
 import numpy as np
 
 from tunerd.gate.intervals import MIN_SAMPLES, Interval, interval, session
-from tunerd.vocabulary import GateVerdict
+from tunerd.outcome import GateVerdict
 
 _RAW, _CORRECTED, _TWICE = "as measured", "corrected", "corrected twice"
 _BASE, _NEW = 1, 2  # seeds: sessions are drawn apart

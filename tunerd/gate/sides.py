@@ -22,21 +22,13 @@ from tunerd.artifacts.manifest import (
 )
 from tunerd.errors import FolderError, InputError, WrongResultError
 from tunerd.gate.judge import Timing
+from tunerd.outcome import Correctness, Latency, TaskOutcome, Verification
 from tunerd.records import Store, typed
 from tunerd.records.finding import RunQuery
 from tunerd.records.schema import STORE_NAME
 from tunerd.run_folder import Paths
 from tunerd.store_address import StoreAddress
-from tunerd.vocabulary import (
-    CapProof,
-    Correctness,
-    Latency,
-    Measurement,
-    Origin,
-    TaskOutcome,
-    TensorSpec,
-    Verification,
-)
+from tunerd.vocabulary import CapProof, Measurement, Origin, TensorSpec
 
 # Of a call, and calls of a task: what is beyond can be of no run, and ratios of it overflow.
 _MIN_SECS, _MAX_SECS, _MAX_WEIGHT = 1e-12, 1e9, 2**31

@@ -31,6 +31,7 @@ from tunerd.matrix.kept import Kept, opened, proof_of
 from tunerd.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
 from tunerd.measuring.profiles import final_profile, usual_l2
 from tunerd.measuring.replicas import slices_of_a_device, started_at
+from tunerd.outcome import Correctness, Verdict
 from tunerd.records import Store
 from tunerd.search import default_candidate
 from tunerd.settings import TuneSettings
@@ -40,13 +41,11 @@ from tunerd.vocabulary import (
     Build,
     Candidate,
     CapProof,
-    Correctness,
     Failure,
     Measurement,
     Model,
     Profile,
     TargetSpec,
-    Verdict,
     to_json,
 )
 from tunerd.watching.progress import Progress

@@ -15,7 +15,7 @@ import numpy as np
 
 from tunerd.deciding.compare import MIN_SAMPLES, compare
 from tunerd.matrix.claims import MARGIN, Answer
-from tunerd.vocabulary import Comparison
+from tunerd.outcome import Comparison
 
 Times = Mapping[str, Sequence[float]]  # samples in turns, by candidate
 

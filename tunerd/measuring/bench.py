@@ -19,7 +19,7 @@ import numpy as np
 
 from tunerd.deciding.compare import compare
 from tunerd.measuring.work import Ran
-from tunerd.vocabulary import Comparison
+from tunerd.outcome import Comparison
 
 PERCENTILES = (50, 95, 99)
 BEYOND = 5  # samples that lie beyond a percentile, or it is not told

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import IO, Any
 
 from tunerd.errors import ExitCode, FolderError, TunerdError
+from tunerd.outcome import GateVerdict
 from tunerd.recipe.plan import Gate, PlannedRun, Recipe
 from tunerd.records import Store
-from tunerd.vocabulary import GateVerdict
 
 _ENDED_WELL = (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)  # there is an artifact
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tunerd.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
 from tunerd.records import typed
-from tunerd.vocabulary import (
-    CapProof,
-    Comparison,
-    Latency,
-    Model,
-    Outcome,
-    TargetSpec,
-    TaskOutcome,
-    TensorSpec,
-    Verification,
-)
+from tunerd.vocabulary import CapProof, Model, TargetSpec, TensorSpec
 
 
 def outcome_from_json(value: Mapping[str, Any]) -> Outcome:

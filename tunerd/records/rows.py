@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunerd.measuring.drift import SpotCheck
+from tunerd.outcome import TaskOutcome
 from tunerd.records import schema, typed
 from tunerd.records.obtained import Obtained
 from tunerd.vocabulary import (
@@ -25,7 +26,6 @@ from tunerd.vocabulary import (
     Stage,
     TargetSpec,
     Task,
-    TaskOutcome,
     TensorSpec,
     TrialState,
     to_json,

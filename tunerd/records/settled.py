@@ -10,9 +10,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from tunerd.outcome import Taken, TaskOutcome
 from tunerd.records import rows, runs, schema, trials
 from tunerd.records.obtained import Obtained
-from tunerd.vocabulary import Taken, TaskOutcome, to_json
+from tunerd.vocabulary import to_json
 
 _KEYS = ("run_id", "task_id")
 _NAMES = tuple(f.name for f in dataclasses.fields(Obtained))

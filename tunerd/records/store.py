@@ -12,6 +12,7 @@ from sqlalchemy.engine import RowMapping
 
 from tunerd.errors import FolderError
 from tunerd.measuring.drift import SpotCheck
+from tunerd.outcome import Outcome, TaskOutcome
 from tunerd.records import rows, runs, schema, trials, typed
 from tunerd.records import settled as settled_rows
 from tunerd.records.facts import RunFacts
@@ -25,13 +26,11 @@ from tunerd.vocabulary import (
     Failure,
     Measurement,
     Origin,
-    Outcome,
     PhaseTime,
     Record,
     SliceSpec,
     Span,
     Task,
-    TaskOutcome,
     TrialState,
     to_json,
 )

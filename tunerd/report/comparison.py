@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tunerd.deciding.compare import SAME_WITHIN
 from tunerd.gate.judge import Timing, judge
+from tunerd.outcome import Comparison, GateVerdict, TaskOutcome, Verdict
 from tunerd.report.figures import by_share
 from tunerd.report.slice_section import obtained_texts
 from tunerd.report.story import Story
 from tunerd.report.words import is_known
-from tunerd.vocabulary import Comparison, GateVerdict, TaskOutcome, Verdict
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunerd.outcome import Comparison, Latency, Verdict
 from tunerd.report.blocks import pairs, section, table
 from tunerd.report.comparison import AgainstFirst, NamedRun, TaskRow, against_first, task_rows
 from tunerd.report.facts_section import version_pairs
@@ -22,7 +23,6 @@ from tunerd.report.words import (
     ratio_texts,
     secs_text,
 )
-from tunerd.vocabulary import Comparison, Latency, Verdict
 
 SHOWN_TASKS = 25
 _RUN_HEADS = (

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tunerd.deciding.fidelity import TOP_K, Fidelity, TaskFidelity, fidelity
+from tunerd.outcome import TaskOutcome
 from tunerd.report.blocks import section, table
 from tunerd.report.markup import Markup, element
 from tunerd.report.words import UNKNOWN, count_text, percent_text, significant
-from tunerd.vocabulary import TaskOutcome, to_json
+from tunerd.vocabulary import to_json
 
 HEADS = (
     "Candidates",

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tunerd.gate import GateResult, Judgement, TaskJudgement
 from tunerd.gate.intervals import Interval, median_interval
+from tunerd.outcome import GateVerdict
 from tunerd.report.markdown_text import code, folded, table, text
 from tunerd.report.words import one_line, secs_text
-from tunerd.vocabulary import GateVerdict, to_json
+from tunerd.vocabulary import to_json
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

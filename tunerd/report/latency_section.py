@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunerd.outcome import Latency, Outcome, Verdict
 from tunerd.report import svg
 from tunerd.report.blocks import section
 from tunerd.report.figures import LATENCY_NAMES, Spread, spread
@@ -16,7 +17,6 @@ from tunerd.report.words import (
     secs_text,
     significant,
 )
-from tunerd.vocabulary import Latency, Outcome, Verdict
 
 
 def latency_section(outcome: Outcome) -> Markup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunerd.outcome import Comparison, TaskOutcome, Verdict
 from tunerd.report.comparison import NamedRun, against_first, task_rows
 from tunerd.report.comparison_page import title_text
 from tunerd.report.facts_section import version_pairs
@@ -21,7 +22,6 @@ from tunerd.report.words import (
     secs_range_text,
     secs_text,
 )
-from tunerd.vocabulary import Comparison, TaskOutcome, Verdict
 
 SHOWN_TASKS = 100  # a comment on GitHub holds 65,536 characters
 

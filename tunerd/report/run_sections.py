@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunerd.outcome import Correctness, Outcome
 from tunerd.report import HistoryPoint
 from tunerd.report.blocks import pairs, section
 from tunerd.report.figures import error_text, weighted_secs
@@ -18,7 +19,6 @@ from tunerd.report.words import (
     percent_text,
     secs_text,
 )
-from tunerd.vocabulary import Correctness, Outcome
 
 
 def history_section(history: Sequence[HistoryPoint]) -> Markup:

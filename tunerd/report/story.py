@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunerd.measuring.drift import SliceDrift, drift
+from tunerd.outcome import Outcome, TaskOutcome
 from tunerd.records import RunFacts, Store
 from tunerd.records.outcome import outcome_from_json
 from tunerd.records.tally import Disturbed
@@ -17,11 +18,9 @@ from tunerd.vocabulary import (
     CapProof,
     Failure,
     Origin,
-    Outcome,
     Record,
     SliceSpec,
     Task,
-    TaskOutcome,
     TrialState,
 )
 from tunerd.watching.history import conditions_of, failures_of, history_of

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tunerd.outcome import Comparison, Verdict
 from tunerd.report.markup import Markup, element
 from tunerd.report.words import (
     TIMES,
@@ -19,7 +20,6 @@ from tunerd.report.words import (
     secs_range_text,
     secs_text,
 )
-from tunerd.vocabulary import Comparison, Verdict
 from tunerd.watching.time_use import Stretch
 
 

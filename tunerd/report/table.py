@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tunerd.outcome import Comparison, Outcome, Verdict
 from tunerd.report.figures import (
     LATENCY_NAMES,
     TaskShare,
@@ -30,7 +31,7 @@ from tunerd.report.words import (
     secs_range_text,
     secs_text,
 )
-from tunerd.vocabulary import Comparison, Outcome, Verdict, to_json
+from tunerd.vocabulary import to_json
 
 SHOWN_TASKS = 20
 PLANNED_TASKS = 15
