@@ -8,6 +8,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from store_places import KINDS, StorePlace
 
 from tunerd.errors import FolderError
 from tunerd.outcome import Comparison, Finalist, TaskOutcome, Verdict
-from tunerd.records import RunFacts, Store
+from tunerd.records import RunFacts, Store, files
 from tunerd.records.schema import STORE_NAME, VERSION
 from tunerd.records.tally import Disturbed
 from tunerd.vocabulary import (
@@ -520,3 +522,18 @@ def test_another_model_may_not_go_on_with_a_run(place: StorePlace) -> None:
     place.open(FACTS).close()
     with pytest.raises(FolderError, match="holds a run of model 'net'"):
         place.open(dataclasses.replace(FACTS, model_digest="e" * 64))
+
+
+def test_those_who_create_a_store_at_the_same_moment_wait_for_each_other(tmp_path: Path) -> None:
+    for number in range(40):  # one round in twenty failed where nobody tried again
+        path = tmp_path / str(number) / STORE_NAME
+        path.parent.mkdir()
+        ready = threading.Barrier(8)
+
+        def create(path: Path = path, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            files.open_writer(path).close()
+
+        with ThreadPoolExecutor(8) as pool:
+            for created in [pool.submit(create) for _ in range(8)]:
+                created.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from tunerd.records.problems import unusable
 from tunerd.records.schema import METADATA, VERSION, found_version, missing_part, version
 
 BUSY_TIMEOUT_SECS = 30.0
+_RETRY_SECS = 0.02
 
 
 def open_writer(path: Path) -> Connection:
@@ -82,6 +84,24 @@ def _require_file(path: Path) -> None:
         )
 
 
+def _write_ahead(connection: sqlite3.Connection) -> str:
+    """Ask for write-ahead logging and return the journal mode that is obtained.
+
+    Where several open a new file at once SQLite refuses some, without the wait that all else has:
+    one that holds a shared lock would wait for one that waits for it.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_SECS
+    while True:
+        try:
+            (obtained,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_SECS)
+        else:
+            return str(obtained)
+
+
 def _engine(path: Path, mode: str) -> Engine:
     engine = sa.create_engine(
         "sqlite://",
@@ -107,7 +127,7 @@ def _engine(path: Path, mode: str) -> Engine:
         # page cache when it returns: it survives `kill -9`, and the file stays consistent through
         # a power cut, which may cost the last trials (https://sqlite.org/pragma.html#pragma_synchronous).
         # FULL would wait for the disk at every trial to save those.
-        (obtained,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        obtained = _write_ahead(connection)
         if obtained != "wal":
             raise FolderError(
                 f"{path.parent} is on a file system where SQLite offers '{obtained}' instead of "
