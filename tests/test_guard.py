@@ -21,7 +21,7 @@ from fake_mps import FakeMps
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.slices import lease as lease_module
 from tunerd.slices import wire
-from tunerd.slices.gpu import Gpu, clean_orphan
+from tunerd.slices.gpu import UNNAMED, Gpu, clean_orphan
 from tunerd.slices.gpu_runner import runner_environment
 from tunerd.slices.lease import Lease
 from tunerd.slices.mps_control import MpsControl
@@ -217,6 +217,20 @@ def test_a_fault_stops_every_runner_of_the_gpu_once_and_names_who_reported_it(
     again, _, _ = bench.runner(lease, "mps-0-0")
     assert lease.request("fence", slice_id="mps-0-1", **fault) == answer  # it fell with the first
     assert again.alive
+
+
+def test_an_error_that_all_clients_get_blames_nobody_unless_the_server_or_being_alone_does(
+    bench: Bench,
+) -> None:
+    lease = bench.lease()
+    bench.runner(lease, "mps-0-0")
+    bench.runner(lease, "mps-0-1")
+    fault: dict[str, Any] = {"scope": "gpu", "reason": "misaligned", "shared": True}
+    culprit = lease.request("fence", slice_id="mps-0-0", epoch=0, **fault)["culprit"]
+    assert culprit == UNNAMED
+    bench.runner(lease, "mps-0-0")
+    culprit = lease.request("fence", slice_id="mps-0-0", epoch=1, **fault)["culprit"]
+    assert culprit == "mps-0-0"
 
 
 def test_a_runner_that_fell_has_a_successor_before_its_slice_asks_for_one(bench: Bench) -> None:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 GRACE_SECS = 2.0  # for a runner to end by itself when its slice is gone
 _REPORT_SECS = 0.5  # for a slice to say what a fault was, before the GPU is fenced without it
+UNNAMED = "a client that the MPS server does not name"
 _SLICE_ID = re.compile(r"[A-Za-z0-9-]{1,32}")  # it becomes part of a socket's path
 
 
@@ -152,7 +153,9 @@ class Gpu:
                 self.fence(runner.slice_id, "it was killed because it could not be terminated")
             self._save()
 
-    def fence(self, culprit: str, reason: str, *, epoch: int | None = None) -> dict[str, Any]:
+    def fence(
+        self, culprit: str, reason: str, *, epoch: int | None = None, shared: bool = False
+    ) -> dict[str, Any]:
         """Stop every runner after a fault, which no client of the GPU survives.
 
         The MPS server takes new clients only when all clients of the fault are gone (NVIDIA MPS,
@@ -162,6 +165,8 @@ class Gpu:
             culprit: who is to blame where the MPS server names nobody.
             epoch: of the runner that reports the fault. An earlier one than now was fenced before:
                 that runner fell with the culprit's, and nothing more is done.
+            shared: whether all clients of the GPU get this error. Then nobody is blamed for
+                reporting it first, unless it is the only one.
 
         Returns:
             The epoch that begins, and who was blamed for the end of the last one.
@@ -169,9 +174,11 @@ class Gpu:
         with self._lock:
             if epoch is None or epoch >= self.epoch:
                 self.epoch += 1
+                fallen = self._runners
+                if shared and len(fallen) > 1:
+                    culprit = UNNAMED
                 self._culprit, self._reason = self._named() or culprit, reason
                 log.warning("epoch %d begins: %s: %s", self.epoch, self._culprit, reason)
-                fallen = self._runners
                 # They import TVM while the old ones end, and use the GPU when a slice asks for it.
                 for slice_id in fallen.keys() - self._successors.keys():
                     self._successors[slice_id] = self._started_anew(slice_id)

@@ -16,7 +16,8 @@ Requests, one JSON object each in the frames of `wire`; answers are {"ok": ...} 
     attached      pid                              -> attached: true, false or null (unknown)
     own           slice_id                         -> what of the GPU is this run's: `tenants.Own`
     stop_runner   slice_id, grace_secs
-    fence         slice_id, epoch, scope, reason   -> epoch, culprit, reason
+    fence         slice_id, epoch, scope, reason,
+                  shared                           -> epoch, culprit, reason
     state                                          -> what the state file holds
 """
 
@@ -179,10 +180,17 @@ class Guard:
         return {"epoch": self._gpu.epoch}
 
     def _fence(
-        self, number: int, *, slice_id: str, epoch: int, scope: str, reason: str
+        self,
+        number: int,
+        *,
+        slice_id: str,
+        epoch: int,
+        scope: str,
+        reason: str,
+        shared: bool = False,
     ) -> dict[str, Any]:
         if scope == "gpu":
-            return self._gpu.fence(slice_id, reason, epoch=epoch)
+            return self._gpu.fence(slice_id, reason, epoch=epoch, shared=shared)
         self._stop_runner(number, slice_id=slice_id, grace_secs=0)
         return {"epoch": self._gpu.epoch, "culprit": slice_id, "reason": reason}
 

@@ -18,7 +18,7 @@ from tunerd.slices.base import Plan, Usability
 from tunerd.slices.gpu import external_pipe_folder
 from tunerd.slices.lease import Lease, gpu_folder
 from tunerd.slices.mps_control import environment_of
-from tunerd.slices.remote import EXIT_SECS, START_SECS, RemoteSlice, outside_signal
+from tunerd.slices.remote import EXIT_SECS, START_SECS, RemoteSlice, is_sticky, outside_signal
 from tunerd.slices.tenants import Own
 from tunerd.vocabulary import CapProof, Conditions, SliceSpec, TargetSpec
 
@@ -129,6 +129,7 @@ class MpsSlice(RemoteSlice):
             "epoch": self._epoch,
             "scope": "runner" if alone else "gpu",
             "reason": reason,
+            "shared": is_sticky(reason),
         }
         try:
             answer = self._held_lease().request("fence", **fields)

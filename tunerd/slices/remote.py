@@ -115,7 +115,7 @@ class RemoteSlice(Slice):
             rest = builds[len(results) :]
             for result in self._measured(rest, profile):
                 results.append(result)
-                if isinstance(result, Failure) and self._is_sticky(result):
+                if isinstance(result, Failure) and is_sticky(result.message):
                     results[-1] = self._blamed(result)
                     break
         return results
@@ -312,11 +312,7 @@ class RemoteSlice(Slice):
 
     def _checked(self, failure: Failure) -> Failure:
         """Blame a failure after which the runner answers nothing any more."""
-        return self._blamed(failure) if self._is_sticky(failure) else failure
-
-    def _is_sticky(self, failure: Failure) -> bool:
-        message = failure.message.upper()
-        return any(word in message for word in _STICKY)
+        return self._blamed(failure) if is_sticky(failure.message) else failure
 
     def _lost(self, error: Exception) -> Failure:
         if isinstance(error, TimeoutError):
@@ -349,6 +345,11 @@ class RemoteSlice(Slice):
             connection.close()
         self.culprit = self.fault = ""
         self._fence(reason)
+
+
+def is_sticky(message: str) -> bool:
+    """Say whether an error leaves its CUDA context dead, and under MPS those beside it."""
+    return any(word in message.upper() for word in _STICKY)
 
 
 def outside_signal(exit_status: int | None) -> str:
