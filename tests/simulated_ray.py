@@ -78,6 +78,14 @@ class Handle:
 Strike = Callable[[Actor, str, tuple[Any, ...]], str]
 
 
+class Node:
+    """What a private cluster leaves out of Ray's node."""
+
+    def start_api_server(self) -> None: ...
+    def start_monitor(self) -> None: ...
+    def start_log_monitor(self) -> None: ...
+
+
 class SimulatedRay:
     """What `tunerd.cluster.actors` uses of the module `ray`."""
 
@@ -104,6 +112,7 @@ class SimulatedRay:
             "ray._raylet": raylet,
             "ray._private": self._private,
             "ray._private.utils": utils,
+            "ray._private.node": types.SimpleNamespace(Node=Node),
         }
 
     def init(self, **_: Any) -> None:
