@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
     monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(folder / "r"))
     acquire = functools.partial(Lease.acquire, runner_command=fake.runner_command)
     monkeypatch.setattr(mps.Lease, "acquire", acquire)
+    early = functools.partial(mps.guarded_early, runner_command=fake.runner_command)
+    monkeypatch.setattr(mps, "guarded_early", early)
     monkeypatch.setattr(host, "gpus", lambda: ((), "no GPU in this test"))
     yield fake
     shutil.rmtree(folder)
@@ -104,6 +107,40 @@ def test_a_slice_proves_its_cap_inside_its_client_and_measures(make: Make) -> No
     (result,) = measured.measure([build()], SEARCH)
     assert isinstance(result, Measurement)
     assert (result.sm_count, result.conditions.neighbours) == (52, 0)
+
+
+def test_a_slice_that_was_begun_early_takes_the_runner_that_waits_for_it(make: Make) -> None:
+    early, late = make(0), make(1)
+    with MpsSlice.early([early.spec], mps.run_name()):
+        lease = waiting_lease()
+        (waits,) = lease.request("state")["runners"]
+        assert early.start().runner_pid == waits["pid"]
+        assert late.start().runner_pid != waits["pid"]
+    lease.close()
+    (result,) = early.measure([build()], SEARCH)  # what it has is its own
+    assert isinstance(result, Measurement)
+
+
+def waiting_lease() -> Lease:
+    """Wait until a guard has started the runners that it expects."""
+    deadline = time.monotonic() + GONE_SECS
+    while not (gpu_folder(UUID) / "guard.sock").exists():  # or this would start one itself
+        assert time.monotonic() < deadline, "no guard was started early"
+        time.sleep(0.1)
+    lease = Lease.acquire(UUID, mps.run_name())
+    while not lease.request("state")["runners"]:
+        assert time.monotonic() < deadline, "no runner was started early"
+        time.sleep(0.1)
+    return lease
+
+
+def test_nothing_is_left_of_slices_that_were_begun_early_and_never_started(make: Make) -> None:
+    with MpsSlice.early([make().spec], mps.run_name()):
+        lease = waiting_lease()
+        (waits,) = lease.request("state")["runners"]
+        processes = [identity(waits["pid"]), identity(lease.guard_pid)]
+        lease.close()
+    assert all(process.wait(GONE_SECS) for process in processes)
 
 
 def test_a_client_that_runs_without_the_cap_is_refused(make: Make) -> None:

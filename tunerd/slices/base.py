@@ -6,8 +6,9 @@ obtained, measures in it, and stops it. Members: mps, cpu, whole, simulated.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -60,6 +61,16 @@ class Slice(ABC):
     @abstractmethod
     def plan(cls, pct: int, per_device: int | None = None) -> Plan:
         """Cut this host's devices into slices of `pct` percent, at most `per_device` of each."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def early(cls, specs: Sequence[SliceSpec], run: str) -> Iterator[None]:
+        """Begin, without waiting, what slices that others will start on this host begin with.
+
+        Args:
+            run: the one that they will be part of.
+        """
+        yield
 
     @abstractmethod
     def start(self) -> CapProof:

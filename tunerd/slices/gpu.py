@@ -57,7 +57,7 @@ class Gpu:
         self._daemon: set[ProcessId] = set()  # of ours, and its servers, as far as they were seen
         self._runners: dict[str, GpuRunner] = {}
         self._asked: dict[str, tuple[int, dict[str, str]]] = {}  # share and environment, by slice
-        self._successors: dict[str, GpuRunner] = {}  # of runners that fell; no slice has asked yet
+        self._successors: dict[str, GpuRunner] = {}  # that no slice has asked for yet
         self._started = 0  # runners so far: makes the name of each socket new
         self._pids: set[int] = set()  # of all runners, daemons and servers so far
         self._culprit = ""
@@ -91,12 +91,10 @@ class Gpu:
 
     def start_runner(self, slice_id: str, *, pct: int, environment: dict[str, str]) -> GpuRunner:
         """Start the runner of a slice; a former one of the same slice is stopped first."""
-        if not _SLICE_ID.fullmatch(slice_id) or not 1 <= pct <= 100:
-            raise ValueError(f"slice '{slice_id}' at {pct}% is none that a guard can start")
+        asked = _asked(slice_id, pct, environment)
         with self._lock:
             if slice_id in self._runners:
                 self.stop(self._runners[slice_id], grace_secs=GRACE_SECS)
-            asked = (pct, environment)
             runner = self._successors.pop(slice_id, None)
             if runner and (runner.exit_status is not None or self._asked[slice_id] != asked):
                 runner.stop(self._control, grace_secs=0)
@@ -105,6 +103,14 @@ class Gpu:
             self._runners[slice_id] = runner or self._started_anew(slice_id)
             self._save()
             return self._runners[slice_id]
+
+    def expect(self, slice_id: str, *, pct: int, environment: dict[str, str]) -> None:
+        """Start the runner of a slice that has yet to ask for one: it imports TVM meanwhile."""
+        asked = _asked(slice_id, pct, environment)
+        with self._lock:
+            self._asked[slice_id] = asked
+            self._successors[slice_id] = self._started_anew(slice_id)
+            self._save()
 
     def _started_anew(self, slice_id: str) -> GpuRunner:
         pct, environment = self._asked[slice_id]
@@ -301,6 +307,12 @@ def _stop_orphan(runner: ProcessId, control: MpsControl) -> None:
         runner.signal(number)
         if runner.wait(1.0):
             return
+
+
+def _asked(slice_id: str, pct: int, environment: dict[str, str]) -> tuple[int, dict[str, str]]:
+    if not _SLICE_ID.fullmatch(slice_id) or not 1 <= pct <= 100:
+        raise ValueError(f"slice '{slice_id}' at {pct}% is none that a guard can start")
+    return pct, environment
 
 
 def _plain(process: ProcessId | None) -> dict[str, int]:

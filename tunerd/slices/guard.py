@@ -5,7 +5,8 @@ children of an actor, and a GPU client that is killed kills its neighbours.
 
 The lease is the connections. A slice keeps its connection open; when one ends, however it ends, the
 runners started through it are stopped, and when there has been none for a while the guard stops the
-daemon and exits. A guard that was killed itself is found by its state file, and cleaned up after,
+daemon and exits. Who starts a guard with runners that it expects holds a lease by its standard
+input. A guard that was killed itself is found by its state file, and cleaned up after,
 by the next one.
 
 Requests, one JSON object each in the frames of `wire`; answers are {"ok": ...} or {"error": ...}:
@@ -62,6 +63,16 @@ class Guard:
         self._expires_at = time.monotonic() + FIRST_LEASE_SECS
         self._expired = False
         self._lock = threading.Lock()  # no lease is given once the end has begun
+
+    def lend_to_starter(self, stdin: int) -> None:
+        """Count an open pipe as a lease, until whoever started this guard closes its end of it."""
+        self._leases[0] = []  # connections count from 1
+        threading.Thread(target=self._await_starter, args=(stdin,), daemon=True).start()
+
+    def _await_starter(self, stdin: int) -> None:
+        with os.fdopen(stdin, "rb") as pipe:
+            pipe.read()
+        self._drain(0)
 
     def serve_until_expired(self, listener: socket.socket, stop: threading.Event) -> None:
         """Accept connections until nobody has held one for a while, or until told to stop."""
@@ -212,8 +223,9 @@ _REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
 # --- the process -------------------------------------------------------------------------------
 
 
-def _work(arguments: argparse.Namespace, ready: int) -> None:
+def _work(arguments: argparse.Namespace, ready: int, stdin: int) -> None:
     """Be the guard. Writes to `ready`, once, that it is one or why it is not."""
+    expected = json.loads(arguments.expect)
     folder: Path = arguments.folder
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -240,7 +252,12 @@ def _work(arguments: argparse.Namespace, ready: int) -> None:
         listener.listen(64)
         log.info("guard %d of %s for %s", os.getpid(), arguments.gpu, arguments.run)
         _tell(ready, {"ready": os.getpid()})
-        Guard(gpu).serve_until_expired(listener, stop)
+        guard = Guard(gpu)
+        if expected:
+            guard.lend_to_starter(stdin)
+        for fields in expected:
+            gpu.expect(**fields)
+        guard.serve_until_expired(listener, stop)
     except (HostError, InfrastructureError, OSError) as error:
         log.exception("the guard cannot work")
         _tell(ready, {"error": str(error), "host": isinstance(error, HostError)})
@@ -275,11 +292,12 @@ def _leave_tree(arguments: argparse.Namespace) -> None:
     path = arguments.folder / "guard.log"
     output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
+    stdin = os.dup(0)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        _work(arguments, writer)
+        _work(arguments, writer, stdin)
     except BaseException:
         log.exception("the guard failed")
     finally:
@@ -294,6 +312,7 @@ def main() -> None:
     parser.add_argument("--run", required=True, help="which run it works for")
     parser.add_argument("--external", action="store_true", help="use the daemon that exists")
     parser.add_argument("--runner", default=json.dumps(RUNNER_COMMAND), help="its command, JSON")
+    parser.add_argument("--expect", default="[]", help="what slices will ask for; a list, JSON")
     _leave_tree(parser.parse_args())
 
 

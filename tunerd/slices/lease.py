@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -120,16 +122,10 @@ def _start(
     folder: Path, gpu_uuid: str, run: str, *, external: bool, runner_command: tuple[str, ...]
 ) -> None:
     """Start a guard; nothing where another one holds the lock, be it at its start or its end."""
-    command = [sys.executable, "-m", "tunerd.slices.guard", "--gpu", gpu_uuid]
-    command += ["--folder", str(folder), "--run", run, "--runner", json.dumps(runner_command)]
-    environment = runner_environment()
-    if external:
-        command.append("--external")
-        environment |= {k: v for k, v in os.environ.items() if k == "CUDA_MPS_PIPE_DIRECTORY"}
     try:
         done = subprocess.run(
-            command,
-            env=environment,
+            _command(folder, gpu_uuid, run, external, runner_command),
+            env=_environment(external),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -144,6 +140,53 @@ def _start(
     told = json.loads(done.stdout)
     if "error" in told:
         raise (HostError if told["host"] else InfrastructureError)(told["error"])
+
+
+def _command(
+    folder: Path, gpu_uuid: str, run: str, external: bool, runner_command: tuple[str, ...]
+) -> list[str]:
+    command = [sys.executable, "-m", "tunerd.slices.guard", "--gpu", gpu_uuid]
+    command += ["--folder", str(folder), "--run", run, "--runner", json.dumps(runner_command)]
+    return [*command, "--external"] if external else command
+
+
+def _environment(external: bool) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k == "CUDA_MPS_PIPE_DIRECTORY"}
+    return runner_environment() | (kept if external else {})
+
+
+@contextlib.contextmanager
+def guarded_early(
+    gpu_uuid: str,
+    run: str,
+    expected: Sequence[Mapping[str, Any]],
+    *,
+    external: bool = False,
+    runner_command: tuple[str, ...] = RUNNER_COMMAND,
+) -> Iterator[None]:
+    """Start a guard, without waiting, with the runners that slices of a run will ask for.
+
+    It has a lease until the context ends, or this process. Where there can be no such guard, slices
+    say so when they start; where there is one, they find it.
+
+    Args:
+        expected: fields of `start_runner` in `guard`.
+    """
+    command = _command(gpu_folder(gpu_uuid), gpu_uuid, run, external, runner_command)
+    starter = subprocess.Popen(
+        [*command, "--expect", json.dumps(list(expected))],
+        env=_environment(external),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert starter.stdin is not None
+    try:
+        yield
+    finally:
+        starter.stdin.close()
+        starter.wait(_ACQUIRE_SECS)
 
 
 def private_folder() -> Path:

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tunerd import host
@@ -16,7 +17,7 @@ from tunerd.host import GpuFacts, HostFacts
 from tunerd.slices import tenants
 from tunerd.slices.base import Plan, Usability
 from tunerd.slices.gpu import external_pipe_folder
-from tunerd.slices.lease import Lease, gpu_folder
+from tunerd.slices.lease import Lease, gpu_folder, guarded_early
 from tunerd.slices.mps_control import environment_of
 from tunerd.slices.remote import EXIT_SECS, START_SECS, RemoteSlice, is_sticky, outside_signal
 from tunerd.slices.tenants import Own
@@ -85,15 +86,24 @@ class MpsSlice(RemoteSlice):
 
     # --- the runner ----------------------------------------------------------------------------
 
+    @classmethod
+    @contextlib.contextmanager
+    def early(cls, specs: Sequence[SliceSpec], run: str) -> Iterator[None]:
+        """Start the GPUs' guards with a runner for each slice, which imports TVM meanwhile."""
+        with contextlib.ExitStack() as stack:
+            by_gpu: dict[str, list[SliceSpec]] = {}
+            for spec in specs:
+                by_gpu.setdefault(spec.gpu_uuid or "", []).append(spec)
+            for gpu_uuid, of in by_gpu.items():
+                external = _is_external(of[0])
+                expected = [_runner_of(spec) for spec in of]
+                stack.enter_context(guarded_early(gpu_uuid, run, expected, external=external))
+            yield
+
     def _launch(self) -> socket.socket:
         spec = self.spec
         lease = self._held_lease()
-        answer = lease.request(
-            "start_runner",
-            slice_id=spec.slice_id,
-            pct=spec.pct,
-            environment=dict(spec.environment),
-        )
+        answer = lease.request("start_runner", **_runner_of(spec))
         self._epoch = answer["epoch"]
         deadline = time.monotonic() + START_SECS
         while True:
@@ -167,10 +177,22 @@ class MpsSlice(RemoteSlice):
             spec = self.spec
             if spec.gpu_uuid is None:
                 raise HostError(f"the slice {spec.slice_id} names no GPU")
-            own = str(gpu_folder(spec.gpu_uuid) / "pipe")
-            pipe = dict(spec.environment).get("CUDA_MPS_PIPE_DIRECTORY", own)
-            self._lease = Lease.acquire(spec.gpu_uuid, run_name(), external=pipe != own)
+            self._lease = Lease.acquire(spec.gpu_uuid, run_name(), external=_is_external(spec))
         return self._lease
+
+
+def _runner_of(spec: SliceSpec) -> dict[str, Any]:
+    """Return what a guard is asked for."""
+    return {
+        "slice_id": spec.slice_id,
+        "pct": spec.pct,
+        "environment": dict(spec.environment),
+    }
+
+
+def _is_external(spec: SliceSpec) -> bool:
+    own = str(gpu_folder(spec.gpu_uuid or "") / "pipe")
+    return dict(spec.environment).get("CUDA_MPS_PIPE_DIRECTORY", own) != own
 
 
 def usability_of(facts: HostFacts) -> Usability:

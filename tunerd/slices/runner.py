@@ -32,7 +32,8 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,8 @@ def main() -> None:
     listener.listen(1)
     os.rename(hidden, arguments.socket)
     if arguments.device == "cuda":
-        _preload()
+        with _said("imports"):
+            _preload()
     listener.settimeout(_FIRST_CONNECTION_SECS)
     try:
         connection, _ = listener.accept()
@@ -79,6 +81,16 @@ def main() -> None:
     connection.settimeout(None)
     with connection, contextlib.suppress(wire.Closed, BrokenPipeError, ConnectionResetError):
         _Runner(connection, arguments.device, arguments.cores).serve()
+
+
+@contextlib.contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Write to the slice's log how long a part of the start has taken."""
+    since = time.monotonic()
+    yield
+    print(
+        f"{time.time():.1f} {what}: {time.monotonic() - since:.1f} s", file=sys.stderr, flush=True
+    )
 
 
 def _preload() -> None:
@@ -110,7 +122,8 @@ class _Runner:
             if device == "cuda":
                 from tunerd.measuring.cuda_device import CudaDevice
 
-                self._device = CudaDevice()
+                with _said("context"):
+                    self._device = CudaDevice()
             else:
                 self._device = measure.CpuDevice(cores)
             self._problem = ""
