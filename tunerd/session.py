@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tunerd import clock, host, preparation
 from tunerd.cluster.actors import Cluster
@@ -31,6 +29,7 @@ from tunerd.report.story import story_of
 from tunerd.run_folder import RunFolder
 from tunerd.search import Proposal, default_candidate
 from tunerd.settings import TuneSettings
+from tunerd.slices import member
 from tunerd.stop import Stop
 from tunerd.team_store import obtained_in, team_store
 from tunerd.vocabulary import CapProof, Phase, Task
@@ -38,40 +37,49 @@ from tunerd.warm_start import WarmStart
 from tunerd.watching.progress import Progress, ProgressState, TaskProgress
 from tunerd.watching.telemetry import Telemetry
 from tunerd.watching.timekeeping import Timekeeper
-
-if TYPE_CHECKING:
-    from tunerd.host import HostFacts
-    from tunerd.models.model import FixedModel
+from tunerd.workshop import Workshop
 
 log = logging.getLogger(__name__)
 
 _TICK_SECS = 0.5
 
 
-def tune(settings: TuneSettings, progress: Progress) -> Outcome:
+def tune(
+    settings: TuneSettings, progress: Progress, *, workshop: Workshop | None = None
+) -> Outcome:
     """Tune a model as `settings` say and return how it ended; the run folder keeps everything.
+
+    Args:
+        workshop: of the settings' model, to share with other sessions of this process.
 
     Raises TunerdError for what people can mend. Interrupted (Ctrl-C or SIGTERM, once) comes after
     what was under way has been measured and stored: the same call goes on from there.
     """
-    with _opened(settings, progress, None) as session:
+    with _opened(settings, progress, None, workshop) as session:
         return session.run()
 
 
 def search(
-    settings: TuneSettings, progress: Progress, selection: preparation.Selection | None = None
+    settings: TuneSettings,
+    progress: Progress,
+    selection: preparation.Selection | None = None,
+    *,
+    workshop: Workshop | None = None,
 ) -> None:
     """Search a model's tasks, or some, and store their trials; compile and report nothing.
 
     Raises as `tune` does, and InputError where the model has no such task.
     """
-    with _opened(settings, progress, selection) as session:
+    with _opened(settings, progress, selection, workshop) as session:
         session.search()
 
 
 @contextlib.contextmanager
 def _opened(
-    settings: TuneSettings, progress: Progress, selection: preparation.Selection | None
+    settings: TuneSettings,
+    progress: Progress,
+    selection: preparation.Selection | None,
+    lent: Workshop | None,
 ) -> Iterator[_Session]:
     started = time.monotonic()
     facts = host.facts()
@@ -81,40 +89,37 @@ def _opened(
         opened = None
         if settings.address is None:  # what this machine cannot do is said before anything loads
             layout = preparation.local_layout(settings)
-            model = preparation.read(settings)
+            workshop = lent or Workshop(preparation.read(settings))
         else:
-            model = preparation.read(settings)
-            opened = stack.enter_context(_joined(settings, _run_name(model)))
+            workshop = lent or Workshop(preparation.read(settings))
+            opened = stack.enter_context(_joined(settings, workshop.run))
             layout = preparation.cluster_layout(settings, opened)
         earlier = preparation.warm_starts(settings, layout)
         run_facts = RunFacts.of(
-            settings, model, target=layout.target, device=layout.device, host=facts
+            settings, workshop.model, target=layout.target, device=layout.device, host=facts
         )
         folder = stack.enter_context(RunFolder.open(settings.out, facts=run_facts))
         is_shared = opened is not None
         told = stack.enter_context(
             Telemetry(progress, folder.paths, run_facts, settings, is_shared=is_shared)
         )
-        place = _Place(facts, layout, opened, earlier)
-        yield _Session(settings, folder, model, place, told, stop, started, selection)
+        if lent is None:
+            stack.enter_context(workshop)
+        place = _Place(workshop, layout, opened, earlier)
+        yield _Session(settings, folder, place, told, stop, started, selection)
 
 
 def _joined(settings: TuneSettings, run: str) -> Cluster:
     return Cluster(address=settings.address, run=run, cpus=0, gpus=0)
 
 
-def _run_name(model: FixedModel) -> str:
-    """Return what tells this run's slices from those of other runs on the same GPUs."""
-    return f"{model.name}-{int(time.time())}-{os.getpid()}"
-
-
 @dataclass(frozen=True)
 class _Place:
     """Where a session works, and what it knows before."""
 
-    facts: HostFacts
+    workshop: Workshop
     layout: preparation.Layout
-    opened: Cluster | None  # None: a private one, not started yet
+    opened: Cluster | None  # of others; None: the workshop's
     earlier: tuple[WarmStart, ...]
 
 
@@ -123,7 +128,6 @@ class _Session:
         self,
         settings: TuneSettings,
         folder: RunFolder,
-        model: FixedModel,
         place: _Place,
         telemetry: Telemetry,
         stop: Stop,
@@ -134,7 +138,6 @@ class _Session:
         self._folder = folder
         self._store = folder.store
         self._team = team_store(settings, folder.store, self._say)
-        self._model = model
         self._place = place
         self._layout = place.layout
         self._selection = selection
@@ -192,6 +195,7 @@ class _Session:
         with contextlib.ExitStack() as stack:
             cluster = self._place.opened or stack.enter_context(self._private_cluster())
             stack.callback(self._timekeeper.end)
+            self._log_step("Ray is there")
             # All that takes seconds at once: workers import TVM while the model is lowered. Not
             # before Ray has started: that sets variables of the environment, and a thread that
             # reads one meanwhile, as TVM does, may crash (setenv(3) is not thread-safe).
@@ -205,11 +209,13 @@ class _Session:
                 elastic=self._settings.address is not None,
             )
             proofs = self._start_workers(crew)
+            self._log_step("the slices have their shares")
             # Refuses a folder that no slice sees, before the search.
             quiet_slice = self._quiet_slice(cluster, crew)
             finals = Finals.of(self._settings, self._layout.target)
             self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
             kernels = lowering.result()
+            self._log_step("the model is lowered")
             lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
             sms = proofs[0].sm_count if self._layout.target.is_cuda else None
             cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms)
@@ -219,14 +225,16 @@ class _Session:
             self._require_not_stopped()
             yield cluster, crew, kernels
 
-    def _private_cluster(self) -> Cluster:
-        return Cluster(
-            address=None,
-            run=_run_name(self._model),
-            cpus=self._place.facts.usable_cores,
-            gpus=len({s.gpu_uuid for s, _ in self._layout.slices if s.gpu_uuid}),
-            logs=self._folder.paths.logs / "ray",
-        )
+    @contextlib.contextmanager
+    def _private_cluster(self) -> Iterator[Cluster]:
+        workshop, layout = self._place.workshop, self._layout
+        logs = self._folder.paths.logs / "ray"
+        specs = [spec for spec, _ in layout.slices]
+        with (
+            member(self._settings.slice_kind).early(specs, workshop.run),
+            workshop.cluster(layout, logs=logs) as cluster,
+        ):
+            yield cluster
 
     def _lowering(self) -> Future[preparation.Kernels]:
         future: Future[preparation.Kernels] = Future()
@@ -235,10 +243,13 @@ class _Session:
 
     def _lower(self, into: Future[preparation.Kernels]) -> None:
         try:
-            kernels = preparation.kernels_of(self._model, self._layout.target, self._selection)
-            into.set_result(kernels)
+            workshop, target = self._place.workshop, self._layout.target
+            into.set_result(workshop.kernels(target, self._selection))
         except BaseException as error:
             into.set_exception(error)
+
+    def _log_step(self, what: str) -> None:
+        log.info("%s after %.1f s", what, time.monotonic() - self._started)
 
     def _restore(self, kernels: preparation.Kernels, proofs: Sequence[CapProof]) -> None:
         """Take over what earlier sessions in this folder have measured."""

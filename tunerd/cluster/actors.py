@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -224,10 +224,23 @@ class Cluster:
     # --- tuners --------------------------------------------------------------------------------
 
     def start_tuners(self, specs: Sequence[TunerSpec], target: TargetSpec, seed: int) -> None:
-        """Start tuner actors; they import what searching and building for `target` needs."""
+        """Start tuner actors; they import what searching and building for `target` needs.
+
+        Those that an earlier session has left stay, where they are what is asked for.
+        """
+        if (target, seed) != (self._target, self._seed):
+            self._end_tuners(set(self._tuners))
         self._target, self._seed = target, seed
+        asked = {s.tuner_id: s for s in specs}
+        self._end_tuners({t for t in self._tuners if asked.get(t) != self._tuner_specs[t]})
         for spec in specs:
-            self._start_tuner(spec)
+            if spec.tuner_id not in self._tuners:
+                self._start_tuner(spec)
+
+    def _end_tuners(self, tuner_ids: Collection[str]) -> None:
+        for tuner_id in tuner_ids:
+            self._calls.forget(tuner_id)
+            self._ray.kill(self._tuners.pop(tuner_id))
 
     def give_tasks(
         self, tasks: Sequence[Task], *, lessons: Sequence[Lesson] = (), sms: int | None = None
@@ -379,20 +392,32 @@ class Cluster:
 
     # --- the end -------------------------------------------------------------------------------
 
+    def end_session(self) -> None:
+        """Close the slices and forget what was asked; the tuners stay for the next session."""
+        slices, self._slices = self._slices, {}
+        for worker_id in (*slices, *self._tuners):
+            self._calls.forget(worker_id)
+        self._free_spare()
+        self._end_actors(slices.values())
+
     def close(self) -> None:
         """Close the slices, then end the actors and a local cluster. Idempotent."""
-        ray = self._ray
         slices, self._slices = self._slices, {}
         tuners, self._tuners = self._tuners, {}
-        if ray.is_initialized() and all(d.alive for d in self._daemons):
-            with contextlib.suppress(ray.exceptions.RayError):
-                closing = [a.close.remote() for a in slices.values()]
-                if closing:
-                    ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECS)
-            for actor in (*slices.values(), *tuners.values()):
-                with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                    ray.kill(actor)
+        self._end_actors(slices.values(), tuners.values())
         self._end()
+
+    def _end_actors(self, slices: Collection[Any], tuners: Collection[Any] = ()) -> None:
+        ray = self._ray
+        if not ray.is_initialized() or not all(d.alive for d in self._daemons):
+            return
+        with contextlib.suppress(ray.exceptions.RayError):
+            closing = [a.close.remote() for a in slices]
+            if closing:
+                ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECS)
+        for actor in (*slices, *tuners):
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(actor)
 
     def _end(self) -> None:
         ray = getattr(self, "_ray", None)

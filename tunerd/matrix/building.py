@@ -1,74 +1,100 @@
-"""Candidates to builds, in as many processes as half the cores; each is kept on disk."""
+"""Candidates to builds on the tuners that the levels have left, and winners to artifacts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
-from multiprocessing import get_context
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
-from tunerd import host
-from tunerd.build import build_candidate, preload
-from tunerd.matrix.kept import Kept
-from tunerd.tuner import BUILD_TIMEOUT_SECS
-from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec, Task
+from tunerd import host, preparation
+from tunerd.artifacts.artifact import compile_artifact
+from tunerd.matrix.claims import DEFAULT, said_of
+from tunerd.matrix.kept import Kept, proof_of
+from tunerd.settings import TuneSettings
+from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec
+from tunerd.workshop import Workshop
 
-_FEW = 8  # builds for which other processes, which import TVM first, do not pay
+_AT_ONCE = 64  # builds, before they are on the disk
+
+Say = Callable[[str], None]
 
 
 def build_all(
-    wanted: Sequence[tuple[Task, Candidate]],
+    candidates: Sequence[Candidate],
     kept: Kept,
     target: TargetSpec,
-    say: Callable[[str], None],
+    base: TuneSettings,
+    workshop: Workshop,
+    say: Say,
 ) -> dict[str, Build | Failure]:
     """Return a build of each candidate by its id, those that are on disk without building."""
     found: dict[str, Build | Failure] = {}
-    todo = []
-    for task, candidate in wanted:
-        build = kept.build_of(candidate)
-        if build is None:
-            todo.append((task, candidate))
-        else:
+    missing = []
+    for candidate in candidates:
+        if build := kept.build_of(candidate):
             found[candidate.candidate_id] = build
-    if not todo:
+        else:
+            missing.append(candidate)
+    if not missing:
         return found
-    say(f"building {len(todo)} finalists once for all shares")
-    preload(target)
-    with _executor(len(todo), target) as executor:
-        futures = {executor.submit(_build, t, c): c for t, c in todo}
-        try:
-            for number, future in enumerate(as_completed(futures), 1):
-                result = future.result()
-                found[futures[future].candidate_id] = result
-                if isinstance(result, Build):
-                    kept.save_build(result)
-                if number % 50 == 0:
-                    say(f"built {number} of {len(todo)} finalists")
-        except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise
+    say(f"building {len(missing)} finalists once for all shares")
+    layout = preparation.local_layout(base)
+    with workshop.cluster(layout, logs=kept.root / "logs") as cluster:
+        cluster.start_tuners(layout.tuners, target, base.seed)
+        cluster.give_tasks(workshop.kernels(target).tasks)
+        for start in range(0, len(missing), _AT_ONCE):
+            if start:
+                say(f"built {start} of {len(missing)} finalists")
+            part = missing[start : start + _AT_ONCE]
+            for candidate, built in zip(part, cluster.build_all(part), strict=True):
+                found[candidate.candidate_id] = built
+                if isinstance(built, Build):
+                    kept.save_build(built)
     return found
 
 
-@contextmanager
-def _executor(count: int, target: TargetSpec) -> Iterator[Executor]:
-    cores = host.facts().usable_cores
-    executor: Executor
-    if count <= _FEW or cores < 4:
-        executor = ThreadPoolExecutor(cores)
-    else:
-        executor = ProcessPoolExecutor(
-            cores // 2, mp_context=get_context("spawn"), initializer=preload, initargs=(target,)
+def compile_all(
+    paths: Mapping[int, Path],
+    candidates: Mapping[str, Candidate],
+    kept: Kept,
+    kernels: preparation.Kernels,
+    target: TargetSpec,
+    say: Say,
+) -> None:
+    """Compile the winners of each share at once: most of it holds no lock of Python's.
+
+    Args:
+        paths: of the artifacts, by the share that they are tuned at; `DEFAULT` has no winners.
+        candidates: those that contests were between, by id.
+    """
+    contests = list(kept.of("contest"))
+    proofs = {x["run_at"]: proof_of(x["proof"]) for x in contests}
+
+    def compiled(pct: int) -> int:
+        winners = {
+            line["task_id"]: candidates[line["winner"]]
+            for line in contests
+            if line["run_at"] == pct and line["winner"] in candidates
+        }
+        at = max(proofs) if pct == DEFAULT else pct
+        compile_artifact(
+            kernels.lowered,
+            kernels.tasks,
+            winners,
+            target,
+            paths[pct],
+            model=kernels.model,
+            pct=at,
+            proofs=(proofs[at],),
         )
-    with executor:
-        yield executor
+        return pct
 
-
-def _build(task: Task, candidate: Candidate) -> Build | Failure:
-    return build_candidate(task, candidate, timeout_secs=BUILD_TIMEOUT_SECS)
-
-
-def distinct(finalists: Iterable[Candidate]) -> list[Candidate]:
-    """Return each candidate once, in order."""
-    return list({c.candidate_id: c for c in finalists}.values())
+    say(f"compiling {len(paths)} models")
+    with ThreadPoolExecutor(min(len(paths), host.facts().usable_cores)) as pool:
+        futures = [pool.submit(compiled, pct) for pct in paths]
+        try:
+            for future in as_completed(futures):
+                say(f"compiled the model {said_of(future.result())}")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

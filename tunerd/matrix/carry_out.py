@@ -11,6 +11,7 @@ its life does not look like an artifact.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,15 +20,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunerd import preparation, session
-from tunerd.artifacts.artifact import compile_artifact
 from tunerd.artifacts.manifest import MANIFEST
 from tunerd.coordination.coordinator import MAX_ATTEMPTS
 from tunerd.deciding.compare import compare
 from tunerd.deciding.verify import verify
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
-from tunerd.matrix.building import build_all, distinct
-from tunerd.matrix.claims import DEFAULT
-from tunerd.matrix.kept import Kept, opened, proof_of
+from tunerd.matrix.building import build_all, compile_all
+from tunerd.matrix.claims import DEFAULT, said_of
+from tunerd.matrix.kept import Kept, opened
 from tunerd.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
 from tunerd.measuring.profiles import final_profile, usual_l2
 from tunerd.measuring.replicas import slices_of_a_device, started_at
@@ -50,6 +50,7 @@ from tunerd.vocabulary import (
 )
 from tunerd.watching.progress import Progress
 from tunerd.watching.timekeeping import core_busy_secs
+from tunerd.workshop import Workshop
 
 Result = Measurement | Failure
 _SAMPLES = 10  # of each artifact in a round
@@ -101,14 +102,19 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
     fixed = preparation.read(asked.base)
     for pct in asked.shares:  # what this machine cannot do is said before hours of work
         slices_of_a_device(asked.base.slice_kind, pct)
-    with opened(asked.base.out, asked.identity(fixed.digest)) as kept, Stop() as stop:
-        work = _Matrix(asked, kept, say, stop)
+    with (
+        opened(asked.base.out, asked.identity(fixed.digest)) as kept,
+        Stop() as stop,
+        Workshop(fixed) as workshop,
+    ):
+        work = _Matrix(asked, kept, say, stop, workshop)
         work.levels(showing)
         if not work.is_measured:
             planned, _ = slices_of_a_device(asked.base.slice_kind, max(asked.shares))
             say("lowering the model")
-            kernels = preparation.kernels_of(fixed, planned.target)
+            kernels = workshop.kernels(planned.target)
             builds = work.build(kernels, planned.target)
+            workshop.end_cluster()
             work.contests(kernels, builds, planned.target)
             work.artifacts(kernels, planned.target)
             work.cells()
@@ -116,8 +122,16 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
 
 
 class _Matrix:
-    def __init__(self, asked: Asked, kept: Kept, say: Callable[[str], None], stop: Stop) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        kept: Kept,
+        say: Callable[[str], None],
+        stop: Stop,
+        workshop: Workshop,
+    ) -> None:
         self._asked = asked
+        self._workshop = workshop
         self._kept = kept
         self._say = say
         self._slice_secs = 0.0
@@ -144,9 +158,9 @@ class _Matrix:
             self._go_on(f"level {number} of {len(todo)}: {level.pct}%")
             with showing() as progress:
                 if level.learns_from:
-                    session.search(settings, progress)
+                    session.search(settings, progress, workshop=self._workshop)
                 else:
-                    session.tune(settings, progress)
+                    session.tune(settings, progress, workshop=self._workshop)
             with Store.read(out) as store:
                 cost = cost_of(store)
                 trials = sum(store.counts().values())
@@ -170,12 +184,14 @@ class _Matrix:
                 for task_id, candidates in finalists_of(store).items():
                     found.setdefault(task_id, []).extend(candidates)
         contests = {
-            task.task_id: distinct([default_candidate(task), *found.get(task.task_id, ())])
+            task.task_id: _distinct([default_candidate(task), *found.get(task.task_id, ())])
             for task in kernels.tasks
         }
-        wanted = [(t, c) for t in kernels.tasks for c in contests[t.task_id]]
+        wanted = list(itertools.chain.from_iterable(contests.values()))
         with self._costs("finalists"):
-            builds = build_all(wanted, self._kept, target, self._go_on)
+            builds = build_all(
+                wanted, self._kept, target, self._asked.base, self._workshop, self._go_on
+            )
         return {
             task_id: [(c, builds[c.candidate_id]) for c in of] for task_id, of in contests.items()
         }
@@ -245,32 +261,20 @@ class _Matrix:
     def artifacts(self, kernels: preparation.Kernels, target: TargetSpec) -> None:
         """Compile the model with each share's winners, and with its defaults; verify each."""
         asked, kept = self._asked, self._kept
-        candidates = self._candidates()
-        proofs = {x["run_at"]: proof_of(x["proof"]) for x in kept.of("contest")}
         done = {x["tuned_at"] for x in kept.of("artifact")}
         paths = {pct: kept.artifact(asked.name(pct)) for pct in (DEFAULT, *asked.shares)}
         todo = [p for p in paths if p not in done or not (paths[p] / MANIFEST).is_file()]
         if not todo:
             return
         with self._costs("models"):
-            for pct in todo:
-                self._go_on(f"compiling the model {said_of(pct)}")
-                winners = {
-                    line["task_id"]: candidates[line["winner"]]
-                    for line in kept.of("contest")
-                    if line["run_at"] == pct and line["winner"] in candidates
-                }
-                at = pct or max(asked.shares)
-                compile_artifact(
-                    kernels.lowered,
-                    kernels.tasks,
-                    winners,
-                    target,
-                    paths[pct],
-                    model=kernels.model,
-                    pct=at,
-                    proofs=(proofs[at],),
-                )
+            compile_all(
+                {pct: paths[pct] for pct in todo},
+                self._candidates(),
+                kept,
+                kernels,
+                target,
+                self._go_on,
+            )
             self._go_on("comparing outputs with ONNX Runtime")
             most = max(asked.shares)
             with self._slices([most]) as slices:
@@ -410,8 +414,9 @@ def contest_profile(l2: str) -> Profile:
     )
 
 
-def said_of(pct: int) -> str:
-    return "with default schedules" if pct == DEFAULT else f"tuned at {pct}%"
+def _distinct(finalists: Iterable[Candidate]) -> list[Candidate]:
+    """Return each candidate once, in order."""
+    return list({c.candidate_id: c for c in finalists}.values())
 
 
 def _final(measure: Callable[[], list[Result]]) -> list[Result]:

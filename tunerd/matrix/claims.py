@@ -326,3 +326,8 @@ def _column(
         medians[:, number] = np.median(np.concatenate(parts, axis=1), axis=1)
     measured = np.median(np.concatenate(whole, axis=1), axis=1)
     return [np.log(np.concatenate([[measured[i]], medians[i]])) for i in range(len(rows))]
+
+
+def said_of(pct: int) -> str:
+    """Say of an artifact where it was tuned, as in "the model tuned at 40%"."""
+    return "with default schedules" if pct == DEFAULT else f"tuned at {pct}%"

@@ -5,7 +5,7 @@ done.jsonl             a line for each level, contest and cell that has ended, w
 levels/gpu40/          a run folder for each share
 builds/ID.so, ID.json  each candidate that was measured again, compiled once for all shares
 artifacts/gpu40/       the model with the kernels that win at a share
-report.html, report.md, matrix-result.json
+report.html, report.md, heatmap.svg, matrix-result.json
 """
 
 from __future__ import annotations

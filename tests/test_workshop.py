@@ -1,0 +1,77 @@
+"""What sessions of one process share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from models import conv_net
+from ray_processes import short_folder
+
+from tunerd import host, preparation
+from tunerd.models.model import read_model
+from tunerd.records import Store
+from tunerd.workshop import Workshop
+
+ROOT = Path(__file__).resolve().parent.parent
+# Two levels; prints, of each, its cluster, its tuners, and the slices that it leaves.
+TWO = """
+import json, sys
+from pathlib import Path
+from tunerd import preparation, session
+from tunerd.settings import TuneSettings
+from tunerd.watching.progress import QuietProgress
+from tunerd.workshop import Workshop
+
+model, out = map(Path, sys.argv[1:])
+def settings(pct):
+    return TuneSettings(
+        model=model, out=out / str(pct), gpu_pct=pct, slice_kind="simulated", trials=8, tuners=2
+    )
+with Workshop(preparation.read(settings(50))) as workshop:
+    for pct in (50, 25):
+        session.search(settings(pct), QuietProgress(), workshop=workshop)
+        cluster = workshop._cluster
+        tuners = {name: handle._actor_id.hex() for name, handle in cluster._tuners.items()}
+        print(json.dumps({"cluster": id(cluster), "tuners": tuners, "left": [*cluster.slice_ids]}))
+    workshop.end_cluster()
+    print(json.dumps(cluster._ray.is_initialized()))
+"""
+
+
+@pytest.mark.slow
+def test_sessions_share_ray_and_its_tuners_and_leave_no_slice(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    with short_folder() as runtime:
+        ended = subprocess.run(
+            [sys.executable, "-c", TWO, str(tmp_path / "net.onnx"), str(tmp_path)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TUNERD_RUNTIME_FOLDER": str(runtime)},
+        )
+    assert ended.returncode == 0, ended.stderr
+    first, second, is_up = map(json.loads, ended.stdout.splitlines())
+    assert first == second
+    assert first["left"] == []
+    assert not is_up
+    trials = {}
+    for pct in (50, 25):
+        with Store.read(tmp_path / str(pct)) as store:
+            trials[pct] = sum(store.counts().values())
+            assert {p.sm_count for p in store.proofs()} == {pct}
+    assert trials[50] == trials[25] > 8  # and the defaults
+
+
+def test_a_model_is_lowered_once_for_each_target(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    workshop = Workshop(read_model(tmp_path / "net.onnx"))
+    target = host.cpu_target_json(1)
+    kernels = workshop.kernels(target)
+    assert workshop.kernels(target) is kernels
+    chosen = preparation.Selection((kernels.tasks[0].task_id,), 8)
+    assert workshop.kernels(target, chosen).tasks == kernels.tasks[:1]
