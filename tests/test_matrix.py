@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -28,7 +30,7 @@ from tunerd.matrix.kept import opened, proof_of, result_of
 from tunerd.matrix.levels import Cost, levels_of, settings_of
 from tunerd.matrix.result import Costs, MatrixResult, result_json
 from tunerd.report.matrix_markdown import matrix_markdown
-from tunerd.report.matrix_page import matrix_page
+from tunerd.report.matrix_page import matrix_page, matrix_plot
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import (
     Build,
@@ -384,6 +386,10 @@ def test_a_page_shows_each_cell_with_its_interval_and_reads_names_as_text() -> N
     assert "&lt;script&gt;net" in page
     assert "conv2d&lt;b&gt;" in page
     assert "Whether these are right cannot be told: tuned at 10%" in page
+    plot = ElementTree.fromstring(matrix_plot(result))
+    drawn = [e.get("class") for e in plot.iter("{http://www.w3.org/2000/svg}rect")]
+    assert Counter(drawn) == {"page": 1, "best": 3, "cell": 9, "own": 3}
+    assert "<script>net" in (plot.get("aria-label") or "")
     text = matrix_markdown(result)
     assert "| tuned at 40% |" in text
     assert "1 min (1.00" in text

@@ -132,7 +132,7 @@ def _show(result: MatrixResult, root: Path, as_json: bool) -> None:
     from tunerd.matrix.result import result_json
     from tunerd.report.frame import write_page
     from tunerd.report.matrix_markdown import matrix_markdown
-    from tunerd.report.matrix_page import matrix_page
+    from tunerd.report.matrix_page import matrix_page, matrix_plot
 
     document: dict[str, Any] = result_json(result)
     text = json_module.dumps(document, allow_nan=False)
@@ -140,6 +140,7 @@ def _show(result: MatrixResult, root: Path, as_json: bool) -> None:
     write_page(root / "matrix-result.json", text + "\n")
     write_page(root / "report.md", markdown)
     write_page(root / "report.html", matrix_page(result))
+    write_page(root / "heatmap.svg", matrix_plot(result))
     if as_json:
         print(text)
         return

@@ -8,6 +8,7 @@ from tunerd.matrix.claims import DEFAULT
 from tunerd.matrix.result import MatrixResult
 from tunerd.report.blocks import section, table
 from tunerd.report.frame import page
+from tunerd.report.heat_plot import HEAT, HeatMap, heat_of, heat_svg
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.matrix_words import (
     CLAIM_SOURCE,
@@ -25,9 +26,6 @@ from tunerd.report.matrix_words import (
     unit_text,
 )
 from tunerd.report.words import secs_text
-
-# Losses from which a cell is redder: tunerd.report's style sheet has a colour for each.
-HEAT = (1.01, 1.03, 1.1, 1.3, 2.0)
 
 
 def matrix_page(result: MatrixResult) -> str:
@@ -122,13 +120,11 @@ def heat_map(result: MatrixResult) -> Markup:
     return element("div", table(heads, body, "heat"), class_="scroll")
 
 
-def heat_of(loss: float) -> int:
-    """Return the colour of a loss, 0 for none.
-
-    >>> [heat_of(x) for x in (1.0, 1.02, 1.5, 9.0)]
-    [0, 1, 4, 5]
-    """
-    return sum(loss >= limit for limit in HEAT)
+def matrix_plot(result: MatrixResult) -> str:
+    """Return the heat map as an SVG file of its own."""
+    cells = {(c.tuned_at, c.run_at): (c.secs, c.loss.value) for c in result.findings.cells}
+    title = f"{result.model}: tuned at one share, run at another"
+    return heat_svg(title, [HeatMap(result.device, cells)])
 
 
 def _legend() -> str:
