@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -95,12 +96,17 @@ def finish(ending: Ending) -> Outcome:
     # keeps the models that it has loaded, by their paths.
     trials = ending.folder.paths.root / "trials"
     try:
-        ending.say("compiling the model with its default schedules")
-        _compile(ending, {}, trials / "default")
-        trial = _try(ending, quiet, outcomes, trials / "tuned")
+        ending.say("compiling the model, with its default schedules and with the tuned ones")
+        with ThreadPoolExecutor() as pool:  # at once: most of it holds no lock of Python's
+            default = pool.submit(_compile, ending, (), trials / "default")
+            _compile(ending, outcomes, trials / "tuned")
+            default.result()
+        trial = _try(ending, quiet, trials / "tuned")
         if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
             outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
-            trial = _try(ending, quiet, outcomes, trials / "untuned")
+            ending.say("compiling the model with the default schedules instead")
+            _compile(ending, outcomes, trials / "untuned")
+            trial = _try(ending, quiet, trials / "untuned")
         return _kept(ending, outcomes, trial)
     finally:
         shutil.rmtree(trials, ignore_errors=True)
@@ -149,13 +155,8 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
     return outcome
 
 
-def _try(
-    ending: Ending, quiet: QuietSlice, outcomes: Sequence[TaskOutcome], folder: Path
-) -> _Trial:
-    """Compile the model into a folder, verify it and time it beside the default."""
-    winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
-    ending.say("compiling the model with the tuned schedules")
-    _compile(ending, winners, folder)
+def _try(ending: Ending, quiet: QuietSlice, folder: Path) -> _Trial:
+    """Verify a compiled model and time it beside the default."""
     verification = _verify(ending, folder)
     ending.say("timing the whole model, tuned and default in turns")
     results = quiet.compare_models((str(folder.with_name("default")), str(folder)), MODEL)
@@ -169,7 +170,8 @@ def _try(
     )
 
 
-def _compile(ending: Ending, winners: Mapping[str, Candidate], folder: Path) -> None:
+def _compile(ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path) -> None:
+    winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
     compile_artifact(
         ending.kernels.lowered,
         ending.kernels.tasks,
