@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from tunerd.checks import Status, check
 from tunerd.host import GpuFacts
 from tunerd.slices.gpu_runner import runner_environment
 from tunerd.slices.lease import gpu_folder
-from tunerd.slices.mps import MpsSlice, expected_sms
+from tunerd.slices.mps import MpsSlice, expected_sms, run_name
 from tunerd.slices.mps_control import MpsControl
 from tunerd.slices.processes import ProcessId
 from tunerd.slices.whole import WholeSlice
@@ -74,6 +76,22 @@ def test_each_slice_obtains_its_share_side_by_side(gpu: GpuFacts, pct: int, coun
         assert proof.sm_count == expected_sms(gpu.sm_count, pct)
         assert proof.device_sm_count == gpu.sm_count
         assert proof.attached
+    assert gone([guard])
+
+
+def test_slices_that_were_begun_early_obtain_their_shares(gpu: GpuFacts) -> None:
+    planned = specs(gpu, 40, 2)
+    deadline = time.monotonic() + GONE_SECS
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(MpsSlice.early(planned, run_name()))
+        while not (gpu_folder(gpu.uuid) / "guard.sock").exists():  # or they would start another
+            assert time.monotonic() < deadline, "no guard was started early"
+            time.sleep(0.1)
+        slices = [stack.enter_context(MpsSlice(spec)) for spec in planned]
+        proofs = [measured.start() for measured in slices]
+        guard = guard_of(slices[0])
+    assert gpu.sm_count is not None
+    assert {proof.sm_count for proof in proofs} == {expected_sms(gpu.sm_count, 40)}
     assert gone([guard])
 
 
