@@ -484,6 +484,18 @@ def test_a_matrix_that_is_interrupted_goes_on_and_measures_nothing_twice(tmp_pat
     page = (out / "report.html").read_text()
     assert "run at 50%" in page
     assert "default schedules" in page
+    many = command(model, out, *flags[:-4], "--rounds", "90", *flags[-2:])
+    stopped = subprocess.Popen(many, stderr=subprocess.PIPE, text=True, env=environment())
+    assert stopped.stderr is not None
+    for line in stopped.stderr:
+        if "round 4 of 90" in line:
+            stopped.send_signal(signal.SIGTERM)
+            break
+    _, said = stopped.communicate()
+    assert stopped.returncode == ExitCode.INTERRUPTED, said
+    found = json.loads((out / "matrix-result.json").read_bytes())["rounds"]
+    assert 3 <= found < 90
+    assert f"{found} of 90 rounds are in {out / 'report.html'}" in said
 
 
 @pytest.mark.slow

@@ -280,7 +280,7 @@ def test_a_run_teaches_the_search_trials_that_ended_fastest_first(tmp_path: Path
     assert [secs for _, secs in only.results] == [1e-3, 2e-3, 3e-3, 5e-3, 6e-3, 7e-3, None, None]
     assert found.results == 8
     assert found.sentence([only.task.task_id]) == (
-        f"8 results of 1 tasks from {tmp_path / 'run'}, 1 of them of this model"
+        f"8 results of 1 task from {tmp_path / 'run'}, 1 of them of this model"
     )
 
 
@@ -444,7 +444,7 @@ def test_no_latency_of_the_other_run_becomes_one_of_this_run(measured: Tuned, wa
 
 @needs_two_cores
 def test_a_run_says_what_it_starts_from(measured: Tuned, warm: Tuned) -> None:
-    expected = f"warm start: 12 results of 1 tasks from {measured.folder}, 1 of them of this model"
+    expected = f"warm start: 12 results of 1 task from {measured.folder}, 1 of them of this model"
     assert expected in warm.said
 
 
@@ -481,7 +481,7 @@ def test_a_dry_run_names_what_it_would_start_from(model: Path, tmp_path: Path) -
     (found,) = json.loads(done.stdout)["warm_start"]
     assert found["folder"] == str(folder)
     assert (found["results"], found["tasks"], found["shared_tasks"]) == (8, 1, 0)
-    assert "8 results of 1 tasks" in " ".join(command(model, *options, "--dry-run").stdout.split())
+    assert "8 results of 1 task" in " ".join(command(model, *options, "--dry-run").stdout.split())
     assert not (tmp_path / "run").exists()
 
 

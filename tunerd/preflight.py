@@ -18,6 +18,7 @@ from tunerd.checks import Finding, Status, mps_processes, program_of
 from tunerd.gpu_state import GpuState, gpu_state
 from tunerd.host import GpuFacts
 from tunerd.slices.mps_control import MPS_SERVER
+from tunerd.slices.tenants import ALLOWED_BUSY_PCT
 
 SAMPLES = 5  # of the utilisation, which NVML averages over a sixth of a second to a second
 POLL_SECS = 5.0
@@ -29,7 +30,7 @@ class Limits:
 
     load_per_core: float = 0.5
     mem_pct: float = 2.0  # of a GPU's memory: a context takes 0.2 to 1 GiB
-    busy_pct: float = 5.0  # NVML's utilisation
+    busy_pct: float = ALLOWED_BUSY_PCT  # NVML's utilisation
     is_mps_external: bool = False  # somebody's daemon is to be used
 
 

@@ -42,9 +42,10 @@ class WarmStart:
     def sentence(self, task_ids: Collection[str]) -> str:
         """Say what a run of these tasks learns."""
         shared = len(self.shared(task_ids)) or "none"
+        tasks = "task" if len(self.lessons) == 1 else "tasks"
         return (
-            f"{self.results} results of {len(self.lessons)} tasks from {self.folder}, {shared} of "
-            "them of this model"
+            f"{self.results} results of {len(self.lessons)} {tasks} from {self.folder}, {shared} "
+            "of them of this model"
         )
 
 

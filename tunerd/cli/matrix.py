@@ -5,15 +5,17 @@ from __future__ import annotations
 import json as json_module
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tunerd.cli.options import AsJson, Debug
 from tunerd.cli.tune import L2, SliceKind, settings_of
-from tunerd.errors import InputError
+from tunerd.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
+    from tunerd.matrix.carry_out import Asked
+    from tunerd.matrix.kept import Kept
     from tunerd.matrix.result import MatrixResult
 
 _TRIALS = 1000  # of the first level
@@ -87,18 +89,29 @@ def matrix(
         "warm_start": None,
     }
     from tunerd.matrix.carry_out import Asked, carry_out
-    from tunerd.matrix.result import result_from
-    from tunerd.records import Store
+    from tunerd.matrix.kept import read
+    from tunerd.matrix.result import whole_rounds
     from tunerd.watching.progress import open_progress
 
     asked = Asked(settings_of(given), percents, rounds)
-    kept = carry_out(asked, lambda: open_progress(quiet=json), _say)
+    try:
+        kept = carry_out(asked, lambda: open_progress(quiet=json), _say)
+    except Interrupted as stopped:
+        kept = read(asked.base.out)
+        if not whole_rounds(kept, set(percents)):
+            raise
+        result = _result(asked, kept)
+        _write(result, kept.root)
+        there = f"{result.rounds} of {rounds} rounds are in {kept.report}"
+        raise Interrupted(f"{stopped}; {there}") from None
     _say("resampling")
-    settings = json_module.loads((kept.root / "matrix.json").read_bytes())
-    with Store.read(kept.level(asked.name(percents[0]))) as store:
-        names = {t.task_id: t.name for t in store.tasks()}
-    result = result_from(kept, names, settings)
-    _show(result, kept.root, json)
+    result = _result(asked, kept)
+    _write(result, kept.root)
+    if json:
+        print((kept.root / "matrix-result.json").read_text(), end="")
+    else:
+        print((kept.root / "report.md").read_text())
+        print(f"report    {kept.report}")
     return 0
 
 
@@ -128,21 +141,24 @@ def _say(line: str) -> None:
     print(f"tunerd matrix: {one_line(line)}", file=sys.stderr, flush=True)
 
 
-def _show(result: MatrixResult, root: Path, as_json: bool) -> None:
+def _result(asked: Asked, kept: Kept) -> MatrixResult:
+    from tunerd.matrix.result import result_from
+    from tunerd.records import Store
+
+    settings = json_module.loads((kept.root / "matrix.json").read_bytes())
+    with Store.read(kept.level(asked.name(asked.shares[0]))) as store:
+        names = {t.task_id: t.name for t in store.tasks()}
+    return result_from(kept, names, settings)
+
+
+def _write(result: MatrixResult, root: Path) -> None:
     from tunerd.matrix.result import result_json
     from tunerd.report.frame import write_page
     from tunerd.report.matrix_markdown import matrix_markdown
     from tunerd.report.matrix_page import matrix_page, matrix_plot
 
-    document: dict[str, Any] = result_json(result)
-    text = json_module.dumps(document, allow_nan=False)
-    markdown = matrix_markdown(result)
+    text = json_module.dumps(result_json(result), allow_nan=False)
     write_page(root / "matrix-result.json", text + "\n")
-    write_page(root / "report.md", markdown)
+    write_page(root / "report.md", matrix_markdown(result))
     write_page(root / "report.html", matrix_page(result))
     write_page(root / "heatmap.svg", matrix_plot(result))
-    if as_json:
-        print(text)
-        return
-    print(markdown)
-    print(f"report    {root / 'report.html'}")

@@ -132,6 +132,13 @@ def opened(root: Path, asked: Mapping[str, Any]) -> Iterator[Kept]:
         os.close(lock)
 
 
+def read(root: Path) -> Kept:
+    """Return what is kept in a folder that nobody works in any more."""
+    kept = Kept(root)
+    kept.lines = _lines(root / "done.jsonl")
+    return kept
+
+
 def _require_same(path: Path, wanted: dict[str, Any]) -> None:
     if not path.exists():
         _write(path, (json.dumps(wanted, indent=1) + "\n").encode())

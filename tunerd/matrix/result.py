@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class MatrixResult:
-    """A whole matrix, or what there is of it (`findings` is None)."""
+    """What the whole rounds of a matrix say."""
 
     model: str
     device: str
@@ -64,10 +65,15 @@ class MatrixResult:
 
 
 def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> MatrixResult:
-    """Sum up what is kept of a whole matrix; ValueError where cells are missing."""
+    """Sum up the whole rounds of a matrix; ValueError where there is none.
+
+    Args:
+        names: of tasks, by id.
+        asked: what matrix.json holds.
+    """
     samples: dict[tuple[int, int], list[tuple[float, ...]]] = {}
     clocks: list[int] = []
-    cells = sorted(kept.of("cell"), key=lambda line: int(line["round"]))
+    cells = whole_rounds(kept, set(asked["shares"]))
     for line in cells:
         for each in line["results"]:
             row = each["tuned_at"]
@@ -96,6 +102,15 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
         verified={x["tuned_at"]: x["verification"]["verdict"] for x in kept.of("artifact")},
         clocks_mhz=(min(clocks), max(clocks)) if clocks else None,
     )
+
+
+def whole_rounds(kept: Kept, shares: Set[int]) -> list[dict[str, Any]]:
+    """Return the cells of the rounds in which all shares were measured, round after round."""
+    rounds: dict[int, list[dict[str, Any]]] = {}
+    for line in kept.of("cell"):
+        rounds.setdefault(int(line["round"]), []).append(line)
+    whole = (of for _, of in sorted(rounds.items()) if {x["run_at"] for x in of} >= shares)
+    return list(itertools.chain.from_iterable(whole))
 
 
 def _costs(kept: Kept) -> Costs:
