@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tunerd import host, preparation
 from tunerd.cluster.actors import Cluster
@@ -71,11 +70,6 @@ class Workshop:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._cluster = None
-        self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(*error)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.measuring.bench import Condition, Round
@@ -14,6 +15,8 @@ from tunerd.measuring.work import Ran, Work
 from tunerd.slices import member, plan
 from tunerd.slices.base import Plan, Slice
 from tunerd.vocabulary import CapProof, Failure, SliceSpec
+
+_T = TypeVar("_T")
 
 ROUNDS = 10  # of each condition; the interval of the slow-down is of their medians
 _LEAST_REPEATS = 3  # of the slowest work in a round
@@ -44,12 +47,18 @@ def slices_of_a_device(kind: str, pct: int) -> tuple[Plan, tuple[SliceSpec, ...]
 
 @contextlib.contextmanager
 def started(specs: Sequence[SliceSpec]) -> Iterator[tuple[tuple[Slice, ...], tuple[CapProof, ...]]]:
-    """Start slices together and yield them with what each has proved; close them at the end."""
-    with contextlib.ExitStack() as stack:
-        slices = tuple(stack.enter_context(member(s.kind)(s)) for s in specs)
-        with ThreadPoolExecutor(len(slices)) as pool:
-            proofs = tuple(pool.map(lambda each: each.start(), slices))
-        yield slices, proofs
+    """Start slices together and yield them with what each has proved; close them together."""
+    slices = tuple(member(s.kind)(s) for s in specs)
+    try:
+        yield slices, tuple(_at_once(lambda each: each.start(), slices))
+    finally:
+        _at_once(lambda each: each.close(), slices)
+
+
+def _at_once(call: Callable[[Slice], _T], slices: Sequence[Slice]) -> list[_T]:
+    """Call for each slice in a thread of its own; all have ended when this returns or raises."""
+    with ThreadPoolExecutor(max(1, len(slices))) as pool:
+        return list(pool.map(call, slices))
 
 
 @contextlib.contextmanager
