@@ -52,6 +52,7 @@ TVM_MODULES = {
     "measuring.cuda_device",
     "measuring.hog",
     "measuring.measure",
+    "measuring.runtime",
     "models.constants",
     "models.converters",
     "models.lowering",

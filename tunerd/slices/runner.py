@@ -67,9 +67,8 @@ def main() -> None:
     os.chmod(hidden, 0o600)
     listener.listen(1)
     os.rename(hidden, arguments.socket)
-    if arguments.device == "cuda":
-        with _said("imports"):
-            _preload()
+    with _said("imports"):
+        _preload(arguments.device)
     listener.settimeout(_FIRST_CONNECTION_SECS)
     try:
         connection, _ = listener.accept()
@@ -93,12 +92,14 @@ def _said(what: str) -> Iterator[None]:
     )
 
 
-def _preload() -> None:
-    """Import what takes seconds, and leave the GPU alone: its guard may be clearing it yet."""
-    from tunerd.measuring import cuda_device
+def _preload(device: str) -> None:
+    """Import what takes long, and leave a GPU alone: its guard may be clearing it yet."""
+    from tunerd.measuring import cuda_device, runtime
 
     with contextlib.suppress(Exception):  # the proof will tell
-        cuda_device.preload()
+        runtime.import_runtime()
+        if device == "cuda":
+            cuda_device.preload()
 
 
 def _end_with_input() -> None:
