@@ -15,8 +15,8 @@ _BESIDE = ("tvm_runtime_cuda", "tvm_runtime_extra")  # of GPUs; of sorting and t
 def import_runtime() -> None:
     """Import TVM with nothing but its runtime; where it is imported already, do nothing.
 
-    It takes half the memory and core time of the whole (results, "What a start takes"). What is
-    missing can compile and read scripts, not run anything.
+    It takes three fifths of the memory and core time of the whole (results, "What a start takes").
+    What is missing can compile and read scripts, not run anything.
     """
     if "tvm" in sys.modules:
         return
