@@ -21,6 +21,7 @@ from tunerd.slices import wire
 from tunerd.slices.gpu_runner import RUNNER_COMMAND, runner_environment
 
 _ACQUIRE_SECS = 60.0  # includes the clean-up after a guard that was killed
+_STARTER_SECS = 5.0  # for whoever started a guard early to be gone
 _BUSY_SECS = 1.0  # a run that ends now may look alive for a moment
 _REQUEST_SECS = 60.0  # the slowest request is a fence: seconds
 _MAX_SOCKET_PATH = 107  # sockaddr_un.sun_path holds 108 bytes with its end: unix(7)
@@ -186,7 +187,11 @@ def guarded_early(
         yield
     finally:
         starter.stdin.close()
-        starter.wait(_ACQUIRE_SECS)
+        try:
+            starter.wait(_STARTER_SECS)
+        except subprocess.TimeoutExpired:  # it waits for a guard that is stuck, and has no lease
+            starter.kill()
+            starter.wait()
 
 
 def private_folder() -> Path:
