@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tunerd.errors import ModelError
 from tunerd.host import memory_bytes
-from tunerd.models.simplify import infer_shapes
+from tunerd.models.simplify import shapes_without_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -18,7 +18,6 @@ log = logging.getLogger(__name__)
 
 # Seeded inputs are made as float64 before they get their type.
 _BYTES_PER_RANDOM_ELEMENT = 8
-_SMALL_CONSTANT = 4096  # elements: more are no shape, which inference would need the values of
 
 
 def require_memory(proto: onnx.ModelProto) -> None:
@@ -47,33 +46,12 @@ def _require(needed: int, available: int, what: str) -> None:
 
 def _values(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     try:
-        graph = infer_shapes(_without_weights(proto)).graph
+        graph = shapes_without_weights(proto).graph
     except Exception:  # of several kinds; ONNX Runtime says what is wrong with the model
         log.info("no shapes", exc_info=True)
         return
     yield from graph.value_info
     yield from graph.output
-
-
-def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which large constants are inputs: inference copies what it is given."""
-    import onnx
-    from onnx import helper
-
-    copy = onnx.ModelProto(ir_version=proto.ir_version)
-    copy.opset_import.extend(proto.opset_import)
-    copy.graph.name = proto.graph.name
-    copy.graph.node.extend(proto.graph.node)
-    copy.graph.input.extend(proto.graph.input)
-    copy.graph.output.extend(proto.graph.output)
-    for tensor in proto.graph.initializer:
-        if math.prod(tensor.dims) <= _SMALL_CONSTANT:
-            copy.graph.initializer.append(tensor)
-        else:
-            copy.graph.input.append(
-                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-    return copy
 
 
 def _elements(value: onnx.ValueInfoProto) -> int:
