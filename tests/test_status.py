@@ -297,7 +297,8 @@ def test_watching_ends_with_the_run(folder: RunFolder, capsys: Captured) -> None
 @pytest.mark.slow
 def test_a_real_run_is_seen_alive_then_killed_then_finished(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    options = ("--slice", "simulated", "--trials", "24")
+    trials = 160  # enough for the search to go on while its status is asked for
+    options = ("--slice", "simulated", "--trials", str(trials))
     tuned = Run(tmp_path / "run", tmp_path / "net.onnx", options)
     tuned.start()
     tuned.wait_for(lambda: tuned.measured() >= 4)
@@ -313,7 +314,7 @@ def test_a_real_run_is_seen_alive_then_killed_then_finished(tmp_path: Path) -> N
     code, out, err = tuned.end()
     assert code < 10, err
     seen, outcome = status(tuned.folder), json.loads(out)
-    assert (seen["life"], seen["sessions"], seen["trials"]["done"]) == ("finished", 2, 24)
+    assert (seen["life"], seen["sessions"], seen["trials"]["done"]) == ("finished", 2, trials)
     assert seen["model"]["verdict"] == outcome["end_to_end"]["verdict"]
     told = [json.loads(x) for x in (tuned.folder / "logs" / "tunerd.jsonl").open()]
     assert {x["run"] for x in told} == {str(tuned.folder)}
