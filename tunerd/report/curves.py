@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tunerd.report.markup import Markup, element, join, stylesheet
+from tunerd.report.markup import Markup, element, join
 from tunerd.report.scales import TIME_TICKS, Scale, latency_tick_text, ticks
+from tunerd.report.svg_file import svg_file
 from tunerd.report.words import duration_text, secs_text
 
 Curve = Sequence[tuple[float, float]]  # (elapsed seconds, best seconds so far), in order of time
@@ -57,20 +58,7 @@ def curves_svg(title: str, series: Mapping[str, Sequence[Curve]]) -> str:
         for curve in curves
         if curve
     ]
-    return element(
-        "svg",
-        stylesheet(_STYLE),
-        element("rect", class_="page", width=_WIDTH, height=_HEIGHT),
-        element("text", title, class_="title", x=16, y=24),
-        _legend(series),
-        axes.drawn(),
-        join(drawn),
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-        width=_WIDTH,
-        role="img",
-        aria_label=title,
-    )
+    return svg_file(title, _STYLE, _WIDTH, _HEIGHT, _legend(series), axes.drawn(), join(drawn))
 
 
 class _Axes:

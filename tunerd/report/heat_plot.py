@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tunerd.report.markup import Markup, element, join, stylesheet
+from tunerd.report.markup import Markup, element, join
+from tunerd.report.svg_file import svg_file
 from tunerd.report.words import secs_text
 
 # Losses from which a cell is redder.
@@ -74,19 +75,8 @@ def heat_svg(title: str, maps: Sequence[HeatMap]) -> str:
     )
     limits = ", ".join(f"{100 * (x - 1):.0f}%" for x in HEAT)
     legend = f"Rows: tuned at. Columns: run at. Redder from {limits} over the best of a column."
-    return element(
-        "svg",
-        stylesheet(_STYLE),
-        element("rect", class_="page", width=width, height=height),
-        element("text", title, class_="title", x=16, y=24),
-        element("text", legend, class_="soft", x=16, y=44),
-        join(placed),
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width} {height}",
-        width=width,
-        role="img",
-        aria_label=title,
-    )
+    said = element("text", legend, class_="soft", x=16, y=44)
+    return svg_file(title, _STYLE, width, height, said, join(placed))
 
 
 def _rows(cells: Iterable[tuple[int, int]]) -> list[int]:

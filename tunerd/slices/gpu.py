@@ -91,7 +91,7 @@ class Gpu:
 
     def start_runner(self, slice_id: str, *, pct: int, environment: dict[str, str]) -> GpuRunner:
         """Start the runner of a slice; a former one of the same slice is stopped first."""
-        asked = _asked(slice_id, pct, environment)
+        asked = _checked(slice_id, pct, environment)
         with self._lock:
             if slice_id in self._runners:
                 self.stop(self._runners[slice_id], grace_secs=GRACE_SECS)
@@ -106,7 +106,7 @@ class Gpu:
 
     def expect(self, slice_id: str, *, pct: int, environment: dict[str, str]) -> None:
         """Start the runner of a slice that has yet to ask for one: it imports TVM meanwhile."""
-        asked = _asked(slice_id, pct, environment)
+        asked = _checked(slice_id, pct, environment)
         with self._lock:
             self._asked[slice_id] = asked
             self._successors[slice_id] = self._started_anew(slice_id)
@@ -309,7 +309,7 @@ def _stop_orphan(runner: ProcessId, control: MpsControl) -> None:
             return
 
 
-def _asked(slice_id: str, pct: int, environment: dict[str, str]) -> tuple[int, dict[str, str]]:
+def _checked(slice_id: str, pct: int, environment: dict[str, str]) -> tuple[int, dict[str, str]]:
     if not _SLICE_ID.fullmatch(slice_id) or not 1 <= pct <= 100:
         raise ValueError(f"slice '{slice_id}' at {pct}% is none that a guard can start")
     return pct, environment
