@@ -378,6 +378,16 @@ def test_a_recycled_pid_in_an_orphans_state_is_left_alone(bench: Bench) -> None:
     bystander.wait()
 
 
+def test_a_client_that_the_server_lists_late_is_attached(bench: Bench) -> None:
+    lease = bench.lease()
+    bench.runner(lease, "mps-0-0")
+    late, _, _ = bench.runner(lease, "mps-0-1")
+    pipe = lease_module.gpu_folder(UUID) / "pipe"
+    (pipe / "late").write_bytes(b"...")
+    assert lease.request("attached", pid=late.pid) == {"attached": True}
+    assert (pipe / "late").read_bytes() == b""
+
+
 def test_the_client_list_says_whether_a_runner_is_attached(bench: Bench) -> None:
     lease = bench.lease()
     runner, _, _ = bench.runner(lease)
