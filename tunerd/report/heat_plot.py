@@ -26,7 +26,7 @@ text { font: 12px system-ui, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-
 text { fill: var(--ink); }
 .page { fill: var(--page); }
 .title { font-weight: 600; font-size: 15px; }
-.soft, .loss { fill: var(--soft); }
+.soft { fill: var(--soft); }
 .loss { font-size: 10px; }
 .name { font-weight: 600; font-size: 13px; }
 .cell { fill: var(--bad); }
