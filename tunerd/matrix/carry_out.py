@@ -407,7 +407,7 @@ def contest_profile(l2: str) -> Profile:
     """Return how finalists are measured: 20 samples, which choose a winner; half of them judge."""
     return replace(
         final_profile(l2),
-        name=f"matrix-kernels-v1-{l2}",
+        name=f"matrix-kernels-v2-{l2}",
         max_samples=20,
         min_sample_secs=0.002,
         max_total_secs=1.0,

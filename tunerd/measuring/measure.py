@@ -1,7 +1,7 @@
 """Build -> Measurement: time kernels and models, inside a slice's runner.
 
 A sample is the mean of as many calls in a row as fill the profile's `min_sample_secs`. On a GPU
-those calls are one CUDA graph, so that a kernel of a few microseconds is not timed by its launches.
+those calls are CUDA graphs, so that a kernel of a few microseconds is not timed by its launches.
 What the last-level cache holds of a kernel's weights is up to the profile: see `profiles`.
 Activations stay where they are, as the kernel before would have left them.
 """
@@ -177,22 +177,30 @@ def _sampled(timed: Timed, profile: Profile, rival_secs: float) -> Samples | Fai
 class BufferCache:
     """Argument tensors by shape and dtype: filling them anew for each trial costs more than it."""
 
-    def __init__(self, to_device: Callable[[Any], Any], max_bytes: int) -> None:
-        self._to_device = to_device
+    def __init__(
+        self, to_device: Callable[[Any], Any], copied: Callable[[Any], Any], max_bytes: int
+    ) -> None:
+        self._to_device, self._copied = to_device, copied
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._tensors: dict[tuple[tuple[int, ...], str, int], Any] = {}
+        self._tensors: dict[tuple[tuple[int, ...], str, int, int], Any] = {}
 
-    def get(self, spec: TensorSpec, copy: int = 0) -> Any:
-        key = (spec.shape, spec.dtype, copy)
-        if key not in self._tensors:
-            array = random_array(spec, seed=copy)
-            if self._bytes + array.nbytes > self._max_bytes:
-                self._tensors.clear()
-                self._bytes = 0
-            self._tensors[key] = self._to_device(array)
-            self._bytes += array.nbytes
-        return self._tensors[key]
+    def get(self, spec: TensorSpec, nth: int = 0, copy: int = 0) -> Any:
+        """Return the nth tensor of a kind, or a copy of it: the same values at another place."""
+        key = (spec.shape, spec.dtype, nth, copy)
+        if key in self._tensors:
+            return self._tensors[key]
+        if copy:
+            tensor = self._copied(self.get(spec, nth))
+        else:
+            tensor = self._to_device(random_array(spec, seed=nth))
+        nbytes = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+        if self._bytes + nbytes > self._max_bytes:
+            self._tensors.clear()
+            self._bytes = 0
+        self._tensors[key] = tensor
+        self._bytes += nbytes
+        return tensor
 
 
 def argument_sets(
@@ -220,7 +228,7 @@ def argument_sets(
             key = (spec.shape, spec.dtype, of)
             nth = taken.get(key, 0)
             taken[key] = nth + 1
-            arguments.append(buffers.get(spec, copy=of + MAX_COPIES * nth))
+            arguments.append(buffers.get(spec, nth, of))
         sets.append(tuple(arguments))
     return sets
 
@@ -260,7 +268,9 @@ class CpuDevice(Device):
         configure = tvm.get_global_func("runtime.config_threadpool")
         configure(-2, len(self._cores), [str(core) for core in self._cores])
         self._next_copy = 0
-        self._buffers = BufferCache(tvm.runtime.tensor, max_bytes=2 << 30)
+        self._buffers = BufferCache(
+            tvm.runtime.tensor, lambda tensor: tensor.copyto(tvm.cpu()), max_bytes=2 << 30
+        )
 
     def facts(self) -> dict[str, Any]:
         import os
