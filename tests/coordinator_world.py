@@ -128,11 +128,14 @@ class World:
                     assert instruction.worker_id not in self.working, "it has work already"
                     self.working[instruction.worker_id] = instruction
                     self._check_lanes()
+                    self._check_devices()
                 case Finish(reason):
                     self.finished = reason
 
-    def join(self, worker_id: str, role: str, lane: str | None = None) -> None:
-        self.take(self.coordinator.handle(WorkerJoined(worker_id, role, lane)))
+    def join(
+        self, worker_id: str, role: str, lane: str | None = None, device: str | None = None
+    ) -> None:
+        self.take(self.coordinator.handle(WorkerJoined(worker_id, role, lane, device)))
 
     def lose(self, worker_id: str) -> None:
         self.working.pop(worker_id, None)
@@ -180,6 +183,16 @@ class World:
         if self.rng.random() < self.fault_rate:
             return self.rng.choice([failed(), COLLATERAL, failed(kind=Kind.TIMEOUT)])
         return measured(self.rng.uniform(1e-4, 2e-3))
+
+    def _check_devices(self) -> None:
+        workers = self.coordinator.workers
+        by_device: dict[str, list[Instruction]] = {}
+        for worker_id, work in self.working.items():
+            if workers[worker_id].role == "slice":
+                by_device.setdefault(workers[worker_id].device, []).append(work)
+        for works in by_device.values():
+            alone = [w for w in works if isinstance(w, Measure) and w.is_alone]
+            assert not alone or len(works) == 1, "it is not alone on its device"
 
     def _check_lanes(self) -> None:
         workers = self.coordinator.workers

@@ -128,9 +128,13 @@ while mode == "slice":
             os.abort()
         if library == b"killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if library in (b"terminated", b"no daemon"):
-            told = "CLIENT_TERMINATED" if library == b"terminated" else "RPC_FAILURE"
-            message = "CUDA_ERROR_MPS_" + told
+        told = {
+            b"terminated": "MPS_CLIENT_TERMINATED",
+            b"no daemon": "MPS_RPC_FAILURE",
+            b"misaligned": "MISALIGNED_ADDRESS",
+        }.get(library)
+        if told:
+            message = "CUDA_ERROR_" + told
             answer({"result": {"failure": {"stage": "run", "kind": "crash", "message": message}}})
             continue
         answer({"result": {"calls": 1, "run_secs": [1e-6]}})

@@ -240,6 +240,43 @@ def test_what_was_lost_with_a_worker_is_tried_again_alone() -> None:
     assert set(seen) == {1}
 
 
+def test_what_was_under_way_at_a_fault_is_measured_again_alone_on_its_device() -> None:
+    coordinator = Coordinator([CONV], Limits(trials=100))
+    started(coordinator, slices=0)
+    gpus = {"slice-0": "gpu-0", "slice-1": "gpu-0", "slice-2": "gpu-1"}
+    for slice_id, gpu in gpus.items():
+        coordinator.handle(WorkerJoined(slice_id, "slice", None, gpu))
+    coordinator.handle(Proposed("tuner-0", CONV.task_id, candidates(CONV, range(12)), True))
+
+    def works() -> dict[str, Measure]:
+        """Build all that can be built; return what the slices work on."""
+        while isinstance(building := coordinator.workers["tuner-0"].work, BuildThem):
+            ended = tuple((c, build(c)) for c in building.candidates)
+            coordinator.handle(BuildsEnded("tuner-0", ended))
+        measuring = {s: coordinator.workers[s].work for s in gpus}
+        return {s: w for s, w in measuring.items() if isinstance(w, Measure)}
+
+    suspects = set()
+    for slice_id, work in list(works().items())[:2]:  # of one GPU, whose fault ends both
+        first, *rest = (b.candidate for b in work.builds)
+        suspects.add(first)
+        ended = ((first, COLLATERAL), *((c, measured(1e-3)) for c in rest))
+        coordinator.handle(MeasurementsEnded(slice_id, ended))
+    alone = []
+    while here := {s: w for s, w in works().items() if gpus[s] == "gpu-0"}:
+        assert "slice-2" in works()  # of another GPU: it goes on
+        for slice_id, work in here.items():
+            repeated = {b.candidate for b in work.builds} & suspects
+            assert work.is_alone == bool(repeated)
+            if work.is_alone:
+                assert (len(here), len(work.builds)) == (1, 1)
+                alone += repeated
+            results = tuple((b.candidate, measured(1e-3)) for b in work.builds)
+            coordinator.handle(MeasurementsEnded(slice_id, results))
+    assert set(alone) == suspects
+    assert len(alone) == 2
+
+
 def test_a_trial_that_is_lost_too_often_ends_as_a_crash() -> None:
     coordinator = Coordinator([CONV], Limits(trials=100))
     started(coordinator)
@@ -498,7 +535,7 @@ def test_without_limits_a_run_ends_when_little_gain_is_left() -> None:
     assert set(world.ends) == {c.candidate_id for c in world.proposed}
 
 
-def play(world: World, tuners: int, slices: int, lanes: bool, losses: list[int]) -> None:
+def play(world: World, tuners: int, slices: int, lanes: bool, gpus: int, losses: list[int]) -> None:
     """Run a world to its end; workers are lost at these steps and replaced a step later."""
     coordinator = world.coordinator
     world.take(coordinator.start([default_candidate(s.task) for s in coordinator.tasks.values()]))
@@ -507,7 +544,8 @@ def play(world: World, tuners: int, slices: int, lanes: bool, losses: list[int])
         return f"cores-{i}" if lanes else None
 
     for i in range(slices):
-        world.join(f"slice-{i}", "slice", lane(i))
+        gpu = f"gpu-{i % gpus}" if gpus and not lanes else None
+        world.join(f"slice-{i}", "slice", lane(i), gpu)
     for i in range(tuners):
         world.join(f"tuner-{i}", "tuner", lane(i))
     for step in range(max(losses, default=-1) + 1):
@@ -520,7 +558,7 @@ def play(world: World, tuners: int, slices: int, lanes: bool, losses: list[int])
             if world.working and not world.finished:
                 world.step()
             if not world.finished:
-                world.join(lost, before.role, before.lane)
+                world.join(lost, before.role, before.lane, before.device)
         else:
             world.step()
     world.run()
@@ -531,6 +569,7 @@ worlds = st.fixed_dictionaries(
         "tuners": st.integers(1, 4),
         "slices": st.integers(1, 4),
         "lanes": st.booleans(),
+        "gpus": st.integers(0, 2),
         "losses": st.lists(st.integers(0, 60), max_size=8, unique=True),
     }
 )

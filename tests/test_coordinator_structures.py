@@ -172,11 +172,11 @@ def test_the_proposals_of_a_lost_tuner_become_nobodys() -> None:
 def test_nobody_of_a_lane_is_free_while_one_of_it_works() -> None:
     roster = Roster()
     for worker_id, role in (("slice-0", "slice"), ("tuner-0", "tuner")):
-        roster.join(Worker(worker_id, role, "cores-0"))
+        roster.join(Worker(worker_id, role, "cores-0", worker_id))
     tuner = roster.workers["tuner-0"]
     roster.begin(tuner, BuildThem("tuner-0", ()))
     assert roster.free("slice") is None
-    roster.join(Worker("slice-1", "slice", "cores-0"))
+    roster.join(Worker("slice-1", "slice", "cores-0", "slice-1"))
     assert roster.free("slice") is None
     roster.end(tuner)
     assert roster.free("slice") is roster.workers["slice-0"]
@@ -186,7 +186,7 @@ def test_nobody_of_a_lane_is_free_while_one_of_it_works() -> None:
 def test_who_has_been_free_the_longest_works_next() -> None:
     roster = Roster()
     for number in range(3):
-        roster.join(Worker(f"slice-{number}", "slice", None))
+        roster.join(Worker(f"slice-{number}", "slice", None, "gpu"))
     work = Measure("slice-0", (build(candidate(CONV, 0)),), 0)
     first = roster.free("slice")
     assert first is not None
@@ -199,7 +199,7 @@ def test_who_has_been_free_the_longest_works_next() -> None:
 def test_a_worker_that_leaves_at_work_frees_its_lane() -> None:
     roster = Roster()
     for worker_id, role in (("slice-0", "slice"), ("tuner-0", "tuner")):
-        roster.join(Worker(worker_id, role, "cores-0"))
+        roster.join(Worker(worker_id, role, "cores-0", worker_id))
     roster.begin(roster.workers["tuner-0"], BuildThem("tuner-0", ()))
     roster.leave(roster.workers["tuner-0"])
     assert roster.free("slice") is roster.workers["slice-0"]

@@ -233,6 +233,19 @@ def test_an_error_that_all_clients_get_blames_nobody_unless_the_server_or_being_
     assert culprit == "mps-0-0"
 
 
+def test_who_worked_alone_has_the_fault_unless_somebody_else_ended(bench: Bench) -> None:
+    lease = bench.lease()
+    fault: dict[str, Any] = {"slice_id": "mps-0-0", "scope": "gpu", "reason": "misaligned"}
+    fault |= {"shared": True, "alone": True}
+    for epoch, ends, culprit in ((0, False, "mps-0-0"), (1, True, UNNAMED)):
+        bench.runner(lease, "mps-0-0")
+        neighbour, _, _ = bench.runner(lease, "mps-0-1")
+        if ends:
+            neighbour.signal(signal.SIGKILL)
+            assert neighbour.wait(GONE_SECS)
+        assert lease.request("fence", epoch=epoch, **fault)["culprit"] == culprit
+
+
 def test_a_runner_that_fell_has_a_successor_before_its_slice_asks_for_one(bench: Bench) -> None:
     lease = bench.lease()
     fallen, _, _ = bench.runner(lease, "mps-0-0")
@@ -443,6 +456,9 @@ def test_an_external_daemon_is_used_and_never_stopped(
         lease = bench.lease(external=True)
         runner, connection, environment = bench.runner(lease)
         assert environment["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
+        # Other people's clients may have the fault, however alone a slice is among ours.
+        fault = {"slice_id": "mps-0-0", "scope": "gpu", "reason": "misaligned", "shared": True}
+        assert lease.request("fence", epoch=0, alone=True, **fault)["culprit"] == UNNAMED
         connection.close()
         lease.close()
         assert runner.wait(GONE_SECS)

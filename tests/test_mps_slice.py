@@ -247,6 +247,17 @@ def test_the_slice_that_the_server_names_has_the_fault_and_its_reporter_has_not(
     assert "mps-0-0" in collateral.message
 
 
+def test_an_error_of_all_clients_is_a_builds_own_where_its_slice_works_alone(make: Make) -> None:
+    one, other = make(0), make(1)
+    for is_alone, kind in ((False, Kind.COLLATERAL), (True, Kind.CRASH)):
+        other.measure([build()], SEARCH)  # it lives, and is idle
+        one.is_alone = is_alone
+        (failure,) = one.measure([build(b"misaligned")], SEARCH)
+        assert isinstance(failure, Failure)
+        assert failure.kind is kind
+        assert ("a client that the MPS server does not name" in failure.message) != is_alone
+
+
 def test_a_slice_survives_the_death_of_its_guard(make: Make) -> None:
     measured = make()
     runner = identity(measured.start().runner_pid)

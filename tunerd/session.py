@@ -304,8 +304,7 @@ class _Session:
         self._timekeeper.expect(crew.slice_ids, "slice")
         self._carry_out(cluster, coordinator.start([default_candidate(t) for t in self._tasks]))
         for slice_id in crew.slice_ids:
-            joined = ev.WorkerJoined(slice_id, "slice", crew.lane(slice_id))
-            self._carry_out(cluster, coordinator.handle(joined))
+            self._carry_out(cluster, coordinator.handle(_joining(crew, slice_id)))
         while not coordinator.finished:
             for answer in cluster.answers(_TICK_SECS):
                 for event in self._events(crew, answer):
@@ -334,7 +333,7 @@ class _Session:
             return
         if answer.method in ("warm_up", "start"):
             if crew.is_fit(answer):
-                yield ev.WorkerJoined(worker_id, role, crew.lane(worker_id))
+                yield _joining(crew, worker_id)
             return
         crew.has_worked(worker_id)
         match work:
@@ -428,3 +427,9 @@ class _Session:
 
     def _report(self) -> None:
         write_page(self._folder.paths.report, report_page(story_of(self._store)))
+
+
+def _joining(crew: Crew, worker_id: str) -> ev.WorkerJoined:
+    role = crew.role(worker_id)
+    domain = crew.fault_domain(worker_id) if role == "slice" else None
+    return ev.WorkerJoined(worker_id, role, crew.lane(worker_id), domain)

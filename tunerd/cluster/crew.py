@@ -86,6 +86,11 @@ class Crew:
         """Name the device of a slice for people: a GPU by its UUID."""
         return self._slices[slice_id][0].gpu_uuid or slice_id
 
+    def fault_domain(self, slice_id: str) -> str:
+        """Name what slices share a fault on: a GPU. Slices of cores share nothing."""
+        spec, node_id = self._slices[slice_id]
+        return f"{node_id} {spec.gpu_uuid or slice_id}"
+
     # --- at the start --------------------------------------------------------------------------
 
     def start(self) -> tuple[CapProof, ...]:
@@ -141,7 +146,7 @@ class Crew:
         self, slice_id: str, results: Iterable[Measurement | Failure]
     ) -> tuple[str, ...]:
         """Count a device's faults in a row; return its slices where it is to be left alone."""
-        device = self._device_of(slice_id)
+        device = self.fault_domain(slice_id)
         for result in results:
             if isinstance(result, Measurement):
                 self._faults[device] = 0
@@ -149,7 +154,7 @@ class Crew:
                 self._faults[device] += 1
         if self._faults[device] < MAX_FAULTS:
             return ()
-        return tuple(s for s in self._slices if self._device_of(s) == device)
+        return tuple(s for s in self._slices if self.fault_domain(s) == device)
 
     def leave_alone(self, slice_ids: Sequence[str]) -> None:
         """End slices for good. Raises InfrastructureError where no other one is left."""
@@ -272,11 +277,6 @@ class Crew:
         if worker_id in self._tuners:
             return self._tuners[worker_id].node_id
         return self._slices[worker_id][1]
-
-    def _device_of(self, slice_id: str) -> str:
-        """Name what slices share a fault on: a GPU. Slices of cores share nothing."""
-        spec, node_id = self._slices[slice_id]
-        return f"{node_id} {spec.gpu_uuid or slice_id}"
 
     def _has(self, role: str) -> bool:
         return bool(self._cluster.tuner_ids if role == "tuner" else self._cluster.slice_ids)

@@ -130,7 +130,11 @@ class SliceActor:
     def sees(self, path: str) -> bool:
         return os.path.exists(path)
 
-    def measure(self, builds: tuple[Build, ...], profile: Profile, neighbours: int) -> Timed:
+    def measure(
+        self, builds: tuple[Build, ...], profile: Profile, neighbours: int, is_alone: bool = False
+    ) -> Timed:
+        self._slice.is_alone = is_alone
+
         def measured() -> list[Measurement | Failure]:
             return [
                 r.beside(neighbours) if isinstance(r, Measurement) else r

@@ -13,7 +13,8 @@ of slices.
     SpotChecked                   Store(spot check), Measure, Propose, BuildThem, Finish
     Tick, StopRequested           RunSentinel, Finish
 
-Workers of one lane share cores: at most one of them works at a time.
+Workers of one lane share cores: at most one of them works at a time. A trial that was lost with its
+slice is measured again alone on its device (`suspects`).
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from tunerd.coordination.events import (
 from tunerd.coordination.roster import Roster, Worker
 from tunerd.coordination.spot_checks import SpotChecks
 from tunerd.coordination.standings import Standings
+from tunerd.coordination.suspects import Suspects
 from tunerd.coordination.task_state import KEPT_MOST, Results, TaskState
 from tunerd.search import BATCH
 from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Origin, Stage, Task
@@ -91,6 +93,7 @@ class Coordinator:
         self._stop = ""
         self._unbuilt = BuildQueue()
         self._built: deque[Build] = deque()
+        self._suspects = Suspects(self._roster)
         self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
         self._elapsed_secs = 0.0
         self._checks = SpotChecks()
@@ -158,8 +161,8 @@ class Coordinator:
         """Take one event and return what to do about it, in order."""
         out: list[Instruction] = []
         match event:
-            case WorkerJoined(worker_id, role, lane):
-                self._roster.join(Worker(worker_id, role, lane))
+            case WorkerJoined(worker_id, role, lane, device):
+                self._roster.join(Worker(worker_id, role, lane, device or worker_id))
             case WorkerLost(worker_id, message):
                 self._lose(worker_id, message, out)
             case Proposed(worker_id, task_id, candidates, exhausted, message):
@@ -218,6 +221,8 @@ class Coordinator:
             out.append(StoreBuilt(builds))
         # Defaults first: the gain of their tasks is a guess until they are measured.
         for build in builds:
+            if self._suspects.take(build):
+                continue
             if build.candidate.origin is Origin.DEFAULT:
                 self._built.appendleft(build)
             else:
@@ -277,6 +282,8 @@ class Coordinator:
                 attempts = self._attempts.get(candidate.candidate_id, 0) + 1
                 self._attempts[candidate.candidate_id] = attempts
                 if attempts < MAX_ATTEMPTS:
+                    if result.stage is not Stage.BUILD:
+                        self._suspects.add(candidate.candidate_id)
                     self._unbuilt.add([candidate])
                     stored.append((candidate, result))
                     continue
@@ -328,6 +335,7 @@ class Coordinator:
         state = self.tasks[candidate.task_id]
         state.end(candidate, result)
         self._attempts.pop(candidate.candidate_id, None)
+        self._suspects.clear(candidate.candidate_id)
         self._standings.changed(state)
         if candidate.origin is Origin.SEARCH:
             self._open_trials -= 1
@@ -347,6 +355,10 @@ class Coordinator:
         cut_short = self._cut_short()
         if cut_short:
             self._unbuilt.clear()
+        while chosen := self._suspects.next():
+            lone, build = chosen
+            neighbours = self.busy("slice")  # on other devices
+            self._begin(lone, Measure(lone.worker_id, (build,), neighbours, is_alone=True), out)
         while self._built and (worker := self._roster.free("slice")):
             self._measure(worker, out)
         satisfied = self._satisfied()
@@ -358,7 +370,7 @@ class Coordinator:
                 self._build(worker, out)
             elif cut_short or satisfied or not self._propose(worker, out):
                 break  # what keeps one tuner from proposing keeps them all
-        if self._roster.is_idle and not self._built and not self._unbuilt:
+        if self._roster.is_idle and not (self._built or self._suspects or self._unbuilt):
             self.finished = cut_short or satisfied or self._exhausted()
             if self.finished:
                 out.append(Finish(self.finished))
@@ -388,9 +400,6 @@ class Coordinator:
 
     def _enough_trials(self) -> bool:
         return self._limits.trials is not None and self._committed() >= self._limits.trials
-
-    def _wants_proposals(self) -> bool:
-        return len(self._unbuilt) < BATCH * self._count("tuner")
 
     def _committed(self) -> int:
         """Return the search trials that have ended or will."""

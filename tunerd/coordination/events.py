@@ -15,6 +15,7 @@ class WorkerJoined:
     worker_id: str
     role: str  # "tuner" or "slice"
     lane: str | None = None
+    device: str | None = None  # what a slice shares its faults on; None: nothing
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Measure:
     worker_id: str
     builds: tuple[Build, ...]
     neighbours: int  # other slices at work
+    is_alone: bool = False  # on its device, to its end
 
 
 @dataclass(frozen=True)

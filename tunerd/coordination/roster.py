@@ -14,18 +14,24 @@ class Worker:
     worker_id: str
     role: str  # "tuner" or "slice"
     lane: str | None
+    device: str  # what a slice shares its faults on
     work: Work | None = None
     islands: dict[str, int] = field(default_factory=dict)  # task_id -> results told so far
 
 
 class Roster:
-    """All workers. Those of one lane share cores: none is free while one of them works."""
+    """All workers. Those of one lane share cores: none is free while one of them works.
+
+    Nor is a slice whose device is held.
+    """
 
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
         self._counts: Counter[str] = Counter()  # by role
         self._busy: Counter[str] = Counter()
         self._lanes: defaultdict[str, dict[str, Worker]] = defaultdict(dict)
+        self._devices: defaultdict[str, dict[str, Worker]] = defaultdict(dict)  # slices alone
+        self._held: set[str] = set()
         self._free: defaultdict[str, OrderedDict[str, Worker]] = defaultdict(OrderedDict)
 
     def join(self, worker: Worker) -> None:
@@ -33,8 +39,9 @@ class Roster:
         self._counts[worker.role] += 1
         if worker.lane is not None:
             self._lanes[worker.lane][worker.worker_id] = worker
-        if all(w.work is None for w in self._sharing(worker)):
-            self._free[worker.role][worker.worker_id] = worker
+        if worker.role == "slice":
+            self._devices[worker.device][worker.worker_id] = worker
+        self._offer(worker)
 
     def leave(self, worker: Worker) -> None:
         if worker.work is not None:
@@ -44,6 +51,8 @@ class Roster:
         self._free[worker.role].pop(worker.worker_id, None)
         if worker.lane is not None:
             del self._lanes[worker.lane][worker.worker_id]
+        if worker.role == "slice":
+            del self._devices[worker.device][worker.worker_id]
 
     def begin(self, worker: Worker, work: Work) -> None:
         worker.work = work
@@ -55,7 +64,26 @@ class Roster:
         worker.work = None
         self._busy[worker.role] -= 1
         for other in self._sharing(worker):
-            self._free[other.role][other.worker_id] = other
+            self._offer(other)
+
+    def hold(self, device: str) -> None:
+        """Have no slice of a device be free, until it is let go. Those at work go on."""
+        self._held.add(device)
+        for worker in self._devices[device].values():
+            self._free[worker.role].pop(worker.worker_id, None)
+
+    def let_go(self, device: str) -> None:
+        self._held.discard(device)
+        for worker in self._devices[device].values():
+            self._offer(worker)
+
+    def is_quiet(self, device: str) -> bool:
+        """Whether no slice of a device works; True of one that has none."""
+        return all(w.work is None for w in self._devices[device].values())
+
+    def held_back(self, device: str) -> Worker | None:
+        """Return a slice of a device that could work if it were not held, or None."""
+        return next((w for w in self._devices[device].values() if self._may_work(w)), None)
 
     def free(self, role: str) -> Worker | None:
         """Return who has been free the longest, or None."""
@@ -77,6 +105,14 @@ class Roster:
     @property
     def is_idle(self) -> bool:
         return not any(self._busy.values())
+
+    def _offer(self, worker: Worker) -> None:
+        is_held = worker.role == "slice" and worker.device in self._held
+        if self._may_work(worker) and not is_held:
+            self._free[worker.role][worker.worker_id] = worker
+
+    def _may_work(self, worker: Worker) -> bool:
+        return all(w.work is None for w in self._sharing(worker))
 
     def _sharing(self, worker: Worker) -> Iterable[Worker]:
         """Return the workers of its lane, itself among them."""

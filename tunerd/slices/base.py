@@ -76,6 +76,10 @@ class Slice(ABC):
     def start(self) -> CapProof:
         """Start the runner and prove the cap inside it; HostError where it is not obtained."""
 
+    # Whoever asks for work may say that no other slice of the device works meanwhile: a fault that
+    # all of them see is then this one's.
+    is_alone = False
+
     @abstractmethod
     def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
         """Measure each build on its own, in order. A fault is the Failure of the build it hit."""

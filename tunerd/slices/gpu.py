@@ -169,7 +169,13 @@ class Gpu:
             self._save()
 
     def fence(
-        self, culprit: str, reason: str, *, epoch: int | None = None, shared: bool = False
+        self,
+        culprit: str,
+        reason: str,
+        *,
+        epoch: int | None = None,
+        shared: bool = False,
+        alone: bool = False,
     ) -> dict[str, Any]:
         """Stop every runner after a fault, which no client of the GPU survives.
 
@@ -181,7 +187,8 @@ class Gpu:
             epoch: of the runner that reports the fault. An earlier one than now was fenced before:
                 that runner fell with the culprit's, and nothing more is done.
             shared: whether all clients of the GPU get this error. Then nobody is blamed for
-                reporting it first, unless it is the only one.
+                reporting it first, unless nobody else worked.
+            alone: whether the other runners were idle, as far as who reports knows.
 
         Returns:
             The epoch that begins, and who was blamed for the end of the last one.
@@ -190,7 +197,7 @@ class Gpu:
             if epoch is None or epoch >= self.epoch:
                 self.epoch += 1
                 fallen = self._runners
-                if shared and len(fallen) > 1:
+                if shared and not self._is_only_one(culprit, alone=alone):
                     culprit = UNNAMED
                 self._culprit, self._reason = self._named() or culprit, reason
                 log.warning("epoch %d begins: %s: %s", self.epoch, self._culprit, reason)
@@ -204,6 +211,13 @@ class Gpu:
                     self._control.start()
                 self._begin_epoch()
             return {"epoch": self.epoch, "culprit": self._culprit, "reason": self._reason}
+
+    def _is_only_one(self, slice_id: str, *, alone: bool) -> bool:
+        """Say whether nobody else's kernel, and nobody else's end, can have caused a fault."""
+        others = [r for s, r in self._runners.items() if s != slice_id]
+        if self.external:  # whose other clients are not known here
+            return False
+        return not others or (alone and all(r.exit_status is None for r in others))
 
     def watch(self) -> None:
         """Fence the GPU where the MPS server tells of a fault or a process of the daemon has ended.

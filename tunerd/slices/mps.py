@@ -140,6 +140,7 @@ class MpsSlice(RemoteSlice):
             "scope": "runner" if alone else "gpu",
             "reason": reason,
             "shared": is_sticky(reason),
+            "alone": self.is_alone,
         }
         try:
             answer = self._held_lease().request("fence", **fields)
