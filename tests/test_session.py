@@ -213,8 +213,8 @@ class Robbed:
 
 @pytest.fixture(scope="module")
 def robbed(make_run: MakeRun) -> Robbed:
-    """A run that lost a slice's process, and then a tuner's."""
-    run = make_run(trials=100)
+    """A run that lost a slice's process, and then a tuner's, with trials left for the next one."""
+    run = make_run(trials=200)
     run.start()
     run.wait_for(lambda: run.measured() >= 4)
     replaced = {}
@@ -242,7 +242,7 @@ def test_a_lost_worker_is_replaced(robbed: Robbed, name: str) -> None:
 def test_a_run_that_lost_workers_finishes_with_every_trial(robbed: Robbed) -> None:
     check_finished(robbed.run, *robbed.last)
     records = robbed.run.records()
-    assert len(records) == 100
+    assert len(records) == 200
     assert all(r.result is not None for r in records)
 
 
