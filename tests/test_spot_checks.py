@@ -214,7 +214,7 @@ def test_a_search_with_checks_and_losses_ends_with_every_trial_once() -> None:
 
 def spots(*ratios: float, slice_id: str = "mps-0-0") -> Iterator[SpotCheck]:
     for i, ratio in enumerate(ratios):
-        result = Measurement((1e-3 * ratio,), 1, "sentinel-v1", slice_id, 52)
+        result = Measurement((1e-3 * ratio,), 1, "sentinel-v2", slice_id, 52)
         yield SpotCheck(100.0 + 10 * i, 1, "t", 0.02, result)
 
 

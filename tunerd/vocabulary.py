@@ -214,7 +214,7 @@ class Profile:
     hopeless_after: int = 8  # samples, after which one twice as slow as its best rival gets no more
 
 
-SEARCH = Profile("search-v2", hopeless_after=2)
+SEARCH = Profile("search-v3", hopeless_after=2)
 MODEL = Profile(
     "model-v1", min_samples=20, max_samples=60, min_sample_secs=0.05, max_total_secs=8.0
 )

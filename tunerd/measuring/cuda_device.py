@@ -88,9 +88,7 @@ class CudaDevice(Device):
         calls = calls_per_sample(once, profile, MAX_GRAPH_CALLS)
         if not profile.cuda_graph or once > profile.min_sample_secs:
             return _Timed(calls, lambda: self._time_calls(kernel, sets, calls))
-        each, count = calls, 1
-        if profile.weights == "cold":
-            each, count = graphs_of_a_sample(calls, len(sets), once)
+        each, count = graphs_of_a_sample(calls, len(sets), once)
         graphs = _Graphs(lambda first: self._captured(kernel, sets, first, each), each, len(sets))
         self._time_graphs(graphs, 1)  # a GPU that was idle raises its clock
         return _Timed(each * count, lambda: self._time_graphs(graphs, count))
@@ -183,7 +181,7 @@ class CudaDevice(Device):
 
 
 def graphs_of_a_sample(calls: int, copies: int, once_secs: float) -> tuple[int, int]:
-    """Return how many calls are a graph, and how many graphs a sample of a cold cache.
+    """Return how many calls are a graph, and how many graphs a sample.
 
     Graphs, because a kernel of microseconds is not to be timed by its launches. Several, because a
     graph begins at the same copy of the weights each time: one of fewer calls than there are copies

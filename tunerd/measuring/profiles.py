@@ -10,8 +10,7 @@ The cache is the last level that all calls share: the L2 of a GPU, the last leve
             they fit.
 
 Activations are warm either way: the kernel before has just written them. The search takes what
-suits its device: one copy on CPUs, whose caches hold most models, and on GPUs copies in turns
-within a sample, which for a kernel that fills a sample with few calls is less than cold.
+suits its device: warm on CPUs, whose caches hold most models, and cold on GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FINAL_SAMPLES, FINAL_SECS = 40, 2.0
 FINAL_SAMPLE_SECS = {"cold": 0.002, "warm": 0.005}
 
 # Of a spot check: five samples of a kernel, of which a drift of some percent can be told.
-SENTINEL = Profile("sentinel-v1", max_samples=5, max_total_secs=0.02)
+SENTINEL = Profile("sentinel-v2", max_samples=5, max_total_secs=0.02)
 # Of a load: a burst of calls that is short beside whatever it disturbs.
 LOAD = Profile("load-v1", min_sample_secs=0.001)
 
