@@ -29,6 +29,7 @@ from tunerd.slices.processes import ProcessId
 _LOOK_SECS = 0.5
 _RAYLET_SECS = 5.0  # after its driver
 _DAEMONS = ("raylet", "gcs_server")
+_WORKER = b"/default_worker.py\0"  # what Ray starts
 _TOKEN = "RAY_AUTH_TOKEN"  # no two private clusters have the same
 
 
@@ -110,14 +111,18 @@ def _name(process: ProcessId) -> str:
 
 
 def _workers(token: str) -> list[ProcessId]:
-    """Return the workers of a cluster: Ray gives them a title, and its token in the environment."""
+    """Return the workers of a cluster: Ray gives them its token in their environment, and a title.
+
+    Those that have just been started have none yet. Left alone they look for their raylet for long.
+    """
     entry = f"{_TOKEN}={token}".encode()
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-            if not (folder / "cmdline").read_bytes().startswith(b"ray::"):
+            command = (folder / "cmdline").read_bytes()
+            if not command.startswith(b"ray::") and _WORKER not in command:
                 continue
             is_ours = entry in (folder / "environ").read_bytes().split(b"\0")
             if is_ours and (worker := ProcessId.of(int(folder.name))) is not None:
