@@ -14,13 +14,14 @@ from tunerd.vocabulary import Build
 
 
 class Suspects:
-    """Whom to measure alone, and where. One device at a time is held for them."""
+    """Whom to measure alone, and where."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._ids: set[str] = set()  # of trials that have not ended
         self._built: deque[Build] = deque()
-        self._held: str | None = None  # the device none of whose slices begins anything else
+        # Devices whose slices begin nothing else, and whether one of them measures alone already.
+        self._held: dict[str, bool] = {}
 
     def __bool__(self) -> bool:
         """Whether one is built and waits."""
@@ -43,16 +44,18 @@ class Suspects:
     def next(self) -> tuple[Worker, Build] | None:
         """Return a build and a slice whose device is idle; None while there is none of both.
 
-        While builds wait, the slices of one device are held back: until those at work have ended,
-        then for one build after the other.
+        For each build that waits, the slices of a device are held back: until those at work have
+        ended, then while one of them measures alone.
         """
-        if self._built and self._held is None and (worker := self._roster.free("slice")):
-            self._held = worker.device
+        coming = sum(not has_begun for has_begun in self._held.values())
+        while coming < len(self._built) and (worker := self._roster.free("slice")):
+            self._held[worker.device] = False
             self._roster.hold(worker.device)
-        if self._held is None or not self._roster.is_quiet(self._held):
-            return None
-        if self._built and (lone := self._roster.held_back(self._held)):
-            return lone, self._built.popleft()
-        self._roster.let_go(self._held)  # the last has ended, or the device has left
-        self._held = None
+            coming += 1
+        for device in [d for d in self._held if self._roster.is_quiet(d)]:
+            if self._built and (lone := self._roster.held_back(device)):
+                self._held[device] = True
+                return lone, self._built.popleft()
+            del self._held[device]  # nothing is left to measure alone, or nobody to do it
+            self._roster.let_go(device)
         return None
