@@ -126,6 +126,8 @@ class SimulatedSlice(Slice):
         start_at, stop_at = self._from_to
         count = 0 if stop_at is None else math.ceil((stop_at - start_at) / self._repeat_secs)
         times = [start_at + i * self._repeat_secs for i in range(count + 1)]
+        if count > 1 and stop_at is not None and times[-2] >= stop_at:  # rounded up
+            times.pop()
         return Ran(self.spec.slice_id, tuple(times[:-1]), tuple(times[1:]))
 
     def close(self) -> None:
