@@ -62,7 +62,7 @@ def test_rivals_find_none_of_their_weights_where_another_has_just_left_them(
 
 def test_one_graph_begins_with_the_same_copy_each_time() -> None:
     device = DryDevice()
-    graphs = graphs_of(COPIES)  # or more: warm, or the search's
+    graphs = graphs_of(COPIES)  # or more: all copies are in each
     for _ in range(3):
         device._time_graphs(graphs, 1)
     assert device.called == list(range(COPIES)) * 3

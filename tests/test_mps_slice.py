@@ -17,6 +17,7 @@ from fake_mps import FakeMps
 from fake_nvml import FakeNvml
 
 from tunerd import host
+from tunerd.cluster.workers import SliceActor
 from tunerd.errors import HostError
 from tunerd.slices import mps, remote
 from tunerd.slices.lease import Lease, gpu_folder
@@ -256,6 +257,16 @@ def test_an_error_of_all_clients_is_a_builds_own_where_its_slice_works_alone(mak
         assert isinstance(failure, Failure)
         assert failure.kind is kind
         assert ("a client that the MPS server does not name" in failure.message) != is_alone
+
+
+def test_what_an_actor_is_asked_next_is_not_alone(make: Make) -> None:
+    actor = SliceActor(None)
+    actor._started = one = make(0)
+    make(1).start()
+    asked = (build(b"misaligned"),)
+    (failure,) = actor.measure(asked, SEARCH, 0, is_alone=True).value
+    assert failure.kind is Kind.CRASH
+    assert not one.is_alone
 
 
 def test_a_slice_survives_the_death_of_its_guard(make: Make) -> None:

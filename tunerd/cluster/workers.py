@@ -133,13 +133,13 @@ class SliceActor:
     def measure(
         self, builds: tuple[Build, ...], profile: Profile, neighbours: int, is_alone: bool = False
     ) -> Timed:
-        self._slice.is_alone = is_alone
-
         def measured() -> list[Measurement | Failure]:
-            return [
-                r.beside(neighbours) if isinstance(r, Measurement) else r
-                for r in self._slice.measure(builds, profile)
-            ]
+            self._slice.is_alone = is_alone
+            try:
+                results = self._slice.measure(builds, profile)
+            finally:
+                self._slice.is_alone = False  # nobody says so of what is asked next
+            return [r.beside(neighbours) if isinstance(r, Measurement) else r for r in results]
 
         return _timed(measured, in_process=False)  # the slice's runner does it
 
