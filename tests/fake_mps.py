@@ -52,6 +52,8 @@ if sys.argv[1:] == ["-d"]:
     subprocess.Popen([sys.executable, "-SE", sys.argv[0], "serve"], start_new_session=True)
 elif sys.argv[1:] == ["serve"]:
     journal("daemon start")
+    if os.path.exists(os.path.join(pipe, "refused")):
+        os.unlink(os.path.join(pipe, "refused"))
     server = socket.socket(socket.AF_UNIX)
     if os.path.exists(path):
         os.unlink(path)
@@ -119,6 +121,11 @@ while mode == "slice":
     if message["body"]["op"] == "close":
         break
     if message["body"]["op"] == "prove":
+        refused = os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/refused"  # so many, or until a restart
+        if os.path.exists(refused) and os.path.getsize(refused) > 0:
+            os.truncate(refused, os.path.getsize(refused) - 1)
+            answer({"error": "RuntimeError: CUDA: " + os.environ["FAKE_REFUSAL"]})
+            continue
         answer({"facts": json.loads(os.environ["FAKE_FACTS"]) | {"pid": os.getpid()}})
     for library in libraries:
         answer({"starting": ""})

@@ -38,6 +38,7 @@ from tunerd.vocabulary import (
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 GONE_SECS = 60.0
+NOT_READY = "CUDA_ERROR_MPS_SERVER_NOT_READY"
 FACTS = {
     "device": "NVIDIA H200",
     "sm_count": 52,
@@ -69,8 +70,9 @@ def make(fake: FakeMps) -> Iterator[Make]:
     """Makes slices; afterwards closes them and waits until their guard has ended."""
     made: list[MpsSlice] = []
 
-    def make_slice(position: int = 0, **facts: object) -> MpsSlice:
+    def make_slice(position: int = 0, *, refusal: str = NOT_READY, **facts: object) -> MpsSlice:
         environment = {"FAKE_MODE": "slice", "FAKE_FACTS": json.dumps(FACTS | facts)}
+        environment["FAKE_REFUSAL"] = refusal
         spec = SliceSpec(
             slice_id=f"mps-0-{position}",
             kind="mps",
@@ -267,6 +269,59 @@ def test_what_an_actor_is_asked_next_is_not_alone(make: Make) -> None:
     (failure,) = actor.measure(asked, SEARCH, 0, is_alone=True).value
     assert failure.kind is Kind.CRASH
     assert not one.is_alone
+
+
+def refuse(times: int) -> None:
+    (gpu_folder(UUID) / "pipe" / "refused").write_bytes(b"." * times)
+
+
+def nobody_was_stopped(fake: FakeMps) -> bool:
+    """Say whether the daemon lives on, and its clients ended by themselves if they ended."""
+    begun, *others = fake.journal()
+    return begun == "daemon start" and all(line.startswith("end ") for line in others)
+
+
+def test_a_slice_waits_for_a_server_that_recovers_and_its_neighbour_lives(
+    make: Make, fake: FakeMps
+) -> None:
+    measured, neighbour = make(0), make(1)
+    beside = identity(neighbour.start().runner_pid)
+    refuse(2)
+    assert measured.start().sm_count == 52
+    assert beside.alive
+    assert nobody_was_stopped(fake)
+
+
+def test_a_daemon_whose_server_takes_no_clients_any_more_is_replaced(
+    make: Make, fake: FakeMps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, neighbour = make(0, refusal="CUDA_ERROR_NO_DEVICE"), make(1)
+    measured.start()
+    neighbour.start()
+    monkeypatch.setattr(remote, "RECOVERY_SECS", 4.0)
+    (failure,) = measured.measure([build(b"misaligned")], SEARCH)
+    assert isinstance(failure, Failure)
+    refuse(1000)
+    for each in (measured, neighbour):
+        result = each.measure([build(), build()], SEARCH)[-1]
+        assert isinstance(result, Measurement)
+    assert fake.journal().count("daemon start") == 2
+
+
+def test_a_slice_that_never_had_its_share_is_refused_at_once_and_harms_nobody(
+    make: Make, fake: FakeMps
+) -> None:
+    measured, neighbour = make(0, refusal="CUDA_ERROR_NO_DEVICE"), make(1)
+    beside = identity(neighbour.start().runner_pid)
+    refuse(2)
+    with pytest.raises(HostError, match="cannot run: RuntimeError: CUDA: CUDA_ERROR_NO_DEVICE"):
+        measured.start()
+    with pytest.raises(HostError, match="NO_DEVICE"):  # and not a fault of what it is to measure
+        measured.measure([build()], SEARCH)
+    (result,) = measured.measure([build()], SEARCH)
+    assert isinstance(result, Measurement)
+    assert beside.alive
+    assert nobody_was_stopped(fake)
 
 
 def test_a_slice_survives_the_death_of_its_guard(make: Make) -> None:

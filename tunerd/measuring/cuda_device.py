@@ -41,6 +41,7 @@ class CudaDevice(Device):
     def __init__(self) -> None:
         tvm, tvm_ffi, driver = preload()
         self._tvm, self._ffi, self._driver = tvm, tvm_ffi, driver
+        self._checked(driver.cuInit(0))  # names the error; TVM would only see no device
         self._device = tvm.cuda(0)
         if not self._device.exist:
             raise RuntimeError("TVM sees no CUDA device in the runner")

@@ -176,6 +176,7 @@ class Gpu:
         epoch: int | None = None,
         shared: bool = False,
         alone: bool = False,
+        anew: bool = False,
     ) -> dict[str, Any]:
         """Stop every runner after a fault, which no client of the GPU survives.
 
@@ -189,6 +190,7 @@ class Gpu:
             shared: whether all clients of the GPU get this error. Then nobody is blamed for
                 reporting it first, unless nobody else worked.
             alone: whether the other runners were idle, as far as who reports knows.
+            anew: whether to replace the daemon, too, if it is ours: its server takes no clients.
 
         Returns:
             The epoch that begins, and who was blamed for the end of the last one.
@@ -206,7 +208,7 @@ class Gpu:
                     self._successors[slice_id] = self._started_anew(slice_id)
                 self._runners = {}
                 self._stop(fallen, grace_secs=0)
-                if not self.external and not self._control.answers():
+                if not self.external and (anew or not self._control.answers()):
                     self._control.quit()
                     self._control.start()
                 self._begin_epoch()

@@ -18,7 +18,7 @@ Requests, one JSON object each in the frames of `wire`; answers are {"ok": ...} 
     own           slice_id                         -> what of the GPU is this run's: `tenants.Own`
     stop_runner   slice_id, grace_secs
     fence         slice_id, epoch, scope, reason,
-                  shared, alone                    -> epoch, culprit, reason
+                  shared, alone, anew              -> epoch, culprit, reason
     state                                          -> what the state file holds
 """
 
@@ -198,11 +198,10 @@ class Guard:
         epoch: int,
         scope: str,
         reason: str,
-        shared: bool = False,
-        alone: bool = False,
+        **how: bool,
     ) -> dict[str, Any]:
         if scope == "gpu":
-            return self._gpu.fence(slice_id, reason, epoch=epoch, shared=shared, alone=alone)
+            return self._gpu.fence(slice_id, reason, epoch=epoch, **how)
         self._stop_runner(number, slice_id=slice_id, grace_secs=0)
         return {"epoch": self._gpu.epoch, "culprit": slice_id, "reason": reason}
 

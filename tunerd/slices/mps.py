@@ -134,13 +134,23 @@ class MpsSlice(RemoteSlice):
 
     def _fence(self, reason: str) -> None:
         alone = any(word in reason.upper() for word in _FAULTS_OF_ONE_RUNNER)
+        self._ask_to_fence(
+            reason,
+            scope="runner" if alone else "gpu",
+            shared=is_sticky(reason),
+            alone=self.is_alone,
+        )
+
+    def _revive(self, reason: str) -> None:
+        if not _is_external(self.spec):
+            self._ask_to_fence(reason, scope="gpu", shared=True, anew=True)
+
+    def _ask_to_fence(self, reason: str, **how: Any) -> None:
         fields = {
             "slice_id": self.spec.slice_id,
             "epoch": self._epoch,
-            "scope": "runner" if alone else "gpu",
             "reason": reason,
-            "shared": is_sticky(reason),
-            "alone": self.is_alone,
+            **how,
         }
         try:
             answer = self._held_lease().request("fence", **fields)

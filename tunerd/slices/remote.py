@@ -38,6 +38,8 @@ from tunerd.vocabulary import (
 log = logging.getLogger(__name__)
 
 START_SECS = 120.0  # importing TVM on a busy machine, making a context
+RECOVERY_SECS = 20.0  # for a device to take clients again after a fault
+_RETRY_SECS = 0.5
 BUILD_SECS = 60.0  # to load and measure one build
 # Where a task's best is known: to load and measure one of its builds, and so many times the best.
 KNOWN_SECS, KNOWN_TIMES = 20.0, 10_000.0
@@ -93,7 +95,30 @@ class RemoteSlice(Slice):
         """Name the signal that ended a lost runner, if no kernel can have been its cause."""
         return ""
 
+    def _revive(self, reason: str) -> None:
+        """Do what can be done, in most members nothing, for a device that takes no runner."""
+
     def start(self) -> CapProof:
+        since = time.monotonic()
+        is_revived = False
+        while "error" in (answer := self._launched()):
+            problem = answer["error"]
+            self._disconnect()  # or the next request would take what it answers for a fault
+            tried_secs = time.monotonic() - since
+            # A share that was obtained before is obtained again, once the device has recovered.
+            passes = self._proof is not None or OF_MPS in problem.upper()
+            if not passes or tried_secs > RECOVERY_SECS:
+                raise HostError(f"the slice {self.spec.slice_id} cannot run: {problem}")
+            log.warning("%s is refused: %s", self.spec.slice_id, problem)
+            if tried_secs > RECOVERY_SECS / 2 and not is_revived:
+                self._revive(problem)
+                is_revived = True
+            time.sleep(_RETRY_SECS)
+        self._proof = self._prove(answer["facts"])
+        return self._proof
+
+    def _launched(self) -> Any:
+        """Launch a runner, and return what it says of its device."""
         self._connection = self._launch()
         self._connection.settimeout(START_SECS)
         try:
@@ -104,10 +129,7 @@ class RemoteSlice(Slice):
             raise InfrastructureError(
                 f"the runner of {self.spec.slice_id} ended at its start: {error}"
             ) from error
-        if "error" in answer:
-            raise HostError(f"the slice {self.spec.slice_id} cannot run: {answer['error']}")
-        self._proof = self._prove(answer["facts"])
-        return self._proof
+        return answer
 
     def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
         results: list[Measurement | Failure] = []
@@ -340,11 +362,15 @@ class RemoteSlice(Slice):
 
     def _lose(self, reason: str) -> None:
         log.warning("%s: %s", self.spec.slice_id, reason)
+        self._disconnect()
+        self.culprit = self.fault = ""
+        self._fence(reason)
+
+    def _disconnect(self) -> None:
+        """End the connection; a runner that works ends by itself then."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        self.culprit = self.fault = ""
-        self._fence(reason)
 
 
 def is_sticky(message: str) -> bool:
