@@ -409,13 +409,14 @@ def test_the_recipe_of_shares_makes_a_matrix_of_each_model_and_batch_and_a_profi
     assert len({run.out for run in runs}) == 12
 
 
-def test_what_a_recipe_says_wrong_of_a_matrix_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_what_a_recipe_says_wrong_is_refused_with_its_line(tmp_path: Path) -> None:
     reproduce = script("reproduce")
     path = tmp_path / "r.yaml"
     for text, problem in [
         ("matrix:\n  model: a.onnx\n  shares: 10,200\n", "r.yaml:3.*--?shares"),
         ("matrix:\n  model: a.onnx\n  shares: 10,20\n  gpu-pct: 5\n", "r.yaml:4.*gpu-pct"),
         ("matrix: {}\nmodel: a.onnx\n", "beside matrix"),
+        ("profile:\n  model: a.onnx\n  duration: short\n", "r.yaml:3.*'short' is not a dur"),
     ]:
         path.write_text(text)
         with pytest.raises(InputError, match=problem):

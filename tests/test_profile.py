@@ -206,6 +206,7 @@ def refused(capsys: Captured, code: ExitCode, *argv: object) -> str:
         (("--loss", "0%"), "--loss '0%' is no percentage above 0"),
         (("--loss", "-5%"), "--loss"),
         (("--duration", "0s"), "--duration 0s of a visit must be"),
+        (("--duration", "49ms"), "--duration 49ms of a visit must be 0.05s to 10m"),
         (("--duration", "soon"), "'soon' is not a duration"),
         (("--gpu", "--cpu"), "--gpu and --cpu ask for two devices"),
         (("--cpu", "--slice", "mps"), "--slice mps is of the other device"),

@@ -19,12 +19,12 @@ from tunerd.store_address import StoreAddress
 
 MAX_SECS = 366 * 24 * 3600.0
 MAX_COUNT = 2**31 - 1  # of trials, and the largest seed and dimension: what 32 bits hold
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|h)?")
-_UNIT_SECS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h)?")
+_UNIT_SECS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds that `90`, `90s`, `10m` or `1.5h` stands for; ValueError otherwise."""
+    """Return the seconds that `90`, `90s`, `500ms`, `10m` or `1.5h` is; ValueError otherwise."""
     match = _DURATION.fullmatch(text.strip())
     if not match:
         raise ValueError(f"'{text}' is not a duration; write for example 90s, 10m or 1.5h")

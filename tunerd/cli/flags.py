@@ -61,8 +61,14 @@ def _shares(argv: Sequence[str], given: dict[str, Any]) -> None:
     shares_of(given["shares"])
 
 
+def _profile_values(argv: Sequence[str], given: dict[str, Any]) -> None:
+    from tunerd.cli.profile import values_of
+
+    values_of(given)
+
+
 # What a command would refuse before it looks at any file.
-_CHECKS = {"tune": _without_password, "matrix": _shares}
+_CHECKS = {"tune": _without_password, "matrix": _shares, "profile": _profile_values}
 
 
 def _commands(program: Any) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import contextlib
 import json as json_module
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -94,10 +94,8 @@ def profile(
         raise InputError(f"--json and --format {format} ask for two things; leave one of them out")
     if gpu and cpu:
         raise InputError("--gpu and --cpu ask for two devices; leave one of them out")
-    pcts = _numbers("--shares", shares, most=100)
-    wanted = _numbers("--batches", batches, most=2**31 - 1) if batches is not None else ()
-    allowed = _fraction(loss)
-    secs = _duration(duration)
+    said = {"shares": shares, "batches": batches, "loss": loss, "duration": duration}
+    pcts, wanted, allowed, secs = values_of(said)
     subject = _subject(model, wanted, shape or (), dim or ())
     kind = str(slice_kind) if slice_kind else _kind(subject, gpu=gpu, cpu=cpu)
     if (gpu and kind == "cpu") or (cpu and kind in ("mps", "whole")):
@@ -121,6 +119,17 @@ def profile(
     write_report(found, root)
     _show(found, Format.JSON if json else format, root)
     return 0
+
+
+def values_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...], float, float]:
+    """Return shares, batches, loss and a visit's seconds, by the names of the flags."""
+    batches = given["batches"]
+    return (
+        _numbers("--shares", given["shares"], most=100),
+        _numbers("--batches", batches, most=2**31 - 1) if batches is not None else (),
+        _fraction(given["loss"]),
+        _duration(given["duration"]),
+    )
 
 
 def write_report(found: Profile, root: Path) -> None:
