@@ -369,7 +369,7 @@ def result_of_samples(cells: Cells, model: str) -> MatrixResult:
         learns_from={},
         findings=findings(cells, resamples=100),
         changes=(change("t", times),),
-        names={"t": "conv2d<b>"},
+        names={"t": "conv2d<b>", "u": "pool"},
         costs=costs,
         verified={DEFAULT: "right", 10: "cannot tell"},
         clocks_mhz=(1700, 1980),
@@ -393,7 +393,10 @@ def test_a_page_shows_each_cell_with_its_interval_and_reads_names_as_text() -> N
     text = matrix_markdown(result)
     assert "| tuned at 40% |" in text
     assert "1 min (1.00" in text
-    assert json.loads(json.dumps(result_json(result)))["changed_tasks"]["yes"] == 1
+    assert "changes with the share for 1 of 1 task, does not for 0" in text
+    assert "100%. 1 task more had the default schedule alone." in text
+    changed = json.loads(json.dumps(result_json(result)))["changed_tasks"]
+    assert (changed["yes"], changed["default_alone"]) == (1, 1)
 
 
 # --- recipes -----------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
             kernels = workshop.kernels(planned.target)
             builds = work.build(kernels, planned.target)
             workshop.end_cluster()
-            work.contests(kernels, builds, planned.target)
+            work.contests(builds, planned.target)
             work.artifacts(kernels, planned.target)
             work.cells()
         return kept
@@ -177,16 +177,21 @@ class _Matrix:
     def build(
         self, kernels: preparation.Kernels, target: TargetSpec
     ) -> dict[str, list[tuple[Candidate, Build | Failure]]]:
-        """Build the finalists of all levels once; return each task's, its default first."""
+        """Build the finalists of all levels once; return each task's, its default first.
+
+        A task without finalists keeps its default schedule: there is nothing to choose.
+        """
         found: dict[str, list[Candidate]] = {}
         for pct in self._asked.shares:
             with Store.read(self._kept.level(self._asked.name(pct))) as store:
                 for task_id, candidates in finalists_of(store).items():
                     found.setdefault(task_id, []).extend(candidates)
-        contests = {
+        sides = {
             task.task_id: _distinct([default_candidate(task), *found.get(task.task_id, ())])
             for task in kernels.tasks
         }
+        # Without any, the defaults are measured: an artifact names the shares that it ran at.
+        contests = {task_id: of for task_id, of in sides.items() if len(of) > 1} or sides
         wanted = list(itertools.chain.from_iterable(contests.values()))
         with self._costs("finalists"):
             builds = build_all(
@@ -198,7 +203,6 @@ class _Matrix:
 
     def contests(
         self,
-        kernels: preparation.Kernels,
         builds: Mapping[str, list[tuple[Candidate, Build | Failure]]],
         target: TargetSpec,
     ) -> None:
@@ -208,21 +212,21 @@ class _Matrix:
         todo_at = {
             pct: todo
             for pct in self._order("contests")
-            if (todo := [t for t in kernels.tasks if (pct, t.task_id) not in done])
+            if (todo := [task_id for task_id in builds if (pct, task_id) not in done])
         }
         if not todo_at:
             return
         with self._costs("finalists"), self._slices(todo_at) as slices:
             for pct, todo in todo_at.items():
                 one, proof = slices[pct]
-                for number, task in enumerate(todo):
+                for number, task_id in enumerate(todo):
                     if number % 10 == 0:
                         self._go_on(
                             f"finalists of all levels at {pct}% ({proof.sm_count} of "
                             f"{proof.device_sm_count}), task {number + 1} of {len(todo)}"
                         )
                     self._require_not_stopped()
-                    self._contest(one, proof, task.task_id, builds[task.task_id], profile)
+                    self._contest(one, proof, task_id, builds[task_id], profile)
 
     def _contest(
         self,

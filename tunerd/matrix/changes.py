@@ -30,6 +30,7 @@ class Change:
     tuned_at: int | None = None  # the pair with the largest gain: this share's best one, run at
     run_at: int | None = None  # this share, against the best one there
     comparison: Comparison | None = None  # of that pair
+    candidates: int = 0  # that were measured at every share, the default schedule among them
 
 
 def change(task_id: str, times: Mapping[int, Times], *, seed: int = 0) -> Change:
@@ -52,9 +53,10 @@ def change(task_id: str, times: Mapping[int, Times], *, seed: int = 0) -> Change
     faster = [(c, a, b) for c, a, b in found if c is not None and c.ratio_low > 1 + MARGIN]
     if faster:
         compared, a, b = max(faster, key=lambda f: f[0].ratio_low)
-        return Change(task_id, Answer.YES, best, a, b, compared)
+        return Change(task_id, Answer.YES, best, a, b, compared, len(known))
     is_same = all(c is not None and c.ratio_high < 1 + MARGIN for c, _, _ in found)
-    return Change(task_id, Answer.NO if is_same else Answer.CANNOT_TELL, best)
+    answer = Answer.NO if is_same else Answer.CANNOT_TELL
+    return Change(task_id, answer, best, candidates=len(known))
 
 
 def _compared(

@@ -59,9 +59,14 @@ class MatrixResult:
 
     @property
     def changed(self) -> dict[Answer, int]:
-        """Return for how many tasks the winner changes with the share, does not, or who knows."""
-        counts = Counter(c.answer for c in self.changes)
+        """Return how many of `chosen` have another winner at another share, or not, or maybe."""
+        counts = Counter(c.answer for c in self.chosen)
         return {answer: counts[answer] for answer in Answer}
+
+    @property
+    def chosen(self) -> tuple[Change, ...]:
+        """Return the changes of tasks with a candidate beside the default schedule."""
+        return tuple(c for c in self.changes if c.candidates != 1)
 
 
 def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> MatrixResult:
@@ -149,7 +154,8 @@ def result_json(result: MatrixResult) -> dict[str, Any]:
         "verified": result.verified,
         "clocks_mhz": result.clocks_mhz,
         "findings": to_json(found) | {"claims": claims},
-        "changed_tasks": {str(k): v for k, v in result.changed.items()},
+        "changed_tasks": {str(k): v for k, v in result.changed.items()}
+        | {"default_alone": len(result.names) - len(result.chosen)},
         "changes": [
             to_json(c) | {"name": result.names.get(c.task_id, c.task_id)} for c in result.changes
         ],

@@ -77,15 +77,17 @@ def robust_rows(result: MatrixResult) -> list[tuple[str, str, str, str]]:
 
 
 def changed_text(result: MatrixResult) -> str:
-    """Say for how many tasks the winner changes with the share."""
-    changed, total = result.changed, len(result.changes)
+    """Say for how many of the tasks that had candidates the winner changes with the share."""
+    changed, total = result.changed, len(result.chosen)
     yes, unsure = changed[Answer.YES], changed[Answer.CANNOT_TELL]
+    alone = len(result.names) - total
     if not total:
-        return "No task was measured."
+        return "No task was measured with a candidate beside its default schedule."
+    others = f" {count_text(alone, 'task')} more had the default schedule alone." if alone else ""
     return (
         f"The best candidate changes with the share for {yes} of {count_text(total, 'task')}, does "
         f"not for {changed[Answer.NO]}, and cannot be told for {unsure}: between "
-        f"{100 * yes / total:.0f}% and {100 * (yes + unsure) / total:.0f}%."
+        f"{100 * yes / total:.0f}% and {100 * (yes + unsure) / total:.0f}%.{others}"
     )
 
 
