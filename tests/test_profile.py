@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ from tunerd.slices.simulated import SimulatedSlice
 from tunerd.vocabulary import Failure
 
 Captured = pytest.CaptureFixture[str]
+ROOT = Path(__file__).resolve().parent.parent
 QUICK = Effort(rounds=2, duration_secs=0.05)
 SHARES = (20, 40, 100)
 
@@ -194,6 +199,34 @@ def refused(capsys: Captured, code: ExitCode, *argv: object) -> str:
     assert out == ""
     (line,) = err.splitlines()
     return line
+
+
+def test_a_profile_that_is_stopped_leaves_the_report_of_its_whole_rounds(
+    net: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, flags = tmp_path / "profile", ("--slice", "simulated", "--duration", "0.05s", "--shares")
+    argv = ["profile", str(net), *flags, "40,100", "--out", str(root), "--rounds", "9"]
+    made, visit = [], SimulatedSlice.ready
+
+    def ready(self: SimulatedSlice, work: Work) -> float | Failure:
+        made.append(self)
+        if len(made) in (2, 6):  # in rounds 1 and 3 of two visits each
+            os.kill(os.getpid(), signal.SIGTERM)
+        return visit(self, work)
+
+    monkeypatch.setattr(SimulatedSlice, "ready", ready)
+    assert run(app, argv) == ExitCode.INTERRUPTED
+    capsys.readouterr()
+    assert run(app, argv) == ExitCode.INTERRUPTED
+    found = json.loads((root / RESULT).read_bytes())["rounds"]
+    assert 1 <= found < 9
+    assert f"{found} of 9 rounds are in {root / REPORT}" in capsys.readouterr().err
+    picture = tmp_path / "p.svg"
+    script = ROOT / "scripts" / "plot_profiles"
+    command = [sys.executable, script, tmp_path, "--shares", "40", "--out", picture]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert f"| profile | 1 | {found} | " in done.stdout
+    assert "batch 1 at 40%" in picture.read_text()
 
 
 @pytest.mark.parametrize(

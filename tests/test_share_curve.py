@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tunerd.report.share_plot import Panel, knee_text, shares_svg
 from tunerd.shares.curve import (
     Answer,
     Curve,
@@ -20,6 +22,7 @@ from tunerd.shares.curve import (
     knee,
     meets,
     share_for,
+    whole_rounds,
 )
 
 ROUNDS = 5
@@ -62,6 +65,46 @@ falling = latencies.map(
     lambda some: dict(zip(sorted(some), sorted(some.values(), reverse=True), strict=True))
 )
 losses = st.floats(0.01, 3.0)
+
+
+def test_rounds_are_whole_up_to_the_first_that_lacks_a_visit() -> None:
+    visits = [visit(r, pct, 1e-3, batch=b) for r in (1, 2, 3) for pct in (10, 100) for b in (1, 8)]
+    assert whole_rounds(visits) == 3
+    assert whole_rounds(visits[:-1]) == 2
+    assert whole_rounds(v for v in visits if (v.round, v.pct) != (2, 10)) == 1
+    assert whole_rounds([*visits, visit(1, 50, 1e-3)]) == 1
+    assert whole_rounds([]) == 0
+
+
+# --- the picture -------------------------------------------------------------------------------
+
+
+def panel(latencies: dict[int, float], loss: float = 0.1) -> Panel:
+    curve = exact(latencies)
+    return Panel("<net>", (curve,), (knee(curve, loss),))
+
+
+def test_a_picture_rings_a_knee_that_is_known_and_shades_where_another_may_be() -> None:
+    known = shares_svg("<b>", [panel(FALLING)])
+    assert known.count('class="knee') == 1
+    assert 'class="curve maybe' not in known
+    assert "knee 40%" in known
+    assert "&lt;net&gt;" in known
+    (curve,) = curves(noisy(FALLING, 0.08, 1))
+    unknown = shares_svg("", [Panel("net", (curve,), (knee(curve, 0.1),))])
+    assert unknown.count('class="knee') == 0
+    assert unknown.count('class="curve maybe') == 1
+    ElementTree.fromstring(known)
+
+
+def test_a_knee_is_said_in_short() -> None:
+    assert knee_text(knee(exact(FALLING), 0.1)) == "40%"
+    assert knee_text(knee(exact({10: 1e-3, 100: 1e-3}), 0.1)) == "10% or less"
+
+
+def test_nothing_is_no_picture() -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        shares_svg("", [])
 
 
 # --- the knee ----------------------------------------------------------------------------------

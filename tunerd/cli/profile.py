@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tunerd.cli.options import AsJson, Debug
-from tunerd.errors import InputError
+from tunerd.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
     from tunerd.shares.profile import Profile
@@ -100,22 +100,28 @@ def profile(
     kind = str(slice_kind) if slice_kind else _kind(subject, gpu=gpu, cpu=cpu)
     if (gpu and kind == "cpu") or (cpu and kind in ("mps", "whole")):
         raise InputError(f"--slice {kind} is of the other device; leave one of the two flags out")
+    from tunerd.shares.folder import REPORT
     from tunerd.shares.measuring import Effort
     from tunerd.shares.plan import plan_shares
     from tunerd.shares.profile import profile as measured
+    from tunerd.shares.profile import so_far
 
     planned = plan_shares(kind, pcts)
     root = out or Path("profiles") / f"{_name(model)}-{'cpu' if kind == 'cpu' else 'gpu'}"
-    with saying(quiet=json or format is not Format.TABLE) as say:
-        found = measured(
-            subject,
-            planned,
-            root,
-            effort=Effort(rounds, secs, seed),
-            say=say,
-            loss=allowed,
-            slo_secs=None if slo_ms is None else slo_ms / 1e3,
-        )
+    effort = Effort(rounds, secs, seed)
+    slo_secs = None if slo_ms is None else slo_ms / 1e3
+    try:
+        with saying(quiet=json or format is not Format.TABLE) as say:
+            found = measured(
+                subject, planned, root, effort=effort, say=say, loss=allowed, slo_secs=slo_secs
+            )
+    except Interrupted as stopped:
+        part = so_far(subject, planned, root, loss=allowed, slo_secs=slo_secs)
+        if part is None:
+            raise
+        write_report(part, root)
+        there = f"{part.rounds} of {rounds} rounds are in {root / REPORT}"
+        raise Interrupted(f"{stopped}; {there}") from None
     write_report(found, root)
     _show(found, Format.JSON if json else format, root)
     return 0

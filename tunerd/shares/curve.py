@@ -133,6 +133,18 @@ def curves(visits: Iterable[Visit], aliases: Iterable[tuple[int, int]] = ()) -> 
     )
 
 
+def whole_rounds(visits: Iterable[Visit]) -> int:
+    """Return how many rounds, from the first on, lack no visit that another round has."""
+    rounds: dict[int, set[tuple[int, int]]] = {}
+    for visit in visits:
+        rounds.setdefault(visit.round, set()).add((visit.sm_count, visit.batch))
+    everything = set[tuple[int, int]]().union(*rounds.values())
+    number = 0
+    while rounds.get(number + 1) == everything:
+        number += 1
+    return number
+
+
 def knee(curve: Curve, loss: float) -> Answer:
     """Return the smallest share at which an inference takes at most 1 + `loss` of the whole's."""
     if not 0 < loss < math.inf:

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,18 +95,36 @@ class ProfileFolder:
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:  # a process that was killed wrote half a line
             os.truncate(path, len(whole))
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                entry = json.loads(line)
-                if "proof" in entry:
-                    self.proofs[int(entry["pct"])] = typed.of_kind(CapProof, entry["proof"])
-                else:
-                    self.visits.append(typed.of_kind(Visit, entry["visit"]))
-            except (ValueError, TypeError, KeyError, LookupError) as error:
-                raise FolderError(
-                    f"line {number} of {path} is no sample ({error}); it was changed, so profile "
-                    "into another folder with --out"
-                ) from None
+        samples = samples_of(whole, path)
+        self.visits += samples.visits
+        self.proofs |= samples.proofs
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What the lines of `samples.jsonl` hold."""
+
+    visits: tuple[Visit, ...]
+    proofs: Mapping[int, CapProof]  # by the share asked for
+
+
+def samples_of(content: bytes, path: Path) -> Samples:
+    """Read the lines of samples; FolderError, naming `path`, where one is none."""
+    visits: list[Visit] = []
+    proofs: dict[int, CapProof] = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            if "proof" in entry:
+                proofs[int(entry["pct"])] = typed.of_kind(CapProof, entry["proof"])
+            else:
+                visits.append(typed.of_kind(Visit, entry["visit"]))
+        except (ValueError, TypeError, KeyError, LookupError) as error:
+            raise FolderError(
+                f"line {number} of {path} is no sample ({error}); it was changed, so profile "
+                "into another folder with --out"
+            ) from None
+    return Samples(tuple(visits), proofs)
 
 
 def write_json(path: Path, value: Any) -> None:

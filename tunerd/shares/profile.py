@@ -9,7 +9,7 @@ from typing import Any
 
 from tunerd import __version__
 from tunerd.errors import InputError, Interrupted
-from tunerd.shares.curve import Answer, Curve, Point, curves, knee, share_for
+from tunerd.shares.curve import Answer, Curve, Point, Visit, curves, knee, share_for, whole_rounds
 from tunerd.shares.folder import ProfileFolder
 from tunerd.shares.measuring import Effort, measure_shares
 from tunerd.shares.plan import Shares
@@ -88,6 +88,24 @@ def profile(
         )
 
 
+def so_far(
+    subject: Subject,
+    shares: Shares,
+    root: Path,
+    *,
+    loss: float = LOSS,
+    slo_secs: float | None = None,
+) -> Profile | None:
+    """Return what the whole rounds of a profile that was stopped say; None without one."""
+    folder = ProfileFolder(root)
+    if not folder.proofs.keys() >= set(shares.pcts):
+        return None
+    rounds = whole_rounds(_asked_for(folder, subject, shares))
+    if not rounds:
+        return None
+    return summed_up(folder, subject, shares, rounds=rounds, loss=loss, slo_secs=slo_secs)
+
+
 def summed_up(
     folder: ProfileFolder,
     subject: Subject,
@@ -99,12 +117,7 @@ def summed_up(
 ) -> Profile:
     """Return what the visits of a folder say of the shares and batches that are asked for."""
     asked = {pct: folder.proofs[pct] for pct in shares.pcts}
-    counts = {proof.sm_count for proof in asked.values()}
-    visits = [
-        v
-        for v in folder.visits
-        if v.round <= rounds and v.sm_count in counts and v.batch in subject.batches
-    ]
+    visits = [v for v in _asked_for(folder, subject, shares) if v.round <= rounds]
     found = curves(visits, [(pct, proof.sm_count) for pct, proof in asked.items()])
     return Profile(
         name=subject.name,
@@ -119,6 +132,11 @@ def summed_up(
         proofs=tuple(sorted(asked.items())),
         left_out=shares.left_out,
     )
+
+
+def _asked_for(folder: ProfileFolder, subject: Subject, shares: Shares) -> list[Visit]:
+    counts = {folder.proofs[pct].sm_count for pct in shares.pcts}
+    return [v for v in folder.visits if v.sm_count in counts and v.batch in subject.batches]
 
 
 def _device(shares: Shares) -> dict[str, Any]:
