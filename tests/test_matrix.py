@@ -402,14 +402,12 @@ def test_a_page_shows_each_cell_with_its_interval_and_reads_names_as_text() -> N
 # --- recipes -----------------------------------------------------------------------------------
 
 
-def test_the_recipe_of_shares_makes_a_matrix_of_each_model_and_batch_and_a_profile_of_each() -> (
-    None
-):
+def test_the_recipe_of_shares_makes_matrices_profiles_and_runs_to_judge_the_search_by() -> None:
     recipes = script("reproduce").recipes_in(ROOT / "recipes" / "shares.yaml")
     runs = [run for recipe in recipes for run in recipe.runs]
-    assert [run.argv[0] for run in runs] == ["matrix"] * 8 + ["profile"] * 4
+    assert [run.argv[0] for run in runs] == ["matrix"] * 8 + ["profile"] * 4 + ["tune"] * 2
     assert {"light_densenet121-batch8", "encoder12-batch1"} <= {run.name for run in runs}
-    assert len({run.out for run in runs}) == 12
+    assert len({run.out for run in runs}) == 14
 
 
 def test_what_a_recipe_says_wrong_is_refused_with_its_line(tmp_path: Path) -> None:

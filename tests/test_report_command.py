@@ -158,6 +158,8 @@ def test_the_document_has_the_result_and_the_tasks(
     assert document["result"]["verdict"] == "faster"
     assert [t["is_tuned"] for t in document["tasks"]] == [True, False]
     assert document["slices"][0]["proof"]["sm_count"] == 1
+    assert [t["candidates"] for t in document["fidelity"]["tasks"]] == [0, 0]  # no finals here
+    assert document["drift"]["slices"] == []
     assert report(searched_run(tmp_path / "killed"), "--format", "json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["is_finished"] is False

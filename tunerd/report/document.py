@@ -7,6 +7,8 @@ from typing import Any
 
 from tunerd.report.comparison import NamedRun, against_first, task_rows
 from tunerd.report.disturbance_words import disturbance_json
+from tunerd.report.drift_section import drift_json
+from tunerd.report.fidelity_section import fidelity_json
 from tunerd.report.figures import headline
 from tunerd.report.story import Story
 from tunerd.report.table import finite, outcome_json
@@ -38,6 +40,8 @@ def story_json(story: Story) -> dict[str, Any]:
             "failures": to_json(story.failures),
             "history": to_json(story.history),
             "conditions": to_json(story.conditions),
+            "fidelity": fidelity_json(story.tasks),
+            "drift": drift_json(story.drift),
             "disturbed": disturbance_json(story.disturbed, story.tasks, story.model_disturbed_by),
             "time_use": time_json(story.time_use) if story.time_use else None,
         }
