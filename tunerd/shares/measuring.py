@@ -60,7 +60,7 @@ def measure_shares(
         if not order:
             continue
         say(f"round {number} of {effort.rounds}: starting {len(order)} slices")
-        specs = dict(shares.specs)
+        specs, warm_up_secs = dict(shares.specs), _FIRST_WARM_UP_SECS
         with started_at({pct: specs[pct] for pct in order}) as slices:
             for pct, (_, proof) in slices.items():
                 folder.prove(pct, proof)
@@ -69,11 +69,10 @@ def measure_shares(
                 if todo:
                     say(f"round {number} of {effort.rounds}, share {place} of {len(order)}: {pct}%")
                 for batch in todo:
-                    is_first = place == 1 and batch == todo[0]
-                    warm_up_secs = _FIRST_WARM_UP_SECS if is_first else _WARM_UP_SECS
                     visit = _visit(
                         one, proof, batch, artifacts[batch], number, effort, warm_up_secs
                     )
+                    warm_up_secs = _WARM_UP_SECS
                     here = replace(one.conditions(), neighbours=0) if one.spec.gpu_uuid else None
                     folder.add(visit, here)
 
