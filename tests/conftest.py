@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 _CORES = os.sched_getaffinity(0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of slow tests: several run at once, and the last is waited for."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol() -> Iterator[None]:
     """Give this process its cores back: TVM binds the thread that a model runs in to one.
