@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -352,6 +353,26 @@ def test_the_linter_reads_every_python_script() -> None:
     scripts = (ROOT / "scripts").iterdir()
     python = {p for p in scripts if p.is_file() and "python3" in p.read_text().split("\n")[0]}
     assert {f"scripts/{path.name}" for path in python} == set(extra)
+
+
+@pytest.mark.parametrize(
+    ("script", "folder", "table", "picture", "title"),
+    [
+        ("plot_shares", "h200-shares", "tables.txt", "shares.svg", "tuned at one share, run at"),
+        ("plot_profiles", "h200-profiles", "table.txt", "profiles.svg", "default schedules over"),
+    ],
+)
+def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
+    script: str, folder: str, table: str, picture: str, title: str, tmp_path: Path
+) -> None:
+    kept = ROOT / "results" / folder
+    (label,) = re.findall(r'aria-label="([^"]*)"', (kept / picture).read_text())
+    assert title in label
+    command = [sys.executable, ROOT / "scripts" / script, kept, "--title", label]
+    command += ["--out", tmp_path / picture]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == (kept / table).read_text()
+    assert (tmp_path / picture).read_text() == (kept / picture).read_text()
 
 
 def test_files_speak_of_the_project_alone() -> None:
