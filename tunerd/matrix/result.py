@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,10 +87,6 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
             samples.setdefault((row, line["run_at"]), []).append(result.run_secs)
             if result.conditions.sm_clock_mhz is not None:
                 clocks.append(result.conditions.sm_clock_mhz)
-    contests: dict[str, dict[int, dict[str, Sequence[float]]]] = {}
-    for line in kept.of("contest"):
-        times = {c: r["run_secs"] for c, r in line["results"].items() if "run_secs" in r}
-        contests.setdefault(line["task_id"], {})[line["run_at"]] = times
     levels = list(kept.of("level"))
     return MatrixResult(
         model=asked["model"]["name"],
@@ -101,12 +97,21 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
         trials={x["pct"]: x["trials"] for x in levels},
         learns_from={x["pct"]: x["learns_from"] for x in levels},
         findings=findings(samples, seed=asked["settings"]["seed"]),
-        changes=tuple(change(task_id, times) for task_id, times in contests.items()),
+        changes=changes_of(kept.of("contest")),
         names=names,
         costs=_costs(kept),
         verified={x["tuned_at"]: x["verification"]["verdict"] for x in kept.of("artifact")},
         clocks_mhz=(min(clocks), max(clocks)) if clocks else None,
     )
+
+
+def changes_of(contests: Iterable[dict[str, Any]]) -> tuple[Change, ...]:
+    """Return whether each task's best candidate changes, by the lines of its contests."""
+    found: dict[str, dict[int, dict[str, Sequence[float]]]] = {}
+    for line in contests:
+        times = {c: r["run_secs"] for c, r in line["results"].items() if "run_secs" in r}
+        found.setdefault(line["task_id"], {})[line["run_at"]] = times
+    return tuple(change(task_id, times) for task_id, times in found.items())
 
 
 def whole_rounds(kept: Kept, shares: Set[int]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tunerd.report.markup import Markup, element, join
 from tunerd.report.scales import TIME_TICKS, Scale, latency_tick_text, ticks
-from tunerd.report.svg_file import svg_file
+from tunerd.report.svg_file import FONT, SERIES_STYLE, svg_file
 from tunerd.report.words import duration_text, secs_text
 
 Curve = Sequence[tuple[float, float]]  # (elapsed seconds, best seconds so far), in order of time
@@ -15,25 +15,12 @@ Curve = Sequence[tuple[float, float]]  # (elapsed seconds, best seconds so far),
 _WIDTH, _HEIGHT = 800, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 64, 44
 _LOG_FROM = 5.0  # a fall of more than this is drawn on a logarithmic axis
-# Colours that differ in lightness too, on both pages.
-_STYLE = """
-:root { --page: #fcfcfa; --ink: #1c1e21; --soft: #62676d; --rule: #e3e4df; }
-:root { --series-0: #b7701f; --series-1: #0f766e; --series-2: #7d6ea0; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #16181a; --ink: #e8e8e4; --soft: #9da2a7; --rule: #2d3033; }
-  :root { --series-0: #e0a458; --series-1: #3fa796; --series-2: #9b8cc0; }
-}
-text { font: 13px system-ui, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif; }
-.page { fill: var(--page); }
-.title { fill: var(--ink); font-weight: 600; font-size: 15px; }
-.tick { fill: var(--soft); font-size: 12px; }
-.rule { stroke: var(--rule); }
-.axis { stroke: var(--soft); }
-.curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.name { font-weight: 600; }
-.stroke-0 { stroke: var(--series-0); } .fill-0 { fill: var(--series-0); }
-.stroke-1 { stroke: var(--series-1); } .fill-1 { fill: var(--series-1); }
-.stroke-2 { stroke: var(--series-2); } .fill-2 { fill: var(--series-2); }
+_STYLE = f"""{SERIES_STYLE}
+text {{ font: 13px {FONT}; }}
+.title {{ fill: var(--ink); font-weight: 600; font-size: 15px; }}
+.tick {{ fill: var(--soft); font-size: 12px; }}
+.axis {{ stroke: var(--soft); }}
+.name {{ font-weight: 600; }}
 """
 _MOST_SERIES = 3
 

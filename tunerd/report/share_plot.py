@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tunerd.report.markup import Markup, element, join
 from tunerd.report.scales import Scale
-from tunerd.report.svg_file import svg_file
+from tunerd.report.svg_file import FONT, SERIES_STYLE, svg_file
 from tunerd.report.words import EN_DASH, TIMES, secs_text, significant
 from tunerd.shares.curve import Answer, Curve, Found, Point
 
@@ -19,27 +19,14 @@ _HEAD = 52  # above all panels
 _SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the device: what the axis names
 _SLOWDOWNS = (1, 1.5, 2, 3, 5, 10, 20, 50)
 _MOST_LINES = 3
-_STYLE = """
-:root { --page: #fcfcfa; --ink: #1c1e21; --soft: #62676d; --rule: #e3e4df; }
-:root { --series-0: #b7701f; --series-1: #0f766e; --series-2: #7d6ea0; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #16181a; --ink: #e8e8e4; --soft: #9da2a7; --rule: #2d3033; }
-  :root { --series-0: #e0a458; --series-1: #3fa796; --series-2: #9b8cc0; }
-}
-text { font: 12px system-ui, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif; }
-text { fill: var(--ink); }
-.page { fill: var(--page); }
-.title { font-weight: 600; font-size: 15px; }
-.name { font-weight: 600; font-size: 13px; }
-.soft { fill: var(--soft); }
-.rule { stroke: var(--rule); }
-.curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.interval { stroke-width: 1.5; }
-.knee { fill: none; stroke-width: 2; }
-.maybe { stroke-width: 6; opacity: 0.3; stroke-linecap: round; }
-.stroke-0 { stroke: var(--series-0); } .fill-0 { fill: var(--series-0); }
-.stroke-1 { stroke: var(--series-1); } .fill-1 { fill: var(--series-1); }
-.stroke-2 { stroke: var(--series-2); } .fill-2 { fill: var(--series-2); }
+_STYLE = f"""{SERIES_STYLE}
+text {{ font: 12px {FONT}; fill: var(--ink); }}
+.title {{ font-weight: 600; font-size: 15px; }}
+.name {{ font-weight: 600; font-size: 13px; }}
+.soft {{ fill: var(--soft); }}
+.interval {{ stroke-width: 1.5; }}
+.knee {{ fill: none; stroke-width: 2; }}
+.maybe {{ stroke-width: 6; opacity: 0.3; stroke-linecap: round; }}
 """
 
 
