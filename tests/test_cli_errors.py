@@ -219,3 +219,27 @@ def test_a_pipe_that_broke_elsewhere_is_not_hidden() -> None:
 def test_an_error_keeps_its_code_when_nobody_reads() -> None:
     code, said = piped("print('row'); raise InputError('a share of 0')", reader=False)
     assert (code, said) == (ExitCode.BAD_INPUT, "tunerd: a share of 0\n")
+
+
+BUSY_IN_TVM = """
+import sys, threading
+from tvm import te
+from tunerd.cli import main
+began = threading.Event()
+def lower():
+    while True:
+        a = te.placeholder((64, 64))
+        te.create_prim_func([a, te.compute((64, 64), lambda i, j: a[i, j] + 1)])
+        began.set()
+threading.Thread(target=lower, daemon=True).start()
+began.wait()
+sys.argv = ["tunerd", "status", "no-such-folder"]
+main()
+"""
+
+
+def test_an_error_keeps_its_code_while_a_thread_is_in_tvm() -> None:
+    ended = subprocess.run([sys.executable, "-c", BUSY_IN_TVM], capture_output=True, text=True)
+    assert ended.returncode == ExitCode.BAD_FOLDER, ended.stderr
+    assert ended.stderr.startswith("tunerd: ")
+    assert ended.stderr.count("\n") == 1
