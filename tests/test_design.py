@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def test_an_applied_trace_is_found_among_the_sketches(island: _Island) -> None:
 
     for sketch in island.design.sketches:
         rows = random_rows(sketch, 3000)
-        rows = rows[sketch.fits(rows, island.limits or NO_LIMITS)]
+        rows = rows[sketch.fits(rows, island.limits)]
         applied = _apply(island, _Choice(sketch.index, rows[0]))
         assert applied is not None
         trace = json.loads(applied[0])
@@ -124,7 +125,6 @@ def test_a_trace_of_other_rules_is_not_found(island: _Island) -> None:
 
 
 def test_what_fits_passes_tvms_checks(cuda_conv: _Island) -> None:
-    assert cuda_conv.limits is not None
     for sketch in cuda_conv.design.sketches:
         rows = random_rows(sketch, 4000)
         rows = rows[sketch.fits(rows, cuda_conv.limits)][:20]
@@ -157,6 +157,40 @@ def test_accumulators_that_would_spill_do_not_fit(cuda_conv: _Island) -> None:
     rows = random_rows(sketch, 4000)
     few = sketch.fits(rows, dataclasses.replace(NO_LIMITS, max_accumulators=4))
     assert 0 < few.sum() < sketch.fits(rows, NO_LIMITS).sum()
+
+
+def written_out(mod: Any) -> int:
+    """Return how many updates of the convolution's sums TVM writes one after the other."""
+    import tvm
+
+    @tvm.instrument.pass_instrument
+    class Keep:
+        def run_after_pass(self, mod: Any, info: Any) -> None:
+            if info.name == "tirx.UnrollLoop":
+                self.mod = mod
+
+    keep = Keep()
+    target = tvm.target.Target(LLVM.json)
+    with tvm.transform.PassContext(instruments=[keep]), target:
+        tvm.tirx.build(mod, target=target)
+    lines = "\n".join(f.script() for f in keep.mod.functions.values()).splitlines()
+    return sum(line.count("conv2d_nhwc[") == 2 for line in lines)
+
+
+def test_what_a_cpu_kernel_writes_out_is_counted_beforehand(llvm_conv: _Island) -> None:
+    from tunerd.search import _apply, _Choice
+
+    sketch, counts = llvm_conv.design.sketches[0], []
+    assert sketch.block is not None
+    for row in random_rows(sketch, 12, seed=2):
+        applied = _apply(llvm_conv, _Choice(sketch.index, row))
+        assert applied is not None
+        vectors = -(-int(row[sketch._columns[sketch.block.spatial[-1]]][-1]) // 16)
+        counts.append(written_out(applied[1]) * vectors)
+        for limit in (counts[-1] - 1, counts[-1]):
+            fits = sketch.fits(row[None], dataclasses.replace(NO_LIMITS, max_unrolled=limit))
+            assert fits.tolist() == [limit == counts[-1]]
+    assert len(set(counts)) > 3
 
 
 def test_a_tile_touches_its_window_and_no_more_than_the_buffer() -> None:

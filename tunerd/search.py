@@ -92,7 +92,7 @@ class _Island:
     task: Task
     mod: Any
     design: Design
-    limits: Limits | None  # of a GPU's blocks of threads
+    limits: Limits
     postprocs: tuple[Any, ...]
     random: np.random.Generator
     known: set[str] = field(default_factory=set)  # candidate ids proposed or told
@@ -140,7 +140,7 @@ class Searcher:
                 self._borrowed.setdefault(task.task_id, []).append(measured)
 
     def _learn(self, lesson: Lesson, task: Task | None) -> list[_Choice]:
-        """Teach the cost model; return what was measured and keeps this GPU's limits."""
+        """Teach the cost model; return what was measured and keeps this target's limits."""
         space = design_space(task or lesson.task, sms=lesson.sms)
         of_sketch: dict[int, tuple[list[Choices], list[float | None]]] = {}
         measured: list[_Choice] = []
@@ -270,10 +270,9 @@ class Searcher:
         """Draw choices that keep the limits, by sketch."""
         sampled = []
         for sketch in island.design.sketches:
-            draws = _RANDOM_DRAWS if island.limits is not None and sketch.block else POPULATION
+            draws = _RANDOM_DRAWS if sketch.tiles_a_gpu else POPULATION
             rows = sketch.sample(draws, island.random)
-            if island.limits is not None:
-                rows = rows[sketch.fits(rows, island.limits)]
+            rows = rows[sketch.fits(rows, island.limits)]
             distinct = rows[_first_of_each(rows)]
             sampled.append(distinct[: POPULATION // len(island.design.sketches)])
         return sampled
@@ -295,8 +294,7 @@ class Searcher:
                 mates = rows[_by_score(scores, POPULATION, island.random)]
                 crossed = island.random.random(len(children)) < 0.3
                 children[crossed] = sketch.cross(children[crossed], mates[crossed], island.random)
-                if island.limits is not None:
-                    children = children[sketch.fits(children, island.limits)]
+                children = children[sketch.fits(children, island.limits)]
                 if not len(children):
                     continue
                 children_scores = self._cost_model.predict(sketch.features(children))

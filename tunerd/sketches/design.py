@@ -36,6 +36,7 @@ _MAX_RAW = 12  # factors that it sees of a sketch without a tiled block
 # outermost loops.
 _SHARED = (1, 1)
 _GPU_LEVELS = "SSS"  # grid, virtual threads, threads
+_VECTOR_BYTES = 64  # the widest of a CPU
 # What rules write into a trace from their settings or the target: the cores of a share, a block's
 # threads, and whether TVM or NVRTC unrolls.
 _SETTINGS = (
@@ -60,7 +61,11 @@ class TiledBlock:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a block of threads may use. Source: CUDA Programming Guide, compute capabilities."""
+    """What a choice may amount to.
+
+    All but the last are of a GPU's block of threads. Source: CUDA Programming Guide, compute
+    capabilities.
+    """
 
     min_threads: int = 32
     max_threads: int = 1024
@@ -68,6 +73,10 @@ class Limits:
     # More accumulators than registers spill. Of 2,639 ResNet-50 kernels measured on an H200 none
     # with more than 112 came within 20% of its task's best, and they took a fifth of all builds.
     max_accumulators: int = 128
+    # Vector operations that TVM writes out for a CPU. Of the 1,088 SqueezeNet kernels of
+    # results/cpu-light_squeezenet-cpu50 7% had more, took 19% of the time of all builds, and none
+    # came within 3% of its task's best. Elsewhere one took 32 s.
+    max_unrolled: int = 256
 
 
 class Sketch:
@@ -94,6 +103,7 @@ class Sketch:
         open_instructions = {k.instruction for k in self.knobs}
         self._fixed = {i: value for i, value in decided.items() if i not in open_instructions}
         self.copies = _pipeline_copies(self.instructions)
+        self._unroll = _unroll_knob(self.instructions, self.knobs)
         self.block = _tiled_block(self.instructions, self.knobs, accesses)
 
     def sample(self, count: int, random: np.random.Generator) -> Choices:
@@ -158,11 +168,16 @@ class Sketch:
 
     # --- what choices amount to ---------------------------------------------------------------
 
+    @property
+    def tiles_a_gpu(self) -> bool:
+        """Whether its tiles say what a block of a GPU's threads uses."""
+        return self.block is not None and self.block.structure.startswith(_GPU_LEVELS)
+
     def fits(self, rows: Choices, limits: Limits) -> npt.NDArray[np.bool_]:
-        """Say which choices keep a GPU's limits, as far as they follow from the tiles."""
+        """Say which choices keep the limits, as far as they follow from the tiles."""
         tiling = self._tiling(rows)
         if tiling is None:
-            return np.ones(len(rows), dtype=bool)
+            return np.asarray(self._unrolled(rows) <= limits.max_unrolled)
         # A pipeline needs rounds; TVM refuses to make one of a loop with one.
         return np.asarray(
             ((self.copies == 1) | (tiling.rounds > 1))
@@ -224,7 +239,7 @@ class Sketch:
     def _tiling(self, rows: Choices) -> Tiling | None:
         """Return what choices of a tiled GPU kernel amount to."""
         block = self.block
-        if block is None or not block.structure.startswith(_GPU_LEVELS):
+        if block is None or not self.tiles_a_gpu:
             return None
         levels = self._factors(rows, block.spatial).transpose(2, 0, 1)  # [level, choice, loop]
         blocks, vthreads, threads, *inner = levels
@@ -238,6 +253,31 @@ class Sketch:
             loaded_bytes=np.sum([a.tile_bytes(tile) for a in block.accesses[:-1]], axis=0),
             copies=self.copies,
         )
+
+    def _unrolled(self, rows: Choices) -> Columns:
+        """Return how many vector operations of a tiled CPU kernel TVM writes out, one by one.
+
+        It unrolls loops from the inside, as long as all their iterations together keep to the step
+        that the sketch's knob sets; the innermost becomes vectors.
+        """
+        block = self.block
+        if block is None or self._unroll is None:
+            return np.ones(len(rows))
+        place, knob = self._unroll
+        steps = np.array(knob.values)[rows[:, self._columns[place].start]]
+        levels = {
+            "S": self._factors(rows, block.spatial),
+            "R": self._factors(rows, block.reduction),
+        }
+        seen = {"S": 0, "R": 0}
+        outside_in = []
+        for letter in block.structure:
+            outside_in += list(levels[letter][:, :, seen[letter]].T)
+            seen[letter] += 1
+        lanes = _VECTOR_BYTES / block.accesses[-1].element_bytes
+        vectors = np.ceil(outside_in.pop() / lanes)
+        iterations = np.cumprod(outside_in[::-1], axis=0)
+        return np.asarray(vectors * np.where(iterations <= steps, iterations, 1).max(axis=0))
 
     def _knobs_and_columns(self) -> Iterable[tuple[Knob, slice]]:
         return zip(self.knobs, self._columns, strict=True)
@@ -325,6 +365,16 @@ def _knobs(instructions: Sequence[Any], decided: Mapping[int, Any]) -> list[Knob
         elif kind == "SampleComputeLocation":
             knobs.append(Location(i))
     return knobs
+
+
+def _unroll_knob(instructions: Sequence[Any], knobs: Sequence[Knob]) -> tuple[int, Option] | None:
+    """Return the knob that says how far TVM unrolls, and its place among the knobs."""
+    drawn = {instructions[k.instruction][3][0]: (i, k) for i, k in enumerate(knobs)}
+    for kind, inputs, attributes, _ in instructions:
+        if kind == "Annotate" and attributes[0] == _UNROLLS[0]:
+            place, knob = drawn.get(inputs[1], (0, None))
+            return (place, knob) if isinstance(knob, Option) else None
+    return None
 
 
 def _pipeline_copies(instructions: Sequence[Any]) -> int:

@@ -19,12 +19,12 @@ class DesignSpace:
 
     mod: Any  # the task's unscheduled IRModule
     design: Design
-    limits: Limits | None  # of a GPU's blocks of threads
+    limits: Limits
     postprocs: tuple[Any, ...]
 
     def allows(self, sketch: Sketch, row: Choices) -> bool:
         """Say whether a choice keeps the limits, as far as that can be told from its numbers."""
-        return self.limits is None or bool(sketch.fits(row[None], self.limits)[0])
+        return bool(sketch.fits(row[None], self.limits)[0])
 
 
 def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> DesignSpace:
@@ -52,7 +52,7 @@ def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> 
     return DesignSpace(
         mod=mod,
         design=Design(traces, accesses_of(mod), sms=sms),
-        limits=_limits(task.target.json) if task.target.is_cuda else None,
+        limits=_limits(task.target.json) if task.target.is_cuda else Limits(),
         postprocs=tuple(context.space_generator.postprocs),
     )
 
