@@ -119,6 +119,17 @@ def suicide(target: TargetSpec, number: signal.Signals) -> Build:
     return built(build.build_candidate(task, replace(default_of(task), candidate_id=f"{1:016x}")))
 
 
+def raising(target: TargetSpec, name: str) -> Build:
+    """Build a kernel that raises an error with `name` in its message."""
+    tvm = build._tvm()
+    from tvm import te
+
+    data = te.placeholder((1,), "int32", name="data")
+    out = te.compute((1,), lambda i: data[i] + tvm.tirx.call_packed(name, data[i]))
+    task = task_of([data, out], target)
+    return built(build.build_candidate(task, replace(default_of(task), candidate_id=f"{3:016x}")))
+
+
 def endless(target: TargetSpec) -> Build:
     """Build a kernel that would take hours."""
     tvm = build._tvm()

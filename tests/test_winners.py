@@ -37,6 +37,7 @@ FACTS = RunFacts("net", "d" * 64, LLVM, "CPU X", "cpu", 50, "0.27.0")
 TASK = Task("t0", "conv", 3, 1e9, (TensorSpec("a", (1, 2), "float32"),), (0,), LLVM, "{}")
 OTHER = dataclasses.replace(TASK, task_id="t1", name="dense")
 WRONG = Failure(Stage.VERIFY, Kind.WRONG_ANSWER, "out differs from the default schedule's")
+CRASH = Failure(Stage.RUN, Kind.CRASH, "the runner ended: SIGSEGV")
 COLLATERAL = Failure(Stage.RUN, Kind.COLLATERAL, "a neighbour's fault")
 
 
@@ -57,8 +58,10 @@ class FakeCluster:
         wrong: Sequence[str] = (),
         unbuildable: Sequence[str] = (),
         collateral: int = 0,
+        faulty: Sequence[str] = (),
     ) -> None:
         self.quiet_secs, self.wrong, self.unbuildable = quiet_secs, wrong, unbuildable
+        self.faulty = faulty  # end every comparison in which they are
         self.collateral = collateral  # how many comparisons a neighbour spoils
         self.disturbed = 0  # how many comparisons and looks somebody disturbs
         self.calls: list[str] = []
@@ -92,6 +95,8 @@ class FakeCluster:
         self.collateral -= 1
         if self.collateral >= 0:
             return [COLLATERAL] * len(builds)
+        if any(b.candidate.candidate_id in self.faulty for b in builds):
+            return [CRASH] * len(builds)
         results = [samples(self.quiet_secs[b.candidate.candidate_id]) for b in builds]
         return [disturbed(r) for r in results] if self.disturbed >= 0 else results
 
@@ -197,6 +202,24 @@ def test_a_neighbour_s_fault_is_not_held_against_the_finalists(store: Store) -> 
     (outcome,) = choose(store, cluster)
     assert outcome.winner == only
     assert cluster.calls.count("compare") == 2
+
+
+def test_a_finalist_that_faults_costs_the_others_nothing(store: Store) -> None:
+    first, second, third = searched(store, 1e-3, 2e-3, 3e-3)
+    cluster = FakeCluster(times(4e-3, 1e-3, 2e-3, 3e-3), faulty=[first.candidate_id])
+    (outcome,) = choose(store, cluster)
+    assert outcome.winner == second
+    measured = {f.candidate_id: f.measurement for f in outcome.finalists}
+    assert measured[first.candidate_id] == CRASH
+    assert isinstance(measured[third.candidate_id], Measurement)
+    assert cluster.calls.count("compare") == 1 + 4 + 1  # together, each alone, the sound together
+
+
+def test_a_default_that_faults_loses_to_what_runs(store: Store) -> None:
+    (first,) = searched(store, 1e-3)
+    default = default_candidate(TASK).candidate_id
+    (outcome,) = choose(store, FakeCluster(times(4e-3, 1e-3), faulty=[default]))
+    assert outcome.winner == first
 
 
 def test_what_an_interrupted_session_decided_is_not_decided_again(store: Store) -> None:

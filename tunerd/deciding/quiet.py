@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 from tunerd.cluster.actors import Cluster
 from tunerd.coordination.coordinator import MAX_ATTEMPTS
+from tunerd.deciding.faults import Results, without_cause
 from tunerd.deciding.neighbours import AS_TUNED, NONE
 from tunerd.measuring.profiles import final_profile, usual_l2
 from tunerd.measuring.work import Work
@@ -33,7 +34,6 @@ from tunerd.vocabulary import (
 WAIT_SECS = 60.0  # for a quiet device, in all of a run
 STEP_SECS = 5.0  # between two looks at it
 
-Results = list[Measurement | Failure]
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -119,8 +119,9 @@ class QuietSlice:
     def compare(self, contests: Sequence[Sequence[Build]]) -> list[Results]:
         """Measure the builds of each contest in turns, as many contests at once as `at_once`.
 
-        Again where somebody else's fault came between, or where others disturbed it. Contests hold
-        a build each, at least.
+        Again where somebody else's fault came between, or where others disturbed it, and without
+        those builds that fail alone where one of them may have failed the others. Contests hold a
+        build each, at least.
         """
         return self._undisturbed(contests, self._settled)
 
@@ -157,6 +158,15 @@ class QuietSlice:
         return not cause
 
     def _settled(self, contests: Sequence[Sequence[Build]]) -> list[Results]:
+        """Measure contests, and once more without what a fault was of."""
+        results = self._attempted(contests)
+        return [
+            without_cause(contest, found, lambda builds: self._attempted([builds])[0])
+            for contest, found in zip(contests, results, strict=True)
+        ]
+
+    def _attempted(self, contests: Sequence[Sequence[Build]]) -> list[Results]:
+        """Measure contests, again while a fault of somebody else's came between."""
         results: list[Results] = [[] for _ in contests]
         left = list(range(len(contests)))
         for _ in range(MAX_ATTEMPTS):

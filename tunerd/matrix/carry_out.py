@@ -23,6 +23,7 @@ from tunerd import preparation, session
 from tunerd.artifacts.manifest import MANIFEST
 from tunerd.coordination.coordinator import MAX_ATTEMPTS
 from tunerd.deciding.compare import compare
+from tunerd.deciding.faults import without_cause
 from tunerd.deciding.verify import verify
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
 from tunerd.matrix.building import build_all, compile_all
@@ -240,7 +241,11 @@ class _Matrix:
         results: dict[str, Result] = {
             c.candidate_id: b for c, b in entries if isinstance(b, Failure)
         }
-        answers = _final(lambda: one.compare(ready, profile) if ready else [])
+
+        def measure(builds: Sequence[Build]) -> list[Result]:
+            return _final(lambda: one.compare(builds, profile))
+
+        answers = without_cause(ready, measure(ready), measure) if ready else []
         results |= {b.candidate.candidate_id: r for b, r in zip(ready, answers, strict=True)}
         builds = {b.candidate.candidate_id: b for b in ready}
         default = entries[0][0].candidate_id

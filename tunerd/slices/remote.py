@@ -317,7 +317,12 @@ class RemoteSlice(Slice):
             answer = self._receive()
         except (OSError, ValueError) as error:
             return [self._lost(error)] * count
-        return [self._result(r, profile) for r in answer["results"]]
+        results = [self._result(r, profile) for r in answer["results"]]
+        sticky = [r for r in results if isinstance(r, Failure) and is_sticky(r.message)]
+        if not sticky:
+            return results
+        blamed = self._blamed(sticky[0])  # the others met the context that it left
+        return [blamed if r in sticky else r for r in results]
 
     def _result(self, entry: dict[str, Any], profile: Profile) -> Measurement | Failure:
         if "failure" in entry:
