@@ -265,15 +265,11 @@ class Sketch:
             return np.ones(len(rows))
         place, knob = self._unroll
         steps = np.array(knob.values)[rows[:, self._columns[place].start]]
-        levels = {
-            "S": self._factors(rows, block.spatial),
-            "R": self._factors(rows, block.reduction),
-        }
-        seen = {"S": 0, "R": 0}
-        outside_in = []
-        for letter in block.structure:
-            outside_in += list(levels[letter][:, :, seen[letter]].T)
-            seen[letter] += 1
+        outside_in: list[Choices] = []
+        for i, letter in enumerate(block.structure):
+            level = block.structure[:i].count(letter)
+            tiles = block.spatial if letter == "S" else block.reduction
+            outside_in += [rows[:, self._columns[tile]][:, level] for tile in tiles]
         lanes = _VECTOR_BYTES / block.accesses[-1].element_bytes
         vectors = np.ceil(outside_in.pop() / lanes)
         iterations = np.cumprod(outside_in[::-1], axis=0)
