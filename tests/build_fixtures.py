@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -110,24 +111,23 @@ def built(result: Build | Failure) -> Build:
 
 def suicide(target: TargetSpec, number: signal.Signals) -> Build:
     """Build a kernel that ends its process by a signal."""
-    tvm = build._tvm()
-    from tvm import te
-
-    data = te.placeholder((1,), "int32", name="data")
-    out = te.compute((1,), lambda i: data[i] + tvm.tirx.call_extern("int32", "raise", int(number)))
-    task = task_of([data, out], target)
-    return built(build.build_candidate(task, replace(default_of(task), candidate_id=f"{1:016x}")))
+    return _calling(lambda tirx, _: tirx.call_extern("int32", "raise", int(number)), target, 1)
 
 
 def raising(target: TargetSpec, name: str) -> Build:
     """Build a kernel that raises an error with `name` in its message."""
+    return _calling(lambda tirx, x: tirx.call_packed(name, x), target, 3)
+
+
+def _calling(call: Callable[[Any, Any], Any], target: TargetSpec, number: int) -> Build:
     tvm = build._tvm()
     from tvm import te
 
     data = te.placeholder((1,), "int32", name="data")
-    out = te.compute((1,), lambda i: data[i] + tvm.tirx.call_packed(name, data[i]))
+    out = te.compute((1,), lambda i: data[i] + call(tvm.tirx, data[i]))
     task = task_of([data, out], target)
-    return built(build.build_candidate(task, replace(default_of(task), candidate_id=f"{3:016x}")))
+    candidate = replace(default_of(task), candidate_id=f"{number:016x}")
+    return built(build.build_candidate(task, candidate))
 
 
 def endless(target: TargetSpec) -> Build:

@@ -347,7 +347,7 @@ def _apply(island: _Island, choice: _Choice) -> tuple[str, IRModule] | None:
         schedule.enter_postproc()
         for postproc in island.postprocs:
             # It lowers the module, half of an application's time; Sketch.fits knows the answer.
-            if sketch.block is not None and isinstance(postproc, VerifyGPUCode):
+            if sketch.tiles_a_gpu and isinstance(postproc, VerifyGPUCode):
                 continue
             if not postproc.apply(schedule):
                 return None

@@ -75,7 +75,7 @@ class Limits:
     max_accumulators: int = 128
     # Vector operations that TVM writes out for a CPU. Of the 1,088 SqueezeNet kernels of
     # results/cpu-light_squeezenet-cpu50 7% had more, took 19% of the time of all builds, and none
-    # came within 3% of its task's best. Elsewhere one took 32 s.
+    # came within 3% of its task's best.
     max_unrolled: int = 256
 
 

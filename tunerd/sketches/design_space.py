@@ -52,7 +52,7 @@ def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> 
     return DesignSpace(
         mod=mod,
         design=Design(traces, accesses_of(mod), sms=sms),
-        limits=_limits(task.target.json) if task.target.is_cuda else Limits(),
+        limits=_limits(task.target.json),
         postprocs=tuple(context.space_generator.postprocs),
     )
 
