@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tunerd import build
+from tunerd import build, cuda
 from tunerd.vocabulary import (
     Arrays,
     Build,
@@ -107,6 +109,48 @@ def tiled_matmul(task: Task) -> Any:
 def built(result: Build | Failure) -> Build:
     assert isinstance(result, Build), result
     return result
+
+
+def named(task: Task, name: str, mod: Any = None) -> Build:
+    """Build a task's default, or a module that is scheduled already, as a candidate of a name."""
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    candidate = replace(default_of(task), candidate_id=digest[:16])
+    if mod is not None:
+        return built(build.build_module(task, candidate, mod))
+    return built(build.build_candidate(task, candidate))
+
+
+def doubling(target: TargetSpec, name: str = "doubling") -> Build:
+    """Build a kernel that doubles 64 Ki numbers."""
+    build._tvm()
+    from tvm import te
+
+    data = te.placeholder((1 << 16,), name="data")
+    twice = te.compute(data.shape, lambda i: data[i] * 2.0)
+    return named(task_of([data, twice], target), name)
+
+
+@contextlib.contextmanager
+def faulty_compiler(line: str) -> Iterator[None]:
+    """Put a line of CUDA at the beginning of each kernel that is compiled meanwhile.
+
+    POINTER in the line stands for the kernel's first argument.
+    """
+
+    def compile_cubin(source: str, arch: str, *, threads: int = 1) -> Any:
+        head = re.search(r"__global__ void[^{]*?\((?P<first>[^,)]*)[^{]*\{", source)
+        assert head is not None, source
+        pointer = head["first"].split()[-1].lstrip("*")
+        body = line.replace("POINTER", pointer)
+        return cuda._compile_either(
+            source[: head.end()] + body + source[head.end() :], arch, threads
+        )
+
+    real, cuda.compile_cubin = cuda.compile_cubin, compile_cubin  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        cuda.compile_cubin = real
 
 
 def suicide(target: TargetSpec, number: signal.Signals) -> Build:

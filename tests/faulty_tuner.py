@@ -1,0 +1,47 @@
+"""Importing this makes tuners build, for every candidate of their search, a kernel that faults.
+
+Default schedules stay as they are. scripts/fault_after_fault has it imported in each process of a
+run.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from build_fixtures import doubling, faulty_compiler, suicide
+
+from tunerd.tuner import Tuner
+from tunerd.vocabulary import Build, Candidate, Failure, Origin, TargetSpec, Task
+
+FAULT = 'asm volatile("trap;");'
+
+build_as_it_is, warm_up_as_it_is = Tuner._build, Tuner.warm_up
+
+
+@functools.cache
+def faulty(target: TargetSpec) -> Build:
+    """Build a kernel that traps on a GPU, or ends its process on cores."""
+    if not target.is_cuda:
+        return suicide(target, signal.SIGSEGV)
+    with faulty_compiler(FAULT):
+        return doubling(target, "fault")
+
+
+def warm_up(self: Tuner, tasks: Sequence[Task], *more: Any, **options: Any) -> float:
+    for task in tasks[:1]:
+        faulty(task.target)  # while nothing else is built, which the faulty compiler would meet
+    return warm_up_as_it_is(self, tasks, *more, **options)
+
+
+def build_faulty(self: Tuner, candidate: Candidate) -> Build | Failure:
+    if candidate.origin is not Origin.SEARCH:
+        return build_as_it_is(self, candidate)
+    return replace(faulty(self._tasks[candidate.task_id].target), candidate=candidate)
+
+
+Tuner._build = build_faulty  # type: ignore[method-assign]
+Tuner.warm_up = warm_up  # type: ignore[method-assign]
