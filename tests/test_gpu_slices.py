@@ -5,24 +5,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from build_fixtures import built, conv_task, default_of
+from stranger import stranger_on
 
 from tunerd import host
 from tunerd.build import build_candidate
 from tunerd.checks import Status, check
-from tunerd.host import GpuFacts
+from tunerd.errors import HostError, InfrastructureError
+from tunerd.host import MPS_CONTROL, GpuFacts
 from tunerd.slices.gpu_runner import runner_environment
 from tunerd.slices.lease import gpu_folder
 from tunerd.slices.mps import MpsSlice, expected_sms, run_name
-from tunerd.slices.mps_control import MpsControl
+from tunerd.slices.mps_control import MpsControl, clean_environment
 from tunerd.slices.processes import ProcessId
 from tunerd.slices.whole import WholeSlice
 from tunerd.vocabulary import SEARCH, Build, Conditions, Measurement, SliceSpec
@@ -30,6 +34,7 @@ from tunerd.vocabulary import SEARCH, Build, Conditions, Measurement, SliceSpec
 pytestmark = pytest.mark.gpu
 
 GONE_SECS = 60.0
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -132,6 +137,7 @@ def test_new_clients_attach_after_the_gpu_was_fenced(gpu: GpuFacts) -> None:
     with first, second:
         first.start()
         fallen = ProcessId.of(second.start().runner_pid)
+        first.is_alone = True  # its neighbour works on nothing
         first._lose("CUDA_ERROR_ILLEGAL_ADDRESS")
         assert fallen is None or not fallen.alive
         second._lose("the runner ended")
@@ -142,51 +148,23 @@ def test_new_clients_attach_after_the_gpu_was_fenced(gpu: GpuFacts) -> None:
     assert gone([guard])
 
 
-# A process of somebody: a context, and more memory than a run of one slice may hold.
-_STRANGER = """
-import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-def do(function, *arguments):
-    status = getattr(cuda, function)(*arguments)
-    assert status == 0, f"{function}: {status}"
-device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-do("cuInit", 0)
-do("cuDeviceGet", ctypes.byref(device), 0)
-do("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-do("cuCtxSetCurrent", context)
-do("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(6 << 30))
-print("there", flush=True)
-sys.stdin.read()
-"""
-
-
 def conditions_of(measured: MpsSlice, kernel: Build) -> Conditions:
     (result,) = measured.measure([kernel], SEARCH)
     assert isinstance(result, Measurement), result
     return result.conditions
 
 
-def test_a_stranger_is_seen_while_it_is_on_the_gpu(gpu: GpuFacts, tmp_path: Path) -> None:
+def test_a_stranger_is_seen_while_it_is_on_the_gpu(gpu: GpuFacts) -> None:
     if gpu.compute_mode != "default":
         pytest.skip(f"GPU {gpu.index} is {gpu.compute_mode}: no stranger can come beside MPS")
     task = conv_task(MpsSlice.plan(40, 1).target)
     kernel = built(build_candidate(task, default_of(task)))
-    # A folder without a daemon: it runs without MPS, whatever else runs on this machine.
-    elsewhere = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "CUDA_VISIBLE_DEVICES": gpu.uuid}
     (spec,) = specs(gpu, 40, 1)
     with MpsSlice(spec) as measured:
         measured.start()
         guard = guard_of(measured)
         before = conditions_of(measured, kernel)
-        with subprocess.Popen(
-            [sys.executable, "-c", _STRANGER],
-            env=runner_environment() | elsewhere,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as stranger:  # ends with its standard input
-            assert stranger.stdout is not None
-            assert stranger.stdout.readline() == "there\n"
+        with stranger_on(gpu.uuid):
             beside = conditions_of(measured, kernel)
         after = conditions_of(measured, kernel)
     assert gone([guard])
@@ -263,6 +241,64 @@ def test_an_external_daemon_is_used_and_stays(
         assert daemon.answers()
     finally:
         daemon.quit()
+
+
+def daemon_of_this_user(folder: Path, gpu: GpuFacts) -> MpsControl:
+    """Start a daemon whose clients get 10% of the GPU, whatever they ask for."""
+    daemon = MpsControl(folder / "pipe", folder / "log", gpu.uuid)
+    daemon.start()
+    daemon._run("set_default_active_thread_percentage 10")
+    return daemon
+
+
+def daemon_of_another_user(folder: Path, gpu: GpuFacts) -> MpsControl:
+    daemon = MpsControl(folder / "pipe", folder / "log", gpu.uuid)
+    for inside in (daemon.pipe_folder, daemon.log_folder):
+        inside.mkdir()
+        os.chown(inside, NOBODY, NOBODY)
+    environment = clean_environment() | {
+        "CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipe_folder),
+        "CUDA_MPS_LOG_DIRECTORY": str(daemon.log_folder),
+    }
+    command = [MPS_CONTROL, "-d"]
+    ids = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    subprocess.run(command, env=environment, cwd="/", check=True, timeout=GONE_SECS, **ids)  # type: ignore[call-overload]
+    return daemon
+
+
+@pytest.mark.parametrize("begin", [daemon_of_this_user, daemon_of_another_user])
+def test_under_a_strange_daemon_a_slice_has_its_share_or_is_refused(
+    gpu: GpuFacts, monkeypatch: pytest.MonkeyPatch, begin: Callable[[Path, GpuFacts], MpsControl]
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a daemon as somebody else")
+    assert gpu.sm_count is not None
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which others may enter
+        Path(folder).chmod(0o755)
+        daemon = begin(Path(folder), gpu)
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.pipe_folder))
+        try:
+            (spec,) = MpsSlice.plan(40, 1, external=True).slices
+            with MpsSlice(spec) as measured:
+                try:
+                    proof = measured.start()
+                except (HostError, InfrastructureError) as error:
+                    print(f"refused: {error}")
+                else:
+                    print(f"obtained: {proof}")
+                    assert proof.attached is not False
+                    assert proof.sm_count == expected_sms(gpu.sm_count, 40)
+        finally:
+            daemon.quit()
+
+
+def test_without_the_external_daemon_nothing_starts(
+    gpu: GpuFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    (spec,) = MpsSlice.plan(40, 1, external=True).slices
+    with MpsSlice(spec) as measured, pytest.raises(HostError, match="no MPS daemon answers"):
+        measured.start()
 
 
 def test_a_whole_slice_sees_every_sm_and_no_daemon(gpu: GpuFacts) -> None:

@@ -316,6 +316,23 @@ def test_a_fault_that_no_slice_reports_is_fenced_by_the_servers_log(bench: Bench
     assert again.alive
 
 
+def test_a_log_that_comes_back_tells_of_no_fault_again(bench: Bench) -> None:
+    log = lease_module.gpu_folder(UUID) / "log" / LOG_NAME
+    lease = bench.lease()
+    fallen, _, _ = bench.runner(lease, "mps-0-0")
+    told_by_the_server(fallen.pid)
+    moved = log.rename(log.with_suffix(".aside"))
+    lease.request("fence", slice_id="mps-0-0", epoch=0, scope="gpu", reason="misaligned address")
+    moved.rename(log)
+    bench.runner(lease, "mps-0-0")
+    culprit, _, _ = bench.runner(lease, "mps-0-1")
+    told_by_the_server(culprit.pid)
+    wait_for_epoch(lease, 2)
+    answer = lease.request("fence", slice_id="mps-0-0", epoch=1, scope="gpu", reason="it ended")
+    assert answer["culprit"] == "mps-0-1"
+    assert answer["epoch"] == 2
+
+
 def test_a_fault_of_a_client_that_is_not_ours_is_no_slices_fault(bench: Bench) -> None:
     lease = bench.lease()
     bench.runner(lease, "mps-0-0")

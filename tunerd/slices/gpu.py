@@ -61,6 +61,7 @@ class Gpu:
         self._successors: dict[str, GpuRunner] = {}  # that no slice has asked for yet
         self._started = 0  # runners so far: makes the name of each socket new
         self._pids: set[int] = set()  # of all runners, daemons and servers so far
+        self._past: set[int] = set()  # those of epochs that are over
         self._culprit = ""
         self._reason = ""
         self._lock = threading.RLock()  # held while runners are started or all of them are fenced
@@ -203,6 +204,7 @@ class Gpu:
                     culprit = UNNAMED
                 self._culprit, self._reason = self._named() or culprit, reason
                 log.warning("epoch %d begins: %s: %s", self.epoch, self._culprit, reason)
+                self._past = self._pids - {r.pid for r in self._successors.values()}
                 # They import TVM while the old ones end, and use the GPU when a slice asks for it.
                 for slice_id in fallen.keys() - self._successors.keys():
                     self._successors[slice_id] = self._started_anew(slice_id)
@@ -237,7 +239,7 @@ class Gpu:
 
     def _named(self) -> str:
         """Return the slice whose kernel caused a fault of this epoch, or "" without a fault."""
-        pid = self._server_log.culprit()
+        pid = self._server_log.culprit(self._past)
         if pid is None:
             return ""
         ours = (r.slice_id for r in list(self._runners.values()) if r.pid == pid)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Set
 from pathlib import Path
 
 LOG_NAME = "server.log"
@@ -33,18 +34,22 @@ class ServerLog:
         self._from = 0  # bytes: what was written before belongs to faults that are over
         self.forget()
 
-    def culprit(self) -> int | None:
-        """Return the pid of the client that caused the first fault since `forget`, or None."""
+    def culprit(self, ended: Set[int] = frozenset()) -> int | None:
+        """Return the pid of the client that caused the first fault since `forget`, or None.
+
+        Faults of the pids in `ended` are over: a log that comes back tells of them again.
+        """
         try:
             with self._path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < self._from:  # written anew
                     self._from = 0
                 file.seek(self._from)
-                found = _CAUSE.search(file.read().decode(errors="replace"))
+                written = file.read().decode(errors="replace")
         except OSError:  # no daemon has written yet, or it is not ours to read
             return None
-        return int(found[1]) if found else None
+        pids = (int(cause[1]) for cause in _CAUSE.finditer(written))
+        return next((pid for pid in pids if pid not in ended), None)
 
     def forget(self) -> None:
         """Take what is written so far as told."""
