@@ -243,8 +243,8 @@ def test_an_external_daemon_is_used_and_stays(
         daemon.quit()
 
 
-def daemon_of_this_user(folder: Path, gpu: GpuFacts) -> MpsControl:
-    """Start a daemon whose clients get 10% of the GPU, whatever they ask for."""
+def daemon_that_gives_less(folder: Path, gpu: GpuFacts) -> MpsControl:
+    """Start a daemon that is told to give each client 10% of the GPU."""
     daemon = MpsControl(folder / "pipe", folder / "log", gpu.uuid)
     daemon.start()
     daemon._run("set_default_active_thread_percentage 10")
@@ -252,6 +252,8 @@ def daemon_of_this_user(folder: Path, gpu: GpuFacts) -> MpsControl:
 
 
 def daemon_of_another_user(folder: Path, gpu: GpuFacts) -> MpsControl:
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a daemon as somebody else")
     daemon = MpsControl(folder / "pipe", folder / "log", gpu.uuid)
     for inside in (daemon.pipe_folder, daemon.log_folder):
         inside.mkdir()
@@ -266,12 +268,10 @@ def daemon_of_another_user(folder: Path, gpu: GpuFacts) -> MpsControl:
     return daemon
 
 
-@pytest.mark.parametrize("begin", [daemon_of_this_user, daemon_of_another_user])
+@pytest.mark.parametrize("begin", [daemon_that_gives_less, daemon_of_another_user])
 def test_under_a_strange_daemon_a_slice_has_its_share_or_is_refused(
     gpu: GpuFacts, monkeypatch: pytest.MonkeyPatch, begin: Callable[[Path, GpuFacts], MpsControl]
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can start a daemon as somebody else")
     assert gpu.sm_count is not None
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which others may enter
         Path(folder).chmod(0o755)

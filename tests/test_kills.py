@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import sqlite3
 import time
@@ -21,7 +20,7 @@ import psutil
 import pytest
 from models import conv_net
 from ray_processes import child, short_folder
-from tune_process import Run, is_alive
+from tune_process import Run, is_alive, started_with
 
 from tunerd import host
 from tunerd.errors import ExitCode
@@ -70,12 +69,7 @@ def run_in() -> Iterator[tuple[Path, Path]]:
 
 def of_the_run(folder: Path) -> list[psutil.Process]:
     """Return whatever the run in a folder has started, also what has lost its parent."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("TUNERD_RUNTIME_FOLDER") == str(folder):
-                found.append(process)
-    return [p for p in found if p.pid != os.getpid() and is_alive(p)]
+    return started_with("TUNERD_RUNTIME_FOLDER", str(folder))
 
 
 def outlived(folder: Path) -> list[str]:

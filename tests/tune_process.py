@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -100,6 +102,19 @@ def still_there(processes: list[psutil.Process]) -> list[psutil.Process]:
     while (living := [p for p in processes if is_alive(p)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return living
+
+
+def started_with(variable: str, value: str) -> list[psutil.Process]:
+    """Return the living processes, but this one, with that in their environment.
+
+    What a run has started is among them, also when it has lost its parent.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(variable) == value:
+                found.append(process)
+    return [p for p in found if p.pid != os.getpid() and is_alive(p)]
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -129,6 +129,7 @@ class Gpu:
             },
         )
         self._pids.add(runner.pid)
+        self._past.discard(runner.pid)  # pids come back
         log.info("started %s at %d%%: pid %d", slice_id, pct, runner.pid)
         return runner
 
