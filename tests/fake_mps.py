@@ -42,6 +42,8 @@ def answer(command):
             os.truncate(late, os.path.getsize(late) - 1)
         listed = sorted(clients())[: -1 if missing else None]
         return "".join("%d\n" % (pid + shift) for pid in listed)
+    if words[0] == "get_server_status":
+        return "FAULT\n" if os.path.exists(os.path.join(pipe, "fault")) else "ACTIVE\n"
     if words[0] == "terminate_client":
         journal("terminate " + words[2])
         return ""
@@ -52,8 +54,9 @@ if sys.argv[1:] == ["-d"]:
     subprocess.Popen([sys.executable, "-SE", sys.argv[0], "serve"], start_new_session=True)
 elif sys.argv[1:] == ["serve"]:
     journal("daemon start")
-    if os.path.exists(os.path.join(pipe, "refused")):
-        os.unlink(os.path.join(pipe, "refused"))
+    for past in ("refused", "fault"):
+        if os.path.exists(os.path.join(pipe, past)):
+            os.unlink(os.path.join(pipe, past))
     server = socket.socket(socket.AF_UNIX)
     if os.path.exists(path):
         os.unlink(path)

@@ -41,7 +41,7 @@ class Bench:
         self._connections: list[socket.socket] = []  # a runner ends with its connection
         self.seen: list[ProcessId] = []
 
-    def lease(self, run: str = "run", *, external: bool = False) -> Lease:
+    def lease(self, run: str = "run", *, external: Path | None = None) -> Lease:
         command = self.mps.runner_command
         lease = Lease.acquire(UUID, run, external=external, runner_command=command)
         self._leases.append(lease)
@@ -219,6 +219,20 @@ def test_a_fault_stops_every_runner_of_the_gpu_once_and_names_who_reported_it(
     assert again.alive
 
 
+def test_a_daemon_of_our_own_falls_with_the_clients_of_a_fault_and_is_replaced(
+    bench: Bench,
+) -> None:
+    lease = bench.lease()
+    bench.runner(lease, "mps-0-0", mode="hang")
+    bench.runner(lease, "mps-0-1", mode="hang")
+    (daemon,) = bench.daemons()
+    lease.request("fence", slice_id="mps-0-0", scope="gpu", reason="illegal address", epoch=0)
+    (successor,) = bench.daemons()
+    assert successor != daemon
+    # The end of the server is the end of its clients' work: none is terminated, none signalled.
+    assert bench.mps.journal() == ["daemon start", "daemon start"]
+
+
 def test_an_error_that_all_clients_get_blames_nobody_unless_the_server_or_being_alone_does(
     bench: Bench,
 ) -> None:
@@ -316,6 +330,19 @@ def test_a_fault_that_no_slice_reports_is_fenced_by_the_servers_log(bench: Bench
     assert again.alive
 
 
+def test_a_fault_that_only_the_servers_status_tells_of_is_fenced_once(bench: Bench) -> None:
+    lease = bench.lease()
+    bench.runner(lease, "mps-0-0")
+    bench.runner(lease, "mps-0-1")
+    (lease_module.gpu_folder(UUID) / "pipe" / "fault").touch()
+    wait_for_epoch(lease, 1)
+    fault: dict[str, Any] = {"slice_id": "mps-0-0", "scope": "gpu", "reason": "no answer"}
+    assert lease.request("fence", epoch=0, **fault)["culprit"] == UNNAMED
+    # Whose slice worked alone may say so later.
+    answer = lease.request("fence", epoch=0, alone=True, **fault)
+    assert (answer["epoch"], answer["culprit"]) == (1, "mps-0-0")
+
+
 def test_a_log_that_comes_back_tells_of_no_fault_again(bench: Bench) -> None:
     log = lease_module.gpu_folder(UUID) / "log" / LOG_NAME
     lease = bench.lease()
@@ -354,6 +381,26 @@ def test_a_killed_daemon_is_replaced_and_nobody_is_blamed(bench: Bench) -> None:
     bench.runner(lease, "mps-0-0")
     (successor,) = bench.daemons()
     assert successor != daemon
+
+
+def test_who_gives_a_daemon_commands_is_no_daemon(bench: Bench) -> None:
+    folder = lease_module.private_folder() / "external"
+    folder.mkdir()
+    outside = MpsControl(folder, folder, UUID)
+    outside.start()
+    environment = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(folder)}
+    front_end = subprocess.Popen(
+        ["nvidia-cuda-mps-control"], env=environment, stdin=subprocess.PIPE
+    )
+    try:
+        (daemon,) = outside.processes()
+        assert daemon.pid != front_end.pid
+        outside.kill()
+        assert not daemon.alive
+        assert front_end.poll() is None
+    finally:
+        front_end.kill()
+        front_end.communicate()
 
 
 def test_a_slice_that_starts_again_replaces_its_runner(bench: Bench) -> None:
@@ -459,23 +506,23 @@ def test_a_runner_that_ends_at_once_is_reported_with_what_it_printed(bench: Benc
     assert runner == {"exit_status": 1, "log": "cannot load the CUDA driver"}
 
 
-def test_an_external_daemon_is_used_and_never_stopped(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_external_daemon_is_used_and_never_stopped(bench: Bench) -> None:
     folder = lease_module.private_folder() / "external"
     folder.mkdir()
     outside = MpsControl(folder, folder, UUID)
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(folder))
     with pytest.raises(HostError, match="no MPS daemon answers"):
-        bench.lease(external=True)
+        bench.lease(external=folder)
     outside.start()
     try:
-        lease = bench.lease(external=True)
+        lease = bench.lease(external=folder)
+        with pytest.raises(HostError, match="in use by the run"):  # the same, by another daemon
+            bench.lease()
         runner, connection, environment = bench.runner(lease)
         assert environment["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
         # Other people's clients may have the fault, however alone a slice is among ours.
         fault = {"slice_id": "mps-0-0", "scope": "gpu", "reason": "misaligned", "shared": True}
         assert lease.request("fence", epoch=0, alone=True, **fault)["culprit"] == UNNAMED
+        assert f"terminate {runner.pid}" in bench.mps.journal()
         connection.close()
         lease.close()
         assert runner.wait(GONE_SECS)

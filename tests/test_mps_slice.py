@@ -151,6 +151,11 @@ def test_a_client_that_runs_without_the_cap_is_refused(make: Make) -> None:
         make(sm_count=132).start()
 
 
+def test_a_client_that_gets_less_than_its_share_is_refused(make: Make) -> None:
+    with pytest.raises(HostError, match=r"its client sees 12 SMs .* where 52 of 132 SMs"):
+        make(sm_count=12).start()
+
+
 def test_a_second_slice_is_a_neighbour(make: Make) -> None:
     first, second = make(0), make(1)
     first.start()
@@ -305,7 +310,8 @@ def test_a_daemon_whose_server_takes_no_clients_any_more_is_replaced(
     for each in (measured, neighbour):
         result = each.measure([build(), build()], SEARCH)[-1]
         assert isinstance(result, Measurement)
-    assert fake.journal().count("daemon start") == 2
+    # At first, for the fault, and for the refusals.
+    assert fake.journal().count("daemon start") == 3
 
 
 def test_a_slice_that_never_had_its_share_is_refused_at_once_and_harms_nobody(

@@ -368,12 +368,12 @@ class _Matrix:
     def _slices(self, shares: Iterable[int]) -> Iterator[dict[int, tuple[Slice, CapProof]]]:
         kind = self._asked.base.slice_kind
         specs = {pct: slices_of_a_device(kind, pct)[1][0] for pct in shares}
-        since = time.monotonic()
-        try:
-            with started_at(specs) as slices:
+        with started_at(specs) as slices:
+            since = time.monotonic()
+            try:
                 yield slices
-        finally:
-            self._slice_secs += time.monotonic() - since
+            finally:
+                self._slice_secs += time.monotonic() - since
 
     @contextmanager
     def _costs(self, stage: str) -> Iterator[None]:

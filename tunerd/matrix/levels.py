@@ -29,7 +29,7 @@ class Cost:
     """What work has taken. None: this machine does not tell.
 
     cpu_secs: of all processes on the cores that tunerd may use. slice_secs: in which a slice
-    measured or was kept free of everything else.
+    measured or was kept free of everything else, without its start.
     """
 
     wall_secs: float

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 GRACE_SECS = 2.0  # for a runner to end by itself when its slice is gone
 _LISTED_SECS = 5.0  # for a new client to appear in the MPS server's list
 _REPORT_SECS = 0.5  # for a slice to say what a fault was, before the GPU is fenced without it
+_STATUS_SECS = 1.0  # between two looks at a server whose log is not ours to read
 UNNAMED = "a client that the MPS server does not name"
 _SLICE_ID = re.compile(r"[A-Za-z0-9-]{1,32}")  # it becomes part of a socket's path
 
@@ -33,7 +34,8 @@ class Gpu:
     """Daemon and runners of one GPU. Methods may be called from several threads.
 
     `folder` is private to the user and locked by the caller. The state file in it is enough to
-    clean up after this process, should it be killed.
+    clean up after this process, should it be killed. `external` is the pipe folder of somebody
+    else's daemon, which is used and never stopped; None stands for one of our own.
     """
 
     def __init__(
@@ -42,17 +44,16 @@ class Gpu:
         folder: Path,
         *,
         run: str,
-        external: bool = False,
+        external: Path | None = None,
         runner_command: tuple[str, ...] = RUNNER_COMMAND,
     ) -> None:
         self.run = run
-        self.external = external
+        self.external = external is not None
         self.epoch = 0  # faults so far: a runner belongs to the epoch in which it was started
         self._uuid = uuid
         self._folder = folder
         self._runner_command = runner_command
-        pipe_folder = external_pipe_folder() if external else folder / "pipe"
-        self._control = MpsControl(pipe_folder, folder / "log", uuid)
+        self._control = MpsControl(external or folder / "pipe", folder / "log", uuid)
         log_folder = external_log_folder() if external else self._control.log_folder
         self._server_log = ServerLog(log_folder / LOG_NAME)
         self._daemon: set[ProcessId] = set()  # of ours, and its servers, as far as they were seen
@@ -64,6 +65,9 @@ class Gpu:
         self._past: set[int] = set()  # those of epochs that are over
         self._culprit = ""
         self._reason = ""
+        self._all_lived = False  # whether no runner had ended by itself when the last epoch did
+        self._had_fault = False  # the status of a server whose log is not ours to read
+        self._looked_at = 0.0
         self._lock = threading.RLock()  # held while runners are started or all of them are fenced
 
     def open(self) -> None:
@@ -138,6 +142,10 @@ class Gpu:
         with self._lock:  # while all of them are fenced, their ends say nothing
             return self._runners.get(slice_id)
 
+    @property
+    def pipe_folder(self) -> Path:
+        return self._control.pipe_folder
+
     def own(self, slice_id: str) -> Own:
         """Say what on this GPU is ours, and how many runners live beside a slice's, busy or not."""
         living = {s for s, r in list(self._runners.items()) if r.exit_status is None}
@@ -164,10 +172,10 @@ class Gpu:
         """Stop one runner; its neighbours go on."""
         safe = runner.stop(self._control, grace_secs=grace_secs)
         with self._lock:
-            if self._runners.get(runner.slice_id) is runner:
+            if self._runners.get(runner.slice_id) is runner:  # it has not fallen meanwhile
                 del self._runners[runner.slice_id]
-            if not safe:
-                self.fence(runner.slice_id, "it was killed because it could not be terminated")
+                if not safe:
+                    self.fence(runner.slice_id, "it was killed because it could not be terminated")
             self._save()
 
     def fence(
@@ -178,12 +186,12 @@ class Gpu:
         epoch: int | None = None,
         shared: bool = False,
         alone: bool = False,
-        anew: bool = False,
     ) -> dict[str, Any]:
         """Stop every runner after a fault, which no client of the GPU survives.
 
         The MPS server takes new clients only when all clients of the fault are gone (NVIDIA MPS,
-        "Memory Protection and Error Containment").
+        "Memory Protection and Error Containment"), and may need seconds to let go of each (up to
+        six on an H200, driver 580). One of our own is killed with its clients, and replaced.
 
         Args:
             culprit: who is to blame where the MPS server names nobody.
@@ -192,7 +200,6 @@ class Gpu:
             shared: whether all clients of the GPU get this error. Then nobody is blamed for
                 reporting it first, unless nobody else worked.
             alone: whether the other runners were idle, as far as who reports knows.
-            anew: whether to replace the daemon, too, if it is ours: its server takes no clients.
 
         Returns:
             The epoch that begins, and who was blamed for the end of the last one.
@@ -201,6 +208,7 @@ class Gpu:
             if epoch is None or epoch >= self.epoch:
                 self.epoch += 1
                 fallen = self._runners
+                self._all_lived = all(r.exit_status is None for r in fallen.values())
                 if shared and not self._is_only_one(culprit, alone=alone):
                     culprit = UNNAMED
                 self._culprit, self._reason = self._named() or culprit, reason
@@ -210,11 +218,17 @@ class Gpu:
                 for slice_id in fallen.keys() - self._successors.keys():
                     self._successors[slice_id] = self._started_anew(slice_id)
                 self._runners = {}
-                self._stop(fallen, grace_secs=0)
-                if not self.external and (anew or not self._control.answers()):
-                    self._control.quit()
+                if self.external:
+                    self._stop(fallen, grace_secs=0)
+                else:
+                    self._control.kill()
+                    for runner in fallen.values():
+                        runner.kill()
                     self._control.start()
                 self._begin_epoch()
+            elif alone and self._all_lived and self._culprit == UNNAMED and not self.external:
+                # The server's status told of it first, and cannot tell whose it was.
+                self._culprit = culprit
             return {"epoch": self.epoch, "culprit": self._culprit, "reason": self._reason}
 
     def _is_only_one(self, slice_id: str, *, alone: bool) -> bool:
@@ -237,6 +251,18 @@ class Gpu:
             self.fence(named, "a fatal GPU error, by the log of the MPS server", epoch=epoch)
         elif lost:
             self.fence("the MPS daemon", "it ended", epoch=epoch)
+        elif self._has_unlogged_fault():
+            time.sleep(_REPORT_SECS)
+            self.fence(UNNAMED, "a fatal GPU error, by the status of the MPS server", epoch=epoch)
+
+    def _has_unlogged_fault(self) -> bool:
+        """Say once whether a server has come to a fault of which we cannot read."""
+        now = time.monotonic()
+        if self._server_log.is_readable or now < self._looked_at + _STATUS_SECS:
+            return False
+        self._looked_at = now
+        had_fault, self._had_fault = self._had_fault, self._control.has_fault()
+        return self._had_fault and not had_fault
 
     def _named(self) -> str:
         """Return the slice whose kernel caused a fault of this epoch, or "" without a fault."""

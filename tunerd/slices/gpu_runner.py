@@ -3,7 +3,7 @@
     ask to close -> terminate_client -> SIGTERM -> SIGKILL
 
 A GPU client that dies by a signal with work running takes every other client of its GPU with it, so
-no signal is sent before the MPS server has destroyed the client's contexts.
+no signal is sent before the MPS server has destroyed the client's contexts, or is gone itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 RUNNER_COMMAND = (sys.executable, "-m", "tunerd.slices.runner")
 _SIGNAL_SECS = 1.0
+_KILL_SECS = 5.0  # for the driver to let go of a process
 _LOG_TAIL_BYTES = 2000
 
 
@@ -96,6 +97,13 @@ class GpuRunner:
                 self._process.wait()
             self.socket_path.unlink(missing_ok=True)
             return safe
+
+    def kill(self) -> None:
+        """End the process at once, after the server that did its GPU work has ended."""
+        self._process.kill()
+        if not self._wait(_KILL_SECS):
+            log.warning("the runner %d lives %.0f s after it was killed", self.pid, _KILL_SECS)
+        self.socket_path.unlink(missing_ok=True)
 
     def _ask_to_close(self) -> None:
         """End the one connection that a runner accepts, if no slice has made it yet."""

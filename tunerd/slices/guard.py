@@ -11,14 +11,14 @@ by the next one.
 
 Requests, one JSON object each in the frames of `wire`; answers are {"ok": ...} or {"error": ...}:
 
-    hello         run, external                    must come first; "busy" for another live run
+    hello         run, pipe_folder                 must come first; "busy" for another live run
     start_runner  slice_id, pct, environment       -> socket, pid, epoch
     runner        slice_id                         -> exit_status (null while it lives), log
     attached      pid                              -> attached: true, false or null (unknown)
     own           slice_id                         -> what of the GPU is this run's: `tenants.Own`
     stop_runner   slice_id, grace_secs
     fence         slice_id, epoch, scope, reason,
-                  shared, alone, anew              -> epoch, culprit, reason
+                  shared, alone                    -> epoch, culprit, reason
     state                                          -> what the state file holds
 """
 
@@ -132,7 +132,7 @@ class Guard:
     def _refusal(self, hello: dict[str, Any]) -> dict[str, Any] | None:
         if hello["op"] != "hello":
             return {"error": f"the first request is '{hello['op']}', not hello"}
-        if (hello["run"], hello["external"]) == (self._gpu.run, self._gpu.external):
+        if (hello["run"], hello["pipe_folder"]) == (self._gpu.run, str(self._gpu.pipe_folder)):
             return None
         # Without a live lease it is about to end: the caller waits for that.
         live = len(self._leases) - len(self._draining)
@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--gpu", required=True, metavar="UUID")
     parser.add_argument("--folder", required=True, type=Path, help="private, of this GPU and user")
     parser.add_argument("--run", required=True, help="which run it works for")
-    parser.add_argument("--external", action="store_true", help="use the daemon that exists")
+    parser.add_argument("--external", type=Path, metavar="FOLDER", help="use the daemon there")
     parser.add_argument("--runner", default=json.dumps(RUNNER_COMMAND), help="its command, JSON")
     parser.add_argument("--expect", default="[]", help="what slices will ask for; a list, JSON")
     _leave_tree(parser.parse_args())

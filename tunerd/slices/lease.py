@@ -42,13 +42,14 @@ class Lease:
         gpu_uuid: str,
         run: str,
         *,
-        external: bool = False,
+        external: Path | None = None,
         runner_command: tuple[str, ...] = RUNNER_COMMAND,
     ) -> Self:
         """Connect to the guard of a GPU, starting one if none lives.
 
         Args:
             run: names the run; slices of one run share a guard.
+            external: the pipe folder of the MPS daemon to use; None for one of our own.
 
         Raises:
             HostError: the guard of another live run has the GPU, or there can be none.
@@ -56,7 +57,7 @@ class Lease:
         folder = gpu_folder(gpu_uuid)
         started = time.monotonic()
         while True:
-            answer = _hello(folder, run, external=external)
+            answer = _hello(folder, run, external or folder / "pipe")
             if isinstance(answer, tuple):
                 connection, state = answer
                 return cls(connection, state["guard"]["pid"])
@@ -100,14 +101,14 @@ class Lease:
 
 
 def _hello(
-    folder: Path, run: str, *, external: bool
+    folder: Path, run: str, pipe_folder: Path
 ) -> tuple[socket.socket, dict[str, Any]] | dict[str, Any] | None:
     """Return (connection, state), who else has the guard, or None where no guard answers."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(_REQUEST_SECS)
     try:
         connection.connect(str(folder / "guard.sock"))
-        wire.send(connection, {"op": "hello", "run": run, "external": external})
+        wire.send(connection, {"op": "hello", "run": run, "pipe_folder": str(pipe_folder)})
         answer, _ = wire.receive(connection)
     except (OSError, ValueError):
         connection.close()
@@ -120,13 +121,18 @@ def _hello(
 
 
 def _start(
-    folder: Path, gpu_uuid: str, run: str, *, external: bool, runner_command: tuple[str, ...]
+    folder: Path,
+    gpu_uuid: str,
+    run: str,
+    *,
+    external: Path | None,
+    runner_command: tuple[str, ...],
 ) -> None:
     """Start a guard; nothing where another one holds the lock, be it at its start or its end."""
     try:
         done = subprocess.run(
             _command(folder, gpu_uuid, run, external, runner_command),
-            env=_environment(external),
+            env=_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -144,16 +150,17 @@ def _start(
 
 
 def _command(
-    folder: Path, gpu_uuid: str, run: str, external: bool, runner_command: tuple[str, ...]
+    folder: Path, gpu_uuid: str, run: str, external: Path | None, runner_command: tuple[str, ...]
 ) -> list[str]:
     command = [sys.executable, "-m", "tunerd.slices.guard", "--gpu", gpu_uuid]
     command += ["--folder", str(folder), "--run", run, "--runner", json.dumps(runner_command)]
-    return [*command, "--external"] if external else command
+    return command if external is None else [*command, "--external", str(external)]
 
 
-def _environment(external: bool) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k == "CUDA_MPS_PIPE_DIRECTORY"}
-    return runner_environment() | (kept if external else {})
+def _environment() -> dict[str, str]:
+    """Return a guard's: it looks for the log of a daemon that is not ours where that is said."""
+    kept = {k: v for k, v in os.environ.items() if k == "CUDA_MPS_LOG_DIRECTORY"}
+    return runner_environment() | kept
 
 
 @contextlib.contextmanager
@@ -162,7 +169,7 @@ def guarded_early(
     run: str,
     expected: Sequence[Mapping[str, Any]],
     *,
-    external: bool = False,
+    external: Path | None = None,
     runner_command: tuple[str, ...] = RUNNER_COMMAND,
 ) -> Iterator[None]:
     """Start a guard, without waiting, with the runners that slices of a run will ask for.
@@ -176,7 +183,7 @@ def guarded_early(
     command = _command(gpu_folder(gpu_uuid), gpu_uuid, run, external, runner_command)
     starter = subprocess.Popen(
         [*command, "--expect", json.dumps(list(expected))],
-        env=_environment(external),
+        env=_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from tunerd import host
@@ -95,8 +96,8 @@ class MpsSlice(RemoteSlice):
             for spec in specs:
                 by_gpu.setdefault(spec.gpu_uuid or "", []).append(spec)
             for gpu_uuid, of in by_gpu.items():
-                external = _is_external(of[0])
                 expected = [_runner_of(spec) for spec in of]
+                external = _external_pipe(of[0])
                 stack.enter_context(guarded_early(gpu_uuid, run, expected, external=external))
             yield
 
@@ -142,8 +143,8 @@ class MpsSlice(RemoteSlice):
         )
 
     def _revive(self, reason: str) -> None:
-        if not _is_external(self.spec):
-            self._ask_to_fence(reason, scope="gpu", shared=True, anew=True)
+        if _external_pipe(self.spec) is None:
+            self._ask_to_fence(reason, scope="gpu", shared=True)
 
     def _ask_to_fence(self, reason: str, **how: Any) -> None:
         fields = {
@@ -188,7 +189,7 @@ class MpsSlice(RemoteSlice):
             spec = self.spec
             if spec.gpu_uuid is None:
                 raise HostError(f"the slice {spec.slice_id} names no GPU")
-            self._lease = Lease.acquire(spec.gpu_uuid, run_name(), external=_is_external(spec))
+            self._lease = Lease.acquire(spec.gpu_uuid, run_name(), external=_external_pipe(spec))
         return self._lease
 
 
@@ -201,9 +202,11 @@ def _runner_of(spec: SliceSpec) -> dict[str, Any]:
     }
 
 
-def _is_external(spec: SliceSpec) -> bool:
-    own = str(gpu_folder(spec.gpu_uuid or "") / "pipe")
-    return dict(spec.environment).get("CUDA_MPS_PIPE_DIRECTORY", own) != own
+def _external_pipe(spec: SliceSpec) -> Path | None:
+    """Return where somebody else's daemon listens for this slice; None for one of our own."""
+    own = gpu_folder(spec.gpu_uuid or "") / "pipe"
+    named = Path(dict(spec.environment).get("CUDA_MPS_PIPE_DIRECTORY", own))
+    return None if named == own else named
 
 
 def usability_of(facts: HostFacts) -> Usability:
@@ -339,6 +342,11 @@ def proof_of(spec: SliceSpec, facts: dict[str, Any], *, listed: bool | None) -> 
         problem = "its client runs without MPS"
     elif listed is False:
         problem = "the MPS server does not list it as a client"
+    elif sm_count < expected - 2:
+        problem = (
+            f"its client sees {sm_count} SMs (a daemon can give all clients less: ask it with"
+            " get_default_active_thread_percentage)"
+        )
     elif sm_count > expected + 2 or (spec.pct < 100 and sm_count >= device_sm_count):
         problem = f"its client sees {sm_count} SMs"
     elif sm_count < MIN_SM_COUNT:

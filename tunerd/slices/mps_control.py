@@ -28,6 +28,7 @@ EXTERNAL_PIPE_FOLDER = Path("/tmp/nvidia-mps")  # the default of CUDA_MPS_PIPE_D
 _COMMAND_SECS = 5.0
 _START_SECS = 15.0
 _QUIT_SECS = 3.0
+_KILL_SECS = 5.0  # for the driver to let go of a process
 
 
 def environment_of(pipe_folder: Path, gpu_uuid: str) -> dict[str, str]:
@@ -130,6 +131,20 @@ class MpsControl:
         log.info("terminate_client %d %d: %s", server, client, answer)
         return answer is not None and not re.search(r"CUDA_ERROR|[Ff]ail|[Ii]nvalid", answer)
 
+    def has_fault(self) -> bool:
+        """Whether a server deals with a fatal GPU error of a client: its status is FAULT then."""
+        answers = [self._run(f"get_server_status {server}") for server in self.servers() or ()]
+        return any("FAULT" in (answer or "") for answer in answers)
+
+    def kill(self) -> None:
+        """End our own daemon and its servers at once, and with them all GPU work of the clients."""
+        mine = self.processes()  # the daemon first, which would start another server
+        for process in mine:
+            process.signal(signal.SIGKILL)
+        for process in mine:
+            if not process.wait(_KILL_SECS):
+                log.warning("pid %d lives %.0f s after it was killed", process.pid, _KILL_SECS)
+
     def quit(self) -> None:
         """Stop our own daemon and its servers, and wait until they are gone. Idempotent."""
         mine = self.processes()
@@ -145,12 +160,14 @@ class MpsControl:
                     process.signal(signal.SIGKILL)
 
     def processes(self) -> list[ProcessId]:
-        """Find the daemon and its servers by the pipe folder in their environment."""
-        folder = str(self.pipe_folder)
+        """Find the daemon, then its servers, by the pipe folder in their environment.
+
+        The front end that takes our commands is the daemon's program without its argument.
+        """
+        pipe = ("CUDA_MPS_PIPE_DIRECTORY", str(self.pipe_folder))
         return [
-            process
-            for program in (MPS_CONTROL, MPS_SERVER)
-            for process in processes.with_environment(program, "CUDA_MPS_PIPE_DIRECTORY", folder)
+            *processes.with_environment(MPS_CONTROL, *pipe, argued=True),
+            *processes.with_environment(MPS_SERVER, *pipe),
         ]
 
     def _environment(self) -> dict[str, str]:

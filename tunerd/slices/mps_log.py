@@ -51,6 +51,10 @@ class ServerLog:
         pids = (int(cause[1]) for cause in _CAUSE.finditer(written))
         return next((pid for pid in pids if pid not in ended), None)
 
+    @property
+    def is_readable(self) -> bool:
+        return os.access(self._path, os.R_OK)
+
     def forget(self) -> None:
         """Take what is written so far as told."""
         try:

@@ -53,11 +53,14 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
-def with_environment(program: str, name: str, value: str) -> list[ProcessId]:
+def with_environment(
+    program: str, name: str, value: str, *, argued: bool = False
+) -> list[ProcessId]:
     """Find this user's processes of a program that were started with an environment variable.
 
     Args:
         program: the file name of the program or of a script it runs.
+        argued: whether only those count that were started with arguments.
     """
     entry = f"{name}={value}".encode()
     found = []
@@ -65,8 +68,11 @@ def with_environment(program: str, name: str, value: str) -> list[ProcessId]:
         if not folder.name.isdigit():
             continue
         try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            if not any(os.path.basename(word) == program.encode() for word in words[:3]):
+            words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            names = [os.path.basename(word) for word in words[:3]]
+            if program.encode() not in names:
+                continue
+            if argued and names.index(program.encode()) == len(words) - 1:
                 continue
             environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:  # ended meanwhile, or another user's
