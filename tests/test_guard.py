@@ -288,11 +288,12 @@ def test_a_successor_that_nobody_asks_for_ends_with_the_guard(bench: Bench) -> N
     assert successor.wait(GONE_SECS)
 
 
-def told_by_the_server(pid: int) -> None:
+def told_by_the_server(pid: int, *, is_named: bool = True) -> None:
     """Write what an MPS server of driver 580 writes of a fault, as if a client had caused it."""
     folder = lease_module.gpu_folder(UUID) / "log"
+    named = f"[Server 1] Client {{PID: {pid}, Context: 1}} encountered a fatal GPU error.\n"
     with (folder / LOG_NAME).open("a") as log:
-        log.write(f"[Server 1] Client {{PID: {pid}, Context: 1}} encountered a fatal GPU error.\n")
+        log.write(named if is_named else "")  # a trap is nobody's
         log.write("[Server 1] Server is handling a fatal GPU error.\n")
         log.write(f"[Server 1] Client {{PID: {pid}, Context ID: 1}} on device 0 to be torn down\n")
 
@@ -314,6 +315,17 @@ def test_the_servers_log_names_the_culprit_whoever_reports_first(bench: Bench) -
     bench.runner(lease, "mps-0-0")
     fault["epoch"] = 1  # the log still tells of the fault before
     assert lease.request("fence", slice_id="mps-0-0", **fault)["culprit"] == "mps-0-0"
+
+
+def test_whose_runner_ends_in_a_fault_that_the_log_lays_to_nobody_is_not_blamed(
+    bench: Bench,
+) -> None:
+    lease = bench.lease()
+    first, _, _ = bench.runner(lease, "mps-0-0")
+    bench.runner(lease, "mps-0-1")
+    told_by_the_server(first.pid, is_named=False)
+    fault: dict[str, Any] = {"scope": "gpu", "reason": "the runner ended", "epoch": 0}
+    assert lease.request("fence", slice_id="mps-0-0", **fault)["culprit"] == UNNAMED
 
 
 def test_a_fault_that_no_slice_reports_is_fenced_by_the_servers_log(bench: Bench) -> None:

@@ -30,26 +30,40 @@ TRAP = """\
 """
 
 
-@pytest.mark.parametrize(("written", "pid"), [(QUIET, None), (MISALIGNED, 1059), (TRAP, 1319)])
-def test_the_client_whose_kernel_failed_is_named(
+@pytest.mark.parametrize(("written", "pid"), [(MISALIGNED, 1059), (TRAP, None)])
+def test_a_fault_is_told_and_its_client_where_it_is_named(
     tmp_path: Path, written: str, pid: int | None
 ) -> None:
     log = ServerLog(tmp_path / "server.log")
-    assert log.culprit() is None
+    assert log.fault() is None
+    (tmp_path / "server.log").write_text(QUIET)
+    assert log.fault() is None
     (tmp_path / "server.log").write_text(QUIET + written)
-    assert log.culprit() == pid
-    assert log.culprit() == pid
+    for _ in range(2):
+        told = log.fault()
+        assert told is not None
+        assert told.pid == pid
+        assert "to be torn down" in told.lines[-1]
+
+
+def test_where_several_clients_are_named_none_is(tmp_path: Path) -> None:
+    log = ServerLog(tmp_path / "server.log")
+    (tmp_path / "server.log").write_text(MISALIGNED + MISALIGNED.replace("1059", "1060"))
+    told = log.fault()
+    assert told is not None
+    assert told.pid is None
 
 
 def test_a_fault_that_is_over_is_not_told_again(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text(MISALIGNED)
     log = ServerLog(path)
-    assert log.culprit() is None
+    assert log.fault() is None
     path.write_text(MISALIGNED + TRAP)
-    assert log.culprit() == 1319
+    assert log.fault() is not None
+    assert log.fault(frozenset({1319, 1376})) is None  # of clients that have ended
     log.forget()
-    assert log.culprit() is None
+    assert log.fault() is None
 
 
 def test_a_log_that_was_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
@@ -57,4 +71,4 @@ def test_a_log_that_was_begun_anew_is_read_from_its_start(tmp_path: Path) -> Non
     path.write_text(QUIET + MISALIGNED)
     log = ServerLog(path)
     path.write_text(TRAP)
-    assert log.culprit() == 1319
+    assert log.fault() is not None

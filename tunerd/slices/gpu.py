@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from tunerd.errors import HostError
 from tunerd.slices.gpu_runner import RUNNER_COMMAND, GpuRunner, end_client
 from tunerd.slices.mps_control import EXTERNAL_PIPE_FOLDER, MpsControl, environment_of
-from tunerd.slices.mps_log import LOG_NAME, ServerLog, external_log_folder
+from tunerd.slices.mps_log import LOG_NAME, ServerFault, ServerLog, external_log_folder
 from tunerd.slices.processes import ProcessId
 from tunerd.slices.tenants import Own
 
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 GRACE_SECS = 2.0  # for a runner to end by itself when its slice is gone
 _LISTED_SECS = 5.0  # for a new client to appear in the MPS server's list
 _REPORT_SECS = 0.5  # for a slice to say what a fault was, before the GPU is fenced without it
+_KILLED_SECS = 10.0  # for the driver to let go of what was killed: up to six on an H200
 _STATUS_SECS = 1.0  # between two looks at a server whose log is not ours to read
 UNNAMED = "a client that the MPS server does not name"
 _SLICE_ID = re.compile(r"[A-Za-z0-9-]{1,32}")  # it becomes part of a socket's path
@@ -57,6 +59,7 @@ class Gpu:
         log_folder = external_log_folder() if external else self._control.log_folder
         self._server_log = ServerLog(log_folder / LOG_NAME)
         self._daemon: set[ProcessId] = set()  # of ours, and its servers, as far as they were seen
+        self._killed: frozenset[ProcessId] = frozenset()  # which may need long to be gone
         self._runners: dict[str, GpuRunner] = {}
         self._asked: dict[str, tuple[int, dict[str, str]]] = {}  # share and environment, by slice
         self._successors: dict[str, GpuRunner] = {}  # that no slice has asked for yet
@@ -65,7 +68,7 @@ class Gpu:
         self._past: set[int] = set()  # those of epochs that are over
         self._culprit = ""
         self._reason = ""
-        self._all_lived = False  # whether no runner had ended by itself when the last epoch did
+        self._ended: set[str] = set()  # slices whose runners had ended when the last epoch did
         self._had_fault = False  # the status of a server whose log is not ours to read
         self._looked_at = 0.0
         self._lock = threading.RLock()  # held while runners are started or all of them are fenced
@@ -190,8 +193,8 @@ class Gpu:
         """Stop every runner after a fault, which no client of the GPU survives.
 
         The MPS server takes new clients only when all clients of the fault are gone (NVIDIA MPS,
-        "Memory Protection and Error Containment"), and may need seconds to let go of each (up to
-        six on an H200, driver 580). One of our own is killed with its clients, and replaced.
+        "Memory Protection and Error Containment"), and terminating one took up to six seconds (one
+        H200, driver 580). So one of our own is killed with its clients, and replaced.
 
         Args:
             culprit: who is to blame where the MPS server names nobody.
@@ -208,28 +211,49 @@ class Gpu:
             if epoch is None or epoch >= self.epoch:
                 self.epoch += 1
                 fallen = self._runners
-                self._all_lived = all(r.exit_status is None for r in fallen.values())
-                if shared and not self._is_only_one(culprit, alone=alone):
+                self._ended = {s for s, r in fallen.items() if r.exit_status is not None}
+                told = self._server_log.fault(self._past)
+                if (shared or told) and not self._is_only_one(culprit, alone=alone):
                     culprit = UNNAMED
-                self._culprit, self._reason = self._named() or culprit, reason
+                self._culprit, self._reason = _client_of(told, fallen) or culprit, reason
                 log.warning("epoch %d begins: %s: %s", self.epoch, self._culprit, reason)
+                lines = "; ".join(told.lines) if told else "nothing of a fault"
+                log.warning("the MPS server wrote: %s", lines)
                 self._past = self._pids - {r.pid for r in self._successors.values()}
-                # They import TVM while the old ones end, and use the GPU when a slice asks for it.
-                for slice_id in fallen.keys() - self._successors.keys():
-                    self._successors[slice_id] = self._started_anew(slice_id)
                 self._runners = {}
                 if self.external:
+                    self._start_successors(fallen)
                     self._stop(fallen, grace_secs=0)
                 else:
-                    self._control.kill()
-                    for runner in fallen.values():
-                        runner.kill()
-                    self._control.start()
+                    self._replace_daemon(fallen)
                 self._begin_epoch()
-            elif alone and self._all_lived and self._culprit == UNNAMED and not self.external:
-                # The server's status told of it first, and cannot tell whose it was.
-                self._culprit = culprit
+            elif alone and self._culprit == UNNAMED and not (self._ended - {culprit}):
+                # The server told of it first, and did not say whose it was.
+                self._culprit = UNNAMED if self.external else culprit
             return {"epoch": self.epoch, "culprit": self._culprit, "reason": self._reason}
+
+    def _replace_daemon(self, fallen: dict[str, GpuRunner]) -> None:
+        """Kill our own daemon with its clients, and start another one before the next runners.
+
+        A runner looks for the daemon while it imports TVM: without one it has no cap.
+        """
+        killed = self._control.kill()
+        for runner in fallen.values():
+            runner.kill()
+        self._control.start()
+        self._start_successors(fallen)
+        deadline = time.monotonic() + _KILLED_SECS
+        ending: list[GpuRunner | ProcessId] = [*fallen.values(), *killed]
+        for process in ending:
+            if not process.wait(max(0.0, deadline - time.monotonic())):
+                log.warning("pid %d lives %.0f s after it was killed", process.pid, _KILLED_SECS)
+        self._killed = frozenset(killed)
+
+    def _start_successors(self, fallen: Iterable[str]) -> None:
+        """Start the next runners of slices: they import TVM while the old ones end."""
+        for slice_id in fallen:
+            if slice_id not in self._successors:
+                self._successors[slice_id] = self._started_anew(slice_id)
 
     def _is_only_one(self, slice_id: str, *, alone: bool) -> bool:
         """Say whether nobody else's kernel, and nobody else's end, can have caused a fault."""
@@ -244,11 +268,11 @@ class Gpu:
         Clients may learn of either seconds later, or never.
         """
         with self._lock:
-            epoch, named = self.epoch, self._named()
+            epoch, told = self.epoch, self._server_log.fault(self._past)
             lost = any(not process.alive for process in self._daemon)
-        if named:
+        if told:
             time.sleep(_REPORT_SECS)
-            self.fence(named, "a fatal GPU error, by the log of the MPS server", epoch=epoch)
+            self.fence(UNNAMED, "a fatal GPU error, by the log of the MPS server", epoch=epoch)
         elif lost:
             self.fence("the MPS daemon", "it ended", epoch=epoch)
         elif self._has_unlogged_fault():
@@ -264,14 +288,6 @@ class Gpu:
         had_fault, self._had_fault = self._had_fault, self._control.has_fault()
         return self._had_fault and not had_fault
 
-    def _named(self) -> str:
-        """Return the slice whose kernel caused a fault of this epoch, or "" without a fault."""
-        pid = self._server_log.culprit(self._past)
-        if pid is None:
-            return ""
-        ours = (r.slice_id for r in list(self._runners.values()) if r.pid == pid)
-        return next(ours, f"a client of somebody else, pid {pid},")
-
     def _begin_epoch(self) -> None:
         """Watch the daemon as it is now: what it wrote, and who is gone, belongs to the past."""
         self._server_log.forget()
@@ -285,7 +301,7 @@ class Gpu:
             if self.external:  # whose pipe folder need not be in its environment
                 self._pids |= set(self._control.servers() or ())
             else:
-                self._daemon |= set(found)
+                self._daemon |= set(found) - self._killed
             self._pids |= {p.pid for p in found}
 
     def state(self) -> dict[str, Any]:
@@ -315,6 +331,14 @@ class Gpu:
         temporary = self._folder / "state.json.new"
         temporary.write_text(json.dumps(self.state(), indent=1))
         temporary.replace(self._folder / "state.json")
+
+
+def _client_of(told: ServerFault | None, runners: dict[str, GpuRunner]) -> str:
+    """Return the slice whose kernel caused a fault, or "" where the server names none."""
+    if told is None or told.pid is None:
+        return ""
+    ours = (s for s, r in runners.items() if r.pid == told.pid)
+    return next(ours, f"a client of somebody else, pid {told.pid},")
 
 
 def external_pipe_folder() -> Path:

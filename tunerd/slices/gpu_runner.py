@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 RUNNER_COMMAND = (sys.executable, "-m", "tunerd.slices.runner")
 _SIGNAL_SECS = 1.0
-_KILL_SECS = 5.0  # for the driver to let go of a process
 _LOG_TAIL_BYTES = 2000
 
 
@@ -88,10 +87,10 @@ class GpuRunner:
             safe = True
             if grace_secs > 0:
                 self._ask_to_close()
-            if not self._wait(grace_secs):
+            if not self.wait(grace_secs):
                 safe = end_client(control, self.pid)
                 for send in (self._process.terminate, self._process.kill):
-                    if self._wait(_SIGNAL_SECS):
+                    if self.wait(_SIGNAL_SECS):
                         break
                     send()
                 self._process.wait()
@@ -99,10 +98,8 @@ class GpuRunner:
             return safe
 
     def kill(self) -> None:
-        """End the process at once, after the server that did its GPU work has ended."""
+        """Kill the process, after the server that does its GPU work."""
         self._process.kill()
-        if not self._wait(_KILL_SECS):
-            log.warning("the runner %d lives %.0f s after it was killed", self.pid, _KILL_SECS)
         self.socket_path.unlink(missing_ok=True)
 
     def _ask_to_close(self) -> None:
@@ -112,7 +109,8 @@ class GpuRunner:
                 sock.settimeout(0.5)
                 sock.connect(str(self.socket_path))
 
-    def _wait(self, timeout_secs: float) -> bool:
+    def wait(self, timeout_secs: float) -> bool:
+        """Wait for the end of the process; True once it has ended."""
         try:
             self._process.wait(timeout_secs)
         except subprocess.TimeoutExpired:
