@@ -1,5 +1,6 @@
-"""Importing this makes tuners build, for every candidate of their search, a kernel that faults.
+"""Importing this makes tuners build kernels that fault for the candidates of their search.
 
+The environment's FAULTY_ONE_IN says for which, by their hashes; without it nothing is changed.
 Default schedules stay as they are. scripts/fault_after_fault has it imported in each process of a
 run.
 """
@@ -7,6 +8,7 @@ run.
 from __future__ import annotations
 
 import functools
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +20,13 @@ from tunerd.tuner import Tuner
 from tunerd.vocabulary import Build, Candidate, Failure, Origin, TargetSpec, Task
 
 FAULT = 'asm volatile("trap;");'
+ONE_IN = "FAULTY_ONE_IN"
 
 build_as_it_is, warm_up_as_it_is = Tuner._build, Tuner.warm_up
+
+
+def is_faulty(candidate: Candidate, one_in: int) -> bool:
+    return candidate.origin is Origin.SEARCH and int(candidate.candidate_id[:8], 16) % one_in == 0
 
 
 @functools.cache
@@ -38,10 +45,11 @@ def warm_up(self: Tuner, tasks: Sequence[Task], *more: Any, **options: Any) -> f
 
 
 def build_faulty(self: Tuner, candidate: Candidate) -> Build | Failure:
-    if candidate.origin is not Origin.SEARCH:
+    if not is_faulty(candidate, int(os.environ[ONE_IN])):
         return build_as_it_is(self, candidate)
     return replace(faulty(self._tasks[candidate.task_id].target), candidate=candidate)
 
 
-Tuner._build = build_faulty  # type: ignore[method-assign]
-Tuner.warm_up = warm_up  # type: ignore[method-assign]
+if ONE_IN in os.environ:
+    Tuner._build = build_faulty  # type: ignore[method-assign]
+    Tuner.warm_up = warm_up  # type: ignore[method-assign]

@@ -99,7 +99,7 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
         findings=findings(samples, seed=asked["settings"]["seed"]),
         changes=changes_of(kept.of("contest")),
         names=names,
-        costs=_costs(kept),
+        costs=costs_of(kept),
         verified={x["tuned_at"]: x["verification"]["verdict"] for x in kept.of("artifact")},
         clocks_mhz=(min(clocks), max(clocks)) if clocks else None,
     )
@@ -123,7 +123,8 @@ def whole_rounds(kept: Kept, shares: Set[int]) -> list[dict[str, Any]]:
     return list(itertools.chain.from_iterable(whole))
 
 
-def _costs(kept: Kept) -> Costs:
+def costs_of(kept: Kept) -> Costs:
+    """Return what the stages that have ended took."""
     levels = [(line["learns_from"], Cost(**line["cost"])) for line in kept.of("level")]
     stages = {"finalists": NOTHING, "models": NOTHING}
     for line in kept.of("cost"):

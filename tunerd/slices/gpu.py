@@ -17,8 +17,8 @@ from typing import Any
 from tunerd.errors import HostError
 from tunerd.slices.gpu_runner import RUNNER_COMMAND, GpuRunner, end_client
 from tunerd.slices.mps_control import EXTERNAL_PIPE_FOLDER, MpsControl, environment_of
-from tunerd.slices.mps_log import LOG_NAME, ServerFault, ServerLog, external_log_folder
-from tunerd.slices.processes import ProcessId
+from tunerd.slices.mps_log import LOG_NAME, ServerLog, external_log_folder
+from tunerd.slices.processes import ProcessId, with_children
 from tunerd.slices.tenants import Own
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _LISTED_SECS = 5.0  # for a new client to appear in the MPS server's list
 _REPORT_SECS = 0.5  # for a slice to say what a fault was, before the GPU is fenced without it
 _KILLED_SECS = 10.0  # for the driver to let go of what was killed: up to six on an H200
 _STATUS_SECS = 1.0  # between two looks at a server whose log is not ours to read
-UNNAMED = "a client that the MPS server does not name"
+UNNAMED = "some client of the GPU"
 _SLICE_ID = re.compile(r"[A-Za-z0-9-]{1,32}")  # it becomes part of a socket's path
 
 
@@ -197,11 +197,11 @@ class Gpu:
         H200, driver 580). So one of our own is killed with its clients, and replaced.
 
         Args:
-            culprit: who is to blame where the MPS server names nobody.
+            culprit: who is to blame, unless all clients get the error.
             epoch: of the runner that reports the fault. An earlier one than now was fenced before:
                 that runner fell with the culprit's, and nothing more is done.
-            shared: whether all clients of the GPU get this error. Then nobody is blamed for
-                reporting it first, unless nobody else worked.
+            shared: whether all clients of the GPU get this error, as they do of what the MPS server
+                writes. Then nobody is blamed for reporting it first, unless nobody else worked.
             alone: whether the other runners were idle, as far as who reports knows.
 
         Returns:
@@ -215,10 +215,9 @@ class Gpu:
                 told = self._server_log.fault(self._past)
                 if (shared or told) and not self._is_only_one(culprit, alone=alone):
                     culprit = UNNAMED
-                self._culprit, self._reason = _client_of(told, fallen) or culprit, reason
-                log.warning("epoch %d begins: %s: %s", self.epoch, self._culprit, reason)
-                lines = "; ".join(told.lines) if told else "nothing of a fault"
-                log.warning("the MPS server wrote: %s", lines)
+                self._culprit, self._reason = culprit, reason
+                log.warning("epoch %d begins: %s: %s", self.epoch, culprit, reason)
+                log.warning("the MPS server wrote: %s", "; ".join(told) or "nothing of a fault")
                 self._past = self._pids - {r.pid for r in self._successors.values()}
                 self._runners = {}
                 if self.external:
@@ -228,7 +227,7 @@ class Gpu:
                     self._replace_daemon(fallen)
                 self._begin_epoch()
             elif alone and self._culprit == UNNAMED and not (self._ended - {culprit}):
-                # The server told of it first, and did not say whose it was.
+                # The server told of it first, which does not say whose it was.
                 self._culprit = UNNAMED if self.external else culprit
             return {"epoch": self.epoch, "culprit": self._culprit, "reason": self._reason}
 
@@ -237,16 +236,18 @@ class Gpu:
 
         A runner looks for the daemon while it imports TVM: without one it has no cap.
         """
-        killed = self._control.kill()
+        killed = with_children(self._daemon)  # its servers are its children
+        for process in killed:
+            process.signal(signal.SIGKILL)
         for runner in fallen.values():
             runner.kill()
         self._control.start()
         self._start_successors(fallen)
         deadline = time.monotonic() + _KILLED_SECS
         ending: list[GpuRunner | ProcessId] = [*fallen.values(), *killed]
-        for process in ending:
-            if not process.wait(max(0.0, deadline - time.monotonic())):
-                log.warning("pid %d lives %.0f s after it was killed", process.pid, _KILLED_SECS)
+        for each in ending:
+            if not each.wait(max(0.0, deadline - time.monotonic())):
+                log.warning("pid %d lives %.0f s after it was killed", each.pid, _KILLED_SECS)
         self._killed = frozenset(killed)
 
     def _start_successors(self, fallen: Iterable[str]) -> None:
@@ -331,14 +332,6 @@ class Gpu:
         temporary = self._folder / "state.json.new"
         temporary.write_text(json.dumps(self.state(), indent=1))
         temporary.replace(self._folder / "state.json")
-
-
-def _client_of(told: ServerFault | None, runners: dict[str, GpuRunner]) -> str:
-    """Return the slice whose kernel caused a fault, or "" where the server names none."""
-    if told is None or told.pid is None:
-        return ""
-    ours = (s for s, r in runners.items() if r.pid == told.pid)
-    return next(ours, f"a client of somebody else, pid {told.pid},")
 
 
 def external_pipe_folder() -> Path:

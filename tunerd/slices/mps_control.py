@@ -28,7 +28,6 @@ EXTERNAL_PIPE_FOLDER = Path("/tmp/nvidia-mps")  # the default of CUDA_MPS_PIPE_D
 _COMMAND_SECS = 5.0
 _START_SECS = 15.0
 _QUIT_SECS = 3.0
-_KILL_SECS = 1.0  # for a daemon that was killed to be gone; it holds nothing of a GPU
 
 
 def environment_of(pipe_folder: Path, gpu_uuid: str) -> dict[str, str]:
@@ -136,18 +135,6 @@ class MpsControl:
         answers = [self._run(f"get_server_status {server}") for server in self.servers() or ()]
         return any("FAULT" in (answer or "") for answer in answers)
 
-    def kill(self) -> list[ProcessId]:
-        """Kill our own daemon and its servers, and with them all GPU work of the clients.
-
-        Returns what the driver may not have let go of yet. Another daemon can be started.
-        """
-        mine = self.processes()  # the daemon first, which would start another server
-        for process in mine:
-            process.signal(signal.SIGKILL)
-        for daemon in self._daemons():
-            daemon.wait(_KILL_SECS)
-        return mine
-
     def quit(self) -> None:
         """Stop our own daemon and its servers, and wait until they are gone. Idempotent."""
         mine = self.processes()
@@ -167,14 +154,11 @@ class MpsControl:
 
         The front end that takes our commands is the daemon's program without its argument.
         """
-        return [*self._daemons(), *processes.with_environment(MPS_SERVER, *self._pipe)]
-
-    def _daemons(self) -> list[ProcessId]:
-        return processes.with_environment(MPS_CONTROL, *self._pipe, argued=True)
-
-    @property
-    def _pipe(self) -> tuple[str, str]:
-        return "CUDA_MPS_PIPE_DIRECTORY", str(self.pipe_folder)
+        pipe = ("CUDA_MPS_PIPE_DIRECTORY", str(self.pipe_folder))
+        return [
+            *processes.with_environment(MPS_CONTROL, *pipe, argued=True),
+            *processes.with_environment(MPS_SERVER, *pipe),
+        ]
 
     def _environment(self) -> dict[str, str]:
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -51,6 +52,20 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def with_children(of: Iterable[ProcessId]) -> list[ProcessId]:
+    """Return living processes and their children.
+
+    It reads no memory of a process, as its environment is: that waits while a driver holds it.
+    """
+    pids = {process.pid for process in of if process.alive}
+    found = []
+    for folder in Path("/proc").iterdir():
+        stat = _stat(int(folder.name)) if folder.name.isdigit() else None
+        if stat is not None and (int(folder.name) in pids or int(stat[1]) in pids):
+            found.append(ProcessId.of(int(folder.name)))
+    return [process for process in found if process is not None]
 
 
 def with_environment(

@@ -108,7 +108,10 @@ class RemoteSlice(Slice):
             # A share that was obtained before is obtained again, once the device has recovered.
             passes = self._proof is not None or OF_MPS in problem.upper()
             if not passes or tried_secs > RECOVERY_SECS:
-                raise HostError(f"the slice {self.spec.slice_id} cannot run: {problem}")
+                why = (
+                    "; its MPS daemon takes no client of yours" if OF_MPS in problem.upper() else ""
+                )
+                raise HostError(f"the slice {self.spec.slice_id} cannot run: {problem}{why}")
             log.warning("%s is refused: %s", self.spec.slice_id, problem)
             if tried_secs > RECOVERY_SECS / 2 and not is_revived:
                 self._revive(problem)
