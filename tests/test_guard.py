@@ -26,7 +26,7 @@ from tunerd.slices.gpu_runner import runner_environment
 from tunerd.slices.lease import Lease
 from tunerd.slices.mps_control import MpsControl
 from tunerd.slices.mps_log import LOG_NAME
-from tunerd.slices.processes import ProcessId
+from tunerd.slices.processes import ProcessId, with_children
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 GONE_SECS = 60.0  # a bound for the tests' patience, no statement about speed
@@ -277,6 +277,20 @@ def test_a_runner_that_fell_has_a_successor_before_its_slice_asks_for_one(bench:
     assert stale.wait(GONE_SECS)
 
 
+def test_a_successor_that_nobody_has_asked_for_is_replaced_with_its_daemon(bench: Bench) -> None:
+    lease = bench.lease()
+    bench.runner(lease, "mps-0-0")
+    bench.runner(lease, "mps-0-1")
+    fault: dict[str, Any] = {"scope": "gpu", "reason": "illegal address"}
+    lease.request("fence", slice_id="mps-0-0", epoch=0, **fault)
+    early = [identity(r["pid"]) for r in lease.request("state")["runners"]]
+    bench.runner(lease, "mps-0-0")
+    lease.request("fence", slice_id="mps-0-0", epoch=1, **fault)
+    later = [identity(r["pid"]) for r in lease.request("state")["runners"]]
+    assert len(early) == len(later) == 2
+    assert not any(process.alive for process in early)
+
+
 def test_a_successor_that_nobody_asks_for_ends_with_the_guard(bench: Bench) -> None:
     lease = bench.lease()
     bench.runner(lease, "mps-0-0")
@@ -390,6 +404,19 @@ def test_who_gives_a_daemon_commands_is_no_daemon(bench: Bench) -> None:
         outside.quit()
         front_end.kill()
         front_end.communicate()
+
+
+def test_a_process_is_found_with_its_children() -> None:
+    command = "sleep 600 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = identity(int(parent.stdout.readline()))
+        found = with_children([identity(parent.pid)])
+        assert set(found) == {identity(parent.pid), child}
+        for process in found:
+            process.signal(signal.SIGKILL)
+        assert child.wait(GONE_SECS)
+    assert with_children(found) == []
 
 
 def test_a_slice_that_starts_again_replaces_its_runner(bench: Bench) -> None:

@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,11 @@ class HostFacts:
         if self.core_quota is not None:
             count = min(count, int(self.core_quota))
         return max(1, count)
+
+
+def shown(command: Sequence[str]) -> list[str]:
+    """Return a command without the places that only this machine has, to stand beside a figure."""
+    return [Path(part).name if part.startswith("/") else part for part in command]
 
 
 def facts() -> HostFacts:

@@ -226,25 +226,28 @@ class Gpu:
                 else:
                     self._replace_daemon(fallen)
                 self._begin_epoch()
-            elif alone and self._culprit == UNNAMED and not (self._ended - {culprit}):
-                # The server told of it first, which does not say whose it was.
-                self._culprit = UNNAMED if self.external else culprit
+            elif self._culprit == UNNAMED and self._was_only_one(culprit, alone=alone):
+                self._culprit = culprit  # the server told of it first
             return {"epoch": self.epoch, "culprit": self._culprit, "reason": self._reason}
 
     def _replace_daemon(self, fallen: dict[str, GpuRunner]) -> None:
         """Kill our own daemon with its clients, and start another one before the next runners.
 
-        A runner looks for the daemon while it imports TVM: without one it has no cap.
+        A runner looks for the daemon while it imports TVM: without one it has no cap. So those that
+        no slice has asked for yet are replaced, too.
         """
         killed = with_children(self._daemon)  # its servers are its children
         for process in killed:
             process.signal(signal.SIGKILL)
-        for runner in fallen.values():
+        runners = [*fallen.values(), *self._successors.values()]
+        for runner in runners:
             runner.kill()
         self._control.start()
-        self._start_successors(fallen)
+        expected = fallen.keys() | self._successors.keys()
+        self._successors = {}
+        self._start_successors(expected)
         deadline = time.monotonic() + _KILLED_SECS
-        ending: list[GpuRunner | ProcessId] = [*fallen.values(), *killed]
+        ending: list[GpuRunner | ProcessId] = [*runners, *killed]
         for each in ending:
             if not each.wait(max(0.0, deadline - time.monotonic())):
                 log.warning("pid %d lives %.0f s after it was killed", each.pid, _KILLED_SECS)
@@ -262,6 +265,10 @@ class Gpu:
         if self.external:  # whose other clients are not known here
             return False
         return not others or (alone and all(r.exit_status is None for r in others))
+
+    def _was_only_one(self, slice_id: str, *, alone: bool) -> bool:
+        """Say the same of the fault that ended the last epoch."""
+        return alone and not self.external and not self._ended - {slice_id}
 
     def watch(self) -> None:
         """Fence the GPU where the MPS server tells of a fault or a process of the daemon has ended.
