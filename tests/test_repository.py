@@ -375,6 +375,13 @@ def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
     assert (tmp_path / picture).read_text() == (kept / picture).read_text()
 
 
+def test_the_table_of_costs_is_what_its_script_makes_of_what_was_kept() -> None:
+    kept = ROOT / "results" / "h200-matrix-cost"
+    command = [sys.executable, ROOT / "scripts" / "plot_shares", kept]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == (kept / "costs.txt").read_text()
+
+
 def test_files_speak_of_the_project_alone() -> None:
     # Put together here, so that this file holds none of them.
     foreign = ("/".join(("", "work", "")), "/".join(("", "tmp", "bash_jobs")), "design" + ".md")
