@@ -358,6 +358,15 @@ def test_a_fault_that_only_the_servers_status_tells_of_is_fenced_once(bench: Ben
     assert (answer["epoch"], answer["culprit"]) == (1, "mps-0-0")
 
 
+def test_a_fault_that_the_server_tells_of_first_is_the_only_slices_own(bench: Bench) -> None:
+    lease = bench.lease()
+    bench.runner(lease, "mps-0-0")
+    (lease_module.gpu_folder(UUID) / "pipe" / "fault").touch()
+    wait_for_epoch(lease, 1)
+    fault: dict[str, Any] = {"slice_id": "mps-0-0", "scope": "gpu", "reason": "no answer"}
+    assert lease.request("fence", epoch=0, **fault)["culprit"] == "mps-0-0"
+
+
 def test_a_log_that_comes_back_tells_of_no_fault_again(bench: Bench) -> None:
     log = lease_module.gpu_folder(UUID) / "log" / LOG_NAME
     lease = bench.lease()

@@ -68,7 +68,7 @@ class Gpu:
         self._past: set[int] = set()  # those of epochs that are over
         self._culprit = ""
         self._reason = ""
-        self._ended: set[str] = set()  # slices whose runners had ended when the last epoch did
+        self._lived: dict[str, bool] = {}  # whether a slice's runner did when the last epoch ended
         self._had_fault = False  # the status of a server whose log is not ours to read
         self._looked_at = 0.0
         self._lock = threading.RLock()  # held while runners are started or all of them are fenced
@@ -211,7 +211,7 @@ class Gpu:
             if epoch is None or epoch >= self.epoch:
                 self.epoch += 1
                 fallen = self._runners
-                self._ended = {s for s, r in fallen.items() if r.exit_status is not None}
+                self._lived = {s: r.exit_status is None for s, r in fallen.items()}
                 told = self._server_log.fault(self._past)
                 if (shared or told) and not self._is_only_one(culprit, alone=alone):
                     culprit = UNNAMED
@@ -226,7 +226,11 @@ class Gpu:
                 else:
                     self._replace_daemon(fallen)
                 self._begin_epoch()
-            elif self._culprit == UNNAMED and self._was_only_one(culprit, alone=alone):
+            elif (
+                epoch == self.epoch - 1
+                and self._culprit == UNNAMED
+                and self._is_only_one(culprit, alone=alone)
+            ):
                 self._culprit = culprit  # the server told of it first
             return {"epoch": self.epoch, "culprit": self._culprit, "reason": self._reason}
 
@@ -260,15 +264,11 @@ class Gpu:
                 self._successors[slice_id] = self._started_anew(slice_id)
 
     def _is_only_one(self, slice_id: str, *, alone: bool) -> bool:
-        """Say whether nobody else's kernel, and nobody else's end, can have caused a fault."""
-        others = [r for s, r in self._runners.items() if s != slice_id]
+        """Say whether no kernel and no end of anybody else can have ended the last epoch."""
+        others = [lived for s, lived in self._lived.items() if s != slice_id]
         if self.external:  # whose other clients are not known here
             return False
-        return not others or (alone and all(r.exit_status is None for r in others))
-
-    def _was_only_one(self, slice_id: str, *, alone: bool) -> bool:
-        """Say the same of the fault that ended the last epoch."""
-        return alone and not self.external and not self._ended - {slice_id}
+        return not others or (alone and all(others))
 
     def watch(self) -> None:
         """Fence the GPU where the MPS server tells of a fault or a process of the daemon has ended.

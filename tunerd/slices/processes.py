@@ -61,11 +61,11 @@ def with_children(of: Iterable[ProcessId]) -> list[ProcessId]:
     """
     pids = {process.pid for process in of if process.alive}
     found = []
-    for folder in Path("/proc").iterdir():
-        stat = _stat(int(folder.name)) if folder.name.isdigit() else None
-        if stat is not None and (int(folder.name) in pids or int(stat[1]) in pids):
-            found.append(ProcessId.of(int(folder.name)))
-    return [process for process in found if process is not None]
+    for pid in (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()):
+        stat, process = _stat(pid), ProcessId.of(pid)
+        if stat and process and (pid in pids or int(stat[1]) in pids):
+            found.append(process)
+    return found
 
 
 def with_environment(
