@@ -28,6 +28,11 @@ RAY_DASHBOARD_PORT = 8265  # Ray's default; whoever reaches it can run code as i
 _SHOWN_SHARES = (5, 10, 20, 25, 33, 40, 50, 75, 100)
 _PROBED_PCT = 40
 _IMPORT_SECS = 120.0
+_GENERATE_CODE = """
+from tunerd import host, without_torch
+without_torch.keep_torch_from_tvm()
+print(host.cpu_target_json(1).json)
+"""
 
 
 class Status(StrEnum):
@@ -103,7 +108,7 @@ def _packages(facts: HostFacts) -> Iterator[Finding]:
 
 def _tvm(_: HostFacts) -> Iterator[Finding]:
     # In a process of its own: a wrong pair of TVM and tvm-ffi crashes the interpreter.
-    answer = _python("from tunerd import host; print(host.cpu_target_json(1).json)")
+    answer = _python(_GENERATE_CODE)
     if answer.ok:
         yield Finding("TVM", Status.OK, f"loads, and generates code for {answer.text}")
     else:

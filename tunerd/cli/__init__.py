@@ -15,7 +15,9 @@ def main() -> None:
     atexit.register(_leave, codes)  # the first to be registered is the last to be called
     from tunerd.cli.app import app
     from tunerd.cli.errors import run
+    from tunerd.without_torch import keep_torch_from_tvm
 
+    keep_torch_from_tvm()
     codes.append(run(app, sys.argv[1:]))
     sys.exit(codes[0])
 

@@ -15,6 +15,7 @@ from tunerd.errors import HostError
 from tunerd.slices import member, plan
 from tunerd.slices.base import Plan
 from tunerd.vocabulary import SliceSpec, TargetSpec
+from tunerd.without_torch import keep_torch_from_tvm
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -59,6 +60,7 @@ class TunerSpec:
 
 def survey_here(kind: str, pct: int, per_device: int | None, external: bool) -> Survey:
     """Survey this machine for slices of a kind. Creates no CUDA context."""
+    keep_torch_from_tvm()
     facts = host.facts()
     usable = member(kind).usability()
     if usable.ok:

@@ -27,6 +27,7 @@ from tunerd.vocabulary import (
     TargetSpec,
     Task,
 )
+from tunerd.without_torch import keep_torch_from_tvm
 
 _NICENESS = 10  # of tuners
 
@@ -86,6 +87,7 @@ class TunerActor:
     def __init__(
         self, seed: int, threads: int, number: int, cores: tuple[int, ...], scratch: str | None
     ) -> None:
+        keep_torch_from_tvm()
         from tunerd.tuner import Tuner
 
         _use_scratch(scratch)
@@ -112,6 +114,7 @@ class SliceActor:
     """A Slice behind Ray. Makes no CUDA context: its runner does."""
 
     def __init__(self, scratch: str | None) -> None:
+        keep_torch_from_tvm()
         _use_scratch(scratch)
         self._started: Slice | None = None
 

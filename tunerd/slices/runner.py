@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 from tunerd.disk import disk_errors_said
 from tunerd.errors import DiskError
 from tunerd.slices import wire
+from tunerd.without_torch import keep_torch_from_tvm
 
 if TYPE_CHECKING:
     from tunerd.measuring import repeating
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--cores", type=_cores, default=())
     parser.add_argument("--leash", action="store_true")
     arguments = parser.parse_args()
+    keep_torch_from_tvm()
     # Ctrl-C reaches the whole terminal; whoever started this runner decides when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.cores:  # before any thread is started: each inherits it
