@@ -373,7 +373,12 @@ def finish(ending: Ending) -> Outcome:
     """End a run with its winners, without a model."""
     quiet = QuietSlice(ending.cluster, ending.quiet_slice)
     outcomes = choose_winners(
-        TASKS, ending.folder.store, quiet, say=ending.say, unsearched=ending.unsearched
+        TASKS,
+        ending.folder.store,
+        quiet,
+        say=ending.say,
+        unsearched=ending.unsearched,
+        built=ending.built,
     )
     times = (1e-3, 1.1e-3, 0.9e-3)
     outcome = Outcome(

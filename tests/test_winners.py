@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tunerd.cluster.actors import Cluster
+from tunerd.deciding.best_builds import BestBuilds
 from tunerd.deciding.neighbours import others_on_device, require_neighbours
 from tunerd.deciding.quiet import STEP_SECS, WAIT_SECS, Finals, Patience, QuietSlice
 from tunerd.deciding.winners import FINALISTS, choose_winners
@@ -257,6 +258,34 @@ def test_a_task_with_new_trials_is_decided_again(store: Store) -> None:
     store.finish_all({searched_again[0]: samples(1e-3, "search-v1")})
     (outcome,) = choose(store, FakeCluster(times(4e-3, 3e-3, 1e-3)))
     assert outcome.winner == better
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_what_the_search_has_built_is_not_built_again(store: Store, missing: int) -> None:
+    candidates = searched(store, 2e-3, 1e-3)
+    cluster = FakeCluster(times(4e-3, 2e-3, 1e-3))
+    of_search = cluster.build_all([default_candidate(TASK), *candidates])
+    built = [b for b in of_search[missing:] if isinstance(b, Build)]
+    cluster.calls.clear()
+    quiet = QuietSlice(cast(Cluster, cluster), "quiet")
+    (outcome,) = choose_winners(
+        [TASK], store, quiet, say=lambda message: None, unsearched={}, built=built
+    )
+    assert outcome.winner == candidates[1]
+    assert cluster.calls == ["build"] * missing + ["compare", "agree"]
+
+
+def test_the_best_builds_are_kept_of_quiet_and_of_disturbed_trials() -> None:
+    kept = BestBuilds(2)
+    default, *others = [default_candidate(TASK), *(candidate(i) for i in range(7))]
+    secs = [9e-3, 5e-3, 4e-3, 3e-3, 2e-3, 1e-3, 6e-3, 7e-3]
+    builds = [Build(c, b"", "", 0.1, TASK.args, (0,), "llvm") for c in (default, *others)]
+    results = [samples(s) for s in secs]
+    noisy = [disturbed(r) if i in (5, 6) else r for i, r in enumerate(results)]
+    kept.note(builds[:3], noisy[:3])
+    kept.note(builds[3:], [*noisy[3:-1], CRASH])
+    ids = {b.candidate.candidate_id for b in kept.all()}
+    assert ids == {c.candidate_id for c in (default, *(candidate(i) for i in (2, 3, 4, 5)))}
 
 
 def test_a_task_without_trials_says_what_the_search_said(store: Store) -> None:

@@ -16,8 +16,10 @@ from tunerd.cluster.crew import Crew
 from tunerd.cluster.workers import Answer
 from tunerd.coordination import events as ev
 from tunerd.coordination.coordinator import Coordinator, Limits
+from tunerd.deciding.best_builds import BestBuilds
 from tunerd.deciding.finals import Ending, finish
 from tunerd.deciding.quiet import Finals
+from tunerd.deciding.winners import FINALISTS
 from tunerd.disk import disk_errors_said
 from tunerd.errors import Interrupted
 from tunerd.ledger import Ledger
@@ -151,6 +153,7 @@ class _Session:
         began_at = clock.now() - (time.monotonic() - started)
         self._timekeeper = Timekeeper(self._store, began_at=began_at)
         self._crew: Crew | None = None
+        self._best_builds = BestBuilds(FINALISTS)
         self._began = started
 
     def run(self) -> Outcome:
@@ -171,6 +174,7 @@ class _Session:
                     say=self._say,
                     enter=self._timekeeper.enter,
                     unsearched=self._coordinator.unsearched(),
+                    built=tuple(self._place.workshop.builds.values()),
                 )
             )
             self._timekeeper.end()
@@ -221,6 +225,8 @@ class _Session:
             cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms)
             self._restore(kernels, proofs)
             self._search(cluster, crew)
+            kept = self._best_builds.all()
+            self._place.workshop.builds |= {b.candidate.candidate_id: b for b in kept}
             self._timekeeper.end()
             self._require_not_stopped()
             yield cluster, crew, kernels
@@ -353,6 +359,7 @@ class _Session:
                 yield ev.BuildsEnded(worker_id, tuple(zip(candidates, answer.value, strict=True)))
             case ev.Measure(builds=builds):
                 self._telemetry.measured(crew.device(worker_id), answer.value)
+                self._best_builds.note(builds, answer.value)
                 candidates = tuple(b.candidate for b in builds)
                 yield ev.MeasurementsEnded(
                     worker_id, tuple(zip(candidates, answer.value, strict=True))

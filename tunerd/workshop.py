@@ -17,7 +17,7 @@ from typing import Any, Self
 from tunerd import host, preparation
 from tunerd.cluster.actors import Cluster
 from tunerd.models.model import FixedModel
-from tunerd.vocabulary import TargetSpec
+from tunerd.vocabulary import Build, TargetSpec
 
 _Asked = tuple[TargetSpec, preparation.Selection | None]
 
@@ -27,6 +27,7 @@ class Workshop:
 
     def __init__(self, model: FixedModel) -> None:
         self.model = model
+        self.builds: dict[str, Build] = {}  # of the best candidates of all sessions, by their ids
         self.run = f"{model.name}-{int(time.time())}-{os.getpid()}"
         self._stack = contextlib.ExitStack()
         self._cluster: Cluster | None = None

@@ -37,6 +37,7 @@ from tunerd.settings import TuneSettings
 from tunerd.vocabulary import (
     MODEL,
     Arrays,
+    Build,
     Candidate,
     CapProof,
     Failure,
@@ -62,6 +63,7 @@ class Ending:
     say: Say
     enter: Callable[[Phase], None]
     unsearched: Mapping[str, str] = field(default_factory=dict)  # task_id -> why it has no trials
+    built: Sequence[Build] = ()  # by the search
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -90,6 +92,7 @@ def finish(ending: Ending) -> Outcome:
         quiet,
         say=ending.say,
         unsearched=ending.unsearched,
+        built=ending.built,
     )
     ending.enter(Phase.MODEL)
     # Nothing becomes the artifact before it is verified. Each folder is compiled once: a runner

@@ -44,11 +44,13 @@ def choose_winners(
     *,
     say: Say,
     unsearched: Mapping[str, str],
+    built: Iterable[Build] = (),
 ) -> tuple[TaskOutcome, ...]:
     """Choose a winner for each task, in order; outcomes are stored, and not decided twice.
 
     A stored outcome counts while no trial of its task has ended since, if it was measured like
-    these. `unsearched` says of tasks by their ids why they have no trials.
+    these. `unsearched` says of tasks by their ids why they have no trials. What is not in `built`
+    is built.
     """
     records = _ended(store.records())
     finals = quiet.finals
@@ -60,10 +62,11 @@ def choose_winners(
     todo = [t for t in tasks if t.task_id not in known]
     entries = {t.task_id: _entries(t, records.get(t.task_id, ()), finals.fidelity) for t in todo}
     wanted = [c for t in todo for c in entries[t.task_id].all]
-    if wanted:
-        say(f"building the finalists of {len(todo)} tasks")
-    built = quiet.cluster.build_all(wanted) if wanted else []
-    builds = {c.candidate_id: b for c, b in zip(wanted, built, strict=True)}
+    builds: dict[str, Build | Failure] = {b.candidate.candidate_id: b for b in built}
+    if missing := [c for c in wanted if c.candidate_id not in builds]:
+        say(f"building {len(missing)} of the {len(wanted)} finalists of {len(todo)} tasks")
+        found = quiet.cluster.build_all(missing)
+        builds |= {c.candidate_id: b for c, b in zip(missing, found, strict=True)}
     for first in range(0, len(todo), quiet.at_once):
         part = todo[first : first + quiet.at_once]
         names = ", ".join(t.name for t in part)

@@ -27,12 +27,15 @@ def build_all(
     workshop: Workshop,
     say: Say,
 ) -> dict[str, Build | Failure]:
-    """Return a build of each candidate by its id, those that are on disk without building."""
+    """Return a build of each candidate by its id; those of the levels and on disk are not built."""
     found: dict[str, Build | Failure] = {}
     missing = []
     for candidate in candidates:
         if build := kept.build_of(candidate):
             found[candidate.candidate_id] = build
+        elif build := workshop.builds.get(candidate.candidate_id):
+            found[candidate.candidate_id] = build
+            kept.save_build(build)
         else:
             missing.append(candidate)
     if not missing:
