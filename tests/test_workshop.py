@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -14,8 +15,12 @@ from models import conv_net
 from ray_processes import short_folder
 
 from tunerd import host, preparation
+from tunerd.matrix.building import build_all
+from tunerd.matrix.kept import opened
 from tunerd.models.model import read_model
 from tunerd.records import Store
+from tunerd.settings import TuneSettings
+from tunerd.vocabulary import Build, Candidate, Origin, TargetSpec
 from tunerd.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,3 +80,27 @@ def test_a_model_is_lowered_once_for_each_target(tmp_path: Path) -> None:
     assert workshop.kernels(target) is kernels
     chosen = preparation.Selection((kernels.tasks[0].task_id,), 8)
     assert workshop.kernels(target, chosen).tasks == kernels.tasks[:1]
+
+
+def test_what_a_session_has_built_is_lent_for_its_target_and_kept_by_a_matrix(
+    tmp_path: Path,
+) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    workshop = Workshop(read_model(tmp_path / "net.onnx"))
+    one_core, two_cores = (TargetSpec("llvm", f'{{"num-cores":{n}}}') for n in (1, 2))
+    candidate = Candidate("t", "c" * 16, Origin.SEARCH)
+    library = b"\x7fELF"
+    digest = hashlib.sha256(library).hexdigest()
+    build = Build(candidate, library, digest, 0.1, (), (), "llvm")
+    workshop.keep(one_core, [build])
+    assert workshop.build_of(one_core, candidate) == build
+    assert workshop.build_of(two_cores, candidate) is None
+    base = TuneSettings(
+        model=tmp_path / "net.onnx", out=tmp_path / "m", slice_kind="cpu", cpu_pct=50
+    )
+    with opened(tmp_path / "m", {}) as kept:
+        said: list[str] = []
+        found = build_all([candidate], kept, one_core, base, workshop, said.append)
+        assert found == {candidate.candidate_id: build}
+        assert kept.build_of(candidate) == build
+        assert not said  # no tuner was asked

@@ -174,7 +174,7 @@ class _Session:
                     say=self._say,
                     enter=self._timekeeper.enter,
                     unsearched=self._coordinator.unsearched(),
-                    built=tuple(self._place.workshop.builds.values()),
+                    built=self._best_builds.all(),
                 )
             )
             self._timekeeper.end()
@@ -225,8 +225,7 @@ class _Session:
             cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms)
             self._restore(kernels, proofs)
             self._search(cluster, crew)
-            kept = self._best_builds.all()
-            self._place.workshop.builds |= {b.candidate.candidate_id: b for b in kept}
+            self._place.workshop.keep(self._layout.target, self._best_builds.all())
             self._timekeeper.end()
             self._require_not_stopped()
             yield cluster, crew, kernels

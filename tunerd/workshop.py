@@ -10,14 +10,14 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from tunerd import host, preparation
 from tunerd.cluster.actors import Cluster
 from tunerd.models.model import FixedModel
-from tunerd.vocabulary import Build, TargetSpec
+from tunerd.vocabulary import Build, Candidate, TargetSpec
 
 _Asked = tuple[TargetSpec, preparation.Selection | None]
 
@@ -27,11 +27,11 @@ class Workshop:
 
     def __init__(self, model: FixedModel) -> None:
         self.model = model
-        self.builds: dict[str, Build] = {}  # of the best candidates of all sessions, by their ids
         self.run = f"{model.name}-{int(time.time())}-{os.getpid()}"
         self._stack = contextlib.ExitStack()
         self._cluster: Cluster | None = None
         self._kernels: dict[_Asked, preparation.Kernels] = {}
+        self._builds: dict[tuple[TargetSpec, str], Build] = {}  # a candidate's id names no target
         self._lock = threading.Lock()  # of `_kernels`: a session lowers in a thread
 
     def kernels(
@@ -46,6 +46,13 @@ class Workshop:
             if asked not in self._kernels:
                 self._kernels[asked] = preparation.kernels_of(self.model, target, selection)
             return self._kernels[asked]
+
+    def keep(self, target: TargetSpec, builds: Iterable[Build]) -> None:
+        """Keep what a session has built, for those that build for the same target after it."""
+        self._builds |= {(target, b.candidate.candidate_id): b for b in builds}
+
+    def build_of(self, target: TargetSpec, candidate: Candidate) -> Build | None:
+        return self._builds.get((target, candidate.candidate_id))
 
     @contextlib.contextmanager
     def cluster(self, layout: preparation.Layout, *, logs: Path) -> Iterator[Cluster]:

@@ -164,7 +164,7 @@ def _bare() -> Iterator[None]:
     """Have Ray start what a private cluster needs and nothing else.
 
     Without the API server, the autoscaler and the monitor of logs, which nobody asks here, Ray
-    starts and ends a second sooner (results, "What a start takes"). With Ray's extra `default`
+    starts and ends seconds sooner (results, "What a start takes"). With Ray's extra `default`
     the agent of the node would serve jobs, on a fixed port that a second private cluster could not
     have, and `include_dashboard` leaves out the page alone (node.py and services.py of Ray).
     """

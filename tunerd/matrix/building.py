@@ -33,7 +33,7 @@ def build_all(
     for candidate in candidates:
         if build := kept.build_of(candidate):
             found[candidate.candidate_id] = build
-        elif build := workshop.builds.get(candidate.candidate_id):
+        elif build := workshop.build_of(target, candidate):
             found[candidate.candidate_id] = build
             kept.save_build(build)
         else:
