@@ -22,8 +22,8 @@ from tunerd.vocabulary import TargetSpec, Task
 NO_LIMITS = Limits(min_threads=0, max_threads=10**9, shared_bytes=10**12, max_accumulators=10**12)
 
 
-def opened(task: Task) -> _Island:
-    return Searcher(seed=0, threads=1)._open(task)
+def opened(task: Task, *, sms: int | None = None) -> _Island:
+    return Searcher(seed=0, threads=1, sms=sms)._open(task)
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +214,23 @@ def test_every_sketch_has_features_of_one_width(make: type, target: TargetSpec) 
         features = sketch.features(random_rows(sketch, 20))
         assert features.shape == (20, FEATURES)
         assert not np.isinf(features).any()
+
+
+def test_the_sms_of_the_share_change_what_a_cost_model_sees() -> None:
+    few, many, unknown = (opened(conv_task(CUDA), sms=sms).design for sms in (12, 132, None))
+    for on_few, on_many, on_any in zip(few.sketches, many.sketches, unknown.sketches, strict=True):
+        rows = random_rows(on_few, 200)
+        seen = [sketch.features(rows) for sketch in (on_few, on_many, on_any)]
+        unlike = [
+            not np.array_equal(*of, equal_nan=True) for of in zip(seen[0].T, seen[1].T, strict=True)
+        ]
+        (column,) = np.flatnonzero(unlike)  # the estimated time; all others follow from the tiles
+        slower = seen[0][:, column] - seen[1][:, column]
+        assert (slower >= 0).all()
+        assert (
+            len(set(slower.round(6))) > 1
+        )  # not all by the same: the share may change their order
+        assert np.isnan(seen[2][:, column]).all()
 
 
 # --- the cost model ----------------------------------------------------------------------------

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from models import script
@@ -13,16 +18,19 @@ from tunerd.outcome import Finalist, TaskOutcome
 from tunerd.report.fidelity_section import fidelity_json, fidelity_section, fidelity_text
 from tunerd.vocabulary import Candidate, Failure, Kind, Measurement, Origin, Stage, to_json
 
+ROOT = Path(__file__).parent.parent
 CRASHED = Failure(Stage.RUN, Kind.CRASH, "it fell")
+Final = float | tuple[float, float] | None  # seconds, also of even and odd samples, or failed
 
 
-def final(secs: float | None) -> Measurement | Failure:
-    return CRASHED if secs is None else Measurement((secs,), 1, "final-v3-cold", "s", 1)
+def final(secs: Final) -> Measurement | Failure:
+    if secs is None:
+        return CRASHED
+    samples = 10 * (secs if isinstance(secs, tuple) else (secs, secs))
+    return Measurement(samples, 1, "final-v3-cold", "s", 1)
 
 
-def outcome(
-    pairs: Sequence[tuple[float, float | None]], *, chosen: float = 1.0, default: float = 9.0
-) -> TaskOutcome:
+def outcome(pairs: Sequence[tuple[float, Final]], *, default: Final = 9.0) -> TaskOutcome:
     """Return a task whose candidates took these seconds in the search and in the finals."""
     candidates = [
         Finalist(f"{i}", Origin.SEARCH, s, final(f), may_win=i < 3)
@@ -34,8 +42,8 @@ def outcome(
         weight=1,
         trials=len(pairs),
         failed=0,
-        default_secs=default,
-        best_secs=chosen,
+        default_secs=9.0,
+        best_secs=1.0,
         winner=Candidate("t", "0", Origin.SEARCH),
         comparison=None,
         note="",
@@ -69,9 +77,47 @@ def test_few_candidates_tell_nothing_and_the_best_three_have_no_recall() -> None
     assert (three.tau, three.recall) == (pytest.approx(1.0), None)
 
 
-def test_what_was_chosen_is_compared_with_the_fastest_also_of_those_that_cannot_win() -> None:
-    found = fidelity([outcome([(1, 1.0), (2, 2), (3, 3), (4, 0.8)], chosen=1.0)])
+def test_the_recall_has_a_mean_beside_the_median() -> None:
+    good, bad = [(i, i) for i in range(1, 6)], [(1, 5), (2, 4), (3, 3), (4, 2), (5, 1)]
+    found = fidelity([outcome(good), outcome(good), outcome(bad)])
+    assert (found.median_recall, found.full_recall) == (1.0, 2)
+    assert found.mean_recall == pytest.approx((1 + 1 + 1 / 3) / 3)
+
+
+def test_candidates_close_to_the_fastest_have_a_tau_of_their_own_where_they_are_enough() -> None:
+    close = [(1, 1.25), (2, 1.2), (3, 1.1), (4, 1.05), (5, 1.0)]
+    far = [(6 + i, 2.0 + i) for i in range(5)]
+    (task,) = fidelity([outcome([*close, *far])]).tasks
+    assert (task.near, task.tau_near) == (5, pytest.approx(-1.0))
+    assert task.tau is not None
+    assert task.tau > 0.5
+    assert task.span == pytest.approx(6.0)
+    found = fidelity([outcome([*close[1:], *far])])
+    assert (found.tasks[0].near, found.told_near, found.median_tau_near) == (4, 0, None)
+
+
+def test_what_is_chosen_is_compared_with_the_fastest_also_of_those_that_cannot_win() -> None:
+    found = fidelity([outcome([(1, 1.0), (2, 2), (3, 3), (4, 0.8)])])
     assert found.worst_excess == pytest.approx(0.25)
+
+
+def test_what_is_chosen_is_judged_by_samples_that_did_not_choose_it() -> None:
+    lucky = [(1, (1.0, 1.5)), (2, (1.2, 1.2)), (3, (3, 3))]
+    found = fidelity([outcome(lucky)])
+    # The even samples choose the first, of which the odd ones say 1.5, and of the second 1.2. The
+    # odd ones choose the second: 1.2 in the even ones, where the first has 1.0.
+    assert found.worst_excess == pytest.approx(1.5 / 1.2 - 1)
+
+
+def test_what_cannot_be_told_from_the_default_is_not_chosen() -> None:
+    found = fidelity([outcome([(1, 1.0), (2, 1.1)], default=1.0)])
+    assert found.worst_excess == pytest.approx(0.0)
+    slower = fidelity([outcome([(1, 2.0), (2, 2), (3, 2), (4, 0.5)], default=1.0)])
+    assert slower.worst_excess == pytest.approx(1.0)  # the default is, and one that cannot win is
+
+
+def test_without_a_default_that_runs_the_fastest_is_chosen() -> None:
+    assert fidelity([outcome([(1, 1.0), (2, 2)], default=None)]).worst_excess == pytest.approx(0.0)
 
 
 def test_medians_are_over_the_tasks_that_can_tell() -> None:
@@ -91,8 +137,8 @@ def test_people_are_told_of_how_many_candidates_it_is() -> None:
     many = [outcome([(i, i) for i in range(1, 9)])]
     assert "8 candidates each" in fidelity_text(fidelity(many))
     page = fidelity_section(many) or ""
-    assert page.count("<td") == 4  # a task's, one below each heading
-    assert page.count("<th ") == 5 + 1
+    assert page.count("<td") == 6  # a task's, one below each heading
+    assert page.count("<th ") == 7 + 1
     assert fidelity_section([outcome([])]) is None
     assert fidelity_json(many)["tasks"][0]["tau"] == pytest.approx(1.0)
 
@@ -115,3 +161,29 @@ def test_the_benchmark_weighs_what_was_chosen_by_the_calls_of_the_model() -> Non
     assert row["tasks_within_pct"] == 50
     assert (row["reaches_excess"], row["slices"], row["slices_that_drifted"]) == (False, 2, 1)
     assert "2 slices of gpu40" in script("benchmark_fidelity").shown([row])
+    assert row["slices_busy_pct"] is None
+    busy = script("benchmark_fidelity").summary(found | {"slices_busy": 0.25})
+    assert busy["slices_busy_pct"] == 25
+
+
+def test_the_figures_kept_are_what_the_script_makes_of_the_samples(tmp_path: Path) -> None:
+    kept, names = (
+        ROOT / "results" / "h200-fidelity",
+        ("light_resnet50-gpu40", "light_resnet50-gpu25"),
+    )
+    with tarfile.open(kept / "runs.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    command = [sys.executable, ROOT / "scripts" / "benchmark_fidelity"]
+    command += [*(tmp_path / f"{name}.json" for name in names), "--out", tmp_path / "out"]
+    subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "benchmark.json",
+        "fidelity.txt",
+    }
+    text = (tmp_path / "out" / "fidelity.txt").read_text()
+    assert text == (kept / "fidelity.txt").read_text()
+    found, known = (
+        json.loads((p / "benchmark.json").read_text()) for p in (tmp_path / "out", kept)
+    )
+    for row, expected in zip(found["summary"], known["summary"], strict=True):
+        assert row == pytest.approx(expected)

@@ -84,11 +84,13 @@ def test_a_profile_has_a_curve_and_a_knee_for_each_batch(net: Path, tmp_path: Pa
 
 
 def test_what_the_folder_holds_is_not_measured_again(net: Path, tmp_path: Path) -> None:
+    (tmp_path / "profile").mkdir(mode=0o755)
     first = simulated(net, tmp_path / "profile")
     before = lines(tmp_path / "profile")
     said: list[str] = []
     assert simulated(net, tmp_path / "profile", said.append) == first
     assert (lines(tmp_path / "profile"), said) == (before, [])
+    assert (tmp_path / "profile").stat().st_mode & 0o077 == 0
     simulated(net, tmp_path / "profile", rounds=3)
     added = lines(tmp_path / "profile")[len(before) :]
     assert [entry["visit"]["round"] for entry in added] == [3] * 6

@@ -3,21 +3,32 @@
 The search measures beside neighbours with few samples; the finals measure some of its candidates
 again, as they are chosen. How well the two agree on the order is said by Kendall's tau-b (Kendall,
 1945): 1 for the same order, 0 for none. The best few alone tell little, because the search could
-hardly tell them apart: ask for more candidates, spread over the ranking.
+hardly tell them apart: ask for more candidates, spread over the ranking. Candidates that are far
+apart are easy to order, so the span is told with it, and the tau of those close to the fastest.
+
+What is chosen is judged by samples that did not choose it. A task's winner is chosen once more, by
+the rule of the finals, from every other sample of each candidate; `excess` is its median in the
+remaining samples over the least median that any candidate has there, also one that may not win. It
+is never below zero. Both halves choose once, and the larger of the two figures counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
-from tunerd.outcome import Finalist, TaskOutcome
+from tunerd.deciding.compare import compare
+from tunerd.outcome import Finalist, TaskOutcome, Verdict
 from tunerd.vocabulary import Measurement, Origin
 
 TOP_K = 3  # how many the finals take from the search
+NEAR = 0.25  # over the fastest: what is close to it
 _LEAST = 3  # candidates of which an order says anything
+_LEAST_NEAR = 5  # the same close to the fastest, where an exchange is more likely
+
+_Samples = Mapping[str, Sequence[float]]  # by candidate
 
 
 @dataclass(frozen=True)
@@ -28,8 +39,11 @@ class TaskFidelity:
     name: str
     candidates: int  # searched and measured again
     tau: float | None  # Kendall's tau-b of the medians
+    span: float | None  # the slowest candidate's median over the fastest's, in the finals
+    near: int  # candidates within NEAR of the fastest
+    tau_near: float | None  # of these
     recall: float | None  # of the finals' best TOP_K, the part that is among the search's
-    excess: float | None  # of what was chosen over the fastest that was measured; 0.01 is 1%
+    excess: float | None  # of what is chosen over the fastest, held out; 0.01 is 1%
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,12 @@ class Fidelity:
     told: int  # tasks with a tau
     median_candidates: float | None  # of those
     median_tau: float | None
+    median_span: float | None
+    told_near: int  # tasks with a tau of the candidates close to the fastest
+    median_tau_near: float | None
     median_recall: float | None
+    mean_recall: float | None
+    full_recall: int  # tasks with a recall of 1
     median_excess: float | None
     worst_excess: float | None
 
@@ -50,12 +69,19 @@ def fidelity(outcomes: Iterable[TaskOutcome]) -> Fidelity:
     tasks = tuple(_of_task(outcome) for outcome in outcomes)
     excess = [t.excess for t in tasks if t.excess is not None]
     told = [t for t in tasks if t.tau is not None]
+    near = [t.tau_near for t in tasks if t.tau_near is not None]
+    recall = [t.recall for t in tasks if t.recall is not None]
     return Fidelity(
         tasks=tasks,
         told=len(told),
         median_candidates=_median([t.candidates for t in told]),
         median_tau=_median([t.tau for t in told if t.tau is not None]),
-        median_recall=_median([t.recall for t in tasks if t.recall is not None]),
+        median_span=_median([t.span for t in told if t.span is not None]),
+        told_near=len(near),
+        median_tau_near=_median(near),
+        median_recall=_median(recall),
+        mean_recall=fmean(recall) if recall else None,
+        full_recall=recall.count(1.0),
         median_excess=_median(excess),
         worst_excess=max(excess, default=None),
     )
@@ -69,18 +95,23 @@ def _of_task(outcome: TaskOutcome) -> TaskFidelity:
         and f.search_secs is not None
         and isinstance(f.measurement, Measurement)
     ]
+    fastest = min((f for _, f in pairs), default=0.0)
+    near = [pair for pair in pairs if pair[1] <= (1 + NEAR) * fastest]
     return TaskFidelity(
         task_id=outcome.task_id,
         name=outcome.name,
         candidates=len(pairs),
-        tau=_tau(pairs),
+        tau=_tau(pairs, _LEAST),
+        span=max(f for _, f in pairs) / fastest if pairs else None,
+        near=len(near),
+        tau_near=_tau(near, _LEAST_NEAR),
         recall=_recall(pairs),
-        excess=_excess(outcome.best_secs, outcome.finalists),
+        excess=_excess(outcome.finalists),
     )
 
 
-def _tau(pairs: Sequence[tuple[float, float]]) -> float | None:
-    if len(pairs) < _LEAST:
+def _tau(pairs: Sequence[tuple[float, float]], least: int) -> float | None:
+    if len(pairs) < least:
         return None
     from scipy.stats import kendalltau  # takes half a second
 
@@ -98,12 +129,35 @@ def _recall(pairs: Sequence[tuple[float, float]]) -> float | None:
     return len(searched & final) / TOP_K
 
 
-def _excess(chosen_secs: float | None, finalists: Sequence[Finalist]) -> float | None:
-    results = [f.measurement for f in finalists]
-    measured = [r.median_secs for r in results if isinstance(r, Measurement)]
-    if chosen_secs is None or not measured or len(finalists) < 2:
+def _excess(finalists: Sequence[Finalist]) -> float | None:
+    """Return the excess held out; None without a choice or without samples for two halves."""
+    measured = {
+        f.candidate_id: f.measurement.run_secs
+        for f in finalists
+        if isinstance(f.measurement, Measurement)
+    }
+    able = [f for f in finalists if f.may_win and f.candidate_id in measured]
+    if not able or len(finalists) < 2 or min(map(len, measured.values())) < 2:
         return None
-    return chosen_secs / min(measured) - 1
+    halves = [{name: secs[first::2] for name, secs in measured.items()} for first in (0, 1)]
+    return max(_judged(able, by, other) for by, other in (halves, halves[::-1]))
+
+
+def _judged(able: Sequence[Finalist], by: _Samples, other: _Samples) -> float:
+    """Return the excess in `other` of what `by` chooses of those that may win."""
+    return median(other[_chosen(able, by)]) / min(median(secs) for secs in other.values()) - 1
+
+
+def _chosen(able: Sequence[Finalist], samples: _Samples) -> str:
+    """Return the winner by the finals' rule, that of `tunerd.deciding.winners`."""
+    ids = [f.candidate_id for f in able if f.origin is Origin.SEARCH]
+    default = next((f.candidate_id for f in able if f.origin is Origin.DEFAULT), None)
+    if not ids:
+        return able[0].candidate_id
+    best = min(ids, key=lambda name: median(samples[name]))
+    if default is None or compare(samples[default], samples[best]).verdict is Verdict.FASTER:
+        return best
+    return default
 
 
 def _median(values: Sequence[float]) -> float | None:

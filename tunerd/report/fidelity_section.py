@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tunerd.deciding.fidelity import TOP_K, Fidelity, TaskFidelity, fidelity
+from tunerd.deciding.fidelity import NEAR, TOP_K, Fidelity, TaskFidelity, fidelity
 from tunerd.outcome import TaskOutcome
 from tunerd.report.blocks import section, table
 from tunerd.report.markup import Markup, element
 from tunerd.report.words import UNKNOWN, count_text, percent_text, significant
 from tunerd.vocabulary import to_json
 
+_NEAR = f"within {NEAR:.0%} of the fastest"
 HEADS = (
     "Candidates",
     "Kendall\N{RIGHT SINGLE QUOTATION MARK}s tau-b",
+    "Slowest over fastest",
+    f"Tau-b {_NEAR}",
     f"Recall of the best {TOP_K}",
     "Chosen over fastest",
 )
@@ -38,7 +41,8 @@ def fidelity_section(outcomes: Iterable[TaskOutcome]) -> Markup | None:
         element(
             "p",
             "Candidates of the search that were measured again in the finals. Tau-b is 1 where "
-            "both put them in the same order and 0 where the orders have nothing in common.",
+            "both put them in the same order and 0 where the orders have nothing in common. What "
+            "is chosen over the fastest is told by half of the samples, of a choice by the others.",
             class_="caption",
         ),
         lead=f"{fidelity_text(found)}.",
@@ -46,17 +50,19 @@ def fidelity_section(outcomes: Iterable[TaskOutcome]) -> Markup | None:
 
 
 def fidelity_text(found: Fidelity) -> str:
-    """Return the medians over the tasks as a sentence without its full stop."""
+    """Return the figures over the tasks as a sentence without its full stop."""
     if found.median_tau is None or found.median_candidates is None:
         return "Too few candidates were measured again to judge the search's ranking"
     text = (
         f"The search ranked with a tau-b of {_number(found.median_tau)}, the median of "
         f"{count_text(found.told, 'task')} with {found.median_candidates:g} candidates each"
     )
-    if found.median_recall is not None:
-        text += f", and found {percent_text(found.median_recall)} of the best {TOP_K}"
+    if found.median_tau_near is not None:
+        text += f" ({_number(found.median_tau_near)} among those {_NEAR})"
+    if found.mean_recall is not None:
+        text += f", and found {percent_text(found.mean_recall)} of the best {TOP_K} on average"
     if found.worst_excess is not None:
-        text += f"; what was chosen is at most {percent_text(found.worst_excess)} over the fastest"
+        text += f"; what it chooses is at most {percent_text(found.worst_excess)} over the fastest"
     if found.median_candidates < _FEW:
         text += "; so few candidates are the best alone: give --fidelity 10 for a real test"
     return text
@@ -86,6 +92,8 @@ def _cells(task: TaskFidelity) -> tuple[str, ...]:
     return (
         str(task.candidates),
         _number(task.tau),
+        _number(task.span),
+        _number(task.tau_near),
         percent_text(task.recall),
         percent_text(task.excess),
     )
