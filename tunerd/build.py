@@ -60,6 +60,8 @@ ENTRY = "main"  # the function that every library exports
 _CUDA_MODULE = "ffi.Module.create.cuda"  # without it, TVM takes its stand-in, which holds source
 MAX_MESSAGE_CHARS = 2000
 _CACHED_TASKS = 256
+_LAYOUT_FREE = "layout_free_buffers"  # a function's attribute: weights that a schedule may rewrite
+_REWRITES_LAYOUT = "meta_schedule.layout_rewrite_preproc"  # a block's annotation
 _PRELOADED = ("tvm.s_tir.meta_schedule", "xgboost")
 _DEFAULTS_OF_CUDA = "tvm.s_tir.dlight"
 _NO_LINKER = (
@@ -212,6 +214,7 @@ def _lower_and_link(task: Task, candidate: Candidate, mod: IRModule) -> Build:
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     target = tvm.target.Target(task.target.json)
+    rewritten = _rewritten(mod) if _LAYOUT_FREE in (mod[ENTRY].attrs or {}) else ()
     # As MetaSchedule's builder does: the weights come in the layout that the schedule wants.
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     infos = ArgInfo.from_prim_func(mod[ENTRY])
@@ -244,7 +247,41 @@ def _lower_and_link(task: Task, candidate: Candidate, mod: IRModule) -> Build:
         args=args,
         weight_args=task.weight_args,
         compiler=compiler,
+        rewritten=rewritten,
     )
+
+
+def _rewritten(mod: IRModule) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return `Build.rewritten` of a scheduled module, from the blocks that would rewrite weights.
+
+    Such a block copies each weight to its place in the new layout. Where the place of a weight in
+    the task's own is a sum of strides along the new axes, their order follows from the strides; a
+    layout of which that does not hold is left out.
+    """
+    tvm = _tvm()
+    from tvm.s_tir import Schedule
+    from tvm.sym import detect_linear_equation
+
+    found = []
+    schedule = Schedule(mod, error_render_level="fast")
+    for block_rv in schedule.get_child_blocks(schedule.get_sblock("root")):
+        block = schedule.get(block_rv)
+        if _REWRITES_LAYOUT not in block.annotations:
+            continue
+        store, load = block.body, block.body.value
+        own = [int(extent) for extent in load.source.shape]
+        places = tvm.tirx.IndexMap(list(load.indices), list(store.indices), None).inverse(own)
+        flat = functools.reduce(
+            lambda sum_, part: sum_ * part[1] + part[0],
+            zip(places.final_indices, own, strict=True),
+            0,
+        )
+        strides = detect_linear_equation(flat, list(places.initial_indices))[:-1]
+        if strides:
+            (argument,) = (i for i, p in enumerate(mod[ENTRY].params) if p.same_as(load.source))
+            axes = sorted(range(len(strides)), key=lambda axis: -int(strides[axis]))
+            found.append((argument, tuple(axes)))
+    return tuple(found)
 
 
 def _unscheduled(task: Task) -> IRModule:

@@ -128,6 +128,9 @@ class Build:
     args: tuple[TensorSpec, ...]  # as the library takes them; a layout rewrite may change weights
     weight_args: tuple[int, ...]
     compiler: str  # "llvm", "nvrtc" or "nvrtc-fallback"
+    # Weights in a layout of the library's own: the argument, and its axes in the order in which,
+    # read as one, they are the weights as the task has them.
+    rewritten: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class Stage(StrEnum):
@@ -145,7 +148,8 @@ class Kind(StrEnum):
 
     COMPILE = "compile"
     TIMEOUT = "timeout"
-    CRASH = "crash"
+    CRASH = "crash"  # of its process, or of the GPU's context
+    REFUSED = "refused"  # it does not run, as with too many threads; nothing else is worse for it
     WRONG_ANSWER = "wrong-answer"
     OUT_OF_MEMORY = "out-of-memory"
     COLLATERAL = "collateral"

@@ -94,14 +94,18 @@ class CudaDevice(Device):
         self._time_graphs(graphs, 1)  # a GPU that was idle raises its clock
         return _Timed(each * count, lambda: self._time_graphs(graphs, count))
 
-    def call(self, path: Path, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
-        arguments = [self._tvm.runtime.tensor(array, device=self._device) for array in arrays]
+    def loaded(self, path: Path) -> Callable[[Sequence[np.ndarray[Any, Any]]], list[Any]]:
         kernel = self._tvm.runtime.load_module(str(path))["main"]
-        self._device.sync()
-        with self._on_stream():
-            kernel(*arguments)
-        self._checked(self._driver.cuStreamSynchronize(self._stream))
-        return [argument.numpy() for argument in arguments]
+
+        def call(arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+            arguments = [self._tvm.runtime.tensor(array, device=self._device) for array in arrays]
+            self._device.sync()
+            with self._on_stream():
+                kernel(*arguments)
+            self._checked(self._driver.cuStreamSynchronize(self._stream))
+            return [argument.numpy() for argument in arguments]
+
+        return call
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Any:
         return self._tvm.runtime.tensor(array, device=self._device)

@@ -47,8 +47,11 @@ class Device(ABC):
         """Return what this process sees of the device, for the proof of the cap."""
 
     @abstractmethod
-    def call(self, path: Path, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
-        """Load a library, run it once on these arguments, and return them as it left them."""
+    def loaded(self, path: Path) -> Callable[[Sequence[np.ndarray[Any, Any]]], list[Any]]:
+        """Load a library. What it returns runs it once and returns its arguments as it left them.
+
+        The arrays that it is given stay as they are.
+        """
 
     @abstractmethod
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
@@ -297,10 +300,15 @@ class CpuDevice(Device):
         call(1)
         return _Loop(call, profile)
 
-    def call(self, path: Path, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
-        arguments = [self._tvm.runtime.tensor(array) for array in arrays]
-        self._tvm.runtime.load_module(str(path))["main"](*arguments)
-        return [argument.numpy() for argument in arguments]
+    def loaded(self, path: Path) -> Callable[[Sequence[np.ndarray[Any, Any]]], list[Any]]:
+        kernel = self._tvm.runtime.load_module(str(path))["main"]
+
+        def call(arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+            arguments = [self._tvm.runtime.tensor(array) for array in arrays]
+            kernel(*arguments)
+            return [argument.numpy() for argument in arguments]
+
+        return call
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Any:
         return self._tvm.runtime.tensor(array)

@@ -32,6 +32,7 @@ def build_to(build: Build) -> dict[str, Any]:
         "args": to_json(build.args),
         "weight_args": list(build.weight_args),
         "compiler": build.compiler,
+        "rewritten": to_json(build.rewritten),
     }
 
 
@@ -45,6 +46,7 @@ def build_from(entry: dict[str, Any], library: bytes) -> Build:
         args=tuple(TensorSpec(a["name"], tuple(a["shape"]), a["dtype"]) for a in entry["args"]),
         weight_args=tuple(entry["weight_args"]),
         compiler=entry["compiler"],
+        rewritten=tuple((argument, tuple(axes)) for argument, axes in entry["rewritten"]),
     )
 
 
