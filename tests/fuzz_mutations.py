@@ -152,23 +152,24 @@ def _scalar(draw: Draw, field: Any) -> Any:
 
 
 @st.composite
-def changed_stores(draw: Draw, seeds: Sequence[bytes]) -> bytes:
-    """Return an SQLite file with other values, rows, columns or tables."""
+def changed_stores(draw: Draw, seeds: Sequence[bytes], tables: Sequence[str] = ()) -> bytes:
+    """Return an SQLite file with other values, rows, columns or tables: all, or some by name."""
     with sqlite3.connect(":memory:") as store:
         content = bytearray(draw(st.sampled_from(seeds)))
         content[18:20] = b"\x01\x01"  # not write-ahead: in memory there is no second file
         store.deserialize(bytes(content))
         for _ in range(draw(st.integers(1, 3))):
-            _change_store(draw, store)
+            _change_store(draw, store, tables)
         store.commit()
         changed: bytes = store.serialize()
     store.close()
     return changed
 
 
-def _change_store(draw: Draw, store: sqlite3.Connection) -> None:
+def _change_store(draw: Draw, store: sqlite3.Connection, tables: Sequence[str]) -> None:
     names = [n for (n,) in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    table = draw(st.sampled_from([n for n in names if not n.startswith("sqlite_")] or ["none"]))
+    wanted = [n for n in names if n in tables or (not tables and not n.startswith("sqlite_"))]
+    table = draw(st.sampled_from(wanted or ["none"]))
     columns = [row[1] for row in store.execute(f'PRAGMA table_info("{table}")')]
     kind = draw(st.sampled_from([*["update"] * 6, "delete", "drop", "column", "view", "trigger"]))
     statement, values = "SELECT 1", []

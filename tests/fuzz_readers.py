@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from artifact_fixtures import tiny_artifact
+from fuzz_kept import build_inputs, lesson_inputs, read_build, read_lessons
 from fuzz_mutations import (
     FLOATS,
     INTEGERS,
@@ -427,6 +428,8 @@ READERS = {
     "artifact": Reader(_artifact_inputs, _read_artifact),
     "store": Reader(_store_inputs, _read_store),
     "archive": Reader(_archive_inputs, _read_archive),
+    "lessons": Reader(lesson_inputs, read_lessons),
+    "builds": Reader(build_inputs, read_build),
     "recipe": Reader(_recipe_inputs, _read_recipe),
     "flags": Reader(lambda _: _command_lines(), _read_command_line),
 }

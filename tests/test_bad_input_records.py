@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_input import Bad, Make, Place, check
+from bad_input import Bad, Make, Place, check, of_dims, tune
 
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.errors import ExitCode
@@ -28,14 +28,18 @@ SHOW = ("show",)
 EXPORT = ("export", "--format", "json", "--to", "/dev/null")
 
 
-def store(change: Callable[[Path], object], *command: object) -> Make:
-    """Change a run's store, and read it."""
+def store(
+    change: Callable[[Path], object],
+    *records: object,
+    command: Callable[[Place, Path], list[object]] | None = None,
+) -> Make:
+    """Change a run's store, and read it with a command of `tunerd records` or another one."""
 
     def make(place: Place) -> list[object]:
         folder = place.run()
         change(folder / STORE_NAME)
-        name, *rest = command or SHOW
-        return ["records", name, folder, *rest]
+        name, *rest = records or SHOW
+        return command(place, folder) if command else ["records", name, folder, *rest]
 
     return make
 
@@ -47,6 +51,16 @@ def sql(*statements: str) -> Callable[[Path], None]:
                 raw.execute(statement)
 
     return change
+
+
+def lesson(median: str, *, samples: str | None = None) -> Make:
+    """Start from a run whose only trial has other times."""
+    change = f"UPDATE trials SET median_secs = {median}, run_secs = '[{samples or median}]'"
+    return store(sql(change), command=warm_start)
+
+
+def warm_start(place: Place, folder: Path) -> list[object]:
+    return [*tune(place.saved(of_dims(1, 4))), "--warm-start", folder]
 
 
 def old_and_torn(path: Path) -> None:
@@ -135,6 +149,10 @@ STORES: dict[str, tuple[Make, str]] = {
         store(sql("UPDATE trials SET run_secs = '[-0.001]'")),
         r"found \(-0\.001,\)",
     ),
+    "a median that is not of its samples": (
+        store(sql("UPDATE trials SET median_secs = 1e-9"), *EXPORT),
+        r"the median of \(.*\) is 0\.001, not '1e-09'",
+    ),
     "a time in words": (
         store(sql("UPDATE trials SET proposed_at = 'today'"), *EXPORT),
         r"trials\.proposed_at is 'today', no float",
@@ -158,6 +176,37 @@ STORES: dict[str, tuple[Make, str]] = {
     "tasks of other shapes": (store(sql("UPDATE tasks SET args = '[[1]]'")), _NO_RECORD),
     "merged with trials of no task": (two_runs, "cannot be merged.*FOREIGN KEY"),
 }
+
+
+# Of what a store ranks by; another run's is read for its lessons.
+TIMES: dict[str, tuple[Make, str]] = {
+    "a failure's time": (lesson("1e10"), r"found \(10000000000\.0,\): what has no number is a"),
+    "a time before the start": (lesson("-5.0"), r"found \(-5\.0,\)"),
+    "an endless time": (lesson("9e999", samples="Infinity"), r"found \(inf,\)"),
+    "a time in words": (lesson("'fast'", samples="0.001"), r"is 0\.001, not 'fast'"),
+    "no time": (lesson("NULL", samples="0.001"), r"is 0\.001, not 'None'"),
+    "another time than its samples": (lesson("1e-9", samples="0.001"), r"is 0\.001, not '1e-09'"),
+    "no samples": (
+        store(sql("UPDATE trials SET run_secs = NULL"), command=warm_start),
+        "a trial that is measured has no run_secs",
+    ),
+    "a failed trial that took a time": (
+        store(sql("UPDATE trials SET state = 'failed'"), command=warm_start),
+        r"a trial that failed took '0\.001' seconds",
+    ),
+    "a trace that is a number": (
+        store(sql("UPDATE trials SET trace_json = x'00'"), command=warm_start),
+        "the trace of trial 1 is .*, no str",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TIMES)
+def test_a_run_whose_times_are_none_teaches_nothing(
+    what: str, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, said = TIMES[what]
+    check(Bad(what, make, ExitCode.BAD_FOLDER, f"{said}.*; it is damaged"), place, capsys)
 
 
 @pytest.mark.parametrize("what", STORES)

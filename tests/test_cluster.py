@@ -29,7 +29,7 @@ from tunerd.cluster.nodes import (
     tuners_beside,
 )
 from tunerd.errors import ExitCode, HostError
-from tunerd.preparation import layout_of
+from tunerd.preparation import layout_of, open_cluster
 
 TOKEN = "7" * 64
 
@@ -151,6 +151,15 @@ def test_a_cluster_without_a_device_says_what_each_node_lacks() -> None:
         layout_of([node("a"), node("b")], settings())
 
 
+def test_only_nodes_of_a_cluster_that_asks_for_no_token_are_warned_of() -> None:
+    mine, theirs = node("a", gpu_slices(0)), node("b", gpu_slices(1), machine="m1")
+    anybodys = replace(theirs, survey=replace(theirs.survey, is_open=True))
+    assert open_cluster(layout_of([mine, theirs], settings())) == ""
+    assert "no token on host-b: " in open_cluster(layout_of([mine, anybodys], settings()))
+    alone = replace(anybodys, node_id=None)  # this machine, without a cluster
+    assert open_cluster(layout_of([alone], settings())) == ""
+
+
 # --- which GPU Ray gave ------------------------------------------------------------------------
 
 
@@ -262,6 +271,36 @@ def test_a_wrong_token_is_one_sentence(cluster: Child, tiny: Path, tmp_path: Pat
     assert done.returncode == ExitCode.INFRASTRUCTURE
     (line,) = done.stderr.splitlines()
     assert "does not let us in; set RAY_AUTH_TOKEN" in line
+
+
+def test_a_token_that_is_missing_is_one_sentence(
+    cluster: Child, tiny: Path, tmp_path: Path
+) -> None:
+    home = {"HOME": str(tmp_path)}  # Ray looks for a token there, too
+    done = tune(tiny, tmp_path / "run", cluster.said["address"], "--cpu-pct", "50", **home)
+    assert done.returncode == ExitCode.INFRASTRUCTURE
+    (line,) = done.stderr.splitlines()
+    assert "does not let us in; set RAY_AUTH_TOKEN" in line
+
+
+def test_a_cluster_that_asks_for_no_token_is_joined_with_a_warning(
+    tiny: Path, tmp_path: Path
+) -> None:
+    said = "Ray asks for no token on "
+    with (
+        short_folder() as folder,
+        child(TWO_NODES, RAY_TMPDIR=str(folder), RAY_USAGE_STATS_ENABLED="0") as open_to_all,
+    ):
+        address = ("--address", open_to_all.said["address"])
+        asked = ("tune", str(tiny), "--cpu-pct", "50", "--slice", "simulated", "--trials", "4")
+        # A token of ours does not close it.
+        plan = tunerd(*asked, *address, "--dry-run", RAY_AUTH_TOKEN=TOKEN)
+        done = tunerd(*asked, *address, "--out", str(tmp_path / "run"))
+    assert plan.returncode == 0, plan.stderr
+    assert " ".join(plan.stderr.split()).count(said) == 1
+    assert "RAY_AUTH_MODE=token" in plan.stderr
+    assert done.returncode < 10, done.stderr
+    assert " ".join(done.stderr.split()).count(said) == 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tunerd.records import Store
 from tunerd.records.facts import RunFacts
 from tunerd.records.merge import merge_runs
 from tunerd.run_archive import pack, unpack
-from tunerd.run_folder import Paths, RunFolder
+from tunerd.run_folder import Paths, RunFolder, locked
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, TargetSpec, TrialState
 
@@ -55,6 +55,12 @@ def test_a_run_is_private_however_it_came_to_be(tmp_path: Path) -> None:
     RunFolder.open(tmp_path / "opened", facts=FACTS).close()
     for folder in ("unpacked", "merged", "opened"):
         assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700, folder
+
+
+def test_a_folder_that_is_locked_is_private_however_it_came_to_be(tmp_path: Path) -> None:
+    (tmp_path / "profile").mkdir(mode=0o755)
+    with locked(tmp_path / "profile"):
+        assert stat.S_IMODE((tmp_path / "profile").stat().st_mode) == 0o700
 
 
 def test_the_same_run_goes_on_with_other_budgets(tmp_path: Path) -> None:

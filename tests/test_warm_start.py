@@ -284,6 +284,16 @@ def test_a_run_teaches_the_search_trials_that_ended_fastest_first(tmp_path: Path
     )
 
 
+def test_trials_that_took_no_time_are_no_lessons(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 4)
+    with sqlite3.connect(folder / STORE_NAME) as connection:
+        connection.execute(
+            "UPDATE trials SET median_secs = 0, run_secs = '[0.0]' WHERE trial_id = 2"
+        )
+    (found,) = read(folder)
+    assert [secs for _, secs in found.lessons[0].results] == [1e-3, 3e-3, None]
+
+
 def test_runs_are_told_apart_and_one_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
     first, second = write_run(tmp_path / "a", 2), write_run(tmp_path / "b", 2)
     found = read(first, second, tmp_path / "b" / ".." / "a")

@@ -79,6 +79,18 @@ def cluster_layout(settings: TuneSettings, cluster: Cluster) -> Layout:
     return layout_of(nodes, settings)
 
 
+def open_cluster(layout: Layout) -> str:
+    """Return the sentence of a warning where a run has joined a cluster that asks for no token."""
+    names = sorted({n.survey.hostname for n in layout.nodes if n.node_id and n.survey.is_open})
+    if not names:
+        return ""
+    return (
+        f"Ray asks for no token on {', '.join(names)}: whoever reaches it there runs code as its "
+        "user; start the cluster again with RAY_AUTH_MODE=token and a secret in RAY_AUTH_TOKEN, "
+        "the same everywhere"
+    )
+
+
 def layout_of(nodes: Sequence[Node], settings: TuneSettings) -> Layout:
     """Join the plans of nodes; those without slices still search and build."""
     nodes = cut_once(nodes)

@@ -185,6 +185,7 @@ def locked(root: Path) -> Iterator[None]:
     paths = Paths(root)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.chmod(0o700)
     except OSError as error:
         raise _unwritable(root, error) from error
     lock = _take(paths)

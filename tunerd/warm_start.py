@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from tunerd.errors import InputError
 from tunerd.records import RunFacts, Store
-from tunerd.vocabulary import Lesson, TargetSpec
+from tunerd.vocabulary import Lesson, TargetSpec, Task
 
 # Each tuner takes all of them in before it starts, and trains on them with every batch: 1 s and
 # 0.2 s of one core for this many.
@@ -54,8 +54,8 @@ def read_warm_starts(
 ) -> tuple[WarmStart, ...]:
     """Read the best and some others of what each run measured, of each of its tasks.
 
-    Raises FolderError where a folder holds no run, and InputError where its run cannot teach one
-    in `out` for this target on these slices.
+    Raises FolderError where a folder holds no run or a damaged one, and InputError where its run
+    cannot teach one in `out` for this target on these slices.
     """
     distinct = {folder.resolve(): folder for folder in folders}
     if out.resolve() in distinct:
@@ -68,7 +68,7 @@ def read_warm_starts(
         for folder, store in zip(distinct.values(), stores, strict=True):
             _require_teachable(store.facts(), folder, target, slice_kind)
         ranked = [
-            [(task, ranks) for task in store.tasks() if (ranks := store.ranked(task.task_id))]
+            [(task, ranks) for task in store.tasks() if (ranks := _ranked(store, task))]
             for store in stores
         ]
         tasks = sum(len(of_store) for of_store in ranked)
@@ -92,6 +92,11 @@ def chosen(ranks: Sequence[_T], most: int) -> list[_T]:
     best, rest = ranks[: most - most // 2], ranks[most - most // 2 :]
     others = min(most // 2, len(rest))
     return [*best, *(rest[i * len(rest) // others] for i in range(others))]
+
+
+def _ranked(store: Store, task: Task) -> list[tuple[int, float | None]]:
+    """Rank a task's trials, less those that took no time: by ratios all others would be nothing."""
+    return [(i, secs) for i, secs in store.ranked(task.task_id) if secs is None or secs > 0]
 
 
 def _results(

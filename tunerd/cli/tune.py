@@ -288,8 +288,12 @@ def _time_use(folder: Path) -> TimeUse | None:
 
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:
     from tunerd import preparation
+    from tunerd.watching.progress import open_progress
 
     layout = _planned_layout(settings)
+    if warning := preparation.open_cluster(layout):
+        with open_progress(quiet=as_json) as progress:
+            progress.warn(warning)
     earlier = preparation.warm_starts(settings, layout)
     kernels = preparation.kernels_of(preparation.read(settings), layout.target)
     plan = preparation.describe(settings, kernels.model, layout, kernels.tasks, earlier)

@@ -6,6 +6,7 @@ containers) see the same cores and GPUs, so each device of a host is cut by one 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ class Survey:
     cores: int  # that a process of the node can keep busy
     device: str  # what the slices' proofs will name
     plan: Plan
+    is_open: bool = False  # whether Ray there asks for no token
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ def survey_here(kind: str, pct: int, per_device: int | None, external: bool) -> 
     else:
         device = facts.gpus[0].name if facts.gpus else ""
     boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else facts.hostname
-    return Survey(facts.hostname, boot_id, facts.usable_cores, device, cut)
+    # Ray's daemons hand the mode they were started with to their workers, and no other one.
+    is_open = os.environ.get("RAY_AUTH_MODE", "").lower() in ("", "disabled")
+    return Survey(facts.hostname, boot_id, facts.usable_cores, device, cut, is_open)
 
 
 def cut_once(nodes: Sequence[Node]) -> list[Node]:

@@ -256,14 +256,21 @@ def _locked(folder: Path) -> int:
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Keep the handlers of SIGINT and SIGTERM: ray.init puts one that exits in the latter's."""
+    """Keep the handlers of SIGINT and SIGTERM: ray.init puts one that exits in the latter's.
+
+    Not for a moment: it would exit with 15, the signal's number, and without a word.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    utils: Any = importlib.import_module("ray._private.utils")
+    put = utils.set_sigterm_handler
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    utils.set_sigterm_handler = _nothing
     try:
         yield
     finally:
+        utils.set_sigterm_handler = put
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -13,13 +13,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunerd.errors import FolderError
+from tunerd.records import typed
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -34,6 +37,19 @@ from tunerd.vocabulary import (
 )
 
 FORMAT = 1
+
+
+@dataclass(frozen=True)
+class _About:
+    """What `builds/ID.json` says of the library beside it."""
+
+    task_id: str
+    sha256: str
+    build_secs: float
+    args: tuple[TensorSpec, ...]
+    weight_args: tuple[int, ...]
+    compiler: str
+    rewritten: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 class Kept:
@@ -69,35 +85,40 @@ class Kept:
         folder = self.root / "builds"
         name = build.candidate.candidate_id
         _write(folder / f"{name}.so", build.library)
-        about = {
-            "task_id": build.candidate.task_id,
-            "sha256": build.library_sha256,
-            "build_secs": build.build_secs,
-            "args": to_json(build.args),
-            "weight_args": list(build.weight_args),
-            "compiler": build.compiler,
-        }
-        _write(folder / f"{name}.json", json.dumps(about).encode())
+        about = _About(
+            task_id=build.candidate.task_id,
+            sha256=build.library_sha256,
+            build_secs=build.build_secs,
+            args=build.args,
+            weight_args=build.weight_args,
+            compiler=build.compiler,
+            rewritten=build.rewritten,
+        )
+        _write(folder / f"{name}.json", json.dumps(to_json(about)).encode())
 
     def build_of(self, candidate: Candidate) -> Build | None:
-        """Return a kept build; None where there is none, or its bytes are not what they were."""
+        """Return a kept build; None where there is none, or it is not what it was."""
         path = self.root / "builds" / f"{candidate.candidate_id}.json"
         try:
-            about = json.loads(path.read_bytes())
+            about = typed.from_json(_About, path.read_text(encoding="utf-8"))
             library = path.with_suffix(".so").read_bytes()
         except (OSError, ValueError):
             return None
         digest = hashlib.sha256(library).hexdigest()
-        if digest != about["sha256"] or about["task_id"] != candidate.task_id:
+        if digest != about.sha256 or about.task_id != candidate.task_id:
+            return None
+        is_weight_there = set(about.weight_args) <= set(range(len(about.args)))
+        if not is_weight_there or not math.isfinite(about.build_secs):
             return None
         return Build(
             candidate=candidate,
             library=library,
             library_sha256=digest,
-            build_secs=about["build_secs"],
-            args=tuple(TensorSpec(a["name"], tuple(a["shape"]), a["dtype"]) for a in about["args"]),
-            weight_args=tuple(about["weight_args"]),
-            compiler=about["compiler"],
+            build_secs=about.build_secs,
+            args=about.args,
+            weight_args=about.weight_args,
+            compiler=about.compiler,
+            rewritten=about.rewritten,
         )
 
 
@@ -114,6 +135,7 @@ def opened(root: Path, asked: Mapping[str, Any]) -> Iterator[Kept]:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not settings.exists() and any(p.name != "matrix.lock" for p in root.iterdir()):
             raise FolderError(f"{root} holds no matrix; name an empty or a new folder")
+        root.chmod(0o700)
         lock = os.open(root / "matrix.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise FolderError(f"{root} cannot be written: {error.strerror or error}") from None
@@ -144,7 +166,7 @@ def _require_same(path: Path, wanted: dict[str, Any]) -> None:
         _write(path, (json.dumps(wanted, indent=1) + "\n").encode())
         return
     try:
-        found = json.loads(path.read_bytes())
+        found = typed.from_json(dict[str, Any], path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise FolderError(f"{path} cannot be read: {error}; name a new folder") from None
     differ = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
@@ -162,7 +184,10 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             with path.open("r+b") as file:
                 file.truncate(len(whole))
         try:
-            return [json.loads(line) for line in whole.splitlines()]
+            lines = [typed.from_json(dict[str, Any], line.decode()) for line in whole.splitlines()]
+            for line in lines:
+                typed.of_kind(str, line.get("kind"))
+            return lines
         except ValueError as error:
             raise FolderError(f"{path} is damaged: {error}; name a new folder") from None
     return []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from tunerd.measuring.drift import SpotCheck
@@ -106,6 +108,29 @@ def _require_times(run_secs: tuple[float, ...]) -> None:
         )
 
 
+def secs_of_ended(row: Row) -> float | None:
+    """Return the median of a trial that has ended, None of one that failed.
+
+    The store ranks by it. Raises ValueError where it is not that of the trial's samples.
+    """
+    found = row["median_secs"]
+    if TrialState(row["state"]) is TrialState.FAILED:
+        if found is not None:
+            raise ValueError(f"a trial that failed took {str(found)[:40]!r} seconds")
+        return None
+    _require(row, "run_secs")
+    run_secs = typed.from_json(tuple[float, ...], row["run_secs"])
+    _require_times(run_secs)
+    _require_median(found, run_secs)
+    return float(found)
+
+
+def _require_median(found: Any, run_secs: tuple[float, ...]) -> None:
+    expected = median(run_secs)
+    if not isinstance(found, int | float) or not math.isclose(found, expected, rel_tol=1e-6):
+        raise ValueError(f"the median of {run_secs} is {expected}, not {str(found)[:40]!r}")
+
+
 def failure_to_columns(failure: Failure) -> dict[str, Any]:
     """Return the columns of a failed trial."""
     return setback_to_columns(failure) | {"state": TrialState.FAILED.value}
@@ -126,6 +151,7 @@ def record_from_row(row: Row) -> Record:
         _require(row, "run_secs", "calls_per_sample", "profile", "slice_id", "sm_count")
         run_secs = typed.from_json(tuple[float, ...], row["run_secs"])
         _require_times(run_secs)
+        _require_median(row["median_secs"], run_secs)
         result = Measurement(
             run_secs=run_secs,
             calls_per_sample=row["calls_per_sample"],

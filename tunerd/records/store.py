@@ -223,7 +223,8 @@ class Store(OpenStore):
     def ranked(self, task_id: str) -> list[tuple[int, float | None]]:
         """Return the ids and medians of a task's ended search trials: fastest first, failed last.
 
-        Of equals the earliest is first.
+        Of equals the earliest is first. Raises FolderError where a median is not that of its
+        trial's samples, or those are no times.
         """
         with self._reading() as connection:
             return trials.ranked(connection, self._run_id, task_id)

@@ -153,7 +153,7 @@ def best(connection: Connection, run_id: int, task_id: str, origin: Origin | Non
 def ranked(connection: Connection, run_id: int, task_id: str) -> list[tuple[int, float | None]]:
     ended = (TrialState.MEASURED.value, TrialState.FAILED.value)
     wanted = (
-        sa.select(trials.c.trial_id, trials.c.median_secs)
+        sa.select(trials.c.trial_id, trials.c.state, trials.c.run_secs, trials.c.median_secs)
         .where(
             trials.c.run_id == run_id,
             trials.c.task_id == task_id,
@@ -162,7 +162,8 @@ def ranked(connection: Connection, run_id: int, task_id: str) -> list[tuple[int,
         )
         .order_by(trials.c.median_secs.is_(None), trials.c.median_secs, trials.c.trial_id)
     )
-    return [(trial_id, secs) for trial_id, secs in connection.execute(wanted)]
+    found = connection.execute(wanted).mappings()
+    return [(row["trial_id"], rows.secs_of_ended(row)) for row in found]
 
 
 def traces(connection: Connection, run_id: int, trial_ids: Sequence[int]) -> dict[int, str]:
@@ -172,6 +173,9 @@ def traces(connection: Connection, run_id: int, trial_ids: Sequence[int]) -> dic
             trials.c.run_id == run_id, trials.c.trial_id.in_(chunk)
         )
         found.update(dict(connection.execute(wanted).all()))
+    for trial_id, trace_json in found.items():
+        if not isinstance(trace_json, str):
+            raise ValueError(f"the trace of trial {trial_id} is {str(trace_json)[:40]!r}, no str")
     return found
 
 
