@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import ROOT, conv_net, script
+from test_records import FACTS
 
 from tunerd import host
 from tunerd.cli.matrix import shares_of
@@ -26,13 +30,15 @@ from tunerd.errors import ExitCode, FolderError, InputError
 from tunerd.matrix.carry_out import winner_of
 from tunerd.matrix.changes import change
 from tunerd.matrix.claims import DEFAULT, Answer, Findings, findings, middle_of
-from tunerd.matrix.kept import opened, proof_of, result_of
-from tunerd.matrix.levels import Cost, levels_of, settings_of
-from tunerd.matrix.result import Costs, MatrixResult, result_json
+from tunerd.matrix.kept import Kept, opened, proof_of, result_of
+from tunerd.matrix.levels import UNKNOWN, Cost, cost_of, levels_of, settings_of
+from tunerd.matrix.result import Costs, MatrixResult, Times, costs_of, result_json
+from tunerd.records import Store
 from tunerd.report.matrix_markdown import matrix_markdown
 from tunerd.report.matrix_page import matrix_page, matrix_plot
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import (
+    Activity,
     Build,
     Candidate,
     CapProof,
@@ -41,6 +47,9 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Origin,
+    Phase,
+    PhaseTime,
+    Span,
     Stage,
     TensorSpec,
     to_json,
@@ -352,12 +361,167 @@ def test_a_kept_build_whose_bytes_have_changed_is_built_again(tmp_path: Path) ->
         assert kept.build_of(candidate) is None
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        {"build_secs": "long"},
+        {"build_secs": math.nan},
+        {"args": [{"name": "x"}]},
+        {"args": None},
+        {"weight_args": ["first"]},
+        {"weight_args": [1]},
+        {"weight_args": [-1]},
+        {"compiler": None},
+    ],
+)
+def test_a_kept_build_that_cannot_be_read_is_built_again(
+    changed: bytes | dict[str, Any], tmp_path: Path
+) -> None:
+    candidate = Candidate("t", "c" * 16, Origin.SEARCH)
+    spec = TensorSpec("x", (1, 3), "float32")
+    digest = hashlib.sha256(b"hello").hexdigest()
+    with opened(tmp_path / "m", {}) as kept:
+        kept.save_build(Build(candidate, b"hello", digest, 0.1, (spec,), (0,), "llvm"))
+        about = tmp_path / "m" / "builds" / f"{candidate.candidate_id}.json"
+        if isinstance(changed, dict):
+            changed = json.dumps(json.loads(about.read_bytes()) | changed).encode()
+        about.write_bytes(changed)
+        assert kept.build_of(candidate) is None
+
+
+@pytest.mark.parametrize("line", [b"[]", b"{}", b"7", b'{"kind":7}', b"[" * 100_000, b"\xff"])
+def test_a_line_of_what_has_ended_that_is_none_is_refused(line: bytes, tmp_path: Path) -> None:
+    with opened(tmp_path / "m", {}) as kept:
+        kept.add("cell")
+    with (tmp_path / "m" / "done.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(FolderError, match="is damaged"), opened(tmp_path / "m", {}):
+        pass
+
+
+@pytest.mark.parametrize("content", [b"[]", b"7", b"[" * 100_000, b"\xff", b""])
+def test_settings_of_a_matrix_that_are_none_are_refused(content: bytes, tmp_path: Path) -> None:
+    with opened(tmp_path / "m", {}):
+        pass
+    (tmp_path / "m" / "matrix.json").write_bytes(content)
+    with pytest.raises(FolderError, match="cannot be read"), opened(tmp_path / "m", {}):
+        pass
+
+
+def test_a_matrix_s_folder_is_private_however_it_came_to_be(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir(mode=0o755)
+    with opened(folder, {}):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    theirs = tmp_path / "x"
+    theirs.mkdir(mode=0o755)
+    (theirs / "thesis.tex").touch()
+    with pytest.raises(FolderError), opened(theirs, {}):
+        pass
+    assert stat.S_IMODE(theirs.stat().st_mode) == 0o755
+
+
+# --- costs -------------------------------------------------------------------------------------
+
+
+def kept_lines(*lines: dict[str, Any]) -> Kept:
+    kept = Kept(Path("none"))
+    kept.lines = list(lines)
+    return kept
+
+
+def cost_line(kind: str, secs: float, **values: Any) -> dict[str, Any]:
+    return {"kind": kind, "cost": to_json(Cost(secs, secs, secs)), **values}
+
+
+WHOLE = (
+    cost_line("level", 100, pct=50, learns_from=[], artifact_cost=to_json(Cost(40, 40, 40))),
+    cost_line("level", 10, pct=100, learns_from=[50]),
+    cost_line("cost", 20, stage="finalists"),
+    *({"kind": "artifact", "tuned_at": pct} for pct in (DEFAULT, 50, 100)),
+    cost_line("cost", 60, stage="artifacts"),
+    *(
+        line
+        for number in range(2)
+        for line in (
+            *({"kind": "cell", "round": number, "run_at": pct} for pct in (50, 100)),
+            cost_line("cost", 15, stage="rounds"),
+        )
+    ),
+)
+
+
+def test_what_all_shares_took_over_one_counts_the_same_on_both_sides() -> None:
+    costs = costs_of(kept_lines(*WHOLE))
+    assert costs.kernels_over_one == dict.fromkeys(("cpu", "slice", "wall"), Times(90 / 60))
+    # One round of the two, as a tune times its model once.
+    assert costs.artifacts_over_one["cpu"] == Times(205 / 100)
+    assert costs.all == Cost(220, 220, 220)
+
+
+def test_without_artifacts_what_they_take_cannot_be_told() -> None:
+    costs = costs_of(kept_lines(*WHOLE[:5]))
+    assert costs.artifacts == UNKNOWN
+    assert costs.artifacts_over_one["wall"] == Times(None)
+    assert costs.kernels_over_one["wall"] == Times(90 / 60)
+
+
+def old(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line as tunerds wrote it that counted slices and stages otherwise."""
+    line = {k: v for k, v in line.items() if k != "artifact_cost"}
+    if "cost" in line:
+        line["cost"] = dict(line["cost"])
+        line["cost"]["slice_secs"] = line["cost"].pop("slice_work_secs")
+    if line.get("stage") in ("artifacts", "rounds"):
+        line["stage"] = "models"
+    return line
+
+
+def test_what_an_older_tunerd_has_kept_is_said_as_far_as_it_can_be_told() -> None:
+    costs = costs_of(kept_lines(*map(old, WHOLE)))
+    assert costs.artifacts.cpu_secs == 60
+    assert costs.rounds.cpu_secs == 30
+    assert costs.kernels_over_one["cpu"] == Times(130 / 100, is_least=True)
+    assert costs.kernels_over_one["slice"] == costs.artifacts_over_one["slice"] == Times(None)
+    assert costs.artifacts_over_one["cpu"] == Times(205 / 100)
+
+
+def test_time_on_slices_is_that_of_their_work_alone(tmp_path: Path) -> None:
+    phases = [(Phase.START, 0, 5), (Phase.SEARCH, 5, 20), (Phase.FINALS, 20, 30)]
+    spans = [
+        Span("tuner-0", Activity.BUILD, 6, 9, "tuner"),
+        Span("a", Activity.MEASURE, 6, 9, "slice", busy_secs=2.0),
+        Span("b", Activity.MEASURE, 7, 8, "slice", busy_secs=1.0),
+        Span("a", Activity.MEASURE, 25, 29, "slice"),
+        Span("a", Activity.MEASURE, 50, 51, "slice"),
+    ]
+    with Store.create_or_open(tmp_path, facts=FACTS) as kept:
+        kept.add_spans(spans)
+        for phase, start, end in [*phases, (Phase.MODEL, 30, 60)]:
+            kept.add_phase(PhaseTime(phase, start, end, core_busy_secs=((0, 1.0),)))
+        assert cost_of(kept) == Cost(60, 4, 8)
+        assert cost_of(kept, (Phase.MODEL,)) == Cost(30, 1, 1)
+
+
 # --- the report --------------------------------------------------------------------------------
 
 
 def result_of_samples(cells: Cells, model: str) -> MatrixResult:
     cost = Cost(60.0, 100.0, 20.0)
-    costs = Costs(cost, cost + cost, cost, Cost(10.0, None, 5.0))
+    costs = Costs(
+        one=cost,
+        one_artifact=Cost(20.0, 20.0, 5.0),
+        later=cost,
+        finalists=cost,
+        artifacts=Cost(10.0, None, 5.0),
+        rounds=cost + cost + cost,
+        round_count=3,
+    )
     times = {10: {"a": noisy(1), "b": noisy(2)}, 100: {"a": noisy(2), "b": noisy(1)}}
     return MatrixResult(
         model=model,
@@ -365,7 +529,7 @@ def result_of_samples(cells: Cells, model: str) -> MatrixResult:
         unit="gpu",
         sms={10: 12, 40: 52, 100: 132},
         rounds=3,
-        trials=dict.fromkeys(SHARES, 10),
+        trials={10: 75, 40: 500, 100: 75},
         learns_from={},
         findings=findings(cells, resamples=100),
         changes=(change("t", times),),
@@ -392,7 +556,8 @@ def test_a_page_shows_each_cell_with_its_interval_and_reads_names_as_text() -> N
     assert "<script>net" in (plot.get("aria-label") or "")
     text = matrix_markdown(result)
     assert "| tuned at 40% |" in text
-    assert "1 min (1.00" in text
+    assert "cannot be told |" in text  # core time with artifacts
+    assert "40% was tuned first, with 500 trials, each other share with 75" in text
     assert "changes with the share for 1 of 1 task, does not for 0" in text
     assert "100%. 1 task more had the default schedule alone." in text
     changed = json.loads(json.dumps(result_json(result)))["changed_tasks"]
@@ -513,7 +678,11 @@ def test_a_matrix_of_cores_has_real_artifacts_at_each_share(tmp_path: Path) -> N
     document = json.loads(ended.stdout)
     assert document["sms"]["50"] < document["sms"]["100"]
     assert set(document["verified"].values()) == {"right"}
-    assert document["costs"]["levels"]["over_one_level"]["wall"] > 1
+    for over in document["costs"]["over_one_level"].values():
+        assert all(over[what]["value"] > 1 for what in ("cpu", "slice", "wall"))
+        assert not any(each["is_least"] for each in over.values())
+    for part in document["costs"].values():  # none is left out, and none counts what it only holds
+        assert "slice_work_secs" not in part or 0 <= part["slice_work_secs"] < part["wall_secs"]
     cells = {(c["tuned_at"], c["run_at"]) for c in document["findings"]["cells"]}
     assert cells == {(a, b) for a in (DEFAULT, 50, 100) for b in (50, 100)}
     for line in done(out):

@@ -382,6 +382,15 @@ def test_the_table_of_costs_is_what_its_script_makes_of_what_was_kept() -> None:
     assert done.stdout == (kept / "costs.txt").read_text()
 
 
+@pytest.mark.slow
+def test_the_table_of_two_searches_is_what_its_script_makes_of_what_was_kept() -> None:
+    results = ROOT / "results"
+    command = [sys.executable, ROOT / "scripts" / "compare_matrices"]
+    command += [results / "h200-shares", results / "h200-matrix-cost"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == (results / "h200-matrix-cost" / "again.txt").read_text()
+
+
 def test_files_speak_of_the_project_alone() -> None:
     # Put together here, so that this file holds none of them.
     foreign = ("/".join(("", "work", "")), "/".join(("", "tmp", "bash_jobs")), "design" + ".md")

@@ -88,10 +88,12 @@ def test_the_first_trial_is_counted_from_the_start_of_the_last_session() -> None
         PhaseTime(Phase.START, 200.0, 205.0, 2),
         PhaseTime(Phase.SEARCH, 205.0, 215.0, 2),
     ]
-    spans = [*SPANS, measuring(206.0, 207.0, session=2)]
+    spans = [*SPANS, measuring(206.0, 207.0, session=2, items=1)]
     found = used(spans, [start, SEARCH, *again])
     assert found.first_trial_secs == 7.0
     assert found.phases[Phase.START] == 15.0
+    finals = measuring(216.0, 217.0, session=2)  # no trial, and no part of a search's time
+    assert used([*SPANS, finals], [start, SEARCH, *again]).first_trial_secs is None
 
 
 def test_the_pause_between_two_sessions_is_nobodys_time() -> None:

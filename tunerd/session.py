@@ -105,6 +105,8 @@ def _opened(
         told = stack.enter_context(
             Telemetry(progress, folder.paths, run_facts, settings, is_shared=is_shared)
         )
+        if warning := preparation.open_cluster(layout):
+            told.warn(warning)
         if lent is None:
             stack.enter_context(workshop)
         place = _Place(workshop, layout, opened, earlier)
@@ -198,6 +200,7 @@ class _Session:
         self._say("starting Ray")
         with contextlib.ExitStack() as stack:
             cluster = self._place.opened or stack.enter_context(self._private_cluster())
+            cluster.on_call = self._timekeeper.called
             stack.callback(self._timekeeper.end)
             self._log_step("Ray is there")
             # All that takes seconds at once: workers import TVM while the model is lowered. Not

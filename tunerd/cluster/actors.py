@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tunerd import clock
 from tunerd.cluster.nodes import Node, Survey, TunerSpec, match_slices, survey_here
 from tunerd.cluster.ray_calls import Calls
 from tunerd.cluster.ray_environment import (
@@ -90,6 +91,7 @@ class Cluster:
         self._islands = 0  # given to tuners so far
         self._given: tuple[Any, ...] = ()  # to all tuners
         self._lost_one = False
+        self.on_call: Callable[[str, float, float], None] = lambda slice_id, start, end: None
         self._leash = contextlib.ExitStack()
         self._daemons: tuple[Daemon, ...] = ()
         self._here = ("", "")  # boot id and name of the driver's host
@@ -325,14 +327,17 @@ class Cluster:
 
     def call(self, worker_id: str, method: str, *arguments: Any) -> Any:
         """Call a slice and wait; raises InfrastructureError where it is lost."""
-        reference = getattr(self._slices[worker_id], method).remote(*arguments)
-        return self._calls.got([reference], f"{method} in {worker_id}", CALL_SECS)[0]
+        return self.call_all([(worker_id, method, arguments)])[0]
 
     def call_all(self, asked: Sequence[tuple[str, str, tuple[Any, ...]]]) -> list[Any]:
         """Call slices at once, each by its id, a method and arguments; results in order."""
+        started_at = clock.now()
         references = [getattr(self._slices[w], m).remote(*arguments) for w, m, arguments in asked]
         methods = ", ".join(sorted({f"{m} in {w}" for w, m, _ in asked}))
         results: list[Any] = self._calls.got(references, methods, CALL_SECS)
+        for worker_id, method, _ in asked:
+            if method != "conditions":  # a look at the device is no work
+                self.on_call(worker_id, started_at, clock.now())
         return results
 
     def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:

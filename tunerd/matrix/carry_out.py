@@ -23,20 +23,20 @@ from tunerd import preparation, session
 from tunerd.artifacts.manifest import MANIFEST
 from tunerd.coordination.coordinator import MAX_ATTEMPTS
 from tunerd.deciding.compare import compare
-from tunerd.deciding.faults import without_cause
+from tunerd.deciding.faults import is_final, without_cause
 from tunerd.deciding.verify import verify
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
 from tunerd.matrix.building import build_all, compile_all
 from tunerd.matrix.claims import DEFAULT, said_of
 from tunerd.matrix.kept import Kept, opened
 from tunerd.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
+from tunerd.matrix.worked import Worked
 from tunerd.measuring.profiles import final_profile, usual_l2
 from tunerd.measuring.replicas import slices_of_a_device, started_at
 from tunerd.outcome import Correctness, Verdict
 from tunerd.records import Store
 from tunerd.search import default_candidate
 from tunerd.settings import TuneSettings
-from tunerd.slices.base import Slice
 from tunerd.stop import Stop
 from tunerd.vocabulary import (
     Build,
@@ -45,6 +45,7 @@ from tunerd.vocabulary import (
     Failure,
     Measurement,
     Model,
+    Phase,
     Profile,
     TargetSpec,
     to_json,
@@ -163,7 +164,7 @@ class _Matrix:
                 else:
                     session.tune(settings, progress, workshop=self._workshop)
             with Store.read(out) as store:
-                cost = cost_of(store)
+                cost, artifact_cost = cost_of(store), cost_of(store, (Phase.MODEL,))
                 trials = sum(store.counts().values())
             kept.add(
                 "level",
@@ -171,6 +172,7 @@ class _Matrix:
                 learns_from=list(level.learns_from),
                 trials=trials,
                 cost=to_json(cost),
+                artifact_cost=to_json(artifact_cost),  # the part of it for the whole model
             )
 
     # --- finalists -----------------------------------------------------------------------------
@@ -231,7 +233,7 @@ class _Matrix:
 
     def _contest(
         self,
-        one: Slice,
+        one: Worked,
         proof: CapProof,
         task_id: str,
         entries: Sequence[tuple[Candidate, Build | Failure]],
@@ -245,7 +247,10 @@ class _Matrix:
         def measure(builds: Sequence[Build]) -> list[Result]:
             return _final(lambda: one.compare(builds, profile))
 
-        answers = without_cause(ready, measure(ready), measure) if ready else []
+        answers = measure(ready) if ready else []
+        answers = without_cause(
+            ready, answers, alone=lambda build: measure([build])[0], together=measure
+        )
         results |= {b.candidate.candidate_id: r for b, r in zip(ready, answers, strict=True)}
         builds = {b.candidate.candidate_id: b for b in ready}
         default = entries[0][0].candidate_id
@@ -275,7 +280,7 @@ class _Matrix:
         todo = [p for p in paths if p not in done or not (paths[p] / MANIFEST).is_file()]
         if not todo:
             return
-        with self._costs("models"):
+        with self._costs("artifacts"):
             compile_all(
                 {pct: paths[pct] for pct in todo},
                 self._candidates(),
@@ -292,7 +297,7 @@ class _Matrix:
                     self._require_not_stopped()
                     self._verify(one, kernels.model, pct)
 
-    def _verify(self, one: Slice, model: Model, pct: int) -> None:
+    def _verify(self, one: Worked, model: Model, pct: int) -> None:
         folder = str(self._kept.artifact(self._asked.name(pct)))
         verification = verify(lambda inputs: one.run_model(folder, inputs), model)
         if verification.verdict is Correctness.WRONG:
@@ -319,13 +324,13 @@ class _Matrix:
             todo = [p for p in self._order(f"cells {number}") if (number, p) not in done]
             if not todo:
                 continue
-            with self._costs("models"), self._slices(todo) as slices:
+            with self._costs("rounds"), self._slices(todo) as slices:
                 for pct in todo:
                     self._go_on(f"every model at {pct}%, round {number + 1} of {asked.rounds}")
                     order = random.Random(f"{asked.base.seed} {number} {pct}")
                     self._cell(number, *slices[pct], order.sample(rows, len(rows)))
 
-    def _cell(self, number: int, one: Slice, proof: CapProof, rows: Sequence[int]) -> None:
+    def _cell(self, number: int, one: Worked, proof: CapProof, rows: Sequence[int]) -> None:
         """Run the artifacts of `rows` in turns at a slice's share."""
         pct = one.spec.pct
         self._require_same_share(pct, proof)
@@ -365,15 +370,17 @@ class _Matrix:
         return shares
 
     @contextmanager
-    def _slices(self, shares: Iterable[int]) -> Iterator[dict[int, tuple[Slice, CapProof]]]:
+    def _slices(self, shares: Iterable[int]) -> Iterator[dict[int, tuple[Worked, CapProof]]]:
         kind = self._asked.base.slice_kind
         specs = {pct: slices_of_a_device(kind, pct)[1][0] for pct in shares}
         with started_at(specs) as slices:
-            since = time.monotonic()
+            for one, _ in slices.values():
+                one.is_alone = True  # no two of them work at once
+            found = {pct: (Worked(one), proof) for pct, (one, proof) in slices.items()}
             try:
-                yield slices
+                yield found
             finally:
-                self._slice_secs += time.monotonic() - since
+                self._slice_secs += sum(one.secs for one, _ in found.values())
 
     @contextmanager
     def _costs(self, stage: str) -> Iterator[None]:
@@ -432,6 +439,6 @@ def _final(measure: Callable[[], list[Result]]) -> list[Result]:
     """Measure again where somebody else's fault came between. The other slices are idle."""
     for _ in range(MAX_ATTEMPTS):
         results = measure()
-        if all(isinstance(r, Measurement) or r.kind.ends_trial for r in results):
+        if all(map(is_final, results)):
             break
     return [r.beside(0) if isinstance(r, Measurement) else r for r in results]

@@ -2,14 +2,16 @@
 
 The first level is a whole `tunerd tune`; it is what one level costs. Each later one only searches,
 with a part of the trials: it starts from what the nearest levels have found, whose best kernels
-are measured first, and every level's finalists are measured at its share afterwards anyway.
+are proposed, built anew and measured first, and every level's finalists are measured at its share
+afterwards anyway.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from tunerd.matrix.claims import middle_of
@@ -26,26 +28,33 @@ _MATTERS = 0.01  # of the model's time
 
 @dataclass(frozen=True)
 class Cost:
-    """What work has taken. None: this machine does not tell.
+    """What work has taken. None: cannot be told.
 
-    cpu_secs: of all processes on the cores that tunerd may use. slice_secs: in which a slice
-    measured or was kept free of everything else, without its start.
+    cpu_secs: of all processes on the cores that tunerd may use. slice_work_secs: of the calls in
+    which slices measured, compared outputs or ran models, the sum over slices that worked at once;
+    neither their start nor what a slice that is there waits for, such as a compiler.
     """
 
-    wall_secs: float
+    wall_secs: float | None
     cpu_secs: float | None
-    slice_secs: float
+    slice_work_secs: float | None
 
     def __add__(self, other: Cost) -> Cost:
-        known = self.cpu_secs is not None and other.cpu_secs is not None
-        return Cost(
-            self.wall_secs + other.wall_secs,
-            (self.cpu_secs or 0.0) + (other.cpu_secs or 0.0) if known else None,
-            self.slice_secs + other.slice_secs,
-        )
+        return self._with(other, operator.add)
+
+    def __sub__(self, other: Cost) -> Cost:
+        return self._with(other, operator.sub)
+
+    def part(self, of: float) -> Cost:
+        return Cost(*(None if secs is None else of * secs for secs in astuple(self)))
+
+    def _with(self, other: Cost, of: Callable[[float, float], float]) -> Cost:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Cost(*(None if a is None or b is None else of(a, b) for a, b in pairs))
 
 
 NOTHING = Cost(0.0, 0.0, 0.0)
+UNKNOWN = Cost(None, None, None)
 
 
 @dataclass(frozen=True)
@@ -92,20 +101,19 @@ def settings_of(
     return base.model_copy(update=changes)
 
 
-def cost_of(store: Store) -> Cost:
-    """Sum up what a level's sessions took, by their phases and spans."""
-    phases, spans = store.phases(), store.spans()
+def cost_of(store: Store, of: Collection[Phase] = tuple(Phase)) -> Cost:
+    """Sum up what some phases of a level's sessions took, by these and the spans in them."""
+    phases = [p for p in store.phases() if p.phase in of]
     cores = [secs for p in phases for _, secs in p.core_busy_secs]
-    measuring = sum(
+    worked = sum(
         s.busy_secs if s.busy_secs is not None else s.end - s.start
-        for s in spans
-        if s.activity is Activity.MEASURE
+        for s in store.spans()
+        if s.activity is Activity.MEASURE and any(p.start <= s.start < p.end for p in phases)
     )
-    quiet = sum(p.end - p.start for p in phases if p.phase in (Phase.FINALS, Phase.MODEL))
     return Cost(
         wall_secs=sum(p.end - p.start for p in phases),
-        cpu_secs=sum(cores) if cores else None,
-        slice_secs=measuring + quiet,
+        cpu_secs=sum(cores) if cores or not phases else None,
+        slice_work_secs=worked,
     )
 
 

@@ -4,39 +4,85 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from tunerd.matrix.changes import Change, change
-from tunerd.matrix.claims import Answer, Findings, findings
+from tunerd.matrix.claims import DEFAULT, Answer, Findings, findings
 from tunerd.matrix.kept import Kept, result_of
-from tunerd.matrix.levels import NOTHING, Cost
+from tunerd.matrix.levels import NOTHING, UNKNOWN, Cost
 from tunerd.vocabulary import Measurement, to_json
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What the matrix took. `one` is the first level, a whole `tunerd tune` with all trials."""
+class Times:
+    """One cost over another, or the least that it can be. None: cannot be told."""
 
-    one: Cost
-    levels: Cost  # all of them, the first too
+    value: float | None
+    is_least: bool = False
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a matrix took, in parts that are counted alike for one share and for all.
+
+    Over one level, in two ways. In neither do the report, the end of a cluster and the time between
+    two stages count, and time on slices is what `Cost` says.
+
+    search and finalists: what ends with chosen kernels. Of one level: start-up (Ray, tuners,
+    slices, lowering the model), search, and its finalists, built and measured at its share. Of all:
+    that, the other levels' start-up and search, and the finalists of all levels, built and measured
+    at every share, the start of slices for that among it.
+
+    with the artifacts: what ends with models that are verified and timed. Of one level: all of it,
+    with the default and the tuned model compiled, the latter compared with ONNX Runtime, and both
+    timed at the share. Of all: all of every level; the finalists; the default and each share's
+    model, compiled and compared, the one that the first level has made not used again; and one
+    round, the mean of all, in which all are timed at every share, which is more than tuning needs.
+    """
+
+    one: Cost  # the first level, a whole `tunerd tune` with all trials
+    one_artifact: Cost  # the part of it for the whole model; unknown in what older tunerds kept
+    later: Cost  # the other levels, which only search
     finalists: Cost  # of all levels, built once and measured at every share
-    models: Cost  # compiled, verified and run at every share
+    artifacts: Cost  # each share's, and the default; unknown where they are not all made
+    rounds: Cost  # all of them
+    round_count: int
 
     @property
-    def tuning(self) -> Cost:
-        """Return what tuning at all shares took: its end is an artifact for each."""
-        return self.levels + self.finalists
+    def all(self) -> Cost:
+        return self.one + self.later + self.finalists + self.artifacts + self.rounds
 
-    def over_one(self, cost: Cost) -> dict[str, float | None]:
-        """Return a cost in units of one level."""
-        pairs = {
-            "wall": (cost.wall_secs, self.one.wall_secs),
-            "cpu": (cost.cpu_secs, self.one.cpu_secs),
-            "slice": (cost.slice_secs, self.one.slice_secs),
+    @property
+    def kernels_over_one(self) -> dict[str, Times]:
+        """Return what search and finalists of all levels took over those of the first."""
+        kernels = self.one - self.one_artifact
+        known = _over(kernels + self.later + self.finalists, kernels)
+        # With x of both sides taken off, (a - x) / (b - x) >= a / b for a >= b > x.
+        least = _over(self.one + self.later + self.finalists, self.one)
+        return {
+            k: Times(value) if value is not None else Times(least[k], least[k] is not None)
+            for k, value in known.items()
         }
-        return {k: a / b if a is not None and b else None for k, (a, b) in pairs.items()}
+
+    @property
+    def artifacts_over_one(self) -> dict[str, Times]:
+        """Return what a verified artifact for each share took over a whole first level."""
+        if not self.round_count:
+            return dict.fromkeys(_over(self.one, self.one), Times(None))
+        tuned = self.one + self.later + self.finalists + self.artifacts
+        over = _over(tuned + self.rounds.part(1 / self.round_count), self.one)
+        return {k: Times(value) for k, value in over.items()}
+
+
+def _over(cost: Cost, one: Cost) -> dict[str, float | None]:
+    pairs = {
+        "cpu": (cost.cpu_secs, one.cpu_secs),
+        "slice": (cost.slice_work_secs, one.slice_work_secs),
+        "wall": (cost.wall_secs, one.wall_secs),
+    }
+    return {k: a / b if a is not None and b else None for k, (a, b) in pairs.items()}
 
 
 @dataclass(frozen=True)
@@ -124,13 +170,39 @@ def whole_rounds(kept: Kept, shares: Set[int]) -> list[dict[str, Any]]:
 
 
 def costs_of(kept: Kept) -> Costs:
-    """Return what the stages that have ended took."""
-    levels = [(line["learns_from"], Cost(**line["cost"])) for line in kept.of("level")]
-    stages = {"finalists": NOTHING, "models": NOTHING}
-    for line in kept.of("cost"):
-        stages[line["stage"]] += Cost(**line["cost"])
-    one = next((cost for learns_from, cost in levels if not learns_from), NOTHING)
-    return Costs(one, sum((cost for _, cost in levels), NOTHING), **stages)
+    """Return what the stages that have ended took.
+
+    Lines of older tunerds hold no part for the first level's whole model, count what a slice waited
+    for as its time, and name artifacts and rounds alike.
+    """
+    one, one_artifact, later = NOTHING, NOTHING, NOTHING
+    for line in kept.of("level"):
+        if line["learns_from"]:
+            later += _cost(line["cost"])
+        else:
+            one = _cost(line["cost"])
+            one_artifact = _cost(line["artifact_cost"]) if "artifact_cost" in line else UNKNOWN
+    stages = {"finalists": NOTHING, "artifacts": NOTHING, "rounds": NOTHING}
+    made: set[int] = set()
+    before = 0  # artifacts, at the line of a cost before
+    for line in kept.lines:
+        if line["kind"] == "artifact":
+            made.add(line["tuned_at"])
+        elif line["kind"] == "cost":
+            stage = line["stage"]
+            if stage == "models":
+                stage = "rounds" if made and len(made) == before else "artifacts"
+            stages[stage] += _cost(line["cost"])
+            before = len(made)
+    shares = {line["pct"] for line in kept.of("level")}
+    if not made >= {DEFAULT, *shares}:
+        stages["artifacts"] = UNKNOWN
+    rounds = {line["round"] for line in whole_rounds(kept, shares)}
+    return Costs(one, one_artifact, later, **stages, round_count=len(rounds))
+
+
+def _cost(value: Mapping[str, float | None]) -> Cost:
+    return Cost(value["wall_secs"], value["cpu_secs"], value.get("slice_work_secs"))
 
 
 def result_json(result: MatrixResult) -> dict[str, Any]:
@@ -138,11 +210,12 @@ def result_json(result: MatrixResult) -> dict[str, Any]:
     costs, found = result.costs, result.findings
     parts = {
         "one_level": costs.one,
-        "levels": costs.levels,
+        "one_level_artifact": costs.one_artifact,
+        "later_levels": costs.later,
         "finalists": costs.finalists,
-        "models": costs.models,
-        "tuning": costs.tuning,
-        "all": costs.tuning + costs.models,
+        "artifacts": costs.artifacts,
+        "rounds": costs.rounds,
+        "all": costs.all,
     }
     claims = [
         {"name": c.name, "text": c.text, "answer": c.answer, "why": c.why}
@@ -165,8 +238,11 @@ def result_json(result: MatrixResult) -> dict[str, Any]:
         "changes": [
             to_json(c) | {"name": result.names.get(c.task_id, c.task_id)} for c in result.changes
         ],
-        "costs": {
-            name: to_json(cost) | {"over_one_level": costs.over_one(cost)}
-            for name, cost in parts.items()
+        "costs": to_json(parts)
+        | {
+            "over_one_level": {
+                "search_and_finalists": to_json(costs.kernels_over_one),
+                "with_artifacts": to_json(costs.artifacts_over_one),
+            }
         },
     }

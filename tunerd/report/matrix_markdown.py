@@ -9,12 +9,14 @@ from tunerd.matrix.result import MatrixResult
 from tunerd.report.markdown_text import table, text
 from tunerd.report.matrix_words import (
     CLAIM_SOURCE,
+    COST_HEADS,
     change_rows,
     changed_text,
     claim_rows,
     cost_rows,
     facts_text,
     headline,
+    limits_text,
     ratio_text,
     robust_rows,
     robust_text,
@@ -34,6 +36,7 @@ def matrix_markdown(result: MatrixResult) -> str:
         _latencies(result),
         f"Claims of {CLAIM_SOURCE}:",
         _table(("claim", "answer", "ratio that decides"), claim_rows(result)),
+        limits_text(result),
         _table(
             ("run at", f"gain of tuning there over tuning at {found.shares[-1]}%"),
             [(f"{g.run_at}%", ratio_text(g.ratio)) for g in found.gains],
@@ -42,7 +45,7 @@ def matrix_markdown(result: MatrixResult) -> str:
         _table(("artifact", "worst loss", "where", "mean loss"), robust_rows(result)),
         changed_text(result),
         _table(("task", "where", "slower than the best there"), changes) if changes else "",
-        _table(("", "wall", "CPU", "slice"), cost_rows(result)),
+        _table(COST_HEADS, cost_rows(result)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -12,6 +12,7 @@ from tunerd.report.heat_plot import HEAT, HeatMap, heat_of, heat_svg
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.matrix_words import (
     CLAIM_SOURCE,
+    COST_HEADS,
     cell_title,
     change_rows,
     changed_text,
@@ -19,6 +20,7 @@ from tunerd.report.matrix_words import (
     cost_rows,
     facts_text,
     headline,
+    limits_text,
     ratio_text,
     robust_rows,
     robust_text,
@@ -54,6 +56,7 @@ def matrix_page(result: MatrixResult) -> str:
                 f"{found.middle}%.",
                 class_="caption",
             ),
+            element("p", limits_text(result), class_="caption"),
             lead=f"Of {CLAIM_SOURCE}.",
         ),
         section(
@@ -75,10 +78,10 @@ def matrix_page(result: MatrixResult) -> str:
         ),
         section(
             "What it took",
-            _table(("", "wall", "CPU", "slice"), cost_rows(result)),
-            lead="In brackets: over one level, which is a whole run of tunerd tune at "
-            f"{found.middle}%. CPU: of all processes on these cores. Slice: in which one measured "
-            "or was kept free.",
+            _table(COST_HEADS, cost_rows(result)),
+            lead="Core time: of all processes on these cores. Time on slices: in which they "
+            "measured, compared outputs or ran models. All shares over one: the same stages "
+            f"counted for all as for the first level, at {found.middle}%.",
         ),
         head=element(
             "header",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from tunerd.matrix.claims import DEFAULT, Answer, Ratio
 from tunerd.matrix.levels import Cost
-from tunerd.matrix.result import MatrixResult
+from tunerd.matrix.result import MatrixResult, Times
 from tunerd.report.words import (
     TIMES,
     UNKNOWN,
@@ -14,10 +15,10 @@ from tunerd.report.words import (
     duration_text,
     ratio_texts,
     secs_text,
-    significant,
 )
 
 CLAIM_SOURCE = "Dhakal et al., arXiv 2008.03602"
+COST_HEADS = ("", "core time", "time on slices", "wall")
 _MOST_CHANGES = 20
 
 
@@ -108,28 +109,63 @@ def change_rows(result: MatrixResult) -> list[tuple[str, str, str]]:
 
 
 def cost_rows(result: MatrixResult) -> list[Sequence[str]]:
-    """Return what each part took, and in units of one level."""
+    """Return what each part took, and all shares in units of one level."""
     costs = result.costs
+    first = f"first level, a whole tunerd tune at {result.findings.middle}%"
     parts = [
-        ("one level: tune at the first share", costs.one),
-        (f"all {len(result.trials)} levels", costs.levels),
-        ("finalists, at every share", costs.finalists),
-        ("tuning at all shares (both of these)", costs.tuning),
-        ("models: compile, verify, run at every share", costs.models),
-        ("all", costs.tuning + costs.models),
+        (first, costs.one),
+        ("of that compiling, verifying and timing the model", costs.one_artifact),
+        ("later levels: search", costs.later),
+        ("finalists of all levels, at every share", costs.finalists),
+        ("artifacts: compile and verify", costs.artifacts),
+        (f"every artifact at every share, {count_text(costs.round_count, 'round')}", costs.rounds),
+        ("all", costs.all),
     ]
-    return [(name, *_cost_texts(cost, costs.over_one(cost))) for name, cost in parts]
-
-
-def _cost_texts(cost: Cost, over: dict[str, float | None]) -> list[str]:
-    values = {"wall": cost.wall_secs, "cpu": cost.cpu_secs, "slice": cost.slice_secs}
     return [
-        UNKNOWN
-        if secs is None
-        else duration_text(secs)
-        + (f" ({significant(times)}{TIMES})" if (times := over[name]) is not None else "")
-        for name, secs in values.items()
+        *((name, *_cost_texts(cost)) for name, cost in parts),
+        ("search and finalists, all shares over one", *_times_texts(costs.kernels_over_one)),
+        (
+            "with the artifacts and one round, all shares over one",
+            *_times_texts(costs.artifacts_over_one),
+        ),
     ]
+
+
+def _cost_texts(cost: Cost) -> list[str]:
+    values = (cost.cpu_secs, cost.slice_work_secs, cost.wall_secs)
+    return [UNKNOWN if secs is None else duration_text(secs) for secs in values]
+
+
+def _times_texts(over: Mapping[str, Times]) -> list[str]:
+    return [times_text(over[name]) for name in ("cpu", "slice", "wall")]
+
+
+def times_text(times: Times) -> str:
+    """Return how many times as much something took."""
+    if times.value is None:
+        return "cannot be told"
+    if times.is_least:  # rounded down
+        return f"at least {math.floor(100 * times.value) / 100:.2f}{TIMES}"
+    return f"{times.value:.2f}{TIMES}"
+
+
+def limits_text(result: MatrixResult) -> str:
+    """Say what the answers do not hold."""
+    middle, trials = result.findings.middle, result.trials
+    later = sorted({n for pct, n in trials.items() if pct != middle})
+    counts = " or ".join(map(str, later))
+    unlike = (
+        f" {middle}% was tuned first, with {trials[middle]} trials, each other share with "
+        f"{counts} and from what was found before: what an answer owes to the share and what to "
+        "the trials cannot be told."
+        if later and middle in trials
+        else ""
+    )
+    return (
+        "The intervals are of the measurement of these artifacts: another search may end with "
+        f"others.{unlike} A share's kernels are chosen among the finalists of all levels, and need "
+        "not be what tuning at that share alone would find."
+    )
 
 
 def facts_text(result: MatrixResult) -> str:

@@ -173,7 +173,8 @@ def _timeline(bins: Sequence[Mapping[Activity, float]]) -> tuple[Stretch, ...]:
 def _first_trial_secs(spans: Sequence[Span], phases: Sequence[PhaseTime]) -> float | None:
     last = max((s.session for s in spans), default=0)
     starts = [p.start for p in phases if p.session == last and p.phase is Phase.START]
-    ends = [s.end for s in spans if s.session == last and s.activity is Activity.MEASURE]
+    mine = (s for s in spans if s.session == last and s.activity is Activity.MEASURE)
+    ends = [s.end for s in mine if s.items]  # the finals' work has none
     return min(ends) - starts[0] if starts and ends else None
 
 

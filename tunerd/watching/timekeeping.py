@@ -20,6 +20,7 @@ _ACTIVITIES = {
     "measure": Activity.MEASURE,
     "warm_up": Activity.WAIT,
     "start": Activity.WAIT,
+    "place": Activity.WAIT,  # of an actor that ended before it had its GPU
 }
 
 
@@ -87,6 +88,11 @@ class Timekeeper:
         waited_secs = answer.ended_at - self._spans[0].end
         if len(self._spans) >= _SPANS_AT_ONCE or waited_secs >= _SPANS_SECS:
             self._flush()
+
+    def called(self, slice_id: str, started_at: float, ended_at: float) -> None:
+        """Note work that was waited for in a slice, as the end of a run does."""
+        session = self._store.session
+        self._spans.append(Span(slice_id, Activity.MEASURE, started_at, ended_at, "slice", session))
 
     def _flush(self) -> None:
         spans, self._spans = self._spans, []
