@@ -13,6 +13,7 @@ import typer
 
 from tunerd.cli.errors import READER_GONE, reported, run
 from tunerd.errors import (
+    DeviceError,
     ExitCode,
     FolderError,
     HostError,
@@ -44,6 +45,7 @@ def ended(error: BaseException, *, debug: bool = False, as_json: bool = False) -
         (HostError("x"), ExitCode.HOST_NOT_CAPABLE),
         (WrongResultError("x"), ExitCode.WRONG_RESULT),
         (InfrastructureError("x"), ExitCode.INFRASTRUCTURE),
+        (DeviceError("x"), ExitCode.FAULTY_DEVICE),
         (Interrupted("x"), ExitCode.INTERRUPTED),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
         (ZeroDivisionError("x"), ExitCode.BUG),

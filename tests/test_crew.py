@@ -16,7 +16,7 @@ from tunerd.cluster.actors import Cluster
 from tunerd.cluster.crew import LOOK_SECS, MAX_FAULTS, MAX_RESTARTS, WAIT_SECS, Crew
 from tunerd.cluster.nodes import Node, TunerSpec
 from tunerd.cluster.workers import Answer
-from tunerd.errors import HostError, InfrastructureError
+from tunerd.errors import DeviceError, HostError, InfrastructureError
 from tunerd.preparation import layout_of
 from tunerd.records import RunFacts, Store
 from tunerd.vocabulary import CapProof, Failure, Kind, Measurement, SliceSpec, Stage
@@ -172,7 +172,7 @@ def test_one_trial_that_is_measured_acquits_the_device(make_crew: MakeCrew) -> N
 def test_the_last_device_that_only_faults_ends_the_run(make_crew: MakeCrew) -> None:
     crew, _ = make_crew(node("a", gpu_slices(0)))
     faulty = crew.has_faulted(crew.slice_ids[0], [CRASH] * MAX_FAULTS)
-    with pytest.raises(InfrastructureError, match="16 trials in a row faulted there"):
+    with pytest.raises(DeviceError, match="16 trials in a row faulted there"):
         crew.leave_alone(faulty)
 
 

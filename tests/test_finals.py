@@ -58,10 +58,10 @@ class FakeCluster:
     def call(self, slice_id: str, method: str, *arguments: Any) -> Any:
         return getattr(self, method)(*arguments)
 
-    def compare(self, builds: Sequence[Build], _: Any) -> list[Measurement]:
+    def compare(self, builds: Sequence[Build], *_: Any) -> list[Measurement]:
         return [samples(2.0 if b.candidate.origin is Origin.DEFAULT else 1.0) for b in builds]
 
-    def agree(self, reference: Build, build: Build) -> Failure | None:
+    def agree(self, reference: Build, build: Build, *_: Any) -> Failure | None:
         return None
 
     def run_model(self, artifact: str, inputs: Arrays) -> Arrays:

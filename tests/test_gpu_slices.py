@@ -13,23 +13,36 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from build_fixtures import built, conv_task, default_of
+from build_fixtures import built, conv_task, default_of, doubling, faulty_compiler
 from stranger import stranger_on
 
 from tunerd import host
 from tunerd.build import build_candidate
 from tunerd.checks import Status, check
+from tunerd.cluster.actors import Cluster
+from tunerd.cluster.workers import SliceActor
+from tunerd.deciding.quiet import Finals, QuietSlice
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.host import MPS_CONTROL, GpuFacts
+from tunerd.slices import plan
 from tunerd.slices.gpu_runner import runner_environment
 from tunerd.slices.lease import gpu_folder
 from tunerd.slices.mps import MpsSlice, expected_sms, run_name
 from tunerd.slices.mps_control import MpsControl, clean_environment
 from tunerd.slices.processes import ProcessId
 from tunerd.slices.whole import WholeSlice
-from tunerd.vocabulary import SEARCH, Build, Conditions, Measurement, SliceSpec
+from tunerd.vocabulary import (
+    SEARCH,
+    Build,
+    Conditions,
+    Failure,
+    Kind,
+    Measurement,
+    SliceSpec,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -146,6 +159,50 @@ def test_new_clients_attach_after_the_gpu_was_fenced(gpu: GpuFacts) -> None:
         assert second.start().attached
         guard = guard_of(first)
     assert gone([guard])
+
+
+class Actors:
+    """Two slices as the finals call them, without Ray between."""
+
+    def __init__(self, planned: list[SliceSpec]) -> None:
+        self.of = {spec.slice_id: SliceActor(None) for spec in planned}
+        for spec in planned:
+            self.of[spec.slice_id].start(spec)
+
+    def call(self, slice_id: str, method: str, *arguments: Any) -> Any:
+        return getattr(self.of[slice_id], method)(*arguments)
+
+    def call_all(self, asked: list[tuple[str, str, tuple[Any, ...]]]) -> list[Any]:
+        return [self.call(slice_id, method, *arguments) for slice_id, method, arguments in asked]
+
+    def close(self) -> None:
+        for slice_id in self.of:
+            self.call(slice_id, "close")
+
+
+@pytest.mark.parametrize("neighbours", ["none", "busy"])
+def test_a_finalist_that_faults_is_named_and_costs_the_others_nothing(
+    gpu: GpuFacts, neighbours: str
+) -> None:
+    planned = specs(gpu, 25, 3)
+    default, sound = doubling(plan("mps", 25).target), doubling(plan("mps", 25).target, "sound")
+    with faulty_compiler('asm volatile("trap;");'):
+        trap = doubling(plan("mps", 25).target, "trap")
+    actors = Actors(planned)
+    try:
+        first, *others = (spec.slice_id for spec in planned)
+        finals = Finals(neighbours=neighbours)
+        quiet = QuietSlice(cast(Cluster, actors), first, tuple(others), finals)
+        ((one, fault, other),) = quiet.compare([[default, trap, sound]])
+        failure = quiet.agree(default, trap)
+    finally:
+        actors.close()
+    assert isinstance(one, Measurement), one
+    assert isinstance(other, Measurement), other
+    assert isinstance(fault, Failure)
+    assert fault.kind is Kind.CRASH
+    assert failure is not None
+    assert failure.kind is Kind.CRASH
 
 
 def conditions_of(measured: MpsSlice, kernel: Build) -> Conditions:

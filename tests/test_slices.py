@@ -358,6 +358,43 @@ def test_a_kernel_that_never_returns_times_out_and_the_rest_goes_on(
     assert not psutil.pid_exists(pid)
 
 
+def test_no_build_is_blamed_for_a_runner_that_somebody_stopped(
+    with_runner: Slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = with_runner.start().runner_pid
+    monkeypatch.setattr(remote, "BUILD_SECS", 2.0)
+    build, last = builds_for(with_runner.spec, 2)
+    psutil.Process(pid).suspend()
+    lost, after = with_runner.measure([build, last], QUICK)
+    assert isinstance(lost, Failure)
+    assert lost.kind is Kind.COLLATERAL
+    assert isinstance(after, Measurement), after
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_kernel_is_not_blamed_for_its_time_if_somebody_stopped_the_runner(
+    with_runner: Slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "BUILD_SECS", 5.0)
+    stopping = threading.Timer(1, psutil.Process(with_runner.start().runner_pid).suspend)
+    stopping.start()  # before, the runner's kernel is as good as any
+    (lost,) = with_runner.measure([endless(target_of(with_runner.spec))], QUICK)
+    stopping.join()
+    assert isinstance(lost, Failure)
+    assert lost.kind is Kind.COLLATERAL
+
+
+def test_a_build_that_does_not_run_leaves_the_runner_as_it_is(with_runner: Slice) -> None:
+    pid = with_runner.start().runner_pid
+    (sound,) = builds_for(with_runner.spec, 1)
+    refused = raising(target_of(with_runner.spec), "too many resources requested for launch")
+    failure, result = with_runner.measure([refused, sound], QUICK)
+    assert isinstance(failure, Failure)
+    assert failure.kind is Kind.REFUSED
+    assert isinstance(result, Measurement)
+    assert psutil.pid_exists(pid)
+
+
 def test_a_kernel_of_a_task_that_was_measured_has_less_time(
     with_runner: Slice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,7 @@ class FakeCluster:
         faulty: Sequence[str] = (),
     ) -> None:
         self.quiet_secs, self.wrong, self.unbuildable = quiet_secs, wrong, unbuildable
-        self.faulty = faulty  # end every comparison in which they are
+        self.faulty = faulty  # end every comparison in which they are, named if it is alone
         self.collateral = collateral  # how many comparisons a neighbour spoils
         self.disturbed = 0  # how many comparisons and looks somebody disturbs
         self.calls: list[str] = []
@@ -92,12 +92,12 @@ class FakeCluster:
             self.disturbed -= 1
         if method == "conditions":
             return Conditions(disturbed_by="pid 7" if self.disturbed >= 0 else "")
-        builds, _ = arguments
+        builds, _, is_alone = arguments
         self.collateral -= 1
         if self.collateral >= 0:
             return [COLLATERAL] * len(builds)
         if any(b.candidate.candidate_id in self.faulty for b in builds):
-            return [CRASH] * len(builds)
+            return [CRASH if is_alone else COLLATERAL] * len(builds)
         results = [samples(self.quiet_secs[b.candidate.candidate_id]) for b in builds]
         return [disturbed(r) for r in results] if self.disturbed >= 0 else results
 
@@ -216,6 +216,20 @@ def test_a_finalist_that_faults_costs_the_others_nothing(store: Store) -> None:
     assert cluster.calls.count("compare") == 1 + 4 + 1  # together, each alone, the sound together
 
 
+def test_a_finalist_that_faults_beside_a_load_is_found_beside_idle_neighbours(
+    store: Store,
+) -> None:
+    first, second, third = searched(store, 1e-3, 2e-3, 3e-3)
+    secs = times(4e-3, 1e-3, 2e-3, 3e-3)
+    cluster = with_load(FakeCluster(secs, faulty=[first.candidate_id]))
+    (outcome,) = decided(store, cluster, Finals(neighbours="busy"))
+    assert outcome.winner == second
+    measured = {f.candidate_id: f.measurement for f in outcome.finalists}
+    assert measured[first.candidate_id] == CRASH
+    assert isinstance(measured[third.candidate_id], Measurement)
+    assert neighbours_of(outcome) == {2}  # what decides was measured beside the load
+
+
 def test_a_default_that_faults_loses_to_what_runs(store: Store) -> None:
     (first,) = searched(store, 1e-3)
     default = default_candidate(TASK).candidate_id
@@ -306,7 +320,7 @@ def test_a_task_without_trials_says_what_the_search_said(store: Store) -> None:
 
 def with_load(cluster: FakeCluster, *ends: Any) -> FakeCluster:
     """Have the neighbours' load begin, and end in these ways."""
-    cluster.answers = {"ready": [0.1] * 9, "begin": [], "end": list(ends)}
+    cluster.answers = {"ready": [0.1] * 99, "begin": [], "end": list(ends)}
     return cluster
 
 

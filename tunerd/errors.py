@@ -8,7 +8,8 @@
     ├── HostError             exit 13   this machine cannot do what was asked: no GPU, no MPS
     ├── WrongResultError      exit 14   the tuned model disagrees with ONNX Runtime
     ├── InfrastructureError   exit 15   Ray, a slice or the MPS daemon failed and stayed down
-    │   └── StoreError                  so did the store of --store
+    │   ├── StoreError                  so did the store of --store
+    │   └── DeviceError       exit 20   every device faulted again and again, and was given up
     ├── StoreMissError        exit 18   --require-hit, and the store lacks tasks of the model
     └── Interrupted           exit 16   stopped on request; the same command goes on
 
@@ -38,6 +39,7 @@ class ExitCode(IntEnum):
     DISK_FULL = 17
     STORE_MISS = 18
     NOT_QUIET = 19  # `tunerd preflight`: somebody uses the GPU or the cores; nothing was started
+    FAULTY_DEVICE = 20
     BUG = 70  # an exception that none of these names; sysexits.h EX_SOFTWARE
 
 
@@ -77,6 +79,12 @@ class InfrastructureError(TunerdError):
 
 class StoreError(InfrastructureError):
     """A team's store cannot be reached or used."""
+
+
+class DeviceError(InfrastructureError):
+    """No device is left on which anything could be measured: on each, everything faulted."""
+
+    exit_code = ExitCode.FAULTY_DEVICE
 
 
 class StoreMissError(TunerdError):

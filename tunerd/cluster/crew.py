@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tunerd.cluster.nodes import Node, TunerSpec, cut_beside, tuners_beside
 from tunerd.cluster.workers import Answer
-from tunerd.errors import DiskError, HostError, InfrastructureError, TunerdError
+from tunerd.errors import DeviceError, DiskError, HostError, InfrastructureError, TunerdError
 from tunerd.vocabulary import CapProof, Failure, Kind, Measurement, SliceSpec, Stage
 
 if TYPE_CHECKING:
@@ -157,13 +157,13 @@ class Crew:
         return tuple(s for s in self._slices if self.fault_domain(s) == device)
 
     def leave_alone(self, slice_ids: Sequence[str]) -> None:
-        """End slices for good. Raises InfrastructureError where no other one is left."""
+        """End slices for good. Raises DeviceError where no other one is left."""
         message = f"{MAX_FAULTS} trials in a row faulted there, and none was measured between them"
         for slice_id in slice_ids:
             self._telemetry.lost("slice", slice_id, f"{message}; its device is left alone")
             self._cluster.drop(slice_id)
         if not self._has("slice"):
-            raise InfrastructureError(
+            raise DeviceError(
                 f"{', '.join(slice_ids)}: {message}, and no other slice is left; see what they "
                 "said in the run's folder `logs`, and whether the device is sound (nvidia-smi -q, "
                 "dmesg). What was measured is stored, and the same command goes on"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,20 +138,30 @@ class SliceActor:
         self, builds: tuple[Build, ...], profile: Profile, neighbours: int, is_alone: bool = False
     ) -> Timed:
         def measured() -> list[Measurement | Failure]:
-            self._slice.is_alone = is_alone
-            try:
-                results = self._slice.measure(builds, profile)
-            finally:
-                self._slice.is_alone = False  # nobody says so of what is asked next
+            with self._told(is_alone) as one:
+                results = one.measure(builds, profile)
             return [r.beside(neighbours) if isinstance(r, Measurement) else r for r in results]
 
         return _timed(measured, in_process=False)  # the slice's runner does it
 
-    def compare(self, builds: tuple[Build, ...], profile: Profile) -> list[Measurement | Failure]:
-        return self._slice.compare(builds, profile)
+    def compare(
+        self, builds: tuple[Build, ...], profile: Profile, is_alone: bool = False
+    ) -> list[Measurement | Failure]:
+        with self._told(is_alone) as one:
+            return one.compare(builds, profile)
 
-    def agree(self, reference: Build, build: Build) -> Failure | None:
-        return self._slice.agree(reference, build)
+    def agree(self, reference: Build, build: Build, is_alone: bool = False) -> Failure | None:
+        with self._told(is_alone) as one:
+            return one.agree(reference, build)
+
+    @contextlib.contextmanager
+    def _told(self, is_alone: bool) -> Iterator[Slice]:
+        """Yield the slice, told whether it works alone; of what is asked next nobody says so."""
+        self._slice.is_alone = is_alone
+        try:
+            yield self._slice
+        finally:
+            self._slice.is_alone = False
 
     def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
         return self._slice.run_model(artifact, inputs)

@@ -12,23 +12,36 @@ log = logging.getLogger(__name__)
 
 
 def without_cause(
-    builds: Sequence[Build], results: Results, measure: Callable[[Sequence[Build]], Results]
+    builds: Sequence[Build],
+    results: Results,
+    *,
+    alone: Callable[[Build], Measurement | Failure],
+    together: Callable[[Sequence[Build]], Results],
 ) -> Results:
     """Return the results of builds that were measured in turns, none of them another's fault.
 
     A fault fails everything that is measured in turns with its cause, which nothing names: then
     each is measured alone, and in turns again those that get through it.
+
+    Args:
+        alone: measures a build while no other slice of the device works, so that a fault is its.
+        together: measures builds in turns, as they were.
     """
-    if sum(_is_fault(r) for r in results) < 2:
+    faults = sum(_is_fault(r) for r in results)
+    if faults < 2 and all(is_final(r) for r in results):
         return results
     log.warning("a fault ended a comparison; its %d builds are measured alone", len(builds))
-    alone = [measure([build])[0] for build in builds]
-    sound = [i for i, result in enumerate(alone) if isinstance(result, Measurement)]
+    settled = [alone(build) for build in builds]
+    sound = [i for i, result in enumerate(settled) if isinstance(result, Measurement)]
     if sound:
-        together = measure([builds[i] for i in sound])
-        for i, result in zip(sound, together, strict=True):
-            alone[i] = result
-    return alone
+        for i, result in zip(sound, together([builds[i] for i in sound]), strict=True):
+            settled[i] = result
+    return settled
+
+
+def is_final(result: Measurement | Failure) -> bool:
+    """Say whether a result is its own build's, and not of a fault that came between."""
+    return isinstance(result, Measurement) or result.kind.ends_trial
 
 
 def _is_fault(result: Measurement | Failure) -> bool:

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from tunerd.cluster.actors import Cluster
 from tunerd.coordination.coordinator import MAX_ATTEMPTS
-from tunerd.deciding.faults import Results, without_cause
+from tunerd.deciding.faults import Results, is_final, without_cause
 from tunerd.deciding.neighbours import AS_TUNED, NONE
 from tunerd.measuring.profiles import final_profile, usual_l2
 from tunerd.measuring.work import Work
@@ -147,7 +147,7 @@ class QuietSlice:
                 log.warning("the finals go on beside what disturbs them: %s", cause)
                 break
             for i, found in zip(again, measure([contests[i] for i in again]), strict=True):
-                if _are_final(found):  # a fault of somebody else's leaves what there was
+                if all(map(is_final, found)):  # a fault of somebody else's leaves what there was
                     results[i] = found
         return results
 
@@ -159,28 +159,47 @@ class QuietSlice:
 
     def _settled(self, contests: Sequence[Sequence[Build]]) -> list[Results]:
         """Measure contests, and once more without what a fault was of."""
-        results = self._attempted(contests)
+        results = self._attempted(contests, self._once)
         return [
-            without_cause(contest, found, lambda builds: self._attempted([builds])[0])
+            without_cause(contest, found, alone=self._alone, together=self._together)
             for contest, found in zip(contests, results, strict=True)
         ]
 
-    def _attempted(self, contests: Sequence[Sequence[Build]]) -> list[Results]:
-        """Measure contests, again while a fault of somebody else's came between."""
+    def _alone(self, build: Build) -> Measurement | Failure:
+        """Measure a build beside idle neighbours, whatever they do in these finals."""
+        ((result,),) = self._attempted(
+            [[build]], lambda contests: self._measured((self.slice_id,), contests, 0)
+        )
+        return result
+
+    def _together(self, builds: Sequence[Build]) -> Results:
+        return self._attempted([builds], self._once)[0]
+
+    def _attempted(
+        self,
+        contests: Sequence[Sequence[Build]],
+        measure: Callable[[Sequence[Sequence[Build]]], list[Results]],
+    ) -> list[Results]:
+        """Measure contests, again while a fault that is nobody's came between."""
         results: list[Results] = [[] for _ in contests]
         left = list(range(len(contests)))
         for _ in range(MAX_ATTEMPTS):
-            for number, found in zip(left, self._once([contests[i] for i in left]), strict=True):
+            for number, found in zip(left, measure([contests[i] for i in left]), strict=True):
                 results[number] = found
-            left = [i for i in left if not _are_final(results[i])]
+            left = [i for i in left if not all(map(is_final, results[i]))]
             if not left:
                 break
         return results
 
     def agree(self, reference: Build, build: Build) -> Failure | None:
-        """Say how the results of a build differ from those of its task's default."""
+        """Say how the results of a build differ from those of its task's default.
+
+        No other slice of the device works meanwhile.
+        """
         for _ in range(MAX_ATTEMPTS):
-            failure: Failure | None = self.cluster.call(self.slice_id, "agree", reference, build)
+            failure: Failure | None = self.cluster.call(
+                self.slice_id, "agree", reference, build, True
+            )
             if failure is None or failure.kind.ends_trial:
                 break
         return failure
@@ -208,7 +227,11 @@ class QuietSlice:
         self, places: Sequence[str], contests: Sequence[Sequence[Build]], neighbours: int
     ) -> list[Results]:
         profile = self.finals.profile
-        asked = [(p, "compare", (tuple(c), profile)) for p, c in zip(places, contests, strict=True)]
+        is_alone = neighbours == 0  # a fault is then of one of the builds
+        asked = [
+            (place, "compare", (tuple(contest), profile, is_alone))
+            for place, contest in zip(places, contests, strict=True)
+        ]
         answers: list[Results] = self.cluster.call_all(asked)
         return [
             [r.beside(neighbours) if isinstance(r, Measurement) else r for r in results]
@@ -223,10 +246,6 @@ def disturbed_by(results: Sequence[Measurement | Failure]) -> str:
     """Return what disturbed the first of the results that something did, or ""."""
     causes = (r.conditions.disturbed_by for r in results if isinstance(r, Measurement))
     return next(filter(None, causes), "")
-
-
-def _are_final(results: Results) -> bool:
-    return all(isinstance(r, Measurement) or r.kind.ends_trial for r in results)
 
 
 def _spoiled(contests: Sequence[Sequence[Build]], failure: Failure) -> list[Results]:

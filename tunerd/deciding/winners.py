@@ -1,9 +1,9 @@
 """Records -> winners: the quiet second look at each task's best candidates.
 
 Search may be noisy, the result may not: the best few candidates of a task are measured again, many
-samples, in turns with its default, while nothing runs but the neighbours that were asked for. A
-candidate wins by an interval of those samples alone, and only if it computes what the default
-computes.
+samples, in turns with its default, while nothing runs but the neighbours that were asked for. The
+one with the smallest median wins if the interval of its ratio to the default lies above one, and
+only if it computes what the default computes.
 
 A trial that others disturbed looks slower than it is. Where a task has such trials beside quiet
 ones, the best few of both are measured again.

@@ -68,6 +68,12 @@ def with_children(of: Iterable[ProcessId]) -> list[ProcessId]:
     return found
 
 
+def is_stopped(pid: int) -> bool:
+    """Say whether a process is stopped, by a signal or a debugger, and not ended."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] in ("T", "t")
+
+
 def with_environment(
     program: str, name: str, value: str, *, argued: bool = False
 ) -> list[ProcessId]:

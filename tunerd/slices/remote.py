@@ -19,7 +19,7 @@ from typing import Any
 
 from tunerd.errors import DiskError, HostError, InfrastructureError
 from tunerd.measuring.work import Ran, Work
-from tunerd.slices import wire
+from tunerd.slices import processes, wire
 from tunerd.slices.base import Slice
 from tunerd.slices.messages import arrays_from, arrays_to, build_to, failure_from
 from tunerd.vocabulary import (
@@ -57,7 +57,8 @@ _STICKY = (
     "LAUNCH_FAILED",
     "INVALID_PC",
     "HARDWARE_STACK_ERROR",
-    "ASSERT",
+    "CUDA_ERROR_ASSERT",
+    "DEVICE-SIDE ASSERT",
     OF_MPS,
     "ILLEGAL MEMORY ACCESS",
     "UNSPECIFIED LAUNCH FAILURE",
@@ -172,7 +173,7 @@ class RemoteSlice(Slice):
                 is_under_way = False
         except (OSError, ValueError) as error:
             failure = self._lost(error)
-            if failure.kind is Kind.CRASH and not is_under_way:
+            if failure.kind.ends_trial and not is_under_way:
                 message = f"{failure.message}, before the build was loaded"
                 failure = Failure(Stage.RUN, Kind.COLLATERAL, message)
             yield failure
@@ -204,10 +205,10 @@ class RemoteSlice(Slice):
         body = {"op": "agree", "builds": [build_to(reference), build_to(build)]}
         try:
             self._ask(body, [reference.library, build.library], timeout_secs=2 * BUILD_SECS)
-            failure = self._receive()["failure"]
+            answer = self._receive()["failure"]
         except (OSError, ValueError) as error:
             return self._lost(error)
-        return None if failure is None else self._checked(failure_from(failure))
+        return None if answer is None else self._checked(_heard(answer))
 
     def compare_models(
         self, artifacts: Sequence[str], profile: Profile
@@ -245,7 +246,7 @@ class RemoteSlice(Slice):
         except (OSError, ValueError) as error:
             return self._lost(error)
         if "failure" in answer:
-            return self._checked(failure_from(answer["failure"]))
+            return self._checked(_heard(answer["failure"]))
         return float(answer["once_secs"])
 
     def begin(self, start_at: float, stop_at: float | None = None) -> None:
@@ -274,7 +275,7 @@ class RemoteSlice(Slice):
         except (OSError, ValueError) as error:
             return self._lost(error)
         if "failure" in answer:
-            return self._checked(failure_from(answer["failure"]))
+            return self._checked(_heard(answer["failure"]))
         starts, ends = (struct.unpack(f"<{len(b) // 8}d", b) for b in blobs)
         return Ran(self.spec.slice_id, starts, ends, int(answer["calls"]))
 
@@ -329,7 +330,7 @@ class RemoteSlice(Slice):
 
     def _result(self, entry: dict[str, Any], profile: Profile) -> Measurement | Failure:
         if "failure" in entry:
-            return failure_from(entry["failure"])
+            return _heard(entry["failure"])
         assert self._proof is not None
         return Measurement(
             run_secs=tuple(entry["run_secs"]),
@@ -346,9 +347,10 @@ class RemoteSlice(Slice):
 
     def _lost(self, error: Exception) -> Failure:
         if isinstance(error, TimeoutError):
-            failure = Failure(
-                Stage.RUN, Kind.TIMEOUT, f"the runner gave no answer in time: {error}"
-            )
+            message = f"the runner gave no answer in time: {error}"
+            failure = Failure(Stage.RUN, Kind.TIMEOUT, message)
+            if self._proof is not None and processes.is_stopped(self._proof.runner_pid):
+                failure = Failure(Stage.RUN, Kind.COLLATERAL, f"{message}; it is stopped")
         elif signal_name := self._ended_from_outside():
             failure = Failure(Stage.RUN, Kind.COLLATERAL, f"the runner got {signal_name}")
         else:
@@ -379,6 +381,13 @@ class RemoteSlice(Slice):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _heard(failure: Any) -> Failure:
+    """Return a failure as the runner told it; what left its context sound crashed nothing."""
+    told = failure_from(failure)
+    is_refused = told.kind is Kind.CRASH and not is_sticky(told.message)
+    return replace(told, kind=Kind.REFUSED) if is_refused else told
 
 
 def is_sticky(message: str) -> bool:
