@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 # How likely each fault is where it may strike.
-AT_A_CALL = {"worker lost before its work": 0.05, "worker lost after its work": 0.05, "node": 0.015}
+AT_A_CALL = {
+    "worker lost before its work": 0.05,
+    "worker lost after its work": 0.05,
+    "workers lost at once": 0.015,
+}
 AT_A_START = {"worker lost before its work": 0.005, "worker lost after its work": 0.005}
-AT_A_RESULT = {"collateral": 0.04}
+AT_A_RESULT = {"collateral": 0.06, "runner killed": 0.06}
 AT_A_STATEMENT = {"driver killed in a transaction": 0.004}
 AT_A_COMMIT = {"driver killed": 0.006, "torn write": 0.01}
 AT_A_TRANSACTION = {"store full": 0.006, "store locked": 0.005, "store locked briefly": 0.015}
@@ -31,14 +35,18 @@ AT_A_WAIT = {
     "second tunerd": 0.01,
 }
 AT_A_FILE = {"folder full": 0.03}
+OF_NODES = {"node leaves": 0.08, "node joins": 0.02}  # at a look at a cluster that was joined
 DEADLY = {"driver killed in a transaction", "driver killed", "torn write", "its seconds were over"}
 KINDS = {
     fault
     for faults in (AT_A_CALL, AT_A_RESULT, AT_A_STATEMENT, AT_A_COMMIT, AT_A_TRANSACTION)
     for fault in faults
 } | {*AT_A_WAIT, *AT_A_FILE, *DEADLY}
+# What candidates of the list do in every run, and what it does to others.
+OWN = {"hangs", "faults", "faults, unnamed", "falls with a neighbour"}
 
-_SPARED = 2  # losses of a trial, or of a task's search, in one session: the third is its own fault
+# Losses of a trial, or of a task's search, in one session: the third is its own fault.
+SPARED = 2
 _MOMENTS_TO_LIVE = 20  # commits
 
 
@@ -52,7 +60,8 @@ class Chaos:
         self._losses: Counter[str] = Counter()
         self._open: dict[str, tuple[str, str]] = {}  # faults not seen yet, by name
         self._left_to_live: int | None = None
-        self._ends_anyway = False
+        self.ends_anyway = False
+        self.spared = SPARED
 
     def note(self, what: str, fault: str, **more: Any) -> None:
         line = json.dumps({"what": what, "fault": fault, "pid": os.getpid()} | more)
@@ -60,7 +69,7 @@ class Chaos:
 
     def draw(self, faults: Mapping[str, float]) -> str:
         """Return the fault that strikes here, or nothing."""
-        if not self._ends_anyway:
+        if not self.ends_anyway:
             for fault, rate in faults.items():
                 if self.random.random() < rate * self._intensity:
                     return fault
@@ -75,7 +84,7 @@ class Chaos:
         """
         name = f"chaos-{os.getpid()}-{self.random.getrandbits(40):010x}"
         self._open[name] = fault, shows_as or name
-        self._ends_anyway |= ends
+        self.ends_anyway |= ends
         self.note("injected", fault, name=name, **more)
         return name
 
@@ -85,6 +94,10 @@ class Chaos:
             if shows_as in text:
                 del self._open[name]
                 self.note("seen", fault, name=name)
+
+    def end(self) -> None:
+        """Inject nothing more."""
+        self.ends_anyway = True
 
     def overtake(self) -> None:
         """Give up the faults that nobody has seen: their session ends."""
@@ -100,7 +113,7 @@ class Chaos:
 
     def may_lose(self, victims: Sequence[str]) -> bool:
         """Count the loss of trials and searches; False where one of them was lost too often."""
-        if any(self._losses[v] >= _SPARED for v in victims):
+        if any(self._losses[v] >= self.spared for v in victims):
             return False
         self._losses.update(victims)
         return True
@@ -124,5 +137,7 @@ class Listener(logging.Handler):
         self._chaos = chaos
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "tunerd.slices.remote":  # of a slice's process, of which nobody hears
+            return
         self._chaos.note("said", record.getMessage())
         self._chaos.see(record.getMessage())

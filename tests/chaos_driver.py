@@ -1,10 +1,11 @@
 """Sessions of one run under seeded faults: each a forked process, which a crash ends by SIGKILL.
 
-    python tests/chaos_driver.py FOLDER SEED INTENSITY
+    python tests/chaos_driver.py FOLDER SEED INTENSITY private|joined
 
-Coordinator, session, store, run folder, cluster, slices and the choice of the winners are tunerd's
-own; Ray is `simulated_ray`, the slices are the simulated ones, and the tuners propose from a fixed
-list. Every fault is written to FOLDER.log before it strikes, and what came of it afterwards.
+Coordinator, session, store, run folder, cluster, crew and the choice of the winners are tunerd's
+own; Ray is `simulated_ray`, the slices are those of `chaos_slices`, and the tuners propose from a
+fixed list. The cluster is private, or one that nodes join and leave. Every fault is written to
+FOLDER.log before it strikes, and what came of it afterwards.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import logging
 import os
@@ -24,27 +26,29 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import sqlalchemy as sa
 from chaos import (
     AT_A_CALL,
     AT_A_COMMIT,
     AT_A_FILE,
-    AT_A_RESULT,
     AT_A_START,
     AT_A_STATEMENT,
     AT_A_TRANSACTION,
     AT_A_WAIT,
+    OF_NODES,
+    SPARED,
     Chaos,
     Listener,
 )
+from chaos_slices import FaultySlice
 from coordinator_world import candidate, task
 from simulated_ray import Actor, SimulatedRay
 
 from tunerd import host, preparation, session
-from tunerd.cluster import actors
-from tunerd.cluster.nodes import TunerSpec
+from tunerd.cluster import actors, crew
+from tunerd.cluster.nodes import Survey, TunerSpec
 from tunerd.cluster.workers import Timed
 from tunerd.deciding.compare import compare
 from tunerd.deciding.finals import Ending
@@ -56,25 +60,25 @@ from tunerd.records import Store, files
 from tunerd.run_folder import Paths, RunFolder
 from tunerd.search import Proposal, Told
 from tunerd.settings import TuneSettings
-from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice, number_of
+from tunerd.slices.base import Plan
+from tunerd.slices.simulated import SimulatedSlice, number_of
 from tunerd.stop import Stop
 from tunerd.vocabulary import (
     Build,
     Candidate,
     Failure,
     Kind,
-    Measurement,
     Model,
-    Profile,
     Stage,
     Task,
 )
 from tunerd.watching.progress import QuietProgress
 
 TASKS = [task(f"t{i}", weight=i + 1) for i in range(6)]
-SPACE = 40  # candidates of each task
+SPACE = 54  # candidates of each task
 TRIALS = SPACE * len(TASKS)
 MOST_SESSIONS = 500
+DRIVERS_SLICES, OTHERS_SLICES = 4, 1  # of the driver's node, and of each other one
 # After these ends the same command goes on. By SIGTERM: before tunerd listens.
 GOES_ON = {
     -signal.SIGKILL,
@@ -84,8 +88,7 @@ GOES_ON = {
     ExitCode.INTERRUPTED,
     ExitCode.DISK_FULL,
 }
-_FIXED = "crash:7,timeout:11"  # of the list: these candidates fail in every run
-_NEVER_BUILT = 13
+_NEVER_BUILT = 13  # of the list: the candidates whose number this divides
 
 
 # --- workers -----------------------------------------------------------------------------------
@@ -141,30 +144,6 @@ def _built(of: Candidate) -> Build | Failure:
     return Build(of, b"", "ab" * 32, 0.1, (), (), "llvm")
 
 
-class FaultySlice(SimulatedSlice):
-    """A simulated slice whose neighbours' faults end some of its measurements."""
-
-    chaos: Chaos
-    spoilt: ClassVar[list[str]] = []  # finalists' measurements that must be repeated
-
-    def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
-        while self.spoilt:
-            self.chaos.see(self.spoilt.pop())
-        results = self.measure(builds, profile)
-        self.spoilt += [
-            r.message for r in results if isinstance(r, Failure) and not r.kind.ends_trial
-        ]
-        return results
-
-    def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
-        results = super().measure(builds, profile)
-        for i, build in enumerate(builds):
-            fault = self.chaos.draw(AT_A_RESULT)
-            if fault and self.chaos.may_lose([build.candidate.candidate_id]):
-                results[i] = Failure(Stage.RUN, Kind.COLLATERAL, self.chaos.inject(fault))
-        return results
-
-
 WORK = {"propose", "build", "measure", "compare", "agree"}
 
 
@@ -178,7 +157,7 @@ def striker(chaos: Chaos, ray: list[SimulatedRay]) -> Any:
         if not fault:
             return ""
         others = [a for a in ray[0].actors if a.name == actor.name and a is not actor]
-        doomed = [a for a in others if a.calls] if fault == "node" else []
+        doomed = [a for a in others if a.calls] if fault == "workers lost at once" else []
         lost = victims(method, arguments) + [v for a in (actor, *doomed) for v in victims_of(a)]
         if not chaos.may_lose(lost):
             return ""
@@ -187,7 +166,7 @@ def striker(chaos: Chaos, ray: list[SimulatedRay]) -> Any:
                 getattr(actor.instance, method)(*arguments)
         name = chaos.inject(fault, at=f"{actor.name} {method}")
         for other in doomed:
-            other.die(f"{name}, with its node")
+            other.die(f"{name}, with others")
         return name
 
     return strike
@@ -217,18 +196,19 @@ def watch_store(chaos: Chaos, folder: Path) -> None:
         locks = lock(chaos, folder, fault) if "locked" in fault else contextlib.nullcontext()
         if fault == "store full":
             fill_up(chaos, store)
-        before = _files(folder)
+        then = chaos.draw(AT_A_COMMIT)
+        before = _files(folder) if then == "torn write" else {}
         with locks, original(store) as opened:
             yield opened
-        committed(chaos, folder, before)
+        committed(chaos, folder, then, before)
 
     Store._transaction = transaction  # type: ignore[method-assign]
 
 
-def committed(chaos: Chaos, folder: Path, before: dict[str, bytes]) -> None:
+def committed(chaos: Chaos, folder: Path, fault: str, before: dict[str, bytes]) -> None:
     """Pass the moment after a commit, of which nobody knows yet."""
     chaos.live_on()
-    match chaos.draw(AT_A_COMMIT):
+    match "" if chaos.ends_anyway else fault:
         case "driver killed":
             chaos.kill("driver killed")
         case "torn write":
@@ -337,6 +317,56 @@ def at_wait(chaos: Chaos, clock: Clock, folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+MOST_NODES = 3
+
+
+def join_clusters(chaos: Chaos, ray: SimulatedRay) -> None:
+    """Have a run find a cluster of two nodes, and look at its nodes whenever it can."""
+    ray.join_node()
+    chaos.spared = SPARED - 1
+    original = crew.Crew.look
+
+    def look(of: crew.Crew) -> None:
+        at_a_look(chaos, ray)
+        original(of)
+
+    crew.Crew.look = look  # type: ignore[method-assign]
+    crew.LOOK_SECS = 0.0
+    actors.raylet_at = lambda _: ()  # type: ignore[assignment]
+    actors.survey_here = lambda *_: surveyed(
+        ray.here, DRIVERS_SLICES if ray.here == ray.node_ids[0] else OTHERS_SLICES
+    )
+
+
+def at_a_look(chaos: Chaos, ray: SimulatedRay) -> None:
+    """Let nodes leave and join. The driver's stays."""
+    fault = chaos.draw(OF_NODES)
+    if fault == "node joins" and len(ray.node_ids) < MOST_NODES:
+        chaos.inject(fault, shows_as=f"node {ray.join_node()} joined")
+    # Only nodes whose slices are at work. What its idle tuner is asked afterwards is lost, too, and
+    # nothing counts that: so one node leaves, and `join_clusters` spares trials the loss more.
+    slices = [a for a in ray.actors if a.name == "SliceActor" and not a.death]
+    working = {a.node_id for a in slices if a.calls} - {a.node_id for a in slices if not a.calls}
+    working -= {ray.node_ids[0]}
+    if fault == "node leaves" and working and not ray.has_lost_node:
+        node_id = chaos.random.choice(sorted(working))
+        lost = [v for a in ray.actors if a.node_id == node_id for v in victims_of(a)]
+        if chaos.may_lose(lost):
+            chaos.inject(fault, shows_as=f"node {node_id} left")
+            ray.leave_node(node_id, "its node has left")
+
+
+def watch_close(chaos: Chaos) -> None:
+    """Let no other fault strike once the folder is closed: a cluster of others is left after it."""
+    original = RunFolder.close
+
+    def close(folder: RunFolder) -> None:
+        original(folder)
+        chaos.end()
+
+    RunFolder.close = close  # type: ignore[method-assign]
+
+
 def watch_stop(chaos: Chaos) -> None:
     original = Stop._note
 
@@ -350,22 +380,44 @@ def watch_stop(chaos: Chaos) -> None:
 # --- a session ---------------------------------------------------------------------------------
 
 
+@functools.cache
+def planned_once(slices: int) -> Plan:
+    """Plan so many slices; the first time takes seconds, of TVM."""
+    return SimulatedSlice.plan(25, slices)
+
+
+def surveyed(node_id: str, slices: int) -> Survey:
+    """Return what a node of the simulated cluster says of itself: a device, and its slices."""
+    plan = planned_once(slices)
+    cut = [dataclasses.replace(s, gpu_uuid=f"GPU-{node_id}") for s in plan.slices]
+    plan = dataclasses.replace(plan, slices=tuple(cut))
+    return Survey(node_id, node_id, (slices + 1) // 2, "simulated device", plan)
+
+
 def layout() -> preparation.Layout:
-    plan = SimulatedSlice.plan(25)
-    slices = tuple(
-        (dataclasses.replace(s, environment=((FAULTS_VARIABLE, _FIXED),)), None)
-        for s in plan.slices
-    )
+    """Plan a private cluster."""
+    here = surveyed("here", DRIVERS_SLICES)
     tuners = tuple(TunerSpec(f"tuner-{i}", 1) for i in range(3))
-    here = frozenset(s.slice_id for s, _ in slices)
     return preparation.Layout(
-        plan.target, "simulated device", slices, tuners, (), here, nodes=(), is_lockstep=False
+        here.plan.target,
+        here.device,
+        tuple((s, None) for s in here.plan.slices),
+        tuners,
+        (),
+        frozenset(s.slice_id for s in here.plan.slices),
+        nodes=(),
+        is_lockstep=False,
     )
 
 
-def settings_of(folder: Path) -> TuneSettings:
+def settings_of(folder: Path, *, is_joined: bool) -> TuneSettings:
     return TuneSettings(
-        model=Path("net.onnx"), out=folder, cpu_pct=25, slice_kind="simulated", trials=TRIALS
+        model=Path("net.onnx"),
+        out=folder,
+        cpu_pct=25,
+        slice_kind="simulated",
+        trials=TRIALS,
+        address="auto" if is_joined else None,
     )
 
 
@@ -395,20 +447,28 @@ def finish(ending: Ending) -> Outcome:
     return outcome
 
 
-def run_session(folder: Path, seed: str, intensity: float, planned: preparation.Layout) -> None:
+def run_session(
+    folder: Path,
+    seed: str,
+    intensity: float,
+    planned: preparation.Layout | None,
+) -> None:
     """Run one session to whatever end, and leave the process."""
     chaos = Chaos(Path(f"{folder}.log"), seed, intensity)
     clock = Clock(chaos, chaos.random.uniform(-1e6, 1e6) * intensity)
     ray: list[SimulatedRay] = []
     ray.append(SimulatedRay(seed, striker(chaos, ray), lambda: at_wait(chaos, clock, folder)))
     ray[0].install()
+    if planned is None:
+        join_clusters(chaos, ray[0])
+    else:
+        preparation.local_layout = lambda _: planned
     FaultySlice.chaos = chaos
     model = Model("net", "d" * 64, (), (), proto=None)
     fixed = FixedModel("net", "d" * 64, (), proto=None)
     tasks: tuple[Task, ...] = tuple(TASKS)
     kernels = preparation.Kernels(model, None, tasks)  # type: ignore[arg-type]
     files.BUSY_TIMEOUT_SECS = 0.05
-    preparation.local_layout = lambda _: planned
     preparation.read = lambda _: fixed
     preparation.kernels_of = lambda *_: kernels
     actors.leashed = lambda: contextlib.nullcontext(())  # type: ignore[assignment]
@@ -417,12 +477,14 @@ def run_session(folder: Path, seed: str, intensity: float, planned: preparation.
     slices.member = lambda _: FaultySlice  # type: ignore[attr-defined]
     session.finish = finish
     watch_stop(chaos)
+    watch_close(chaos)
     watch_files(chaos, folder)
     watch_store(chaos, folder)
     logging.getLogger("tunerd").addHandler(Listener(chaos))
+    logging.getLogger("tunerd").setLevel(logging.INFO)
     code, said = 0, "finished"
     try:
-        session.tune(settings_of(folder), QuietProgress())
+        session.tune(settings_of(folder, is_joined=planned is None), QuietProgress())
     except TunerdError as error:
         code, said = int(error.exit_code), str(error)
     except BaseException as error:
@@ -433,9 +495,11 @@ def run_session(folder: Path, seed: str, intensity: float, planned: preparation.
     os._exit(code)
 
 
-def main(folder: Path, seed: str, intensity: float) -> None:
+def main(folder: Path, seed: str, intensity: float, cluster: str) -> None:
     """Repeat the same command until it finishes; print a line of JSON for each session."""
-    planned = layout()
+    planned = layout() if cluster == "private" else None
+    for slices in DRIVERS_SLICES, OTHERS_SLICES:
+        planned_once(slices)  # not in each session
     host.facts()
     shutil.rmtree(folder, ignore_errors=True)
     for number in range(MOST_SESSIONS):
@@ -473,4 +537,4 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4])

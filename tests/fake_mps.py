@@ -101,7 +101,10 @@ server = socket.socket(socket.AF_UNIX)
 server.bind(sys.argv[sys.argv.index("--socket") + 1])
 server.listen(1)
 connection, _ = server.accept()
-open(os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/client-%d" % os.getpid(), "w").close()
+pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+is_client = os.path.exists(pipe + "/control")  # without a daemon CUDA gives the whole GPU
+if is_client:
+    open(pipe + "/client-%d" % os.getpid(), "w").close()
 
 def read(size):
     data = b""
@@ -124,15 +127,19 @@ while mode == "slice":
     if message["body"]["op"] == "close":
         break
     if message["body"]["op"] == "prove":
-        refused = os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/refused"  # so many, or until a restart
+        refused = pipe + "/refused"  # so many, or until a restart
         if os.path.exists(refused) and os.path.getsize(refused) > 0:
             os.truncate(refused, os.path.getsize(refused) - 1)
             answer({"error": "RuntimeError: CUDA: " + os.environ["FAKE_REFUSAL"]})
             continue
-        answer({"facts": json.loads(os.environ["FAKE_FACTS"]) | {"pid": os.getpid()}})
+        facts = json.loads(os.environ["FAKE_FACTS"]) | {"pid": os.getpid()}
+        if not is_client:
+            facts |= {"mps_enabled": False, "sm_count": facts["device_sm_count"]}
+        answer({"facts": facts})
     for library in libraries:
         answer({"starting": ""})
         if library == b"hang":
+            journal("hang %d" % os.getpid())
             time.sleep(600)
         if library == b"crash":
             os.abort()

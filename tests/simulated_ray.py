@@ -48,6 +48,7 @@ class Actor:
 
     name: str
     make: Callable[[], Any]
+    node_id: str = ""
     calls: deque[tuple[str, tuple[Any, ...], Reference]] = field(default_factory=deque)
     instance: Any = None
     death: str = ""
@@ -78,6 +79,21 @@ class Handle:
 Strike = Callable[[Actor, str, tuple[Any, ...]], str]
 
 
+class Affinity:
+    """Where an actor or a task is to be."""
+
+    def __init__(self, node_id: str, *, soft: bool) -> None:
+        self.node_id = node_id
+
+
+class Metric:
+    """A number that nobody reads."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def set(self, *_: Any, **__: Any) -> None: ...
+    def inc(self, *_: Any, **__: Any) -> None: ...
+
+
 class Node:
     """What a private cluster leaves out of Ray's node."""
 
@@ -94,10 +110,16 @@ class SimulatedRay:
         self._strike, self._at_wait = strike, at_wait
         self._is_up = False
         self.actors: list[Actor] = []
+        self.node_ids = ["node-0"]  # the driver's first
+        self.here = "node-0"  # where the call is done that is being done
+        self._joined = 1  # nodes so far
+        self.has_lost_node = False
         self.exceptions = types.SimpleNamespace(
             RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError
         )
-        self._private = types.SimpleNamespace(worker=types.SimpleNamespace())
+        node = types.SimpleNamespace(raylet_socket_name="")
+        worker = types.SimpleNamespace(global_worker=types.SimpleNamespace(node=node))
+        self._private = types.SimpleNamespace(worker=worker)
 
     def install(self) -> None:
         """Become the module `ray` of this process."""
@@ -106,13 +128,20 @@ class SimulatedRay:
             Config=types.SimpleNamespace(initialize=lambda _: None),
             AuthenticationTokenLoader=types.SimpleNamespace(instance=lambda: loader),
         )
-        utils = types.SimpleNamespace(get_dashboard_dependency_error=lambda: None)
+        utils = types.SimpleNamespace(
+            get_dashboard_dependency_error=lambda: None, set_sigterm_handler=lambda _: None
+        )
+        affinity = types.SimpleNamespace(NodeAffinitySchedulingStrategy=Affinity)
+        metrics = types.SimpleNamespace(Counter=Metric, Gauge=Metric)
         sys.modules |= {  # type: ignore[assignment]
             "ray": self,
             "ray._raylet": raylet,
             "ray._private": self._private,
             "ray._private.utils": utils,
             "ray._private.node": types.SimpleNamespace(Node=Node),
+            "ray.util": types.SimpleNamespace(),
+            "ray.util.metrics": metrics,
+            "ray.util.scheduling_strategies": affinity,
         }
 
     def init(self, **_: Any) -> None:
@@ -134,12 +163,55 @@ class SimulatedRay:
     def get_gpu_ids(self) -> list[int]:
         return []
 
-    def remote(self, cls: type) -> Any:
-        def create(*arguments: Any) -> Handle:
-            self.actors.append(Actor(cls.__name__, lambda: cls(*arguments)))
-            return Handle(self.actors[-1])
+    # --- nodes of a cluster that was joined ----------------------------------------------------
 
-        return types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=create))
+    def nodes(self) -> list[dict[str, Any]]:
+        resources = {"CPU": 2.0}
+        return [{"NodeID": n, "Resources": resources, "Alive": True} for n in self.node_ids]
+
+    def get_runtime_context(self) -> Any:
+        return types.SimpleNamespace(get_node_id=lambda: self.node_ids[0])
+
+    def join_node(self) -> str:
+        """Have a node join, and return its id."""
+        self.node_ids.append(f"node-{self._joined}")
+        self._joined += 1
+        return self.node_ids[-1]
+
+    def leave_node(self, node_id: str, message: str) -> None:
+        self.node_ids.remove(node_id)
+        self.has_lost_node = True
+        for actor in self.actors:
+            if actor.node_id == node_id:
+                actor.die(message)
+
+    # --- actors and tasks ----------------------------------------------------------------------
+
+    def remote(self, work: Any = None, **_: Any) -> Any:
+        """Return what makes actors of a class, or does a function on a node."""
+        if work is None:  # with options: a decorator
+            return self.remote
+
+        def options(scheduling_strategy: Affinity | None = None, **_: Any) -> Any:
+            node_id = scheduling_strategy.node_id if scheduling_strategy else self.node_ids[0]
+
+            def create(*arguments: Any) -> Handle:
+                return Handle(self._actor(work.__name__, lambda: work(*arguments), node_id))
+
+            def task(*arguments: Any) -> Any:
+                does = Handle(self._actor(work.__name__, lambda: None, node_id))
+                return does.__ray_call__.remote(lambda _: work(*arguments))
+
+            is_class = isinstance(work, type)
+            return types.SimpleNamespace(remote=create if is_class else task)
+
+        return types.SimpleNamespace(options=options)
+
+    def _actor(self, name: str, make: Callable[[], Any], node_id: str) -> Actor:
+        self.actors.append(Actor(name, make, node_id))
+        if node_id not in self.node_ids:
+            self.actors[-1].die("its node has left")
+        return self.actors[-1]
 
     def kill(self, handle: Handle) -> None:
         handle._actor.die("it was killed")
@@ -177,6 +249,7 @@ class SimulatedRay:
             actor.die(message)
             reference.end(error=ActorDiedError(actor.death))
             return
+        self.here = actor.node_id
         try:
             if actor.instance is None:
                 actor.instance = actor.make()

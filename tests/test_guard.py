@@ -30,6 +30,7 @@ from tunerd.slices.processes import ProcessId, with_children
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 GONE_SECS = 60.0  # a bound for the tests' patience, no statement about speed
+LEFT_SECS = 15.0  # after which nothing is left of slices whose holder has ended
 
 
 class Bench:
@@ -93,6 +94,12 @@ def connect(lease: Lease, path: str, slice_id: str) -> socket.socket:
             assert lease.request("runner", slice_id=slice_id)["exit_status"] is None
 
 
+def left(processes: list[ProcessId]) -> list[ProcessId]:
+    """Wait for processes that nobody holds any more; return those that outlive the promise."""
+    deadline = time.monotonic() + LEFT_SECS
+    return [p for p in processes if not p.wait(max(0.0, deadline - time.monotonic()))]
+
+
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     folder = Path(tempfile.mkdtemp(prefix="tunerd-test-", dir="/tmp"))  # short, for socket paths
@@ -149,8 +156,7 @@ def test_the_end_of_the_last_connection_ends_runner_daemon_and_guard(bench: Benc
     assert len(daemons) == 1
     connection.close()
     lease.close()
-    for process in (runner, *daemons, *bench.seen):
-        assert process.wait(GONE_SECS)
+    assert left([runner, *daemons, *bench.seen]) == []
     assert f"end {runner.pid}" in bench.mps.journal()  # by itself: nothing had to be terminated
     assert bench.mps.journal()[-1] == "quit with 0 clients"
 
@@ -170,8 +176,7 @@ def test_killing_the_process_that_holds_the_slices_leaves_nothing(bench: Bench) 
     bench.seen += processes
     holder.kill()
     holder.wait()
-    for process in processes:
-        assert process.wait(GONE_SECS)
+    assert left(processes) == []
 
 
 _HOLDER = """
@@ -299,7 +304,7 @@ def test_a_successor_that_nobody_asks_for_ends_with_the_guard(bench: Bench) -> N
     (listed,) = lease.request("state")["runners"]
     successor = identity(listed["pid"])
     lease.close()
-    assert successor.wait(GONE_SECS)
+    assert left([successor]) == []
 
 
 def told_by_the_server(pid: int) -> None:
@@ -395,6 +400,47 @@ def test_a_killed_daemon_is_replaced_and_nobody_is_blamed(bench: Bench) -> None:
     bench.runner(lease, "mps-0-0")
     (successor,) = bench.daemons()
     assert successor != daemon
+
+
+def test_a_fence_without_the_pipe_folder_starts_the_daemon_and_the_runners_anew(
+    bench: Bench,
+) -> None:
+    lease = bench.lease()
+    first, _, _ = bench.runner(lease, "mps-0-0")
+    second, _, _ = bench.runner(lease, "mps-0-1")
+    (daemon,) = bench.daemons()
+    shutil.rmtree(lease_module.gpu_folder(UUID) / "pipe")
+    assert first.alive
+    assert second.alive
+    lease.request("fence", slice_id="mps-0-0", scope="gpu", reason="illegal address", epoch=0)
+    assert left([first, second, daemon]) == []
+    for slice_id in ("mps-0-0", "mps-0-1"):
+        runner, _, _ = bench.runner(lease, slice_id)
+        assert lease.request("attached", pid=runner.pid) == {"attached": True}
+
+
+def test_a_hung_client_that_no_daemon_can_terminate_falls_with_all_of_its_gpu(
+    bench: Bench,
+) -> None:
+    lease = bench.lease()
+    hung, _, _ = bench.runner(lease, "mps-0-0", mode="hang")
+    neighbour, _, _ = bench.runner(lease, "mps-0-1")
+    shutil.rmtree(lease_module.gpu_folder(UUID) / "pipe")
+    answer = lease.request("fence", slice_id="mps-0-0", epoch=0, scope="runner", reason="hung")
+    assert answer["epoch"] == 1  # it was killed with its work: so were its neighbours
+    assert left([hung, neighbour]) == []
+    runner, _, _ = bench.runner(lease, "mps-0-0")
+    assert lease.request("attached", pid=runner.pid) == {"attached": True}
+
+
+def test_nothing_is_left_of_a_gpu_whose_pipe_folder_was_deleted(bench: Bench) -> None:
+    lease = bench.lease()
+    runner, connection, _ = bench.runner(lease)
+    daemons = bench.daemons()
+    shutil.rmtree(lease_module.gpu_folder(UUID) / "pipe")
+    connection.close()
+    lease.close()
+    assert left([runner, *daemons, *bench.seen]) == []
 
 
 def test_who_gives_a_daemon_commands_is_no_daemon(bench: Bench) -> None:

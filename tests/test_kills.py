@@ -1,11 +1,13 @@
 """Real processes of a run, killed with SIGKILL at moments that a seed draws, five of each kind.
 
-What every fault does to a fixed list of candidates is in test_chaos.py.
+Or asked to end by SIGTERM, with seconds to live. What every fault does to a fixed list of
+candidates is in test_chaos.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import sqlite3
@@ -25,12 +27,15 @@ from tune_process import Run, is_alive, started_with
 from tunerd import host
 from tunerd.errors import ExitCode
 from tunerd.records import Store
+from tunerd.run_folder import Paths
 from tunerd.vocabulary import Record
+from tunerd.watching.status_file import read_status
 
 EACH = 5
 TRIALS = 300
 SEED = 20
 GONE_SECS = 15.0
+TO_LIVE_SECS = 30.0  # from SIGTERM to SIGKILL, where a scheduler takes a machine back
 FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
 # A trial that is lost a third time is taken for the cause.
 MOST_LOSSES = 2
@@ -155,6 +160,78 @@ def test_every_trial_of_a_robbed_run_ends_once_and_none_is_blamed(robbed: Killed
     assert not [r for r in records if "lost" in getattr(r.result, "message", "")]
 
 
+# --- SIGTERM -----------------------------------------------------------------------------------
+
+MOMENTS = ("starting", "tuning", "finishing")
+STOPPED_TRIALS = 60
+
+
+@pytest.fixture(scope="module")
+def stopped(run_in: tuple[Path, Path]) -> Killed:
+    """A run that gets SIGTERM in each session, with seconds to live, and is then left alone."""
+    model, folder = run_in
+    found = Killed(Run(folder / "stopped", model, ("--trials", str(STOPPED_TRIALS))))
+    run = found.run
+    for moment in MOMENTS:
+        run.start()
+        run.wait_for(lambda moment=moment: is_in(run, moment))  # type: ignore[misc]
+        if moment == "starting":
+            run.wait_for(lambda: bool(called(run.processes(), "raylet")))
+        if moment == "tuning":
+            at_least = run.measured() + 8
+            run.wait_for(lambda least=at_least: run.measured() >= least)  # type: ignore[misc]
+        before = ended_in(run)
+        assert run.process is not None
+        run.process.terminate()
+        code, out, err = run.end(within_secs=TO_LIVE_SECS)
+        found.ends.append((moment, code, out + err))
+        found.left.append(outlived(folder))
+        found.ended += [before, ended_in(run)]
+    run.start()
+    found.last = run.end()
+    return found
+
+
+def is_in(run: Run, phase: str) -> bool:
+    told = read_status(Paths(run.folder))
+    return (
+        told is not None
+        and run.process is not None
+        and (told.pid, told.phase, told.end)
+        == (
+            run.process.pid,
+            phase,
+            None,
+        )
+    )
+
+
+def ended_in(run: Run) -> dict[int, Record]:
+    return {r.trial_id: r for r in run.records() if r.result is not None}
+
+
+def test_a_run_that_gets_sigterm_ends_by_itself_before_it_is_killed(stopped: Killed) -> None:
+    assert [moment for moment, _, _ in stopped.ends] == list(MOMENTS)
+    for moment, code, said in stopped.ends:
+        assert code == ExitCode.INTERRUPTED, f"{moment}: {said}"
+        assert "the same command goes on" in said
+    assert stopped.left == [[]] * len(MOMENTS)
+
+
+def test_no_trial_is_lost_or_paid_twice_over_sigterms_and_the_last_command_finishes(
+    stopped: Killed,
+) -> None:
+    code, out, err = stopped.last
+    assert code in FINISHED, err
+    assert json.loads(out)["exit_code"] == code
+    assert len(stopped.ended[-1]) == STOPPED_TRIALS  # it was stopped in its finals
+    for earlier, later in itertools.pairwise([*stopped.ended, ended_in(stopped.run)]):
+        assert {number: later.get(number) for number in earlier} == earlier
+    records = stopped.run.records()
+    assert len({r.candidate.candidate_id for r in records}) == len(records) == STOPPED_TRIALS
+    assert not [r for r in records if "lost" in getattr(r.result, "message", "")]
+
+
 # --- nodes -------------------------------------------------------------------------------------
 
 # Two nodes, of which the second leaves and another one joins when a line comes.
@@ -239,7 +316,7 @@ def cut_off(run_in: tuple[Path, Path]) -> Killed:
         found.left.append(outlived(folder))
         code, _, err = run.end()
         found.ends.append((kind, code, err))
-        found.ended.append({r.trial_id: r for r in run.records() if r.result is not None})
+        found.ended.append(ended_in(run))
     run.start()
     found.last = run.end()
     return found

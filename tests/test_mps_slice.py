@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from fake_mps import FakeMps
 from fake_nvml import FakeNvml
+from ray_processes import Child, child
 
 from tunerd import host
 from tunerd.cluster.workers import SliceActor
@@ -37,7 +38,8 @@ from tunerd.vocabulary import (
 )
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
-GONE_SECS = 60.0
+GONE_SECS = 60.0  # a bound for the tests' patience
+LEFT_SECS = 15.0  # after which nothing is left of slices whose holder has ended
 NOT_READY = "CUDA_ERROR_MPS_SERVER_NOT_READY"
 FACTS = {
     "device": "NVIDIA H200",
@@ -103,6 +105,12 @@ def identity(pid: int) -> ProcessId:
     return process
 
 
+def left(processes: list[ProcessId]) -> list[ProcessId]:
+    """Wait for processes that nobody holds any more; return those that outlive the promise."""
+    deadline = time.monotonic() + LEFT_SECS
+    return [p for p in processes if not p.wait(max(0.0, deadline - time.monotonic()))]
+
+
 def test_a_slice_proves_its_cap_inside_its_client_and_measures(make: Make) -> None:
     measured = make()
     proof = measured.start()
@@ -143,7 +151,7 @@ def test_nothing_is_left_of_slices_that_were_begun_early_and_never_started(make:
         (waits,) = lease.request("state")["runners"]
         processes = [identity(waits["pid"]), identity(lease.guard_pid)]
         lease.close()
-    assert all(process.wait(GONE_SECS) for process in processes)
+    assert left(processes) == []
 
 
 def test_a_client_that_runs_without_the_cap_is_refused(make: Make) -> None:
@@ -190,7 +198,7 @@ def test_closing_the_last_slice_leaves_no_runner_no_daemon_and_no_guard(make: Ma
     measured.close()
     measured.close()
     assert not runner.alive
-    assert guard.wait(GONE_SECS)
+    assert left([guard]) == []
     assert not daemon.alive
     assert [path.name for path in folder.glob("*.sock*")] == ["guard.sock"]
 
@@ -340,3 +348,109 @@ def test_a_slice_survives_the_death_of_its_guard(make: Make) -> None:
     (result,) = measured.measure([build()], SEARCH)
     assert isinstance(result, Measurement)
     assert not runner.alive
+
+
+# --- the pipe folder is deleted ----------------------------------------------------------------
+
+
+def delete_pipe_folder() -> None:
+    shutil.rmtree(gpu_folder(UUID) / "pipe")
+
+
+@pytest.mark.parametrize("library", [b"crash", b"misaligned", b"killed", b"hang"])
+def test_slices_without_their_pipe_folder_go_on_and_a_fault_brings_a_new_daemon(
+    make: Make, fake: FakeMps, monkeypatch: pytest.MonkeyPatch, library: bytes
+) -> None:
+    one, other = make(0), make(1)
+    before = {s.start().runner_pid for s in (one, other)}
+    delete_pipe_folder()
+    for each in (one, other):
+        (result,) = each.measure([build()], SEARCH)
+        assert isinstance(result, Measurement)
+    monkeypatch.setattr(remote, "BUILD_SECS", 2.0)
+    monkeypatch.setattr(remote, "KNOWN_SECS", 2.0)
+    (failure,) = one.measure([build(library)], SEARCH)
+    assert isinstance(failure, Failure)
+    for each in (one, other):
+        result = each.measure([build(), build()], SEARCH)[-1]  # the first may tell of the fault
+        assert isinstance(result, Measurement)
+        assert result.sm_count == FACTS["sm_count"]
+        assert each._proof is not None
+        assert each._proof.attached
+        assert each._proof.runner_pid not in before
+    assert fake.journal().count("daemon start") == 2
+
+
+def test_a_slice_that_starts_without_the_pipe_folder_is_refused_until_a_fault_brings_a_new_daemon(
+    make: Make,
+) -> None:
+    one, late = make(0), make(1)
+    one.start()
+    delete_pipe_folder()
+    with pytest.raises(HostError, match="did not obtain its 40%: its client runs without MPS"):
+        late.start()
+    (result,) = one.measure([build()], SEARCH)
+    assert isinstance(result, Measurement)
+    one.measure([build(b"crash")], SEARCH)
+    assert late.start().sm_count == FACTS["sm_count"]
+
+
+# --- the actor is killed -----------------------------------------------------------------------
+
+# A cluster with two slices of a GPU, of which the second is in a kernel that does not end. It kills
+# the actor that each line names.
+_CLUSTER = """
+import functools, json, sys
+from tunerd.cluster import actors
+from tunerd.cluster.workers import SliceActor
+from tunerd.slices import mps
+from tunerd.slices.lease import Lease
+from tunerd.vocabulary import SEARCH, Build, Candidate, Origin, SliceSpec
+gpu_uuid, command, environment = (json.loads(argument) for argument in sys.argv[1:])
+class OverFakes(SliceActor):
+    def start(self, spec):
+        mps.Lease.acquire = functools.partial(Lease.acquire, runner_command=tuple(command))
+        return super().start(spec)
+actors.SliceActor = OverFakes
+specs = [
+    SliceSpec(f"mps-0-{i}", "mps", 40, gpu_uuid=gpu_uuid, environment=tuple(environment.items()))
+    for i in range(2)
+]
+hang = Build(Candidate("task", "candidate", Origin.SEARCH), b"hang", "", 0.0, (), (), "nvrtc")
+with actors.Cluster(address=None, run="test", cpus=1, gpus=1) as cluster:
+    proofs = cluster.start_slices([(spec, None) for spec in specs])
+    under_way = cluster._slices["mps-0-1"].measure.remote((hang,), SEARCH, 0)
+    print(json.dumps({"runners": [p.runner_pid for p in proofs]}), flush=True)
+    for line in sys.stdin:
+        cluster._ray.kill(cluster._slices[line.strip()])
+"""
+
+
+def test_no_runner_and_no_daemon_is_left_of_slices_whose_actors_ray_kills(fake: FakeMps) -> None:
+    environment = {"FAKE_MODE": "slice", "FAKE_FACTS": json.dumps(FACTS)}
+    arguments = [json.dumps(argument) for argument in (UUID, fake.runner_command, environment)]
+    runtime = os.environ["TUNERD_RUNTIME_FOLDER"]
+    with child(_CLUSTER, *arguments, TUNERD_RUNTIME_FOLDER=runtime) as driver:
+        idle, hung = (identity(pid) for pid in driver.said["runners"])
+        deadline = time.monotonic() + GONE_SECS
+        while f"hang {hung.pid}" not in fake.journal():
+            assert time.monotonic() < deadline, "the kernel was not started"
+            time.sleep(0.1)
+        folder = gpu_folder(UUID)
+        guard = identity(json.loads((folder / "state.json").read_text())["guard"]["pid"])
+        (daemon,) = MpsControl(folder / "pipe", folder / "log", UUID).processes()
+        kill_actor(driver, "mps-0-0")
+        assert left([idle]) == []
+        assert all(process.alive for process in (hung, daemon, guard))
+        kill_actor(driver, "mps-0-1")
+        assert left([hung, daemon, guard]) == []
+        assert driver.process.poll() is None
+    journal = fake.journal()
+    assert f"end {idle.pid}" in journal  # by itself: nothing had to be terminated
+    assert journal.index(f"terminate {hung.pid}") < journal.index(f"signal {hung.pid}")
+
+
+def kill_actor(driver: Child, slice_id: str) -> None:
+    assert driver.process.stdin is not None
+    driver.process.stdin.write(f"{slice_id}\n")
+    driver.process.stdin.flush()

@@ -45,9 +45,10 @@ class Run:
             start_new_session=True,
         )
 
-    def end(self) -> tuple[int, str, str]:
+    def end(self, within_secs: float = 300) -> tuple[int, str, str]:
+        """Wait for the end of the command; TimeoutExpired where it comes too late."""
         assert self.process is not None
-        out, err = self.process.communicate(timeout=300)
+        out, err = self.process.communicate(timeout=within_secs)
         return self.process.returncode, out, err
 
     def kill(self) -> list[psutil.Process]:
