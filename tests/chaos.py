@@ -61,7 +61,6 @@ class Chaos:
         self._open: dict[str, tuple[str, str]] = {}  # faults not seen yet, by name
         self._left_to_live: int | None = None
         self.ends_anyway = False
-        self.spared = SPARED
 
     def note(self, what: str, fault: str, **more: Any) -> None:
         line = json.dumps({"what": what, "fault": fault, "pid": os.getpid()} | more)
@@ -113,7 +112,7 @@ class Chaos:
 
     def may_lose(self, victims: Sequence[str]) -> bool:
         """Count the loss of trials and searches; False where one of them was lost too often."""
-        if any(self._losses[v] >= self.spared for v in victims):
+        if any(self._losses[v] >= SPARED for v in victims):
             return False
         self._losses.update(victims)
         return True

@@ -38,7 +38,6 @@ from chaos import (
     AT_A_TRANSACTION,
     AT_A_WAIT,
     OF_NODES,
-    SPARED,
     Chaos,
     Listener,
 )
@@ -323,12 +322,11 @@ MOST_NODES = 3
 def join_clusters(chaos: Chaos, ray: SimulatedRay) -> None:
     """Have a run find a cluster of two nodes, and look at its nodes whenever it can."""
     ray.join_node()
-    chaos.spared = SPARED - 1
     original = crew.Crew.look
 
-    def look(of: crew.Crew) -> None:
+    def look(of: crew.Crew) -> tuple[str, ...]:
         at_a_look(chaos, ray)
-        original(of)
+        return original(of)
 
     crew.Crew.look = look  # type: ignore[method-assign]
     crew.LOOK_SECS = 0.0
@@ -343,13 +341,10 @@ def at_a_look(chaos: Chaos, ray: SimulatedRay) -> None:
     fault = chaos.draw(OF_NODES)
     if fault == "node joins" and len(ray.node_ids) < MOST_NODES:
         chaos.inject(fault, shows_as=f"node {ray.join_node()} joined")
-    # Only nodes whose slices are at work. What its idle tuner is asked afterwards is lost, too, and
-    # nothing counts that: so one node leaves, and `join_clusters` spares trials the loss more.
-    slices = [a for a in ray.actors if a.name == "SliceActor" and not a.death]
-    working = {a.node_id for a in slices if a.calls} - {a.node_id for a in slices if not a.calls}
-    working -= {ray.node_ids[0]}
-    if fault == "node leaves" and working and not ray.has_lost_node:
-        node_id = chaos.random.choice(sorted(working))
+    others = {a.node_id for a in ray.actors if a.name == "SliceActor" and not a.death}
+    others -= {ray.node_ids[0]}
+    if fault == "node leaves" and others:
+        node_id = chaos.random.choice(sorted(others))
         lost = [v for a in ray.actors if a.node_id == node_id for v in victims_of(a)]
         if chaos.may_lose(lost):
             chaos.inject(fault, shows_as=f"node {node_id} left")

@@ -113,7 +113,6 @@ class SimulatedRay:
         self.node_ids = ["node-0"]  # the driver's first
         self.here = "node-0"  # where the call is done that is being done
         self._joined = 1  # nodes so far
-        self.has_lost_node = False
         self.exceptions = types.SimpleNamespace(
             RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError
         )
@@ -180,7 +179,6 @@ class SimulatedRay:
 
     def leave_node(self, node_id: str, message: str) -> None:
         self.node_ids.remove(node_id)
-        self.has_lost_node = True
         for actor in self.actors:
             if actor.node_id == node_id:
                 actor.die(message)

@@ -205,6 +205,21 @@ def test_workers_of_a_node_that_left_are_not_started_again(make_crew: MakeCrew) 
     assert crew.slice_ids == ("n0-cpu-0-0",)
 
 
+def test_who_was_idle_on_a_node_that_left_is_lost_before_it_is_given_work(
+    make_crew: MakeCrew, clock: Callable[[float], None]
+) -> None:
+    crew, cluster = make_crew(
+        node("a", cpu_slices((0,))), node("b", cpu_slices((0,)), machine="m1")
+    )
+    del cluster.living["b"]
+    clock(LOOK_SECS)
+    assert set(crew.look()) == {"n1-cpu-0-0", "tuner-1-0"}
+    assert cluster.slice_ids == set(crew.slice_ids) == {"n0-cpu-0-0"}
+    assert cluster.restarted == []
+    clock(LOOK_SECS)
+    assert crew.look() == ()
+
+
 def test_what_a_node_had_that_left_is_given_to_another_one_of_its_machine(
     make_crew: MakeCrew, clock: Callable[[float], None]
 ) -> None:

@@ -317,7 +317,11 @@ class _Session:
             for answer in cluster.answers(_TICK_SECS):
                 for event in self._events(crew, answer):
                     self._carry_out(cluster, coordinator.handle(event))
-            crew.look()
+            for worker_id in crew.look():
+                if worker_id in coordinator.workers:
+                    self._carry_out(
+                        cluster, coordinator.handle(ev.WorkerLost(worker_id, "its node left"))
+                    )
             if self._stop.requested and not coordinator.finished:
                 self._carry_out(cluster, coordinator.handle(ev.StopRequested("stopped on request")))
             tick = ev.Tick(time.monotonic() - self._began)

@@ -191,21 +191,25 @@ class Crew:
 
     # --- nodes that come and go ----------------------------------------------------------------
 
-    def look(self) -> None:
+    def look(self) -> tuple[str, ...]:
         """Ask nodes that joined, and give what nodes had that left to others of their hosts.
 
-        Looks every now and then only. Raises InfrastructureError where too long nobody was there
-        to search or to measure.
+        Looks every now and then only. Returns who is lost with its node: who was idle there would
+        say so only when it is given work. Raises InfrastructureError where too long nobody was
+        there to search or to measure.
         """
         now = time.monotonic()
         if not self._elastic or now - self._looked_at < LOOK_SECS:
-            return
+            return ()
         self._looked_at = now
         living = self._cluster.living_nodes()
         left = [n for n in self._nodes if n.node_id not in living]
         for node in left:
             log.error("node %s left", node.survey.hostname)
             self._nodes.remove(node)
+        lost = tuple(w for w in (*self._tuners, *self._slices) if self._node_of(w) not in living)
+        for worker_id in lost:
+            self.lose(worker_id, "its node left")
         for node in list(self._nodes) if left else ():
             self._extend(node)
         for node_id in living.keys() - self._numbers.keys():
@@ -218,6 +222,7 @@ class Crew:
                 f"no node of the cluster has had a slice and a tuner for {WAIT_SECS:.0f} s; what "
                 "was measured is stored, and the same command goes on when nodes are there"
             )
+        return lost
 
     def join(self, answer: Answer) -> None:
         """Start the workers of a node that was asked; they answer when they are ready."""
