@@ -68,7 +68,8 @@ class Run:
         found = []
         for process in self.processes():
             try:
-                if process.cmdline()[:1] and process.cmdline()[0].startswith(f"ray::{name}"):
+                title = "".join(process.cmdline()[:1])  # empty for the moment in which Ray sets it
+                if title.startswith(f"ray::{name}"):
                     found.append(process)
             except psutil.Error:  # it has just ended
                 continue
