@@ -9,7 +9,13 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
+
+from tunerd.slices.processes import ProcessId
+
+LEFT_SECS = 15.0  # after which nothing is left of slices whose holder has ended
 
 _CONTROL = r"""#!{python} -SE
 import os, socket, subprocess, sys, time
@@ -164,6 +170,12 @@ while mode == "hang":
 connection.recv(1)
 journal("end %d" % os.getpid())
 """
+
+
+def left(processes: Iterable[ProcessId]) -> list[ProcessId]:
+    """Wait for processes that nobody holds any more; return those that outlive the promise."""
+    deadline = time.monotonic() + LEFT_SECS
+    return [p for p in processes if not p.wait(max(0.0, deadline - time.monotonic()))]
 
 
 class FakeMps:

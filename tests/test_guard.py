@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_mps import FakeMps
+from fake_mps import FakeMps, left
 
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.slices import lease as lease_module
@@ -30,7 +30,6 @@ from tunerd.slices.processes import ProcessId, with_children
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 GONE_SECS = 60.0  # a bound for the tests' patience, no statement about speed
-LEFT_SECS = 15.0  # after which nothing is left of slices whose holder has ended
 
 
 class Bench:
@@ -92,12 +91,6 @@ def connect(lease: Lease, path: str, slice_id: str) -> socket.socket:
             return connection
         except OSError:
             assert lease.request("runner", slice_id=slice_id)["exit_status"] is None
-
-
-def left(processes: list[ProcessId]) -> list[ProcessId]:
-    """Wait for processes that nobody holds any more; return those that outlive the promise."""
-    deadline = time.monotonic() + LEFT_SECS
-    return [p for p in processes if not p.wait(max(0.0, deadline - time.monotonic()))]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_mps import FakeMps
+from fake_mps import FakeMps, left
 from fake_nvml import FakeNvml
 from ray_processes import Child, child
 
@@ -39,7 +39,6 @@ from tunerd.vocabulary import (
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 GONE_SECS = 60.0  # a bound for the tests' patience
-LEFT_SECS = 15.0  # after which nothing is left of slices whose holder has ended
 NOT_READY = "CUDA_ERROR_MPS_SERVER_NOT_READY"
 FACTS = {
     "device": "NVIDIA H200",
@@ -103,12 +102,6 @@ def identity(pid: int) -> ProcessId:
     process = ProcessId.of(pid)
     assert process is not None
     return process
-
-
-def left(processes: list[ProcessId]) -> list[ProcessId]:
-    """Wait for processes that nobody holds any more; return those that outlive the promise."""
-    deadline = time.monotonic() + LEFT_SECS
-    return [p for p in processes if not p.wait(max(0.0, deadline - time.monotonic()))]
 
 
 def test_a_slice_proves_its_cap_inside_its_client_and_measures(make: Make) -> None:
