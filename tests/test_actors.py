@@ -330,6 +330,7 @@ def test_a_lost_worker_is_answered_with_why_and_its_logs_are_kept(
         pid = cluster._ray.get(
             cluster._tuners["tuner-0"].__ray_call__.remote(lambda _: os.getpid())
         )
+        psutil.Process(pid).suspend()  # so that the call is under way when it is killed
         cluster.give_tasks(())
         psutil.Process(pid).kill()
         (answer,) = cluster.answers(60)
