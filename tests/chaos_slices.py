@@ -167,10 +167,10 @@ class FaultySlice(RemoteSlice):
     # --- what members of RemoteSlice say -------------------------------------------------------
 
     def _measured(
-        self, builds: Sequence[Build], profile: Profile
+        self, builds: Sequence[Build], profile: Profile, bests: Sequence[float | None]
     ) -> Iterator[Measurement | Failure]:
         self._builds = builds
-        return super()._measured(builds, profile)
+        return super()._measured(builds, profile, bests)
 
     def _launch(self) -> Any:
         return Connection(self)

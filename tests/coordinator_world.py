@@ -167,7 +167,7 @@ class World:
             case BuildThem(worker_id, todo):
                 self.built.update(c.candidate_id for c in todo)
                 return BuildsEnded(worker_id, tuple((c, self._built(c)) for c in todo))
-            case Measure(worker_id, builds, _):
+            case Measure(worker_id, builds):
                 ended = tuple((b.candidate, self._measured(b.candidate)) for b in builds)
                 return MeasurementsEnded(worker_id, ended)
             case RunSentinel(worker_id, of, _):

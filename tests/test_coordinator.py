@@ -208,6 +208,25 @@ def measuring(coordinator: Coordinator, count: int = 3) -> Measure:
     return work
 
 
+def test_a_slice_is_told_the_best_that_another_one_has_measured() -> None:
+    coordinator = Coordinator([CONV], Limits(trials=100))
+    started(coordinator, slices=2)  # the default took 1 ms
+    fresh = candidates(CONV, range(2))
+    coordinator.handle(Proposed("tuner-0", CONV.task_id, fresh, True))
+    out = coordinator.handle(BuildsEnded("tuner-0", tuple((c, build(c)) for c in fresh)))
+    one, other = of_type(Measure, out)
+    assert one.best_secs == other.best_secs == (1e-3,)
+    found = ((other.builds[0].candidate, measured(0.5e-3)),)
+    coordinator.handle(MeasurementsEnded(other.worker_id, found))
+    for worker_id in (one.worker_id, other.worker_id):
+        coordinator.handle(WorkerLost(worker_id, "it was killed"))
+    coordinator.handle(WorkerJoined("slice-2", "slice"))
+    again = one.builds[0].candidate
+    out = coordinator.handle(BuildsEnded("tuner-0", ((again, build(again)),)))
+    (work,) = of_type(Measure, out)
+    assert (work.worker_id, work.best_secs) == ("slice-2", (0.5e-3,))
+
+
 def test_trials_of_a_lost_slice_are_built_again_without_blame() -> None:
     coordinator = Coordinator([CONV], Limits(trials=100))
     started(coordinator)

@@ -187,7 +187,7 @@ def test_who_has_been_free_the_longest_works_next() -> None:
     roster = Roster()
     for number in range(3):
         roster.join(Worker(f"slice-{number}", "slice", None, "gpu"))
-    work = Measure("slice-0", (build(candidate(CONV, 0)),), 0)
+    work = Measure("slice-0", (build(candidate(CONV, 0)),), 0, (None,))
     first = roster.free("slice")
     assert first is not None
     roster.begin(first, work)

@@ -13,7 +13,14 @@ from node_fixtures import TARGET, cpu_slices, gpu_slices, node, settings
 
 from tunerd.cluster import crew as crew_module
 from tunerd.cluster.actors import Cluster
-from tunerd.cluster.crew import LOOK_SECS, MAX_FAULTS, MAX_RESTARTS, WAIT_SECS, Crew
+from tunerd.cluster.crew import (
+    LOOK_SECS,
+    MAX_FAULTS,
+    MAX_RESTARTS,
+    MEASURED_A_FAULT,
+    WAIT_SECS,
+    Crew,
+)
 from tunerd.cluster.nodes import Node, TunerSpec
 from tunerd.cluster.workers import Answer
 from tunerd.errors import DeviceError, HostError, InfrastructureError
@@ -162,17 +169,26 @@ def test_a_device_whose_trials_only_fault_is_left_alone_with_all_its_slices(
     assert cluster.restarted == []
 
 
-def test_one_trial_that_is_measured_acquits_the_device(make_crew: MakeCrew) -> None:
+def test_a_device_that_measures_two_trials_for_each_that_faults_goes_on(
+    make_crew: MakeCrew,
+) -> None:
     crew, _ = make_crew(node("a", gpu_slices(0)))
     first, *_ = crew.slice_ids
-    for _ in range(3):
-        assert crew.has_faulted(first, [CRASH] * (MAX_FAULTS - 1) + [MEASURED]) == ()
+    for _ in range(10 * MAX_FAULTS):
+        assert crew.has_faulted(first, [MEASURED] * MEASURED_A_FAULT + [CRASH]) == ()
+
+
+def test_a_device_on_which_every_second_trial_faults_is_left_alone(make_crew: MakeCrew) -> None:
+    crew, _ = make_crew(node("a", gpu_slices(0)))
+    first, *_ = crew.slice_ids
+    results = [CRASH, MEASURED] * (2 * MAX_FAULTS)
+    assert any(crew.has_faulted(first, [result]) for result in results)
 
 
 def test_the_last_device_that_only_faults_ends_the_run(make_crew: MakeCrew) -> None:
     crew, _ = make_crew(node("a", gpu_slices(0)))
     faulty = crew.has_faulted(crew.slice_ids[0], [CRASH] * MAX_FAULTS)
-    with pytest.raises(DeviceError, match="16 trials in a row faulted there"):
+    with pytest.raises(DeviceError, match="16 trials more have faulted there"):
         crew.leave_alone(faulty)
 
 

@@ -305,8 +305,10 @@ class Cluster:
             case ev.BuildThem(worker_id, candidates):
                 call = self._tuners[worker_id].build.remote(candidates)
                 self._calls.watch(worker_id, "build", call)
-            case ev.Measure(worker_id, builds, neighbours, is_alone):
-                call = self._slices[worker_id].measure.remote(builds, SEARCH, neighbours, is_alone)
+            case ev.Measure(worker_id, builds, neighbours, best_secs, is_alone):
+                call = self._slices[worker_id].measure.remote(
+                    builds, SEARCH, neighbours, best_secs, is_alone
+                )
                 self._calls.watch(worker_id, "measure", call)
             case ev.RunSentinel(worker_id, build, neighbours):
                 call = self._slices[worker_id].measure.remote((build,), SENTINEL, neighbours)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tunerd.cluster.nodes import Node, TunerSpec, cut_beside, tuners_beside
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3  # of a worker that ends without having done anything: its cause stays
-MAX_FAULTS = 16  # of a device in a row, none of its trials measured between them
+MAX_FAULTS = 16  # of a device, beyond one for each MEASURED_A_FAULT trials that it measured
+MEASURED_A_FAULT = 2
 LOOK_SECS = 2.0  # between two looks at the nodes of a cluster
 WAIT_SECS = 600.0  # for a node to join, where none is left to work on; autoscalers take minutes
 _OF_A_SLICE = (Stage.LOAD, Stage.RUN)
@@ -56,7 +58,9 @@ class Crew:
         self._tuners: dict[str, TunerSpec] = {}
         self._roles: dict[str, str] = {}  # of everybody that was ever here
         self._losses: Counter[str] = Counter()  # of each worker, since it last did something
-        self._faults: Counter[str] = Counter()  # of each device, since it last measured something
+        self._faults: defaultdict[str, Fraction] = defaultdict(
+            Fraction
+        )  # of each device, in excess
         self._looked_at = self._staffed_at = time.monotonic()
         self.proofs: tuple[CapProof, ...] = ()
 
@@ -145,11 +149,12 @@ class Crew:
     def has_faulted(
         self, slice_id: str, results: Iterable[Measurement | Failure]
     ) -> tuple[str, ...]:
-        """Count a device's faults in a row; return its slices where it is to be left alone."""
+        """Count a device's faults; return its slices where it is to be left alone."""
         device = self.fault_domain(slice_id)
         for result in results:
             if isinstance(result, Measurement):
-                self._faults[device] = 0
+                excess = self._faults[device] - Fraction(1, MEASURED_A_FAULT)
+                self._faults[device] = max(Fraction(0), excess)
             elif result.stage in _OF_A_SLICE and result.kind in (Kind.CRASH, Kind.TIMEOUT):
                 self._faults[device] += 1
         if self._faults[device] < MAX_FAULTS:
@@ -158,7 +163,10 @@ class Crew:
 
     def leave_alone(self, slice_ids: Sequence[str]) -> None:
         """End slices for good. Raises DeviceError where no other one is left."""
-        message = f"{MAX_FAULTS} trials in a row faulted there, and none was measured between them"
+        message = (
+            f"{MAX_FAULTS} trials more have faulted there than one for every {MEASURED_A_FAULT} "
+            "that were measured"
+        )
         for slice_id in slice_ids:
             self._telemetry.lost("slice", slice_id, f"{message}; its device is left alone")
             self._cluster.drop(slice_id)

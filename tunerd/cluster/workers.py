@@ -135,11 +135,16 @@ class SliceActor:
         return os.path.exists(path)
 
     def measure(
-        self, builds: tuple[Build, ...], profile: Profile, neighbours: int, is_alone: bool = False
+        self,
+        builds: tuple[Build, ...],
+        profile: Profile,
+        neighbours: int,
+        best_secs: tuple[float | None, ...] = (),
+        is_alone: bool = False,
     ) -> Timed:
         def measured() -> list[Measurement | Failure]:
             with self._told(is_alone) as one:
-                results = one.measure(builds, profile)
+                results = one.measure(builds, profile, best_secs)
             return [r.beside(neighbours) if isinstance(r, Measurement) else r for r in results]
 
         return _timed(measured, in_process=False)  # the slice's runner does it

@@ -357,10 +357,9 @@ class Coordinator:
             self._unbuilt.clear()
         while chosen := self._suspects.next():
             lone, build = chosen
-            neighbours = self.busy("slice")  # on other devices
-            self._begin(lone, Measure(lone.worker_id, (build,), neighbours, is_alone=True), out)
+            self._measure(lone, (build,), out, is_alone=True)
         while self._built and (worker := self._roster.free("slice")):
-            self._measure(worker, out)
+            self._measure(worker, self._next_built(), out)
         satisfied = self._satisfied()
         while worker := self._roster.free("tuner"):
             if (sentinel := self._checks.wanted) and self._unbuilt and not self._checks.builder:
@@ -409,12 +408,23 @@ class Coordinator:
         total = self.weighted_best_secs()
         return total is not None and self._standings.highest_gain_secs() < _SMALL_GAIN * total
 
-    def _measure(self, worker: Worker, out: list[Instruction]) -> None:
+    def _next_built(self) -> tuple[Build, ...]:
         share = math.ceil(len(self._built) / self._count("slice"))
         waiting = (b.candidate for b in self._built)
         count = self._chunk(waiting, min(MEASURE_CHUNK, share))
-        builds = tuple(self._built.popleft() for _ in range(count))
-        self._begin(worker, Measure(worker.worker_id, builds, self.busy("slice")), out)
+        return tuple(self._built.popleft() for _ in range(count))
+
+    def _measure(
+        self,
+        worker: Worker,
+        builds: tuple[Build, ...],
+        out: list[Instruction],
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        bests = tuple(self.tasks[b.candidate.task_id].known_secs for b in builds)
+        neighbours = self.busy("slice")  # of one that works alone: on other devices
+        self._begin(worker, Measure(worker.worker_id, builds, neighbours, bests, is_alone), out)
 
     def _build(self, worker: Worker, out: list[Instruction]) -> None:
         share = math.ceil(len(self._unbuilt) / self._count("tuner"))

@@ -96,6 +96,7 @@ class Measure:
     worker_id: str
     builds: tuple[Build, ...]
     neighbours: int  # other slices at work
+    best_secs: tuple[float | None, ...]  # of each build's task so far, in any slice
     is_alone: bool = False  # on its device, to its end
 
 

@@ -81,8 +81,15 @@ class Slice(ABC):
     is_alone = False
 
     @abstractmethod
-    def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
-        """Measure each build on its own, in order. A fault is the Failure of the build it hit."""
+    def measure(
+        self, builds: Sequence[Build], profile: Profile, best_secs: Sequence[float | None] = ()
+    ) -> list[Measurement | Failure]:
+        """Measure each build on its own, in order. A fault is the Failure of the build it hit.
+
+        Args:
+            best_secs: the best time known of each build's task, None where none is: what is far
+                slower may be ended early. Of no task where nothing is given.
+        """
 
     @abstractmethod
     def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:

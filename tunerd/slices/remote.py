@@ -78,7 +78,6 @@ class RemoteSlice(Slice):
         self._proof: CapProof | None = None
         self._stop_at: float | None = None  # of the work that began last
         self._unheard: Failure | None = None  # why it did not begin
-        self._best_secs: dict[str, float] = {}  # by task
 
     @abstractmethod
     def _launch(self) -> socket.socket:
@@ -135,11 +134,13 @@ class RemoteSlice(Slice):
             ) from error
         return answer
 
-    def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+    def measure(
+        self, builds: Sequence[Build], profile: Profile, best_secs: Sequence[float | None] = ()
+    ) -> list[Measurement | Failure]:
+        bests = tuple(best_secs) or (None,) * len(builds)
         results: list[Measurement | Failure] = []
-        while len(results) < len(builds):
-            rest = builds[len(results) :]
-            for result in self._measured(rest, profile):
+        while (done := len(results)) < len(builds):
+            for result in self._measured(builds[done:], profile, bests[done:]):
                 results.append(result)
                 if isinstance(result, Failure) and is_sticky(result.message):
                     results[-1] = self._blamed(result)
@@ -147,7 +148,7 @@ class RemoteSlice(Slice):
         return results
 
     def _measured(
-        self, builds: Sequence[Build], profile: Profile
+        self, builds: Sequence[Build], profile: Profile, bests: Sequence[float | None]
     ) -> Iterator[Measurement | Failure]:
         """Yield results in order; ends early, after a failure, where the runner was lost."""
         is_under_way = False
@@ -157,19 +158,17 @@ class RemoteSlice(Slice):
                     "op": "measure",
                     "builds": [build_to(b) for b in builds],
                     "profile": to_json(profile),
-                    "rival_secs": [self._best_secs.get(b.candidate.task_id) for b in builds],
+                    "rival_secs": bests,
                 },
                 [b.library for b in builds],
                 timeout_secs=BUILD_SECS,
             )
             assert self._connection is not None
-            for build in builds:
-                self._connection.settimeout(self._limit_secs(build))
+            for best_secs in bests:
+                self._connection.settimeout(_limit_secs(best_secs))
                 self._receive()  # which build starts
                 is_under_way = True
-                result = self._result(self._receive()["result"], profile)
-                self._note(build, result)
-                yield result
+                yield self._result(self._receive()["result"], profile)
                 is_under_way = False
         except (OSError, ValueError) as error:
             failure = self._lost(error)
@@ -177,19 +176,6 @@ class RemoteSlice(Slice):
                 message = f"{failure.message}, before the build was loaded"
                 failure = Failure(Stage.RUN, Kind.COLLATERAL, message)
             yield failure
-
-    def _limit_secs(self, build: Build) -> float:
-        """Return how long a build may take from its start; of the best of its task, if known."""
-        best_secs = self._best_secs.get(build.candidate.task_id)
-        if best_secs is None:
-            return BUILD_SECS
-        return min(BUILD_SECS, max(KNOWN_SECS, KNOWN_TIMES * best_secs))
-
-    def _note(self, build: Build, result: Measurement | Failure) -> None:
-        if isinstance(result, Measurement):
-            task_id = build.candidate.task_id
-            best_secs = self._best_secs.get(task_id, result.median_secs)
-            self._best_secs[task_id] = min(best_secs, result.median_secs)
 
     def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
         body = {
@@ -381,6 +367,13 @@ class RemoteSlice(Slice):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _limit_secs(best_secs: float | None) -> float:
+    """Return how long a build may take from its start, by the best of its task."""
+    if best_secs is None:
+        return BUILD_SECS
+    return min(BUILD_SECS, max(KNOWN_SECS, KNOWN_TIMES * best_secs))
 
 
 def _heard(failure: Any) -> Failure:

@@ -86,7 +86,9 @@ class SimulatedSlice(Slice):
             attached=True,
         )
 
-    def measure(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
+    def measure(
+        self, builds: Sequence[Build], profile: Profile, best_secs: Sequence[float | None] = ()
+    ) -> list[Measurement | Failure]:
         return [self._answer(b.candidate, profile, profile.min_samples) for b in builds]
 
     def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
