@@ -274,6 +274,19 @@ def test_a_task_with_new_trials_is_decided_again(store: Store) -> None:
     assert outcome.winner == better
 
 
+def test_a_finalist_that_faulted_is_not_run_again(store: Store) -> None:
+    first, second = searched(store, 1e-3, 2e-3)
+    secs = times(4e-3, 1e-3, 2e-3)
+    choose(store, FakeCluster(secs, faulty=[first.candidate_id]))
+    for l2 in ("cold", "warm", "cold"):  # each measures the task anew
+        cluster = FakeCluster(secs)
+        (outcome,) = decided(store, cluster, Finals(l2=l2))
+        assert outcome.winner == second
+        measured = {f.candidate_id: f.measurement for f in outcome.finalists}
+        assert measured[first.candidate_id] == CRASH
+        assert cluster.calls == ["build", "compare", "agree"]
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 def test_what_the_search_has_built_is_not_built_again(store: Store, missing: int) -> None:
     candidates = searched(store, 2e-3, 1e-3)

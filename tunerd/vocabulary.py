@@ -159,6 +159,11 @@ class Kind(StrEnum):
     def ends_trial(self) -> bool:
         return self not in (Kind.COLLATERAL, Kind.INTERRUPTED)
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether it takes its process down, and on a GPU those of the other slices."""
+        return self in (Kind.CRASH, Kind.TIMEOUT)
+
 
 @dataclass(frozen=True)
 class Failure:

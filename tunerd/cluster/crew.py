@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tunerd.cluster.nodes import Node, TunerSpec, cut_beside, tuners_beside
 from tunerd.cluster.workers import Answer
 from tunerd.errors import DeviceError, DiskError, HostError, InfrastructureError, TunerdError
-from tunerd.vocabulary import CapProof, Failure, Kind, Measurement, SliceSpec, Stage
+from tunerd.vocabulary import CapProof, Failure, Measurement, SliceSpec, Stage
 
 if TYPE_CHECKING:
     from tunerd.cluster.actors import Cluster
@@ -155,7 +155,7 @@ class Crew:
             if isinstance(result, Measurement):
                 excess = self._faults[device] - Fraction(1, MEASURED_A_FAULT)
                 self._faults[device] = max(Fraction(0), excess)
-            elif result.stage in _OF_A_SLICE and result.kind in (Kind.CRASH, Kind.TIMEOUT):
+            elif result.stage in _OF_A_SLICE and result.kind.is_fault:
                 self._faults[device] += 1
         if self._faults[device] < MAX_FAULTS:
             return ()

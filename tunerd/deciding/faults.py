@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from tunerd.vocabulary import Build, Failure, Kind, Measurement
+from tunerd.vocabulary import Build, Failure, Measurement
 
 Results = list[Measurement | Failure]
 log = logging.getLogger(__name__)
@@ -45,4 +45,4 @@ def is_final(result: Measurement | Failure) -> bool:
 
 
 def _is_fault(result: Measurement | Failure) -> bool:
-    return isinstance(result, Failure) and result.kind in (Kind.CRASH, Kind.TIMEOUT)
+    return isinstance(result, Failure) and result.kind.is_fault

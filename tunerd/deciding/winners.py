@@ -50,19 +50,21 @@ def choose_winners(
 
     A stored outcome counts while no trial of its task has ended since, if it was measured like
     these. `unsearched` says of tasks by their ids why they have no trials. What is not in `built`
-    is built.
+    is built. A candidate that faulted in earlier finals of this run is never run again.
     """
     records = _ended(store.records())
     finals = quiet.finals
+    stored = store.task_outcomes()
     known = {
         o.task_id: o
-        for o in store.task_outcomes()
+        for o in stored
         if o.trials == len(records.get(o.task_id, ())) and finals.accept(o)
     }
     todo = [t for t in tasks if t.task_id not in known]
     entries = {t.task_id: _entries(t, records.get(t.task_id, ()), finals.fidelity) for t in todo}
     wanted = [c for t in todo for c in entries[t.task_id].all]
     builds: dict[str, Build | Failure] = {b.candidate.candidate_id: b for b in built}
+    builds |= _faults(stored)
     if missing := [c for c in wanted if c.candidate_id not in builds]:
         say(f"building {len(missing)} of the {len(wanted)} finalists of {len(todo)} tasks")
         found = quiet.cluster.build_all(missing)
@@ -94,6 +96,18 @@ class _Entries:
     @property
     def all(self) -> tuple[Candidate, ...]:
         return (self.default, *self.finalists, *self.others)
+
+
+def _faults(outcomes: Iterable[TaskOutcome]) -> dict[str, Failure]:
+    """Return by id the candidates of the search that faulted in finals."""
+    return {
+        f.candidate_id: f.measurement
+        for outcome in outcomes
+        for f in outcome.finalists
+        if f.origin is Origin.SEARCH
+        and isinstance(f.measurement, Failure)
+        and f.measurement.kind.is_fault
+    }
 
 
 def _ended(found: Iterable[Record]) -> dict[str, list[Record]]:
