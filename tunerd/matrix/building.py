@@ -9,7 +9,8 @@ from pathlib import Path
 from tunerd import host, preparation
 from tunerd.artifacts.artifact import compile_artifact
 from tunerd.matrix.claims import DEFAULT, said_of
-from tunerd.matrix.kept import Kept, proof_of
+from tunerd.matrix.done import ContestDone
+from tunerd.matrix.kept import Kept
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec
 from tunerd.workshop import Workshop
@@ -70,14 +71,14 @@ def compile_all(
         paths: of the artifacts, by the share that they are tuned at; `DEFAULT` has no winners.
         candidates: those that contests were between, by id.
     """
-    contests = list(kept.of("contest"))
-    proofs = {x["run_at"]: proof_of(x["proof"]) for x in contests}
+    contests = list(kept.of(ContestDone))
+    proofs = {x.run_at: x.proof for x in contests}
 
     def compiled(pct: int) -> int:
         winners = {
-            line["task_id"]: candidates[line["winner"]]
+            line.task_id: candidates[line.winner]
             for line in contests
-            if line["run_at"] == pct and line["winner"] in candidates
+            if line.run_at == pct and line.winner in candidates
         }
         at = max(proofs) if pct == DEFAULT else pct
         compile_artifact(

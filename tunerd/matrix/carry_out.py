@@ -28,6 +28,15 @@ from tunerd.deciding.verify import verify
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
 from tunerd.matrix.building import build_all, compile_all
 from tunerd.matrix.claims import DEFAULT, said_of
+from tunerd.matrix.done import (
+    ArtifactDone,
+    CellDone,
+    ContestDone,
+    LevelDone,
+    ModelTimes,
+    StageDone,
+    StageName,
+)
 from tunerd.matrix.kept import Kept, opened
 from tunerd.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
 from tunerd.matrix.worked import Worked
@@ -48,7 +57,6 @@ from tunerd.vocabulary import (
     Phase,
     Profile,
     TargetSpec,
-    to_json,
 )
 from tunerd.watching.progress import Progress
 from tunerd.watching.timekeeping import core_busy_secs
@@ -141,7 +149,7 @@ class _Matrix:
 
     @property
     def is_measured(self) -> bool:
-        done = {(line["round"], line["run_at"]) for line in self._kept.of("cell")}
+        done = {(line.round, line.run_at) for line in self._kept.of(CellDone)}
         return done >= {(r, s) for r in range(self._asked.rounds) for s in self._asked.shares}
 
     # --- levels --------------------------------------------------------------------------------
@@ -149,7 +157,7 @@ class _Matrix:
     def levels(self, showing: Showing) -> None:
         """Tune at the first share and search at the others."""
         kept, asked = self._kept, self._asked
-        done = {line["pct"] for line in kept.of("level")}
+        done = {line.pct for line in kept.of(LevelDone)}
         todo = levels_of(asked.shares)
         for number, level in enumerate(todo, 1):
             if level.pct in done:
@@ -166,14 +174,7 @@ class _Matrix:
             with Store.read(out) as store:
                 cost, artifact_cost = cost_of(store), cost_of(store, (Phase.MODEL,))
                 trials = sum(store.counts().values())
-            kept.add(
-                "level",
-                pct=level.pct,
-                learns_from=list(level.learns_from),
-                trials=trials,
-                cost=to_json(cost),
-                artifact_cost=to_json(artifact_cost),  # the part of it for the whole model
-            )
+            kept.add(LevelDone(level.pct, level.learns_from, trials, cost, artifact_cost))
 
     # --- finalists -----------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class _Matrix:
     ) -> None:
         """Measure all finalists of each task at each share, and choose its winner there."""
         profile = contest_profile(self._asked.base.l2 or usual_l2(target))
-        done = {(line["run_at"], line["task_id"]) for line in self._kept.of("contest")}
+        done = {(line.run_at, line.task_id) for line in self._kept.of(ContestDone)}
         todo_at = {
             pct: todo
             for pct in self._order("contests")
@@ -260,14 +261,7 @@ class _Matrix:
                 break
             results[winner] = failure
         self._kept.add(
-            "contest",
-            run_at=one.spec.pct,
-            task_id=task_id,
-            winner=winner,
-            default=default,
-            results=to_json(results),
-            proof=to_json(proof),
-            at=time.time(),
+            ContestDone(one.spec.pct, task_id, winner, default, results, proof, time.time())
         )
 
     # --- whole models --------------------------------------------------------------------------
@@ -275,7 +269,7 @@ class _Matrix:
     def artifacts(self, kernels: preparation.Kernels, target: TargetSpec) -> None:
         """Compile the model with each share's winners, and with its defaults; verify each."""
         asked, kept = self._asked, self._kept
-        done = {x["tuned_at"] for x in kept.of("artifact")}
+        done = {x.tuned_at for x in kept.of(ArtifactDone)}
         paths = {pct: kept.artifact(asked.name(pct)) for pct in (DEFAULT, *asked.shares)}
         todo = [p for p in paths if p not in done or not (paths[p] / MANIFEST).is_file()]
         if not todo:
@@ -305,7 +299,7 @@ class _Matrix:
                 f"the model {said_of(pct)} disagrees with ONNX Runtime: {verification.message}; "
                 f"see {folder}"
             )
-        self._kept.add("artifact", tuned_at=pct, verification=to_json(verification))
+        self._kept.add(ArtifactDone(pct, verification))
 
     def _candidates(self) -> dict[str, Candidate]:
         found: dict[str, Candidate] = {}
@@ -318,7 +312,7 @@ class _Matrix:
     def cells(self) -> None:
         """Run every artifact at every share, in rounds."""
         asked, kept = self._asked, self._kept
-        done = {(line["round"], line["run_at"]) for line in kept.of("cell")}
+        done = {(line.round, line.run_at) for line in kept.of(CellDone)}
         rows = (DEFAULT, *asked.shares)
         for number in range(asked.rounds):
             todo = [p for p in self._order(f"cells {number}") if (number, p) not in done]
@@ -336,31 +330,29 @@ class _Matrix:
         self._require_same_share(pct, proof)
         paths = [str(self._kept.artifact(self._asked.name(row))) for row in rows]
         results = _final(lambda: one.compare_models(paths, CELL))
+        times = []
         for row, result in zip(rows, results, strict=True):
             if isinstance(result, Failure):
                 raise InfrastructureError(
                     f"the model {said_of(row)} does not run at {pct}%: {result.message}"
                 )
-        self._kept.add(
-            "cell",
-            round=number,
-            run_at=pct,
-            results=[{"tuned_at": row, **to_json(r)} for row, r in zip(rows, results, strict=True)],
-            proof=to_json(proof),
-            at=time.time(),
-        )
+            times.append(ModelTimes(**vars(result), tuned_at=row))
+        self._kept.add(CellDone(number, pct, tuple(times), proof, time.time()))
 
     def _require_same_share(self, pct: int, proof: CapProof) -> None:
         """Refuse a share that is another than in an earlier part of this matrix."""
-        for kind in ("contest", "cell"):
-            for line in self._kept.of(kind):
-                found = (line["proof"]["device"], line["proof"]["sm_count"])
-                if line["run_at"] == pct and found != (proof.device, proof.sm_count):
-                    raise InfrastructureError(
-                        f"{pct}% is {proof.sm_count} of {proof.device} now and was {found[1]} of "
-                        f"{found[0]} in an earlier part of {self._kept.root}; go on where that "
-                        "was measured, or name a new folder"
-                    )
+        lines: list[ContestDone | CellDone] = [
+            *self._kept.of(ContestDone),
+            *self._kept.of(CellDone),
+        ]
+        for line in lines:
+            found = (line.proof.device, line.proof.sm_count)
+            if line.run_at == pct and found != (proof.device, proof.sm_count):
+                raise InfrastructureError(
+                    f"{pct}% is {proof.sm_count} of {proof.device} now and was {found[1]} of "
+                    f"{found[0]} in an earlier part of {self._kept.root}; go on where that "
+                    "was measured, or name a new folder"
+                )
 
     # --- slices, order and costs ---------------------------------------------------------------
 
@@ -383,7 +375,7 @@ class _Matrix:
                 self._slice_secs += sum(one.secs for one, _ in found.values())
 
     @contextmanager
-    def _costs(self, stage: str) -> Iterator[None]:
+    def _costs(self, stage: StageName) -> Iterator[None]:
         """Keep what a stage takes, also where it is interrupted."""
         since, before, self._slice_secs = time.monotonic(), core_busy_secs(), 0.0
         try:
@@ -392,7 +384,7 @@ class _Matrix:
             after = core_busy_secs()
             cpu = sum(after[c] - before[c] for c in after if c in before) if before else None
             cost = Cost(time.monotonic() - since, cpu, self._slice_secs)
-            self._kept.add("cost", stage=stage, cost=to_json(cost))
+            self._kept.add(StageDone(stage, cost))
 
     def _go_on(self, message: str) -> None:
         self._require_not_stopped()

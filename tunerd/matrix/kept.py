@@ -13,30 +13,22 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import lzma
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tunerd.errors import FolderError
+from tunerd.matrix.done import Done, done_of, line_of
 from tunerd.records import typed
-from tunerd.vocabulary import (
-    Build,
-    Candidate,
-    CapProof,
-    Conditions,
-    Failure,
-    Kind,
-    Measurement,
-    Stage,
-    TensorSpec,
-    to_json,
-)
+from tunerd.vocabulary import Build, Candidate, TensorSpec, to_json
 
 FORMAT = 1
+_Done = TypeVar("_Done", bound=Done)
 
 
 @dataclass(frozen=True)
@@ -57,7 +49,7 @@ class Kept:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[Done] = []
 
     @property
     def report(self) -> Path:
@@ -69,17 +61,16 @@ class Kept:
     def artifact(self, name: str) -> Path:
         return self.root / "artifacts" / name
 
-    def add(self, kind: str, **values: Any) -> None:
+    def add(self, done: Done) -> None:
         """Keep what has ended; it is on the disk when this returns."""
-        line = {"kind": kind, **values}
         with (self.root / "done.jsonl").open("ab") as file:
-            file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            file.write(line_of(done).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        self.lines.append(line)
+        self.lines.append(done)
 
-    def of(self, kind: str) -> Iterator[dict[str, Any]]:
-        return (line for line in self.lines if line["kind"] == kind)
+    def of(self, kind: type[_Done]) -> Iterator[_Done]:
+        return (line for line in self.lines if isinstance(line, kind))
 
     def save_build(self, build: Build) -> None:
         folder = self.root / "builds"
@@ -147,17 +138,22 @@ def opened(root: Path, asked: Mapping[str, Any]) -> Iterator[Kept]:
         for name in ("builds", "levels", "artifacts"):
             (root / name).mkdir(mode=0o700, exist_ok=True)
         _require_same(settings, wanted)
-        kept = Kept(root)
-        kept.lines = _lines(root / "done.jsonl")
-        yield kept
+        yield read(root)
     finally:
         os.close(lock)
 
 
 def read(root: Path) -> Kept:
-    """Return what is kept in a folder that nobody works in any more."""
+    """Return what is kept in a folder in which nobody else works; also from a done.jsonl.xz.
+
+    Raises FolderError where a line of it says nothing that can have ended.
+    """
     kept = Kept(root)
-    kept.lines = _lines(root / "done.jsonl")
+    path = root / "done.jsonl"
+    try:
+        kept.lines = [done_of(line.decode()) for line in _whole(path).splitlines()]
+    except (ValueError, lzma.LZMAError) as error:
+        raise FolderError(f"{path} is damaged: {error}; name a new folder") from None
     return kept
 
 
@@ -175,22 +171,18 @@ def _require_same(path: Path, wanted: dict[str, Any]) -> None:
         raise FolderError(f"{path.parent} holds another matrix ({said}); name a new folder")
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _whole(path: Path) -> bytes:
     """Read what has ended, and cut off a line that a kill has left half."""
-    with suppress(FileNotFoundError):
+    try:
         content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
-        try:
-            lines = [typed.from_json(dict[str, Any], line.decode()) for line in whole.splitlines()]
-            for line in lines:
-                typed.of_kind(str, line.get("kind"))
-            return lines
-        except ValueError as error:
-            raise FolderError(f"{path} is damaged: {error}; name a new folder") from None
-    return []
+    except FileNotFoundError:
+        packed = path.with_name(f"{path.name}.xz")
+        return lzma.decompress(packed.read_bytes()) if packed.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    return whole
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -201,22 +193,3 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
     beside.chmod(0o600)
     beside.replace(path)
-
-
-# --- values as JSON ----------------------------------------------------------------------------
-
-
-def result_of(value: Mapping[str, Any]) -> Measurement | Failure:
-    if "run_secs" not in value:
-        return Failure(Stage(value["stage"]), Kind(value["kind"]), value["message"])
-    return Measurement(
-        **{
-            **value,
-            "run_secs": tuple(value["run_secs"]),
-            "conditions": Conditions(**value["conditions"]),
-        }
-    )
-
-
-def proof_of(value: Mapping[str, Any]) -> CapProof:
-    return CapProof(**value)

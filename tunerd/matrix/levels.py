@@ -37,7 +37,7 @@ class Cost:
 
     wall_secs: float | None
     cpu_secs: float | None
-    slice_work_secs: float | None
+    slice_work_secs: float | None = None  # older tunerds have kept none
 
     def __add__(self, other: Cost) -> Cost:
         return self._with(other, operator.add)

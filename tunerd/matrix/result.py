@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
 from tunerd.matrix.changes import Change, change
 from tunerd.matrix.claims import DEFAULT, Answer, Findings, findings
-from tunerd.matrix.kept import Kept, result_of
+from tunerd.matrix.done import ArtifactDone, CellDone, ContestDone, LevelDone, StageDone
+from tunerd.matrix.kept import Kept
 from tunerd.matrix.levels import NOTHING, UNKNOWN, Cost
-from tunerd.vocabulary import Measurement, to_json
+from tunerd.vocabulary import to_json
+
+_NO_LEVEL = LevelDone(0, (), 0, NOTHING, NOTHING)
 
 
 @dataclass(frozen=True)
@@ -126,46 +129,42 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
     clocks: list[int] = []
     cells = whole_rounds(kept, set(asked["shares"]))
     for line in cells:
-        for each in line["results"]:
-            row = each["tuned_at"]
-            result = result_of({k: v for k, v in each.items() if k != "tuned_at"})
-            assert isinstance(result, Measurement)  # nothing else is kept of a cell
-            samples.setdefault((row, line["run_at"]), []).append(result.run_secs)
+        for result in line.results:
+            samples.setdefault((result.tuned_at, line.run_at), []).append(result.run_secs)
             if result.conditions.sm_clock_mhz is not None:
                 clocks.append(result.conditions.sm_clock_mhz)
-    levels = list(kept.of("level"))
+    levels = list(kept.of(LevelDone))
     return MatrixResult(
         model=asked["model"]["name"],
-        device=cells[0]["proof"]["device"] if cells else "",
+        device=cells[0].proof.device if cells else "",
         unit=asked["unit"],
-        sms={line["run_at"]: line["proof"]["sm_count"] for line in cells},
-        rounds=len({line["round"] for line in cells}),
-        trials={x["pct"]: x["trials"] for x in levels},
-        learns_from={x["pct"]: x["learns_from"] for x in levels},
+        sms={line.run_at: line.proof.sm_count for line in cells},
+        rounds=len({line.round for line in cells}),
+        trials={x.pct: x.trials for x in levels},
+        learns_from={x.pct: list(x.learns_from) for x in levels},
         findings=findings(samples, seed=asked["settings"]["seed"]),
-        changes=changes_of(kept.of("contest")),
+        changes=changes_of(kept.of(ContestDone)),
         names=names,
         costs=costs_of(kept),
-        verified={x["tuned_at"]: x["verification"]["verdict"] for x in kept.of("artifact")},
+        verified={x.tuned_at: x.verification.verdict for x in kept.of(ArtifactDone)},
         clocks_mhz=(min(clocks), max(clocks)) if clocks else None,
     )
 
 
-def changes_of(contests: Iterable[dict[str, Any]]) -> tuple[Change, ...]:
-    """Return whether each task's best candidate changes, by the lines of its contests."""
-    found: dict[str, dict[int, dict[str, Sequence[float]]]] = {}
+def changes_of(contests: Iterable[ContestDone]) -> tuple[Change, ...]:
+    """Return whether each task's best candidate changes, by its contests."""
+    found: dict[str, dict[int, dict[str, tuple[float, ...]]]] = {}
     for line in contests:
-        times = {c: r["run_secs"] for c, r in line["results"].items() if "run_secs" in r}
-        found.setdefault(line["task_id"], {})[line["run_at"]] = times
+        found.setdefault(line.task_id, {})[line.run_at] = line.times
     return tuple(change(task_id, times) for task_id, times in found.items())
 
 
-def whole_rounds(kept: Kept, shares: Set[int]) -> list[dict[str, Any]]:
+def whole_rounds(kept: Kept, shares: Set[int]) -> list[CellDone]:
     """Return the cells of the rounds in which all shares were measured, round after round."""
-    rounds: dict[int, list[dict[str, Any]]] = {}
-    for line in kept.of("cell"):
-        rounds.setdefault(int(line["round"]), []).append(line)
-    whole = (of for _, of in sorted(rounds.items()) if {x["run_at"] for x in of} >= shares)
+    rounds: dict[int, list[CellDone]] = {}
+    for line in kept.of(CellDone):
+        rounds.setdefault(line.round, []).append(line)
+    whole = (of for _, of in sorted(rounds.items()) if {x.run_at for x in of} >= shares)
     return list(itertools.chain.from_iterable(whole))
 
 
@@ -175,34 +174,30 @@ def costs_of(kept: Kept) -> Costs:
     Lines of older tunerds hold no part for the first level's whole model, count what a slice waited
     for as its time, and name artifacts and rounds alike.
     """
-    one, one_artifact, later = NOTHING, NOTHING, NOTHING
-    for line in kept.of("level"):
-        if line["learns_from"]:
-            later += _cost(line["cost"])
-        else:
-            one = _cost(line["cost"])
-            one_artifact = _cost(line["artifact_cost"]) if "artifact_cost" in line else UNKNOWN
+    first, *later = list(kept.of(LevelDone)) or [_NO_LEVEL]
     stages = {"finalists": NOTHING, "artifacts": NOTHING, "rounds": NOTHING}
     made: set[int] = set()
     before = 0  # artifacts, at the line of a cost before
     for line in kept.lines:
-        if line["kind"] == "artifact":
-            made.add(line["tuned_at"])
-        elif line["kind"] == "cost":
-            stage = line["stage"]
+        if isinstance(line, ArtifactDone):
+            made.add(line.tuned_at)
+        elif isinstance(line, StageDone):
+            stage = line.stage
             if stage == "models":
                 stage = "rounds" if made and len(made) == before else "artifacts"
-            stages[stage] += _cost(line["cost"])
+            stages[stage] += line.cost
             before = len(made)
-    shares = {line["pct"] for line in kept.of("level")}
+    shares = {line.pct for line in kept.of(LevelDone)}
     if not made >= {DEFAULT, *shares}:
         stages["artifacts"] = UNKNOWN
-    rounds = {line["round"] for line in whole_rounds(kept, shares)}
-    return Costs(one, one_artifact, later, **stages, round_count=len(rounds))
-
-
-def _cost(value: Mapping[str, float | None]) -> Cost:
-    return Cost(value["wall_secs"], value["cpu_secs"], value.get("slice_work_secs"))
+    rounds = {line.round for line in whole_rounds(kept, shares)}
+    return Costs(
+        first.cost,
+        first.artifact_cost,
+        sum((line.cost for line in later), NOTHING),
+        **stages,
+        round_count=len(rounds),
+    )
 
 
 def result_json(result: MatrixResult) -> dict[str, Any]:

@@ -1,0 +1,294 @@
+"""The levels of a matrix, what its folder keeps, and what it has cost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matrix_samples import FAILED, measured
+from test_records import FACTS
+
+from tunerd.cli.matrix import shares_of
+from tunerd.errors import FolderError, InputError
+from tunerd.matrix.claims import DEFAULT, middle_of
+from tunerd.matrix.done import (
+    ArtifactDone,
+    CellDone,
+    ContestDone,
+    Done,
+    LevelDone,
+    ModelTimes,
+    StageDone,
+    done_of,
+    line_of,
+)
+from tunerd.matrix.kept import Kept, opened, read
+from tunerd.matrix.levels import UNKNOWN, Cost, cost_of, levels_of, settings_of
+from tunerd.matrix.result import Times, costs_of
+from tunerd.outcome import Correctness, Verification
+from tunerd.records import Store
+from tunerd.settings import TuneSettings
+from tunerd.vocabulary import (
+    Activity,
+    Build,
+    Candidate,
+    CapProof,
+    Origin,
+    Phase,
+    PhaseTime,
+    Span,
+    TensorSpec,
+)
+
+PROOF = CapProof("cpu-0-0", "CPU", 1, 2, "affinity", True)
+RIGHT = Verification(Correctness.RIGHT, 3, 1e-3, 1e-5, 0.1, "")
+
+
+def secs(value: float) -> Cost:
+    return Cost(value, value, value)
+
+
+def cell(number: int, run_at: int) -> CellDone:
+    times = ModelTimes(**vars(measured(1)), tuned_at=100)
+    return CellDone(number, run_at, (times,), PROOF, 7.0)
+
+
+WHOLE: tuple[Done, ...] = (
+    LevelDone(50, (), 1000, secs(100), secs(40)),
+    LevelDone(100, (50,), 150, secs(10)),
+    StageDone("finalists", secs(20)),
+    *(ArtifactDone(pct, RIGHT) for pct in (DEFAULT, 50, 100)),
+    StageDone("artifacts", secs(60)),
+    *(cell(0, pct) for pct in (50, 100)),
+    StageDone("rounds", secs(15)),
+    *(cell(1, pct) for pct in (50, 100)),
+    StageDone("rounds", secs(15)),
+)
+
+
+@given(st.sets(st.integers(1, 100), min_size=1, max_size=8))
+def test_levels_begin_in_the_middle_and_learn_from_what_is_done(shares: set[int]) -> None:
+    levels = levels_of(sorted(shares))
+    assert {x.pct for x in levels} == shares
+    assert levels[0].pct == middle_of(sorted(shares))
+    done: set[int] = set()
+    for level in levels:
+        assert set(level.learns_from) <= done
+        assert bool(level.learns_from) == bool(done)
+        done.add(level.pct)
+
+
+def test_a_later_level_has_a_part_of_the_trials_and_the_first_all_of_them() -> None:
+    base = TuneSettings(
+        model=Path("m.onnx"), out=Path("m"), gpu_pct=100, slice_kind="mps", trials=1000
+    )
+    first, second, *_, last = levels_of([10, 25, 40, 50, 75, 100])
+    alone = settings_of(base, first, [], Path("a"))
+    assert (alone.pct, alone.trials, alone.slices, alone.warm_start) == (40, 1000, None, ())
+    later = settings_of(base, second, [Path("a")], Path("b"))
+    assert (later.pct, later.trials, later.slices) == (50, 150, 2)
+    assert later.warm_start == (Path("a"),)
+    assert settings_of(base, last, [Path("a")], Path("c")).pct == 10
+
+
+@pytest.mark.parametrize("text", ["", "40", "10,,20", "0,50", "50,101", "a,b", "1.5,3", "40,40"])
+def test_shares_that_make_no_matrix_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--shares"):
+        shares_of(text)
+
+
+def test_shares_are_put_in_order() -> None:
+    assert shares_of("100, 10%,40") == (10, 40, 100)
+
+
+# --- what is kept ------------------------------------------------------------------------------
+
+
+def test_what_is_kept_comes_back_and_half_a_line_is_cut_off(tmp_path: Path) -> None:
+    results = {"d": measured(1), "a": FAILED}
+    lines = [*WHOLE, ContestDone(50, "t", "d", "d", results, PROOF, 7.0)]
+    with opened(tmp_path / "m", {"shares": [50, 100]}) as kept:
+        for line in lines:
+            kept.add(line)
+    with (tmp_path / "m" / "done.jsonl").open("ab") as file:
+        file.write(b'{"kind":"cell","resu')
+    with opened(tmp_path / "m", {"shares": [50, 100]}) as kept:
+        assert kept.lines == lines
+        kept.add(cell(2, 50))
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    content = (tmp_path / "m" / "done.jsonl").read_bytes()
+    (packed / "done.jsonl.xz").write_bytes(lzma.compress(content))
+    assert read(packed).lines == read(tmp_path / "m").lines == [*lines, cell(2, 50)]
+
+
+def test_the_folder_of_another_matrix_is_refused(tmp_path: Path) -> None:
+    with (
+        opened(tmp_path / "m", {"shares": [50, 100]}),
+        pytest.raises(FolderError, match="another tunerd"),
+        opened(tmp_path / "m", {}),
+    ):
+        pass
+    with pytest.raises(FolderError, match="shares"), opened(tmp_path / "m", {"shares": [1, 2]}):
+        pass
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "thesis.tex").touch()
+    with pytest.raises(FolderError, match="holds no matrix"), opened(tmp_path / "x", {}):
+        pass
+
+
+def test_a_kept_build_whose_bytes_have_changed_is_built_again(tmp_path: Path) -> None:
+    candidate = Candidate("t", "c" * 16, Origin.SEARCH)
+    digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"  # of b"hello"
+    spec = TensorSpec("x", (1, 3), "float32")
+    build = Build(candidate, b"hello", digest, 0.1, (spec,), (0,), "llvm")
+    with opened(tmp_path / "m", {}) as kept:
+        kept.save_build(build)
+        assert kept.build_of(candidate) == build
+        assert kept.build_of(Candidate("u", candidate.candidate_id, Origin.SEARCH)) is None
+        library = tmp_path / "m" / "builds" / f"{candidate.candidate_id}.so"
+        assert library.stat().st_mode & 0o077 == 0
+        library.write_bytes(b"other")
+        assert kept.build_of(candidate) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        {"build_secs": "long"},
+        {"build_secs": math.nan},
+        {"args": [{"name": "x"}]},
+        {"args": None},
+        {"weight_args": ["first"]},
+        {"weight_args": [1]},
+        {"weight_args": [-1]},
+        {"compiler": None},
+    ],
+)
+def test_a_kept_build_that_cannot_be_read_is_built_again(
+    changed: bytes | dict[str, Any], tmp_path: Path
+) -> None:
+    candidate = Candidate("t", "c" * 16, Origin.SEARCH)
+    spec = TensorSpec("x", (1, 3), "float32")
+    digest = hashlib.sha256(b"hello").hexdigest()
+    with opened(tmp_path / "m", {}) as kept:
+        kept.save_build(Build(candidate, b"hello", digest, 0.1, (spec,), (0,), "llvm"))
+        about = tmp_path / "m" / "builds" / f"{candidate.candidate_id}.json"
+        if isinstance(changed, dict):
+            changed = json.dumps(json.loads(about.read_bytes()) | changed).encode()
+        about.write_bytes(changed)
+        assert kept.build_of(candidate) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"[]", b"{}", b"7", b'{"kind":7}', b"[" * 100_000, b"\xff"),
+        *(b'{"kind":"other"}', b'{"kind":"level","pct":50}'),
+        b'{"kind":"cost","stage":"other","cost":{"wall_secs":1,"cpu_secs":1}}',
+        b'{"kind":"artifact","tuned_at":50,"verification":{"verdict":"fine"}}',
+    ],
+)
+def test_a_line_of_what_has_ended_that_is_none_is_refused(line: bytes, tmp_path: Path) -> None:
+    with opened(tmp_path / "m", {}) as kept:
+        kept.add(cell(0, 50))
+    with (tmp_path / "m" / "done.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(FolderError, match="is damaged"), opened(tmp_path / "m", {}):
+        pass
+
+
+@pytest.mark.parametrize("content", [b"[]", b"7", b"[" * 100_000, b"\xff", b""])
+def test_settings_of_a_matrix_that_are_none_are_refused(content: bytes, tmp_path: Path) -> None:
+    with opened(tmp_path / "m", {}):
+        pass
+    (tmp_path / "m" / "matrix.json").write_bytes(content)
+    with pytest.raises(FolderError, match="cannot be read"), opened(tmp_path / "m", {}):
+        pass
+
+
+def test_a_matrix_s_folder_is_private_however_it_came_to_be(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir(mode=0o755)
+    with opened(folder, {}):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    theirs = tmp_path / "x"
+    theirs.mkdir(mode=0o755)
+    (theirs / "thesis.tex").touch()
+    with pytest.raises(FolderError), opened(theirs, {}):
+        pass
+    assert stat.S_IMODE(theirs.stat().st_mode) == 0o755
+
+
+# --- costs -------------------------------------------------------------------------------------
+
+
+def kept_lines(*lines: Done) -> Kept:
+    kept = Kept(Path("none"))
+    kept.lines = list(lines)
+    return kept
+
+
+def test_what_all_shares_took_over_one_counts_the_same_on_both_sides() -> None:
+    costs = costs_of(kept_lines(*WHOLE))
+    assert costs.kernels_over_one == dict.fromkeys(("cpu", "slice", "wall"), Times(90 / 60))
+    # One round of the two, as a tune times its model once.
+    assert costs.artifacts_over_one["cpu"] == Times(205 / 100)
+    assert costs.all == Cost(220, 220, 220)
+
+
+def test_without_artifacts_what_they_take_cannot_be_told() -> None:
+    costs = costs_of(kept_lines(*WHOLE[:5]))
+    assert costs.artifacts == UNKNOWN
+    assert costs.artifacts_over_one["wall"] == Times(None)
+    assert costs.kernels_over_one["wall"] == Times(90 / 60)
+
+
+def old(line: Done) -> Done:
+    """Return a line as it is read from tunerds that counted slices and stages otherwise."""
+    told = json.loads(line_of(line))
+    told.pop("artifact_cost", None)
+    if "cost" in told:
+        told["cost"]["slice_secs"] = told["cost"].pop("slice_work_secs")
+    if told.get("stage") in ("artifacts", "rounds"):
+        told["stage"] = "models"
+    return done_of(json.dumps(told))
+
+
+def test_what_an_older_tunerd_has_kept_is_said_as_far_as_it_can_be_told() -> None:
+    costs = costs_of(kept_lines(*map(old, WHOLE)))
+    assert costs.artifacts.cpu_secs == 60
+    assert costs.rounds.cpu_secs == 30
+    assert costs.kernels_over_one["cpu"] == Times(130 / 100, is_least=True)
+    assert costs.kernels_over_one["slice"] == costs.artifacts_over_one["slice"] == Times(None)
+    assert costs.artifacts_over_one["cpu"] == Times(205 / 100)
+
+
+def test_time_on_slices_is_that_of_their_work_alone(tmp_path: Path) -> None:
+    phases = [(Phase.START, 0, 5), (Phase.SEARCH, 5, 20), (Phase.FINALS, 20, 30)]
+    spans = [
+        Span("tuner-0", Activity.BUILD, 6, 9, "tuner"),
+        Span("a", Activity.MEASURE, 6, 9, "slice", busy_secs=2.0),
+        Span("b", Activity.MEASURE, 7, 8, "slice", busy_secs=1.0),
+        Span("a", Activity.MEASURE, 25, 29, "slice"),
+        Span("a", Activity.MEASURE, 50, 51, "slice"),
+    ]
+    with Store.create_or_open(tmp_path, facts=FACTS) as kept:
+        kept.add_spans(spans)
+        for phase, start, end in [*phases, (Phase.MODEL, 30, 60)]:
+            kept.add_phase(PhaseTime(phase, start, end, core_busy_secs=((0, 1.0),)))
+        assert cost_of(kept) == Cost(60, 4, 8)
+        assert cost_of(kept, (Phase.MODEL,)) == Cost(30, 1, 1)
