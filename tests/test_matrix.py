@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -21,10 +22,14 @@ from tunerd import host
 from tunerd.errors import ExitCode, InputError
 from tunerd.matrix.changes import change
 from tunerd.matrix.claims import DEFAULT, findings
-from tunerd.matrix.levels import Cost
+from tunerd.matrix.done import ContestDone, LevelDone
+from tunerd.matrix.kept import read
+from tunerd.matrix.levels import Cost, finalists_of
 from tunerd.matrix.result import Costs, MatrixResult, result_json
+from tunerd.records import Store
 from tunerd.report.matrix_markdown import matrix_markdown
 from tunerd.report.matrix_page import matrix_page, matrix_plot
+from tunerd.vocabulary import Origin
 
 
 def result_of_samples(cells: Cells, model: str) -> MatrixResult:
@@ -46,7 +51,7 @@ def result_of_samples(cells: Cells, model: str) -> MatrixResult:
         sms={10: 12, 40: 52, 100: 132},
         rounds=3,
         trials={10: 75, 40: 500, 100: 75},
-        learns_from={},
+        learns_from={40: [], 10: [40], 100: [40]},
         findings=findings(cells, resamples=100),
         changes=(change("t", times),),
         names={"t": "conv2d<b>", "u": "pool"},
@@ -76,6 +81,10 @@ def test_a_page_shows_each_cell_with_its_interval_and_reads_names_as_text() -> N
     assert "40% was tuned first, with 500 trials, each other share with 75" in text
     assert "changes with the share for 1 of 1 task, does not for 0" in text
     assert "100%. 1 task more had the default schedule alone." in text
+    alone = dataclasses.replace(result, learns_from={10: [], 40: [], 100: []})
+    said = matrix_markdown(alone)
+    assert "tuned as if it were the only one, with 75 to 500 trials" in said
+    assert "of all levels, and need not" not in said
     changed = json.loads(json.dumps(result_json(result)))["changed_tasks"]
     assert (changed["yes"], changed["default_alone"]) == (1, 1)
 
@@ -89,6 +98,12 @@ def test_the_recipe_of_shares_makes_matrices_profiles_and_runs_to_judge_the_sear
     assert [run.argv[0] for run in runs] == ["matrix"] * 8 + ["profile"] * 4 + ["tune"] * 2
     assert {"light_densenet121-batch8", "encoder12-batch1"} <= {run.name for run in runs}
     assert len({run.out for run in runs}) == 14
+
+
+def test_the_recipe_of_claims_makes_independent_matrices_of_three_searches() -> None:
+    (recipe,) = script("reproduce").recipes_in(ROOT / "recipes" / "claims.yaml")
+    assert len({run.out for run in recipe.runs}) == 18
+    assert all("--independent" in run.argv for run in recipe.runs)
 
 
 def test_what_a_recipe_says_wrong_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -179,6 +194,33 @@ def test_a_matrix_that_is_interrupted_goes_on_and_measures_nothing_twice(tmp_pat
     found = json.loads((out / "matrix-result.json").read_bytes())["rounds"]
     assert 3 <= found < 90
     assert f"{found} of 90 rounds are in {out / 'report.html'}" in said
+
+
+@pytest.mark.slow
+@needs_two_cores
+def test_independent_shares_have_all_trials_and_their_own_kernels(tmp_path: Path) -> None:
+    model, out = tmp_path / "net.onnx", tmp_path / "m"
+    onnx.save(conv_net(), model)
+    flags = ("--shares", "50,100", "--trials", "8", "--rounds", "1", "--slice", "simulated")
+    for more, code in ((["--independent"], 0), ([], ExitCode.BAD_FOLDER)):
+        ended = subprocess.run(
+            [*command(model, out, *flags), *more],
+            capture_output=True,
+            text=True,
+            env=environment(),
+        )
+        assert ended.returncode == code, ended.stderr
+    assert "independent: True there" in ended.stderr
+    kept = read(out)
+    own = {}
+    for level in kept.of(LevelDone):
+        with Store.read(kept.level(f"gpu{level.pct}")) as store:
+            searched = [r for r in store.records() if r.candidate.origin is Origin.SEARCH]
+            own[level.pct] = {c.candidate_id for of in finalists_of(store).values() for c in of}
+        assert len(searched) == 8
+        assert level.learns_from == ()
+    for contest in kept.of(ContestDone):
+        assert contest.winner in own[contest.run_at] | {contest.default}
 
 
 @pytest.mark.slow

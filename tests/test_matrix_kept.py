@@ -86,6 +86,18 @@ def test_levels_begin_in_the_middle_and_learn_from_what_is_done(shares: set[int]
         done.add(level.pct)
 
 
+def test_independent_levels_learn_nothing_and_have_all_trials() -> None:
+    base = TuneSettings(
+        model=Path("m.onnx"), out=Path("m"), gpu_pct=100, slice_kind="mps", trials=1000
+    )
+    levels = levels_of([10, 40, 100], independent=True)
+    assert [x.pct for x in levels] == [x.pct for x in levels_of([10, 40, 100])]
+    for level in levels:
+        assert level.learns_from == ()
+        alone = settings_of(base, level, [], Path("a"))
+        assert (alone.trials, alone.slices, alone.warm_start) == (1000, None, ())
+
+
 def test_a_later_level_has_a_part_of_the_trials_and_the_first_all_of_them() -> None:
     base = TuneSettings(
         model=Path("m.onnx"), out=Path("m"), gpu_pct=100, slice_kind="mps", trials=1000

@@ -25,7 +25,7 @@ from tunerd.recipe.plan import MAX_RUNS
 Captured = pytest.CaptureFixture[str]
 Read = Callable[..., Recipe]
 # scripts/reproduce has recipes of other commands, too.
-OF_OTHER_COMMANDS = {"shares.yaml"}
+OF_OTHER_COMMANDS = {"claims.yaml", "shares.yaml"}
 RECIPES = sorted(p for p in (ROOT / "recipes").glob("*.yaml") if p.name not in OF_OTHER_COMMANDS)
 
 

@@ -41,7 +41,9 @@ def matrix(
     trials: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Trials of the first level; a later one has 15% of them. [default: 1000]"
+            min=1,
+            help="Trials of the first level; a later one has 15% of them, an independent one "
+            "all. [default: 1000]",
         ),
     ] = None,
     budget: Annotated[
@@ -57,6 +59,14 @@ def matrix(
         list[str] | None, typer.Option(help="An open dimension's size: batch=1. Repeatable.")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Another batch size.")] = None,
+    independent: Annotated[
+        bool,
+        typer.Option(
+            "--independent",
+            help="Tune at each share as if it were the only one, with all trials, and let it keep "
+            "its own kernels. Costs a whole search for each.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the searches and of the order.")] = 0,
     tuners: Annotated[
         int | None, typer.Option(min=1, help="Search and build processes. [default: by cores]")
@@ -93,7 +103,7 @@ def matrix(
     from tunerd.matrix.result import whole_rounds
     from tunerd.watching.progress import open_progress
 
-    asked = Asked(settings_of(given), percents, rounds)
+    asked = Asked(settings_of(given), percents, rounds, independent)
     try:
         kept = carry_out(asked, lambda: open_progress(quiet=json), _say)
     except Interrupted as stopped:

@@ -11,10 +11,11 @@ its life does not look like an artifact.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,6 +82,7 @@ class Asked:
     base: TuneSettings  # its `out` is the matrix's folder, its share any
     shares: tuple[int, ...]
     rounds: int
+    independent: bool = False  # each level as if it were the only one
 
     @property
     def unit(self) -> str:
@@ -97,6 +99,7 @@ class Asked:
             "shares": list(self.shares),
             "unit": self.unit,
             "settings": self.base.model_dump(mode="json", include=kept),
+            **({"independent": True} if self.independent else {}),
         }
 
 
@@ -158,7 +161,7 @@ class _Matrix:
         """Tune at the first share and search at the others."""
         kept, asked = self._kept, self._asked
         done = {line.pct for line in kept.of(LevelDone)}
-        todo = levels_of(asked.shares)
+        todo = levels_of(asked.shares, independent=asked.independent)
         for number, level in enumerate(todo, 1):
             if level.pct in done:
                 continue
@@ -167,10 +170,10 @@ class _Matrix:
             settings = settings_of(asked.base, level, folders, out)
             self._go_on(f"level {number} of {len(todo)}: {level.pct}%")
             with showing() as progress:
-                if level.learns_from:
-                    session.search(settings, progress, workshop=self._workshop)
-                else:
+                if number == 1:
                     session.tune(settings, progress, workshop=self._workshop)
+                else:
+                    session.search(settings, progress, workshop=self._workshop)
             with Store.read(out) as store:
                 cost, artifact_cost = cost_of(store), cost_of(store, (Phase.MODEL,))
                 trials = sum(store.counts().values())
@@ -186,10 +189,9 @@ class _Matrix:
         A task without finalists keeps its default schedule: there is nothing to choose.
         """
         found: dict[str, list[Candidate]] = {}
-        for pct in self._asked.shares:
-            with Store.read(self._kept.level(self._asked.name(pct))) as store:
-                for task_id, candidates in finalists_of(store).items():
-                    found.setdefault(task_id, []).extend(candidates)
+        for finalists in self._finalists.values():
+            for task_id, candidates in finalists.items():
+                found.setdefault(task_id, []).extend(candidates)
         sides = {
             task.task_id: _distinct([default_candidate(task), *found.get(task.task_id, ())])
             for task in kernels.tasks
@@ -255,7 +257,8 @@ class _Matrix:
         results |= {b.candidate.candidate_id: r for b, r in zip(ready, answers, strict=True)}
         builds = {b.candidate.candidate_id: b for b in ready}
         default = entries[0][0].candidate_id
-        while (winner := winner_of(results, default)) != default and default in builds:
+        may_win = self._may_win(one.spec.pct, task_id)
+        while (winner := winner_of(results, default, may_win)) != default and default in builds:
             failure = one.agree(builds[default], builds[winner])
             if failure is None:
                 break
@@ -263,6 +266,20 @@ class _Matrix:
         self._kept.add(
             ContestDone(one.spec.pct, task_id, winner, default, results, proof, time.time())
         )
+
+    @functools.cached_property
+    def _finalists(self) -> dict[int, dict[str, list[Candidate]]]:
+        """The best candidates of each level's search, by its share and their task."""
+        found = {}
+        for pct in self._asked.shares:
+            with Store.read(self._kept.level(self._asked.name(pct))) as store:
+                found[pct] = finalists_of(store)
+        return found
+
+    def _may_win(self, pct: int, task_id: str) -> set[str]:
+        """Return the candidates that may win at a share, by id: those of all levels or its own."""
+        levels = [pct] if self._asked.independent else self._asked.shares
+        return {c.candidate_id for at in levels for c in self._finalists[at].get(task_id, ())}
 
     # --- whole models --------------------------------------------------------------------------
 
@@ -302,12 +319,8 @@ class _Matrix:
         self._kept.add(ArtifactDone(pct, verification))
 
     def _candidates(self) -> dict[str, Candidate]:
-        found: dict[str, Candidate] = {}
-        for pct in self._asked.shares:
-            with Store.read(self._kept.level(self._asked.name(pct))) as store:
-                for of in finalists_of(store).values():
-                    found |= {c.candidate_id: c for c in of}
-        return found
+        levels = self._finalists.values()
+        return {c.candidate_id: c for level in levels for of in level.values() for c in of}
 
     def cells(self) -> None:
         """Run every artifact at every share, in rounds."""
@@ -397,10 +410,14 @@ class _Matrix:
             )
 
 
-def winner_of(results: Mapping[str, Result], default: str) -> str:
-    """Return the fastest candidate if it is faster than the default by an interval, else that."""
+def winner_of(results: Mapping[str, Result], default: str, may_win: Container[str]) -> str:
+    """Return the fastest candidate if it is faster than the default by an interval, else that.
+
+    Args:
+        may_win: the ids of those that count, beside the default.
+    """
     timed = [(r.median_secs, c) for c, r in results.items() if isinstance(r, Measurement)]
-    rivals = sorted(t for t in timed if t[1] != default)
+    rivals = sorted(t for t in timed if t[1] != default and t[1] in may_win)
     if not rivals:
         return default
     best, base = results[rivals[0][1]], results.get(default)

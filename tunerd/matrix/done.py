@@ -14,7 +14,7 @@ from tunerd.vocabulary import CapProof, Failure, Measurement, to_json
 
 @dataclass(frozen=True)
 class LevelDone:
-    """A share was tuned at. The first one kept is a whole `tunerd tune`, the others searches."""
+    """A share was searched for. Of the first one kept there is a whole `tunerd tune`."""
 
     pct: int
     learns_from: tuple[int, ...]

@@ -3,7 +3,7 @@
 The first level is a whole `tunerd tune`; it is what one level costs. Each later one only searches,
 with a part of the trials: it starts from what the nearest levels have found, whose best kernels
 are proposed, built anew and measured first, and every level's finalists are measured at its share
-afterwards anyway.
+afterwards anyway. Independent levels learn nothing from one another, and have all trials each.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ UNKNOWN = Cost(None, None, None)
 
 @dataclass(frozen=True)
 class Level:
-    """One share to tune at. Without levels to learn from it is the first."""
+    """One share to tune at. Without levels to learn from it is the first, or independent."""
 
     pct: int
     learns_from: tuple[int, ...]
 
 
-def levels_of(shares: Sequence[int]) -> tuple[Level, ...]:
+def levels_of(shares: Sequence[int], *, independent: bool = False) -> tuple[Level, ...]:
     """Return the levels in order: the middle first, then whatever is nearest to it.
 
     Near is meant in ratios: 10% is as far from 20% as 50% is from 100%.
@@ -73,6 +73,7 @@ def levels_of(shares: Sequence[int]) -> tuple[Level, ...]:
     >>> [(x.pct, x.learns_from) for x in levels_of([10, 40, 50, 100])]
     [(40, ()), (50, (40,)), (100, (50, 40)), (10, (40, 50))]
     """
+    most = 0 if independent else _NEIGHBOURS
     middle = middle_of(shares)
 
     def distance(a: int, b: int) -> tuple[float, int]:
@@ -80,7 +81,7 @@ def levels_of(shares: Sequence[int]) -> tuple[Level, ...]:
 
     order = sorted(set(shares), key=lambda s: distance(s, middle))
     return tuple(
-        Level(pct, tuple(sorted(order[:i], key=lambda s, pct=pct: distance(s, pct))[:_NEIGHBOURS]))  # type: ignore[misc]
+        Level(pct, tuple(sorted(order[:i], key=lambda s, pct=pct: distance(s, pct))[:most]))  # type: ignore[misc]
         for i, pct in enumerate(order)
     )
 

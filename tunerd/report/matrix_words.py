@@ -152,6 +152,17 @@ def times_text(times: Times) -> str:
 def limits_text(result: MatrixResult) -> str:
     """Say what the answers do not hold."""
     middle, trials = result.findings.middle, result.trials
+    of_search = (
+        "The intervals are of the measurement of these artifacts: another search may end with "
+        "others."
+    )
+    if not any(result.learns_from.values()):
+        few, many = min(trials.values()), max(trials.values())
+        counts = f"{few}" if few == many else f"{few} to {many}"
+        return (
+            f"{of_search} Each share was tuned as if it were the only one, with {counts} trials, "
+            "and its kernels are chosen among the finalists of its own search."
+        )
     later = sorted({n for pct, n in trials.items() if pct != middle})
     counts = " or ".join(map(str, later))
     unlike = (
@@ -162,9 +173,8 @@ def limits_text(result: MatrixResult) -> str:
         else ""
     )
     return (
-        "The intervals are of the measurement of these artifacts: another search may end with "
-        f"others.{unlike} A share's kernels are chosen among the finalists of all levels, and need "
-        "not be what tuning at that share alone would find."
+        f"{of_search}{unlike} A share's kernels are chosen among the finalists of all levels, and "
+        "need not be what tuning at that share alone would find."
     )
 
 
