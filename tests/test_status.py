@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import io
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -213,6 +216,28 @@ def test_a_store_that_is_only_just_being_made_is_a_start(tmp_path: Path) -> None
         assert status_of(tmp_path).life is Life.STARTING
     with pytest.raises(FolderError, match="is no store of tunerd"):
         status_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE trials SET median_secs = 'fast' WHERE state = 'measured'",
+        "UPDATE trials SET median_secs = -1 WHERE state = 'measured'",
+        "UPDATE trials SET median_secs = 9e999 WHERE state = 'measured'",
+        "UPDATE trials SET message = x'ff' WHERE state = 'failed'",
+        "UPDATE tasks SET weight = 'heavy'",
+        "UPDATE sessions SET opened_at = 'yesterday'",
+    ],
+)
+def test_a_store_that_no_run_has_written_so_is_refused(
+    damage: str, folder: RunFolder, tmp_path: Path
+) -> None:
+    folder.store.close()
+    copy = shutil.copytree(folder.paths.root, tmp_path / "copy")
+    with contextlib.closing(sqlite3.connect(Paths(copy).store)) as other, other:
+        assert other.execute(damage).rowcount == 1
+    with pytest.raises(FolderError, match="holds what is no record of a run"):
+        status_of(copy)
 
 
 def make(path: Path, *names: str) -> Path:

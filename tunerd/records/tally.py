@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import sqlalchemy as sa
+from pydantic import Field
 from sqlalchemy.engine import Connection
 
+from tunerd.records import typed
 from tunerd.records.schema import proofs, sessions, slices, tasks, trials
 from tunerd.vocabulary import Origin, TrialState
 
 _RECENT = 4096  # trials, by their ids, among which those are that ended lately
 _FAILURES = 5
+_Secs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,8 @@ class TaskTally:
     running: int
     measured: int
     failed: int
-    default_secs: float | None
-    best_secs: float | None  # of all, the default among them
+    default_secs: _Secs | None
+    best_secs: _Secs | None  # of all, the default among them
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,10 @@ class Tally:
 
 
 def tally(connection: Connection, run_id: int, *, since: float) -> Tally:
-    """Count what is there; `since` is in seconds since the epoch."""
+    """Count what is there; `since` is in seconds since the epoch.
+
+    Raises ValueError where a store holds there what no run has written.
+    """
     session = connection.execute(
         sa.select(sessions.c.number, sessions.c.opened_at, sessions.c.pid)
         .where(sessions.c.run_id == run_id)
@@ -77,7 +84,7 @@ def tally(connection: Connection, run_id: int, *, since: float) -> Tally:
     busy = sa.select(sa.func.count(sa.distinct(trials.c.slice_id))).where(
         running, trials.c.run_id == run_id
     )
-    return Tally(
+    found = Tally(
         session=number,
         opened_at=opened_at,
         pid=pid,
@@ -89,6 +96,7 @@ def tally(connection: Connection, run_id: int, *, since: float) -> Tally:
         disturbed=disturbed(connection, run_id),
         failures=_failures(connection, run_id),
     )
+    return typed.of_kind(Tally, asdict(found))
 
 
 def disturbed(connection: Connection, run_id: int) -> Disturbed:
