@@ -72,19 +72,21 @@ elif sys.argv[1:] == ["serve"]:
         connection, _ = server.accept()
         with connection:
             command = connection.recv(4096).decode().strip()
+            if not command:  # it was killed itself
+                continue
             if command.startswith("quit"):
                 journal("quit with %d clients" % len(clients()))
                 break
             connection.sendall(answer(command).encode())
     os.unlink(path)
-else:
+elif command := sys.stdin.read():  # none, where whoever asks was killed before it had asked
     client = socket.socket(socket.AF_UNIX)
     try:
         client.connect(path)
     except OSError:
         print("Cannot find MPS control daemon process")
         sys.exit(1)
-    client.sendall(sys.stdin.read().encode())
+    client.sendall(command.encode())
     while data := client.recv(4096):
         sys.stdout.write(data.decode())
 """
