@@ -58,9 +58,7 @@ class Crew:
         self._tuners: dict[str, TunerSpec] = {}
         self._roles: dict[str, str] = {}  # of everybody that was ever here
         self._losses: Counter[str] = Counter()  # of each worker, since it last did something
-        self._faults: defaultdict[str, Fraction] = defaultdict(
-            Fraction
-        )  # of each device, in excess
+        self._faults: defaultdict[str, Fraction] = defaultdict(Fraction)  # in excess, by device
         self._looked_at = self._staffed_at = time.monotonic()
         self.proofs: tuple[CapProof, ...] = ()
 
