@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tunerd.matrix.claims import Answer, Findings
-from tunerd.vocabulary import (
-    Conditions,
-    Failure,
-    Kind,
-    Measurement,
-    Stage,
-)
+from tunerd.vocabulary import Conditions, Failure, Kind, Measurement, Stage
 
 SHARES = (10, 40, 100)
 Cells = dict[tuple[int, int], list[list[float]]]

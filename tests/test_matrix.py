@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import onnx
@@ -22,7 +21,7 @@ from tunerd import host
 from tunerd.errors import ExitCode, InputError
 from tunerd.matrix.changes import change
 from tunerd.matrix.claims import DEFAULT, findings
-from tunerd.matrix.done import ContestDone, LevelDone
+from tunerd.matrix.done import CellDone, ContestDone, LevelDone
 from tunerd.matrix.kept import read
 from tunerd.matrix.levels import Cost, finalists_of
 from tunerd.matrix.result import Costs, MatrixResult, result_json
@@ -165,15 +164,15 @@ def test_a_matrix_that_is_interrupted_goes_on_and_measures_nothing_twice(tmp_pat
             first.send_signal(signal.SIGKILL)
             break
     first.communicate()
-    levels = [line for line in done(out) if line["kind"] == "level"]
-    assert [line["pct"] for line in levels] == [50, 100]
+    levels = list(read(out).of(LevelDone))
+    assert [level.pct for level in levels] == [50, 100]
     ended = subprocess.run(
         [*command(model, out, *flags), "--json"], capture_output=True, text=True, env=environment()
     )
     assert ended.returncode == 0, ended.stderr
-    lines = done(out)
-    assert [line for line in lines if line["kind"] == "level"] == levels
-    contests = [(x["run_at"], x["task_id"]) for x in lines if x["kind"] == "contest"]
+    kept = read(out)
+    assert list(kept.of(LevelDone)) == levels
+    contests = [(x.run_at, x.task_id) for x in kept.of(ContestDone)]
     assert len(contests) == len(set(contests))
     document = json.loads(ended.stdout)
     # A simulated candidate takes as long at any share: all that differs is nothing.
@@ -243,11 +242,8 @@ def test_a_matrix_of_cores_has_real_artifacts_at_each_share(tmp_path: Path) -> N
         assert "slice_work_secs" not in part or 0 <= part["slice_work_secs"] < part["wall_secs"]
     cells = {(c["tuned_at"], c["run_at"]) for c in document["findings"]["cells"]}
     assert cells == {(a, b) for a in (DEFAULT, 50, 100) for b in (50, 100)}
-    for line in done(out):
-        if line["kind"] == "cell":
-            assert line["proof"]["sm_count"] == document["sms"][str(line["run_at"])]
-            assert all(len(r["run_secs"]) == 10 for r in line["results"])
-
-
-def done(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "done.jsonl").read_text().splitlines()]
+    measured = list(read(out).of(CellDone))
+    assert len(measured) == 2
+    for cell in measured:
+        assert cell.proof.sm_count == document["sms"][str(cell.run_at)]
+        assert all(len(r.run_secs) == 10 for r in cell.results)

@@ -7,7 +7,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tunerd.cluster.nodes import Node, TunerSpec, cut_beside, tuners_beside
@@ -58,7 +57,7 @@ class Crew:
         self._tuners: dict[str, TunerSpec] = {}
         self._roles: dict[str, str] = {}  # of everybody that was ever here
         self._losses: Counter[str] = Counter()  # of each worker, since it last did something
-        self._faults: defaultdict[str, Fraction] = defaultdict(Fraction)  # in excess, by device
+        self._faults: defaultdict[str, float] = defaultdict(float)  # in excess, by device
         self._looked_at = self._staffed_at = time.monotonic()
         self.proofs: tuple[CapProof, ...] = ()
 
@@ -151,8 +150,7 @@ class Crew:
         device = self.fault_domain(slice_id)
         for result in results:
             if isinstance(result, Measurement):
-                excess = self._faults[device] - Fraction(1, MEASURED_A_FAULT)
-                self._faults[device] = max(Fraction(0), excess)
+                self._faults[device] = max(0.0, self._faults[device] - 1 / MEASURED_A_FAULT)
             elif result.stage in _OF_A_SLICE and result.kind.is_fault:
                 self._faults[device] += 1
         if self._faults[device] < MAX_FAULTS:

@@ -158,7 +158,7 @@ class RemoteSlice(Slice):
                     "op": "measure",
                     "builds": [build_to(b) for b in builds],
                     "profile": to_json(profile),
-                    "rival_secs": bests,
+                    "best_secs": bests,
                 },
                 [b.library for b in builds],
                 timeout_secs=BUILD_SECS,

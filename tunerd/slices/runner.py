@@ -169,12 +169,12 @@ class _Runner:
         from tunerd.slices.messages import build_from, profile_from, result_to
 
         profile = profile_from(body["profile"])
-        rivals = body["rival_secs"]
-        for entry, library, rival_secs in zip(body["builds"], blobs, rivals, strict=True):
+        bests = body["best_secs"]
+        for entry, library, best_secs in zip(body["builds"], blobs, bests, strict=True):
             build = build_from(entry, library)
             wire.send(self._connection, {"starting": build.candidate.candidate_id})
             result = self._measure.measure(
-                self._device, build, profile, rival_secs=rival_secs or math.inf
+                self._device, build, profile, rival_secs=best_secs or math.inf
             )
             wire.send(self._connection, {"result": result_to(result)})
 
