@@ -412,6 +412,19 @@ def test_a_fence_without_the_pipe_folder_starts_the_daemon_and_the_runners_anew(
         assert lease.request("attached", pid=runner.pid) == {"attached": True}
 
 
+def test_a_daemon_that_no_new_client_finds_is_replaced_before_the_next_runner(bench: Bench) -> None:
+    lease = bench.lease()
+    neighbour, _, _ = bench.runner(lease, "mps-0-0")
+    (daemon,) = bench.daemons()
+    shutil.rmtree(lease_module.gpu_folder(UUID) / "pipe")
+    assert neighbour.alive
+    runner, _, _ = bench.runner(lease, "mps-0-1")
+    assert lease.request("attached", pid=runner.pid) == {"attached": True}
+    assert left([neighbour, daemon]) == []
+    answer = lease.request("fence", slice_id="mps-0-0", epoch=0, scope="gpu", reason="it ended")
+    assert answer["culprit"] == "the MPS daemon"
+
+
 def test_a_hung_client_that_no_daemon_can_terminate_falls_with_all_of_its_gpu(
     bench: Bench,
 ) -> None:

@@ -228,8 +228,12 @@ def test_a_matrix_of_cores_has_real_artifacts_at_each_share(tmp_path: Path) -> N
     model, out = tmp_path / "net.onnx", tmp_path / "m"
     onnx.save(conv_net(), model)
     flags = ("--shares", "50,100", "--trials", "8", "--rounds", "1", "--slice", "cpu", "--json")
-    ended = subprocess.run(
-        command(model, out, *flags), capture_output=True, text=True, env=environment()
+    ended = subprocess.run(  # in a folder that is named from where the command is given
+        command(model, Path("m"), *flags),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
     )
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)

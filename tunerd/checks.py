@@ -17,6 +17,7 @@ from pathlib import Path
 from tunerd import host
 from tunerd.errors import TunerdError
 from tunerd.host import HostFacts
+from tunerd.slices.processes import python_path
 
 # The versions that work together, as in pyproject.toml; a test compares the two.
 PINS = {
@@ -282,13 +283,11 @@ class _Answer:
 
 def _python(code: str) -> _Answer:
     """Run code in a fresh interpreter; the last line it prints, or why it failed."""
-    root = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     started = time.monotonic()
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": python_path()},
             capture_output=True,
             text=True,
             timeout=_IMPORT_SECS,

@@ -97,7 +97,7 @@ def finish(ending: Ending) -> Outcome:
     ending.enter(Phase.MODEL)
     # Nothing becomes the artifact before it is verified. Each folder is compiled once: a runner
     # keeps the models that it has loaded, by their paths.
-    trials = ending.folder.paths.root / "trials"
+    trials = ending.folder.paths.root.resolve() / "trials"  # a runner works in another folder
     try:
         ending.say("compiling the model, with its default schedules and with the tuned ones")
         with ThreadPoolExecutor() as pool:  # at once: most of it holds no lock of Python's

@@ -59,7 +59,8 @@ class Kept:
         return self.root / "levels" / name
 
     def artifact(self, name: str) -> Path:
-        return self.root / "artifacts" / name
+        """Return an absolute path: a runner works in another folder."""
+        return self.root.resolve() / "artifacts" / name
 
     def add(self, done: Done) -> None:
         """Keep what has ended; it is on the disk when this returns."""

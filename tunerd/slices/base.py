@@ -101,7 +101,10 @@ class Slice(ABC):
 
     @abstractmethod
     def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
-        """Load an artifact folder and return its outputs by name for these inputs by name."""
+        """Load an artifact folder and return its outputs by name for these inputs by name.
+
+        artifact: absolute, as every path that a slice gets: it works in another folder.
+        """
 
     @abstractmethod
     def compare_models(

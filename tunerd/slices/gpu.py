@@ -104,6 +104,7 @@ class Gpu:
         with self._lock:
             if slice_id in self._runners:
                 self.stop(self._runners[slice_id], grace_secs=GRACE_SECS)
+            self._require_pipe_folder()
             runner = self._successors.pop(slice_id, None)
             if runner and (runner.exit_status is not None or self._asked[slice_id] != asked):
                 runner.stop(self._control, grace_secs=0)
@@ -117,9 +118,18 @@ class Gpu:
         """Start the runner of a slice that has yet to ask for one: it imports TVM meanwhile."""
         asked = _checked(slice_id, pct, environment)
         with self._lock:
+            self._require_pipe_folder()
             self._asked[slice_id] = asked
             self._successors[slice_id] = self._started_anew(slice_id)
             self._save()
+
+    def _require_pipe_folder(self) -> None:
+        """Replace our own daemon where nobody finds it any more: a new client would have no cap.
+
+        Its clients notice nothing: they are disturbed only when one more is wanted.
+        """
+        if not self.external and not self._control.pipe_folder.is_dir():
+            self.fence("the MPS daemon", "its pipe folder was deleted")
 
     def _started_anew(self, slice_id: str) -> GpuRunner:
         pct, environment = self._asked[slice_id]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tunerd.slices.mps_control import MpsControl, clean_environment
-from tunerd.slices.processes import ProcessId
+from tunerd.slices.processes import ProcessId, python_path
 
 log = logging.getLogger(__name__)
 
@@ -132,11 +131,6 @@ def end_client(control: MpsControl, pid: int) -> bool:
 
 
 def runner_environment() -> dict[str, str]:
-    """Return the environment that every runner starts from: ours without CUDA's, MPS's and Ray's.
-
-    The folder of this package goes on PYTHONPATH, because a runner does not start where we did.
-    """
+    """Return what every runner starts from: our environment without CUDA's, MPS's and Ray's."""
     kept = {k: v for k, v in clean_environment().items() if not k.startswith("RAY_")}
-    root = str(Path(__file__).resolve().parents[2])
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH"))))
-    return kept
+    return kept | {"PYTHONPATH": python_path()}

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from tunerd.errors import InfrastructureError
+from tunerd.slices.processes import python_path
 from tunerd.slices.remote import EXIT_SECS, START_SECS, RemoteSlice, outside_signal
 from tunerd.vocabulary import SliceSpec
 
@@ -37,7 +38,8 @@ class ChildSlice(RemoteSlice):
         with log_path.open("ab") as log_file:
             self._process = subprocess.Popen(
                 [*command, *self._arguments()],
-                env={**os.environ, **dict(self.spec.environment)},
+                env={**os.environ, "PYTHONPATH": python_path(), **dict(self.spec.environment)},
+                cwd="/",  # as the guard of a GPU starts them
                 stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
