@@ -113,6 +113,19 @@ def test_a_quality_that_was_never_reached_has_no_time(summary: ModuleType) -> No
     assert pair["reach_secs"] is pair["reach_fraction"] is None
 
 
+def test_the_best_are_also_compared_after_equally_many_trials_of_each_task(
+    summary: ModuleType,
+) -> None:
+    short = run(
+        "stock", record(9, "conv", 4e-3), record(9, "conv", 5e-3), record(9, "dense", 2e-3)
+    )
+    (pair,) = summary.summarize([short, TUNERD], WEIGHTS, None)["pairs"]
+    assert pair["equal_trials"] == 3  # tunerd's first of "dense", and of "conv" a failed one, too
+    assert pair["equal_stock_secs"] == pytest.approx(2 * 4e-3 + 2e-3)
+    assert pair["equal_tunerd_secs"] == pytest.approx(2 * 2e-3 + 3e-3)
+    assert pair["equal_ratio"] == pytest.approx(10 / 7)
+
+
 def test_the_second_look_decides_the_final_latency(summary: ModuleType) -> None:
     found = second_look(default=9e-3, **{"stock-0": 2e-3, "tunerd-0": 1e-3})
     summarized = summary.summarize([STOCK, TUNERD], WEIGHTS, found)

@@ -359,6 +359,7 @@ def test_the_linter_reads_every_python_script() -> None:
     ("script", "folder", "table", "picture", "title"),
     [
         ("plot_shares", "h200-shares", "tables.txt", "shares.svg", "tuned at one share, run at"),
+        ("plot_shares", "h200-claims", "tables.txt", "claims.svg", "as if it were the only one"),
         ("plot_profiles", "h200-profiles", "table.txt", "profiles.svg", "default schedules over"),
     ],
 )
