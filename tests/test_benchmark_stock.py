@@ -116,9 +116,7 @@ def test_a_quality_that_was_never_reached_has_no_time(summary: ModuleType) -> No
 def test_the_best_are_also_compared_after_equally_many_trials_of_each_task(
     summary: ModuleType,
 ) -> None:
-    short = run(
-        "stock", record(9, "conv", 4e-3), record(9, "conv", 5e-3), record(9, "dense", 2e-3)
-    )
+    short = run("stock", record(9, "conv", 4e-3), record(9, "conv", 5e-3), record(9, "dense", 2e-3))
     (pair,) = summary.summarize([short, TUNERD], WEIGHTS, None)["pairs"]
     assert pair["equal_trials"] == 3  # tunerd's first of "dense", and of "conv" a failed one, too
     assert pair["equal_stock_secs"] == pytest.approx(2 * 4e-3 + 2e-3)
