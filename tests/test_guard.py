@@ -126,6 +126,16 @@ def test_a_runner_gets_its_share_the_gpu_and_the_private_daemon(bench: Bench) ->
     assert environment["CUDA_MPS_PIPE_DIRECTORY"] == pipe
 
 
+def test_folders_may_be_named_from_where_the_command_is_given(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = lease_module.private_folder()
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", folder.name)
+    bench.runner(bench.lease())
+    assert lease_module.private_folder() == folder
+
+
 def test_slices_of_one_run_share_a_guard(bench: Bench) -> None:
     assert bench.lease("run").guard_pid == bench.lease("run").guard_pid
 

@@ -15,6 +15,7 @@ from tunerd.deciding.neighbours import others_on_device, require_neighbours
 from tunerd.deciding.quiet import STEP_SECS, WAIT_SECS, Finals, Patience, QuietSlice
 from tunerd.deciding.winners import FINALISTS, choose_winners
 from tunerd.errors import HostError, Interrupted
+from tunerd.matrix.levels import finalists_of
 from tunerd.outcome import TaskOutcome
 from tunerd.records import RunFacts, Store
 from tunerd.search import default_candidate
@@ -285,6 +286,7 @@ def test_a_finalist_that_faulted_is_not_run_again(store: Store) -> None:
         measured = {f.candidate_id: f.measurement for f in outcome.finalists}
         assert measured[first.candidate_id] == CRASH
         assert cluster.calls == ["build", "compare", "agree"]
+    assert finalists_of(store) == {TASK.task_id: [second]}  # nor by a matrix, at other shares
 
 
 @pytest.mark.parametrize("missing", [0, 1])

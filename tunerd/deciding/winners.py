@@ -64,7 +64,7 @@ def choose_winners(
     entries = {t.task_id: _entries(t, records.get(t.task_id, ()), finals.fidelity) for t in todo}
     wanted = [c for t in todo for c in entries[t.task_id].all]
     builds: dict[str, Build | Failure] = {b.candidate.candidate_id: b for b in built}
-    builds |= _faults(stored)
+    builds |= faults_of(stored)
     if missing := [c for c in wanted if c.candidate_id not in builds]:
         say(f"building {len(missing)} of the {len(wanted)} finalists of {len(todo)} tasks")
         found = quiet.cluster.build_all(missing)
@@ -98,7 +98,7 @@ class _Entries:
         return (self.default, *self.finalists, *self.others)
 
 
-def _faults(outcomes: Iterable[TaskOutcome]) -> dict[str, Failure]:
+def faults_of(outcomes: Iterable[TaskOutcome]) -> dict[str, Failure]:
     """Return by id the candidates of the search that faulted in finals."""
     return {
         f.candidate_id: f.measurement

@@ -242,10 +242,11 @@ class _Matrix:
         entries: Sequence[tuple[Candidate, Build | Failure]],
         profile: Profile,
     ) -> None:
-        ready = [build for _, build in entries if isinstance(build, Build)]
-        results: dict[str, Result] = {
-            c.candidate_id: b for c, b in entries if isinstance(b, Failure)
-        }
+        # What faulted at another share would take the slice with it at this one, too.
+        faults = self._kept.faults(task_id)
+        entered = {c.candidate_id: faults.get(c.candidate_id, build) for c, build in entries}
+        ready = [build for build in entered.values() if isinstance(build, Build)]
+        results: dict[str, Result] = {c: b for c, b in entered.items() if isinstance(b, Failure)}
 
         def measure(builds: Sequence[Build]) -> list[Result]:
             return _final(lambda: one.compare(builds, profile))

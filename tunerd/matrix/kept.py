@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tunerd.errors import FolderError
-from tunerd.matrix.done import Done, done_of, line_of
+from tunerd.matrix.done import ContestDone, Done, done_of, line_of
 from tunerd.records import typed
-from tunerd.vocabulary import Build, Candidate, TensorSpec, to_json
+from tunerd.vocabulary import Build, Candidate, Failure, TensorSpec, to_json
 
 FORMAT = 1
 _Done = TypeVar("_Done", bound=Done)
@@ -72,6 +72,17 @@ class Kept:
 
     def of(self, kind: type[_Done]) -> Iterator[_Done]:
         return (line for line in self.lines if isinstance(line, kind))
+
+    def faults(self, task_id: str) -> dict[str, Failure]:
+        """Return by id the candidates of a task that faulted at a share, its default apart."""
+        return {
+            candidate_id: result
+            for contest in self.of(ContestDone)
+            if contest.task_id == task_id
+            for candidate_id, result in contest.results.items()
+            if isinstance(result, Failure) and result.kind.is_fault
+            if candidate_id != contest.default
+        }
 
     def save_build(self, build: Build) -> None:
         folder = self.root / "builds"

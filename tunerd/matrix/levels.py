@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from tunerd.deciding.winners import faults_of
 from tunerd.matrix.claims import middle_of
 from tunerd.records import Store
 from tunerd.settings import TuneSettings
@@ -119,11 +120,16 @@ def cost_of(store: Store, of: Collection[Phase] = tuple(Phase)) -> Cost:
 
 
 def finalists_of(store: Store) -> dict[str, list[Candidate]]:
-    """Return a level's best candidates by task, the best first; the search measured them."""
+    """Return a level's best candidates by task, the best first; the search measured them.
+
+    None of them faulted in the level's own finals.
+    """
+    faulted = faults_of(store.task_outcomes())
     measured: dict[str, list[tuple[float, Candidate]]] = {}
     for record in store.records():
         secs = record.run_secs
-        if secs is not None and record.candidate.origin is Origin.SEARCH:
+        of_search = record.candidate.origin is Origin.SEARCH
+        if secs is not None and of_search and record.candidate.candidate_id not in faulted:
             measured.setdefault(record.candidate.task_id, []).append((secs, record.candidate))
     weights = {t.task_id: t.weight for t in store.tasks()}
     best = {task_id: sorted(of, key=lambda m: m[0]) for task_id, of in measured.items()}

@@ -353,7 +353,7 @@ class Gpu:
 
 def external_pipe_folder() -> Path:
     """Return where CUDA looks for a daemon that is not ours."""
-    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or EXTERNAL_PIPE_FOLDER)
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or EXTERNAL_PIPE_FOLDER).absolute()
 
 
 def clean_orphan(folder: Path, gpu_uuid: str) -> int | None:

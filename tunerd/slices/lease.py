@@ -207,7 +207,8 @@ def private_folder() -> Path:
     /tmp rather than a run folder: all runs of a user meet there, and paths of sockets are short.
     TUNERD_RUNTIME_FOLDER names another one.
     """
-    folder = Path(os.environ.get("TUNERD_RUNTIME_FOLDER") or f"/tmp/tunerd-{os.getuid()}")
+    named = os.environ.get("TUNERD_RUNTIME_FOLDER") or f"/tmp/tunerd-{os.getuid()}"
+    folder = Path(named).absolute()  # guards and runners work in another folder
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

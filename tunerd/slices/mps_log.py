@@ -66,4 +66,4 @@ class ServerLog:
 
 def external_log_folder() -> Path:
     """Return where a daemon that is not ours writes its logs."""
-    return Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY") or EXTERNAL_LOG_FOLDER)
+    return Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY") or EXTERNAL_LOG_FOLDER).absolute()
