@@ -39,7 +39,7 @@ from onnx import TensorProto, helper
 from test_records import FACTS, OTHER_TASK, TASK, WRONG, candidate, measurement
 
 import tunerd
-from tunerd.artifacts.manifest import LIBRARY, MANIFEST, PACKED_VERSION, WEIGHTS
+from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, TunerdError
@@ -194,8 +194,12 @@ def _artifact_inputs(folder: Path) -> st.SearchStrategy[bytes]:
     if not artifact.exists():
         tiny_artifact(artifact)
     manifest = json.loads((artifact / MANIFEST).read_bytes())
+    sealed_text = (artifact / MANIFEST).read_bytes()
+    # As older tunerds wrote it, without a sha256 of itself: else no change would be read further.
+    del manifest["sha256"]
+    manifest["format_version"] = 1
     variants = [manifest, manifest | {"stored_as": {LIBRARY: LIBRARY, WEIGHTS: WEIGHTS}}]
-    packed = {"format_version": PACKED_VERSION, "variants": variants}
+    packed = {"format_version": 2, "variants": variants}
     weights = (artifact / WEIGHTS).read_bytes()
     (size,) = struct.unpack("<Q", weights[:8])
     header = json.loads(weights[8 : 8 + size])
@@ -215,7 +219,9 @@ def _artifact_inputs(folder: Path) -> st.SearchStrategy[bytes]:
         return joined(json.dumps(told).encode(), data)
 
     told = changed_json(manifest).map(lambda m: joined(json.dumps(m).encode(), weights))
-    torn = changed_bytes([json.dumps(manifest).encode()]).map(lambda m: joined(m, weights))
+    torn = changed_bytes([json.dumps(manifest).encode(), sealed_text]).map(
+        lambda m: joined(m, weights)
+    )
     heads = changed_json(header).map(with_header).map(with_weights)
     data = changed_bytes([weights[:4096]]).map(with_weights)
     several = changed_json(packed).map(lambda m: joined(json.dumps(m).encode(), weights))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from bad_input import Bad, Make, Place, check, of_dims, tune
 
-from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS
+from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, sealed
 from tunerd.errors import ExitCode
 from tunerd.records.schema import STORE_NAME, VERSION
 from tunerd.run_archive import pack
@@ -279,7 +279,7 @@ def byte_of(name: str) -> Callable[[Path], None]:
 def told(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         manifest = json.loads((folder / MANIFEST).read_text())
-        (folder / MANIFEST).write_text(json.dumps(manifest | changes))
+        (folder / MANIFEST).write_text(json.dumps(sealed(manifest | changes)))
 
     return change
 
@@ -288,7 +288,7 @@ def also_named(name: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         manifest = json.loads((folder / MANIFEST).read_text())
         manifest["files"][name] = "0" * 64
-        (folder / MANIFEST).write_text(json.dumps(manifest))
+        (folder / MANIFEST).write_text(json.dumps(sealed(manifest)))
 
     return change
 
@@ -328,7 +328,7 @@ ARTIFACTS: dict[str, tuple[Make, str]] = {
     ),
     "another format": (
         artifact(told(format_version=99)),
-        "has format 99; this tunerd reads 1 and 2, so",
+        "has format 99; this tunerd reads 1 to 4, so",
     ),
     "no share": (artifact(told(share={})), "what it says of share cannot be.*it is damaged"),
     "a share of 0": (

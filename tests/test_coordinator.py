@@ -296,6 +296,31 @@ def test_what_was_under_way_at_a_fault_is_measured_again_alone_on_its_device() -
     assert len(alone) == 2
 
 
+def test_what_an_earlier_session_lost_at_a_fault_is_measured_alone_in_the_next() -> None:
+    coordinator = Coordinator([CONV], Limits(trials=100))
+    unfinished = candidates(CONV, range(6))
+    lost = unfinished[4]
+    coordinator.restore(
+        [(default_candidate(CONV), measured(1e-3))], unfinished, {lost.candidate_id}
+    )
+    coordinator.start([default_candidate(CONV)])
+    for slice_id in ("slice-0", "slice-1"):
+        coordinator.handle(WorkerJoined(slice_id, "slice", None, "gpu-0"))
+    coordinator.handle(WorkerJoined("tuner-0", "tuner"))
+    alone = []
+    while isinstance(building := coordinator.workers["tuner-0"].work, BuildThem):
+        ended = tuple((c, build(c)) for c in building.candidates)
+        coordinator.handle(BuildsEnded("tuner-0", ended))
+        for slice_id in ("slice-0", "slice-1"):
+            while isinstance(work := coordinator.workers[slice_id].work, Measure):
+                of = [b.candidate for b in work.builds]
+                assert work.is_alone == (of == [lost])
+                alone += of if work.is_alone else []
+                results = tuple((c, measured(1e-3)) for c in of)
+                coordinator.handle(MeasurementsEnded(slice_id, results))
+    assert alone == [lost]
+
+
 def test_a_trial_that_is_lost_too_often_ends_as_a_crash() -> None:
     coordinator = Coordinator([CONV], Limits(trials=100))
     started(coordinator)

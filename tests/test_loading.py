@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,7 +20,7 @@ from artifact_fixtures import CORES, tiny_artifact, tiny_convnet
 
 import tunerd
 from tunerd.artifacts.loading import LoadedModel
-from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS
+from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sealed
 from tunerd.deciding.verify import verification_inputs
 from tunerd.models.reference import Reference
 from tunerd.vocabulary import Arrays, Model
@@ -67,7 +68,7 @@ def copy(artifact: Path, tmp_path: Path) -> Path:
 def edit_manifest(folder: Path, edit: Edit) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
     edit(manifest)
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST).write_text(json.dumps(sealed(manifest)))
 
 
 def aligned_copy(array: np.ndarray) -> np.ndarray:
@@ -181,6 +182,31 @@ def test_a_damaged_manifest_is_refused(copy: Path, text: str) -> None:
     (copy / MANIFEST).write_text(text)
     with pytest.raises(tunerd.LoadError, match="damaged"):
         tunerd.load(copy)
+
+
+def test_a_changed_bit_of_a_manifest_is_refused_unless_it_says_the_same(copy: Path) -> None:
+    path = copy / MANIFEST
+    told = path.read_bytes()
+    for place in range(len(told)):
+        changed = bytearray(told)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        with contextlib.suppress(ValueError):
+            if json.loads(changed) == json.loads(told):
+                continue
+        with pytest.raises(tunerd.LoadError, match=r"damaged|has format"):
+            read_manifest(copy)
+
+
+def test_a_manifest_without_a_sha256_of_itself_is_an_older_one(copy: Path) -> None:
+    expected = read_manifest(copy)
+    manifest = json.loads((copy / MANIFEST).read_text())
+    del manifest["sha256"]
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(tunerd.LoadError, match="damaged"):
+        read_manifest(copy)
+    (copy / MANIFEST).write_text(json.dumps(manifest | {"format_version": 1}))
+    assert read_manifest(copy) == expected | {"format_version": 1}
 
 
 def test_a_newer_format_is_refused(copy: Path) -> None:

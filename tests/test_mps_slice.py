@@ -374,18 +374,28 @@ def test_slices_without_their_pipe_folder_go_on_and_a_fault_brings_a_new_daemon(
     assert fake.journal().count("daemon start") == 2
 
 
-def test_a_slice_that_starts_without_the_pipe_folder_is_refused_until_a_fault_brings_a_new_daemon(
-    make: Make,
+def test_a_slice_that_starts_without_the_pipe_folder_has_its_share_under_a_new_daemon(
+    make: Make, fake: FakeMps
 ) -> None:
     one, late = make(0), make(1)
     one.start()
     delete_pipe_folder()
+    assert late.start().sm_count == FACTS["sm_count"]
+    assert fake.journal().count("daemon start") == 2
+    first, second = one.measure([build(), build()], SEARCH)
+    assert isinstance(first, Failure)
+    assert first.kind is Kind.COLLATERAL  # its runner fell with the old daemon
+    assert isinstance(second, Measurement)
+
+
+def test_a_slice_whose_daemon_lost_its_pipes_alone_is_refused(make: Make) -> None:
+    one, late = make(0), make(1)
+    one.start()
+    (gpu_folder(UUID) / "pipe" / "control").unlink()
     with pytest.raises(HostError, match="did not obtain its 40%: its client runs without MPS"):
         late.start()
     (result,) = one.measure([build()], SEARCH)
     assert isinstance(result, Measurement)
-    one.measure([build(b"crash")], SEARCH)
-    assert late.start().sm_count == FACTS["sm_count"]
 
 
 # --- the actor is killed -----------------------------------------------------------------------

@@ -219,6 +219,18 @@ def test_a_session_after_a_kill_gets_back_what_did_not_end(place: StorePlace) ->
         assert len(store.sessions()) == 2
 
 
+def test_open_trials_that_were_lost_with_a_slice_are_known(store: Store) -> None:
+    lost = Failure(Stage.RUN, Kind.COLLATERAL, "a fault in a neighbour")
+    ids = store.propose([candidate(i) for i in range(5)])
+    store.start(ids[:4], "cpu-0-0")
+    store.finish_all({ids[0]: lost, ids[1]: lost, ids[2]: measurement(1.0)})
+    store.start([ids[1]], "cpu-0-0")
+    store.finish(ids[1], measurement(1.0))
+    store.finish(ids[4], Failure(Stage.BUILD, Kind.COLLATERAL, "its tuner was lost"))
+    store.requeue_unfinished()  # ids[3] was running when its session ended: nobody's fault
+    assert store.lost() == {candidate(0).candidate_id}
+
+
 def test_the_best_trial_is_the_one_of_least_median(store: Store) -> None:
     assert store.best("t0") is None
     origins = [Origin.DEFAULT, Origin.SEARCH, Origin.SEARCH]

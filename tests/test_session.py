@@ -25,7 +25,7 @@ from tunerd.errors import ExitCode
 from tunerd.records import Store
 from tunerd.report.page import report_page
 from tunerd.report.story import story_of
-from tunerd.vocabulary import Activity, Failure, Kind, Origin, Phase, Record
+from tunerd.vocabulary import Activity, Failure, Kind, Measurement, Origin, Phase, Record
 
 TRIALS = 48
 FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
@@ -329,30 +329,37 @@ def test_no_variable_is_set_while_the_model_is_lowered(make_run: MakeRun) -> Non
     assert seen["meanwhile"] == []
 
 
+# The program, with simulated slices of which the first so many fault at each candidate.
 _FAULTY = """
 import dataclasses, sys
 from tunerd.cli import main
 from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice
-plan = SimulatedSlice.plan
-def faulty(*asked, **more):
+plan, faulty = SimulatedSlice.plan, int(sys.argv.pop(1))
+def with_faults(*asked, **more):
     found = plan(*asked, **more)
     environment = ((FAULTS_VARIABLE, "crash:1"),)
-    slices = tuple(dataclasses.replace(s, environment=environment) for s in found.slices)
-    return dataclasses.replace(found, slices=slices)
-SimulatedSlice.plan = faulty
+    bad = [dataclasses.replace(s, environment=environment) for s in found.slices[:faulty]]
+    return dataclasses.replace(found, slices=(*bad, *found.slices[faulty:]))
+SimulatedSlice.plan = with_faults
 main()
 """
 
 
-def test_a_device_on_which_everything_faults_ends_the_run(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    options = ["--cpu-pct", "100", "--slice", "simulated", "--trials", "200", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-c", _FAULTY, "tune", str(model), *options],
+def with_faulty_slices(
+    number: int, model: Path, out: Path, *flags: str
+) -> subprocess.CompletedProcess[str]:
+    options = ["--slice", "simulated", "--trials", "200", "--out", str(out), *flags]
+    return subprocess.run(
+        [sys.executable, "-c", _FAULTY, str(number), "tune", str(model), *options],
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_a_device_on_which_everything_faults_ends_the_run(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = with_faulty_slices(1, model, out, "--cpu-pct", "100")
     assert done.returncode == ExitCode.FAULTY_DEVICE, done.stderr
     assert "16 trials more have faulted there than one for every 2" in done.stderr
     with Store.read(out) as store:
@@ -360,3 +367,21 @@ def test_a_device_on_which_everything_faults_ends_the_run(model: Path, tmp_path:
     ended = [r for r in results if r is not None]
     assert len(ended) >= MAX_FAULTS
     assert all(isinstance(r, Failure) and r.kind is Kind.CRASH for r in ended)
+
+
+def test_a_run_goes_on_without_a_device_on_which_everything_faults(
+    model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    done = with_faulty_slices(1, model, out, "--cpu-pct", "50")
+    assert done.returncode < ExitCode.BAD_INPUT, done.stderr
+    assert "its device is left alone" in done.stderr
+    assert (out / "artifact" / "manifest.json").is_file()
+    with Store.read(out) as store:
+        found = [r for r in store.records() if r.candidate.origin is Origin.SEARCH]
+    faulted = [r for r in found if isinstance(r.result, Failure) and r.result.kind is Kind.CRASH]
+    assert {r.slice_id for r in faulted} == {"simulated-0-0"}
+    assert MAX_FAULTS <= len(faulted) < len(found) / 2
+    sound = [r for r in found if r.slice_id == "simulated-0-1"]
+    assert all(isinstance(r.result, Measurement) for r in sound)
+    assert len(faulted) + len(sound) == len(found) == 200

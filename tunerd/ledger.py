@@ -20,8 +20,11 @@ class Ledger:
 
     def take_over(
         self, task_ids: Collection[str]
-    ) -> tuple[list[tuple[Candidate, Measurement | Failure]], list[Candidate]]:
-        """Return what earlier sessions ended of the tasks, and what is to be done."""
+    ) -> tuple[list[tuple[Candidate, Measurement | Failure]], list[Candidate], set[str]]:
+        """Return what earlier sessions ended of the tasks, what is to be done, and the suspects.
+
+        Suspects are the ids of candidates to be done that were in a slice when it was lost.
+        """
         waiting = [r.candidate for r in self._store.requeue_unfinished()]
         unfinished = [c for c in waiting if c.task_id in task_ids]
         ended = []
@@ -33,7 +36,7 @@ class Ledger:
                 ended.append((record.candidate, record.result))
             else:
                 self._trial_ids[record.candidate.candidate_id] = record.trial_id
-        return ended, unfinished
+        return ended, unfinished, self._store.lost()
 
     def write(self, instruction: ev.StoreProposed | ev.StoreBuilt | ev.StoreEnded) -> None:
         match instruction:

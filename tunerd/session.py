@@ -270,8 +270,8 @@ class _Session:
             self._telemetry.proved(proof)
         self._tasks = self._to_search(kernels.tasks)
         self._coordinator = Coordinator(self._tasks, limits)
-        ended, unfinished = self._ledger.take_over({t.task_id for t in self._tasks})
-        self._coordinator.restore(ended, unfinished)
+        ended, unfinished, suspects = self._ledger.take_over({t.task_id for t in self._tasks})
+        self._coordinator.restore(ended, unfinished, suspects)
         if ended:
             log.info("going on with %d trials of earlier sessions", len(ended))
 

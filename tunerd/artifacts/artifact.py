@@ -29,6 +29,7 @@ from tunerd.artifacts.manifest import (
     MANIFEST,
     WEIGHTS,
     read_manifest,
+    sealed,
     sha256_of,
 )
 from tunerd.errors import FolderError, HostError, InputError
@@ -87,7 +88,7 @@ def compile_artifact(
             "hit_rate": sum(_is_tuned(winners.get(t.task_id)) for t in tasks) / max(len(tasks), 1),
             "tasks": [_task_entry(task, winners.get(task.task_id), hits) for task in tasks],
         }
-        write_json(part / MANIFEST, manifest)
+        write_json(part / MANIFEST, sealed(manifest))
     return folder
 
 
@@ -117,7 +118,7 @@ def finish_manifest(folder: Path, outcome: Outcome) -> None:
     ]
     manifest["finished_at"] = time.time()
     beside = folder / f".{MANIFEST}.part"
-    write_json(beside, manifest)
+    write_json(beside, sealed(manifest))
     beside.replace(folder / MANIFEST)
 
 

@@ -1,11 +1,14 @@
 """What an artifact folder says of itself: read, checked, and the variant for the SMs at hand.
 
 An artifact has one variant: a compiled model for one share of a device. A packed artifact (format
-2) has several of one model, side by side, each with the manifest that it had alone. `stored_as`
+4) has several of one model, side by side, each with the manifest that it had alone. `stored_as`
 says under which names the files of a variant lie; weights with equal bytes lie there once.
 
-    format 1    manifest.json   model.so      weights.bin
-    format 2    manifest.json   model-52.so   model-132.so   weights.bin
+    format 3    manifest.json   model.so      weights.bin
+    format 4    manifest.json   model-52.so   model-132.so   weights.bin
+
+A manifest names the sha256 of each file, and of what it says itself; the latter is new, formats 1
+and 2 are the same without it.
 
 Imports nothing that loading does not need: the standard library alone.
 """
@@ -21,8 +24,8 @@ from typing import Any
 
 from tunerd.errors import InputError
 
-FORMAT_VERSION = 1
-PACKED_VERSION = 2
+FORMAT_VERSION = 3
+PACKED_VERSION = 4
 MANIFEST = "manifest.json"
 LIBRARY = "model.so"
 WEIGHTS = "weights.bin"
@@ -30,12 +33,22 @@ MAX_JSON_BYTES = 64 << 20
 
 _KEYS = {"files", "inputs", "outputs", "weights", "target", "share", "model"}  # what is read here
 _TARGETS = ("cuda", "llvm")
+_UNSEALED = {1: FORMAT_VERSION, 2: PACKED_VERSION}  # what older tunerds wrote
+_SEAL = "sha256"
 
 Manifest = dict[str, Any]
 
 
 class LoadError(InputError):
     """A folder that is no artifact, was changed, or cannot run here."""
+
+
+def sealed(manifest: Mapping[str, Any]) -> Manifest:
+    """Return a manifest with the sha256 of everything else that it says, in any order of keys."""
+    said = {key: value for key, value in manifest.items() if key != _SEAL}
+    plain = json.loads(json.dumps(said))
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return said | {_SEAL: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -64,11 +77,14 @@ def read_variants(folder: Path) -> tuple[Manifest, ...]:
             raise ValueError(f"over {MAX_JSON_BYTES >> 20} MiB")
         manifest = json.loads(path.read_bytes())
         version = manifest["format_version"]
+        kind = _UNSEALED.get(version, version)
         variants: tuple[Manifest, ...] = ()
-        if version == FORMAT_VERSION:
+        if kind in (FORMAT_VERSION, PACKED_VERSION):
+            _check_seal(manifest, is_sealed=version == kind)
+        if kind == FORMAT_VERSION:
             _check_manifest(manifest)
-            variants = (dict(manifest),)
-        elif version == PACKED_VERSION:
+            variants = ({key: value for key, value in manifest.items() if key != _SEAL},)
+        elif kind == PACKED_VERSION:
             variants = _checked_variants(manifest)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -78,7 +94,7 @@ def read_variants(folder: Path) -> tuple[Manifest, ...]:
         ) from None
     if not variants:
         raise LoadError(
-            f"{folder} has format {str(version)[:20]}; this tunerd reads {FORMAT_VERSION} and "
+            f"{folder} has format {str(version)[:20]}; this tunerd reads {min(_UNSEALED)} to "
             f"{PACKED_VERSION}, so use the tunerd that wrote it"
         )
     return variants
@@ -150,6 +166,11 @@ def _sha256_or_refuse(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise LoadError(f"{path} cannot be read ({reason}); copy the whole folder") from None
+
+
+def _check_seal(manifest: Manifest, *, is_sealed: bool) -> None:
+    if manifest.get(_SEAL) != (sealed(manifest)[_SEAL] if is_sealed else None):
+        raise ValueError("what it says does not fit its sha256")
 
 
 def _checked_variants(packed: Any) -> tuple[Manifest, ...]:

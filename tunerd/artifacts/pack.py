@@ -19,6 +19,7 @@ from tunerd.artifacts.manifest import (
     Manifest,
     check_files,
     read_variants,
+    sealed,
     stored_at,
 )
 from tunerd.errors import FolderError, InputError
@@ -62,7 +63,7 @@ def pack_shares(sources: Sequence[Path], to: Path) -> tuple[Manifest, ...]:
                 "versions": {"tunerd": tunerd.__version__},
                 "variants": variants,
             }
-            write_json(part / MANIFEST, packed)
+            write_json(part / MANIFEST, sealed(packed))
             check_files(part, variants)  # a source may have changed while it was copied
     except OSError as error:
         raise FolderError(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -104,10 +104,12 @@ class Coordinator:
         self,
         ended: Sequence[tuple[Candidate, Measurement | Failure]],
         unfinished: Sequence[Candidate],
+        suspects: Collection[str] = (),
     ) -> None:
         """Take over an earlier session's trials: what ended counts, what did not is built again.
 
         Where this session allows fewer trials than that one, what did not end stays as it is.
+        Suspects, by their candidates' ids, are measured alone on their device.
         """
         for candidate, result in ended:
             self._open(candidate)
@@ -126,6 +128,8 @@ class Coordinator:
             if is_default or not (self._enough_trials() or state.is_full):
                 self._open(candidate)
                 self._unbuilt.add([candidate])
+                if candidate.candidate_id in suspects:
+                    self._suspects.add(candidate.candidate_id)
 
     def start(self, defaults: Sequence[Candidate]) -> list[Instruction]:
         """Propose the default schedules that have not been measured yet, heaviest tasks first."""

@@ -158,6 +158,11 @@ class Store(OpenStore):
             trials.requeue_running(connection, self._run_id, at=at(now))
         return list(self.records(state=TrialState.PROPOSED))
 
+    def lost(self) -> set[str]:
+        """Return the candidates of open trials that were in a slice when it was lost, by id."""
+        with self._reading() as connection:
+            return trials.lost(connection, self._run_id)
+
     def adopt(self, trial_rows: Iterable[Mapping[str, Any]]) -> None:
         """Insert trials of another run, as trial_rows yields them less their ids; all or none."""
         trial_rows = iter(trial_rows)

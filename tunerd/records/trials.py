@@ -109,6 +109,20 @@ def requeue_running(connection: Connection, run_id: int, *, at: float) -> None:
     _put_back(connection, dict.fromkeys(running, _SESSION_ENDED), at=at)
 
 
+def lost(connection: Connection, run_id: int) -> set[str]:
+    found = connection.execute(
+        sa.select(trials.c.candidate_id)
+        .join(setbacks, setbacks.c.trial_id == trials.c.trial_id)
+        .where(
+            trials.c.run_id == run_id,
+            trials.c.state.in_([state.value for state in _OPEN]),
+            setbacks.c.kind == Kind.COLLATERAL.value,
+            setbacks.c.stage != Stage.BUILD.value,
+        )
+    )
+    return set(found.scalars())
+
+
 def page(
     connection: Connection,
     run_id: int,
