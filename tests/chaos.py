@@ -18,12 +18,12 @@ from typing import Any
 
 # How likely each fault is where it may strike.
 AT_A_CALL = {
-    "worker lost before its work": 0.05,
-    "worker lost after its work": 0.05,
+    "worker lost before its work": 0.06,
+    "worker lost after its work": 0.06,
     "workers lost at once": 0.015,
 }
 AT_A_START = {"worker lost before its work": 0.005, "worker lost after its work": 0.005}
-AT_A_RESULT = {"collateral": 0.06, "runner killed": 0.06}
+AT_A_RESULT = {"collateral": 0.09, "runner killed": 0.09}
 AT_A_STATEMENT = {"driver killed in a transaction": 0.004}
 AT_A_COMMIT = {"driver killed": 0.006, "torn write": 0.01}
 AT_A_TRANSACTION = {"store full": 0.006, "store locked": 0.005, "store locked briefly": 0.015}

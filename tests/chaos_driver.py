@@ -39,7 +39,7 @@ from chaos_slices import FaultySlice
 from coordinator_world import candidate, task
 from simulated_ray import Actor, SimulatedRay
 
-from tunerd import host, preparation, session
+from tunerd import clock, host, preparation, session
 from tunerd.cluster import actors, crew
 from tunerd.cluster.nodes import Survey, TunerSpec
 from tunerd.cluster.workers import Timed
@@ -68,7 +68,7 @@ from tunerd.vocabulary import (
 from tunerd.watching.progress import QuietProgress
 
 TASKS = [task(f"t{i}", weight=i + 1) for i in range(6)]
-SPACE = 54  # candidates of each task
+SPACE = 66  # candidates of each task
 TRIALS = SPACE * len(TASKS)
 MOST_SESSIONS = 500
 DRIVERS_SLICES, OTHERS_SLICES = 4, 1  # of the driver's node, and of each other one
@@ -169,31 +169,30 @@ def striker(chaos: Chaos, ray: list[SimulatedRay]) -> Any:
 
 
 class Clock:
-    """A clock that somebody sets."""
+    """A clock that somebody sets. Each time what tunerd takes for the time must stay the same."""
 
     def __init__(self, chaos: Chaos, offset_secs: float) -> None:
         self._chaos = chaos
         self._real = time.time
         self._offset_secs = offset_secs
-        self._set: list[str] = []
         time.time = self.time
 
     def time(self) -> float:
-        while self._set:
-            self._chaos.see(self._set.pop())
         return self._real() + self._offset_secs
 
     def set(self, fault: str) -> None:
         hours = self._chaos.random.uniform(1, 48)
+        before = clock.now()
         self._offset_secs += 3600 * (hours if fault.endswith("forwards") else -hours)
-        self._set.append(self._chaos.inject(fault, hours=round(hours, 1)))
+        name = self._chaos.inject(fault, hours=round(hours, 1))
+        assert abs(clock.now() - before) < 60
+        self._chaos.see(name)
 
 
-def at_wait(chaos: Chaos, clock: Clock, folder: Path) -> None:
-    time.time()  # of a clock that was set, and the run goes on
+def at_wait(chaos: Chaos, set_clock: Clock, folder: Path) -> None:
     match fault := chaos.draw(AT_A_WAIT):
         case "clock set forwards" | "clock set back":
-            clock.set(fault)
+            set_clock.set(fault)
         case "second tunerd":
             name = chaos.inject(fault)
             with contextlib.suppress(FolderError):
@@ -341,9 +340,9 @@ def run_session(
 ) -> None:
     """Run one session to whatever end, and leave the process."""
     chaos = Chaos(Path(f"{folder}.log"), seed, intensity)
-    clock = Clock(chaos, chaos.random.uniform(-1e6, 1e6) * intensity)
+    set_clock = Clock(chaos, chaos.random.uniform(-1e6, 1e6) * intensity)
     ray: list[SimulatedRay] = []
-    ray.append(SimulatedRay(seed, striker(chaos, ray), lambda: at_wait(chaos, clock, folder)))
+    ray.append(SimulatedRay(seed, striker(chaos, ray), lambda: at_wait(chaos, set_clock, folder)))
     ray[0].install()
     if planned is None:
         join_clusters(chaos, ray[0])

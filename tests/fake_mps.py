@@ -149,6 +149,8 @@ while mode == "slice":
         if library == b"hang":
             journal("hang %d" % os.getpid())
             time.sleep(600)
+        if library == b"slow":
+            time.sleep(1)
         if library == b"crash":
             os.abort()
         if library == b"killed":

@@ -47,6 +47,7 @@ from tunerd.vocabulary import (
 pytestmark = pytest.mark.gpu
 
 GONE_SECS = 60.0
+PROMISED_SECS = 15.0  # after which nothing is left, README
 NOBODY = 65534
 
 
@@ -64,7 +65,7 @@ def gpu() -> Iterator[GpuFacts]:
 
 
 def gone(processes: list[ProcessId]) -> bool:
-    return all(process.wait(GONE_SECS) for process in processes)
+    return all(process.wait(PROMISED_SECS) for process in processes)
 
 
 def specs(gpu: GpuFacts, pct: int, count: int) -> list[SliceSpec]:
@@ -326,7 +327,7 @@ def daemon_of_another_user(folder: Path, gpu: GpuFacts) -> MpsControl:
 
 
 @pytest.mark.parametrize("begin", [daemon_that_gives_less, daemon_of_another_user])
-def test_under_a_strange_daemon_a_slice_has_its_share_or_is_refused(
+def test_under_a_strange_daemon_a_slice_is_refused(
     gpu: GpuFacts, monkeypatch: pytest.MonkeyPatch, begin: Callable[[Path, GpuFacts], MpsControl]
 ) -> None:
     assert gpu.sm_count is not None
@@ -336,15 +337,12 @@ def test_under_a_strange_daemon_a_slice_has_its_share_or_is_refused(
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.pipe_folder))
         try:
             (spec,) = MpsSlice.plan(40, 1, external=True).slices
-            with MpsSlice(spec) as measured:
-                try:
-                    proof = measured.start()
-                except (HostError, InfrastructureError) as error:
-                    print(f"refused: {error}")
-                else:
-                    print(f"obtained: {proof}")
-                    assert proof.attached is not False
-                    assert proof.sm_count == expected_sms(gpu.sm_count, 40)
+            with (
+                MpsSlice(spec) as measured,
+                pytest.raises((HostError, InfrastructureError)) as refused,
+            ):
+                measured.start()
+            print(f"refused: {refused.value}")
         finally:
             daemon.quit()
 

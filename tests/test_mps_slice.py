@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_mps import FakeMps, left
 from fake_nvml import FakeNvml
@@ -211,6 +213,17 @@ def test_a_hung_kernel_is_a_timeout_and_the_next_build_gets_a_new_runner(
     assert beside.alive
     journal = fake.journal()
     assert journal.index(f"terminate {hung.pid}") < journal.index(f"signal {hung.pid}")
+
+
+def test_a_builds_time_begins_when_it_does_and_not_in_the_queue(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "KNOWN_SECS", 2.0)
+    measured = make(0)
+    measured.start()
+    slow = [build(b"slow")] * 3  # 1 s each
+    results = measured.measure(slow, SEARCH, [1e-6] * len(slow))
+    assert all(isinstance(result, Measurement) for result in results)
 
 
 def test_a_crash_fences_the_gpu_and_the_neighbours_build_is_collateral(
@@ -429,7 +442,9 @@ with actors.Cluster(address=None, run="test", cpus=1, gpus=1) as cluster:
 """
 
 
-def test_no_runner_and_no_daemon_is_left_of_slices_whose_actors_ray_kills(fake: FakeMps) -> None:
+@contextlib.contextmanager
+def cluster_of(fake: FakeMps) -> Iterator[tuple[Child, list[ProcessId]]]:
+    """A driver, and its idle runner, the one in a kernel without end, the daemon and the guard."""
     environment = {"FAKE_MODE": "slice", "FAKE_FACTS": json.dumps(FACTS)}
     arguments = [json.dumps(argument) for argument in (UUID, fake.runner_command, environment)]
     runtime = os.environ["TUNERD_RUNTIME_FOLDER"]
@@ -442,6 +457,11 @@ def test_no_runner_and_no_daemon_is_left_of_slices_whose_actors_ray_kills(fake: 
         folder = gpu_folder(UUID)
         guard = identity(json.loads((folder / "state.json").read_text())["guard"]["pid"])
         (daemon,) = MpsControl(folder / "pipe", folder / "log", UUID).processes()
+        yield driver, [idle, hung, daemon, guard]
+
+
+def test_no_runner_and_no_daemon_is_left_of_slices_whose_actors_ray_kills(fake: FakeMps) -> None:
+    with cluster_of(fake) as (driver, (idle, hung, daemon, guard)):
         kill_actor(driver, "mps-0-0")
         assert left([idle]) == []
         assert all(process.alive for process in (hung, daemon, guard))
@@ -451,6 +471,16 @@ def test_no_runner_and_no_daemon_is_left_of_slices_whose_actors_ray_kills(fake: 
     journal = fake.journal()
     assert f"end {idle.pid}" in journal  # by itself: nothing had to be terminated
     assert journal.index(f"terminate {hung.pid}") < journal.index(f"signal {hung.pid}")
+
+
+@pytest.mark.parametrize("victim", ["driver", "raylet"])
+def test_no_runner_and_no_daemon_is_left_after_a_kill(fake: FakeMps, victim: str) -> None:
+    with cluster_of(fake) as (driver, processes):
+        process = psutil.Process(driver.process.pid)
+        if victim == "raylet":
+            (process,) = (p for p in process.children(recursive=True) if p.name() == "raylet")
+        process.kill()
+        assert left(processes) == []
 
 
 def kill_actor(driver: Child, slice_id: str) -> None:

@@ -65,14 +65,10 @@ from tunerd.workshop import Workshop
 
 Result = Measurement | Failure
 _SAMPLES = 10  # of each artifact in a round
-CELL = Profile(
-    "matrix-v1",
-    min_samples=_SAMPLES,
-    max_samples=_SAMPLES,
-    min_sample_secs=0.03,
-    max_total_secs=600.0,  # all of them, or there are no pairs
-    hopeless_after=_SAMPLES,
-)
+# With samples of 2 and 30 ms finalists and rounds were over half of what six shares cost in time on
+# slices (results/h200-claims).
+_CONTEST_SAMPLE_SECS = {"cold": 0.0005, "warm": 0.002}
+_CELL_SAMPLE_SECS = {"cuda": 0.01, "llvm": 0.03}
 
 
 @dataclass(frozen=True)
@@ -130,7 +126,7 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
             workshop.end_cluster()
             work.contests(builds, planned.target)
             work.artifacts(kernels, planned.target)
-            work.cells()
+            work.cells(planned.target)
         return kept
 
 
@@ -323,9 +319,10 @@ class _Matrix:
         levels = self._finalists.values()
         return {c.candidate_id: c for level in levels for of in level.values() for c in of}
 
-    def cells(self) -> None:
+    def cells(self, target: TargetSpec) -> None:
         """Run every artifact at every share, in rounds."""
         asked, kept = self._asked, self._kept
+        profile = cell_profile(target)
         done = {(line.round, line.run_at) for line in kept.of(CellDone)}
         rows = (DEFAULT, *asked.shares)
         for number in range(asked.rounds):
@@ -336,14 +333,16 @@ class _Matrix:
                 for pct in todo:
                     self._go_on(f"every model at {pct}%, round {number + 1} of {asked.rounds}")
                     order = random.Random(f"{asked.base.seed} {number} {pct}")
-                    self._cell(number, *slices[pct], order.sample(rows, len(rows)))
+                    self._cell(number, *slices[pct], order.sample(rows, len(rows)), profile)
 
-    def _cell(self, number: int, one: Worked, proof: CapProof, rows: Sequence[int]) -> None:
+    def _cell(
+        self, number: int, one: Worked, proof: CapProof, rows: Sequence[int], profile: Profile
+    ) -> None:
         """Run the artifacts of `rows` in turns at a slice's share."""
         pct = one.spec.pct
         self._require_same_share(pct, proof)
         paths = [str(self._kept.artifact(self._asked.name(row))) for row in rows]
-        results = _final(lambda: one.compare_models(paths, CELL))
+        results = _final(lambda: one.compare_models(paths, profile))
         times = []
         for row, result in zip(rows, results, strict=True):
             if isinstance(result, Failure):
@@ -433,10 +432,22 @@ def contest_profile(l2: str) -> Profile:
     """Return how finalists are measured: 20 samples, which choose a winner; half of them judge."""
     return replace(
         final_profile(l2),
-        name=f"matrix-kernels-v2-{l2}",
+        name=f"matrix-kernels-v3-{l2}",
         max_samples=20,
-        min_sample_secs=0.002,
+        min_sample_secs=_CONTEST_SAMPLE_SECS[l2],
         max_total_secs=1.0,
+    )
+
+
+def cell_profile(target: TargetSpec) -> Profile:
+    """Return how whole models are measured in a round: ten samples of each, in turns."""
+    return Profile(
+        "matrix-v2",
+        min_samples=_SAMPLES,
+        max_samples=_SAMPLES,
+        min_sample_secs=_CELL_SAMPLE_SECS[target.kind],
+        max_total_secs=600.0,  # all of them, or there are no pairs
+        hopeless_after=_SAMPLES,
     )
 
 
