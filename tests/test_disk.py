@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -15,6 +17,7 @@ from tune_process import Run
 from tunerd import disk
 from tunerd.build import build_candidate
 from tunerd.errors import DiskError, ExitCode
+from tunerd.records import Store
 from tunerd.vocabulary import Failure
 
 
@@ -63,3 +66,41 @@ def test_a_run_whose_runners_cannot_write_ends_and_goes_on_with_room(tmp_path: P
     code, _, said = run.end()
     assert code < 10, said
     assert not any(isinstance(r.result, Failure) for r in run.records())
+
+
+# The program, whose disk is full when the manifest of a model is written.
+_FULL = """
+import errno, os
+from tunerd.artifacts import artifact
+from tunerd.cli import main
+def full(path, value):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+artifact.write_json = full
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_without_room_for_its_model_ends_without_one_and_goes_on_with_room(
+    tmp_path: Path,
+) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    out = tmp_path / "run"
+    options = ["tune", str(tmp_path / "net.onnx"), "--cpu-pct", "100", "--trials", "4"]
+    options += ["--slice", "simulated", "--out", str(out)]
+    full = subprocess.run(
+        [sys.executable, "-c", _FULL, *options], capture_output=True, text=True, check=False
+    )
+    assert full.returncode == ExitCode.DISK_FULL, full.stderr
+    assert "manifest.json cannot be written: No space left on device; make room" in full.stderr
+    assert not (out / "artifact").exists()
+    assert not (out / "trials").exists()
+    with Store.read(out) as store:
+        before = {r.trial_id: r.result for r in store.records()}
+    again = subprocess.run(
+        [sys.executable, "-m", "tunerd", *options], capture_output=True, text=True, check=False
+    )
+    assert again.returncode < ExitCode.BAD_INPUT, again.stderr
+    assert (out / "artifact" / "manifest.json").is_file()
+    with Store.read(out) as store:
+        assert {r.trial_id: r.result for r in store.records()} == before
