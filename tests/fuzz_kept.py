@@ -1,25 +1,47 @@
-"""What a run or a matrix reads of earlier ones, with changes: lessons of a run, kept builds."""
+"""What a run, a matrix or a profile reads of earlier ones, with changes."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from build_fixtures import LLVM, conv_task, matmul_task
 from fuzz_mutations import changed_bytes, changed_json, changed_stores
 from hypothesis import strategies as st
+from matrix_samples import FAILED, measured
 
 from tunerd.errors import TunerdError
-from tunerd.matrix.kept import Kept
+from tunerd.matrix.claims import DEFAULT
+from tunerd.matrix.done import (
+    ArtifactDone,
+    CellDone,
+    ContestDone,
+    Done,
+    LevelDone,
+    ModelTimes,
+    StageDone,
+    line_of,
+)
+from tunerd.matrix.kept import Kept, read
+from tunerd.matrix.levels import Cost
+from tunerd.matrix.result import result_from, whole_rounds
+from tunerd.outcome import Correctness, Verification
 from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME
+from tunerd.report.matrix_page import matrix_page
 from tunerd.search import Searcher
+from tunerd.shares.curve import Curve, Visit, curves, knee
+from tunerd.shares.folder import samples_of
 from tunerd.vocabulary import (
     Build,
     Candidate,
+    CapProof,
     Failure,
     Kind,
     Measurement,
@@ -27,6 +49,7 @@ from tunerd.vocabulary import (
     Stage,
     Task,
     TensorSpec,
+    to_json,
 )
 from tunerd.warm_start import read_warm_starts
 
@@ -122,6 +145,69 @@ def read_build(content: bytes, folder: Path) -> None:
         assert all(isinstance(size, int) for arg in found.args for size in arg.shape)
         assert all(0 <= i < len(found.args) for i in found.weight_args)
         assert _saved(folder, found).build_of(_CANDIDATE) == found
+
+
+# --- lines -------------------------------------------------------------------------------------
+
+_PROOF = CapProof("cpu-0-0", "CPU", 1, 2, "affinity", True)
+_SHARES = (50, 100)
+
+
+def _line_inputs(lines: Sequence[str]) -> st.SearchStrategy[bytes]:
+    def joined(values: Any) -> bytes:
+        if not isinstance(values, list):
+            return json.dumps(values).encode()
+        return b"".join(json.dumps(value).encode() + b"\n" for value in values)
+
+    told = changed_json([json.loads(line) for line in lines]).map(joined)
+    return st.one_of(told, told, told, changed_bytes(["\n".join((*lines, "")).encode()]))
+
+
+def matrix_inputs(_: Path) -> st.SearchStrategy[bytes]:
+    """done.jsonl of a matrix with a round."""
+    cost = Cost(2.0, 1.0, 0.5)
+    one = measured(1e-3)
+    right = Verification(Correctness.RIGHT, 3, 1e-3, 1e-5, 0.1, "")
+    models = tuple(ModelTimes(**vars(one), tuned_at=pct) for pct in (DEFAULT, *_SHARES))
+    results = {"d": one, "c": measured(5e-4), "f": FAILED}
+    done: list[Done] = [LevelDone(pct, (), 20, cost, cost) for pct in _SHARES]
+    done += [ContestDone(pct, "t", "c", "d", results, _PROOF, 7.0) for pct in _SHARES]
+    done += [ArtifactDone(pct, right) for pct in (DEFAULT, *_SHARES)]
+    done += [CellDone(0, pct, models, _PROOF, 7.0) for pct in _SHARES]
+    return _line_inputs([*map(line_of, done), line_of(StageDone("rounds", cost))])
+
+
+def read_matrix(content: bytes, folder: Path) -> None:
+    """Sum up what is there of a matrix."""
+    (folder / "done.jsonl").write_bytes(content)
+    asked = {"shares": list(_SHARES), "model": {"name": "net"}, "unit": "cpu"}
+    asked["settings"] = {"seed": 0}
+    with contextlib.suppress(TunerdError):
+        kept = read(folder)
+        if whole_rounds(kept, set(_SHARES)):
+            matrix_page(result_from(kept, {"t": "conv"}, asked))
+
+
+def profile_inputs(_: Path) -> st.SearchStrategy[bytes]:
+    """samples.jsonl of a profile with two shares."""
+    lines = [json.dumps({"proof": to_json(_PROOF), "pct": pct}) for pct in _SHARES]
+    for number in range(3):
+        for pct in _SHARES:
+            times = tuple(0.1 / pct + 1e-5 * i for i in range(9))
+            visit = Visit(number + 1, pct, pct, 1, times, sum(times))
+            lines.append(json.dumps({"visit": to_json(visit), "conditions": None}))
+    return _line_inputs(lines)
+
+
+def read_profile(content: bytes, folder: Path) -> None:
+    """Find the knee of each curve that is there."""
+    found: tuple[Curve, ...] = ()
+    with contextlib.suppress(TunerdError):
+        samples = samples_of(content, folder / "samples.jsonl")
+        with contextlib.suppress(ValueError):  # there are no two shares
+            found = curves(samples.visits)
+        for curve in found:
+            knee(curve, 0.1)
 
 
 def _saved(folder: Path, build: Build) -> Kept:

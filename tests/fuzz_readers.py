@@ -21,7 +21,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 from artifact_fixtures import tiny_artifact
-from fuzz_kept import build_inputs, lesson_inputs, read_build, read_lessons
+from fuzz_kept import (
+    build_inputs,
+    lesson_inputs,
+    matrix_inputs,
+    profile_inputs,
+    read_build,
+    read_lessons,
+    read_matrix,
+    read_profile,
+)
 from fuzz_mutations import (
     FLOATS,
     INTEGERS,
@@ -436,6 +445,8 @@ READERS = {
     "archive": Reader(_archive_inputs, _read_archive),
     "lessons": Reader(lesson_inputs, read_lessons),
     "builds": Reader(build_inputs, read_build),
+    "matrix": Reader(matrix_inputs, read_matrix),
+    "profile": Reader(profile_inputs, read_profile),
     "recipe": Reader(_recipe_inputs, _read_recipe),
     "flags": Reader(lambda _: _command_lines(), _read_command_line),
 }

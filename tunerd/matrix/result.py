@@ -8,6 +8,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
+from tunerd.errors import FolderError
 from tunerd.matrix.changes import Change, change
 from tunerd.matrix.claims import DEFAULT, Answer, Findings, findings
 from tunerd.matrix.done import ArtifactDone, CellDone, ContestDone, LevelDone, StageDone
@@ -119,7 +120,9 @@ class MatrixResult:
 
 
 def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> MatrixResult:
-    """Sum up the whole rounds of a matrix; ValueError where there is none.
+    """Sum up the whole rounds of a matrix.
+
+    Raises FolderError where there is none, or what is kept lacks a level or a cell.
 
     Args:
         names: of tasks, by id.
@@ -134,6 +137,13 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
             if result.conditions.sm_clock_mhz is not None:
                 clocks.append(result.conditions.sm_clock_mhz)
     levels = list(kept.of(LevelDone))
+    try:
+        if missing := set(asked["shares"]) - {x.pct for x in levels}:
+            raise ValueError(f"the matrix lacks the levels {sorted(missing)}")
+        found = findings(samples, seed=asked["settings"]["seed"])
+    except ValueError as error:
+        path = kept.root / "done.jsonl"
+        raise FolderError(f"{path} is damaged: {error}; name a new folder") from None
     return MatrixResult(
         model=asked["model"]["name"],
         device=cells[0].proof.device if cells else "",
@@ -142,7 +152,7 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
         rounds=len({line.round for line in cells}),
         trials={x.pct: x.trials for x in levels},
         learns_from={x.pct: list(x.learns_from) for x in levels},
-        findings=findings(samples, seed=asked["settings"]["seed"]),
+        findings=found,
         changes=changes_of(kept.of(ContestDone)),
         names=names,
         costs=costs_of(kept),
