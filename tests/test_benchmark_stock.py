@@ -122,6 +122,13 @@ def test_the_best_are_also_compared_after_equally_many_trials_of_each_task(
     assert pair["equal_stock_secs"] == pytest.approx(2 * 4e-3 + 2e-3)
     assert pair["equal_tunerd_secs"] == pytest.approx(2 * 2e-3 + 3e-3)
     assert pair["equal_ratio"] == pytest.approx(10 / 7)
+    assert pair["equal_again_ratio"] is None  # nobody has looked
+    name = "tunerd-0, equal trials"
+    assert set(summary.bests_in([short, TUNERD])) == {"stock-0", "tunerd-0", name}
+    found = second_look(**{"stock-0": 3e-3, "tunerd-0": 1e-3, name: 2e-3})
+    (pair,) = summary.summarize([short, TUNERD], WEIGHTS, found)["pairs"]
+    assert pair["equal_again_ratio"] == pytest.approx(1.5)
+    assert pair["latency_ratio"] == pytest.approx(3.0)
 
 
 def test_the_second_look_decides_the_final_latency(summary: ModuleType) -> None:
