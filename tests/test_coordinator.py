@@ -30,6 +30,7 @@ from tunerd.coordination.events import (
     Propose,
     Proposed,
     StopRequested,
+    StoreBuilt,
     StoreEnded,
     StoreProposed,
     Tick,
@@ -459,6 +460,25 @@ def test_a_candidate_that_two_islands_propose_is_built_once() -> None:
     building = [c for i in of_type(BuildThem, out) for c in i.candidates]
     assert stored == list(shared)
     assert sorted(building, key=lambda c: c.trace_json) == list(shared)
+
+
+def test_what_was_built_before_for_the_target_is_measured_without_a_build() -> None:
+    lent = [default_candidate(CONV), candidate(CONV, 1)]
+    known = {c.candidate_id: build(c) for c in lent}
+    coordinator = Coordinator([CONV], Limits(trials=2), known=known)
+    out = coordinator.start([default_candidate(CONV)])
+    assert out == [
+        StoreProposed((default_candidate(CONV),)),
+        StoreBuilt((known[default_candidate(CONV).candidate_id],)),
+    ]
+    (first,) = of_type(Measure, coordinator.handle(WorkerJoined("slice-0", "slice")))
+    assert [b.candidate for b in first.builds] == [default_candidate(CONV)]
+    coordinator.handle(WorkerJoined("tuner-0", "tuner"))
+    coordinator.handle(MeasurementsEnded("slice-0", ((default_candidate(CONV), measured(1e-3)),)))
+    out = coordinator.handle(Proposed("tuner-0", CONV.task_id, candidates(CONV, [0, 1]), False))
+    assert of_type(BuildThem, out) == [BuildThem("tuner-0", (candidate(CONV, 0),))]
+    (second,) = of_type(Measure, out)
+    assert [b.candidate for b in second.builds] == [candidate(CONV, 1)]
 
 
 def test_a_failed_build_ends_its_trial() -> None:

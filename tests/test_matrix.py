@@ -196,6 +196,30 @@ def test_a_matrix_that_is_interrupted_goes_on_and_measures_nothing_twice(tmp_pat
 
 
 @pytest.mark.slow
+def test_a_level_builds_nothing_that_an_earlier_one_keeps_for_the_same_target(
+    tmp_path: Path,
+) -> None:
+    model, out = tmp_path / "net.onnx", tmp_path / "m"
+    onnx.save(conv_net(), model)
+    flags = ("--shares", "50,100", "--trials", "20", "--rounds", "1", "--slice", "simulated")
+    ended = subprocess.run(
+        [*command(model, out, *flags), "--json"], capture_output=True, text=True, env=environment()
+    )
+    assert ended.returncode == 0, ended.stderr
+    first, later = (_build_secs(out / "levels" / f"gpu{pct}") for pct in (50, 100))
+    defaults = {i for i, (origin, _) in later.items() if origin is Origin.DEFAULT}
+    assert defaults
+    assert all(later[i] == first[i] for i in defaults)  # to the last digit: it is one build
+    assert any(later[i] == first[i] for i in (later.keys() & first.keys()) - defaults)
+
+
+def _build_secs(level: Path) -> dict[str, tuple[Origin, float | None]]:
+    with Store.read(level) as store:
+        found = [(r.candidate, r.build_secs) for r in store.records()]
+    return {c.candidate_id: (c.origin, secs) for c, secs in found}
+
+
+@pytest.mark.slow
 @needs_two_cores
 def test_independent_shares_have_all_trials_and_their_own_kernels(tmp_path: Path) -> None:
     model, out = tmp_path / "net.onnx", tmp_path / "m"

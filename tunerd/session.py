@@ -269,7 +269,8 @@ class _Session:
             self._store.save_proof(proof)
             self._telemetry.proved(proof)
         self._tasks = self._to_search(kernels.tasks)
-        self._coordinator = Coordinator(self._tasks, limits)
+        known = self._place.workshop.builds(self._layout.target)
+        self._coordinator = Coordinator(self._tasks, limits, known=known)
         ended, unfinished, suspects = self._ledger.take_over({t.task_id for t in self._tasks})
         self._coordinator.restore(ended, unfinished, suspects)
         if ended:

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 
 from tunerd.coordination.build_queue import BuildQueue
 from tunerd.coordination.events import (
@@ -77,7 +78,14 @@ class Limits:
 class Coordinator:
     """The state machine of one run. What `handle` returns is its only way out."""
 
-    def __init__(self, tasks: Sequence[Task], limits: Limits) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        limits: Limits,
+        *,
+        known: Mapping[str, Build] = MappingProxyType({}),
+    ) -> None:
+        """Args: known: builds of earlier searches for the same target, by their candidates' ids."""
         kept = min(KEPT_MOST, max(_KEPT_LEAST, _KEPT_IN_ALL // max(1, len(tasks))))
         self.tasks = {
             t.task_id: TaskState(t, limits.trials_per_task, results=Results(kept)) for t in tasks
@@ -93,6 +101,7 @@ class Coordinator:
         self._stop = ""
         self._unbuilt = BuildQueue()
         self._built: deque[Build] = deque()
+        self._known = known
         self._suspects = Suspects(self._roster)
         self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
         self._elapsed_secs = 0.0
@@ -135,8 +144,11 @@ class Coordinator:
         """Propose the default schedules that have not been measured yet, heaviest tasks first."""
         fresh = [c for c in defaults if self._open(c)]
         fresh.sort(key=lambda c: -self._work(c.task_id))
-        self._unbuilt.add_first(fresh)
-        return [StoreProposed(tuple(fresh))] if fresh else []
+        if not fresh:
+            return []
+        out: list[Instruction] = [StoreProposed(tuple(fresh))]
+        self._unbuilt.add_first(self._not_known(fresh, out))
+        return out
 
     # --- figures for the progress display ------------------------------------------------------
 
@@ -205,9 +217,9 @@ class Coordinator:
         if state.best_secs is not None:  # of the batches before this one
             state.best_after_batch.append(state.reference_secs)
         fresh = tuple(c for c in candidates if self._open(c))
-        self._unbuilt.add(fresh, worker_id)
         if fresh:
             out.append(StoreProposed(fresh))
+        self._unbuilt.add(self._not_known(fresh, out), worker_id)
 
     def _builds_ended(
         self,
@@ -221,18 +233,26 @@ class Coordinator:
             return
         builds = tuple(r for _, r in results if isinstance(r, Build))
         failures = tuple((c, r) for c, r in results if isinstance(r, Failure))
-        if builds:
-            out.append(StoreBuilt(builds))
-        # Defaults first: the gain of their tasks is a guess until they are measured.
-        for build in builds:
-            if self._suspects.take(build):
-                continue
-            if build.candidate.origin is Origin.DEFAULT:
-                self._built.appendleft(build)
-            else:
-                self._built.append(build)
+        self._take_builds(builds, out)
         if failures:
             self._store_results(failures, out)
+
+    def _not_known(
+        self, candidates: Sequence[Candidate], out: list[Instruction]
+    ) -> list[Candidate]:
+        """Take the builds of candidates that are known, and return the others."""
+        builds = (self._known.get(c.candidate_id) for c in candidates)
+        self._take_builds(tuple(b for b in builds if b is not None), out)
+        return [c for c in candidates if c.candidate_id not in self._known]
+
+    def _take_builds(self, builds: tuple[Build, ...], out: list[Instruction]) -> None:
+        if builds:
+            out.append(StoreBuilt(builds))
+        ready = [build for build in builds if not self._suspects.take(build)]
+        # Defaults first: the gain of their tasks is a guess until they are measured.
+        defaults = [b for b in ready if b.candidate.origin is Origin.DEFAULT]
+        self._built.extendleft(reversed(defaults))
+        self._built.extend(b for b in ready if b.candidate.origin is not Origin.DEFAULT)
 
     def _measurements_ended(
         self,

@@ -43,8 +43,11 @@ class Visit:
     worked_secs: float  # from the first's start to the last's end
 
     def __post_init__(self) -> None:
-        if not self.run_secs or not all(0 < s < math.inf for s in self.run_secs):
+        secs = (*self.run_secs, self.worked_secs)
+        if not self.run_secs or not all(0 < s < math.inf for s in secs):
             raise ValueError(f"a visit at {self.pct}% holds no times, or one that is none")
+        if min(self.sm_count, self.batch) < 1:
+            raise ValueError(f"a visit at {self.pct}% has no SMs or cores, or no batch")
 
 
 @dataclass(frozen=True)

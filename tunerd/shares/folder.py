@@ -116,7 +116,8 @@ def samples_of(content: bytes, path: Path) -> Samples:
         try:
             entry = json.loads(line)
             if "proof" in entry:
-                proofs[int(entry["pct"])] = typed.of_kind(CapProof, entry["proof"])
+                pct = typed.of_kind(int, entry["pct"])
+                proofs[pct] = typed.of_kind(CapProof, entry["proof"])
             else:
                 visits.append(typed.of_kind(Visit, entry["visit"]))
         except (ValueError, TypeError, KeyError, LookupError) as error:
