@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from types import MappingProxyType
 
 from tunerd.coordination.build_queue import BuildQueue
 from tunerd.coordination.events import (
@@ -83,7 +82,7 @@ class Coordinator:
         tasks: Sequence[Task],
         limits: Limits,
         *,
-        known: Mapping[str, Build] = MappingProxyType({}),
+        known: Mapping[str, Build] | None = None,
     ) -> None:
         """Args: known: builds of earlier searches for the same target, by their candidates' ids."""
         kept = min(KEPT_MOST, max(_KEPT_LEAST, _KEPT_IN_ALL // max(1, len(tasks))))
@@ -101,7 +100,7 @@ class Coordinator:
         self._stop = ""
         self._unbuilt = BuildQueue()
         self._built: deque[Build] = deque()
-        self._known = known
+        self._known = known or {}
         self._suspects = Suspects(self._roster)
         self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
         self._elapsed_secs = 0.0
