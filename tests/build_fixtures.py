@@ -130,6 +130,14 @@ def doubling(target: TargetSpec, name: str = "doubling") -> Build:
     return named(task_of([data, twice], target), name)
 
 
+# Lines of CUDA that make a kernel fault, for `faulty_compiler`.
+FAULTS = {
+    "illegal address": "*(volatile int*)0x10 = 1;",
+    "misaligned access": "*(volatile int*)((char*)POINTER + 1) = 1;",
+    "trap": 'asm volatile("trap;");',
+}
+
+
 @contextlib.contextmanager
 def faulty_compiler(line: str) -> Iterator[None]:
     """Put a line of CUDA at the beginning of each kernel that is compiled meanwhile.

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from build_fixtures import doubling, faulty_compiler, suicide
+from build_fixtures import FAULTS, doubling, faulty_compiler, suicide
 
 from tunerd.tuner import Tuner
 from tunerd.vocabulary import Build, Candidate, Failure, Origin, TargetSpec, Task
 
-FAULT = 'asm volatile("trap;");'
 ONE_IN = "FAULTY_ONE_IN"
+KIND = "FAULTY_KIND"
 
 build_as_it_is, warm_up_as_it_is = Tuner._build, Tuner.warm_up
 
@@ -31,10 +31,10 @@ def is_faulty(candidate: Candidate, one_in: int) -> bool:
 
 @functools.cache
 def faulty(target: TargetSpec) -> Build:
-    """Build a kernel that traps on a GPU, or ends its process on cores."""
+    """Build a kernel with the fault that FAULTY_KIND names, on cores one that ends its process."""
     if not target.is_cuda:
         return suicide(target, signal.SIGSEGV)
-    with faulty_compiler(FAULT):
+    with faulty_compiler(FAULTS[os.environ[KIND]]):
         return doubling(target, "fault")
 
 

@@ -7,7 +7,7 @@ of slices.
 
     event                         instructions it may cause
     WorkerJoined, WorkerLost      Propose, BuildThem, Measure, Finish
-    Proposed                      Store(proposed), Propose, BuildThem
+    Proposed                      Store(proposed), Propose, BuildThem, Measure
     BuildsEnded                   Store(failed), Measure, Propose, BuildThem
     MeasurementsEnded             Store(measured or failed), Measure, Propose, BuildThem, Finish
     SpotChecked                   Store(spot check), Measure, Propose, BuildThem, Finish

@@ -2,8 +2,8 @@
 
 The first level is a whole `tunerd tune`; it is what one level costs. Each later one only searches,
 with a part of the trials: it starts from what the nearest levels have found, whose best kernels
-are proposed, built anew and measured first, and every level's finalists are measured at its share
-afterwards anyway. Independent levels learn nothing from one another, and have all trials each.
+are proposed and measured first, and every level's finalists are measured at its share afterwards
+anyway. Independent levels learn nothing from one another, and have all trials each.
 """
 
 from __future__ import annotations
