@@ -14,7 +14,7 @@ from typing import Any
 from build_fixtures import LLVM, conv_task, matmul_task
 from fuzz_mutations import changed_bytes, changed_json, changed_stores
 from hypothesis import strategies as st
-from matrix_samples import FAILED, measured
+from matrix_samples import FAILED, PROOF, RIGHT, measured
 
 from tunerd.errors import TunerdError
 from tunerd.matrix.claims import DEFAULT
@@ -31,7 +31,6 @@ from tunerd.matrix.done import (
 from tunerd.matrix.kept import Kept, read
 from tunerd.matrix.levels import Cost
 from tunerd.matrix.result import result_from, whole_rounds
-from tunerd.outcome import Correctness, Verification
 from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME
 from tunerd.report.matrix_page import matrix_page
@@ -41,7 +40,6 @@ from tunerd.shares.folder import samples_of
 from tunerd.vocabulary import (
     Build,
     Candidate,
-    CapProof,
     Failure,
     Kind,
     Measurement,
@@ -149,7 +147,6 @@ def read_build(content: bytes, folder: Path) -> None:
 
 # --- lines -------------------------------------------------------------------------------------
 
-_PROOF = CapProof("cpu-0-0", "CPU", 1, 2, "affinity", True)
 _SHARES = (50, 100)
 
 
@@ -167,13 +164,12 @@ def matrix_inputs(_: Path) -> st.SearchStrategy[bytes]:
     """done.jsonl of a matrix with a round."""
     cost = Cost(2.0, 1.0, 0.5)
     one = measured(1e-3)
-    right = Verification(Correctness.RIGHT, 3, 1e-3, 1e-5, 0.1, "")
     models = tuple(ModelTimes(**vars(one), tuned_at=pct) for pct in (DEFAULT, *_SHARES))
     results = {"d": one, "c": measured(5e-4), "f": FAILED}
     done: list[Done] = [LevelDone(pct, (), 20, cost, cost) for pct in _SHARES]
-    done += [ContestDone(pct, "t", "c", "d", results, _PROOF, 7.0) for pct in _SHARES]
-    done += [ArtifactDone(pct, right) for pct in (DEFAULT, *_SHARES)]
-    done += [CellDone(0, pct, models, _PROOF, 7.0) for pct in _SHARES]
+    done += [ContestDone(pct, "t", "c", "d", results, PROOF, 7.0) for pct in _SHARES]
+    done += [ArtifactDone(pct, RIGHT) for pct in (DEFAULT, *_SHARES)]
+    done += [CellDone(0, pct, models, PROOF, 7.0) for pct in _SHARES]
     return _line_inputs([*map(line_of, done), line_of(StageDone("rounds", cost))])
 
 
@@ -190,7 +186,7 @@ def read_matrix(content: bytes, folder: Path) -> None:
 
 def profile_inputs(_: Path) -> st.SearchStrategy[bytes]:
     """samples.jsonl of a profile with two shares."""
-    lines = [json.dumps({"proof": to_json(_PROOF), "pct": pct}) for pct in _SHARES]
+    lines = [json.dumps({"proof": to_json(PROOF), "pct": pct}) for pct in _SHARES]
     for number in range(3):
         for pct in _SHARES:
             times = tuple(0.1 / pct + 1e-5 * i for i in range(9))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tunerd.matrix.claims import Answer, Findings
-from tunerd.vocabulary import Conditions, Failure, Kind, Measurement, Stage
+from tunerd.outcome import Correctness, Verification
+from tunerd.vocabulary import CapProof, Conditions, Failure, Kind, Measurement, Stage
 
 SHARES = (10, 40, 100)
 Cells = dict[tuple[int, int], list[list[float]]]
@@ -37,4 +38,6 @@ def measured(secs: float) -> Measurement:
     return Measurement(tuple(noisy(secs)), 1, "p", "cpu-0-0", 1, Conditions(sm_clock_mhz=1980))
 
 
+PROOF = CapProof("cpu-0-0", "CPU", 1, 2, "affinity", True)
+RIGHT = Verification(Correctness.RIGHT, 3, 1e-3, 1e-5, 0.1, "")
 FAILED = Failure(Stage.RUN, Kind.CRASH, "gone")

@@ -465,7 +465,7 @@ def test_a_candidate_that_two_islands_propose_is_built_once() -> None:
 def test_what_was_built_before_for_the_target_is_measured_without_a_build() -> None:
     lent = [default_candidate(CONV), candidate(CONV, 1)]
     known = {c.candidate_id: build(c) for c in lent}
-    coordinator = Coordinator([CONV], Limits(trials=2), known=known)
+    coordinator = Coordinator([CONV], Limits(trials=2), known=lambda c: known.get(c.candidate_id))
     out = coordinator.start([default_candidate(CONV)])
     assert out == [
         StoreProposed((default_candidate(CONV),)),

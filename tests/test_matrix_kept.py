@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matrix_samples import FAILED, measured
+from matrix_samples import FAILED, PROOF, RIGHT, measured
 from test_records import FACTS
 
 from tunerd.cli.matrix import shares_of
@@ -33,14 +33,12 @@ from tunerd.matrix.done import (
 from tunerd.matrix.kept import Kept, opened, read
 from tunerd.matrix.levels import UNKNOWN, Cost, cost_of, levels_of, settings_of
 from tunerd.matrix.result import Times, costs_of
-from tunerd.outcome import Correctness, Verification
 from tunerd.records import Store
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import (
     Activity,
     Build,
     Candidate,
-    CapProof,
     Failure,
     Kind,
     Origin,
@@ -50,9 +48,6 @@ from tunerd.vocabulary import (
     Stage,
     TensorSpec,
 )
-
-PROOF = CapProof("cpu-0-0", "CPU", 1, 2, "affinity", True)
-RIGHT = Verification(Correctness.RIGHT, 3, 1e-3, 1e-5, 0.1, "")
 
 
 def secs(value: float) -> Cost:

@@ -329,28 +329,26 @@ def test_no_variable_is_set_while_the_model_is_lowered(make_run: MakeRun) -> Non
     assert seen["meanwhile"] == []
 
 
-# The program, with simulated slices of which the first so many fault at each candidate.
+# The program, with simulated slices of which the first faults at each candidate.
 _FAULTY = """
-import dataclasses, sys
+import dataclasses
 from tunerd.cli import main
 from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice
-plan, faulty = SimulatedSlice.plan, int(sys.argv.pop(1))
-def with_faults(*asked, **more):
+plan = SimulatedSlice.plan
+def faulty(*asked, **more):
     found = plan(*asked, **more)
-    environment = ((FAULTS_VARIABLE, "crash:1"),)
-    bad = [dataclasses.replace(s, environment=environment) for s in found.slices[:faulty]]
-    return dataclasses.replace(found, slices=(*bad, *found.slices[faulty:]))
-SimulatedSlice.plan = with_faults
+    first, *others = found.slices
+    first = dataclasses.replace(first, environment=((FAULTS_VARIABLE, "crash:1"),))
+    return dataclasses.replace(found, slices=(first, *others))
+SimulatedSlice.plan = faulty
 main()
 """
 
 
-def with_faulty_slices(
-    number: int, model: Path, out: Path, *flags: str
-) -> subprocess.CompletedProcess[str]:
+def with_a_faulty_slice(model: Path, out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     options = ["--slice", "simulated", "--trials", "200", "--out", str(out), *flags]
     return subprocess.run(
-        [sys.executable, "-c", _FAULTY, str(number), "tune", str(model), *options],
+        [sys.executable, "-c", _FAULTY, "tune", str(model), *options],
         capture_output=True,
         text=True,
         check=False,
@@ -359,7 +357,7 @@ def with_faulty_slices(
 
 def test_a_device_on_which_everything_faults_ends_the_run(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = with_faulty_slices(1, model, out, "--cpu-pct", "100")
+    done = with_a_faulty_slice(model, out, "--cpu-pct", "100")
     assert done.returncode == ExitCode.FAULTY_DEVICE, done.stderr
     assert "16 trials more have faulted there than one for every 2" in done.stderr
     with Store.read(out) as store:
@@ -373,7 +371,7 @@ def test_a_run_goes_on_without_a_device_on_which_everything_faults(
     model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    done = with_faulty_slices(1, model, out, "--cpu-pct", "50")
+    done = with_a_faulty_slice(model, out, "--cpu-pct", "50")
     assert done.returncode < ExitCode.BAD_INPUT, done.stderr
     assert "its device is left alone" in done.stderr
     assert (out / "artifact" / "manifest.json").is_file()

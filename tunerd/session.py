@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -269,7 +270,7 @@ class _Session:
             self._store.save_proof(proof)
             self._telemetry.proved(proof)
         self._tasks = self._to_search(kernels.tasks)
-        known = self._place.workshop.builds(self._layout.target)
+        known = functools.partial(self._place.workshop.build_of, self._layout.target)
         self._coordinator = Coordinator(self._tasks, limits, known=known)
         ended, unfinished, suspects = self._ledger.take_over({t.task_id for t in self._tasks})
         self._coordinator.restore(ended, unfinished, suspects)

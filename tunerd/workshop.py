@@ -54,10 +54,6 @@ class Workshop:
     def build_of(self, target: TargetSpec, candidate: Candidate) -> Build | None:
         return self._builds.get((target, candidate.candidate_id))
 
-    def builds(self, target: TargetSpec) -> dict[str, Build]:
-        """Return what is kept for a target, by candidates' ids."""
-        return {name: build for (of, name), build in self._builds.items() if of == target}
-
     @contextlib.contextmanager
     def cluster(self, layout: preparation.Layout, *, logs: Path) -> Iterator[Cluster]:
         """Lend the cluster to one session; its slices are closed when that ends."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -82,9 +82,9 @@ class Coordinator:
         tasks: Sequence[Task],
         limits: Limits,
         *,
-        known: Mapping[str, Build] | None = None,
+        known: Callable[[Candidate], Build | None] = lambda _: None,
     ) -> None:
-        """Args: known: builds of earlier searches for the same target, by their candidates' ids."""
+        """Args: known: returns a candidate's build of an earlier search for the same target."""
         kept = min(KEPT_MOST, max(_KEPT_LEAST, _KEPT_IN_ALL // max(1, len(tasks))))
         self.tasks = {
             t.task_id: TaskState(t, limits.trials_per_task, results=Results(kept)) for t in tasks
@@ -100,7 +100,7 @@ class Coordinator:
         self._stop = ""
         self._unbuilt = BuildQueue()
         self._built: deque[Build] = deque()
-        self._known = known or {}
+        self._known = known
         self._suspects = Suspects(self._roster)
         self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
         self._elapsed_secs = 0.0
@@ -240,9 +240,9 @@ class Coordinator:
         self, candidates: Sequence[Candidate], out: list[Instruction]
     ) -> list[Candidate]:
         """Take the builds of candidates that are known, and return the others."""
-        builds = (self._known.get(c.candidate_id) for c in candidates)
-        self._take_builds(tuple(b for b in builds if b is not None), out)
-        return [c for c in candidates if c.candidate_id not in self._known]
+        found = [(c, self._known(c)) for c in candidates]
+        self._take_builds(tuple(b for _, b in found if b is not None), out)
+        return [c for c, b in found if b is None]
 
     def _take_builds(self, builds: tuple[Build, ...], out: list[Instruction]) -> None:
         if builds:
