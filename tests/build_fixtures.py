@@ -145,14 +145,12 @@ def faulty_compiler(line: str) -> Iterator[None]:
     POINTER in the line stands for the kernel's first argument.
     """
 
-    def compile_cubin(source: str, arch: str, *, threads: int = 1) -> Any:
+    def compile_cubin(source: str, arch: str) -> Any:
         head = re.search(r"__global__ void[^{]*?\((?P<first>[^,)]*)[^{]*\{", source)
         assert head is not None, source
         pointer = head["first"].split()[-1].lstrip("*")
         body = line.replace("POINTER", pointer)
-        return cuda._compile_either(
-            source[: head.end()] + body + source[head.end() :], arch, threads
-        )
+        return cuda._compile_either(source[: head.end()] + body + source[head.end() :], arch)
 
     real, cuda.compile_cubin = cuda.compile_cubin, compile_cubin  # type: ignore[assignment]
     try:

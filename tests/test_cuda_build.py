@@ -99,7 +99,7 @@ def test_the_stand_in_headers_make_the_same_machine_code_as_those_of_libcuxx() -
     source = KERNEL.replace("BODY", "x[threadIdx.x] = INFINITY + (float)(int64_t)threadIdx.x;")
     lean = cuda.run_nvrtc(source, "sm_90", headers=cuda.STAND_INS)
     full = cuda.run_nvrtc(source, "sm_90")
-    assert text_section(lean) == text_section(full)
+    assert cuda.machine_code(lean) == cuda.machine_code(full) != {}
 
 
 @needs_nvrtc
@@ -132,6 +132,35 @@ def test_a_source_that_does_not_compile_raises_with_the_log_and_is_tried_again()
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("threads", [1, 2])
+def test_kernels_are_compiled_apart_to_what_they_are_together(threads: int) -> None:
+    source = two_kernels("x[0] = 5.0f;", "x[0] = sqrtf(x[1]);")
+    cubins = cuda.compile_kernels(source, "sm_90", threads=threads)
+    assert list(cubins) == ["first", "second"]
+    together = cuda.machine_code(cuda.run_nvrtc(source, "sm_90", headers=cuda.STAND_INS))
+    apart = [cuda.machine_code(cubin.code) for cubin in cubins.values()]
+    assert [list(code) for code in apart] == [[".text.first"], [".text.second"]]
+    assert apart[0] | apart[1] == together
+
+
+@needs_nvrtc
+def test_a_kernel_of_several_models_is_compiled_once() -> None:
+    one = cuda.compile_kernels(two_kernels("x[0] = 6.0f;", "x[0] = 7.0f;"), "sm_90")
+    other = cuda.compile_kernels(two_kernels("x[0] = 6.0f;", "x[0] = 8.0f;"), "sm_90")
+    assert other["first"] is one["first"]
+    assert other["second"] is not one["second"]
+
+
+@needs_nvrtc
+def test_kernels_that_cannot_be_compiled_apart_are_compiled_together() -> None:
+    between = "__device__ float answer() { return 42.0f; }\n"
+    source = two_kernels("x[0] = 9.0f;", "x[0] = answer();", between=between)
+    cubins = cuda.compile_kernels(source, "sm_90")
+    assert list(cubins) == ["first", "second"]
+    assert cubins["first"] is cubins["second"]
+
+
+@needs_nvrtc
 def test_the_module_by_which_tvm_would_make_a_cuda_context_is_not_used() -> None:
     tvm = build._tvm()
 
@@ -158,19 +187,6 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
     assert build.build_problem(CUDA) == problem
 
 
-def text_section(cubin: bytes) -> bytes:
-    """Return the .text sections of a 64-bit ELF file (elf(5))."""
-    (table,) = struct.unpack_from("<Q", cubin, 0x28)
-    size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count)]
-    names = sections[names_index][4]
-    return b"".join(
-        cubin[offset : offset + length]
-        for name, _type, _flags, _address, offset, length in sections
-        if cubin.startswith(b".text", names + name)
-    )
-
-
 # The top is what TVM's code generator writes for NVRTC, in short.
 KERNEL = """
 #include <cuda/std/cstdint>
@@ -182,3 +198,13 @@ namespace std {
 }
 extern "C" __global__ void kernel(float* x) { BODY }
 """
+
+
+def two_kernels(first: str, second: str, *, between: str = "") -> str:
+    """Return a source of two kernels as TVM's code generator writes it."""
+    head, _, _ = KERNEL.partition('extern "C"')
+    header = 'extern "C" __global__ void __launch_bounds__(64) {}(float* __restrict__ x)'
+    one, other = header.format("first"), header.format("second")
+    return (
+        f"{head}{one};\n{other};\n{one} {{\n  {first}\n}}\n\n{between}{other} {{\n  {second}\n}}\n"
+    )

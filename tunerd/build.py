@@ -8,7 +8,8 @@ TVM makes cubins only beside a GPU driver: what calls its compile callback is th
 libtvm_runtime_cuda.so. Elsewhere it silently embeds CUDA source, to be compiled when the library is
 loaded. That module gives its process a context on the first GPU, 518 MiB on an H200, by the
 cudaSetDevice of its destructor: every tuner would be a tenant of the GPU, outside of MPS. So TVM
-embeds source everywhere, which is compiled here and put into the packed bytes (`_with_cubin`).
+embeds source everywhere, which is compiled here, each kernel by itself, and put into the packed
+bytes (`packed_imports`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import logging
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import tempfile
 import threading
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunerd import cuda, disk
 from tunerd.errors import DiskError, HostError
+from tunerd.packed_imports import with_cubins
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -150,8 +151,8 @@ def export_library(
 ) -> str:
     """Write compiled code as a shared library that loads without a compiler.
 
-    For one kernel, or a whole model, whose CUDA kernels are compiled in so many `threads`. `arch`
-    is the GPU architecture ("sm_90"), None on CPUs. Returns the compiler's name as `Build.compiler`
+    For one task, or a whole model, whose CUDA kernels are compiled in so many `threads`. `arch` is
+    the GPU architecture ("sm_90"), None on CPUs. Returns the compiler's name as `Build.compiler`
     has it.
     """
     compilers = {"llvm" if arch is None else "nvrtc"}
@@ -162,9 +163,9 @@ def export_library(
         blob = _ffi_api.ModulePackImportsToTensor(root).numpy().tobytes()
         for device in root._collect_from_import_tree(lambda m: m.kind == "cuda"):
             source = device.inspect_source("cuda")
-            cubin = cuda.compile_cubin(source, arch or _current_arch(), threads=threads)
-            compilers.add(cubin.compiler)
-            blob = _with_cubin(blob, source.encode(), cubin.code)
+            cubins = cuda.compile_kernels(source, arch or _current_arch(), threads=threads)
+            compilers.update(cubin.compiler for cubin in cubins.values())
+            blob = with_cubins(blob, source.encode(), {n: c.code for n, c in cubins.items()})
         (host, *_) = root._collect_from_import_tree(lambda m: m.kind == "llvm")
         code = _tvm().get_global_func("codegen.codegen_blob")(
             blob, False, host.get_function("_get_target_string")(), prefix
@@ -295,45 +296,6 @@ def _unscheduled(task: Task) -> IRModule:
         while len(_modules) > _CACHED_TASKS:
             _modules.popitem(last=False)
     return mod
-
-
-def _with_cubin(blob: bytes, source: bytes, cubin: bytes) -> bytes:
-    """Replace one CUDA module's source by its cubin in the packed imports of a library.
-
-    The layout (TVM's src/target/codegen.cc and cuda_fallback_module.cc), integers little-endian,
-    strings and vectors with their length as a uint64 before them:
-
-        uint64 size of the rest | vector<int64> import tree | vector<int64> children
-        | per module: string kind | unless kind is "_lib": string bytes
-
-    where the bytes of a CUDA module are: string format | functions | string code.
-    """
-    at = 8
-    for _ in range(2):
-        (length,) = struct.unpack_from("<Q", blob, at)
-        at += 8 + 8 * length
-    parts = [blob[8:at]]
-    while at < len(blob):
-        kind, at = _string(blob, at)
-        parts.append(_packed(kind))
-        if kind == b"_lib":
-            continue
-        body, at = _string(blob, at)
-        head, tail = _packed(b"cuda"), _packed(source)
-        if kind == b"cuda" and body.startswith(head) and body.endswith(tail):
-            body = _packed(b"cubin") + body[len(head) : -len(tail)] + _packed(cubin)
-        parts.append(_packed(body))
-    return _packed(b"".join(parts))
-
-
-def _string(blob: bytes, at: int) -> tuple[bytes, int]:
-    (length,) = struct.unpack_from("<Q", blob, at)
-    end = at + 8 + length
-    return blob[at + 8 : end], end
-
-
-def _packed(data: bytes) -> bytes:
-    return struct.pack("<Q", len(data)) + data
 
 
 @dataclasses.dataclass(frozen=True)

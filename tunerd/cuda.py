@@ -17,11 +17,14 @@ import hashlib
 import importlib.util
 import os
 import platform
+import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+
+from tunerd.cuda_source import kernel_sources
 
 CUDA_MAJOR = 13  # what TVM's CUDA runtime library is linked against (libcudart.so.13)
 _CUDART = f"libcudart.so.{CUDA_MAJOR}"
@@ -189,12 +192,32 @@ def cuda_build_problem() -> str | None:
     )
 
 
-def compile_cubin(source: str, arch: str, *, threads: int = 1) -> Cubin:
-    """Compile what TVM's CUDA code generator wrote for `arch`, such as "sm_90".
+def compile_kernels(source: str, arch: str, *, threads: int = 1) -> dict[str, Cubin]:
+    """Compile what TVM's CUDA code generator wrote for `arch`, such as "sm_90", kernel by kernel.
 
-    Identical sources are compiled once per process, also when threads ask at the same time. NVRTC
-    runs without the GIL; the kernels of one source are optimised in so many `threads` at once.
-    Raises CudaCompileError with NVRTC's log.
+    Returns a cubin for each kernel, by name. A kernel becomes the same machine code as among
+    others (scripts/benchmark_model_compile), in so many `threads` at once, and one that several
+    models have is compiled once. Raises CudaCompileError with NVRTC's log, and ValueError where
+    the source is not of TVM's form.
+    """
+    sources = kernel_sources(source)
+    try:
+        if threads == 1:  # without a pool, whose threads a process waits for when it ends
+            return {name: compile_cubin(each, arch) for name, each in sources.items()}
+        with ThreadPoolExecutor(threads) as pool:
+            cubins = pool.map(lambda each: compile_cubin(each, arch), sources.values())
+            return dict(zip(sources, cubins, strict=True))
+    except CudaCompileError:
+        if len(sources) == 1:
+            raise
+    # A kernel may need more of the source than was left to it.
+    return dict.fromkeys(sources, compile_cubin(source, arch))
+
+
+def compile_cubin(source: str, arch: str) -> Cubin:
+    """Compile a CUDA source; identical ones once per process, also when threads ask at once.
+
+    NVRTC runs without the GIL. Raises CudaCompileError with NVRTC's log.
     """
     lines = "\n".join(line.rstrip() for line in source.splitlines() if line.strip())
     key = hashlib.sha256(f"{arch}\n{lines}".encode()).hexdigest()
@@ -211,7 +234,7 @@ def compile_cubin(source: str, arch: str, *, threads: int = 1) -> Cubin:
     if known is not None:
         return known.result()
     try:
-        cubin = _compile_either(source, arch, threads)
+        cubin = _compile_either(source, arch)
     except BaseException as error:
         with _lock:
             _counts.failed += 1
@@ -225,26 +248,22 @@ def compile_cubin(source: str, arch: str, *, threads: int = 1) -> Cubin:
     return cubin
 
 
-def _compile_either(source: str, arch: str, threads: int) -> Cubin:
+def _compile_either(source: str, arch: str) -> Cubin:
     if not any(name in source for name in _NEEDS_LIBCUXX):
         try:
-            return Cubin(run_nvrtc(source, arch, headers=STAND_INS, threads=threads), "nvrtc")
+            return Cubin(run_nvrtc(source, arch, headers=STAND_INS), "nvrtc")
         except CudaCompileError:
             pass  # the compilation below says whether the headers or the source are to blame
-    return Cubin(run_nvrtc(source, arch, threads=threads), "nvrtc-fallback")
+    return Cubin(run_nvrtc(source, arch), "nvrtc-fallback")
 
 
-def run_nvrtc(
-    source: str, arch: str, *, headers: Mapping[str, str] | None = None, threads: int = 1
-) -> bytes:
+def run_nvrtc(source: str, arch: str, *, headers: Mapping[str, str] | None = None) -> bytes:
     """Compile with TVM's options and return the cubin. `headers` come before those in files."""
     nvrtc = _load(_NVRTC)
     if nvrtc is None:
         raise CudaCompileError(cuda_build_problem() or f"{_NVRTC} does not load")
     options = [f"--gpu-architecture={arch}", *_OPTIONS]
     options += [f"-I{folder}" for folder in _include_folders()]
-    if threads > 1:
-        options.append(f"--split-compile={threads}")
     headers = headers or {}
     # tvm.support.nvcc drops this include too: NVRTC has no host headers.
     text = _PREAMBLE + source.replace("#include <cuda.h>", "")
@@ -268,6 +287,21 @@ def run_nvrtc(
         return _read(nvrtc, "CUBIN", program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def machine_code(cubin: bytes) -> dict[str, bytes]:
+    """Return the .text sections of a cubin by name, to compare what compilations made (elf(5))."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count)]
+    names = sections[names_index][4]
+    found = {}
+    for name_at, _type, _flags, _address, offset, length in sections:
+        start = names + name_at
+        name = cubin[start : cubin.index(b"\0", start)].decode()
+        if name.startswith(".text"):
+            found[name] = cubin[offset : offset + length]
+    return found
 
 
 def _strings(texts: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
