@@ -297,6 +297,25 @@ def test_what_was_under_way_at_a_fault_is_measured_again_alone_on_its_device() -
     assert len(alone) == 2
 
 
+def test_neighbours_are_the_other_slices_at_work_on_the_same_device() -> None:
+    coordinator = Coordinator([CONV], Limits(trials=100))
+    started(coordinator, slices=0)
+    devices = {"slice-0": "gpu-0", "slice-1": "gpu-1", "slice-2": "gpu-0", "slice-3": "gpu-0"}
+    for slice_id, device in devices.items():
+        faults_alone = slice_id == "slice-3"
+        coordinator.handle(WorkerJoined(slice_id, "slice", None, device, faults_alone))
+    coordinator.handle(Proposed("tuner-0", CONV.task_id, candidates(CONV, range(16)), True))
+    out = []
+    while isinstance(building := coordinator.workers["tuner-0"].work, BuildThem):
+        ended = tuple((c, build(c)) for c in building.candidates)
+        out += of_type(Measure, coordinator.handle(BuildsEnded("tuner-0", ended)))
+    neighbours = {work.worker_id: work.neighbours for work in out}
+    assert sorted(neighbours) == sorted(devices)
+    of_gpu_0 = [n for slice_id, n in neighbours.items() if devices[slice_id] == "gpu-0"]
+    assert sorted(of_gpu_0) == [0, 1, 2]  # one began after the other
+    assert neighbours["slice-1"] == 0
+
+
 def test_what_an_earlier_session_lost_at_a_fault_is_measured_alone_in_the_next() -> None:
     coordinator = Coordinator([CONV], Limits(trials=100))
     unfinished = candidates(CONV, range(6))

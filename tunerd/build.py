@@ -306,7 +306,7 @@ class _Linker:
 
 @functools.cache
 def _linker() -> _Linker | None:
-    """Choose the linker itself: a compiler's driver takes 3 to 5 times as long for one object.
+    """Choose the linker itself: a compiler's driver takes 4 to 6 times as long for one object.
 
     Unlike the driver it is told no libraries. The one that matters is libm, as this process has
     loaded it: code that names no version of `expf` would bind to the oldest in glibc, which checks

@@ -108,7 +108,7 @@ class Correctness(StrEnum):
 
 @dataclass(frozen=True)
 class Verification:
-    """Outputs against ONNX Runtime. `worst_error` is max |out - ref| / (atol + rtol |ref|)."""
+    """Outputs against ONNX Runtime. `worst_error` is max |out - ref| / (atol max |ref| + rtol |ref|)."""
 
     verdict: Correctness
     seeds: int
@@ -120,7 +120,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Latency:
-    """End-to-end samples of one way to run the model, interleaved with the others."""
+    """End-to-end samples of a model: tuned and default in turns, ONNX Runtime after both."""
 
     name: str  # "tuned", "default", "onnxruntime"
     run_secs: tuple[float, ...]

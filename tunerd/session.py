@@ -445,6 +445,8 @@ class _Session:
 
 
 def _joining(crew: Crew, worker_id: str) -> ev.WorkerJoined:
-    role = crew.role(worker_id)
-    domain = crew.fault_domain(worker_id) if role == "slice" else None
-    return ev.WorkerJoined(worker_id, role, crew.lane(worker_id), domain)
+    role, lane = crew.role(worker_id), crew.lane(worker_id)
+    if role != "slice":
+        return ev.WorkerJoined(worker_id, role, lane)
+    device, domain = crew.hardware(worker_id), crew.fault_domain(worker_id)
+    return ev.WorkerJoined(worker_id, role, lane, device, faults_alone=domain != device)

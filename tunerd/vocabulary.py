@@ -316,7 +316,7 @@ class Activity(StrEnum):
 class Span:
     """A stretch of one worker's time, as the driver saw it. Seconds since the epoch."""
 
-    worker: str  # "tuner-0", or a slice's id
+    worker: str  # "tuner-0-0", or a slice's id
     activity: Activity
     start: float
     end: float

@@ -171,8 +171,8 @@ def tune(
 ) -> int:
     """Tune MODEL for a share of a device; leave a verified artifact and a report.
 
-    Exit codes: 0 faster, 1 no gain, 2 cannot tell; 10 and more: no artifact. The same command in
-    the same folder goes on where it stopped.
+    Exit codes: 0 faster, 1 no gain, 2 cannot tell; 10 and more: no artifact, or not all that comes
+    after it. The same command in the same folder goes on where it stopped.
     """
     given = dict(locals())  # the flags by name, and nothing else yet
     from tunerd.cluster.ray_job import require_kept

@@ -87,6 +87,11 @@ class Crew:
         """Name the device of a slice for people: a GPU by its UUID."""
         return self._slices[slice_id][0].gpu_uuid or slice_id
 
+    def hardware(self, slice_id: str) -> str:
+        """Name what a slice is a share of: a GPU, or the cores of a machine."""
+        spec, node_id = self._slices[slice_id]
+        return f"{node_id} {spec.gpu_uuid or spec.device_index}"
+
     def fault_domain(self, slice_id: str) -> str:
         """Name what slices share a fault on: a GPU. Slices of cores share nothing."""
         spec, node_id = self._slices[slice_id]

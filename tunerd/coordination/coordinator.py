@@ -5,13 +5,12 @@ instructions that come back and reports their ends as events again. The coordina
 trial's state, decides which task deserves the next batch over all tasks, and keeps builders ahead
 of slices.
 
-    event                         instructions it may cause
-    WorkerJoined, WorkerLost      Propose, BuildThem, Measure, Finish
-    Proposed                      Store(proposed), Propose, BuildThem, Measure
-    BuildsEnded                   Store(failed), Measure, Propose, BuildThem
-    MeasurementsEnded             Store(measured or failed), Measure, Propose, BuildThem, Finish
-    SpotChecked                   Store(spot check), Measure, Propose, BuildThem, Finish
-    Tick, StopRequested           RunSentinel, Finish
+    event                         instructions it may cause, besides new work and Finish
+    WorkerLost                    StoreEnded
+    Proposed                      StoreProposed, StoreBuilt
+    BuildsEnded                   StoreBuilt, StoreEnded
+    MeasurementsEnded             StoreEnded
+    SpotChecked                   StoreSpotCheck
 
 Workers of one lane share cores: at most one of them works at a time. A trial that was lost with its
 slice is measured again alone on its device (`suspects`).
@@ -56,7 +55,7 @@ from tunerd.coordination.task_state import KEPT_MOST, Results, TaskState
 from tunerd.search import BATCH
 from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Origin, Stage, Task
 
-MAX_ATTEMPTS = 3  # how often a trial is run again after others' faults
+MAX_ATTEMPTS = 3  # how often a trial may be lost; the last time it is taken for the cause
 BUILD_CHUNK = 4
 MEASURE_CHUNK = 4
 _KEPT_IN_ALL = 65_536  # results kept to be told, unless that leaves a task fewer than _KEPT_LEAST
@@ -176,8 +175,8 @@ class Coordinator:
         """Take one event and return what to do about it, in order."""
         out: list[Instruction] = []
         match event:
-            case WorkerJoined(worker_id, role, lane, device):
-                self._roster.join(Worker(worker_id, role, lane, device or worker_id))
+            case WorkerJoined(worker_id, role, lane, device, faults_alone):
+                self._roster.join(Worker(worker_id, role, lane, device or worker_id, faults_alone))
             case WorkerLost(worker_id, message):
                 self._lose(worker_id, message, out)
             case Proposed(worker_id, task_id, candidates, exhausted, message):
@@ -292,7 +291,8 @@ class Coordinator:
             or self._satisfied()
         ):
             return
-        self._begin(worker, RunSentinel(worker.worker_id, build, self.busy("slice")), out)
+        neighbours = self._roster.busy_on(worker.device)
+        self._begin(worker, RunSentinel(worker.worker_id, build, neighbours), out)
 
     def _store_results(
         self,
@@ -446,7 +446,7 @@ class Coordinator:
         is_alone: bool = False,
     ) -> None:
         bests = tuple(self.tasks[b.candidate.task_id].known_secs for b in builds)
-        neighbours = self.busy("slice")  # of one that works alone: on other devices
+        neighbours = self._roster.busy_on(worker.device)
         self._begin(worker, Measure(worker.worker_id, builds, neighbours, bests, is_alone), out)
 
     def _build(self, worker: Worker, out: list[Instruction]) -> None:

@@ -15,7 +15,8 @@ class WorkerJoined:
     worker_id: str
     role: str  # "tuner" or "slice"
     lane: str | None = None
-    device: str | None = None  # what a slice shares its faults on; None: nothing
+    device: str | None = None  # what a slice is a share of; None: it has one of its own
+    faults_alone: bool = False  # a slice whose fault ends no other of its device
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class BuildThem:
 class Measure:
     worker_id: str
     builds: tuple[Build, ...]
-    neighbours: int  # other slices at work
+    neighbours: int  # other slices of the device at work
     best_secs: tuple[float | None, ...]  # of each build's task so far, in any slice
     is_alone: bool = False  # on its device, to its end
 

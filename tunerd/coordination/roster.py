@@ -14,15 +14,21 @@ class Worker:
     worker_id: str
     role: str  # "tuner" or "slice"
     lane: str | None
-    device: str  # what a slice shares its faults on
+    device: str  # what a slice is a share of
+    faults_alone: bool = False  # it ends no other slice of the device
     work: Work | None = None
     islands: dict[str, int] = field(default_factory=dict)  # task_id -> results told so far
+
+    @property
+    def fault_domain(self) -> str:
+        """What a slice shares its faults on."""
+        return self.worker_id if self.faults_alone else self.device
 
 
 class Roster:
     """All workers. Those of one lane share cores: none is free while one of them works.
 
-    Nor is a slice whose device is held.
+    Nor is a slice whose fault domain is held.
     """
 
     def __init__(self) -> None:
@@ -30,7 +36,8 @@ class Roster:
         self._counts: Counter[str] = Counter()  # by role
         self._busy: Counter[str] = Counter()
         self._lanes: defaultdict[str, dict[str, Worker]] = defaultdict(dict)
-        self._devices: defaultdict[str, dict[str, Worker]] = defaultdict(dict)  # slices alone
+        self._busy_on: Counter[str] = Counter()  # slices, by device
+        self._domains: defaultdict[str, dict[str, Worker]] = defaultdict(dict)  # slices alone
         self._held: set[str] = set()
         self._free: defaultdict[str, OrderedDict[str, Worker]] = defaultdict(OrderedDict)
 
@@ -40,7 +47,7 @@ class Roster:
         if worker.lane is not None:
             self._lanes[worker.lane][worker.worker_id] = worker
         if worker.role == "slice":
-            self._devices[worker.device][worker.worker_id] = worker
+            self._domains[worker.fault_domain][worker.worker_id] = worker
         self._offer(worker)
 
     def leave(self, worker: Worker) -> None:
@@ -52,38 +59,40 @@ class Roster:
         if worker.lane is not None:
             del self._lanes[worker.lane][worker.worker_id]
         if worker.role == "slice":
-            del self._devices[worker.device][worker.worker_id]
+            del self._domains[worker.fault_domain][worker.worker_id]
 
     def begin(self, worker: Worker, work: Work) -> None:
         worker.work = work
         self._busy[worker.role] += 1
+        self._busy_on[worker.device] += worker.role == "slice"
         for other in self._sharing(worker):
             self._free[other.role].pop(other.worker_id, None)
 
     def end(self, worker: Worker) -> None:
         worker.work = None
         self._busy[worker.role] -= 1
+        self._busy_on[worker.device] -= worker.role == "slice"
         for other in self._sharing(worker):
             self._offer(other)
 
-    def hold(self, device: str) -> None:
-        """Have no slice of a device be free, until it is let go. Those at work go on."""
-        self._held.add(device)
-        for worker in self._devices[device].values():
+    def hold(self, domain: str) -> None:
+        """Have no slice of a fault domain be free, until it is let go. Those at work go on."""
+        self._held.add(domain)
+        for worker in self._domains[domain].values():
             self._free[worker.role].pop(worker.worker_id, None)
 
-    def let_go(self, device: str) -> None:
-        self._held.discard(device)
-        for worker in self._devices[device].values():
+    def let_go(self, domain: str) -> None:
+        self._held.discard(domain)
+        for worker in self._domains[domain].values():
             self._offer(worker)
 
-    def is_quiet(self, device: str) -> bool:
-        """Whether no slice of a device works; True of one that has none."""
-        return all(w.work is None for w in self._devices[device].values())
+    def is_quiet(self, domain: str) -> bool:
+        """Whether no slice of a fault domain works; True of one that has none."""
+        return all(w.work is None for w in self._domains[domain].values())
 
-    def held_back(self, device: str) -> Worker | None:
-        """Return a slice of a device that could work if it were not held, or None."""
-        return next((w for w in self._devices[device].values() if self._may_work(w)), None)
+    def held_back(self, domain: str) -> Worker | None:
+        """Return a slice of a fault domain that could work if it were not held, or None."""
+        return next((w for w in self._domains[domain].values() if self._may_work(w)), None)
 
     def free(self, role: str) -> Worker | None:
         """Return who has been free the longest, or None."""
@@ -102,12 +111,16 @@ class Roster:
     def busy(self, role: str) -> int:
         return self._busy[role]
 
+    def busy_on(self, device: str) -> int:
+        """Return how many slices of a device work."""
+        return self._busy_on[device]
+
     @property
     def is_idle(self) -> bool:
         return not any(self._busy.values())
 
     def _offer(self, worker: Worker) -> None:
-        is_held = worker.role == "slice" and worker.device in self._held
+        is_held = worker.role == "slice" and worker.fault_domain in self._held
         if self._may_work(worker) and not is_held:
             self._free[worker.role][worker.worker_id] = worker
 

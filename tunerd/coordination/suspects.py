@@ -20,7 +20,7 @@ class Suspects:
         self._roster = roster
         self._ids: set[str] = set()  # of trials that have not ended
         self._built: deque[Build] = deque()
-        # Devices whose slices begin nothing else, and whether one of them measures alone already.
+        # Fault domains whose slices begin nothing else, and whether one measures alone already.
         self._held: dict[str, bool] = {}
 
     def __bool__(self) -> bool:
@@ -44,18 +44,18 @@ class Suspects:
     def next(self) -> tuple[Worker, Build] | None:
         """Return a build and a slice whose device is idle; None while there is none of both.
 
-        For each build that waits, the slices of a device are held back: until those at work have
-        ended, then while one of them measures alone.
+        For each build that waits, the slices of a fault domain are held back: until those at work
+        have ended, then while one of them measures alone.
         """
         coming = sum(not has_begun for has_begun in self._held.values())
         while coming < len(self._built) and (worker := self._roster.free("slice")):
-            self._held[worker.device] = False
-            self._roster.hold(worker.device)
+            self._held[worker.fault_domain] = False
+            self._roster.hold(worker.fault_domain)
             coming += 1
-        for device in [d for d in self._held if self._roster.is_quiet(d)]:
-            if self._built and (lone := self._roster.held_back(device)):
-                self._held[device] = True
+        for domain in [d for d in self._held if self._roster.is_quiet(d)]:
+            if self._built and (lone := self._roster.held_back(domain)):
+                self._held[domain] = True
                 return lone, self._built.popleft()
-            del self._held[device]  # nothing is left to measure alone, or nobody to do it
-            self._roster.let_go(device)
+            del self._held[domain]  # nothing is left to measure alone, or nobody to do it
+            self._roster.let_go(domain)
         return None

@@ -1,4 +1,4 @@
-"""The store: every trial's start before it runs and its end when it ends, in SQLite."""
+"""The store: every trial's start before it runs and its end when it ends."""
 
 from __future__ import annotations
 
