@@ -108,7 +108,10 @@ class Correctness(StrEnum):
 
 @dataclass(frozen=True)
 class Verification:
-    """Outputs against ONNX Runtime. `worst_error` is max |out - ref| / (atol max |ref| + rtol |ref|)."""
+    """Outputs against ONNX Runtime.
+
+    `worst_error` is max |out - ref| / (atol max |ref| + rtol |ref|).
+    """
 
     verdict: Correctness
     seeds: int

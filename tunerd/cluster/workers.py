@@ -38,7 +38,7 @@ class Answer:
     """The end of one call: `value` or `error`, and when it started and ended (host clock)."""
 
     worker_id: str
-    method: str  # "warm_up", "start", "propose", "build" or "measure"; of a node "place" or "survey"
+    method: str  # "warm_up", "start", "propose", "build", "measure"; of a node "place", "survey"
     value: Any
     error: str
     started_at: float

@@ -3,8 +3,8 @@
     ask to close -> terminate_client -> SIGTERM -> SIGKILL
 
 A GPU client that dies by a signal with work running takes every other client of its GPU with it, so
-no signal is sent before the MPS server has destroyed the client's contexts, or is gone itself. Where
-it does neither in time the client is killed all the same, and the guard fences the GPU.
+no signal is sent before the MPS server has destroyed the client's contexts, or is gone itself. A
+client of which neither is so in time is killed all the same, and the guard fences the GPU.
 """
 
 from __future__ import annotations
