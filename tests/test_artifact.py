@@ -17,15 +17,17 @@ from artifact_fixtures import (
     CUDA,
     LLVM,
     matmul_winner,
+    model_of,
     tiny_artifact,
     tiny_convnet,
 )
+from onnx import helper
 
 import tunerd
 from tunerd.artifacts.artifact import compile_artifact, finish_manifest, schedule, write_weights
 from tunerd.artifacts.loading import map_weights
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sha256_of
-from tunerd.build import build_problem
+from tunerd.build import build_candidate, build_problem
 from tunerd.deciding.verify import verification_inputs, verify
 from tunerd.errors import FolderError, InputError
 from tunerd.models.lowering import Lowered, lower
@@ -39,11 +41,24 @@ from tunerd.outcome import (
     Verdict,
     Verification,
 )
+from tunerd.search import default_candidate
 from tunerd.tasks import extract_tasks
-from tunerd.vocabulary import Arrays, Candidate, Model, Origin, Task, TensorSpec
+from tunerd.vocabulary import (
+    Arrays,
+    Build,
+    Candidate,
+    Model,
+    Origin,
+    TargetSpec,
+    Task,
+    TensorSpec,
+)
 
 REPOSITORY = Path(__file__).parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+needs_cuda = pytest.mark.skipif(
+    build_problem(CUDA) is not None, reason=f"no CUDA build: {build_problem(CUDA)}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +273,7 @@ def test_the_finished_manifest_holds_medians_and_verdicts(
     tunerd.load(folder)
 
 
-@pytest.mark.skipif(build_problem(CUDA) is not None, reason=f"no CUDA build: {build_problem(CUDA)}")
+@needs_cuda
 def test_a_cuda_artifact_holds_machine_code_and_graphs_and_no_source(
     tmp_path: Path, model: Model
 ) -> None:
@@ -270,6 +285,40 @@ def test_a_cuda_artifact_holds_machine_code_and_graphs_and_no_source(
     assert b".nv.info" in library
     assert b"__global__" not in library
     assert b"vm.builtin.cuda_graph.run_or_capture" in library
+
+
+CONVOLUTIONS = {
+    "grouped, 1x1": ({"group": 4}, (16, 4, 1, 1), (1, 16, 6, 6)),
+    "depthwise, one dimension": ({"group": 8, "pads": [1, 1]}, (8, 1, 3), (1, 8, 12)),
+}
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_kernel_that_dlight_cannot_schedule_gets_its_simplest_rule(
+    tmp_path: Path, name: str
+) -> None:
+    attributes, kernel, data = CONVOLUTIONS[name]
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], **attributes)]
+    weights = {"w": np.ones(kernel)}
+    model = model_of(nodes, weights, inputs={"x": data}, outputs={"y": data})
+    lowered = lower(model, CUDA)
+    tasks = extract_tasks(lowered, CUDA)
+    for task in tasks:
+        assert isinstance(build_candidate(task, default_candidate(task)), Build)
+    compile_artifact(lowered, tasks, {}, CUDA, tmp_path / "cuda", model=model, pct=40)
+
+
+@pytest.mark.parametrize("target", [LLVM, pytest.param(CUDA, marks=needs_cuda)])
+def test_a_model_without_kernels_is_compiled(tmp_path: Path, target: TargetSpec) -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    model = model_of(nodes, {}, inputs={"x": (2, 3)}, outputs={"y": (2, 3)})
+    lowered = lower(model, target)
+    assert extract_tasks(lowered, target) == ()
+    folder = compile_artifact(lowered, (), {}, target, tmp_path / "a", model=model, pct=50)
+    if target is LLVM:
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        np.testing.assert_array_equal(tunerd.load(folder)(x)["y"], x)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +51,10 @@ from tunerd.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from tvm.ir import IRModule
+    from tvm.ir import GlobalVar, IRModule
     from tvm.runtime import Executable, Module
     from tvm.target import Target
+    from tvm.tirx import PrimFunc
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ _NO_LINKER = (
 )
 
 _modules: OrderedDict[str, IRModule] = OrderedDict()
+_defaults: dict[tuple[int, str], PrimFunc] = {}  # by structural hash and target
 _lock = threading.Lock()
 _abandoned = 0
 
@@ -130,20 +132,32 @@ def scheduled(task: Task, candidate: Candidate) -> IRModule:
 
 
 def default_schedule(mod: IRModule, target: Target) -> IRModule:
-    """Schedule every function of `mod` that has no schedule as the default of its target."""
+    """Schedule every function of `mod` that has no schedule as the default of its target.
+
+    On CUDA by DLight's rules. Where these raise, or make what TVM cannot lower, as of grouped 1x1
+    convolutions, a function gets DLight's simplest rule. Raises ValueError where that fails, too.
+    """
     if target.kind.name != "cuda":
         return mod
-    from tvm.s_tir import dlight
+    tvm = _tvm()
+    open_ = [
+        (var, func)
+        for var, func in mod.functions_items()
+        if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get("tirx.is_scheduled")
+    ]
 
-    rules = (
-        dlight.gpu.Matmul(),
-        dlight.gpu.GEMV(),
-        dlight.gpu.Reduction(),
-        dlight.gpu.GeneralReduction(),
-        dlight.gpu.Fallback(),
-    )
-    with target:
-        return dlight.ApplyDefaultSchedule(*rules)(mod.clone())  # it changes what it is given
+    def work(each: tuple[GlobalVar, PrimFunc]) -> tuple[GlobalVar, PrimFunc]:
+        var, func = each
+        return var, _default_of(func, str(var.name_hint), target)
+
+    if len(open_) == 1:  # without a pool, whose threads a process waits for when it ends
+        scheduled = dict(map(work, open_))
+    else:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            scheduled = dict(pool.map(work, open_))
+    mod = mod.clone()
+    mod.update(tvm.IRModule(scheduled))
+    return mod
 
 
 def export_library(
@@ -166,9 +180,12 @@ def export_library(
             cubins = cuda.compile_kernels(source, arch or _current_arch(), threads=threads)
             compilers.update(cubin.compiler for cubin in cubins.values())
             blob = with_cubins(blob, source.encode(), {n: c.code for n, c in cubins.items()})
-        (host, *_) = root._collect_from_import_tree(lambda m: m.kind == "llvm")
-        code = _tvm().get_global_func("codegen.codegen_blob")(
-            blob, False, host.get_function("_get_target_string")(), prefix
+        tvm = _tvm()
+        hosts = root._collect_from_import_tree(lambda m: m.kind == "llvm")
+        # A model that hands its inputs through has no kernel, and no code of the host's.
+        own = hosts[0].get_function("_get_target_string")() if hosts else None
+        code = tvm.get_global_func("codegen.codegen_blob")(
+            blob, False, own or str(tvm.target.Target("llvm")), prefix
         )
         target_path = f"{workspace}/{prefix}devc.o"
         code.write_to_file(target_path)
@@ -296,6 +313,41 @@ def _unscheduled(task: Task) -> IRModule:
         while len(_modules) > _CACHED_TASKS:
             _modules.popitem(last=False)
     return mod
+
+
+def _default_of(func: PrimFunc, name: str, target: Target) -> PrimFunc:
+    tvm = _tvm()
+    import tvm_ffi
+    from tvm.s_tir import dlight
+
+    known = (int(tvm_ffi.structural_hash(func)), str(target))
+    with _lock:
+        if known in _defaults:
+            return _defaults[known]
+    simplest = dlight.gpu.Fallback()
+    usual = (
+        dlight.gpu.Matmul(),
+        dlight.gpu.GEMV(),
+        dlight.gpu.Reduction(),
+        dlight.gpu.GeneralReduction(),
+        simplest,
+    )
+    problem = ""
+    for rules in (usual, (simplest,)):
+        try:
+            with target:  # a module of its own: it is changed
+                mod = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule({ENTRY: func}))
+            entry = mod[ENTRY].with_attr("global_symbol", ENTRY)
+            with target:
+                tvm.tirx.build(tvm.IRModule({ENTRY: entry}), target=target)
+        except Exception as error:  # of a rule, or of any pass
+            problem = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            log.info("%s: no default by %d rules: %s", name, len(rules), problem)
+            continue
+        with _lock:
+            _defaults[known] = mod[ENTRY]
+        return mod[ENTRY]
+    raise ValueError(f"DLight has no schedule of {name} that TVM can lower: {problem}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from tunerd.artifacts.manifest import (
     sealed,
     sha256_of,
 )
-from tunerd.errors import FolderError, HostError, InputError
+from tunerd.errors import FolderError, HostError, InputError, ModelError
 from tunerd.outcome import Outcome
 from tunerd.vocabulary import Arrays, Candidate, CapProof, Model, Origin, TargetSpec, Task, to_json
 
@@ -132,7 +132,7 @@ def schedule(
 
     A kernel belongs to the task whose workload equals it structurally, as in MetaSchedule's own
     database. Raises InputError for a winner whose task covers no kernel of `mod`, or whose trace
-    does not apply.
+    does not apply, and ModelError for a kernel that has no default.
     """
     tvm = build._tvm()
     wanted = {task_id: c for task_id, c in winners.items() if _is_tuned(c)}
@@ -154,7 +154,10 @@ def schedule(
         )
     mod = mod.clone()
     mod.update(tvm.IRModule(scheduled))
-    return build.default_schedule(mod, tvm.target.Target(target.json)), hits
+    try:
+        return build.default_schedule(mod, tvm.target.Target(target.json)), hits
+    except ValueError as error:
+        raise ModelError(f"{error}; export the model without this operator") from error
 
 
 def _is_tuned(winner: Candidate | None) -> bool:
