@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from artifact_fixtures import CUDA
-from build_fixtures import LLVM, conv_task, matmul_task
+from build_fixtures import LLVM, conv_task, matmul_task, task_of
 
 from tunerd.build import _tvm
 from tunerd.search import Searcher, _Island
@@ -130,6 +130,22 @@ def test_what_fits_passes_tvms_checks(cuda_conv: _Island) -> None:
         rows = rows[sketch.fits(rows, cuda_conv.limits)][:20]
         assert len(rows) == 20
         assert all(passes_the_checks(cuda_conv, sketch, row) for row in rows)
+
+
+def test_a_kernel_with_fewer_outputs_than_a_warp_has_threads_has_candidates() -> None:
+    import tvm
+    from tvm import te, topi
+
+    with tvm.target.Target(CUDA.json):
+        data, weight = te.placeholder((2, 64), name="data"), te.placeholder((64, 5), name="weight")
+        island = opened(task_of([data, weight, topi.nn.matmul(data, weight)], CUDA))
+    fitting = 0
+    for sketch in island.design.sketches:
+        rows = random_rows(sketch, 400)
+        rows = rows[sketch.fits(rows, island.limits)][:10]
+        fitting += len(rows)
+        assert all(passes_the_checks(island, sketch, row) for row in rows)
+    assert fitting > 10
 
 
 @pytest.mark.parametrize("limit", ["threads", "shared memory"])

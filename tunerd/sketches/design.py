@@ -67,7 +67,7 @@ class Limits:
     capabilities.
     """
 
-    min_threads: int = 32
+    min_threads: int = 32  # of a kernel with so many outputs
     max_threads: int = 1024
     shared_bytes: int = 49152
     # More accumulators than registers spill. Of 2,639 ResNet-50 kernels measured on an H200 none
@@ -178,10 +178,12 @@ class Sketch:
         tiling = self._tiling(rows)
         if tiling is None:
             return np.asarray(self._unrolled(rows) <= limits.max_unrolled)
+        outputs = tiling.blocks * tiling.threads * tiling.accumulators
+        least = np.where(outputs < limits.min_threads, 1, limits.min_threads)
         # A pipeline needs rounds; TVM refuses to make one of a loop with one.
         return np.asarray(
             ((self.copies == 1) | (tiling.rounds > 1))
-            & (tiling.threads >= limits.min_threads)
+            & (tiling.threads >= least)
             & (tiling.threads <= limits.max_threads)
             & (tiling.accumulators <= limits.max_accumulators)
             & (tiling.copies * tiling.loaded_bytes <= limits.shared_bytes)
