@@ -15,7 +15,7 @@ from build_fixtures import built, conv_task, default_of, matmul_task
 
 from tunerd.build import build_candidate, scheduled
 from tunerd.search import BATCH, Searcher, Told, candidate_id, default_candidate
-from tunerd.vocabulary import Candidate, Origin, Task
+from tunerd.vocabulary import Candidate, Origin, TargetSpec, Task
 
 
 def searcher(island: int = 0, seed: int = 0) -> Searcher:
@@ -106,6 +106,15 @@ def test_an_earlier_islands_results_are_learned_and_not_proposed_again(
 def test_a_result_of_the_default_is_passed_over(task: Task) -> None:
     proposal = searcher().propose(task, 4, told=[Told(default_candidate(task), 1e-3)])
     assert proposal.candidates
+
+
+def test_a_task_of_which_nothing_keeps_the_limits_says_so() -> None:
+    target = json.loads(CUDA.json) | {"max_shared_memory_per_block": 8}
+    task = conv_task(TargetSpec("cuda", json.dumps(target)))
+    searcher = Searcher(seed=0, threads=1)
+    proposals = [searcher.propose(task, 4) for _ in range(3)]
+    assert {p.message for p in proposals} == {"no choice keeps the device's limits"}
+    assert [p.exhausted for p in proposals] == [False, False, True]
 
 
 def test_a_task_without_a_search_space_is_exhausted_with_a_message() -> None:

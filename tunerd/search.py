@@ -101,6 +101,8 @@ class _Island:
     open: dict[str, IRModule] = field(default_factory=dict)  # proposed here, not told yet
     borrowed: Sequence[_Choice] = ()  # of lessons, the best of each in turn
     first: Sequence[_Choice] = ()  # of those, what is proposed before all else
+    drawn: int = 0  # choices that kept the limits, the last time
+    refusal: str = ""  # why the last choice was refused that could not be applied
 
 
 def candidate_id(task_id: str, trace_json: str) -> str:
@@ -176,11 +178,12 @@ class Searcher:
         """
         started = time.perf_counter()
         candidates: tuple[Candidate, ...] = ()
-        message = "the search found nothing new"
+        message = ""
         try:
             island = self._islands.get(task.task_id) or self._open(task)
             self._tell(island, told)
             candidates = self._ask(island, count, set(exclude))
+            message = "" if candidates else _why_nothing(island)
         except Exception as error:  # a task without a search space keeps its default
             message = f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:500]}"
             log.warning("%s: no candidates: %s", task.name, message)
@@ -189,7 +192,7 @@ class Searcher:
         return Proposal(
             candidates,
             empty >= _EMPTY_ROUNDS or task.task_id not in self._islands,
-            "" if candidates else message,
+            message,
             time.perf_counter() - started,
         )
 
@@ -248,6 +251,7 @@ class Searcher:
         """Yield choices in the order in which they should be tried."""
         yield from island.first
         sampled = self._sample(island)
+        island.drawn = sum(len(rows) for rows in sampled)
         by_chance = _by_chance(island, sampled)
         if not self._cost_model.told():
             yield from by_chance
@@ -350,14 +354,24 @@ def _apply(island: _Island, choice: _Choice) -> tuple[str, IRModule] | None:
             if sketch.tiles_a_gpu and isinstance(postproc, VerifyGPUCode):
                 continue
             if not postproc.apply(schedule):
+                island.refusal = f"TVM's {type(postproc).__name__}"
                 return None
         if sketch.copies > 1 and sketch.block is not None:
             _unroll_late_inside(schedule, sketch.block.name)
     except Exception as error:  # TVM's ScheduleError, and what a rule did not think of
+        island.refusal = str(error).strip().splitlines()[-1][:200]
         log.debug("%s: a choice cannot be applied: %s", island.task.name, error)
         return None
     trace = plain(schedule.trace.as_json())
     return json.dumps(trace, separators=(",", ":"), sort_keys=True), schedule.mod
+
+
+def _why_nothing(island: _Island) -> str:
+    if not island.known and not island.drawn:
+        return "no choice keeps the device's limits"
+    if not island.known and island.refusal:
+        return f"no choice can be applied, the last for {island.refusal}"
+    return "the search found nothing new"
 
 
 def _unroll_late_inside(schedule: Schedule, block: str) -> None:
