@@ -103,6 +103,16 @@ def test_the_stand_in_headers_make_the_same_machine_code_as_those_of_libcuxx() -
 
 
 @needs_nvrtc
+def test_tanh_is_not_the_approximate_instruction() -> None:
+    def code(body: str) -> dict[str, bytes]:
+        source = KERNEL.replace("BODY", body)
+        return cuda.machine_code(cuda.run_nvrtc(source, "sm_90", headers=cuda.STAND_INS))
+
+    approximate = 'asm("tanh.approx.f32 %0, %1;" : "=f"(x[0]) : "f"(x[0]));'
+    assert len(code(approximate)[".text.kernel"]) < len(code("x[0] = tanhf(x[0]);")[".text.kernel"])
+
+
+@needs_nvrtc
 def test_a_source_that_needs_libcuxx_falls_back_to_it_and_is_counted() -> None:
     before = cuda.counts()
     source = KERNEL.replace("BODY", "x[0] = std::is_integral<int>::value;")

@@ -1,0 +1,82 @@
+"""Models with their default schedules on a real GPU: their numbers are those of ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from artifact_fixtures import model_of, tiny_convnet
+from onnx import helper
+
+from tunerd.artifacts.artifact import compile_artifact
+from tunerd.deciding.verify import verify
+from tunerd.models.lowering import lower
+from tunerd.outcome import Correctness
+from tunerd.slices import plan
+from tunerd.slices.whole import WholeSlice
+from tunerd.tasks import extract_tasks
+from tunerd.vocabulary import Model, TargetSpec
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = (2, 4, 6, 6)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[tuple[WholeSlice, TargetSpec]]:
+    """A runner on the first GPU, and the target to compile for."""
+    usable = WholeSlice.usability()
+    if not usable.ok:
+        pytest.skip(usable.why)
+    planned = plan("whole", 100)
+    with WholeSlice(planned.slices[0]) as measured:
+        measured.start()
+        yield measured, planned.target
+
+
+def chain(*operators: tuple[str, dict[str, Any]], **constants: Any) -> Model:
+    """Return a model of operators one after the other; a constant named so is the second input."""
+    nodes, source = [], "x"
+    for i, (operator, attributes) in enumerate(operators):
+        output = "y" if i == len(operators) - 1 else f"v{i}"
+        second = [operator] if operator in constants else []
+        nodes.append(helper.make_node(operator, [source, *second], [output], **attributes))
+        source = output
+    weights = {name: np.asarray(value) for name, value in constants.items()}
+    return model_of(nodes, weights, inputs={"x": SHAPE}, outputs={"y": SHAPE})
+
+
+RNG = np.random.default_rng(0)
+MODELS = {
+    "several kernels": tiny_convnet(),
+    "square of what is below zero": chain(("Pow", {}), Pow=2.0),
+    "cube of what is below zero": chain(("Pow", {}), Pow=3.0),
+    "negative power": chain(("Pow", {}), Pow=-3.0),
+    "tanh": chain(("Tanh", {})),
+    "sine": chain(("Mul", {}), ("Sin", {}), Mul=100.0),
+    "erf": chain(("Erf", {})),
+    "softmax": chain(("Softmax", {"axis": -1})),
+    "exponential": chain(("Exp", {}), ("Log", {}), ("Sigmoid", {})),
+    "grouped 1x1 convolution": chain(("Conv", {"group": 2}), Conv=RNG.normal(size=(4, 2, 1, 1))),
+    "depthwise convolution": chain(
+        ("Conv", {"group": 4, "pads": [1, 1, 1, 1]}), Conv=RNG.normal(size=(4, 1, 3, 3))
+    ),
+    "nothing": chain(("Identity", {})),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_default_schedules_agree_with_onnx_runtime(
+    whole: tuple[WholeSlice, TargetSpec], tmp_path: Path, name: str
+) -> None:
+    measured, target = whole
+    model = MODELS[name]
+    lowered = lower(model, target)
+    folder = compile_artifact(
+        lowered, extract_tasks(lowered, target), {}, target, tmp_path / "a", model=model, pct=100
+    )
+    found = verify(lambda inputs: measured.run_model(str(folder), inputs), model)
+    assert found.verdict is Correctness.RIGHT, found.message
