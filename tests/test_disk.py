@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -11,12 +12,14 @@ import onnx
 import psutil
 import pytest
 from build_fixtures import default_of, matmul_task
-from models import conv_net
+from models import ROOT, conv_net
 from tune_process import Run
 
 from tunerd import disk
 from tunerd.build import build_candidate
 from tunerd.errors import DiskError, ExitCode
+from tunerd.matrix.done import CellDone
+from tunerd.matrix.kept import read
 from tunerd.records import Store
 from tunerd.vocabulary import Failure
 
@@ -104,3 +107,51 @@ def test_a_run_without_room_for_its_model_ends_without_one_and_goes_on_with_room
     assert (out / "artifact" / "manifest.json").is_file()
     with Store.read(out) as store:
         assert {r.trial_id: r.result for r in store.records()} == before
+
+
+# The program, whose files cannot grow from the second cell of a matrix on.
+_FULL_AT_A_CELL = """
+import resource
+from tunerd.cli import main
+from tunerd.matrix.done import CellDone
+from tunerd.matrix.kept import Kept
+add = Kept.add
+def add_to_a_full_disk(kept, done):
+    if isinstance(done, CellDone) and any(kept.of(CellDone)):
+        size_bytes = (kept.root / "done.jsonl").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes + 60, resource.RLIM_INFINITY))
+    add(kept, done)
+Kept.add = add_to_a_full_disk
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_matrix_without_room_for_a_cell_ends_and_goes_on_with_room(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    out = tmp_path / "m"
+    options = ["matrix", str(tmp_path / "net.onnx"), "--shares", "50,100", "--trials", "8"]
+    options += ["--rounds", "1", "--slice", "simulated", "--out", str(out), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    full = subprocess.run(
+        [sys.executable, "-c", _FULL_AT_A_CELL, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert full.returncode == ExitCode.DISK_FULL, full.stderr
+    assert "cannot be written: File too large; make room" in full.stderr
+    before = read(out).lines
+    assert sum(isinstance(line, CellDone) for line in before) == 1
+    again = subprocess.run(
+        [sys.executable, "-m", "tunerd", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert again.returncode == 0, again.stderr
+    after = read(out).lines
+    assert after[: len(before)] == before
+    assert sum(isinstance(line, CellDone) for line in after) == 2

@@ -6,18 +6,20 @@ import hashlib
 import json
 import lzma
 import math
+import os
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import full_beyond
 from hypothesis import given
 from hypothesis import strategies as st
 from matrix_samples import FAILED, PROOF, RIGHT, measured
 from test_records import FACTS
 
 from tunerd.cli.matrix import shares_of
-from tunerd.errors import FolderError, InputError
+from tunerd.errors import DiskError, FolderError, InputError
 from tunerd.matrix.claims import DEFAULT, middle_of
 from tunerd.matrix.done import (
     ArtifactDone,
@@ -152,7 +154,7 @@ def test_what_is_kept_comes_back_and_half_a_line_is_cut_off(tmp_path: Path) -> N
 def test_the_folder_of_another_matrix_is_refused(tmp_path: Path) -> None:
     with (
         opened(tmp_path / "m", {"shares": [50, 100]}),
-        pytest.raises(FolderError, match="another tunerd"),
+        pytest.raises(FolderError, match=f"is in use by the tunerd with pid {os.getpid()};"),
         opened(tmp_path / "m", {}),
     ):
         pass
@@ -162,6 +164,61 @@ def test_the_folder_of_another_matrix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x" / "thesis.tex").touch()
     with pytest.raises(FolderError, match="holds no matrix"), opened(tmp_path / "x", {}):
         pass
+
+
+def test_what_finds_no_room_is_not_kept_and_what_follows_is(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+
+    def work() -> None:
+        with opened(folder, {}) as kept:
+            kept.add(WHOLE[0])
+            size_bytes = (folder / "done.jsonl").stat().st_size
+            try:
+                with full_beyond(size_bytes + 60):
+                    kept.add(cell(0, 50))
+            finally:  # where slices have closed there may be room again
+                kept.add(StageDone("rounds", secs(1)))
+
+    with pytest.raises(DiskError, match="File too large; make room"):
+        work()
+    with opened(folder, {}) as kept:
+        assert kept.lines == [WHOLE[0], StageDone("rounds", secs(1))]
+        kept.add(cell(0, 50))
+    assert read(folder).lines[-1] == cell(0, 50)
+
+
+@pytest.mark.parametrize("room_bytes", [1, 20])  # the pid in the lock has none, or the settings
+def test_a_matrix_that_found_no_room_to_begin_begins_with_room(
+    room_bytes: int, tmp_path: Path
+) -> None:
+    folder, asked = tmp_path / "m", {"shares": [50, 100]}
+    with (
+        full_beyond(room_bytes),
+        pytest.raises(DiskError, match="File too large; make room"),
+        opened(folder, asked),
+    ):
+        pass
+    assert {path.name for path in folder.iterdir()} == {"matrix.lock"}
+    (folder / ".matrix.json.part").write_text("{")  # as of a kill
+    with opened(folder, asked) as kept:
+        assert kept.lines == []
+
+
+@pytest.mark.parametrize("name", ["file", "file/m", "m" * 300])
+def test_a_folder_of_a_matrix_that_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderError, match="cannot be written"), opened(tmp_path / name, {}):
+        pass
+
+
+def test_the_lock_of_a_matrix_writes_to_no_other_file(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (folder / "matrix.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(FolderError, match="cannot be written"), opened(folder, {}):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_kept_build_whose_bytes_have_changed_is_built_again(tmp_path: Path) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 
 import onnx
 import pytest
+from full_disk import full_beyond
 from models import conv_net
 
 from tunerd import host
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
-from tunerd.errors import ExitCode, Interrupted
+from tunerd.errors import DiskError, ExitCode, FolderError, Interrupted
 from tunerd.measuring.work import Work
-from tunerd.shares.folder import REPORT, RESULT, SAMPLES
+from tunerd.shares.curve import Visit
+from tunerd.shares.folder import REPORT, RESULT, SAMPLES, ProfileFolder
 from tunerd.shares.measuring import Effort
 from tunerd.shares.plan import order_of, plan_shares
 from tunerd.shares.profile import Profile, at_share, profile
@@ -124,6 +126,50 @@ def test_half_a_line_of_a_killed_process_is_dropped(net: Path, tmp_path: Path) -
     path.write_bytes(whole[:-40])
     assert simulated(net, tmp_path / "profile").curves[0].batch == first.curves[0].batch
     assert len(path.read_bytes().splitlines()) == len(whole.splitlines())
+
+
+def test_a_visit_that_finds_no_room_is_none_and_the_next_is_kept(tmp_path: Path) -> None:
+    first, second, third = (Visit(n, 50, 50, 1, (0.1,) * 9, 0.9) for n in (1, 2, 3))
+    root = tmp_path / "profile"
+
+    def work() -> None:
+        with ProfileFolder.opened(root, {}) as folder:
+            folder.add(first, None)
+            size_bytes = (root / SAMPLES).stat().st_size
+            try:
+                with full_beyond(size_bytes + 20):
+                    folder.add(second, None)
+            finally:
+                folder.add(third, None)
+                assert folder.visits == [first, third]
+
+    with pytest.raises(DiskError, match="File too large; make room"):
+        work()
+    with ProfileFolder.opened(root, {}) as folder:
+        assert folder.visits == [first, third]
+
+
+def test_a_line_that_was_changed_is_refused_with_its_number(tmp_path: Path) -> None:
+    root = tmp_path / "profile"
+    with ProfileFolder.opened(root, {}) as folder:
+        folder.add(Visit(1, 50, 50, 1, (0.1,) * 9, 0.9), None)
+    whole = (root / SAMPLES).read_bytes()
+    (root / SAMPLES).write_bytes(whole[:30] + b"\n" + whole)
+    with (
+        pytest.raises(FolderError, match=r"line 1 of .* is no sample"),
+        ProfileFolder.opened(root, {}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["file", "file/p", "p" * 300])
+def test_a_folder_of_a_profile_that_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(FolderError, match="cannot be written"),
+        ProfileFolder.opened(tmp_path / name, {}),
+    ):
+        pass
 
 
 def test_each_round_has_an_order_of_its_own_that_a_seed_repeats() -> None:

@@ -1,11 +1,11 @@
-"""Disks that are full or fail, said as such: no candidate and no caller is to blame for them."""
+"""Files written in one step, and disks that are full or fail, which nobody is to blame for."""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tunerd.errors import DiskError
@@ -31,6 +31,24 @@ def disk_error(folder: Path, error: OSError) -> DiskError:
         f"{error.filename or folder} cannot be written: {error.strerror}; make room or mend the "
         "disk, then run the same command: it goes on with what was stored"
     )
+
+
+def write_whole(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Write a file in one step, on the disk when this returns; where it fails the old one is there.
+
+    Args:
+        mode: of the file, less the umask.
+    """
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        with suppress(OSError):  # what failed is said
+            beside.unlink(missing_ok=True)
 
 
 def require_room(folder: Path) -> None:

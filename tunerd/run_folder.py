@@ -92,7 +92,7 @@ class RunFolder:
         """
         paths = Paths(root)
         _make_private(paths)
-        lock = _take(paths)
+        lock = _take(paths.lock)
         try:
             store = Store.create_or_open(root, facts=facts)
             try:
@@ -165,12 +165,22 @@ def _replace(path: Path, value: Mapping[str, Any]) -> None:
     beside.replace(path)
 
 
+def names_in(root: Path) -> set[str]:
+    """Return what a folder holds, nothing where there is none; FolderError if it cannot be read."""
+    try:
+        return set(os.listdir(root))
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise _unwritable(root, error) from error
+
+
 def _unwritable(root: Path, error: OSError) -> FolderError:
     if error.errno in disk.ERRNOS:
         return disk.disk_error(root, error)
     return FolderError(
-        f"the run folder {root} cannot be written: {error.strerror or error}; choose a folder of "
-        "yours with --out"
+        f"the folder {root} cannot be written: {error.strerror or error}; choose a folder of yours "
+        "with --out"
     )
 
 
@@ -180,39 +190,39 @@ _held: set[int] = set()
 
 
 @contextmanager
-def locked(root: Path) -> Iterator[None]:
+def locked(root: Path, *, name: str = "tunerd.lock") -> Iterator[None]:
     """Make a folder private to its user and to this process; FolderError where that cannot be."""
-    paths = Paths(root)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.chmod(0o700)
     except OSError as error:
         raise _unwritable(root, error) from error
-    lock = _take(paths)
+    lock = _take(root / name)
     try:
         yield
     finally:
         _release(lock)
 
 
-def _take(paths: Paths) -> int:
+def _take(path: Path) -> int:
     try:
-        lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise _unwritable(paths.root, error) from error
+        raise _unwritable(path.parent, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
         pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(lock)
-        if not isinstance(error, BlockingIOError):
-            raise _unwritable(paths.root, error) from error
         raise FolderError(
-            f"{paths.root} is in use by the tunerd with pid {pid}; wait until it ends, or choose "
+            f"{path.parent} is in use by the tunerd with pid {pid}; wait until it ends, or choose "
             "another folder with --out"
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(lock)
+        raise _unwritable(path.parent, error) from error
     _held.add(lock)
     return lock
 

@@ -6,28 +6,31 @@ levels/gpu40/          a run folder for each share
 builds/ID.so, ID.json  each candidate that was measured again, compiled once for all shares
 artifacts/gpu40/       the model with the kernels that win at a share
 report.html, report.md, heatmap.svg, matrix-result.json
+matrix.lock            pid of the tunerd that works here
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import lzma
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tunerd.disk import disk_errors_said, write_whole
 from tunerd.errors import FolderError
+from tunerd.journal import Journal
 from tunerd.matrix.done import ContestDone, Done, done_of, line_of
 from tunerd.records import typed
+from tunerd.run_folder import locked, names_in
 from tunerd.vocabulary import Build, Candidate, Failure, TensorSpec, to_json
 
 FORMAT = 1
+_SETTINGS, _LINES, _LOCK = "matrix.json", "done.jsonl", "matrix.lock"
 _Done = TypeVar("_Done", bound=Done)
 
 
@@ -50,6 +53,7 @@ class Kept:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.lines: list[Done] = []
+        self._journal = Journal(root / _LINES)
 
     @property
     def report(self) -> Path:
@@ -64,10 +68,7 @@ class Kept:
 
     def add(self, done: Done) -> None:
         """Keep what has ended; it is on the disk when this returns."""
-        with (self.root / "done.jsonl").open("ab") as file:
-            file.write(line_of(done).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._journal.append(line_of(done))
         self.lines.append(done)
 
     def of(self, kind: type[_Done]) -> Iterator[_Done]:
@@ -87,7 +88,7 @@ class Kept:
     def save_build(self, build: Build) -> None:
         folder = self.root / "builds"
         name = build.candidate.candidate_id
-        _write(folder / f"{name}.so", build.library)
+        write_whole(folder / f"{name}.so", build.library, mode=0o600)
         about = _About(
             task_id=build.candidate.task_id,
             sha256=build.library_sha256,
@@ -97,7 +98,7 @@ class Kept:
             compiler=build.compiler,
             rewritten=build.rewritten,
         )
-        _write(folder / f"{name}.json", json.dumps(to_json(about)).encode())
+        write_whole(folder / f"{name}.json", json.dumps(to_json(about)).encode(), mode=0o600)
 
     def build_of(self, candidate: Candidate) -> Build | None:
         """Return a kept build; None where there is none, or it is not what it was."""
@@ -130,29 +131,19 @@ def opened(root: Path, asked: Mapping[str, Any]) -> Iterator[Kept]:
     """Create a matrix's folder, or go on in the one that is there.
 
     Raises FolderError where it cannot be written, holds something else or another matrix, or is in
-    use by another tunerd.
+    use by another tunerd, and DiskError where the disk is full or fails, also in the body.
     """
-    settings = root / "matrix.json"
+    settings = root / _SETTINGS
     wanted = {"format": FORMAT, **json.loads(json.dumps(asked))}
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not settings.exists() and any(p.name != "matrix.lock" for p in root.iterdir()):
+    with disk_errors_said(root):
+        found = names_in(root) - {_LOCK, f".{_SETTINGS}.part"}
+        if found and _SETTINGS not in found:
             raise FolderError(f"{root} holds no matrix; name an empty or a new folder")
-        root.chmod(0o700)
-        lock = os.open(root / "matrix.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise FolderError(f"{root} cannot be written: {error.strerror or error}") from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FolderError(f"another tunerd works in {root}; wait for it to end") from None
-        for name in ("builds", "levels", "artifacts"):
-            (root / name).mkdir(mode=0o700, exist_ok=True)
-        _require_same(settings, wanted)
-        yield read(root)
-    finally:
-        os.close(lock)
+        with locked(root, name=_LOCK):
+            _require_same(settings, wanted)
+            for name in ("builds", "levels", "artifacts"):
+                (root / name).mkdir(mode=0o700, exist_ok=True)
+            yield read(root)
 
 
 def read(root: Path) -> Kept:
@@ -161,9 +152,14 @@ def read(root: Path) -> Kept:
     Raises FolderError where a line of it says nothing that can have ended.
     """
     kept = Kept(root)
-    path = root / "done.jsonl"
+    path = root / _LINES
+    packed = root / f"{_LINES}.xz"
     try:
-        kept.lines = [done_of(line.decode()) for line in _whole(path).splitlines()]
+        if packed.exists() and not path.exists():
+            content = lzma.decompress(packed.read_bytes())
+        else:
+            content = Journal(path).read()
+        kept.lines = [done_of(line.decode()) for line in content.splitlines()]
     except (ValueError, lzma.LZMAError) as error:
         raise FolderError(f"{path} is damaged: {error}; name a new folder") from None
     return kept
@@ -171,7 +167,7 @@ def read(root: Path) -> Kept:
 
 def _require_same(path: Path, wanted: dict[str, Any]) -> None:
     if not path.exists():
-        _write(path, (json.dumps(wanted, indent=1) + "\n").encode())
+        write_whole(path, (json.dumps(wanted, indent=1) + "\n").encode(), mode=0o600)
         return
     try:
         found = typed.from_json(dict[str, Any], path.read_text(encoding="utf-8"))
@@ -181,27 +177,3 @@ def _require_same(path: Path, wanted: dict[str, Any]) -> None:
     if differ:
         said = "; ".join(f"{k}: {found.get(k)} there, {wanted.get(k)} asked for" for k in differ)
         raise FolderError(f"{path.parent} holds another matrix ({said}); name a new folder")
-
-
-def _whole(path: Path) -> bytes:
-    """Read what has ended, and cut off a line that a kill has left half."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        packed = path.with_name(f"{path.name}.xz")
-        return lzma.decompress(packed.read_bytes()) if packed.exists() else b""
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    return whole
-
-
-def _write(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.part")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.chmod(0o600)
-    beside.replace(path)

@@ -11,17 +11,17 @@ tunerd.lock      pid of the tunerd that works here
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunerd.disk import disk_errors_said
+from tunerd.disk import disk_errors_said, write_whole
 from tunerd.errors import FolderError
+from tunerd.journal import Journal
 from tunerd.records import typed
-from tunerd.run_folder import locked
+from tunerd.run_folder import locked, names_in
 from tunerd.shares.curve import Visit
 from tunerd.vocabulary import CapProof, Conditions, to_json
 
@@ -42,7 +42,10 @@ class ProfileFolder:
         self.root = root
         self.visits: list[Visit] = []
         self.proofs: dict[int, CapProof] = {}  # by the share asked for
-        self._read()
+        self._journal = Journal(root / SAMPLES)
+        samples = samples_of(self._journal.read(), self._journal.path)
+        self.visits += samples.visits
+        self.proofs |= samples.proofs
 
     @classmethod
     @contextmanager
@@ -53,13 +56,12 @@ class ProfileFolder:
         """
         wanted = {"format_version": _FORMAT, **facts}
         with disk_errors_said(root):
-            if root.is_dir() and any(root.iterdir()) and not (root / FACTS).is_file():
-                names = {path.name for path in root.iterdir()} - {"tunerd.lock", f".{FACTS}.part"}
-                if names:
-                    raise FolderError(
-                        f"{root} holds '{min(names)}' and no profile; a profile needs a folder "
-                        "that is new, empty or its own: choose another one with --out"
-                    )
+            foreign = names_in(root) - {"tunerd.lock", f".{FACTS}.part"}
+            if foreign and not (root / FACTS).is_file():
+                raise FolderError(
+                    f"{root} holds '{min(foreign)}' and no profile; a profile needs a folder "
+                    "that is new, empty or its own: choose another one with --out"
+                )
             with locked(root):
                 _require_same(root / FACTS, wanted)
                 if not (root / FACTS).is_file():
@@ -70,8 +72,8 @@ class ProfileFolder:
         """Keep what a share obtained; FolderError where it obtained something else before."""
         before = self.proofs.get(pct)
         if before is None:
-            self.proofs[pct] = proof
             self._append({"proof": to_json(proof), "pct": pct})
+            self.proofs[pct] = proof
             return
         if (before.sm_count, before.device) != (proof.sm_count, proof.device):
             raise FolderError(
@@ -80,24 +82,11 @@ class ProfileFolder:
             )
 
     def add(self, visit: Visit, conditions: Conditions | None) -> None:
-        self.visits.append(visit)
         self._append({"visit": to_json(visit), "conditions": to_json(conditions)})
+        self.visits.append(visit)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with (self.root / SAMPLES).open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _read(self) -> None:
-        path = self.root / SAMPLES
-        content = path.read_bytes() if path.is_file() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:  # a process that was killed wrote half a line
-            os.truncate(path, len(whole))
-        samples = samples_of(whole, path)
-        self.visits += samples.visits
-        self.proofs |= samples.proofs
+        self._journal.append(json.dumps(line))
 
 
 @dataclass(frozen=True)
@@ -130,13 +119,7 @@ def samples_of(content: bytes, path: Path) -> Samples:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a document in one step, on the disk when this returns."""
-    beside = path.with_name(f".{path.name}.part")
-    with beside.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def _require_same(path: Path, wanted: Mapping[str, Any]) -> None:
