@@ -161,7 +161,7 @@ while mode == "slice":
             b"misaligned": "MISALIGNED_ADDRESS",
         }.get(library)
         if told:
-            message = "CUDA_ERROR_" + told
+            message = "CUDA_ERROR_" + told + "; its context is dead"
             answer({"result": {"failure": {"stage": "run", "kind": "crash", "message": message}}})
             continue
         answer({"result": {"calls": 1, "run_secs": [1e-6]}})

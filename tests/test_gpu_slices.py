@@ -27,6 +27,7 @@ from tunerd.cluster.workers import SliceActor
 from tunerd.deciding.quiet import Finals, QuietSlice
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.host import MPS_CONTROL, GpuFacts
+from tunerd.measuring.measure import DEAD
 from tunerd.slices import plan
 from tunerd.slices.gpu_runner import runner_environment
 from tunerd.slices.lease import gpu_folder
@@ -152,7 +153,7 @@ def test_new_clients_attach_after_the_gpu_was_fenced(gpu: GpuFacts) -> None:
         first.start()
         fallen = ProcessId.of(second.start().runner_pid)
         first.is_alone = True  # its neighbour works on nothing
-        first._lose("CUDA_ERROR_ILLEGAL_ADDRESS")
+        first._lose(f"CUDA_ERROR_ILLEGAL_ADDRESS{DEAD}")
         assert fallen is None or not fallen.alive
         second._lose("the runner ended")
         assert second.culprit == first.spec.slice_id

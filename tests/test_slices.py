@@ -307,17 +307,6 @@ def test_a_build_that_cannot_be_loaded_does_not_spoil_a_comparison(with_runner: 
     assert isinstance(result, Measurement)
 
 
-def test_a_comparison_that_leaves_its_context_dead_ends_its_runner(with_runner: Slice) -> None:
-    before = with_runner.start().runner_pid
-    (sound,) = builds_for(with_runner.spec, 1)
-    fault = raising(target_of(with_runner.spec), "CUDA_ERROR_ILLEGAL_ADDRESS")
-    failure, _ = with_runner.compare([fault, sound], QUICK)
-    assert isinstance(failure, Failure)
-    assert failure.kind is Kind.CRASH
-    assert not psutil.pid_exists(before)
-    assert isinstance(with_runner.compare([sound], QUICK)[0], Measurement)
-
-
 def test_a_crashed_runner_costs_one_build_and_the_next_one_goes_on(with_runner: Slice) -> None:
     before = with_runner.start().runner_pid
     first, last = builds_for(with_runner.spec, 2)

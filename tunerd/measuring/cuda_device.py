@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 
 from tunerd.measuring.measure import BufferCache, Device, Timed, argument_sets, calls_per_sample
 from tunerd.vocabulary import Build, Profile
+
+log = logging.getLogger(__name__)
 
 MAX_GRAPH_CALLS = 400
 _GRAPH_SECS = 0.001  # of one of several graphs: the gaps between them are some microseconds
@@ -109,6 +112,15 @@ class CudaDevice(Device):
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Any:
         return self._tvm.runtime.tensor(array, device=self._device)
+
+    def is_alive(self) -> bool:
+        # Of the whole context: TVM's synchronisation leaves out our stream, which is non-blocking.
+        try:
+            self._checked(self._driver.cuCtxSynchronize())
+        except RuntimeError as error:
+            log.warning("the device answers nothing any more: %s", error)
+            return False
+        return True
 
     def _copied(self, tensor: Any) -> Any:
         copy = tensor.copyto(self._device)

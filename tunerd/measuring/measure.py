@@ -8,11 +8,13 @@ Activations stay where they are, as the kernel before would have left them.
 
 from __future__ import annotations
 
+import logging
 import math
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,9 +22,12 @@ import numpy as np
 
 from tunerd.vocabulary import Build, Failure, Kind, Profile, Stage, TensorSpec
 
+log = logging.getLogger(__name__)
+
 MAX_COPIES = 64
 MAX_COPY_BYTES = 1 << 30
 MAX_MESSAGE_CHARS = 2000
+DEAD = "; its context is dead"  # ends the message of a failure after which a device answers nothing
 _USUAL_CACHE_BYTES = 64 << 20  # of a CPU that does not tell its last-level cache
 # One call that takes this long needs no second one to be told from its rivals.
 _SLOW_CALL_SECS = 2.0
@@ -61,6 +66,21 @@ class Device(ABC):
     def tensor(self, array: np.ndarray[Any, Any]) -> Any:
         """Return a copy of an array on the device."""
 
+    def is_alive(self) -> bool:
+        """Say whether the device still answers, once what was begun on it has ended.
+
+        After some errors a CUDA context does not: all further work returns the same error, and the
+        process must be started again (CUDA driver API, CUresult).
+        """
+        import tvm
+
+        try:
+            tvm.device(self.tvm_name).sync()
+        except Exception as error:
+            log.warning("the device answers nothing any more: %s", error)
+            return False
+        return True
+
 
 Samples = tuple[int, list[float]]  # calls per sample, mean seconds of a call in each sample
 
@@ -73,24 +93,39 @@ def measure(
         timed = _prepared(device, build, Path(folder), profile)
         if isinstance(timed, Failure):
             return timed
-        return _sampled(timed, profile, rival_secs)
+        return _sampled(device, timed, profile, rival_secs)
 
 
-def compare(device: Device, builds: Sequence[Build], profile: Profile) -> list[Samples | Failure]:
+def compare(
+    device: Device, builds: Sequence[Build], *, profile: Profile, goes_on: Callable[[], None]
+) -> list[Samples | Failure]:
     """Return calls per sample and samples of each build, taken in turns.
 
     In turns, because clocks and neighbours change over seconds: what disturbs one disturbs all.
+
+    Args:
+        goes_on: is called after each build that was loaded and after each sample.
     """
     with tempfile.TemporaryDirectory(prefix="tunerd-load-") as folder:
-        ready = [
-            _prepared(device, build, _subfolder(folder, i), profile)
-            for i, build in enumerate(builds)
-        ]
-        return interleaved(ready, profile)
+        ready = []
+        for i, build in enumerate(builds):
+            ready.append(_prepared(device, build, _subfolder(folder, i), profile))
+            goes_on()
+        return interleaved(device, ready, profile=profile, goes_on=goes_on)
 
 
-def interleaved(ready: Sequence[Timed | Failure], profile: Profile) -> list[Samples | Failure]:
-    """Sample everything that is ready in turns, until the profile's samples or time are spent."""
+def interleaved(
+    device: Device,
+    ready: Sequence[Timed | Failure],
+    *,
+    profile: Profile,
+    goes_on: Callable[[], None],
+) -> list[Samples | Failure]:
+    """Sample everything that is ready in turns, until the profile's samples or time are spent.
+
+    Args:
+        goes_on: is called after each sample.
+    """
     results: list[Samples | Failure] = [
         entry if isinstance(entry, Failure) else (entry.calls, []) for entry in ready
     ]
@@ -110,7 +145,8 @@ def interleaved(ready: Sequence[Timed | Failure], profile: Profile) -> list[Samp
             try:
                 result[1].append(entry.sample())
             except Exception as error:
-                results[i] = failure(Stage.RUN, error)
+                results[i] = failure_on(device, Stage.RUN, error)
+            goes_on()
     return results
 
 
@@ -120,7 +156,7 @@ def _is_hopeless(samples: Sequence[float], rival_secs: float, profile: Profile) 
 
 
 def failure(stage: Stage, error: BaseException) -> Failure:
-    """Say what kind of failure an exception of TVM or CUDA is."""
+    """Say what kind of failure an exception of TVM or CUDA is, as far as its text tells."""
     message = f"{type(error).__name__}: {error}".strip()
     lowered = message.lower()
     if "out of memory" in lowered or "out_of_memory" in lowered or isinstance(error, MemoryError):
@@ -128,6 +164,19 @@ def failure(stage: Stage, error: BaseException) -> Failure:
     else:
         kind = Kind.CRASH
     return Failure(stage, kind, message[-MAX_MESSAGE_CHARS:])
+
+
+def failure_on(device: Device, stage: Stage, error: BaseException) -> Failure:
+    """Say what kind of failure an exception is that came up just now on a device."""
+    return as_left(device, failure(stage, error))
+
+
+def as_left(device: Device, failed: Failure) -> Failure:
+    """Return a failure by how it left its device: a crash is what left one that does not answer."""
+    if not device.is_alive():
+        message = f"{failed.message}{DEAD}"[-MAX_MESSAGE_CHARS:]
+        return Failure(failed.stage, Kind.CRASH, message)
+    return replace(failed, kind=Kind.REFUSED) if failed.kind is Kind.CRASH else failed
 
 
 def random_array(spec: TensorSpec, seed: int) -> np.ndarray[Any, Any]:
@@ -155,10 +204,12 @@ def _prepared(device: Device, build: Build, folder: Path, profile: Profile) -> T
     try:
         return device.prepare(build, path, profile)
     except Exception as error:
-        return failure(Stage.LOAD, error)
+        return failure_on(device, Stage.LOAD, error)
 
 
-def _sampled(timed: Timed, profile: Profile, rival_secs: float) -> Samples | Failure:
+def _sampled(
+    device: Device, timed: Timed, profile: Profile, rival_secs: float
+) -> Samples | Failure:
     samples: list[float] = []
     started = time.perf_counter()
     try:
@@ -170,7 +221,7 @@ def _sampled(timed: Timed, profile: Profile, rival_secs: float) -> Samples | Fai
             if enough or slow:
                 break
     except Exception as error:
-        return failure(Stage.RUN, error)
+        return failure_on(device, Stage.RUN, error)
     return timed.calls, samples
 
 

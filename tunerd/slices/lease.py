@@ -152,9 +152,10 @@ def _start(
 def _command(
     folder: Path, gpu_uuid: str, run: str, external: Path | None, runner_command: tuple[str, ...]
 ) -> list[str]:
-    command = [sys.executable, "-m", "tunerd.slices.guard", "--gpu", gpu_uuid]
-    command += ["--folder", str(folder), "--run", run, "--runner", json.dumps(runner_command)]
-    return command if external is None else [*command, "--external", str(external)]
+    command = [sys.executable, "-m", "tunerd.slices.guard", f"--gpu={gpu_uuid}"]
+    # A run is named after its model's file, which may begin with a hyphen.
+    command += [f"--folder={folder}", f"--run={run}", f"--runner={json.dumps(runner_command)}"]
+    return command if external is None else [*command, f"--external={external}"]
 
 
 def _environment() -> dict[str, str]:
@@ -205,11 +206,11 @@ def private_folder() -> Path:
     """Return this user's folder for sockets and state, made with mode 0700 where it is missing.
 
     /tmp rather than a run folder: all runs of a user meet there, and paths of sockets are short.
-    TUNERD_RUNTIME_FOLDER names another one.
+    TUNERD_RUNTIME_FOLDER names another one. Raises HostError where there can be none.
     """
     named = os.environ.get("TUNERD_RUNTIME_FOLDER") or f"/tmp/tunerd-{os.getuid()}"
     folder = Path(named).absolute()  # guards and runners work in another folder
-    folder.mkdir(mode=0o700, exist_ok=True)
+    _make(folder)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise HostError(
@@ -228,5 +229,15 @@ def gpu_folder(gpu_uuid: str) -> Path:
             f"{folder} is too long for the path of a socket ({_MAX_SOCKET_PATH} bytes); set"
             " TUNERD_RUNTIME_FOLDER to a shorter one"
         )
-    folder.mkdir(mode=0o700, exist_ok=True)
+    _make(folder)
     return folder
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise HostError(
+            f"{folder} cannot be made a folder: {error.strerror}; mend that, or set"
+            " TUNERD_RUNTIME_FOLDER to a folder that only you can enter"
+        ) from error

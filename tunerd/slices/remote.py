@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunerd.errors import DiskError, HostError, InfrastructureError
+from tunerd.measuring.measure import DEAD
 from tunerd.measuring.work import Ran, Work
 from tunerd.slices import processes, wire
 from tunerd.slices.base import Slice
@@ -40,30 +41,16 @@ log = logging.getLogger(__name__)
 START_SECS = 120.0  # importing TVM on a busy machine, making a context
 RECOVERY_SECS = 20.0  # for a device to take clients again after a fault
 _RETRY_SECS = 0.5
-BUILD_SECS = 60.0  # to load and measure one build
+BUILD_SECS = 60.0  # to load and measure one build; of several in turns, to load or sample one
 # Where a task's best is known: to load and measure one of its builds, and so many times the best.
 KNOWN_SECS, KNOWN_TIMES = 20.0, 10_000.0
-MODEL_SECS = 600.0  # to load and measure whole models
+MODEL_SECS = 600.0  # to load a whole model and run it some times, or to sample it
+SLOWED_TIMES = 10.0  # the seconds of a repeat alone, which it may take beside others
 EXIT_SECS = 5.0  # for a runner whose connection has ended to be gone
 # An operator's, or the operating system's where memory is short: of whoever has most of it. What a
 # kernel does to its own process is another signal: SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT.
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP}
 OF_MPS = "CUDA_ERROR_MPS_"  # of a daemon that ended, or a client that was terminated: no kernel's
-# After these errors a CUDA context answers nothing any more (CUDA driver API, CUresult).
-_STICKY = (
-    "ILLEGAL_ADDRESS",
-    "MISALIGNED_ADDRESS",
-    "ILLEGAL_INSTRUCTION",
-    "LAUNCH_FAILED",
-    "INVALID_PC",
-    "HARDWARE_STACK_ERROR",
-    "CUDA_ERROR_ASSERT",
-    "DEVICE-SIDE ASSERT",
-    OF_MPS,
-    "ILLEGAL MEMORY ACCESS",
-    "UNSPECIFIED LAUNCH FAILURE",
-    "MISALIGNED",
-)
 
 
 class RemoteSlice(Slice):
@@ -76,6 +63,7 @@ class RemoteSlice(Slice):
         super().__init__(spec)
         self._connection: socket.socket | None = None
         self._proof: CapProof | None = None
+        self._repeat_secs = 0.0  # of the work that is ready
         self._stop_at: float | None = None  # of the work that began last
         self._unheard: Failure | None = None  # why it did not begin
 
@@ -141,9 +129,11 @@ class RemoteSlice(Slice):
         results: list[Measurement | Failure] = []
         while (done := len(results)) < len(builds):
             for result in self._measured(builds[done:], profile, bests[done:]):
+                is_told = self._connection is not None  # and not that the runner was lost
+                if is_told and isinstance(result, Failure):
+                    result = self._checked(result)
                 results.append(result)
-                if isinstance(result, Failure) and is_sticky(result.message):
-                    results[-1] = self._blamed(result)
+                if self._connection is None:
                     break
         return results
 
@@ -183,9 +173,7 @@ class RemoteSlice(Slice):
             "builds": [build_to(b) for b in builds],
             "profile": to_json(profile),
         }
-        return self._compared(
-            body, [b.library for b in builds], len(builds), profile, BUILD_SECS * len(builds)
-        )
+        return self._compared(body, [b.library for b in builds], len(builds), profile, BUILD_SECS)
 
     def agree(self, reference: Build, build: Build) -> Failure | None:
         body = {"op": "agree", "builds": [build_to(reference), build_to(build)]}
@@ -194,7 +182,7 @@ class RemoteSlice(Slice):
             answer = self._receive()["failure"]
         except (OSError, ValueError) as error:
             return self._lost(error)
-        return None if answer is None else self._checked(_heard(answer))
+        return None if answer is None else self._checked(failure_from(answer))
 
     def compare_models(
         self, artifacts: Sequence[str], profile: Profile
@@ -218,8 +206,9 @@ class RemoteSlice(Slice):
         except (OSError, ValueError) as error:
             failure = self._lost(error)
             raise InfrastructureError(f"the model did not run: {failure.message}") from error
-        if "error" in answer:
-            raise InfrastructureError(f"the model did not run: {answer['error']}")
+        if "failure" in answer:
+            failure = self._checked(failure_from(answer["failure"]))
+            raise InfrastructureError(f"the model did not run: {failure.message}")
         return arrays_from(answer["outputs"], out)
 
     def ready(self, work: Work) -> float | Failure:
@@ -232,8 +221,9 @@ class RemoteSlice(Slice):
         except (OSError, ValueError) as error:
             return self._lost(error)
         if "failure" in answer:
-            return self._checked(_heard(answer["failure"]))
-        return float(answer["once_secs"])
+            return self._checked(failure_from(answer["failure"]))
+        self._repeat_secs = float(answer["once_secs"])
+        return self._repeat_secs
 
     def begin(self, start_at: float, stop_at: float | None = None) -> None:
         self._stop_at, self._unheard = stop_at, None
@@ -254,14 +244,15 @@ class RemoteSlice(Slice):
         try:
             if self._connection is None:
                 raise wire.Closed("the slice was closed")
-            self._connection.settimeout(left_secs + BUILD_SECS)
+            repeat_secs = max(BUILD_SECS, SLOWED_TIMES * self._repeat_secs)
+            self._connection.settimeout(left_secs + repeat_secs)
             if self._stop_at is None:
                 wire.send(self._connection, {"op": "stop"})
             answer, blobs = self._answer()
         except (OSError, ValueError) as error:
             return self._lost(error)
         if "failure" in answer:
-            return self._checked(_heard(answer["failure"]))
+            return self._checked(failure_from(answer["failure"]))
         starts, ends = (struct.unpack(f"<{len(b) // 8}d", b) for b in blobs)
         return Ran(self.spec.slice_id, starts, ends, int(answer["calls"]))
 
@@ -283,15 +274,18 @@ class RemoteSlice(Slice):
 
     def _receive(self) -> Any:
         body, _ = self._answer()
-        if "error" in body:
-            raise ValueError(body["error"])
         return body
 
     def _answer(self) -> tuple[Any, list[bytes]]:
+        """Return the next message that is an answer; signs of life begin the time limit anew."""
         assert self._connection is not None
         body, blobs = wire.receive(self._connection)
+        while "goes_on" in body:
+            body, blobs = wire.receive(self._connection)
         if "disk" in body:
             raise DiskError(body["disk"])
+        if "error" in body:
+            raise ValueError(body["error"])
         return body, blobs
 
     def _compared(
@@ -308,15 +302,15 @@ class RemoteSlice(Slice):
         except (OSError, ValueError) as error:
             return [self._lost(error)] * count
         results = [self._result(r, profile) for r in answer["results"]]
-        sticky = [r for r in results if isinstance(r, Failure) and is_sticky(r.message)]
-        if not sticky:
+        fatal = [r for r in results if isinstance(r, Failure) and _is_fatal(r)]
+        if not fatal:
             return results
-        blamed = self._blamed(sticky[0])  # the others met the context that it left
-        return [blamed if r in sticky else r for r in results]
+        blamed = self._blamed(fatal[0])  # the others met the context that it left
+        return [blamed if r in fatal else r for r in results]
 
     def _result(self, entry: dict[str, Any], profile: Profile) -> Measurement | Failure:
         if "failure" in entry:
-            return _heard(entry["failure"])
+            return failure_from(entry["failure"])
         assert self._proof is not None
         return Measurement(
             run_secs=tuple(entry["run_secs"]),
@@ -328,8 +322,8 @@ class RemoteSlice(Slice):
         )
 
     def _checked(self, failure: Failure) -> Failure:
-        """Blame a failure after which the runner answers nothing any more."""
-        return self._blamed(failure) if is_sticky(failure.message) else failure
+        """Blame a failure, as the runner told it, after which that runner is of no use."""
+        return self._blamed(failure) if _is_fatal(failure) else failure
 
     def _lost(self, error: Exception) -> Failure:
         if isinstance(error, TimeoutError):
@@ -376,16 +370,14 @@ def _limit_secs(best_secs: float | None) -> float:
     return min(BUILD_SECS, max(KNOWN_SECS, KNOWN_TIMES * best_secs))
 
 
-def _heard(failure: Any) -> Failure:
-    """Return a failure as the runner told it; what left its context sound crashed nothing."""
-    told = failure_from(failure)
-    is_refused = told.kind is Kind.CRASH and not is_sticky(told.message)
-    return replace(told, kind=Kind.REFUSED) if is_refused else told
+def _is_fatal(failure: Failure) -> bool:
+    """Say whether a failure, as the runner told it, has left it without a context or a daemon."""
+    return failure.kind is Kind.CRASH or OF_MPS in failure.message.upper()
 
 
 def is_sticky(message: str) -> bool:
-    """Say whether an error leaves its CUDA context dead, and under MPS those beside it."""
-    return any(word in message.upper() for word in _STICKY)
+    """Say whether an error has left its CUDA context dead, and under MPS those beside it."""
+    return DEAD in message or OF_MPS in message.upper()
 
 
 def outside_signal(exit_status: int | None) -> str:

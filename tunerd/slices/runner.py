@@ -18,6 +18,10 @@ Requests are JSON with binary blobs (`wire`):
     begin     start_at, stop_at       -> at once that it was heard; when it has stopped, how it ran
     stop                              -> stops what began without stop_at; has no answer
     close                             -> the process ends
+
+Before the results of `compare` and `compare_models` come signs, one a second at most, that samples
+are being taken: {"goes_on": true}. A failure says what it did: a "crash" has left a context that
+answers nothing any more, and only another runner can go on.
 """
 
 from __future__ import annotations
@@ -44,8 +48,10 @@ from tunerd.without_torch import keep_torch_from_tvm
 
 if TYPE_CHECKING:
     from tunerd.measuring import repeating
+    from tunerd.vocabulary import Stage
 
 _FIRST_CONNECTION_SECS = 60.0
+_SIGN_SECS = 1.0  # seldom: whoever reads them may work on the cores that are measured
 
 
 def main() -> None:
@@ -134,6 +140,7 @@ class _Runner:
             self._problem = f"{type(error).__name__}: {error}"
         self._models: dict[str, Any] = {}
         self._work: repeating.Repeated | None = None
+        self._said_at = 0.0  # time.monotonic() of the last request or sign
 
     def serve(self) -> None:
         while True:
@@ -156,11 +163,24 @@ class _Runner:
                 "ready": self._ready,
                 "begin": self._begin,
             }[operation]
+            self._said_at = time.monotonic()
             try:
                 with disk_errors_said(Path(tempfile.gettempdir())):
                     handler(body, blobs)
             except DiskError as error:
                 wire.send(self._connection, {"disk": str(error)})
+
+    def _goes_on(self) -> None:
+        """Tell the slice, if that was not just told, that what it waits for does not hang."""
+        if (now := time.monotonic()) >= self._said_at + _SIGN_SECS:
+            self._said_at = now
+            wire.send(self._connection, {"goes_on": True})
+
+    def _send_failure(self, stage: Stage, error: Exception) -> None:
+        from tunerd.vocabulary import to_json
+
+        failed = self._measure.failure_on(self._device, stage, error)
+        wire.send(self._connection, {"failure": to_json(failed)})
 
     def _prove(self, _: Any, __: list[bytes]) -> None:
         wire.send(self._connection, {"facts": {**self._device.facts(), "pid": os.getpid()}})
@@ -182,7 +202,9 @@ class _Runner:
         from tunerd.slices.messages import build_from, profile_from, result_to
 
         builds = [build_from(e, b) for e, b in zip(body["builds"], blobs, strict=True)]
-        results = self._measure.compare(self._device, builds, profile_from(body["profile"]))
+        results = self._measure.compare(
+            self._device, builds, profile=profile_from(body["profile"]), goes_on=self._goes_on
+        )
         wire.send(self._connection, {"results": [result_to(r) for r in results]})
 
     def _agree(self, body: Any, blobs: list[bytes]) -> None:
@@ -191,16 +213,19 @@ class _Runner:
         from tunerd.vocabulary import to_json
 
         reference, build = (build_from(e, b) for e, b in zip(body["builds"], blobs, strict=True))
-        failure = disagreement(self._device, reference, build)
-        wire.send(self._connection, {"failure": to_json(failure)})
+        failed = disagreement(self._device, reference, build)
+        if failed is not None:
+            failed = self._measure.as_left(self._device, failed)
+        wire.send(self._connection, {"failure": to_json(failed)})
 
     def _run_model(self, body: Any, blobs: list[bytes]) -> None:
         from tunerd.slices.messages import arrays_from, arrays_to
+        from tunerd.vocabulary import Stage
 
         try:
             outputs = self._loaded(body["artifact"])(arrays_from(body["inputs"], blobs))
         except Exception as error:
-            wire.send(self._connection, {"error": f"{type(error).__name__}: {error}"})
+            self._send_failure(Stage.RUN, error)
             return
         specs, out = arrays_to(outputs)
         wire.send(self._connection, {"outputs": specs}, out)
@@ -215,15 +240,18 @@ class _Runner:
             try:
                 ready.append(self._measure.TimedModel(self._loaded(artifact), profile))
             except Exception as error:
-                ready.append(self._measure.failure(Stage.LOAD, error))
-        results = self._measure.interleaved(ready, profile)
+                ready.append(self._measure.failure_on(self._device, Stage.LOAD, error))
+            self._goes_on()
+        results = self._measure.interleaved(
+            self._device, ready, profile=profile, goes_on=self._goes_on
+        )
         assert all(isinstance(r, Failure | tuple) for r in results)
         wire.send(self._connection, {"results": [result_to(r) for r in results]})
 
     def _ready(self, body: Any, blobs: list[bytes]) -> None:
         from tunerd.measuring import repeating
         from tunerd.slices.messages import build_from
-        from tunerd.vocabulary import Stage, to_json
+        from tunerd.vocabulary import Stage
 
         try:
             if body["artifact"]:
@@ -234,13 +262,12 @@ class _Runner:
                 with tempfile.TemporaryDirectory(prefix="tunerd-load-") as folder:
                     self._work = repeating.repeated_kernel(self._device, build, Path(folder))
         except Exception as error:
-            failed = self._measure.failure(Stage.LOAD, error)
-            wire.send(self._connection, {"failure": to_json(failed)})
+            self._send_failure(Stage.LOAD, error)
             return
         wire.send(self._connection, {"once_secs": self._work.once_secs})
 
     def _begin(self, body: Any, _: list[bytes]) -> None:
-        from tunerd.vocabulary import Stage, to_json
+        from tunerd.vocabulary import Stage
 
         work = self._work
         if work is None:
@@ -256,8 +283,7 @@ class _Runner:
         try:
             work.run(body["start_at"], math.inf if stop_at is None else stop_at, told)
         except Exception as error:
-            failed = self._measure.failure(Stage.RUN, error)
-            wire.send(self._connection, {"failure": to_json(failed)})
+            self._send_failure(Stage.RUN, error)
             return
         times = [work.starts.tobytes(), work.ends.tobytes()]
         wire.send(self._connection, {"calls": work.calls}, times)
