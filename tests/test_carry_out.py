@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
-from models import ROOT
+from models import ROOT, conv_net
+from tune_process import GONE_SECS, Run
 
 from tunerd.cli.app import app
 from tunerd.cli.flags import recipe_commands
@@ -34,6 +36,10 @@ if step == "wait":
     open("waiting", "w").close()
     while True:
         time.sleep(0.01)
+if step == "hold":
+    open("holding", "w").close()
+    sys.stdin.read()
+    open("let go", "w").close()
 if step == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if isinstance(step, str):
@@ -146,6 +152,57 @@ def test_a_request_to_stop_ends_the_run_in_order_and_begins_no_other(carried: Ca
     assert [ended.exit_code for ended in result.runs] == [16, None, None]
     assert result.exit_code == ExitCode.INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_run_learns_of_the_end_of_who_carries_the_recipe_out(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "plan.json").write_text(json.dumps({"tune x": "hold"}))
+    (tmp_path / "r.yaml").write_text("cpu-pct: 50\nmodel: x\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", CARRIER], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    ) as carrier:
+        wait_for((tmp_path / "holding").exists)
+        assert not (tmp_path / "let go").exists()
+        carrier.kill()
+    wait_for((tmp_path / "let go").exists)
+
+
+CARRIER = """
+import sys
+from pathlib import Path
+from tunerd.cli.app import app
+from tunerd.cli.flags import recipe_commands
+from tunerd.recipe import read_recipe
+from tunerd.recipe.carry_out import carry_out
+recipe = read_recipe(Path("r.yaml"), recipe_commands(app))
+carry_out(recipe, recipe.runs, program=(sys.executable, "program.py"))
+"""
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + GONE_SECS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_command_that_was_killed_leaves_no_run_and_goes_on(tmp_path: Path) -> None:
+    model = tmp_path / "net.onnx"
+    onnx.save(conv_net(), model)
+    run = Run(tmp_path / "run", model, ())
+    (tmp_path / "r.yaml").write_text(
+        f"cpu-pct: 50\nslice: simulated\ntrials: 160\nmodel: {model}\nout: {run.folder}\n"
+    )
+    command = [sys.executable, "-m", "tunerd", "run", str(tmp_path / "r.yaml")]
+    run.process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    run.wait_for(lambda: run.measured() >= 4)
+    assert run.kill() == []
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode < ExitCode.BAD_INPUT, done.stderr
+    assert run.measured() > 100
 
 
 def test_the_command_ends_with_one_document_and_the_worst_code(tmp_path: Path) -> None:

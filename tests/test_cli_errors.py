@@ -182,29 +182,35 @@ def test_the_end_of_an_input_is_no_interruption() -> None:
 # --- pipes -------------------------------------------------------------------------------------
 
 
-def piped(body: str, *, reader: bool) -> tuple[int, str]:
-    """Run `body` in a process whose stdout is a pipe, with or without a reader; code and stderr."""
+def ended_in_a_process(body: str, *, stdout: int) -> tuple[int, str]:
+    """Run `body` in a process with this stdout; return its code and what it wrote to stderr."""
     program = f"""
 from tunerd.cli.errors import reported
 from tunerd.errors import InputError
 with reported(as_json=True):
     {body}
 """
-    read, write = os.pipe()
-    if not reader:
-        os.close(read)
     done = subprocess.run(
         [sys.executable, "-c", program],
-        stdout=write,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": ""},
     )
+    return done.returncode, done.stderr
+
+
+def piped(body: str, *, reader: bool) -> tuple[int, str]:
+    """Run `body` in a process whose stdout is a pipe, with or without a reader; code and stderr."""
+    read, write = os.pipe()
+    if not reader:
+        os.close(read)
+    ended = ended_in_a_process(body, stdout=write)
     os.close(write)
     if reader:
         os.close(read)
-    return done.returncode, done.stderr
+    return ended
 
 
 @pytest.mark.parametrize("body", ["print('row')", "[print('row' * 99) for _ in range(9999)]"])
@@ -221,6 +227,44 @@ def test_a_pipe_that_broke_elsewhere_is_not_hidden() -> None:
 def test_an_error_keeps_its_code_when_nobody_reads() -> None:
     code, said = piped("print('row'); raise InputError('a share of 0')", reader=False)
     assert (code, said) == (ExitCode.BAD_INPUT, "tunerd: a share of 0\n")
+
+
+@pytest.mark.parametrize(
+    "argv", [["--version"], ["--help"], ["run", "--schema"], ["status", "no-such-folder", "--json"]]
+)
+def test_a_full_disk_behind_stdout_is_a_disk_error_and_a_reader_that_left_is_none(
+    argv: list[str],
+) -> None:
+    command = [sys.executable, "-m", "tunerd", *argv]
+    fails = argv[0] == "status"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == (ExitCode.BAD_FOLDER if fails else ExitCode.DISK_FULL)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("tunerd: ")
+    assert fails or "stdout or a file cannot be written: No space left on device" in line
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.returncode == (ExitCode.BAD_FOLDER if fails else READER_GONE)
+    assert len(done.stderr.splitlines()) == fails
+
+
+@pytest.mark.parametrize("body", ["print('row')", "[print('row' * 99) for _ in range(9999)]"])
+def test_what_does_not_fit_on_the_disk_behind_stdout_is_a_disk_error(body: str) -> None:
+    with open("/dev/full", "w") as full:
+        code, said = ended_in_a_process(body, stdout=full.fileno())
+    assert code == ExitCode.DISK_FULL
+    (line,) = said.splitlines()
+    assert line.startswith("tunerd: stdout or a file cannot be written: No space left on device")
+
+
+def test_a_disk_that_is_full_elsewhere_is_named() -> None:
+    error = "raise OSError(28, 'No space left on device', '/data/x')"
+    code, said = ended_in_a_process(error, stdout=subprocess.DEVNULL)
+    assert code == ExitCode.DISK_FULL
+    assert said.startswith("tunerd: /data/x cannot be written: No space left on device")
 
 
 BUSY_IN_TVM = """

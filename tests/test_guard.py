@@ -140,6 +140,10 @@ def test_slices_of_one_run_share_a_guard(bench: Bench) -> None:
     assert bench.lease("run").guard_pid == bench.lease("run").guard_pid
 
 
+def test_a_run_may_have_a_name_that_looks_like_an_option(bench: Bench) -> None:
+    assert bench.lease("-x").request("state")["run"] == "-x"
+
+
 def test_another_live_run_on_the_gpu_is_refused_by_the_pid_of_its_guard(bench: Bench) -> None:
     first = bench.lease("first")
     with pytest.raises(HostError, match=f"first.*guard pid {first.guard_pid}"):
@@ -628,6 +632,26 @@ def test_a_private_folder_that_others_can_enter_is_refused(
     monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(shared))
     with pytest.raises(HostError, match="only you can enter"):
         lease_module.private_folder()
+
+
+@pytest.mark.parametrize("place", ["missing/r", "file", "file/r", "dangling"])
+def test_a_private_folder_that_cannot_be_made_is_refused_with_the_name_of_its_variable(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(tmp_path / place))
+    with pytest.raises(HostError, match=f"{place}.*TUNERD_RUNTIME_FOLDER"):
+        lease_module.private_folder()
+
+
+def test_a_file_in_the_place_of_a_gpus_folder_is_named(bench: Bench) -> None:
+    folder = lease_module.gpu_folder(UUID)
+    folder.rmdir()
+    folder.touch()
+    with pytest.raises(HostError, match=f"{folder.name}.*TUNERD_RUNTIME_FOLDER"):
+        lease_module.gpu_folder(UUID)
+    folder.unlink()
 
 
 def test_a_folder_too_deep_for_a_socket_is_refused(

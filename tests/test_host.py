@@ -10,6 +10,8 @@ import socket
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -81,6 +83,131 @@ def test_a_host_without_a_driver_says_why_it_has_no_gpu() -> None:
         pytest.skip("this machine has a GPU")
     assert "driver" in facts.no_gpu
     assert host.conditions(UUID) == Conditions()
+
+
+class SeveralGpus:
+    """NVML of GPUs of which some do not answer a function, given by index: (function, error)."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, count: int, failing: dict[int, tuple[str, str]]) -> None:
+        self._count, self._failing = count, failing
+
+    def _told(self, function: str, index: int, value: Any) -> Any:
+        failing, error = self._failing.get(index, ("", ""))
+        if failing == function:
+            raise self.NVMLError(error)
+        return value
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 13000
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.1"
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self._count
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return int(self._told("nvmlDeviceGetHandleByIndex", index, index))
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return int(uuid.removeprefix("GPU-"))
+
+    def nvmlDeviceGetName(self, index: int) -> str:
+        return str(self._told("nvmlDeviceGetName", index, "NVIDIA H200"))
+
+    def nvmlDeviceGetUUID(self, index: int) -> str:
+        return str(self._told("nvmlDeviceGetUUID", index, f"GPU-{index}"))
+
+    def nvmlDeviceGetCudaComputeCapability(self, index: int) -> tuple[int, int]:
+        return (9, 0)
+
+    def nvmlDeviceGetMemoryInfo(self, index: int) -> SimpleNamespace:
+        memory = SimpleNamespace(total=139 << 30, free=138 << 30)
+        return self._told("nvmlDeviceGetMemoryInfo", index, memory)  # type: ignore[no-any-return]
+
+    def nvmlDeviceGetNumGpuCores(self, index: int) -> int:
+        return 132 * 128
+
+
+LOST = ("nvmlDeviceGetHandleByIndex", "GPU is lost")
+
+
+def with_failing(
+    monkeypatch: pytest.MonkeyPatch, count: int, failing: dict[int, tuple[str, str]]
+) -> HostFacts:
+    nvml = SeveralGpus(count, failing)
+    monkeypatch.setattr(host, "nvml_library", lambda: (nvml, ""))
+    monkeypatch.setattr(mps, "driver_library_problem", lambda: "")
+    return host.facts()
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        LOST,
+        ("nvmlDeviceGetName", "GPU requires reset"),
+        ("nvmlDeviceGetUUID", "Unknown Error"),
+        ("nvmlDeviceGetMemoryInfo", "Not Supported"),
+    ],
+)
+def test_a_gpu_that_does_not_answer_is_left_out_and_named(
+    failing: tuple[str, str], monkeypatch: pytest.MonkeyPatch, runtime_folder: None
+) -> None:
+    facts = with_failing(monkeypatch, 2, {1: failing})
+    assert [gpu.uuid for gpu in facts.gpus] == ["GPU-0"]
+    ((index, problem),) = ((gpu.index, gpu.problem) for gpu in facts.failed_gpus)
+    assert index == 1
+    assert problem.startswith("GPU 1 ")
+    assert failing[1] in problem
+    assert {spec.gpu_uuid for spec in whole.plan_for(facts, 100, None).slices} == {"GPU-0"}
+    found = {finding.name: finding for finding in checks._gpus(facts)}
+    assert found["GPU 0"].status is checks.Status.OK
+    assert found["GPU 1"].status is checks.Status.WARN
+    assert failing[1] in found["GPU 1"].fact
+    assert found["GPU 1"].fix
+
+
+def test_where_no_gpu_answers_plans_and_doctor_say_which_and_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = with_failing(monkeypatch, 1, {0: LOST})
+    for problem in (
+        whole.plan_for(facts, 100, None).problem,
+        mps.plan_for(facts, 40, None).problem,
+    ):
+        assert "GPU 0" in problem
+        assert "GPU is lost" in problem
+    statuses = {finding.name: finding.status for finding in checks._gpus(facts)}
+    assert statuses == {"driver": checks.Status.OK, "GPU 0": checks.Status.FAIL}
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"), [("0", []), ("1", [1]), ("0,1", [1]), ("GPU-1", [1]), ("", [])]
+)
+def test_a_failed_gpu_that_is_hidden_is_not_named(
+    setting: str, named: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    monkeypatch.delenv("RAY_RAYLET_PID", raising=False)
+    facts = with_failing(monkeypatch, 2, {1: LOST})
+    assert [gpu.index for gpu in facts.failed_gpus] == named
+
+
+def test_a_driver_that_cannot_count_its_gpus_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = SeveralGpus(1, {})
+
+    def broken() -> int:
+        raise nvml.NVMLError("Driver/library version mismatch")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetCount", broken)
+    monkeypatch.setattr(nvml, "nvmlSystemGetCudaDriverVersion_v2", broken)
+    monkeypatch.setattr(host, "nvml_library", lambda: (nvml, ""))
+    facts = host.facts()
+    assert facts.gpus == ()
+    assert "version mismatch" in facts.no_gpu
 
 
 def test_siblings_partition_the_cores_of_this_process() -> None:
@@ -313,6 +440,15 @@ def test_doctor_knows_the_versions_that_the_project_pins() -> None:
         if (match := re.fullmatch(r"([\w-]+)==(\S+)", requirement))
     )
     assert pinned == checks.PINS
+
+
+def test_doctor_says_that_the_runtime_folder_cannot_be_used(
+    gpu_host: HostFacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(tmp_path / "missing" / "r"))
+    (finding,) = checks._attach(with_gpu(gpu_host))
+    assert finding.status is checks.Status.FAIL
+    assert "TUNERD_RUNTIME_FOLDER" in finding.fact
 
 
 def test_doctor_finds_who_listens_on_a_port() -> None:

@@ -11,17 +11,21 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from artifact_fixtures import CORES, tiny_artifact, tiny_convnet
+from artifact_fixtures import CORES, LLVM, model_of, tiny_artifact, tiny_convnet
+from onnx import helper
 
 import tunerd
+from tunerd.artifacts.artifact import compile_artifact
 from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sealed
 from tunerd.deciding.verify import verification_inputs
+from tunerd.models.lowering import lower
 from tunerd.models.reference import Reference
 from tunerd.vocabulary import Arrays, Model
 
@@ -283,6 +287,71 @@ def test_outputs_of_one_call_outlive_the_next(loaded: LoadedModel, inputs: Array
     kept = {n: o.copy() for n, o in first.items()}
     loaded.run_dlpack({n: a + 1 for n, a in inputs.items()})
     assert all(np.array_equal(first[n], kept[n]) for n in kept)
+
+
+@pytest.fixture(scope="module")
+def of_scalars(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """y = x * scale, and its sum; the scale and the sum are scalars."""
+    folder = tmp_path_factory.mktemp("run") / "artifact"
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["y"]),
+        helper.make_node("ReduceSum", ["y"], ["sum"], keepdims=0),
+    ]
+    shapes = {"x": (2, 3), "scale": ()}
+    model = model_of(nodes, {}, inputs=shapes, outputs={"y": (2, 3), "sum": ()})
+    lowered = lower(model, LLVM)
+    compile_artifact(lowered, (), {}, LLVM, folder, model=model, pct=50, proofs=(CORES,))
+    return tunerd.load(folder)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        np.array(2, np.float32),
+        aligned_copy(np.array(2, np.float32)),
+        np.frombuffer(b"\0" * 4 + np.float32(2).tobytes(), np.float32)[1:].reshape(()),
+        Foreign(np.arange(3, dtype=np.float32)[2:].reshape(())),
+    ],
+    ids=["as it comes", "aligned", "read-only", "foreign, not aligned"],
+)
+def test_scalars_go_in_and_out_wherever_they_lie(of_scalars: LoadedModel, scale: Any) -> None:
+    outputs = of_scalars(np.ones((2, 3), np.float32), scale)
+    assert outputs["sum"].shape == ()
+    assert outputs["sum"] == 12
+    assert np.array_equal(outputs["y"], np.full((2, 3), 2, np.float32))
+
+
+def test_calls_from_several_threads_take_turns(tmp_path: Path) -> None:
+    """In a process of its own: TVM's virtual machine crashes where two calls meet in it."""
+    names = ["x", *(f"h{n}" for n in range(20))]  # a call long enough to be met by others
+    nodes = [helper.make_node("MatMul", [a, "w"], [b]) for a, b in pairwise(names)]
+    shape = (64, 64)
+    model = model_of(nodes, {"w": np.eye(64)}, inputs={"x": shape}, outputs={names[-1]: shape})
+    lowered = lower(model, LLVM)
+    compile_artifact(lowered, (), {}, LLVM, tmp_path / "a", model=model, pct=50, proofs=(CORES,))
+    done = run_python(f"""
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+import tunerd
+model = tunerd.load({str(tmp_path / "a")!r})
+
+def call(number):
+    x = np.full({shape}, number, np.float32)
+    for turn in range(100):
+        model.timed_calls({{"x": x}}, 2)
+        assert np.array_equal(model(x)[{names[-1]!r}], x)
+        assert np.array_equal(np.from_dlpack(model.run_dlpack(x)[{names[-1]!r}]), x)
+
+with ThreadPoolExecutor(3) as pool:
+    list(pool.map(call, range(3)))
+""")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("setting", ["", "auto", "-1", "0", "1"])
+def test_a_number_of_threads_that_is_none_is_not_looked_at(artifact: Path, setting: str) -> None:
+    done = run_python(f"import tunerd; tunerd.load({str(artifact)!r})", TVM_NUM_THREADS=setting)
+    assert done.returncode == 0, done.stderr
 
 
 def test_timed_calls_return_seconds(loaded: LoadedModel, inputs: Arrays) -> None:

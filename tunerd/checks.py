@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from tunerd import host
-from tunerd.errors import TunerdError
+from tunerd.errors import HostError, TunerdError
 from tunerd.host import HostFacts
 from tunerd.slices.processes import python_path
 
@@ -170,7 +170,7 @@ def _dashboard(_: HostFacts) -> Iterator[Finding]:
 
 
 def _gpus(facts: HostFacts) -> Iterator[Finding]:
-    if facts.no_gpu:
+    if facts.no_gpu and not facts.failed_gpus:
         fact = f"none: {facts.no_gpu}"
         yield Finding("GPU", Status.WARN, fact, "nothing, to tune for CPUs (--cpu-pct)")
         return
@@ -189,6 +189,13 @@ def _gpus(facts: HostFacts) -> Iterator[Finding]:
         if gpu.sm_count is not None:
             sms = ", ".join(f"{p}%: {expected_sms(gpu.sm_count, p)}" for p in _SHOWN_SHARES)
             yield Finding(f"GPU {gpu.index}: SMs per share", Status.OK, sms)
+    for failed in facts.failed_gpus:
+        status = Status.WARN if facts.gpus else Status.FAIL
+        fix = (
+            "reset it or restart the machine (dmesg | grep Xid tells more), or hide it with"
+            " CUDA_VISIBLE_DEVICES"
+        )
+        yield Finding(f"GPU {failed.index}", status, failed.problem, fix)
 
 
 def _cuda_libraries(facts: HostFacts) -> Iterator[Finding]:
@@ -251,7 +258,11 @@ def _attach(facts: HostFacts) -> Iterator[Finding]:
             "MPS slices", Status.FAIL, usable.why, "only slices of the kind `whole` work here"
         )
         return
-    plan = plan_for(facts, _PROBED_PCT, 1)
+    try:
+        plan = plan_for(facts, _PROBED_PCT, 1)
+    except HostError as error:
+        yield Finding("slice", Status.FAIL, str(error), "mend that: slices of GPUs need it")
+        return
     if plan.problem:
         yield Finding("slice", Status.FAIL, plan.problem)
     for spec in plan.slices:

@@ -76,6 +76,14 @@ class GpuFacts:
 
 
 @dataclass(frozen=True)
+class FailedGpu:
+    """One physical GPU that NVML lists and that cannot be used."""
+
+    index: int
+    problem: str  # a sentence that names it
+
+
+@dataclass(frozen=True)
 class HostFacts:
     """What a report and the records keep about a machine."""
 
@@ -88,6 +96,7 @@ class HostFacts:
     mem_bytes: int  # the smaller of the machine's and the cgroup's
     gpus: tuple[GpuFacts, ...]
     no_gpu: str  # why there is no GPU; "" where there is one
+    failed_gpus: tuple[FailedGpu, ...]  # beside `gpus`
     driver: str
     cuda_version: str  # the newest that the driver supports
     mps_control: str | None  # path of nvidia-cuda-mps-control
@@ -124,6 +133,7 @@ def facts() -> HostFacts:
         mem_bytes=memory_bytes(),
         gpus=found_gpus,
         no_gpu=no_gpu,
+        failed_gpus=failed_gpus(),
         driver=driver,
         cuda_version=cuda_version,
         mps_control=shutil.which(MPS_CONTROL),
@@ -170,30 +180,60 @@ def driver_versions() -> tuple[str, str]:
     nvml, _ = nvml_library()
     if nvml is None:
         return "", ""
-    number = nvml.nvmlSystemGetCudaDriverVersion_v2()
-    return nvml.nvmlSystemGetDriverVersion(), f"{number // 1000}.{number % 1000 // 10}"
+    try:
+        number = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        return nvml.nvmlSystemGetDriverVersion(), f"{number // 1000}.{number % 1000 // 10}"
+    except nvml.NVMLError:
+        return "", ""
 
 
 def gpus() -> tuple[tuple[GpuFacts, ...], str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to us, and why there is none."""
+    """Return the GPUs that work and that CUDA_VISIBLE_DEVICES leaves to us, and why none does."""
+    found, _, why = _looked()
+    return found, why
+
+
+def failed_gpus() -> tuple[FailedGpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to us and that cannot be used."""
+    return _looked()[1]
+
+
+def _looked() -> tuple[tuple[GpuFacts, ...], tuple[FailedGpu, ...], str]:
+    """Ask each GPU for its facts: one that is lost answers nothing, or some of it."""
     nvml, why = nvml_library()
     if nvml is None:
-        return (), why
-    found_gpus = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        gpu = _gpu(nvml, handle, index)
-        if _is_visible(gpu):
-            found_gpus.append(gpu)
-    if found_gpus:
-        return tuple(found_gpus), ""
-    if nvml.nvmlDeviceGetCount():
+        return (), (), why
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        return (), (), f"the NVIDIA driver does not count its GPUs ({error}); restart the machine"
+    found, failed = [], []
+    for index in range(count):
+        try:
+            gpu = _gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index)
+        except nvml.NVMLError as error:
+            if _is_visible(index, None):
+                problem = f"GPU {index} cannot be used: NVML says '{error}' of it"
+                failed.append(FailedGpu(index, problem))
+            continue
+        if _is_visible(index, gpu.uuid):
+            found.append(gpu)
+    if found:
+        why = ""
+    elif failed:
+        why = "; ".join(gpu.problem for gpu in failed)
+        why += "; reset it, restart the machine, or use --cpu-pct"
+    elif count:
         setting = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return (), f"CUDA_VISIBLE_DEVICES is '{setting}' and hides every GPU; unset it"
-    return (), "the NVIDIA driver lists no GPU; pass one to this machine or container"
+        why = f"CUDA_VISIBLE_DEVICES is '{setting}' and hides every GPU; unset it"
+    else:
+        why = "the NVIDIA driver lists no GPU; pass one to this machine or container"
+    return tuple(found), tuple(failed), why
 
 
 def _gpu(nvml: Any, handle: Any, index: int) -> GpuFacts:
+    """Return the facts of a GPU; raises NVMLError where it does not tell those that are needed."""
+
     def ask(function: str, *args: Any) -> Any:
         try:
             return getattr(nvml, function)(handle, *args)
@@ -220,15 +260,18 @@ def _gpu(nvml: Any, handle: Any, index: int) -> GpuFacts:
     )
 
 
-def _is_visible(gpu: GpuFacts) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES leaves this GPU to us; indices are taken as NVML's."""
+def _is_visible(index: int, uuid: str | None) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES leaves this GPU to us; indices are taken as NVML's.
+
+    A GPU that does not tell its UUID may be any that is named by one.
+    """
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     # Ray empties the variable in workers that hold no GPU: that hides nothing from a planner.
     if setting is None or (not setting and "RAY_RAYLET_PID" in os.environ):
         return True
     wanted = [item.strip() for item in setting.split(",") if item.strip()]
     return any(
-        item == str(gpu.index) or (item.startswith("GPU-") and gpu.uuid.startswith(item))
+        item == str(index) or (item.startswith("GPU-") and (uuid is None or uuid.startswith(item)))
         for item in wanted
     )
 

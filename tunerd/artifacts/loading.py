@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +101,8 @@ def aligned(size: int) -> int:
 class LoadedModel:
     """A loaded artifact. Call it with NumPy arrays, or `run_dlpack` it with tensors of the device.
 
-    `manifest` is that of the variant that runs. One model is for one thread at a time.
+    `manifest` is that of the variant that runs. Calls from several threads take turns: TVM's
+    virtual machine carries out one at a time. To run two at once, load the artifact twice.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class LoadedModel:
         from tvm.runtime.vm import VirtualMachine
 
         self._tvm = tvm
+        self._turn = threading.Lock()  # held while the virtual machine runs
         self._device = _open_device(tvm, is_cuda, device)
         seen = _sm_count(self._device, is_cuda)
         self.manifest = manifest = nearest(variants, seen)
@@ -148,9 +151,8 @@ class LoadedModel:
         Takes one array per input in order, or one dict of arrays by name. An array is a NumPy
         array or anything with `__dlpack__`; what lies on the device already is not copied.
         """
-        outputs = self._main(*self._placed(inputs), *self._weights)
-        names = (o.name for o in self.outputs)
-        return dict(zip(names, (o.numpy() for o in self._fields(outputs)), strict=True))
+        outputs = self.run_dlpack(*inputs)
+        return {name: output.numpy() for name, output in outputs.items()}
 
     def run_dlpack(self, *inputs: Any) -> dict[str, Any]:
         """Return the outputs by name as tensors on the device, which `from_dlpack` takes as is.
@@ -159,23 +161,27 @@ class LoadedModel:
         does not wait for it: synchronize before an input is overwritten or another stream reads
         an output.
         """
-        outputs = self._main(*self._placed(inputs), *self._weights)
+        arguments = (*self._placed(inputs), *self._weights)
+        with self._turn:
+            outputs = self._main(*arguments)
         names = (o.name for o in self.outputs)
         return dict(zip(names, self._fields(outputs), strict=True))
 
     def timed_calls(self, inputs: Mapping[str, Any], calls: int) -> float:
         """Return the host's seconds for `calls` calls in a row, with one wait at the end.
 
-        The inputs are on the device before the clock starts, and no output leaves it.
+        The inputs are on the device before the clock starts, and no output leaves it. Calls from
+        other threads wait until the last has ended.
         """
         arguments = (*self._placed((inputs,)), *self._weights)
         main, device = self._main, self._device
-        device.sync()
-        started = time.perf_counter()
-        for _ in range(calls):
-            main(*arguments)
-        device.sync()
-        return time.perf_counter() - started
+        with self._turn:
+            device.sync()
+            started = time.perf_counter()
+            for _ in range(calls):
+                main(*arguments)
+            device.sync()
+            return time.perf_counter() - started
 
     def _placed(self, inputs: tuple[Any, ...]) -> list[Any]:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
@@ -216,7 +222,8 @@ class LoadedModel:
             if value.__dlpack_device__()[0] != runtime.cpu().dlpack_device_type():
                 raise ValueError(f"a tensor cannot be used where it lies: {error}") from None
             array = value if isinstance(value, np.ndarray) else np.from_dlpack(value)
-            return runtime.tensor(np.ascontiguousarray(array), device=self._device)
+            # Not np.ascontiguousarray: it gives a scalar a dimension.
+            return runtime.tensor(np.asarray(array, order="C"), device=self._device)
         if tensor.device == self._device:
             return tensor
         there = runtime.empty(tensor.shape, tensor.dtype, self._device)
@@ -297,9 +304,8 @@ def _use_own_cores(tvm: Any, manifest: Mapping[str, Any]) -> None:
     number of threads.
     """
     cores = sorted(os.sched_getaffinity(0))
-    limit = int(os.environ.get("TVM_NUM_THREADS", 0)) or max(
-        manifest["share"]["sm_counts"], default=len(cores)
-    )
-    cores = cores[:limit]
+    setting = os.environ.get("TVM_NUM_THREADS", "")
+    limit = int(setting) if setting.isdecimal() else 0  # as TVM's: what is no number is no limit
+    cores = cores[: limit or max(manifest["share"]["sm_counts"], default=len(cores))]
     configure = tvm.get_global_func("runtime.config_threadpool")
     configure(_CONFIG_ONE_CORE_PER_THREAD, len(cores), [str(core) for core in cores])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from enum import StrEnum
 from typing import Annotated
 
@@ -20,6 +22,7 @@ from tunerd.cli.report import report
 from tunerd.cli.run import run
 from tunerd.cli.status import status
 from tunerd.cli.tune import tune
+from tunerd.errors import ExitCode
 
 app = typer.Typer(
     name="tunerd",
@@ -52,6 +55,23 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _end_with_stdin() -> None:
+    """Have this process end, at once, when its standard input does; its children get an empty one.
+
+    Whoever started it was killed then. What it has stored goes on, as after a kill of its own.
+    """
+    leash = os.dup(0)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+
+    def watch() -> None:
+        while os.read(leash, 1):
+            pass
+        os._exit(ExitCode.INTERRUPTED)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 @app.callback()
 def main(
     version: Annotated[
@@ -65,7 +85,12 @@ def main(
             help="json: log what is done to stderr, one JSON object per line, and nothing else.",
         ),
     ] = LogFormat.TEXT,
+    leash: Annotated[
+        bool, typer.Option("--leash", hidden=True, help="End with the standard input.")
+    ] = False,
 ) -> None:
     from tunerd.watching import logs
 
+    if leash:
+        _end_with_stdin()
     logs.set_up(verbose=verbose, as_json=log_format is LogFormat.JSON)

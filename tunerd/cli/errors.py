@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 import typer
@@ -50,13 +51,18 @@ def reported(*, debug: bool = False, as_json: bool = False) -> Iterator[None]:
     With `debug`, tracebacks as well. With `as_json`, stdout gets
     `{"error": {"kind", "message", "exit_code"}}`, which is then its one document.
     """
+    end: SystemExit | None = None
     try:
-        yield
-        sys.stdout.flush()  # a closed pipe shows here, and not in the interpreter's last moments
-    except SystemExit:
-        raise
-    except typer.Exit as end:
-        raise SystemExit(end.exit_code) from None
+        try:
+            yield
+        except typer.Exit as asked:
+            end = SystemExit(asked.exit_code)
+        except SystemExit as asked:
+            # rich makes 1 of a pipe that nobody reads.
+            is_unread = isinstance(asked.__context__, BrokenPipeError)
+            end = SystemExit(READER_GONE) if is_unread else asked
+        # A closed pipe or a full disk shows here, and not in the interpreter's last moments.
+        sys.stdout.flush()
     except BaseException as error:
         if isinstance(error, BrokenPipeError) and _reader_is_gone(sys.stdout):
             _discard(sys.stdout)
@@ -69,11 +75,18 @@ def reported(*, debug: bool = False, as_json: bool = False) -> Iterator[None]:
                 traceback.print_exception(error, file=sys.stderr)
         _say(code, message, as_json)
         raise SystemExit(int(code)) from None
+    if end is not None:
+        raise end
 
 
 def _described(error: BaseException, debug: bool) -> tuple[ExitCode, str]:
+    from tunerd.disk import ERRNOS, disk_error
+
     if isinstance(error, TunerdError):
         return error.exit_code, str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno in ERRNOS:
+        # What is printed has no file's name, nor need a file that is written have one.
+        return ExitCode.DISK_FULL, str(disk_error(Path("stdout or a file"), error))
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return ExitCode.INTERRUPTED, "interrupted; run the same command to go on"
     usage = _usage(error)

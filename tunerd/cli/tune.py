@@ -219,12 +219,16 @@ def _conclude(
             f"the tuned model disagrees with ONNX Runtime: {outcome.verification.message}; it was "
             f"not kept as an artifact, see {report}"
         )
-    code = {
-        Verdict.FASTER: ExitCode.BETTER,
-        Verdict.CANNOT_TELL: ExitCode.CANNOT_TELL,
-    }.get(outcome.end_to_end.verdict, ExitCode.NO_GAIN)
-    if outcome.verification.verdict is Correctness.CANNOT_TELL:
+    is_unproved = outcome.verification.verdict is Correctness.CANNOT_TELL
+    if is_unproved:
         code = ExitCode.CANNOT_TELL
+    elif not any(t.is_tuned for t in outcome.tasks):  # both models are the same, whatever was timed
+        code = ExitCode.NO_GAIN
+    else:
+        code = {
+            Verdict.FASTER: ExitCode.BETTER,
+            Verdict.CANNOT_TELL: ExitCode.CANNOT_TELL,
+        }.get(outcome.end_to_end.verdict, ExitCode.NO_GAIN)
     use, drifts = _time_use(settings.out), _drift(settings.out)
     disturbed = (_disturbed(settings.out), outcome.tasks, outcome.disturbed_by)
     share = None
@@ -245,6 +249,9 @@ def _conclude(
         print(json_module.dumps(document, ensure_ascii=False))
         return int(code)
     from rich.console import Console
+    from rich.text import Text
+
+    from tunerd.report.words import one_line
 
     console = Console()
     console.print(outcome_table(outcome))
@@ -252,6 +259,10 @@ def _conclude(
         console.print("")
         console.print(time_table(use))
         console.print("")
+    if is_unproved:
+        why = one_line(outcome.verification.message)
+        said = f"it cannot be told whether the tuned model's results are right: {why}"
+        console.print(Text(said, style="yellow"))
     for sentence in (*drift_warnings(drifts), *disturbance_sentences(*disturbed)):
         console.print(sentence, style="yellow", highlight=False)
     if settings.fidelity:

@@ -1,6 +1,7 @@
 """The runs of a recipe, one after the other, each a process of its own.
 
-A process per run, so that one that crashes takes no other with it, and memory goes back.
+A process per run, so that one that crashes takes no other with it, and memory goes back. Each is
+on a leash: its standard input ends with this process, however that ends, and then it ends, too.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def carry_out(
     fail_fast: bool = False,
     say: Callable[[str], None] = lambda line: None,
     stdout: IO[Any] | int | None = None,
-    program: Sequence[str] = (sys.executable, "-m", "tunerd"),
+    program: Sequence[str] = (sys.executable, "-m", "tunerd", "--leash"),
 ) -> Result:
     """Make `runs`, and go on after one that fails unless `fail_fast`.
 
@@ -182,16 +183,16 @@ class _Children:
         return code, said if isinstance(said, dict) else None
 
     def _run(self, argv: Sequence[str], stdout: IO[Any] | int | None) -> tuple[int, bytes]:
-        # Out of the terminal's group: it would get Ctrl-C twice, from there and from here.
-        self._child = subprocess.Popen(
-            [*self._program, *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            process_group=0,
-        )
-        if self.is_stopped:  # the signal came while the process was being made
-            self._child.send_signal(signal.SIGTERM)
-        printed, _ = self._child.communicate()
+        leash, held = os.pipe()  # no other process has `held`
+        with os.fdopen(held, "wb"):
+            with os.fdopen(leash, "rb") as stdin:
+                # Out of the terminal's group: it would get Ctrl-C twice, from there and from here.
+                self._child = subprocess.Popen(
+                    [*self._program, *argv], stdin=stdin, stdout=stdout, process_group=0
+                )
+            if self.is_stopped:  # the signal came while the process was being made
+                self._child.send_signal(signal.SIGTERM)
+            printed, _ = self._child.communicate()
         code = self._child.returncode
         self._child = None
         return (code if code >= 0 else 128 - code), printed or b""
