@@ -161,6 +161,10 @@ WRONG: dict[str, Callable[[], tuple[Task, Task]]] = {
         dense(dtype="float16"),
         dense(with_one_wrong, dtype="float16"),
     ),
+    "half precision, the result in single": lambda: (
+        pointwise(lambda x, y: (x + y).astype("float32"), "float16"),
+        pointwise(lambda x, y: (x - y).astype("float32"), "float16"),
+    ),
     "double precision": lambda: (
         pointwise(lambda x, y: x + y, "float64"),
         pointwise(lambda x, y: x + y.astype("float32").astype("float64"), "float64"),
@@ -197,6 +201,10 @@ def test_a_single_wrong_element_is_counted(cores: Slice) -> None:
 SAME: dict[str, Callable[[], tuple[Task, Task]]] = {
     "a sum in another order": lambda: (dense(), dense(row=lambda k: k)),
     "half precision": lambda: (dense(relu, dtype="float16"), dense(relu, dtype="float16")),
+    "half precision, the result in single": lambda: (
+        pointwise(lambda x, y: (x + y + x).astype("float32"), "float16"),
+        pointwise(lambda x, y: (x + x + y).astype("float32"), "float16"),
+    ),
     "integers": lambda: (
         pointwise(lambda x, y: x + y, "int32"),
         pointwise(lambda x, y: y + x, "int32"),

@@ -18,6 +18,7 @@ from tunerd.gate import decide, load_sides
 from tunerd.outcome import (
     Comparison,
     Correctness,
+    Finalist,
     GateVerdict,
     Latency,
     Outcome,
@@ -32,7 +33,16 @@ from tunerd.records.schema import VERSION
 from tunerd.search import candidate_id, default_candidate
 from tunerd.store_address import StoreAddress
 from tunerd.team_store import PAUSES_SECS, TeamStore
-from tunerd.vocabulary import Candidate, CapProof, Model, Origin, TensorSpec
+from tunerd.vocabulary import (
+    Candidate,
+    CapProof,
+    Failure,
+    Kind,
+    Model,
+    Origin,
+    Stage,
+    TensorSpec,
+)
 
 TASKS = (TASK, OTHER_TASK)
 ON = Obtained.of(CapProof("cpu-0-0", "CPU X", 1, 2, "affinity", True, "6.1"), FACTS, "p")
@@ -165,6 +175,50 @@ def test_of_several_records_the_one_that_gained_most_is_taken(join: Iterator[Mem
     lazy.own.save_task_outcome(default, on=ON)
     lazy.team.publish()
     assert next(join).take()["t0"].winner == winner_of("t0", "3.0")
+
+
+def test_a_winner_that_was_compared_with_nothing_is_taken_only_where_there_is_no_other(
+    join: Iterator[Member],
+) -> None:
+    lucky = dataclasses.replace(
+        outcome_of(winner_of("t0", "lucky"), 1.0), comparison=None, default_secs=None
+    )
+    first = next(join)
+    first.own.save_task_outcome(lucky, on=ON)
+    first.team.publish()
+    taken = next(join).take()["t0"]
+    assert (taken.winner, taken.comparison) == (lucky.winner, None)
+    second = next(join)
+    second.tune("t0", ratio=1.1)
+    second.team.publish()
+    assert next(join).take()["t0"].winner == winner_of("t0", "1.1")
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_what_another_s_fault_left_unsettled_is_neither_given_nor_taken(
+    join: Iterator[Member], address: StoreAddress, is_published: bool
+) -> None:
+    default = default_candidate(TASK)
+    spoiled = Failure(Stage.RUN, Kind.COLLATERAL, "a neighbour's fault")
+    unsettled = dataclasses.replace(
+        outcome_of(default, 1.0),
+        comparison=None,
+        finalists=(Finalist(default.candidate_id, Origin.DEFAULT, None, spoiled),),
+    )
+    first = next(join)
+    first.own.save_task_outcome(unsettled, on=ON)
+    if is_published:  # as an earlier tunerd did
+        _, facts = first.own.sessions()[-1]
+        with Store.join(address, first.own.identity, facts=facts) as shared:
+            shared.register_tasks(TASKS)
+            shared.save_task_outcome(unsettled, on=ON)
+    else:
+        assert first.team.publish() == 0
+    second = next(join)
+    assert second.take() == {}
+    second.tune("t0")
+    second.team.publish()
+    assert first.take()["t0"].winner == winner_of("t0", "2.0")
 
 
 def test_a_default_that_stays_is_a_record_too(join: Iterator[Member]) -> None:

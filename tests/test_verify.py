@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from artifact_fixtures import model_of, tiny_convnet
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tunerd.deciding.verify import onnxruntime_latency, verification_inputs, verify
 from tunerd.errors import ModelError
@@ -99,7 +99,7 @@ def test_a_reference_that_ignores_its_input_proves_nothing() -> None:
     ignoring = model_of(nodes, {"w": np.zeros((4,))}, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
     result = verify(Reference(ignoring.proto).run, ignoring)
     assert result.verdict is Correctness.CANNOT_TELL
-    assert "do not depend on the input" in result.message
+    assert "output 'y' hardly depends on the input" in result.message
 
 
 def test_a_reference_that_hardly_depends_on_its_input_proves_nothing() -> None:
@@ -110,7 +110,10 @@ def test_a_reference_that_hardly_depends_on_its_input_proves_nothing() -> None:
     weights = {"w": np.full((4,), 1e-5), "one": np.ones((4,))}
     flat = model_of(nodes, weights, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
     constant = {"y": np.ones((2, 4), "float32")}
-    assert verify(lambda _inputs: constant, flat).verdict is Correctness.CANNOT_TELL
+    result = verify(lambda _inputs: constant, flat)
+    assert result.verdict is Correctness.CANNOT_TELL
+    assert "output 'y' hardly depends on the input" in result.message
+    assert verify(lambda _inputs: off_in("y")(constant), flat).verdict is Correctness.WRONG
 
 
 def test_a_reference_that_is_not_finite_proves_nothing() -> None:
@@ -183,3 +186,166 @@ def test_onnxruntime_is_sampled_on_the_cores_given_and_the_caller_keeps_its_own(
 def test_cores_that_are_not_there_are_an_error(model: Model) -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         onnxruntime_latency(model, threads=1, cores=(10_000,), profile=Profile("test"))
+
+
+# --- outputs that tell nothing -----------------------------------------------------------------
+
+
+def with_a_constant() -> Model:
+    """One output of a product, and one that is a constant."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Identity", ["one"], ["k"]),
+    ]
+    weights = {"w": np.random.default_rng(0).normal(size=(4, 4)), "one": np.ones((3,))}
+    return model_of(nodes, weights, inputs={"x": (2, 4)}, outputs={"y": (2, 4), "k": (3,)})
+
+
+def with_a_root() -> Model:
+    """One output of a product, and one that is NaN where the input is negative."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Sqrt", ["x"], ["root"]),
+    ]
+    weights = {"w": np.random.default_rng(0).normal(size=(4, 4))}
+    return model_of(nodes, weights, inputs={"x": (2, 4)}, outputs={"y": (2, 4), "root": (2, 4)})
+
+
+def off_in(name: str) -> Callable[[Arrays], Arrays]:
+    return lambda outputs: outputs | {name: outputs[name] + np.float32(1)}
+
+
+def test_a_constant_output_beside_one_that_tells_is_compared_and_spoils_nothing() -> None:
+    model = with_a_constant()
+    run = Reference(model.proto).run
+    assert verify(run, model).verdict is Correctness.RIGHT
+    for name in ("y", "k"):
+        result = verify(changed(run, off_in(name)), model)
+        assert result.verdict is Correctness.WRONG
+        assert f"output '{name}'" in result.message
+
+
+@pytest.mark.parametrize("name", ["y", "root"])
+def test_what_is_finite_beside_nan_is_compared(name: str) -> None:
+    model = with_a_root()
+    run = Reference(model.proto).run
+    right = verify(run, model)
+    assert right.verdict is Correctness.CANNOT_TELL
+    assert "output 'root' holds NaN" in right.message
+    assert verify(changed(run, off_in(name)), model).verdict is Correctness.WRONG
+
+
+def test_a_model_of_constants_alone_proves_nothing() -> None:
+    nodes = [helper.make_node("Identity", ["one"], ["k"])]
+    model = model_of(nodes, {"one": np.ones((3,))}, inputs={"x": (2, 4)}, outputs={"k": (3,)})
+    run = Reference(model.proto).run
+    result = verify(run, model)
+    assert result.verdict is Correctness.CANNOT_TELL
+    assert "'k'" in result.message
+    assert "trained weights" not in result.message
+    assert verify(changed(run, off_in("k")), model).verdict is Correctness.WRONG
+
+
+def test_an_input_without_axes_is_drawn_as_an_array() -> None:
+    nodes = [helper.make_node("Mul", ["x", "t"], ["y"])]
+    model = model_of(nodes, {}, inputs={"x": (2, 4), "t": ()}, outputs={"y": (2, 4)})
+    for seed in range(3):
+        assert isinstance(verification_inputs(model.inputs, seed)["t"], np.ndarray)
+    assert verify(Reference(model.proto).run, model).verdict is Correctness.RIGHT
+
+
+# --- types on the way --------------------------------------------------------------------------
+
+
+def half_inside() -> Model:
+    """Two outputs in float32: one of a product in float16, and one of a product in float32."""
+    value = helper.make_tensor_value_info
+    weights = np.random.default_rng(0).normal(size=(64, 64))
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["x"], ["x16"], to=TensorProto.FLOAT16),
+            helper.make_node("MatMul", ["x16", "w16"], ["y16"]),
+            helper.make_node("Cast", ["y16"], ["half"], to=TensorProto.FLOAT),
+            helper.make_node("MatMul", ["x", "w"], ["single"]),
+        ],
+        "half",
+        [value("x", TensorProto.FLOAT, [8, 64])],
+        [value(name, TensorProto.FLOAT, [8, 64]) for name in ("half", "single")],
+        [
+            numpy_helper.from_array(weights.astype("float16"), "w16"),
+            numpy_helper.from_array(weights.astype("float32"), "w"),
+        ],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    specs = {name: TensorSpec(name, (8, 64), "float32") for name in ("x", "half", "single")}
+    return Model("half", "0" * 64, (specs["x"],), (specs["half"], specs["single"]), proto)
+
+
+def off_by(share: float, name: str) -> Callable[[Arrays], Arrays]:
+    """Add a share of the scale to an output."""
+
+    def change(outputs: Arrays) -> Arrays:
+        array = outputs[name]
+        return outputs | {name: array + np.float32(share) * np.abs(array).max()}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "verdict"),
+    [
+        ("half", 0.006, Correctness.RIGHT),
+        ("half", 0.2, Correctness.WRONG),
+        ("single", 0.0005, Correctness.RIGHT),
+        ("single", 0.006, Correctness.WRONG),
+    ],
+)
+def test_an_output_is_judged_by_the_lowest_type_that_it_is_computed_in(
+    name: str, share: float, verdict: Correctness
+) -> None:
+    model = half_inside()
+    run = changed(Reference(model.proto).run, off_by(share, name))
+    assert verify(run, model).verdict is verdict
+
+
+def test_a_sum_that_overflows_in_half_precision_is_wrong() -> None:
+    model = half_inside()
+
+    def overflow(outputs: Arrays) -> Arrays:
+        outputs["half"].flat[3] = np.inf
+        return outputs
+
+    result = verify(changed(Reference(model.proto).run, overflow), model)
+    assert result.verdict is Correctness.WRONG
+
+
+def test_a_type_inside_a_branch_counts() -> None:
+    value = helper.make_tensor_value_info
+    then = helper.make_graph(
+        [
+            helper.make_node("Cast", ["x"], ["x16"], to=TensorProto.FLOAT16),
+            helper.make_node("Cast", ["x16"], ["then"], to=TensorProto.FLOAT),
+        ],
+        "then",
+        [],
+        [value("then", TensorProto.FLOAT, [8, 64])],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["other"])],
+        "other",
+        [],
+        [value("other", TensorProto.FLOAT, [8, 64])],
+    )
+    yes = numpy_helper.from_array(np.array(True), "yes")
+    graph = helper.make_graph(
+        [helper.make_node("If", ["yes"], ["y"], then_branch=then, else_branch=other)],
+        "branches",
+        [value("x", TensorProto.FLOAT, [8, 64])],
+        [value("y", TensorProto.FLOAT, [8, 64])],
+        [yes],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    x, y = (TensorSpec(name, (8, 64), "float32") for name in ("x", "y"))
+    branching = Model("branches", "0" * 64, (x,), (y,), proto)
+    run = changed(Reference(proto).run, off_by(0.006, "y"))
+    assert verify(run, branching).verdict is Correctness.RIGHT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,11 +52,14 @@ def samples(secs: float, profile: str = "final-v1") -> Measurement:
 
 
 class FakeCluster:
-    """Answers as a slice would: quiet times and disagreements are given by candidate."""
+    """Answers as a slice would: quiet times and disagreements are given by candidate.
+
+    A candidate that has a failure instead of a time fails so, and fails no other.
+    """
 
     def __init__(
         self,
-        quiet_secs: dict[str, float],
+        quiet_secs: Mapping[str, float | Failure],
         wrong: Sequence[str] = (),
         unbuildable: Sequence[str] = (),
         collateral: int = 0,
@@ -99,8 +102,11 @@ class FakeCluster:
             return [COLLATERAL] * len(builds)
         if any(b.candidate.candidate_id in self.faulty for b in builds):
             return [CRASH if is_alone else COLLATERAL] * len(builds)
-        results = [samples(self.quiet_secs[b.candidate.candidate_id]) for b in builds]
-        return [disturbed(r) for r in results] if self.disturbed >= 0 else results
+        found = [self.quiet_secs[b.candidate.candidate_id] for b in builds]
+        results = [secs if isinstance(secs, Failure) else samples(secs) for secs in found]
+        if self.disturbed < 0:
+            return results
+        return [r if isinstance(r, Failure) else disturbed(r) for r in results]
 
 
 @pytest.fixture
@@ -137,8 +143,8 @@ def choose(
     return list(choose_winners(tasks, store, quiet, say=lambda message: None, unsearched={}))
 
 
-def times(default: float, *of_candidates: float, task: Task = TASK) -> dict[str, float]:
-    named = {default_candidate(task).candidate_id: default}
+def times(default: float, *of_candidates: float, task: Task = TASK) -> dict[str, float | Failure]:
+    named: dict[str, float | Failure] = {default_candidate(task).candidate_id: default}
     return named | {candidate(i + 1).candidate_id: s for i, s in enumerate(of_candidates)}
 
 
@@ -236,6 +242,47 @@ def test_a_default_that_faults_loses_to_what_runs(store: Store) -> None:
     default = default_candidate(TASK).candidate_id
     (outcome,) = choose(store, FakeCluster(times(4e-3, 1e-3), faulty=[default]))
     assert outcome.winner == first
+
+
+@pytest.mark.parametrize("kind", [Kind.COLLATERAL, Kind.INTERRUPTED])
+def test_nothing_wins_against_a_default_that_another_s_fault_ended(
+    store: Store, kind: Kind
+) -> None:
+    (only,) = searched(store, 1e-3)
+    default = default_candidate(TASK).candidate_id
+    spoiled = times(4e-3, 99.0) | {default: Failure(Stage.RUN, kind, "the runner got SIGKILL")}
+    (outcome,) = choose(store, FakeCluster(spoiled))
+    assert not outcome.is_tuned
+    assert outcome.note.startswith("not settled")
+    assert "the runner got SIGKILL" in outcome.note
+    (again,) = choose(store, FakeCluster(times(4e-3, 1e-3)))
+    assert again.winner == only
+    assert again.comparison is not None
+
+
+def test_a_default_stays_for_good_only_if_its_rivals_had_their_turn(store: Store) -> None:
+    first, second = searched(store, 1e-3, 2e-3)
+    (outcome,) = choose(store, FakeCluster(times(4e-3, 0, 5e-3) | {first.candidate_id: COLLATERAL}))
+    assert (outcome.is_tuned, outcome.is_settled) == (False, False)
+    (outcome,) = choose(store, FakeCluster(times(4e-3, 0, 2e-3) | {first.candidate_id: COLLATERAL}))
+    assert (outcome.winner, outcome.is_settled) == (second, True)
+    choose(store, third := FakeCluster(times(4e-3, 1e-3, 2e-3)))
+    assert third.calls == []
+
+
+@pytest.mark.parametrize("kind", [Kind.TIMEOUT, Kind.REFUSED])
+def test_what_wins_against_a_default_that_does_not_run_is_said_to_be_compared_with_nothing(
+    store: Store, kind: Kind
+) -> None:
+    (only,) = searched(store, 1e-3)
+    default = default_candidate(TASK).candidate_id
+    failing = times(4e-3, 99.0) | {default: Failure(Stage.RUN, kind, "it took 10 s")}
+    (outcome,) = choose(store, cluster := FakeCluster(failing))
+    assert (outcome.winner, outcome.comparison) == (only, None)
+    assert "neither its speed nor its results were compared with anything" in outcome.note
+    assert "it took 10 s" in outcome.note
+    assert "agree" not in cluster.calls
+    assert outcome.is_settled
 
 
 def test_what_an_interrupted_session_decided_is_not_decided_again(store: Store) -> None:

@@ -83,7 +83,7 @@ class TaskOutcome:
     best_secs: float | None  # of the winner, quietly measured; the default's where it stays
     winner: Candidate
     comparison: Comparison | None
-    note: str  # "" or why the default stays
+    note: str  # "" or why the default stays, or what the winner was not compared with
     finalists: tuple[Finalist, ...] = ()
     taken: Taken | None = None  # None: this run measured it
     measured_as: str = ""  # the finals' profile and neighbours; other ones are measured anew
@@ -91,6 +91,21 @@ class TaskOutcome:
     @property
     def is_tuned(self) -> bool:
         return self.winner.origin is Origin.SEARCH
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it stands: another's fault kept neither the default nor a rival of it out.
+
+        What does not stand is decided again by the same command, and is given to no team.
+        """
+        missed = {
+            f.origin
+            for f in self.finalists
+            if f.may_win
+            and isinstance(f.measurement, Failure)
+            and not f.measurement.kind.ends_trial
+        }
+        return not missed or (self.is_tuned and Origin.DEFAULT not in missed)
 
     @property
     def disturbed_by(self) -> str:

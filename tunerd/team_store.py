@@ -10,7 +10,6 @@ or running the same command again after a kill, is safe at any moment.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -59,7 +58,8 @@ class TeamStore:
         found = {}
         settled = []
         for outcome, its in self._own.settled():
-            if its == on and outcome.trials == len(self._own.ranked(outcome.task_id)):
+            is_whole = outcome.trials == len(self._own.ranked(outcome.task_id))
+            if its == on and is_whole and outcome.is_settled:
                 if outcome.taken:
                     found[outcome.task_id] = outcome
                 else:
@@ -83,13 +83,16 @@ class TeamStore:
         """Give what this run measured to the team, and return the number of tasks.
 
         The outcome of the whole model goes there, and of the tasks those that were not taken from
-        there and were reached; those without any candidate, by their ids in `exhausted`, are
-        settled. Raises StoreError.
+        there, were reached and are settled; those without any candidate, by their ids in
+        `exhausted`, count as reached. Raises StoreError.
         """
         settled = [
             (task, on)
             for task, on in self._own.settled()
-            if on and not task.taken and (task.trials or task.task_id in exhausted)
+            if on
+            and not task.taken
+            and task.is_settled
+            and (task.trials or task.task_id in exhausted)
         ]
         if not settled and outcome is None:
             return 0
@@ -121,7 +124,7 @@ class TeamStore:
         found = self._insist(
             read, "nothing was tuned; run the same command when the store is back, or leave --store"
         )
-        chosen = {t: list(_intact(outcomes)) for t, outcomes in found.items()}
+        chosen = {t: list(_usable(outcomes)) for t, outcomes in found.items()}
         return {t: max(outcomes, key=_gain) for t, outcomes in chosen.items() if outcomes}
 
     def _as_ours(self, task: Task, outcome: TaskOutcome) -> TaskOutcome:
@@ -163,25 +166,26 @@ def obtained_in(slice_id: str, proofs: Sequence[CapProof], own: Store, profile: 
     return Obtained.of(proof, own.sessions()[-1][1], profile)
 
 
-def _intact(outcomes: Sequence[TaskOutcome]) -> Iterator[TaskOutcome]:
-    """Yield the outcomes whose winner is what its id says."""
+def _usable(outcomes: Sequence[TaskOutcome]) -> Iterator[TaskOutcome]:
+    """Yield the outcomes that are settled and whose winner is what its id says."""
     for outcome in outcomes:
         winner = outcome.winner
         is_of_task = winner.task_id == outcome.task_id
-        if is_of_task and winner.candidate_id == candidate_id(winner.task_id, winner.trace_json):
-            yield outcome
-        else:
+        if not is_of_task or winner.candidate_id != candidate_id(winner.task_id, winner.trace_json):
             log.warning("a record of task %s is damaged, and passed over", outcome.task_id)
+        elif outcome.is_settled:
+            yield outcome
 
 
 def _gain(outcome: TaskOutcome) -> float:
     """Return how much faster than the default its winner is, both measured in turns.
 
-    Unlike times it does not depend on how warm the device was on that day.
+    Unlike times it does not depend on how warm the device was on that day. 0 where the winner was
+    compared with nothing: any other outcome is better known.
     """
     if not outcome.is_tuned:
         return 1.0
-    return outcome.comparison.ratio if outcome.comparison else math.inf
+    return outcome.comparison.ratio if outcome.comparison else 0.0
 
 
 def _miss(missing: Sequence[Task], tasks: int, on: Obtained, store: str) -> str:

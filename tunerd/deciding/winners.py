@@ -48,9 +48,10 @@ def choose_winners(
 ) -> tuple[TaskOutcome, ...]:
     """Choose a winner for each task, in order; outcomes are stored, and not decided twice.
 
-    A stored outcome counts while no trial of its task has ended since, if it was measured like
-    these. `unsearched` says of tasks by their ids why they have no trials. What is not in `built`
-    is built. A candidate that faulted in earlier finals of this run is never run again.
+    A stored outcome counts while no trial of its task has ended since, if it is settled and was
+    measured like these. `unsearched` says of tasks by their ids why they have no trials. What is
+    not in `built` is built. A candidate that faulted in earlier finals of this run is never run
+    again.
     """
     records = _ended(store.records())
     finals = quiet.finals
@@ -58,7 +59,7 @@ def choose_winners(
     known = {
         o.task_id: o
         for o in stored
-        if o.trials == len(records.get(o.task_id, ())) and finals.accept(o)
+        if o.trials == len(records.get(o.task_id, ())) and o.is_settled and finals.accept(o)
     }
     todo = [t for t in tasks if t.task_id not in known]
     entries = {t.task_id: _entries(t, records.get(t.task_id, ()), finals.fidelity) for t in todo}
@@ -204,12 +205,17 @@ def _winner(
     measured: dict[str, Measurement | Failure],
     quiet: QuietSlice,
 ) -> tuple[Candidate, Comparison | None, str]:
-    """Return the winner, how it compares with the default, and why the default stays.
+    """Return the winner, how it compares with the default, and the note of the outcome.
 
-    A candidate that would win and computes something else becomes a failure in `measured`.
+    A candidate that would win and computes something else becomes a failure in `measured`. Nothing
+    wins against a default that another's fault ended. Against one that does not run, the fastest
+    candidate wins, compared with nothing.
     """
     default, *candidates = entries
-    base, reference = measured[default.candidate_id], builds[default.candidate_id]
+    base = measured[default.candidate_id]
+    if isinstance(base, Failure) and not base.kind.ends_trial:
+        why = f"another's fault kept the default from being measured: {base.message[-200:]}"
+        return default, None, f"not settled, {why}"
     wrong = ""
     while rivals := [
         (r.median_secs, c, r)
@@ -217,15 +223,16 @@ def _winner(
         if isinstance(r := measured[c.candidate_id], Measurement)
     ]:
         _, best, result = min(rivals, key=lambda rival: rival[0])
-        if isinstance(base, Failure) or isinstance(reference, Failure):
-            why = base.message[-200:] if isinstance(base, Failure) else ""
-            return best, None, f"its default schedule does not run: {why}"
+        if isinstance(base, Failure):
+            note = "neither its speed nor its results were compared with anything"
+            return best, None, f"{note}: its default schedule does not run: {base.message[-200:]}"
         comparison = compare(base.run_secs, result.run_secs)
         if comparison.verdict is not Verdict.FASTER:
             note = f"the best candidate against the default: {comparison.verdict}"
             return default, comparison, "; ".join(filter(None, (wrong, note)))
-        build = builds[best.candidate_id]
-        assert isinstance(build, Build)  # it was measured
+        reference, build = builds[default.candidate_id], builds[best.candidate_id]
+        assert isinstance(reference, Build)  # both were measured
+        assert isinstance(build, Build)
         failure = quiet.agree(reference, build)
         if failure is None:
             return best, comparison, wrong

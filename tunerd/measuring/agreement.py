@@ -36,8 +36,9 @@ def disagreement(device: Device, reference: Build, build: Build) -> Failure | No
     """Run both on equal random arguments, of each seed; None where the results agree.
 
     An element agrees when |out - ref| <= atol * scale + rtol * |ref|, with the largest finite |ref|
-    as the scale and the dtype's TOLERANCES. All arguments are compared: inputs must stay as they
-    are.
+    as the scale and the TOLERANCES of the lowest floating type among the arguments, as in `verify`:
+    what float16 has rounded off, a result in float32 lacks, too. All arguments are compared: inputs
+    must stay as they are.
 
     Where a schedule has its weights in a layout of its own, they are put into it. A layout that is
     not known (`Build.rewritten`) is a failure: only weights that are all one value would be the
@@ -59,6 +60,8 @@ def disagreement(device: Device, reference: Build, build: Build) -> Failure | No
 def _first_difference(device: Device, reference: Build, build: Build, folder: Path) -> str:
     """Say how the results of a build differ, or nothing; raises what loading and running raise."""
     known = dict(build.rewritten)
+    floats = {spec.dtype for spec in _floats(reference.args)}
+    tolerance = max((TOLERANCES[dtype] for dtype in floats), default=(0.0, 0.0))
 
     def laid_out(arrays: Sequence[Array]) -> list[Array]:
         return [
@@ -75,7 +78,7 @@ def _first_difference(device: Device, reference: Build, build: Build, folder: Pa
         call = call or _loaded(device, build, folder / "build.so")
         found = call(laid_out(given))
         for spec, one, other in zip(build.args, laid_out(expected), found, strict=True):
-            if problem := _difference(one, other):
+            if problem := _difference(one, other, tolerance):
                 return f"{spec.name} differs from the default schedule's: {problem}"
     return ""
 
@@ -148,13 +151,13 @@ def _rewritten(array: Array, shape: Sequence[int], axes: Sequence[int]) -> Array
     return np.ascontiguousarray(split.transpose(np.argsort(axes)))
 
 
-def _difference(expected: Array, found: Array) -> str:
+def _difference(expected: Array, found: Array, tolerance: tuple[float, float]) -> str:
     """Say how far two arrays are apart, or nothing where they agree."""
     if np.array_equal(expected, found):
         return ""
     if expected.dtype.kind != "f":
         return f"{int(np.count_nonzero(expected != found))} of {found.size} elements"
-    rtol, atol = TOLERANCES[expected.dtype.name]
+    rtol, atol = tolerance
     scale = float(np.abs(expected).max(initial=0, where=np.isfinite(expected)))
     wrong, worst = 0, 0.0
     for one, other in _parts(expected, found):

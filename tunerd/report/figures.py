@@ -125,12 +125,12 @@ def headline(story: Story) -> Headline:
 def outcome_headline(outcome: Outcome) -> Headline:
     """Return the verdict on a run."""
     verification = outcome.verification
-    verified = _verified(verification)
+    compared = outcome.end_to_end
+    verified = _verified(verification, compared.verdict)
     if verification.verdict is Correctness.WRONG:
         return Headline(
             "Wrong result: the tuned model disagrees with ONNX Runtime", verified, "bad"
         )
-    compared = outcome.end_to_end
     ratio, interval = ratio_texts(compared.ratio, compared.ratio_low, compared.ratio_high)
     inside = f"95% interval {interval}"
     tone: Tone = "neutral"
@@ -146,18 +146,22 @@ def outcome_headline(outcome: Outcome) -> Headline:
         case Verdict.CANNOT_TELL:
             claim = "Cannot tell whether it is faster than the default schedules"
             inside = f"ratio {ratio}, {inside}"
-    if outcome.tasks and not any(t.is_tuned for t in outcome.tasks):
-        verified = f"every task stays at its default schedule, {verified}"
+    if not any(t.is_tuned for t in outcome.tasks):  # both models are the same, whatever was timed
+        claim, tone = "No gain: as fast as the default schedules", "neutral"
+        inside = f"ratio {ratio}, 95% interval {interval}"
+        verified = f"every task stays at its default schedule, {_verified(verification, None)}"
     return Headline(claim, f"({inside}), {verified}", tone)
 
 
-def _verified(verification: Verification) -> str:
+def _verified(verification: Verification, speed: Verdict | None) -> str:
     seeds = f"{verification.seeds} seed{'' if verification.seeds == 1 else 's'}"
     match verification.verdict:
         case Correctness.RIGHT:
             return f"verified against ONNX Runtime on {seeds}"
         case Correctness.CANNOT_TELL:
-            return "but cannot tell whether its results are right"
+            if speed is Verdict.CANNOT_TELL:  # the sentence began with that
+                return "nor whether its results are right"
+            return "but tunerd cannot tell whether its results are right"
         case Correctness.WRONG:
             return f"on {seeds}, by {error_text(verification)}"
 

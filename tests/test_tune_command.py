@@ -1,0 +1,86 @@
+"""`tunerd tune` at its end: what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import finished_run, gpu_outcome
+
+from tunerd import session
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
+from tunerd.errors import ExitCode
+from tunerd.outcome import Correctness, Outcome, Verdict, Verification
+from tunerd.vocabulary import Origin
+
+Captured = pytest.CaptureFixture[str]
+WHY = "ONNX Runtime's output '[red]y' holds NaN"
+
+
+def untuned(outcome: Outcome) -> Outcome:
+    tasks = [
+        dataclasses.replace(t, winner=dataclasses.replace(t.winner, origin=Origin.DEFAULT))
+        for t in outcome.tasks
+    ]
+    return dataclasses.replace(outcome, tasks=tuple(tasks))
+
+
+def timed(outcome: Outcome, verdict: Verdict) -> Outcome:
+    compared = dataclasses.replace(outcome.end_to_end, verdict=verdict)
+    return dataclasses.replace(outcome, end_to_end=compared)
+
+
+def unproved(outcome: Outcome) -> Outcome:
+    verification = Verification(Correctness.CANNOT_TELL, 3, 1e-3, 1e-3, 0.2, WHY)
+    return dataclasses.replace(outcome, verification=verification)
+
+
+def tune(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, ended: Outcome, *flags: str
+) -> ExitCode | int:
+    """Return the exit code of a run that ends so."""
+    finished_run(folder)
+
+    def ends(*_: Any) -> Outcome:
+        return ended
+
+    monkeypatch.setattr(session, "tune", ends)
+    return run(app, ["tune", "net.onnx", "--cpu-pct", "50", "--out", str(folder), *flags])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [
+        (Verdict.FASTER, ExitCode.BETTER),
+        (Verdict.SAME, ExitCode.NO_GAIN),
+        (Verdict.CANNOT_TELL, ExitCode.CANNOT_TELL),
+    ],
+)
+def test_the_exit_code_is_what_the_whole_model_showed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: Verdict, code: ExitCode
+) -> None:
+    assert tune(monkeypatch, tmp_path / "r", timed(gpu_outcome(), verdict)) == code
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_where_nothing_is_tuned_there_is_no_gain_whatever_was_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: Verdict
+) -> None:
+    ended = timed(untuned(gpu_outcome()), verdict)
+    assert tune(monkeypatch, tmp_path / "r", ended) == ExitCode.NO_GAIN
+    assert tune(monkeypatch, tmp_path / "s", unproved(ended)) == ExitCode.CANNOT_TELL
+
+
+def test_why_the_results_may_be_wrong_is_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Captured
+) -> None:
+    ended = unproved(gpu_outcome())
+    assert tune(monkeypatch, tmp_path / "r", ended) == ExitCode.CANNOT_TELL
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"it cannot be told whether the tuned model's results are right: {WHY}" in shown
+    assert tune(monkeypatch, tmp_path / "s", ended, "--json") == ExitCode.CANNOT_TELL
+    assert json.loads(capsys.readouterr().out)["verification"]["message"] == WHY
