@@ -81,7 +81,7 @@ def run(lowered: Lowered, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         executable = relax.build(mod, target, relax_pipeline=passes)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     arrays = [*feed.values(), *lowered.weights.values()]
-    result = machine["main"](*[tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays])
+    result = machine["main"](*[tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays])
     return [r.numpy() for r in ([result] if hasattr(result, "numpy") else list(result))]
 
 

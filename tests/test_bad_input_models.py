@@ -106,6 +106,13 @@ def lstm() -> onnx.ModelProto:
     return model([node], inputs={"x": (5, 1, 4)}, outputs={"y": (5, 1, 1, 3)}, weights=weights)
 
 
+def smoothed() -> onnx.ModelProto:
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear", antialias=1)
+    shape, half = (1, 3, 8, 8), np.array([1, 1, 0.5, 0.5], np.float32)
+    outputs = {"y": (1, 3, 4, 4)}
+    return model([node], inputs={"x": shape}, outputs=outputs, weights={"s": half}, opset=18)
+
+
 def odd_constant(**fields: Any) -> onnx.ModelProto:
     odd = TensorProto(name="w", data_type=FLOAT, dims=[1, 4], raw_data=bytes(16))
     for name, value in fields.items():
@@ -192,6 +199,10 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto | bytes], str]] = {
     "operators that TVM lacks": (
         lstm,
         r"TVM cannot import.*: LSTM \(1\); export the model without",
+    ),
+    "a resize that TVM would do otherwise": (
+        smoothed,
+        "operator Resize of opset 18: antialias=1 where an axis shrinks; export the model without",
     ),
     "a loop of 2^60 rounds": (
         endless_loop,

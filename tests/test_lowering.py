@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from lowered import EXAMPLES, LLVM, check, load, operators
+from lowered import EXAMPLES, LLVM, check, load, operators, run
 from models import conv_net, floats, ints, model, shape_arithmetic_net
 from onnx import TensorProto, helper
 
 from tunerd.errors import ModelError
 from tunerd.models.lowering import lower
+from tunerd.models.reference import random_inputs
 from tunerd.tasks import extract_tasks
 
 # --- graphs ------------------------------------------------------------------------------------
@@ -96,6 +97,45 @@ def test_several_inputs_and_outputs_keep_their_order(tmp_path: Path) -> None:
     inputs = {"b.1": (2, 4), "a/0": (2, 3)}
     outputs = {"first": (2, 3), "second": (2, 3)}
     check(load(tmp_path, model(nodes, inputs=inputs, outputs=outputs, weights={"w": floats(4, 3)})))
+
+
+def test_inputs_that_nothing_reads_and_outputs_that_nothing_computes_are_kept(
+    tmp_path: Path,
+) -> None:
+    nodes = [helper.make_node("Sub", ["a", "b"], ["y"]), helper.make_node("Shape", ["a"], ["size"])]
+    inputs = {"a": (2, 4), "unread": (2, 3), "b": (2, 4)}
+    proto = model(nodes, inputs=inputs, outputs={"a": (2, 4), "y": (2, 4)})
+    proto.graph.output.append(helper.make_tensor_value_info("size", TensorProto.INT64, (2,)))
+    loaded = load(tmp_path, proto)
+    feed = random_inputs(loaded.inputs, 0)
+    first, second, third = run(lower(loaded, LLVM), feed)
+    assert np.array_equal(first, feed["a"])
+    assert np.array_equal(second, feed["a"] - feed["b"])
+    assert third.tolist() == [2, 4]
+
+
+def test_an_input_can_be_a_scalar(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["t", "half"], ["h"]),
+        helper.make_node("Mul", ["h", "half"], ["q"]),
+        helper.make_node("Div", ["x", "q"], ["y"]),
+    ]
+    weights = {"half": np.array(0.5, np.float32)}
+    inputs, outputs = {"x": (2, 4), "t": ()}, {"y": (2, 4)}
+    check(load(tmp_path, model(nodes, inputs=inputs, outputs=outputs, weights=weights)))
+
+
+@pytest.mark.parametrize("is_causal", [0, 1])
+def test_attention_of_onnx_itself_runs(tmp_path: Path, is_causal: int) -> None:
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"], is_causal=is_causal)
+    shape = (1, 2, 4, 8)
+    inputs = {"q": shape, "k": shape, "v": shape}
+    check(load(tmp_path, model([node], inputs=inputs, outputs={"y": shape}, opset=23)))
+
+
+def test_a_celu_runs(tmp_path: Path) -> None:
+    node = helper.make_node("Celu", ["x"], ["y"], alpha=0.7)
+    check(load(tmp_path, model([node], inputs={"x": (2, 8)}, outputs={"y": (2, 8)})))
 
 
 def test_a_batch_norm_that_was_not_simplified_is_folded_all_the_same(
@@ -261,6 +301,24 @@ def test_what_the_importer_fails_on_is_named(
     with pytest.raises(ModelError, match=r"TVM cannot import net: .*MaxPool"):
         lower(loaded, LLVM)
     assert capsys.readouterr().out == ""
+
+
+def test_a_shape_that_tvm_gets_wrong_is_refused_before_anything_is_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    monkeypatch.setattr("tunerd.models.converters._MaxPool", onnx_frontend.MaxPool)
+    node = helper.make_node(
+        "MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_LOWER"
+    )
+    proto = model([node], inputs={"x": (1, 4, 7, 7)}, outputs={"y": (1, 4, 4, 4)})
+    with pytest.raises(ModelError) as raised:
+        lower(load(tmp_path, proto), LLVM)
+    assert str(raised.value) == (
+        "TVM imports net wrongly: its output 'y' would be float32[1, 4, 3, 3], and in ONNX Runtime "
+        "it is float32[1, 4, 4, 4]; export the model differently"
+    )
 
 
 # --- example models ----------------------------------------------------------------------------

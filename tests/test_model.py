@@ -130,6 +130,36 @@ def test_an_output_whose_shape_depends_on_values_is_refused(tmp_path: Path) -> N
         load_model(save(tmp_path, proto))
 
 
+def test_an_output_keeps_a_shape_that_inference_does_not_know(tmp_path: Path) -> None:
+    node = helper.make_node("GroupNormalization", ["x", "scale", "bias"], ["out"], num_groups=2)
+    proto = model(
+        [node],
+        inputs={"x": (1, 4, 5, 5)},
+        outputs={"out": (1, 4, 5, 5)},
+        weights={"scale": floats(4), "bias": floats(4)},
+        opset=21,
+    )
+    loaded = load_model(save(tmp_path, proto))
+    assert [(o.name, o.shape, o.dtype) for o in loaded.outputs] == [
+        ("out", (1, 4, 5, 5), "float32")
+    ]
+
+
+def test_an_output_without_a_declared_shape_needs_no_inference(tmp_path: Path) -> None:
+    node = helper.make_node("MeanVarianceNormalization", ["x"], ["out"])
+    proto = model([node], inputs={"x": (2, 4, 5, 5)}, outputs={"out": None})
+    loaded = load_model(save(tmp_path, proto))
+    assert [(o.name, o.shape) for o in loaded.outputs] == [("out", (2, 4, 5, 5))]
+
+
+def test_an_output_that_is_a_sequence_is_refused(tmp_path: Path) -> None:
+    node = helper.make_node("SequenceConstruct", ["x"], ["out"])
+    proto = model([node], inputs={"x": (2,)}, outputs={})
+    proto.graph.output.append(helper.make_tensor_sequence_value_info("out", TensorProto.FLOAT, [2]))
+    with pytest.raises(ModelError, match="output 'out' is not a tensor; only tensors can be outp"):
+        load_model(save(tmp_path, proto))
+
+
 # --- batch -------------------------------------------------------------------------------------
 
 
@@ -209,6 +239,29 @@ def test_shape_arithmetic_disappears(tmp_path: Path) -> None:
     loaded = load_model(path, dims={"n": 2, "h": 12, "w": 10})
     assert loaded.outputs[0].shape == (2, 4 * 6 * 5)
     assert not {"Shape", "Gather", "Concat", "Unsqueeze"} & set(operators(loaded.proto))
+
+
+def test_an_input_that_nothing_reads_stays_an_input_of_the_simpler_model(tmp_path: Path) -> None:
+    proto = shape_arithmetic_net((2, 3, 12, 10))
+    mask = helper.make_tensor_value_info("mask", TensorProto.FLOAT, (2, 7))
+    proto.graph.input.insert(0, mask)
+    loaded = load_model(save(tmp_path, proto))
+    assert loaded.notes == ()
+    assert [i.name for i in loaded.inputs] == ["mask", "images"]
+    assert [i.name for i in loaded.proto.graph.input] == ["mask", "images"]
+    assert not {"Shape", "Gather"} & set(operators(loaded.proto))
+
+
+def test_a_chain_of_scalars_stays_a_scalar(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "a"], ["b"]),
+        helper.make_node("Mul", ["b", "a"], ["out"]),
+    ]
+    weights = {"a": np.array(3, np.float32)}
+    proto = model(nodes, inputs={"x": ()}, outputs={"out": ()}, weights=weights)
+    loaded = load_model(save(tmp_path, proto))
+    assert loaded.notes == ()
+    assert operators(loaded.proto) == {"Mul": 1}
 
 
 def test_sums_become_additions(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ TVM_MODULES = {
     "models.constants",
     "models.converters",
     "models.lowering",
+    "models.powers",
     "records.tvm_database",
     "search",
     "sketches.access",

@@ -71,6 +71,7 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
                 f"TVM has no kernel of fixed shape for these operators of {model.name}: "
                 f"{counted(left)}; export the model without them"
             )
+        _require_output_types(mod, model)
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
     return Lowered(mod, weights, len(model.inputs), notes)
 
@@ -91,28 +92,30 @@ def _import(model: Model) -> IRModule:
     from tvm.relax.frontend.onnx import from_onnx
 
     from tunerd.models.constants import name_inputs
-    from tunerd.models.converters import layout_friendly_converters
+    from tunerd.models.converters import own_converters
 
     _require_known_operators(model)
     # The importer prints what it fails on, and warns of each input that it renames.
     with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with layout_friendly_converters():
+            with own_converters():
                 return name_inputs(from_onnx(model.proto))
         except Exception as error:  # any kind: the importer is a thousand converters
             about = printed.getvalue().partition(", with inputs")[0].strip()
             log.info("import failed: %s", about, exc_info=True)
+            opset = max(o.version for o in model.proto.opset_import)
             raise ModelError(
-                f"TVM cannot import {model.name}: {about or 'the graph'}: {last_line(error)}; "
-                "export the model without this operator"
+                f"TVM cannot import {model.name}: {about or 'the graph'} of opset {opset}: "
+                f"{last_line(error)}; export the model without this operator"
             ) from error
 
 
 def _require_known_operators(model: Model) -> None:
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    known = {*onnx_frontend._get_convert_map(), "If", "Constant"}
+    # Its converter of Attention is of another vendor's operator of that name.
+    known = {*onnx_frontend._get_convert_map(), "If", "Constant"} - {"Attention"}
     unknown = Counter(
         str(node.op_type)
         for graph in subgraphs(model.proto.graph)
@@ -124,6 +127,29 @@ def _require_known_operators(model: Model) -> None:
             f"TVM cannot import these operators of {model.name}: {counted(unknown)}; "
             "export the model without them"
         )
+
+
+def _require_output_types(mod: IRModule, model: Model) -> None:
+    """Raise ModelError where `main` gives other types or shapes than the model."""
+    from tvm import relax
+    from tvm.tirx import IntImm
+
+    returned = mod["main"].ret_ty
+    types = returned.fields if isinstance(returned, relax.TupleType) else [returned]
+    for spec, got in zip(model.outputs, types, strict=True):
+        expected = f"{spec.dtype}{list(spec.shape)}"
+        if not isinstance(got, relax.TensorType) or not isinstance(got.shape, relax.ShapeExpr):
+            raise ModelError(
+                f"TVM imports output '{spec.name}' of {model.name} as {got}, and in ONNX Runtime "
+                f"it is {expected}; only models of fixed shapes can be tuned, so export the model "
+                "differently"
+            )
+        found = f"{got.dtype}{[int(d) if isinstance(d, IntImm) else str(d) for d in got.shape]}"
+        if found != expected:
+            raise ModelError(
+                f"TVM imports {model.name} wrongly: its output '{spec.name}' would be {found}, "
+                f"and in ONNX Runtime it is {expected}; export the model differently"
+            )
 
 
 # --- passes ------------------------------------------------------------------------------------
@@ -139,10 +165,12 @@ def _clean_up() -> list[Callable[[IRModule], IRModule]]:
     from tvm.relax import transform as rt
 
     from tunerd.models.constants import fold_constants
+    from tunerd.models.powers import expand_powers
 
     return [
         rt.DecomposeOpsForInference(),
         rt.CanonicalizeBindings(),
+        expand_powers,
         fold_constants,
         rt.EliminateCommonSubexpr(),
         rt.RemoveRedundantReshape(),

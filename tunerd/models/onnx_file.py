@@ -31,7 +31,6 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
     Weights that it keeps in other files are read, functions inlined. Raises ModelError.
     """
-    import onnx
     from onnx import inliner
 
     proto = _parse(path)
@@ -53,7 +52,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
         _check_tensors(proto)
         if not all(o.type.tensor_type.HasField("shape") for o in proto.graph.output):
             proto = infer_shapes(proto)  # ONNX allows outputs without a shape, its checker does not
-        onnx.checker.check_model(proto)
+        _check_valid(proto)
     except ModelError:
         raise
     except Exception as error:  # of onnx's native code, which raises many kinds
@@ -61,6 +60,19 @@ def read_proto(path: Path) -> onnx.ModelProto:
             f"the model {path} is not valid ONNX: {_first_paragraph(error)}; export it again"
         ) from error
     return proto
+
+
+def _check_valid(proto: onnx.ModelProto) -> None:
+    """Run ONNX's checker, which demands shapes of outputs where inference knows none."""
+    import onnx
+
+    tensors = [o.type.tensor_type for o in proto.graph.output if o.type.HasField("tensor_type")]
+    shapeless = [t for t in tensors if not t.HasField("shape")]
+    for tensor in shapeless:
+        tensor.shape.SetInParent()
+    onnx.checker.check_model(proto)
+    for tensor in shapeless:
+        tensor.ClearField("shape")
 
 
 def counted(names: Mapping[str, int]) -> str:

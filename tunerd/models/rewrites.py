@@ -25,11 +25,29 @@ def rewrite_graph(proto: onnx.ModelProto) -> None:
     - A chain of Mul and Add by constants becomes at most one of each.
     - A constant of shape (C, 1, 1) beside an image of rank 4 gets rank 4: a change of layout would
       transpose the image instead of the constant.
+    - An output that is the shape of a value becomes a constant: the importer would return what is
+      no tensor.
     """
+    _fold_returned_shapes(proto.graph)
     _split_sums(proto.graph)
     _merge_affine_chains(proto.graph)
     _pad_ranks(proto.graph)
     _drop_unused(proto.graph)
+
+
+# TVM's importer takes Attention for another vendor's operator of that name.
+_EXPANDED = ("Attention", "Celu")
+
+
+def expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return `proto` with operators that TVM cannot import as ONNX's own functions for them."""
+    from onnx import inliner
+
+    found = {n.op_type for graph in subgraphs(proto.graph) for n in graph.node}
+    names = [("", name) for name in _EXPANDED if name in found]
+    if not names:
+        return proto
+    return inliner.inline_selected_functions(proto, names, inline_schema_functions=True)
 
 
 def subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -64,6 +82,26 @@ def _split_sums(graph: onnx.GraphProto) -> None:
             out = node.output[0] if i == len(node.input) else f"{node.output[0]}/sum{i}"
             nodes.append(helper.make_node("Add", [total, term], [out], name=f"{node.name}/sum{i}"))
             total = out
+    _replace_nodes(graph, nodes)
+
+
+def _fold_returned_shapes(graph: onnx.GraphProto) -> None:
+    from onnx import numpy_helper
+
+    shapes = {
+        v.name: [int(d.dim_value) for d in v.type.tensor_type.shape.dim]
+        for v in _of_known_rank(graph)
+    }
+    returned = {o.name for o in graph.output}
+    nodes = []
+    for node in graph.node:
+        shape = shapes.get(node.input[0]) if node.op_type == "Shape" else None
+        if shape is None or 0 in shape or node.output[0] not in returned:
+            nodes.append(node)
+            continue
+        ends = {a.name: a.i for a in node.attribute}
+        constant = np.array(shape[ends.get("start", 0) : ends.get("end")], np.int64)
+        graph.initializer.append(numpy_helper.from_array(constant, node.output[0]))
     _replace_nodes(graph, nodes)
 
 
@@ -182,11 +220,13 @@ def _pad_ranks(graph: onnx.GraphProto) -> None:
 
 def _ranks(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the rank of every value that shape inference knows."""
-    return {
-        v.name: len(v.type.tensor_type.shape.dim)
-        for v in (*graph.input, *graph.value_info, *graph.output)
-        if v.type.tensor_type.HasField("shape")
-    }
+    return {v.name: len(v.type.tensor_type.shape.dim) for v in _of_known_rank(graph)}
+
+
+def _of_known_rank(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            yield value
 
 
 def _affine_of(
@@ -253,7 +293,7 @@ def _affine_nodes(chain: _Chain, graph: onnx.GraphProto) -> Iterator[onnx.NodePr
         assert values is not None
         out = end if i == len(steps) else f"{end}/scaled"
         constant = f"{out}/{op.lower()}"
-        array = np.ascontiguousarray(values.astype(chain.dtype))
+        array = np.asarray(values, chain.dtype, order="C")
         graph.initializer.append(numpy_helper.from_array(array, constant))
         yield helper.make_node(op, [x, constant], [out], name=out)
         x = out

@@ -150,7 +150,10 @@ def _bind(declared: Declared, shape: Shape, bound: dict[str, int]) -> None:
 
 
 def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
-    """Write input shapes into `proto` and drop every other shape, which may contradict them."""
+    """Write input shapes into `proto` and drop every other shape, which may contradict them.
+
+    Raises ModelError where an output is not a tensor.
+    """
     graph = proto.graph
     constants = {i.name for i in graph.initializer}
     inputs = [i for i in graph.input if i.name not in constants]
@@ -164,4 +167,9 @@ def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
             dims.dim.add().dim_value = size
     del graph.value_info[:]
     for value in graph.output:
+        if value.type.WhichOneof("value") not in ("tensor_type", None):
+            raise ModelError(
+                f"output '{value.name}' is not a tensor; only tensors can be outputs, so export "
+                "the model without it"
+            )
         value.type.tensor_type.ClearField("shape")

@@ -6,9 +6,11 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tunerd.errors import ModelError
 from tunerd.models.reference import Reference, agree, random_inputs
-from tunerd.models.rewrites import rewrite_graph
+from tunerd.models.rewrites import expanded, rewrite_graph
 from tunerd.vocabulary import Arrays, TensorSpec
 
 if TYPE_CHECKING:
@@ -24,15 +26,16 @@ def simplify(
 ) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """Return a simpler model and notes on what could not be done.
 
-    The result agrees with `proto` in ONNX Runtime on seeded inputs; where it does not, less is
-    done, in the end nothing. Raises ModelError where ONNX Runtime cannot run `proto`.
+    The result has the inputs and outputs of `proto`, the outputs with their shapes, and agrees
+    with it in ONNX Runtime on seeded inputs; where it does not, less is done, in the end nothing.
+    Raises ModelError where ONNX Runtime cannot run `proto`, or an output has no fixed shape.
     """
     feed = random_inputs(inputs, seed=0)
     expected = reference_outputs(proto, feed)
     notes: list[str] = []
     for name, first_step in (("simplified", _slim), ("cleaned up", infer_shapes)):
         try:
-            simpler = infer_shapes(first_step(proto))
+            simpler = infer_shapes(first_step(expanded(proto)))
             rewrite_graph(simpler)
             simpler = infer_shapes(simpler)
             got = Reference(simpler).run(feed)
@@ -42,9 +45,9 @@ def simplify(
             continue
         wrong = [out for out, values in expected.items() if not agree(got[out], values)]
         if not wrong:
-            return simpler, tuple(notes)
+            return _with_output_types(simpler, feed, expected), tuple(notes)
         notes.append(f"not {name}: that gave other values for output '{wrong[0]}'")
-    return infer_shapes(proto), tuple(notes)
+    return _with_output_types(infer_shapes(proto), feed, expected), tuple(notes)
 
 
 def reference_outputs(proto: onnx.ModelProto, feed: Arrays) -> Arrays:
@@ -57,6 +60,45 @@ def reference_outputs(proto: onnx.ModelProto, feed: Arrays) -> Arrays:
             f"ONNX Runtime cannot run the model with inputs {shapes}: {last_line(error)}; "
             "check the shapes, or export the model again"
         ) from error
+
+
+def _with_output_types(proto: onnx.ModelProto, feed: Arrays, expected: Arrays) -> onnx.ModelProto:
+    """Write the shapes, and the types, of what `proto` gave for `feed` into it, and return it.
+
+    Inference does not know every operator, and is wrong about some. Raises ModelError where other
+    inputs give another shape.
+    """
+    from onnx import helper
+
+    if any(_shape(o) != expected[o.name].shape for o in proto.graph.output):
+        _require_fixed_shapes(proto, feed, expected)
+    for value in proto.graph.output:
+        values, tensor = expected[value.name], value.type.tensor_type
+        if not tensor.elem_type:
+            tensor.elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)
+        tensor.ClearField("shape")
+        tensor.shape.SetInParent()  # a scalar has a shape of nothing
+        for size in values.shape:
+            tensor.shape.dim.add().dim_value = size
+    return proto
+
+
+def _require_fixed_shapes(proto: onnx.ModelProto, feed: Arrays, expected: Arrays) -> None:
+    zeros = reference_outputs(proto, {n: np.zeros_like(v) for n, v in feed.items()})
+    for name, values in expected.items():
+        if values.shape != zeros[name].shape:
+            raise ModelError(
+                f"the shape of output '{name}' depends on the values of the inputs: it is "
+                f"{list(values.shape)} or {list(zeros[name].shape)}; only models of fixed shapes "
+                "can be tuned"
+            )
+
+
+def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(int(d.dim_value) for d in tensor.shape.dim)
 
 
 def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -124,4 +166,10 @@ def _slim(proto: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(proto)
     # Gemm takes matrices only: around each fused one the importer sees two more Reshapes, which
     # keep it from fusing what follows.
-    return onnxslim.slim(copy, skip_fusion_patterns=["FusionGemm"])
+    simpler = onnxslim.slim(copy, skip_fusion_patterns=["FusionGemm"])
+    # It drops inputs that nothing reads, and callers pass them all the same.
+    for field in ("input", "output"):
+        simpler.graph.ClearField(field)
+    simpler.graph.input.extend(proto.graph.input)
+    simpler.graph.output.extend(proto.graph.output)
+    return simpler
