@@ -308,7 +308,7 @@ def settings_of(folder: Path, *, is_joined: bool) -> TuneSettings:
 
 def finish(ending: Ending) -> Outcome:
     """End a run with its winners, without a model."""
-    quiet = QuietSlice(ending.cluster, ending.quiet_slice)
+    quiet = QuietSlice(ending.cluster, ending.quiet_slice, revive=ending.revive)
     outcomes = choose_winners(
         TASKS,
         ending.folder.store,

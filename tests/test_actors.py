@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
 import psutil
@@ -20,13 +21,19 @@ import pytest
 from models import conv_net
 from ray_processes import DRIVER, Child, child, clean_environment, living, short_folder
 
+from tunerd import preparation
+from tunerd.cluster import actors
 from tunerd.cluster.actors import Cluster, _gpu_ids
 from tunerd.cluster.nodes import TunerSpec, survey_here
 from tunerd.cluster.ray_environment import Environment, RayFolder, sentence
+from tunerd.cluster.workers import Answer
+from tunerd.coordination.events import BuildThem
 from tunerd.errors import ExitCode, HostError, InfrastructureError
+from tunerd.models.model import read_model
 from tunerd.records import Store
+from tunerd.search import default_candidate
 from tunerd.stop import Stop
-from tunerd.vocabulary import Origin, SliceSpec, TrialState
+from tunerd.vocabulary import Build, Origin, SliceSpec, TrialState
 
 SIMULATED = SliceSpec("simulated-0-0", "simulated", 50)
 
@@ -338,6 +345,65 @@ def test_a_lost_worker_is_answered_with_why_and_its_logs_are_kept(
     assert answer.error
     assert "\n" not in answer.error
     assert any(f"-{pid}." in path.name for path in logs.iterdir())
+
+
+def test_a_tuner_that_hangs_is_lost_when_it_is_hurried_and_can_be_started_again(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "HURRY_SECS", 0.0)
+    target = survey_here("simulated", 50, None, False).plan.target
+    with Cluster(address=None, run="test", cpus=1, gpus=0) as cluster:
+        cluster.start_tuners([TunerSpec("tuner-0", 1)], target, 0)
+        cluster.give_tasks(())
+        (ready,) = cluster.answers(60)
+        hung = suspended(cluster._tuners["tuner-0"], cluster)
+        cluster.submit(BuildThem("tuner-0", ()))
+        cluster.hurry_tuners()
+        answer = first_answer(cluster)
+        assert answer.error.startswith("it has not ended build after")
+        cluster.drop("tuner-0")
+        cluster.restart("tuner-0")  # the cluster has one CPU: the hung one must be gone
+        again = first_answer(cluster)
+        assert not ready.error
+        assert (again.method, again.error) == ("warm_up", "")
+        assert not psutil.pid_exists(hung.pid)
+
+
+def test_what_is_lost_with_a_tuner_is_built_by_another_one(runtime: Path, tmp_path: Path) -> None:
+    target = survey_here("simulated", 50, None, False).plan.target
+    onnx.save(conv_net(), tmp_path / "tiny.onnx")
+    tasks = preparation.kernels_of(read_model(tmp_path / "tiny.onnx"), target).tasks
+    wanted = [default_candidate(t) for t in tasks]
+    specs = [TunerSpec(f"tuner-{i}", 1) for i in range(2)]
+    with Cluster(address=None, run="test", cpus=2, gpus=0) as cluster:
+        cluster.start_tuners(specs, target, 0)
+        cluster.give_tasks(tasks)
+        while cluster._calls.of("warm_up"):
+            assert not any(a.error for a in cluster.answers(0.5))
+        hung = suspended(cluster._tuners["tuner-0"], cluster)
+
+        def kill_once() -> None:
+            if hung.is_running():
+                hung.kill()
+                hung.wait()
+
+        cluster.on_wait = kill_once  # when its part is under way
+        built = cluster.build_all(wanted)
+        assert cluster.tuner_ids == {"tuner-0", "tuner-1"}
+    assert [b.candidate for b in built if isinstance(b, Build)] == wanted
+
+
+def suspended(actor: Any, cluster: Cluster) -> psutil.Process:
+    """Return the process of an actor, which hangs from now on."""
+    process = psutil.Process(cluster._ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
+    process.suspend()
+    return process
+
+
+def first_answer(cluster: Cluster) -> Answer:
+    while True:
+        if answers := cluster.answers(0.5):
+            return answers[0]
 
 
 def test_logs_that_cannot_be_kept_hide_no_problem_and_leave_no_cluster(

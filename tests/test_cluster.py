@@ -136,7 +136,6 @@ def test_slices_on_more_cores_than_ray_hands_out_are_refused_with_what_to_do() -
 def test_the_device_is_the_nodes_and_not_the_driver_s() -> None:
     found = layout_of([node("a", gpu_slices(0))], settings())
     assert found.device == "a device"
-    assert found.here == frozenset()
 
 
 def test_nodes_with_different_devices_are_refused_by_name() -> None:

@@ -25,6 +25,7 @@ from tunerd.coordination.events import (
     BuildsEnded,
     BuildThem,
     Finish,
+    Hurry,
     Measure,
     MeasurementsEnded,
     Propose,
@@ -143,7 +144,8 @@ def test_a_spent_budget_measures_what_is_built_and_stops() -> None:
         BuildThem, coordinator.handle(Proposed("tuner-0", CONV.task_id, fresh, False))
     )
     assert coordinator.handle(Tick(9.9)) == []
-    assert coordinator.handle(Tick(10.0)) == []
+    assert coordinator.handle(Tick(10.0)) == [Hurry("the budget of 10 s is spent")]
+    assert coordinator.handle(Tick(10.1)) == []
     builds = tuple((c, build(c)) for c in building.candidates)
     out = coordinator.handle(BuildsEnded("tuner-0", builds))
     (work,) = of_type(Measure, out)
@@ -158,11 +160,23 @@ def test_a_spent_budget_measures_what_is_built_and_stops() -> None:
 def test_a_stop_request_drains_and_names_its_reason() -> None:
     coordinator = Coordinator([CONV], Limits(trials=100))
     started(coordinator)
-    assert coordinator.handle(StopRequested("Ctrl-C")) == []
+    assert coordinator.handle(StopRequested("Ctrl-C")) == [Hurry("Ctrl-C")]
     fresh = candidates(CONV, range(3))
     stored, finish = coordinator.handle(Proposed("tuner-0", CONV.task_id, fresh, False))
     assert stored == StoreProposed(fresh)
     assert finish == Finish("Ctrl-C")
+
+
+def test_a_tuner_that_hangs_does_not_keep_a_stopped_run_and_nothing_is_blamed() -> None:
+    coordinator = Coordinator([CONV], Limits(trials=100))
+    started(coordinator)
+    fresh = candidates(CONV, range(3))
+    coordinator.handle(Proposed("tuner-0", CONV.task_id, fresh, False))
+    assert coordinator.handle(StopRequested("Ctrl-C")) == [Hurry("Ctrl-C")]
+    out = coordinator.handle(WorkerLost("tuner-0", "it has not ended build after 15 s"))
+    assert all(not r.kind.ends_trial for _, r in of_type(StoreEnded, out)[0].results)
+    assert out[-1] == Finish("Ctrl-C")
+    assert coordinator.failed_trials == 0
 
 
 def test_workers_of_a_lane_take_turns() -> None:

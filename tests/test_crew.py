@@ -38,6 +38,8 @@ class FakeCluster:
     slice_ids: set[str] = field(default_factory=set)
     tuner_ids: set[str] = field(default_factory=set)
     restarted: list[str] = field(default_factory=list)
+    mute: set[str] = field(default_factory=set)  # slices that do not answer
+    sm_count: int = 52  # that slices obtain
     surveyed_ids: list[str] = field(default_factory=list)
 
     def living_nodes(self) -> dict[str, int]:
@@ -54,7 +56,11 @@ class FakeCluster:
 
     def start_slices(self, specs: tuple[tuple[SliceSpec, str | None], ...]) -> list[CapProof]:
         self.slice_ids |= {s.slice_id for s, _ in specs}
-        return [proof(s.slice_id) for s, _ in specs]
+        self.mute -= {s.slice_id for s, _ in specs}
+        return [proof(s.slice_id, self.sm_count) for s, _ in specs]
+
+    def silent(self, slice_ids: tuple[str, ...]) -> list[str]:
+        return [s for s in slice_ids if s in self.mute]
 
     def start_slice(self, spec: SliceSpec, _: str | None) -> None:
         self.slice_ids.add(spec.slice_id)
@@ -148,6 +154,24 @@ def test_a_slice_that_comes_back_with_another_share_measures_nothing(make_crew: 
     assert cluster.slice_ids == {"mps-0-0"}
     with pytest.raises(HostError, match="no slice is left that has it"):
         crew.is_fit(answer("mps-0-0", "start", proof("mps-0-0", sm_count=132)))
+
+
+def test_slices_that_do_not_answer_are_started_again_and_only_they(make_crew: MakeCrew) -> None:
+    crew, cluster = make_crew(node("a", cpu_slices((0,), (1,))), elastic=False)
+    cluster.mute = {"cpu-0-1"}
+    cluster.slice_ids.clear()
+    crew.revive(crew.slice_ids, "it was killed")
+    assert cluster.slice_ids == {"cpu-0-1"}
+    assert cluster.mute == set()
+
+
+def test_a_slice_that_is_started_again_with_another_share_decides_nothing(
+    make_crew: MakeCrew,
+) -> None:
+    crew, cluster = make_crew(node("a", cpu_slices((0,), (1,))), elastic=False)
+    cluster.mute, cluster.sm_count = {"cpu-0-1"}, 132
+    with pytest.raises(InfrastructureError, match="cpu-0-1 did not get its share again"):
+        crew.revive(["cpu-0-1"], "it was killed")
 
 
 CRASH = Failure(Stage.RUN, Kind.CRASH, "an illegal address")
@@ -254,6 +278,29 @@ def test_a_device_is_named_by_its_gpu_and_cores_by_their_slice(make_crew: MakeCr
     crew, _ = make_crew(node("a", gpu_slices(7)), node("b", cpu_slices((0,)), machine="m1"))
     named = [crew.device(slice_id) for slice_id in crew.slice_ids]
     assert named == ["GPU-7", "GPU-7", "n1-cpu-0-0"]
+
+
+def test_of_a_slice_that_joined_it_is_known_what_it_shares_and_whose_cores_it_has(
+    make_crew: MakeCrew, clock: Callable[[float], None]
+) -> None:
+    crew, cluster = make_crew(node("a", gpu_slices(0)), gpu_pct=40, cpu_pct=None, slice_kind="mps")
+    cluster.living["b"] = node("b", gpu_slices(0, 1), machine="m1")
+    clock(LOOK_SECS)
+    crew.look()
+    crew.join(answer("b", "survey"))
+    first, second, *_ = (s for s in crew.slice_ids if s.startswith("n1-mps-0"))
+    assert crew.beside(first) == (second,)
+    cluster.slice_ids.discard(second)
+    assert crew.beside(first) == ()
+    assert crew.cores_here(first) == ()
+
+
+@pytest.mark.parametrize(("is_here", "cores"), [(True, (3,)), (False, ())])
+def test_cores_of_another_machine_are_not_this_machine_s(
+    make_crew: MakeCrew, is_here: bool, cores: tuple[int, ...]
+) -> None:
+    crew, _ = make_crew(replace(node("a", cpu_slices((3,))), is_here=is_here))
+    assert crew.cores_here("cpu-0-0") == cores
 
 
 def test_a_node_with_another_device_is_left_out(

@@ -122,6 +122,8 @@ def ending(prepared: tuple[Any, ...], tmp_path: Path) -> Iterator[Ending]:
             kernels=kernels,
             cluster=cast(Cluster, FakeCluster(tuner, [0.5])),
             quiet_slice=layout.slices[0][0].slice_id,
+            beside=(),
+            cores=layout.slices[0][0].cores,
             proofs=(),
             say=lambda message: None,
             enter=lambda phase: None,

@@ -227,8 +227,8 @@ def test_open_trials_that_were_lost_with_a_slice_are_known(store: Store) -> None
     store.start([ids[1]], "cpu-0-0")
     store.finish(ids[1], measurement(1.0))
     store.finish(ids[4], Failure(Stage.BUILD, Kind.COLLATERAL, "its tuner was lost"))
-    store.requeue_unfinished()  # ids[3] was running when its session ended: nobody's fault
-    assert store.lost() == {candidate(0).candidate_id}
+    store.requeue_unfinished()  # ids[3] was running when its session ended
+    assert store.lost() == {candidate(0).candidate_id, candidate(3).candidate_id}
 
 
 def test_the_best_trial_is_the_one_of_least_median(store: Store) -> None:

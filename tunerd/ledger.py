@@ -23,7 +23,8 @@ class Ledger:
     ) -> tuple[list[tuple[Candidate, Measurement | Failure]], list[Candidate], set[str]]:
         """Return what earlier sessions ended of the tasks, what is to be done, and the suspects.
 
-        Suspects are the ids of candidates to be done that were in a slice when it was lost.
+        Suspects are the ids of candidates to be done that were in a slice when it was lost, or
+        when a session ended without a word.
         """
         waiting = [r.candidate for r in self._store.requeue_unfinished()]
         unfinished = [c for c in waiting if c.task_id in task_ids]

@@ -34,7 +34,6 @@ class Layout:
     slices: tuple[tuple[SliceSpec, str | None], ...]  # with the node that each is bound to
     tuners: tuple[TunerSpec, ...]
     bounds: tuple[str, ...]
-    here: frozenset[str]  # the slices on the driver's machine, by id
     nodes: tuple[Node, ...]
     is_lockstep: bool  # workers take turns, so that a seed repeats a run exactly
 
@@ -116,7 +115,6 @@ def layout_of(nodes: Sequence[Node], settings: TuneSettings) -> Layout:
         slices=slices,
         tuners=tuple(tuners),
         bounds=tuple(n.survey.plan.bound for n in with_slices),
-        here=frozenset(s.slice_id for n in with_slices if n.is_here for s in n.slices),
         nodes=tuple(nodes),
         is_lockstep=len(tuners) == 1 and all(s.kind == "simulated" for s, _ in slices),
     )

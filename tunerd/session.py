@@ -164,6 +164,7 @@ class _Session:
         with self._searched() as (cluster, crew, kernels):
             self._phase = "finishing"
             quiet_slice = self._quiet_slice(cluster, crew)
+            cluster.on_wait = self._require_not_stopped
             outcome = finish(
                 Ending(
                     settings=self._settings,
@@ -173,6 +174,9 @@ class _Session:
                     kernels=kernels,
                     cluster=cluster,
                     quiet_slice=quiet_slice,
+                    beside=crew.beside(quiet_slice),
+                    cores=crew.cores_here(quiet_slice),
+                    revive=crew.revive,
                     proofs=crew.proofs,
                     say=self._say,
                     enter=self._timekeeper.enter,
@@ -396,6 +400,8 @@ class _Session:
                     cluster.submit(instruction)
                 case ev.Propose() | ev.BuildThem() | ev.RunSentinel():
                     cluster.submit(instruction)
+                case ev.Hurry():
+                    cluster.hurry_tuners()
                 case ev.StoreSpotCheck(task_id, measurement, busy_secs):
                     self._store.add_spot_check(task_id, measurement, busy_secs)
                 case ev.Finish(reason):

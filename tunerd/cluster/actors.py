@@ -31,11 +31,12 @@ from tunerd.cluster.ray_environment import (
     log_lines,
     start_private,
 )
-from tunerd.cluster.ray_leash import Daemon, leashed, raylet_at
+from tunerd.cluster.ray_leash import Daemon, leashed, raylet_at, require_alive
 from tunerd.cluster.workers import Answer, SliceActor, TunerActor
 from tunerd.coordination import events as ev
 from tunerd.errors import InfrastructureError, Interrupted
 from tunerd.measuring.profiles import SENTINEL
+from tunerd.tuner import BUILD_TIMEOUT_SECS
 from tunerd.vocabulary import (
     SEARCH,
     Build,
@@ -53,7 +54,13 @@ log = logging.getLogger(__name__)
 PLACE_SECS = 60.0  # until Ray has found room for an actor and started its process
 READY_SECS = 180.0  # until a slice has proved its cap, or a tuner has imported TVM
 CALL_SECS = 3600.0
+PROPOSE_SECS = 600.0  # for a batch of a task; seconds are usual
+MEASURE_SECS = 240.0  # for a build: its limit in the runner, and a runner that is started again
+GRACE_SECS = 30.0  # over the limits that a worker keeps by itself
+HURRY_SECS = 15.0  # for tuners to end what nobody waits for any more
+BUILD_ROUNDS = 3  # in which what was lost with a tuner is built again
 _CLOSE_SECS = 15.0
+_ANSWER_SECS = 10.0  # for a slice that is asked whether it lives
 _LOOK_SECS = 0.5  # how often Ray's daemons are looked at while a call is waited for
 
 
@@ -92,6 +99,7 @@ class Cluster:
         self._given: tuple[Any, ...] = ()  # to all tuners
         self._lost_one = False
         self.on_call: Callable[[str, float, float], None] = lambda slice_id, start, end: None
+        self.on_wait: Callable[[], None] = lambda: None  # for builds; may raise to stop there
         self._leash = contextlib.ExitStack()
         self._daemons: tuple[Daemon, ...] = ()
         self._here = ("", "")  # boot id and name of the driver's host
@@ -171,11 +179,14 @@ class Cluster:
 
         Raises HostError or InfrastructureError, saying what was asked and what is free.
         """
+        asked = {spec.slice_id for spec, _ in specs}
         for spec, node_id in specs:
             self.start_slice(spec, node_id)
         proofs: dict[str, CapProof] = {}
         while len(proofs) < len(specs):
             for answer in self.answers(_LOOK_SECS):
+                if answer.worker_id not in asked:  # a tuner, or a node that joins
+                    continue
                 if answer.problem:
                     raise answer.problem
                 if answer.error:
@@ -301,18 +312,28 @@ class Cluster:
         match instruction:
             case ev.Propose(worker_id, task, count, told, exclude):
                 call = self._tuners[worker_id].propose.remote(task.task_id, count, told, exclude)
-                self._calls.watch(worker_id, "propose", call)
+                self._calls.watch(worker_id, "propose", call, limit_secs=PROPOSE_SECS)
             case ev.BuildThem(worker_id, candidates):
-                call = self._tuners[worker_id].build.remote(candidates)
-                self._calls.watch(worker_id, "build", call)
+                self._build(worker_id, candidates)
             case ev.Measure(worker_id, builds, neighbours, best_secs, is_alone):
                 call = self._slices[worker_id].measure.remote(
                     builds, SEARCH, neighbours, best_secs, is_alone
                 )
-                self._calls.watch(worker_id, "measure", call)
+                limit_secs = MEASURE_SECS * len(builds) + GRACE_SECS
+                self._calls.watch(worker_id, "measure", call, limit_secs=limit_secs)
             case ev.RunSentinel(worker_id, build, neighbours):
                 call = self._slices[worker_id].measure.remote((build,), SENTINEL, neighbours)
-                self._calls.watch(worker_id, "measure", call)
+                limit_secs = MEASURE_SECS + GRACE_SECS
+                self._calls.watch(worker_id, "measure", call, limit_secs=limit_secs)
+
+    def _build(self, tuner_id: str, candidates: tuple[Candidate, ...]) -> None:
+        call = self._tuners[tuner_id].build.remote(candidates)
+        limit_secs = BUILD_TIMEOUT_SECS * len(candidates) + GRACE_SECS
+        self._calls.watch(tuner_id, "build", call, limit_secs=limit_secs)
+
+    def hurry_tuners(self) -> None:
+        """Take tuners for lost that do not soon end what they were asked."""
+        self._calls.hurry(("propose", "build"), HURRY_SECS)
 
     def answers(self, timeout_secs: float) -> list[Answer]:
         """Return the calls that ended, waiting at most `timeout_secs` for the first.
@@ -342,25 +363,73 @@ class Cluster:
                 self.on_call(worker_id, started_at, clock.now())
         return results
 
+    def silent(self, slice_ids: Sequence[str]) -> list[str]:
+        """Return the slices that do not answer: they are lost, or hang.
+
+        Raises InfrastructureError where Ray itself has ended.
+        """
+        require_alive(self._daemons)
+        asked = {s: self._slices[s].sees.remote("/") for s in slice_ids if s in self._slices}
+        return [
+            s for s in slice_ids if s not in asked or self._seen(asked[s], _ANSWER_SECS) is None
+        ]
+
+    def _seen(self, asked: Any, timeout_secs: float) -> bool | None:
+        """Return what a slice sees; None where it does not answer."""
+        try:
+            return bool(self._ray.get(asked, timeout=timeout_secs))
+        except self._ray.exceptions.RayError:
+            return None
+
     def build_all(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
-        """Build candidates on all tuners that are ready at once; results in order."""
-        tuners = self._ready_tuners()
-        parts = [p for i in range(len(tuners)) if (p := tuple(candidates[i :: len(tuners)]))]
-        asked = [t.build.remote(p) for t, p in zip(tuners, parts, strict=False)]
+        """Build candidates on all tuners that are ready at once; results in order.
+
+        What is lost with a tuner is built again by those that live, itself started again among
+        them. Raises InfrastructureError where that is in vain, and the problem of a tuner.
+        """
         found: dict[str, Build | Failure] = {}
-        built = self._calls.got(asked, "building the finalists", CALL_SECS)
-        for part, results in zip(parts, built, strict=True):
-            found |= {c.candidate_id: r for c, r in zip(part, results.value, strict=True)}
+        lost = ""
+        for _ in range(BUILD_ROUNDS):
+            if left := [c for c in candidates if c.candidate_id not in found]:
+                lost = self._build_on_all(left, found)
+        if any(c.candidate_id not in found for c in candidates):
+            raise InfrastructureError(f"building the finalists: {lost}")
         return [found[c.candidate_id] for c in candidates]
 
-    def _ready_tuners(self) -> list[Any]:
+    def _build_on_all(
+        self, candidates: Sequence[Candidate], into: dict[str, Build | Failure]
+    ) -> str:
+        """Build candidates; start tuners again that are lost, and return why one of them was."""
+        tuners = self._ready_tuners()
+        parts = {t: p for i, t in enumerate(tuners) if (p := tuple(candidates[i :: len(tuners)]))}
+        for tuner_id, part in parts.items():
+            self._build(tuner_id, part)
+        lost = ""
+        while self._calls.of("build"):
+            self.on_wait()
+            for answer in self.answers(_LOOK_SECS):
+                worker_id, is_build = answer.worker_id, answer.method == "build"
+                if is_build and answer.problem:
+                    raise answer.problem
+                if is_build and not answer.error:
+                    built = zip(parts[worker_id], answer.value, strict=True)
+                    into |= {c.candidate_id: b for c, b in built}
+                elif answer.error and worker_id in self._tuners:
+                    log.error("lost %s: %s", worker_id, answer.error)
+                    self.drop(worker_id)
+                    if is_build:
+                        lost = answer.error
+                        self.restart(worker_id)
+        return lost
+
+    def _ready_tuners(self) -> list[str]:
         if self._calls.of("warm_up"):
             self._calls.wait_for("warm_up", self._ready_secs)
             for answer in self.answers(0):
                 if answer.error:
                     self.drop(answer.worker_id)
         still = set(self._calls.of("warm_up"))
-        ready = [tuner for tuner_id, tuner in self._tuners.items() if tuner_id not in still]
+        ready = [tuner_id for tuner_id in self._tuners if tuner_id not in still]
         if not ready:
             message = self._calls.too_late("building the finalists", self._ready_secs)
             raise InfrastructureError(message)
@@ -374,13 +443,13 @@ class Cluster:
         probe = folder / f".{secrets.token_hex(8)}"
         probe.touch(mode=0o600)
         try:
+            require_alive(self._daemons)
             asked = [self._slices[s].sees.remote(str(probe.resolve())) for s in slice_ids]
-            seen = self._calls.got(asked, "looking for the run folder", self._ready_secs)
+            for slice_id, sees in zip(slice_ids, asked, strict=True):
+                if self._seen(sees, self._ready_secs):
+                    return slice_id
         finally:
             probe.unlink()
-        for slice_id, sees in zip(slice_ids, seen, strict=True):
-            if sees:
-                return slice_id
         raise InfrastructureError(
             f"no slice sees the run folder {folder.resolve()}, and the tuned model is verified in "
             "one; put --out on a file system that the nodes share, or start tunerd on a node that "

@@ -97,6 +97,18 @@ class Crew:
         spec, node_id = self._slices[slice_id]
         return f"{node_id} {spec.gpu_uuid or slice_id}"
 
+    def beside(self, slice_id: str) -> tuple[str, ...]:
+        """Return the other slices of a slice's device that live, in the order they joined."""
+        device, living = self.hardware(slice_id), self._cluster.slice_ids
+        others = (s for s in self._slices if s != slice_id and s in living)
+        return tuple(s for s in others if self.hardware(s) == device)
+
+    def cores_here(self, slice_id: str) -> tuple[int, ...]:
+        """Return the cores of a slice where they are this machine's."""
+        spec, node_id = self._slices[slice_id]
+        is_here = any(n.is_here for n in self._nodes if n.node_id == node_id)
+        return spec.cores if is_here else ()
+
     # --- at the start --------------------------------------------------------------------------
 
     def start(self) -> tuple[CapProof, ...]:
@@ -148,6 +160,23 @@ class Crew:
                 "was measured is stored, and the same command goes on"
             )
 
+    def revive(self, slice_ids: Sequence[str], message: str) -> None:
+        """Start slices again that do not answer, and wait until they have proved their shares.
+
+        Raises InfrastructureError or HostError where one cannot be had again.
+        """
+        lost = self._cluster.silent(slice_ids)
+        for slice_id in lost:
+            self._telemetry.lost("slice", slice_id, message)
+            self._cluster.drop(slice_id)
+            self._telemetry.restarted("slice", slice_id)
+        for proof in self._cluster.start_slices([self._slices[s] for s in lost]):
+            if not self._has_share(proof):
+                raise InfrastructureError(
+                    f"{proof.slice_id} did not get its share again; what was measured is stored, "
+                    "and the same command goes on"
+                )
+
     def has_faulted(
         self, slice_id: str, results: Iterable[Measurement | Failure]
     ) -> tuple[str, ...]:
@@ -180,9 +209,9 @@ class Crew:
 
     def is_fit(self, answer: Answer) -> bool:
         """Keep the proof of a slice that has started; one of another share must not measure."""
-        if answer.method != "start":
-            return True
-        proof: CapProof = answer.value
+        return answer.method != "start" or self._has_share(answer.value)
+
+    def _has_share(self, proof: CapProof) -> bool:
         first = self.proofs[0]
         if (proof.device, proof.sm_count) != (first.device, first.sm_count):
             message = (
@@ -190,7 +219,7 @@ class Crew:
                 f"others measured with {first.sm_count} of {first.device}"
             )
             log.error("%s; it measures nothing", message)
-            self._cluster.drop(answer.worker_id)
+            self._cluster.drop(proof.slice_id)
             if not self._has("slice"):
                 raise HostError(f"{message}; no slice is left that has it")
             return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tunerd import clock
@@ -15,36 +17,61 @@ from tunerd.errors import InfrastructureError, TunerdError
 _LOOK_SECS = 0.5  # how often Ray's daemons are looked at while a call is waited for
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A call under way."""
+
+    worker_id: str
+    method: str
+    since: float  # host clock
+    until: float  # when it counts as lost
+    is_work: bool  # and not getting ready, which may lack room in the cluster
+
+
 class Calls:
     """What was asked of workers, by the references of Ray.
 
     Args:
         ray: the module.
         daemons: without which nothing comes back.
-        limits: the seconds after which a call of a method counts as lost; others may take for ever.
+        limits: the seconds after which a call that gets a worker ready counts as lost, by method.
     """
 
     def __init__(self, ray: Any, daemons: Sequence[Daemon], limits: Mapping[str, float]) -> None:
         self._ray, self._daemons, self._limits = ray, daemons, limits
-        self._waiting: dict[Any, tuple[str, str, float]] = {}  # worker, method, since
+        self._waiting: dict[Any, _Asked] = {}
 
-    def watch(self, worker_id: str, method: str, reference: Any) -> None:
-        self._waiting[reference] = (worker_id, method, clock.now())
+    def watch(
+        self, worker_id: str, method: str, reference: Any, *, limit_secs: float = math.inf
+    ) -> None:
+        """Wait for a call. limit_secs: after which work counts as lost."""
+        now = clock.now()
+        ready_secs = self._limits.get(method)
+        until = now + (limit_secs if ready_secs is None else ready_secs)
+        self._waiting[reference] = _Asked(worker_id, method, now, until, ready_secs is None)
+
+    def hurry(self, methods: Collection[str], within_secs: float) -> None:
+        """Count calls of some methods that are under way as lost unless they end so soon."""
+        until = clock.now() + within_secs
+        self._waiting = {
+            r: replace(a, until=min(a.until, until)) if a.method in methods else a
+            for r, a in self._waiting.items()
+        }
 
     def forget(self, worker_id: str) -> None:
-        self._waiting = {r: w for r, w in self._waiting.items() if w[0] != worker_id}
+        self._waiting = {r: a for r, a in self._waiting.items() if a.worker_id != worker_id}
 
     def exchange(self, one: str, other: str) -> None:
         """Take what was asked of one worker for asked of another one, and the other way round."""
         ids = {one: other, other: one}
         self._waiting = {
-            r: (ids.get(worker_id, worker_id), method, since)
-            for r, (worker_id, method, since) in self._waiting.items()
+            r: replace(a, worker_id=ids.get(a.worker_id, a.worker_id))
+            for r, a in self._waiting.items()
         }
 
     def of(self, method: str) -> list[str]:
         """Return the workers that have not answered a method."""
-        return [worker_id for worker_id, asked, _ in self._waiting.values() if asked == method]
+        return [a.worker_id for a in self._waiting.values() if a.method == method]
 
     def ended(self, timeout_secs: float) -> list[Answer]:
         """Return the calls that ended, waiting at most `timeout_secs` for the first.
@@ -53,6 +80,7 @@ class Calls:
         """
         require_alive(self._daemons)
         if not self._waiting:
+            time.sleep(timeout_secs)  # who asks in a loop must not spin
             return []
         ray = self._ray
         waiting = list(self._waiting)
@@ -63,7 +91,8 @@ class Calls:
         return answers + self._late()
 
     def _answer(self, reference: Any) -> Answer:
-        asked = self._waiting.pop(reference)
+        of = self._waiting.pop(reference)
+        asked = (of.worker_id, of.method, of.since)
         try:
             return Answer.of(asked, self._ray.get(reference), "")
         except self._ray.exceptions.RayError as problem:
@@ -71,21 +100,22 @@ class Calls:
 
     def _late(self) -> list[Answer]:
         now = clock.now()
-        late = [
-            (reference, worker_id, method, since)
-            for reference, (worker_id, method, since) in self._waiting.items()
-            if now - since > self._limits.get(method, float("inf"))
-        ]
-        for reference, *_ in late:
+        late = {r: a for r, a in self._waiting.items() if now > a.until}
+        for reference in late:
             del self._waiting[reference]
         return [
-            Answer(worker_id, method, None, self.too_late(worker_id, now - since), since, now)
-            for _, worker_id, method, since in late
+            Answer(a.worker_id, a.method, None, self._why_late(a, now - a.since), a.since, now)
+            for a in late.values()
         ]
+
+    def _why_late(self, asked: _Asked, after_secs: float) -> str:
+        if asked.is_work:
+            return f"it has not ended {asked.method} after {after_secs:.0f} s"
+        return self.too_late(asked.worker_id, after_secs)
 
     def wait_for(self, method: str, timeout_secs: float) -> None:
         """Wait until no worker has a method to answer; what they answered is kept for `ended`."""
-        asked = [r for r, (_, waited, _) in self._waiting.items() if waited == method]
+        asked = [r for r, a in self._waiting.items() if a.method == method]
         if asked:
             self._ray.wait(asked, num_returns=len(asked), timeout=timeout_secs)
 

@@ -5,7 +5,7 @@ instructions that come back and reports their ends as events again. The coordina
 trial's state, decides which task deserves the next batch over all tasks, and keeps builders ahead
 of slices.
 
-    event                         instructions it may cause, besides new work and Finish
+    event                         instructions it may cause, besides new work, Hurry and Finish
     WorkerLost                    StoreEnded
     Proposed                      StoreProposed, StoreBuilt
     BuildsEnded                   StoreBuilt, StoreEnded
@@ -30,6 +30,7 @@ from tunerd.coordination.events import (
     BuildThem,
     Event,
     Finish,
+    Hurry,
     Instruction,
     Measure,
     MeasurementsEnded,
@@ -97,6 +98,7 @@ class Coordinator:
         self._roster = Roster()
         self._limits = limits
         self._stop = ""
+        self._has_hurried = False
         self._unbuilt = BuildQueue()
         self._built: deque[Build] = deque()
         self._known = known
@@ -378,6 +380,7 @@ class Coordinator:
         cut_short = self._cut_short()
         if cut_short:
             self._unbuilt.clear()
+            self._hurry(cut_short, out)
         while chosen := self._suspects.next():
             lone, build = chosen
             self._measure(lone, (build,), out, is_alone=True)
@@ -396,6 +399,12 @@ class Coordinator:
             self.finished = cut_short or satisfied or self._exhausted()
             if self.finished:
                 out.append(Finish(self.finished))
+
+    def _hurry(self, reason: str, out: list[Instruction]) -> None:
+        """Wait no longer than a little for tuners: what they make is left, and one may hang."""
+        if not self._has_hurried and self._roster.busy("tuner"):
+            out.append(Hurry(reason))
+        self._has_hurried = True
 
     def _cut_short(self) -> str:
         """Say why nothing new is built: what is built is measured, the rest is left."""

@@ -131,9 +131,14 @@ class StoreSpotCheck:
 
 
 @dataclass(frozen=True)
+class Hurry:
+    reason: str  # why tuners that work are to end soon, or to be taken for lost
+
+
+@dataclass(frozen=True)
 class Finish:
     reason: str
 
 
 Work = Propose | BuildThem | Measure | RunSentinel  # what a worker does until an event ends it
-Instruction = Work | StoreProposed | StoreBuilt | StoreEnded | StoreSpotCheck | Finish
+Instruction = Work | StoreProposed | StoreBuilt | StoreEnded | StoreSpotCheck | Hurry | Finish

@@ -17,8 +17,15 @@ from pathlib import Path
 from tunerd.artifacts.artifact import compile_artifact, finish_manifest
 from tunerd.cluster.actors import Cluster
 from tunerd.deciding.compare import compare
-from tunerd.deciding.neighbours import NONE, others_on_device
-from tunerd.deciding.quiet import Finals, Patience, QuietSlice, disturbed_by
+from tunerd.deciding.neighbours import NONE
+from tunerd.deciding.quiet import (
+    Finals,
+    Patience,
+    QuietSlice,
+    Revive,
+    disturbed_by,
+    leave_lost,
+)
 from tunerd.deciding.verify import onnxruntime_latency, verify
 from tunerd.deciding.winners import Say, choose_winners
 from tunerd.errors import InfrastructureError
@@ -36,7 +43,6 @@ from tunerd.run_folder import RunFolder
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import (
     MODEL,
-    Arrays,
     Build,
     Candidate,
     CapProof,
@@ -59,12 +65,15 @@ class Ending:
     kernels: Kernels
     cluster: Cluster
     quiet_slice: str  # sees the run folder
+    beside: tuple[str, ...]  # the other slices of its device that live
+    cores: tuple[int, ...]  # of it, where they are this machine's
     proofs: tuple[CapProof, ...]
     say: Say
     enter: Callable[[Phase], None]
     unsearched: Mapping[str, str] = field(default_factory=dict)  # task_id -> why it has no trials
     built: Sequence[Build] = ()  # by the search
     sleep: Callable[[float], None] = time.sleep
+    revive: Revive = leave_lost
 
 
 @dataclass(frozen=True)
@@ -120,16 +129,14 @@ def _quiet(ending: Ending) -> QuietSlice:
     finals = Finals.of(ending.settings, ending.layout.target)
     others: tuple[str, ...] = ()
     if finals.neighbours != NONE:
-        living = ending.cluster.slice_ids
-        near = others_on_device(ending.layout.slices, ending.quiet_slice)
-        others = tuple(s for s in near if s in living)
+        others = ending.beside
         if not others:
             raise InfrastructureError(
                 f"the finals are to have neighbours, and no other slice of {ending.quiet_slice}'s "
                 "device lives; what was measured is stored, and the same command goes on"
             )
     patience = Patience(ending.say, sleep=ending.sleep)
-    return QuietSlice(ending.cluster, ending.quiet_slice, others, finals, patience)
+    return QuietSlice(ending.cluster, ending.quiet_slice, others, finals, patience, ending.revive)
 
 
 def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> Outcome:
@@ -160,7 +167,8 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
 
 def _try(ending: Ending, quiet: QuietSlice, folder: Path) -> _Trial:
     """Verify a compiled model and time it beside the default."""
-    verification = _verify(ending, folder)
+    ending.say("comparing outputs with ONNX Runtime")
+    verification = verify(lambda inputs: quiet.run_model(str(folder), inputs), ending.model)
     ending.say("timing the whole model, tuned and default in turns")
     results = quiet.compare_models((str(folder.with_name("default")), str(folder)), MODEL)
     default, tuned = results
@@ -187,18 +195,6 @@ def _compile(ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path) -> N
     )
 
 
-def _verify(ending: Ending, artifact: Path) -> Verification:
-    ending.say("comparing outputs with ONNX Runtime")
-
-    def run(inputs: Arrays) -> Arrays:
-        outputs: Arrays = ending.cluster.call(
-            ending.quiet_slice, "run_model", str(artifact), inputs
-        )
-        return outputs
-
-    return verify(run, ending.model)
-
-
 def _latency(name: str, result: Measurement | Failure) -> Latency:
     if isinstance(result, Failure):
         raise InfrastructureError(f"the {name} model could not be timed: {result.message}")
@@ -207,8 +203,8 @@ def _latency(name: str, result: Measurement | Failure) -> Latency:
 
 def _onnxruntime(ending: Ending) -> tuple[Latency, ...]:
     """Time ONNX Runtime on the cores of the quiet slice, where those are this machine's."""
-    (cores,) = (s.cores for s, _ in ending.layout.slices if s.slice_id == ending.quiet_slice)
-    if not cores or ending.quiet_slice not in ending.layout.here:
+    cores = ending.cores
+    if not cores:
         return ()
     ending.say("timing ONNX Runtime on the same cores")
     return (onnxruntime_latency(ending.model, threads=len(cores), cores=cores, profile=MODEL),)

@@ -6,21 +6,24 @@ when it is quiet. A run waits for that so long and no longer; what it measured t
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from tunerd.cluster.actors import Cluster
 from tunerd.coordination.coordinator import MAX_ATTEMPTS
 from tunerd.deciding.faults import Results, is_final, without_cause
 from tunerd.deciding.neighbours import AS_TUNED, NONE
+from tunerd.errors import InfrastructureError
 from tunerd.measuring.profiles import final_profile, usual_l2
 from tunerd.measuring.work import Work
 from tunerd.outcome import TaskOutcome
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import (
+    Arrays,
     Build,
     Conditions,
     Failure,
@@ -33,9 +36,17 @@ from tunerd.vocabulary import (
 
 WAIT_SECS = 60.0  # for a quiet device, in all of a run
 STEP_SECS = 5.0  # between two looks at it
+RESTARTS = 2  # of slices that are lost in one piece of work
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+# Starts again the slices that do not answer of some, by their ids, and is told what happened.
+Revive = Callable[[Sequence[str], str], None]
+
+
+def leave_lost(slice_ids: Sequence[str], message: str) -> None:
+    """Start no slice again."""
+    raise InfrastructureError(message)
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,7 @@ class QuietSlice:
     others: tuple[str, ...] = ()  # of its device; idle unless the finals have neighbours
     finals: Finals = Finals()
     patience: Patience = field(default_factory=Patience)
+    revive: Revive = leave_lost
 
     @property
     def at_once(self) -> int:
@@ -134,7 +146,12 @@ class QuietSlice:
                 for of in contests
             ]
 
-        return self._undisturbed([artifacts], measure)[0]
+        return self._undisturbed([artifacts], lambda of: self._attempted(of, measure))[0]
+
+    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
+        """Run a model on inputs, by their names, and return its outputs."""
+        outputs: Arrays = self._call("run_model", artifact, inputs)
+        return outputs
 
     def _undisturbed(
         self, contests: Sequence[_T], measure: Callable[[Sequence[_T]], list[Results]]
@@ -153,7 +170,7 @@ class QuietSlice:
 
     def _is_quiet_after_waiting(self, cause: str) -> bool:
         while cause and self.patience.wait(self.slice_id, cause):
-            seen: Conditions = self.cluster.call(self.slice_id, "conditions")
+            seen: Conditions = self._call("conditions")
             cause = seen.disturbed_by
         return not cause
 
@@ -177,14 +194,16 @@ class QuietSlice:
 
     def _attempted(
         self,
-        contests: Sequence[Sequence[Build]],
-        measure: Callable[[Sequence[Sequence[Build]]], list[Results]],
+        contests: Sequence[_T],
+        measure: Callable[[Sequence[_T]], list[Results]],
     ) -> list[Results]:
         """Measure contests, again while a fault that is nobody's came between."""
         results: list[Results] = [[] for _ in contests]
         left = list(range(len(contests)))
         for _ in range(MAX_ATTEMPTS):
-            for number, found in zip(left, measure([contests[i] for i in left]), strict=True):
+            todo = [contests[i] for i in left]
+            measured = self._despite_losses(functools.partial(measure, todo))
+            for number, found in zip(left, measured, strict=True):
                 results[number] = found
             left = [i for i in left if not all(map(is_final, results[i]))]
             if not left:
@@ -197,12 +216,22 @@ class QuietSlice:
         No other slice of the device works meanwhile.
         """
         for _ in range(MAX_ATTEMPTS):
-            failure: Failure | None = self.cluster.call(
-                self.slice_id, "agree", reference, build, True
-            )
+            failure: Failure | None = self._call("agree", reference, build, True)
             if failure is None or failure.kind.ends_trial:
                 break
         return failure
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        return self._despite_losses(lambda: self.cluster.call(self.slice_id, method, *arguments))
+
+    def _despite_losses(self, work: Callable[[], _T]) -> _T:
+        """Do work; where a slice is lost in it, it is started again and all of the work is done."""
+        for _ in range(RESTARTS):
+            try:
+                return work()
+            except InfrastructureError as error:
+                self.revive((self.slice_id, *self.others), str(error))
+        return work()
 
     def _once(self, contests: Sequence[Sequence[Build]]) -> list[Results]:
         places = (self.slice_id, *self.others)
@@ -214,8 +243,8 @@ class QuietSlice:
         ready = self._ask(loaded, "ready", Work(build=contests[0][0]))
         if failures := [r for r in ready if isinstance(r, Failure)]:
             return _spoiled(contests, failures[0])
-        self._ask(loaded, "begin", 0.0, None)
         try:
+            self._ask(loaded, "begin", 0.0, None)
             results = self._measured(measuring, contests, len(places) - 1)
         finally:
             ended = self._ask(loaded, "end")

@@ -159,7 +159,7 @@ class Store(OpenStore):
         return list(self.records(state=TrialState.PROPOSED))
 
     def lost(self) -> set[str]:
-        """Return the candidates of open trials that were in a slice when it was lost, by id."""
+        """Return the ids of candidates whose open trial was lost with its slice or session."""
         with self._reading() as connection:
             return trials.lost(connection, self._run_id)
 

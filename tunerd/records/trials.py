@@ -116,7 +116,7 @@ def lost(connection: Connection, run_id: int) -> set[str]:
         .where(
             trials.c.run_id == run_id,
             trials.c.state.in_([state.value for state in _OPEN]),
-            setbacks.c.kind == Kind.COLLATERAL.value,
+            setbacks.c.kind.in_([Kind.COLLATERAL.value, Kind.INTERRUPTED.value]),
             setbacks.c.stage != Stage.BUILD.value,
         )
     )
