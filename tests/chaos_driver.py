@@ -289,7 +289,6 @@ def layout() -> preparation.Layout:
         tuple((s, None) for s in here.plan.slices),
         tuners,
         (),
-        frozenset(s.slice_id for s in here.plan.slices),
         nodes=(),
         is_lockstep=False,
     )
