@@ -400,7 +400,8 @@ class _Session:
                     cluster.submit(instruction)
                 case ev.Propose() | ev.BuildThem() | ev.RunSentinel():
                     cluster.submit(instruction)
-                case ev.Hurry():
+                case ev.Hurry(reason):
+                    log.info("tuners are to end what they do: %s", reason)
                     cluster.hurry_tuners()
                 case ev.StoreSpotCheck(task_id, measurement, busy_secs):
                     self._store.add_spot_check(task_id, measurement, busy_secs)
