@@ -359,9 +359,11 @@ def test_the_linter_reads_every_python_script() -> None:
 @pytest.mark.parametrize(
     ("script", "folder", "table", "picture", "title"),
     [
-        ("plot_shares", "h200-shares", "tables.txt", "shares.svg", "tuned at one share, run at"),
+        ("plot_shares", "h200-shares", "tables.txt", "shares.svg", "tuned at one share"),
         ("plot_shares", "h200-claims", "tables.txt", "claims.svg", "as if it were the only one"),
+        ("plot_shares", "h200-shares-again", "tables.txt", "shares.svg", "tuned at one share"),
         ("plot_profiles", "h200-profiles", "table.txt", "profiles.svg", "default schedules over"),
+        ("plot_profiles", "h200-profile-tuned", "table.txt", "profiles.svg", "tuned at 40%, over"),
     ],
 )
 def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
@@ -384,13 +386,21 @@ def test_the_table_of_costs_is_what_its_script_makes_of_what_was_kept() -> None:
     assert done.stdout == (kept / "costs.txt").read_text()
 
 
+def test_the_table_of_kernels_in_models_is_what_its_script_makes_of_what_was_kept() -> None:
+    kept = ROOT / "results" / "h200-shares-again"
+    command = [sys.executable, ROOT / "scripts" / "kernels_in_models", kept]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == (kept / "kernels.txt").read_text()
+
+
 @pytest.mark.slow
-def test_the_table_of_two_searches_is_what_its_script_makes_of_what_was_kept() -> None:
+@pytest.mark.parametrize("second", ["h200-matrix-cost", "h200-shares-again"])
+def test_the_table_of_two_searches_is_what_its_script_makes_of_what_was_kept(second: str) -> None:
     results = ROOT / "results"
     command = [sys.executable, ROOT / "scripts" / "compare_matrices"]
-    command += [results / "h200-shares", results / "h200-matrix-cost"]
+    command += [results / "h200-shares", results / second]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == (results / "h200-matrix-cost" / "again.txt").read_text()
+    assert done.stdout == (results / second / "again.txt").read_text()
 
 
 def test_files_speak_of_the_project_alone() -> None:
