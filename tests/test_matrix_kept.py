@@ -124,13 +124,17 @@ def test_shares_are_put_in_order() -> None:
 # --- what is kept ------------------------------------------------------------------------------
 
 
-def test_what_faulted_at_a_share_is_known_at_the_others(tmp_path: Path) -> None:
+def test_what_failed_or_won_at_a_share_is_known_at_the_others(tmp_path: Path) -> None:
     refused = Failure(Stage.RUN, Kind.REFUSED, "too many threads")
-    results = {"d": FAILED, "a": FAILED, "b": measured(1), "c": refused}
+    wrong = Failure(Stage.VERIFY, Kind.WRONG_ANSWER, "7 of 9 elements")
+    results = {"d": FAILED, "a": FAILED, "b": measured(1), "c": refused, "e": wrong}
     with opened(tmp_path / "m", {"shares": [50, 100]}) as kept:
         kept.add(ContestDone(50, "t", "b", "d", results, PROOF, 7.0))
-        assert kept.faults("t") == {"a": FAILED}  # its default is needed at every share
-        assert kept.faults("another") == {}
+        # Its default is needed at every share, and what is too wide for one may fit another.
+        assert kept.failed("t") == {"a": FAILED, "e": wrong}
+        assert kept.agreed("t") == {"b"}
+        assert kept.failed("another") == {}
+        assert kept.agreed("another") == set()
 
 
 def test_what_is_kept_comes_back_and_half_a_line_is_cut_off(tmp_path: Path) -> None:

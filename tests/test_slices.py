@@ -213,6 +213,19 @@ def test_compared_builds_have_as_many_samples_each(measured: Slice) -> None:
     assert len(lengths) == 1
 
 
+def test_of_compared_builds_one_that_cannot_win_gets_fewer_samples(measured: Slice) -> None:
+    if measured.spec.kind == "simulated":
+        pytest.skip("simulated samples take no time, so none is left out")
+    profile = Profile(
+        "few-v1", max_samples=8, max_total_secs=60.0, hopeless_after=5, hopeless_over=1.05
+    )
+    builds = [kernel(measured.spec, length) for length in (64, 1 << 24)]
+    fast, slow = measured.compare(builds, profile)
+    assert isinstance(fast, Measurement)
+    assert isinstance(slow, Measurement)
+    assert (len(fast.run_secs), len(slow.run_secs)) == (8, 5)
+
+
 def test_a_closed_slice_can_be_closed_again(spec: SliceSpec) -> None:
     made = member(spec.kind)(spec)
     made.start()

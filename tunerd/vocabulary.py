@@ -220,7 +220,8 @@ class Profile:
     min_sample_secs: float = 0.002  # a sample averages as many calls as fill this
     max_total_secs: float = 0.2  # stop sampling when this much time was spent
     cuda_graph: bool = True
-    hopeless_after: int = 8  # samples, after which one twice as slow as its best rival gets no more
+    hopeless_after: int = 8  # samples, after which one so many times as slow as its best rival
+    hopeless_over: float = 2.0  # gets no more: each of its samples is slower than all of that one's
 
 
 SEARCH = Profile("search-v3", hopeless_after=2)

@@ -27,7 +27,7 @@ from tunerd.journal import Journal
 from tunerd.matrix.done import ContestDone, Done, done_of, line_of
 from tunerd.records import typed
 from tunerd.run_folder import locked, names_in
-from tunerd.vocabulary import Build, Candidate, Failure, TensorSpec, to_json
+from tunerd.vocabulary import Build, Candidate, Failure, Kind, TensorSpec, to_json
 
 FORMAT = 1
 _SETTINGS, _LINES, _LOCK = "matrix.json", "done.jsonl", "matrix.lock"
@@ -74,16 +74,26 @@ class Kept:
     def of(self, kind: type[_Done]) -> Iterator[_Done]:
         return (line for line in self.lines if isinstance(line, kind))
 
-    def faults(self, task_id: str) -> dict[str, Failure]:
-        """Return by id the candidates of a task that faulted at a share, its default apart."""
+    def failed(self, task_id: str) -> dict[str, Failure]:
+        """Return by id the candidates of a task that failed at a share and would at all others.
+
+        They faulted, or computed something else than the default, which is none of them.
+        """
         return {
             candidate_id: result
-            for contest in self.of(ContestDone)
-            if contest.task_id == task_id
+            for contest in self._contests(task_id)
             for candidate_id, result in contest.results.items()
-            if isinstance(result, Failure) and result.kind.is_fault
+            if isinstance(result, Failure)
+            if result.kind.is_fault or result.kind is Kind.WRONG_ANSWER
             if candidate_id != contest.default
         }
+
+    def agreed(self, task_id: str) -> set[str]:
+        """Return the candidates of a task that won at a share, and so computed what it should."""
+        return {contest.winner for contest in self._contests(task_id)}
+
+    def _contests(self, task_id: str) -> Iterator[ContestDone]:
+        return (contest for contest in self.of(ContestDone) if contest.task_id == task_id)
 
     def save_build(self, build: Build) -> None:
         folder = self.root / "builds"

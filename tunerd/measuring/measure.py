@@ -151,8 +151,9 @@ def interleaved(
 
 
 def _is_hopeless(samples: Sequence[float], rival_secs: float, profile: Profile) -> bool:
-    """Whether more samples cannot matter: all are over twice as slow as a rival."""
-    return len(samples) >= profile.hopeless_after and min(samples) > 2 * rival_secs
+    """Whether more samples cannot matter: all are so much slower than a rival."""
+    slowest = profile.hopeless_over * rival_secs
+    return len(samples) >= profile.hopeless_after and min(samples) > slowest
 
 
 def failure(stage: Stage, error: BaseException) -> Failure:
