@@ -30,6 +30,7 @@ CUDA_MAJOR = 13  # what TVM's CUDA runtime library is linked against (libcudart.
 _CUDART = f"libcudart.so.{CUDA_MAJOR}"
 _NVRTC = f"libnvrtc.so.{CUDA_MAJOR}"
 _INSTALL = "pip install 'tunerd[cuda]'"
+_EM_CUDA = 190  # e_machine of the ELF files that are cubins
 _CACHED_CUBINS = 512  # about 20 kB each
 
 # Of tvm.support.nvcc: a tuned schedule must see the compiler that the final model is built with.
@@ -316,6 +317,16 @@ def machine_code(cubin: bytes) -> dict[str, bytes]:
         name = cubin[start : cubin.index(b"\0", start)].decode()
         if name.startswith(".text"):
             found[name] = cubin[offset : offset + length]
+    return found
+
+
+def code_bytes(library: bytes) -> int:
+    """Return how many bytes of machine code the cubins in a library hold."""
+    found, at = 0, 0
+    while (at := library.find(b"\x7fELF", at + 1)) >= 0:
+        (machine,) = struct.unpack_from("<H", library, at + 0x12)
+        if machine == _EM_CUDA:
+            found += sum(map(len, machine_code(library[at:]).values()))
     return found
 
 

@@ -82,7 +82,7 @@ class CudaDevice(Device):
         }
 
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
-        kernel = self._tvm.runtime.load_module(str(path))["main"]
+        kernel = self._kernel(path)
         rotate = 0 if profile.weights == "warm" else 2 * self._l2_bytes
         sets = argument_sets(build, self._buffers, rotate_over_bytes=rotate)
         with self._on_stream():
@@ -98,7 +98,7 @@ class CudaDevice(Device):
         return _Timed(each * count, lambda: self._time_graphs(graphs, count))
 
     def loaded(self, path: Path) -> Callable[[Sequence[np.ndarray[Any, Any]]], list[Any]]:
-        kernel = self._tvm.runtime.load_module(str(path))["main"]
+        kernel = self._kernel(path)
 
         def call(arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
             arguments = [self._tvm.runtime.tensor(array, device=self._device) for array in arrays]
@@ -121,6 +121,9 @@ class CudaDevice(Device):
             log.warning("the device answers nothing any more: %s", error)
             return False
         return True
+
+    def _kernel(self, path: Path) -> Any:
+        return self._tvm.runtime.load_module(str(path))["main"]
 
     def _copied(self, tensor: Any) -> Any:
         copy = tensor.copyto(self._device)
