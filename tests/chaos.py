@@ -23,7 +23,7 @@ AT_A_CALL = {
     "workers lost at once": 0.015,
 }
 AT_A_START = {"worker lost before its work": 0.005, "worker lost after its work": 0.005}
-AT_A_RESULT = {"collateral": 0.09, "runner killed": 0.09}
+AT_A_RESULT = {"collateral": 0.08, "runner killed": 0.08, "daemon lost": 0.02}
 AT_A_STATEMENT = {"driver killed in a transaction": 0.004}
 AT_A_COMMIT = {"driver killed": 0.006, "torn write": 0.01}
 AT_A_TRANSACTION = {"store full": 0.006, "store locked": 0.005, "store locked briefly": 0.015}
@@ -44,6 +44,7 @@ KINDS = {
 } | {*AT_A_WAIT, *AT_A_FILE, *DEADLY}
 # What candidates of the list do in every run, and what it does to others.
 OWN = {"hangs", "faults", "faults, unnamed", "falls with a neighbour"}
+OWN |= {"is out of memory", "is refused"}
 
 # Losses of a trial, or of a task's search, in one session: the third is its own fault.
 SPARED = 2

@@ -23,13 +23,21 @@ from tunerd.vocabulary import (
     Candidate,
     CapProof,
     Failure,
+    Kind,
     Measurement,
     Origin,
     Profile,
     SliceSpec,
+    Stage,
+    to_json,
 )
 
-_FAULTS, _HANGS = 7, 11  # of the list: the candidates whose number these divide
+# Of the list: the candidates whose number these divide.
+_FAULTS, _HANGS = 7, 11
+_FAILURES = {
+    17: ("is out of memory", Failure(Stage.LOAD, Kind.OUT_OF_MEMORY, "48 GiB")),
+    19: ("is refused", Failure(Stage.LOAD, Kind.REFUSED, "2,048 threads")),
+}
 _SIZE = struct.Struct("<Q")
 
 
@@ -126,6 +134,9 @@ class FaultySlice(RemoteSlice):
             self._may_fall(build.candidate)
             yield {"starting": ""}
             self._strike(build.candidate)
+            if failure := self._failure_of(build.candidate):
+                yield {"result": {"failure": to_json(failure)}}
+                continue
             secs = simulated_secs(build.candidate)
             samples = range(asked["profile"]["min_samples"])
             yield {"result": {"calls": 1, "run_secs": [secs * (1 + 1e-4 * i) for i in samples]}}
@@ -144,18 +155,33 @@ class FaultySlice(RemoteSlice):
                 self._killed = name
             else:
                 self._blamed_on = name
+            if fault == "daemon lost":
+                self._take_others_down(name)
             raise Ended
+
+    def _failure_of(self, candidate: Candidate) -> Failure | None:
+        """Return how a candidate fails without harm to anything else, if it does."""
+        number = number_of(candidate.candidate_id)
+        divisor = next((d for d in _FAILURES if not number % d), None)
+        if divisor is None or candidate.origin is not Origin.SEARCH:
+            return None
+        what, failure = _FAILURES[divisor]
+        self.chaos.note("own", what)
+        return failure
 
     def _fault(self, candidate: Candidate) -> None:
         """Take all runners of the device down; nothing but being alone tells whose fault it was."""
         self.chaos.note("own", "faults")
-        for other in self._devices[self.spec.gpu_uuid or ""]:
-            if other is not self:
-                other._fell_with = self.spec.slice_id
+        self._take_others_down(self.spec.slice_id)
         if not self.is_alone and self.chaos.may_lose([candidate.candidate_id]):
             self.chaos.note("own", "faults, unnamed")
             self._blamed_on = UNNAMED
         raise Ended
+
+    def _take_others_down(self, culprit: str) -> None:
+        for other in self._devices[self.spec.gpu_uuid or ""]:
+            if other is not self:
+                other._fell_with = culprit
 
     def _may_fall(self, candidate: Candidate) -> None:
         culprit, self._fell_with = self._fell_with, ""

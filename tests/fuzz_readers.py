@@ -41,6 +41,7 @@ from fuzz_mutations import (
     changed_models,
     changed_stores,
 )
+from fuzz_team import read_team, team_inputs
 from gate_runs import outcome
 from hypothesis import strategies as st
 from models import conv_net, flattening_net, floats, model, shape_arithmetic_net
@@ -447,6 +448,7 @@ READERS = {
     "builds": Reader(build_inputs, read_build),
     "matrix": Reader(matrix_inputs, read_matrix),
     "profile": Reader(profile_inputs, read_profile),
+    "team": Reader(team_inputs, read_team),
     "recipe": Reader(_recipe_inputs, _read_recipe),
     "flags": Reader(lambda _: _command_lines(), _read_command_line),
 }

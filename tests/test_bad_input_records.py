@@ -16,7 +16,9 @@ from bad_input import Bad, Make, Place, check, of_dims, tune
 
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, sealed
 from tunerd.errors import ExitCode
+from tunerd.records.files import TVM_RECORDS
 from tunerd.records.schema import STORE_NAME, VERSION
+from tunerd.records.tvm_database import WORKLOADS
 from tunerd.run_archive import pack
 
 DATA = Path(__file__).parent / "data"
@@ -207,6 +209,36 @@ def test_a_run_whose_times_are_none_teaches_nothing(
 ) -> None:
     make, said = TIMES[what]
     check(Bad(what, make, ExitCode.BAD_FOLDER, f"{said}.*; it is damaged"), place, capsys)
+
+
+def tvm_database(command: Callable[[Place, Path], list[object]]) -> Make:
+    """Give a database of TVM's, whose only trial has failed, to a command."""
+
+    def make(place: Place) -> list[object]:
+        folder = place.folder / "database"
+        folder.mkdir()
+        (folder / WORKLOADS).write_text('["1", "e30="]\n')
+        (folder / TVM_RECORDS).write_text("[0, [[[], []], [1e10], null, null]]\n")
+        return command(place, folder)
+
+    return make
+
+
+TVM_DATABASES = {
+    "to start from": tvm_database(warm_start),
+    "to show": tvm_database(lambda _, folder: ["records", "show", folder]),
+    "to merge": tvm_database(
+        lambda _, folder: ["records", "merge", folder, "--to", folder.with_name("merged")]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TVM_DATABASES)
+def test_a_database_of_tvm_is_named_as_such(
+    what: str, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = r"is a database of TVM's, which tells no share, and no run folder.*give the folder"
+    check(Bad(what, TVM_DATABASES[what], ExitCode.BAD_FOLDER, said), place, capsys)
 
 
 @pytest.mark.parametrize("what", STORES)

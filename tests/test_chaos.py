@@ -26,8 +26,6 @@ from ray_processes import short_folder
 from tunerd.errors import ExitCode
 
 QUIET = "0"
-# By seed: a cluster that nodes join and leave, and a private one.
-CLUSTERS = {QUIET: "private", "1": "joined", "2": "private"}
 SEEDS = ("1", "2")
 LEAST_FAULTS = 500  # of each run
 # What may differ between two runs: when, where, and after how many losses.
@@ -61,10 +59,15 @@ class Run:
         }
 
 
+def cluster_of(seed: str) -> str:
+    """Return a private cluster, or for odd seeds one that nodes join and leave."""
+    return "joined" if int(seed) % 2 else "private"
+
+
 def started(folder: Path, seed: str, intensity: float) -> subprocess.Popen[str]:
     """Start a run whose command is repeated until it finishes."""
     here = Path(__file__).parent
-    cluster = CLUSTERS[seed]
+    cluster = cluster_of(seed)
     path = os.pathsep.join(filter(None, (str(here.parent), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, str(here / "chaos_driver.py"), str(folder), seed, str(intensity), cluster],
@@ -163,9 +166,9 @@ def test_one_run_suffers_hundreds_of_faults_of_every_kind_and_each_is_seen(
     assert sum(s["code"] == -signal.SIGKILL for s in run.sessions) == sum(
         injected[f] for f in DEADLY
     )
-    assert left.total() < injected.total() / 10
+    assert left.total() < injected.total() / 25
     assert seen.total() >= LEAST_FAULTS
-    assert set(seen) == KINDS | (set(OF_NODES) if CLUSTERS[seed] == "joined" else set())
+    assert set(seen) == KINDS | (set(OF_NODES) if cluster_of(seed) == "joined" else set())
 
 
 def test_candidates_that_fault_or_hang_are_among_those_of_every_run(
@@ -174,7 +177,7 @@ def test_candidates_that_fault_or_hang_are_among_those_of_every_run(
     for run in (quiet, *runs.values()):
         assert set(run.faults("own")) == OWN
         kinds = {row["kind"] for row in run.trials.values()}
-        assert {"compile", "crash", "timeout"} <= kinds
+        assert {"compile", "crash", "timeout", "out-of-memory", "refused"} <= kinds
 
 
 def test_a_full_disk_and_a_locked_store_have_exit_codes_of_their_own(runs: dict[str, Run]) -> None:

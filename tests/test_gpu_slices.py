@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from build_fixtures import built, conv_task, default_of, doubling, faulty_compiler
+from build_fixtures import (
+    built,
+    conv_task,
+    default_of,
+    doubling,
+    faulty_compiler,
+    matmul_task,
+)
 from stranger import stranger_on
 
 from tunerd import host
@@ -43,6 +50,7 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     SliceSpec,
+    Stage,
 )
 
 pytestmark = pytest.mark.gpu
@@ -205,6 +213,22 @@ def test_a_finalist_that_faults_is_named_and_costs_the_others_nothing(
     assert fault.kind is Kind.CRASH
     assert failure is not None
     assert failure.kind is Kind.CRASH
+
+
+def test_a_finalist_that_computes_something_else_is_refused(gpu: GpuFacts) -> None:
+    target = plan("mps", 40).target
+    right, wrong = (
+        built(build_candidate(task, default_of(task)))
+        for task in (matmul_task(target), matmul_task(target, after="negative"))
+    )
+    (spec,) = specs(gpu, 40, 1)
+    with MpsSlice(spec) as measured:
+        assert measured.agree(right, right) is None
+        failure = measured.agree(right, wrong)
+        (after,) = measured.measure([right], SEARCH)
+    assert failure is not None
+    assert (failure.stage, failure.kind) == (Stage.VERIFY, Kind.WRONG_ANSWER)
+    assert isinstance(after, Measurement)
 
 
 def conditions_of(measured: MpsSlice, kernel: Build) -> Conditions:

@@ -25,7 +25,7 @@ from tunerd.measuring.work import Work
 from tunerd.slices import runner, wire
 from tunerd.slices.base import Plan, Usability
 from tunerd.slices.messages import build_to
-from tunerd.slices.remote import RemoteSlice
+from tunerd.slices.remote import RemoteSlice, _limit_secs
 from tunerd.vocabulary import (
     MODEL,
     SEARCH,
@@ -376,3 +376,14 @@ def test_a_repeat_that_is_under_way_at_the_end_has_time_by_its_length(
     script.begin(0.0)
     ended = script.end()
     assert (ended.kind if isinstance(ended, Failure) else None) is kind
+
+
+@pytest.mark.parametrize(
+    ("best_secs", "limit_secs"),
+    [(None, 60.0), (20e-6, 20.0), (2e-3, 20.0), (4e-3, 40.0), (6e-3, 60.0), (3.0, 60.0)],
+)
+def test_the_time_of_a_build_follows_the_best_of_its_task(
+    best_secs: float | None, limit_secs: float
+) -> None:
+    """20 s to load it are always there, and no more than 60 s for everything."""
+    assert _limit_secs(best_secs) == pytest.approx(limit_secs)

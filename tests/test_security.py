@@ -111,10 +111,15 @@ from tunerd.cli.app import app
 from tunerd.cli.errors import run
 folder = {str(seen.folder)!r}
 tunerd.load(folder + "/artifact")
-packed, to = {str(tmp_path / "run.tar.gz")!r}, {str(tmp_path / "again")!r}
+here = {str(tmp_path)!r}
+packed, to = here + "/run.tar.gz", here + "/again"
+new = ["tune", folder + "/../net.onnx", "--cpu-pct", "100", "--out", here + "/new", "--dry-run"]
 for argv in (["status", folder, "--json"], ["records", "show", folder, "--json"],
-             ["records", "pack", folder, packed], ["records", "unpack", packed, to]):
-    assert run(app, argv) == 0, argv
+             ["records", "pack", folder, packed], ["records", "unpack", packed, to],
+             ["records", "merge", folder, "--to", here + "/merged"],
+             ["records", "export", folder, "--format", "tvm", "--to", here + "/tvm"],
+             ["compare", folder, to], new + ["--warm-start", folder]):
+    assert run(app, argv) < 10, argv
 print(found, file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

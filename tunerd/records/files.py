@@ -18,6 +18,8 @@ from tunerd.records import upgrades
 from tunerd.records.problems import unusable
 from tunerd.records.schema import METADATA, VERSION, found_version, missing_part, version
 
+TVM_RECORDS = "database_tuning_record.json"  # of a database of TVM's
+
 BUSY_TIMEOUT_SECS = 30.0
 _RETRY_SECS = 0.02
 
@@ -78,9 +80,13 @@ def _require_file(path: Path) -> None:
             "with --out"
         ) from error
     if not is_file:
+        what = "not a run folder"
+        if (path.parent / TVM_RECORDS).exists():
+            # Its failed trials are times of 1e10 s, and it tells no share that they were taken at.
+            what = "a database of TVM's, which tells no share, and no run folder"
         raise FolderError(
-            f"{path.parent} is not a run folder: it has no {path.name}; give the folder that "
-            "`tunerd tune` wrote with --out"
+            f"{path.parent} is {what}: it has no {path.name}; give the folder that `tunerd tune` "
+            "wrote with --out"
         )
 
 

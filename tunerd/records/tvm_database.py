@@ -9,11 +9,11 @@ from typing import Any
 
 from tunerd.errors import FolderError
 from tunerd.models.simplify import last_line
+from tunerd.records.files import TVM_RECORDS
 from tunerd.records.store import Store
 from tunerd.vocabulary import Measurement, Record, Task, TrialState
 
 WORKLOADS = "database_workload.json"
-RECORDS = "database_tuning_record.json"
 
 
 def export_tvm(store: Store, folder: Path) -> int:
@@ -23,7 +23,7 @@ def export_tvm(store: Store, folder: Path) -> int:
     Raises FolderError where the folder has such a database or cannot be written.
     """
     try:
-        for name in (WORKLOADS, RECORDS):
+        for name in (WORKLOADS, TVM_RECORDS):
             if (folder / name).exists():
                 raise FolderError(
                     f"{folder / name} exists; nothing was written: choose a new folder"
@@ -31,7 +31,7 @@ def export_tvm(store: Store, folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tvm-", dir=folder) as beside:
             count = _write(store, Path(beside))
-            for name in (WORKLOADS, RECORDS):
+            for name in (WORKLOADS, TVM_RECORDS):
                 (Path(beside) / name).replace(folder / name)
     except OSError as error:
         raise FolderError(
@@ -47,11 +47,11 @@ def _write(store: Store, folder: Path) -> int:
     from tvm.s_tir import meta_schedule as ms
 
     database = ms.database.JSONDatabase(
-        str(folder / WORKLOADS), str(folder / RECORDS), allow_missing=True
+        str(folder / WORKLOADS), str(folder / TVM_RECORDS), allow_missing=True
     )
     count = 0
     committed: list[Any] = []
-    with open(folder / RECORDS, "w", encoding="utf-8") as lines:
+    with open(folder / TVM_RECORDS, "w", encoding="utf-8") as lines:
         for task in store.tasks():
             common: list[Any] | None = None
             index = 0
