@@ -37,6 +37,8 @@ AT_A_WAIT = {
 AT_A_FILE = {"folder full": 0.03}
 OF_NODES = {"node leaves": 0.08, "node joins": 0.02}  # at a look at a cluster that was joined
 DEADLY = {"driver killed in a transaction", "driver killed", "torn write", "its seconds were over"}
+ENDING = DEADLY | {"SIGTERM", "SIGTERM, with seconds to live"}
+ENDING |= {"store full", "store locked", "folder full"}
 KINDS = {
     fault
     for faults in (AT_A_CALL, AT_A_RESULT, AT_A_STATEMENT, AT_A_COMMIT, AT_A_TRANSACTION)
@@ -62,6 +64,8 @@ class Chaos:
         self._open: dict[str, tuple[str, str]] = {}  # faults not seen yet, by name
         self._left_to_live: int | None = None
         self.ends_anyway = False
+        # Candidates that may not be under way at one more end of a session.
+        self.protected: set[str] = set()
 
     def note(self, what: str, fault: str, **more: Any) -> None:
         line = json.dumps({"what": what, "fault": fault, "pid": os.getpid()} | more)
@@ -72,7 +76,7 @@ class Chaos:
         if not self.ends_anyway:
             for fault, rate in faults.items():
                 if self.random.random() < rate * self._intensity:
-                    return fault
+                    return "" if self.protected and fault in ENDING else fault
         return ""
 
     def inject(self, fault: str, *, shows_as: str = "", ends: bool = False, **more: Any) -> str:

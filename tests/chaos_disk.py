@@ -7,14 +7,15 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from chaos import AT_A_COMMIT, AT_A_FILE, AT_A_STATEMENT, AT_A_TRANSACTION, Chaos
 
-from tunerd.records import Store
+from tunerd.records import Store, trials
 
 
 def watch_store(chaos: Chaos, folder: Path) -> None:
@@ -49,6 +50,8 @@ def watch_store(chaos: Chaos, folder: Path) -> None:
 
 def committed(chaos: Chaos, folder: Path, fault: str, before: dict[str, bytes]) -> None:
     """Pass the moment after a commit, of which nobody knows yet."""
+    if chaos.protected:
+        chaos.protected = open_among(folder, chaos.protected)
     chaos.live_on()
     match "" if chaos.ends_anyway else fault:
         case "driver killed":
@@ -63,6 +66,39 @@ def committed(chaos: Chaos, folder: Path, fault: str, before: dict[str, bytes]) 
             cut = chaos.random.randint(first, max(first, len(new) - 1))
             (folder / "store.sqlite-wal").write_bytes(new[:cut] + old[cut:])
             chaos.kill("torn write")
+
+
+def open_among(folder: Path, candidate_ids: Iterable[str]) -> set[str]:
+    """Return the candidates whose trials have not ended."""
+    with contextlib.closing(
+        sqlite3.connect(f"file:{folder}/store.sqlite?mode=ro", uri=True)
+    ) as raw:
+        rows = raw.execute("SELECT candidate_id FROM trials WHERE state IN ('proposed', 'running')")
+        return set(candidate_ids) & {candidate_id for (candidate_id,) in rows}
+
+
+def near_blame(folder: Path) -> set[str]:
+    """Return the candidates that the next end of a session may make one that ends sessions."""
+    path = folder / "store.sqlite"
+    if not path.exists():
+        return set()
+    ends = Counter[str]()
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as raw:
+        try:
+            running = raw.execute("SELECT candidate_id FROM trials WHERE state = 'running'")
+            of_one = [candidate_id for (candidate_id,) in running]
+            ends.update(of_one if len(of_one) == 1 else ())
+            ends.update(
+                candidate_id
+                for (candidate_id,) in raw.execute(
+                    "SELECT candidate_id FROM setbacks JOIN trials USING (trial_id) "
+                    "WHERE setbacks.message = ? AND state IN ('proposed', 'running')",
+                    [trials._ENDED_BESIDE_NONE.message],
+                )
+            )
+        except sqlite3.OperationalError:  # killed before the tables were made
+            return set()
+    return {candidate_id for candidate_id, n in ends.items() if n >= trials.MAX_SESSIONS - 1}
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -34,7 +34,7 @@ from chaos import (
     Chaos,
     Listener,
 )
-from chaos_disk import watch_files, watch_store
+from chaos_disk import near_blame, watch_files, watch_store
 from chaos_slices import FaultySlice
 from coordinator_world import candidate, task
 from simulated_ray import Actor, SimulatedRay
@@ -339,6 +339,7 @@ def run_session(
 ) -> None:
     """Run one session to whatever end, and leave the process."""
     chaos = Chaos(Path(f"{folder}.log"), seed, intensity)
+    chaos.protected = near_blame(folder)
     set_clock = Clock(chaos, chaos.random.uniform(-1e6, 1e6) * intensity)
     ray: list[SimulatedRay] = []
     ray.append(SimulatedRay(seed, striker(chaos, ray), lambda: at_wait(chaos, set_clock, folder)))

@@ -22,6 +22,7 @@ from tunerd.outcome import Comparison, Finalist, TaskOutcome, Verdict
 from tunerd.records import RunFacts, Store, files
 from tunerd.records.schema import STORE_NAME, VERSION
 from tunerd.records.tally import Disturbed
+from tunerd.records.trials import MAX_SESSIONS
 from tunerd.vocabulary import (
     Activity,
     Build,
@@ -217,6 +218,25 @@ def test_a_session_after_a_kill_gets_back_what_did_not_end(place: StorePlace) ->
         assert [r.attempts for r in unfinished] == [1, 1, 0]
         assert "interrupted in run" in store.story(ids[1])
         assert len(store.sessions()) == 2
+
+
+def test_a_trial_whose_sessions_end_while_it_runs_by_itself_is_taken_for_the_cause(
+    store: Store,
+) -> None:
+    deadly, other = store.propose([candidate(1), candidate(2)])
+    for _ in range(MAX_SESSIONS - 1):
+        store.start([deadly], "cpu-0-0")
+        store.requeue_unfinished()
+    store.start([deadly, other], "cpu-0-0")  # it may have been the other one
+    assert [r.trial_id for r in store.requeue_unfinished()] == [deadly, other]
+    store.start([other], "cpu-0-0")
+    store.finish(other, measurement(1.0))
+    store.start([deadly], "cpu-0-0")
+    assert store.requeue_unfinished() == []
+    result = store.record(deadly).result
+    assert isinstance(result, Failure)
+    assert (result.stage, result.kind) == (Stage.RUN, Kind.CRASH)
+    assert "3 sessions ended while it was running, and nothing else" in result.message
 
 
 def test_open_trials_that_were_lost_with_a_slice_are_known(store: Store) -> None:

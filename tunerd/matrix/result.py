@@ -86,7 +86,9 @@ def _over(cost: Cost, one: Cost) -> dict[str, float | None]:
         "slice": (cost.slice_work_secs, one.slice_work_secs),
         "wall": (cost.wall_secs, one.wall_secs),
     }
-    return {k: a / b if a is not None and b else None for k, (a, b) in pairs.items()}
+    ratios = {k: a / b if a is not None and b else None for k, (a, b) in pairs.items()}
+    # Beyond a million one of the two was not measured, but comes from a damaged file.
+    return {k: r if r is not None and r < 1e6 else None for k, r in ratios.items()}
 
 
 @dataclass(frozen=True)

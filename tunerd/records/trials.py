@@ -28,6 +28,10 @@ _CHUNK = 10_000  # ids in one statement; SQLite takes 32,766 (SQLITE_MAX_VARIABL
 _T = TypeVar("_T")
 _OPEN = (TrialState.PROPOSED, TrialState.RUNNING)
 _SESSION_ENDED = Failure(Stage.RUN, Kind.INTERRUPTED, "its session ended while it was running")
+_ENDED_BESIDE_NONE = Failure(
+    Stage.RUN, Kind.INTERRUPTED, "its session ended while it was running, and nothing else"
+)
+MAX_SESSIONS = 3  # that may end so; then the trial is taken for what ends them
 
 
 def propose(
@@ -101,12 +105,34 @@ def finish(
 
 
 def requeue_running(connection: Connection, run_id: int, *, at: float) -> None:
-    running = connection.execute(
-        sa.select(trials.c.trial_id).where(
-            trials.c.run_id == run_id, trials.c.state == TrialState.RUNNING.value
-        )
-    ).scalars()
-    _put_back(connection, dict.fromkeys(running, _SESSION_ENDED), at=at)
+    """Put back what ran when a session ended without a word.
+
+    A trial whose sessions end whenever it runs by itself would end all that follow: it fails.
+    """
+    running = list(
+        connection.execute(
+            sa.select(trials.c.trial_id).where(
+                trials.c.run_id == run_id, trials.c.state == TrialState.RUNNING.value
+            )
+        ).scalars()
+    )
+    is_alone = len(running) == 1
+    sessions = 1 + _ended_beside_none(connection, running[0]) if is_alone else 0
+    if sessions >= MAX_SESSIONS:
+        message = f"{sessions} sessions ended while it was running, and nothing else"
+        failure = Failure(Stage.RUN, Kind.CRASH, message)
+        finish(connection, run_id, {running[0]: failure}, at=at)
+        return
+    ended = _ENDED_BESIDE_NONE if is_alone else _SESSION_ENDED
+    _put_back(connection, dict.fromkeys(running, ended), at=at)
+
+
+def _ended_beside_none(connection: Connection, trial_id: int) -> int:
+    """Return how many sessions have ended while nothing but this trial was running."""
+    wanted = sa.select(sa.func.count()).where(
+        setbacks.c.trial_id == trial_id, setbacks.c.message == _ENDED_BESIDE_NONE.message
+    )
+    return int(connection.execute(wanted).scalar_one())
 
 
 def lost(connection: Connection, run_id: int) -> set[str]:
