@@ -232,6 +232,9 @@ def test_a_trial_whose_sessions_end_while_it_runs_by_itself_is_taken_for_the_cau
     store.start([other], "cpu-0-0")
     store.finish(other, measurement(1.0))
     store.start([deadly], "cpu-0-0")
+    store.interrupt()  # a session that ends in order was not ended by it
+    assert [r.trial_id for r in store.requeue_unfinished()] == [deadly]
+    store.start([deadly], "cpu-0-0")
     assert store.requeue_unfinished() == []
     result = store.record(deadly).result
     assert isinstance(result, Failure)

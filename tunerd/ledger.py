@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 
 from tunerd.coordination import events as ev
+from tunerd.errors import TunerdError
 from tunerd.run_folder import RunFolder
 from tunerd.vocabulary import Candidate, Failure, Measurement, TrialState
 from tunerd.watching.telemetry import Telemetry
@@ -56,6 +58,14 @@ class Ledger:
         trial_ids = [self._trial_ids[b.candidate.candidate_id] for b in instruction.builds]
         self._store.start(trial_ids, instruction.worker_id)
         self._telemetry.trials_started(trial_ids, instruction.worker_id)
+
+    def interrupt(self) -> None:
+        """Write that the session ends, in order, before what it had begun.
+
+        A store that takes nothing more is not told: then the next session cannot know either.
+        """
+        with contextlib.suppress(TunerdError):
+            self._store.interrupt()
 
     def _end(self, results: Sequence[tuple[Candidate, Measurement | Failure]]) -> None:
         ended = {self._trial_ids[x.candidate_id]: r for x, r in results}

@@ -149,6 +149,14 @@ class Store(OpenStore):
         with self._transaction() as connection:
             trials.finish(connection, self._run_id, results, at=at(now))
 
+    def interrupt(self, *, now: float | None = None) -> None:
+        """Put running trials back to proposed, for a session that ends in order before they do.
+
+        A session that is killed cannot; what the next one finds running may have ended it.
+        """
+        with self._transaction() as connection:
+            trials.interrupt(connection, self._run_id, at=at(now))
+
     def requeue_unfinished(self, *, now: float | None = None) -> list[Record]:
         """Put running trials back to proposed, and return all trials that are proposed.
 

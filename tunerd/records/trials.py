@@ -104,18 +104,18 @@ def finish(
     _put_back(connection, returned, at=at)
 
 
+def interrupt(connection: Connection, run_id: int, *, at: float) -> None:
+    """Put back what runs while its session ends in order."""
+    running = _running(connection, run_id)
+    _put_back(connection, dict.fromkeys(running, _SESSION_ENDED), at=at)
+
+
 def requeue_running(connection: Connection, run_id: int, *, at: float) -> None:
     """Put back what ran when a session ended without a word.
 
     A trial whose sessions end whenever it runs by itself would end all that follow: it fails.
     """
-    running = list(
-        connection.execute(
-            sa.select(trials.c.trial_id).where(
-                trials.c.run_id == run_id, trials.c.state == TrialState.RUNNING.value
-            )
-        ).scalars()
-    )
+    running = _running(connection, run_id)
     is_alone = len(running) == 1
     sessions = 1 + _ended_beside_none(connection, running[0]) if is_alone else 0
     if sessions >= MAX_SESSIONS:
@@ -125,6 +125,13 @@ def requeue_running(connection: Connection, run_id: int, *, at: float) -> None:
         return
     ended = _ENDED_BESIDE_NONE if is_alone else _SESSION_ENDED
     _put_back(connection, dict.fromkeys(running, ended), at=at)
+
+
+def _running(connection: Connection, run_id: int) -> list[int]:
+    wanted = sa.select(trials.c.trial_id).where(
+        trials.c.run_id == run_id, trials.c.state == TrialState.RUNNING.value
+    )
+    return list(connection.execute(wanted).scalars())
 
 
 def _ended_beside_none(connection: Connection, trial_id: int) -> int:
