@@ -51,6 +51,12 @@ class Run:
         return Counter(line["fault"] for line in self.log if line["what"] == what)
 
     @property
+    def seen(self) -> Counter[str]:
+        """The faults that somebody saw; that of a driver that is killed, whoever waits for it."""
+        injected = self.faults("injected")
+        return self.faults("seen") + Counter({fault: injected[fault] for fault in DEADLY})
+
+    @property
     def trials(self) -> dict[str, dict[str, Any]]:
         """What the last session left of each trial, less what may differ."""
         return {
@@ -160,8 +166,7 @@ def test_one_run_suffers_hundreds_of_faults_of_every_kind_and_each_is_seen(
     runs: dict[str, Run], seed: str
 ) -> None:
     run = runs[seed]
-    injected, left = run.faults("injected"), run.faults("overtaken")
-    seen = run.faults("seen") + Counter({f: injected[f] for f in DEADLY})
+    injected, left, seen = run.faults("injected"), run.faults("overtaken"), run.seen
     assert +(injected - left) == +seen
     assert sum(s["code"] == -signal.SIGKILL for s in run.sessions) == sum(
         injected[f] for f in DEADLY

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.deciding.compare import compare, compare_best
+from tunerd.deciding.compare import compare
 from tunerd.outcome import Verdict
 
 OPPOSITE = {
@@ -108,15 +108,15 @@ def test_the_best_of_several_equally_fast_ones_is_seldom_called_faster(count: in
         base, *rivals = np.exp(rng.normal(0.0, 0.01, (1 + count, 20)))
         best = min(rivals, key=lambda secs: float(np.median(secs)))
         called["as of one"] += compare(base, best).verdict is Verdict.FASTER
-        called["as of several"] += compare_best(base, best, of=count).verdict is Verdict.FASTER
+        called["as of several"] += compare(base, best, of=count).verdict is Verdict.FASTER
     assert called["as of several"] <= 0.025 * 400 < called["as of one"]
 
 
 def test_the_best_of_several_keeps_the_interval_of_one() -> None:
     base, best = [1.0, 1.01, 1.02, 1.0, 1.01], [0.99, 1.0, 1.01, 0.99, 1.0]
-    alone, several = compare(base, best), compare_best(base, best, of=4)
+    alone, several = compare(base, best), compare(base, best, of=4)
     assert (several.ratio_low, several.ratio_high) == (alone.ratio_low, alone.ratio_high)
-    assert compare_best(base, best, of=1) == alone
+    assert compare(base, best, of=1) == alone
 
 
 @pytest.mark.parametrize("bad", [[], [0.0] * 6, [-1e-3] * 6, [math.nan] * 6, [math.inf] * 6])

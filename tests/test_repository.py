@@ -379,28 +379,26 @@ def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
     assert (tmp_path / picture).read_text() == (kept / picture).read_text()
 
 
-def test_the_table_of_costs_is_what_its_script_makes_of_what_was_kept() -> None:
-    kept = ROOT / "results" / "h200-matrix-cost"
-    command = [sys.executable, ROOT / "scripts" / "plot_shares", kept]
+@pytest.mark.parametrize(
+    ("script", "folders", "text"),
+    [
+        ("plot_shares", ["h200-matrix-cost"], "costs.txt"),
+        ("kernels_in_models", ["h200-shares-again"], "kernels.txt"),
+        *(
+            pytest.param(
+                "compare_matrices", ["h200-shares", of], "again.txt", marks=pytest.mark.slow
+            )
+            for of in ("h200-matrix-cost", "h200-shares-again")
+        ),
+    ],
+)
+def test_a_table_is_what_its_script_makes_of_what_was_kept(
+    script: str, folders: list[str], text: str
+) -> None:
+    kept = [ROOT / "results" / folder for folder in folders]
+    command = [sys.executable, ROOT / "scripts" / script, *kept]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == (kept / "costs.txt").read_text()
-
-
-def test_the_table_of_kernels_in_models_is_what_its_script_makes_of_what_was_kept() -> None:
-    kept = ROOT / "results" / "h200-shares-again"
-    command = [sys.executable, ROOT / "scripts" / "kernels_in_models", kept]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == (kept / "kernels.txt").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("second", ["h200-matrix-cost", "h200-shares-again"])
-def test_the_table_of_two_searches_is_what_its_script_makes_of_what_was_kept(second: str) -> None:
-    results = ROOT / "results"
-    command = [sys.executable, ROOT / "scripts" / "compare_matrices"]
-    command += [results / "h200-shares", results / second]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == (results / second / "again.txt").read_text()
+    assert done.stdout == (kept[-1] / text).read_text()
 
 
 def test_files_speak_of_the_project_alone() -> None:

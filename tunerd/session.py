@@ -204,7 +204,7 @@ class _Session:
         """Search, and yield what a search ends with while its workers live."""
         self._say("starting Ray")
         with contextlib.ExitStack() as stack:
-            stack.callback(self._ledger.interrupt)
+            stack.callback(self._ledger.interrupt)  # last: no worker is left to end a trial
             cluster = self._place.opened or stack.enter_context(self._private_cluster())
             cluster.on_call = self._timekeeper.called
             stack.callback(self._timekeeper.end)

@@ -211,6 +211,8 @@ class Profile:
     """How to measure. Part of every record, because it changes the numbers.
 
     weights: "cold", "warm" or, as the search has it, "device"; `profiles` says what they mean.
+    hopeless_after, hopeless_over: what has so many samples gets no more, where each of them is so
+        many times as long as all of its best rival's.
     """
 
     name: str
@@ -220,8 +222,8 @@ class Profile:
     min_sample_secs: float = 0.002  # a sample averages as many calls as fill this
     max_total_secs: float = 0.2  # stop sampling when this much time was spent
     cuda_graph: bool = True
-    hopeless_after: int = 8  # samples, after which one so many times as slow as its best rival
-    hopeless_over: float = 2.0  # gets no more: each of its samples is slower than all of that one's
+    hopeless_after: int = 8
+    hopeless_over: float = 2.0
 
 
 SEARCH = Profile("search-v3", hopeless_after=2)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ def compare(
     new_secs: Sequence[float],
     *,
     confidence: float = 0.95,
+    of: int = 1,
     seed: int = 0,
 ) -> Comparison:
     """Say whether `new_secs` are faster than `base_secs`, by an interval and not by a point.
@@ -44,6 +44,12 @@ def compare(
     interval lies within 1% of one. Otherwise, or with fewer than 5 samples on a side, CANNOT_TELL;
     with so few samples the interval is the widest that the samples allow.
 
+    Args:
+        of: how many candidates `new_secs` were chosen from, as the fastest by these samples. The
+            best of many is fast by chance, too: the verdict's interval, not the one returned,
+            leaves out `of` times less (Bonferroni), so that where all are as fast as the base one
+            of them is called faster in 2.5% of cases at most.
+
     Raises ValueError for no samples, and for samples that are not positive and finite.
     """
     base, new = _checked(base_secs, "base_secs"), _checked(new_secs, "new_secs")
@@ -56,10 +62,8 @@ def compare(
         verdict = Verdict.CANNOT_TELL
     else:
         log_ratios = _bootstrap_log_ratios(base, new, seed)
-        tail = 50.0 * (1.0 - confidence)
-        log_low, log_high = (float(q) for q in np.percentile(log_ratios, [tail, 100.0 - tail]))
-        low, high = math.exp(log_low), math.exp(log_high)
-        verdict = _verdict(math.log(ratio), log_low, log_high)
+        low, high = map(math.exp, _between(log_ratios, confidence))
+        verdict = _verdict(math.log(ratio), *_between(log_ratios, 1.0 - (1.0 - confidence) / of))
     return Comparison(
         verdict=verdict,
         base_secs=base_median,
@@ -70,17 +74,10 @@ def compare(
     )
 
 
-def compare_best(
-    base_secs: Sequence[float], best_secs: Sequence[float], *, of: int, seed: int = 0
-) -> Comparison:
-    """Compare the best of several candidates, which these same samples have chosen, with a base.
-
-    The best of many is fast by chance, too. So it is called faster, slower or the same with a
-    confidence of 1 - 0.05 / `of` (Bonferroni): where all are as fast as the base, one of them is
-    called faster in 2.5% of cases at most. The ratio's interval is that of `compare`, of 95%.
-    """
-    strict = compare(base_secs, best_secs, confidence=1 - 0.05 / of, seed=seed)
-    return replace(compare(base_secs, best_secs, seed=seed), verdict=strict.verdict)
+def _between(log_ratios: _Floats, confidence: float) -> tuple[float, float]:
+    tail = 50.0 * (1.0 - confidence)
+    low, high = np.percentile(log_ratios, [tail, 100.0 - tail])
+    return float(low), float(high)
 
 
 def _checked(secs: Sequence[float], name: str) -> _Floats:

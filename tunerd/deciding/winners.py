@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from tunerd.deciding.compare import compare_best
+from tunerd.deciding.compare import compare
 from tunerd.deciding.quiet import QuietSlice
 from tunerd.outcome import Comparison, Finalist, TaskOutcome, Verdict
 from tunerd.records import Store
@@ -226,7 +226,7 @@ def _winner(
         if isinstance(base, Failure):
             note = "neither its speed nor its results were compared with anything"
             return best, None, f"{note}: its default schedule does not run: {base.message[-200:]}"
-        comparison = compare_best(base.run_secs, result.run_secs, of=len(rivals))
+        comparison = compare(base.run_secs, result.run_secs, of=len(rivals))
         if comparison.verdict is not Verdict.FASTER:
             note = f"the best candidate against the default: {comparison.verdict}"
             return default, comparison, "; ".join(filter(None, (wrong, note)))

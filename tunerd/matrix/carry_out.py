@@ -23,7 +23,7 @@ from typing import Any
 from tunerd import preparation, session
 from tunerd.artifacts.manifest import MANIFEST
 from tunerd.coordination.coordinator import MAX_ATTEMPTS
-from tunerd.deciding.compare import compare_best
+from tunerd.deciding.compare import compare
 from tunerd.deciding.faults import is_final, without_cause
 from tunerd.deciding.verify import verify
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
@@ -425,7 +425,7 @@ def winner_of(results: Mapping[str, Result], default: str, may_win: Container[st
     if not isinstance(base, Measurement):
         return rivals[0][1]
     assert isinstance(best, Measurement)
-    compared = compare_best(base.run_secs, best.run_secs, of=len(rivals))
+    compared = compare(base.run_secs, best.run_secs, of=len(rivals))
     is_faster = compared.verdict is Verdict.FASTER
     return rivals[0][1] if is_faster else default
 
