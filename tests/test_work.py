@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, InfrastructureError
 from tunerd.measuring.hog import memory_hog
-from tunerd.measuring.measure import CpuDevice
 from tunerd.measuring.profiles import final_profile
 from tunerd.measuring.replicas import Cast, run_rounds
 from tunerd.measuring.work import Ran, Work
@@ -136,25 +134,6 @@ def test_a_memory_hog_streams_over_more_than_the_cache(monkeypatch: pytest.Monke
     monkeypatch.setattr(host, "memory_bytes", lambda: 1 << 30)
     _, size = memory_hog(TargetSpec("llvm", '{"kind":"llvm"}'), cores=1)
     assert size < (1 << 30) // 4  # where memory is short, less of it
-
-
-def test_cold_weights_move_through_copies_and_warm_ones_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "last_level_cache_bytes", lambda: 64 << 10)
-    task = matmul_task(weights=(1,))
-    build = built(build_candidate(task, default_of(task)))
-    device = CpuDevice(sorted(host.facts().cores)[:1])
-    path = tmp_path / "kernel.so"
-    path.write_bytes(build.library)
-    buffers: Any = device._buffers
-    device.prepare(build, path, final_profile("warm"))
-    warm = len(buffers._tensors)
-    device.prepare(build, path, final_profile("cold"))
-    weight_bytes = 64 * 48 * 4
-    assert (len(buffers._tensors) - warm + 1) * weight_bytes > 2 * (64 << 10)
-    with pytest.raises(ValueError, match="one of cold, warm"):
-        final_profile("hot")
 
 
 # --- the command -------------------------------------------------------------------------------

@@ -46,6 +46,10 @@ class Kernels:
     lowered: Lowered = field(repr=False)
     tasks: tuple[Task, ...]
 
+    @property
+    def weight_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self.lowered.weights.values())
+
 
 @dataclass(frozen=True)
 class Selection:

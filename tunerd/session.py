@@ -24,6 +24,7 @@ from tunerd.deciding.winners import FINALISTS
 from tunerd.disk import disk_errors_said
 from tunerd.errors import Interrupted
 from tunerd.ledger import Ledger
+from tunerd.measuring.profiles import search_profile
 from tunerd.outcome import Correctness, Outcome
 from tunerd.records import RunFacts
 from tunerd.report.frame import write_page
@@ -225,13 +226,14 @@ class _Session:
             self._log_step("the slices have their shares")
             # Refuses a folder that no slice sees, before the search.
             quiet_slice = self._quiet_slice(cluster, crew)
-            finals = Finals.of(self._settings, self._layout.target)
-            self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
             kernels = lowering.result()
             self._log_step("the model is lowered")
+            finals = Finals.of(self._settings, self._layout.target, kernels.weight_bytes)
+            self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
             lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
             sms = proofs[0].sm_count if self._layout.target.is_cuda else None
-            cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms)
+            profile = search_profile(self._layout.target, kernels.weight_bytes)
+            cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms, profile=profile)
             self._restore(kernels, proofs)
             self._search(cluster, crew)
             self._place.workshop.keep(self._layout.target, self._best_builds.all())

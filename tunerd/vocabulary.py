@@ -210,13 +210,16 @@ class CapProof:
 class Profile:
     """How to measure. Part of every record, because it changes the numbers.
 
-    weights: "cold", "warm" or, as the search has it, "device"; `profiles` says what they mean.
+    weights: "model", "cold", "warm" or, as the search has it, "device"; `profiles` says what they
+        mean.
+    model_bytes: of all weights of the model, about; 0 where nobody knows.
     hopeless_after, hopeless_over: what has so many samples gets no more, where each of them is so
         many times as long as all of its best rival's.
     """
 
     name: str
     weights: str = "device"
+    model_bytes: int = 0
     min_samples: int = 3
     max_samples: int = 5
     min_sample_secs: float = 0.002  # a sample averages as many calls as fill this
@@ -226,7 +229,7 @@ class Profile:
     hopeless_over: float = 2.0
 
 
-SEARCH = Profile("search-v3", hopeless_after=2)
+SEARCH = Profile("search-v4", hopeless_after=2)
 MODEL = Profile(
     "model-v1", min_samples=20, max_samples=60, min_sample_secs=0.05, max_total_secs=8.0
 )

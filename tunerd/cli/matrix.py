@@ -74,7 +74,7 @@ def matrix(
     l2: Annotated[
         L2 | None,
         typer.Option(
-            help="Whether finalists find their weights in the cache. [default: cold, warm on CPUs]"
+            help="What of their weights finalists find in the cache. [default: model, warm on CPUs]"
         ),
     ] = None,
     json: AsJson = False,

@@ -58,6 +58,7 @@ class Neighbours(StrEnum):
 
 
 class L2(StrEnum):
+    MODEL = "model"
     COLD = "cold"
     WARM = "warm"
 
@@ -151,7 +152,7 @@ def tune(
     l2: Annotated[
         L2 | None,
         typer.Option(
-            help="Whether finalists find their weights in the cache. [default: cold, warm on CPUs]"
+            help="What of their weights finalists find in the cache. [default: model, warm on CPUs]"
         ),
     ] = None,
     fidelity: Annotated[

@@ -44,6 +44,7 @@ from tunerd.vocabulary import (
     CapProof,
     Failure,
     Lesson,
+    Profile,
     SliceSpec,
     TargetSpec,
     Task,
@@ -97,6 +98,7 @@ class Cluster:
         self._seed = 0
         self._islands = 0  # given to tuners so far
         self._given: tuple[Any, ...] = ()  # to all tuners
+        self._profile = SEARCH
         self._lost_one = False
         self.on_call: Callable[[str, float, float], None] = lambda slice_id, start, end: None
         self.on_wait: Callable[[], None] = lambda: None  # for builds; may raise to stop there
@@ -256,12 +258,19 @@ class Cluster:
             self._ray.kill(self._tuners.pop(tuner_id))
 
     def give_tasks(
-        self, tasks: Sequence[Task], *, lessons: Sequence[Lesson] = (), sms: int | None = None
+        self,
+        tasks: Sequence[Task],
+        *,
+        lessons: Sequence[Lesson] = (),
+        sms: int | None = None,
+        profile: Profile = SEARCH,
     ) -> None:
         """Tell the tuners what to search and learn; each answers "warm_up" once it can work.
 
         sms: of the share of a GPU that is tuned for.
+        profile: of the search's measurements.
         """
+        self._profile = profile
         self._given = (self._ray.put(tuple(tasks)), self._ray.put(tuple(lessons)), sms)
         for tuner_id in self._tuners:
             self._warm_up(tuner_id)
@@ -317,7 +326,7 @@ class Cluster:
                 self._build(worker_id, candidates)
             case ev.Measure(worker_id, builds, neighbours, best_secs, is_alone):
                 call = self._slices[worker_id].measure.remote(
-                    builds, SEARCH, neighbours, best_secs, is_alone
+                    builds, self._profile, neighbours, best_secs, is_alone
                 )
                 limit_secs = MEASURE_SECS * len(builds) + GRACE_SECS
                 self._calls.watch(worker_id, "measure", call, limit_secs=limit_secs)

@@ -18,7 +18,7 @@ from tunerd.coordination.coordinator import MAX_ATTEMPTS
 from tunerd.deciding.faults import Results, is_final, without_cause
 from tunerd.deciding.neighbours import AS_TUNED, NONE
 from tunerd.errors import InfrastructureError
-from tunerd.measuring.profiles import final_profile, usual_l2
+from tunerd.measuring.profiles import final_profile, usual_l2, within
 from tunerd.measuring.work import Work
 from tunerd.outcome import TaskOutcome
 from tunerd.settings import TuneSettings
@@ -53,17 +53,19 @@ def leave_lost(slice_ids: Sequence[str], message: str) -> None:
 class Finals:
     """How finalists are measured."""
 
-    l2: str = "warm"  # or "cold": `profiles` says what that means
+    l2: str = "warm"  # "model" or "cold": `profiles` says what they mean
     neighbours: str = NONE  # `neighbours` says what that means
     fidelity: int = 0  # candidates of each task that judge the search's ranking, and never win
+    model_bytes: int = 0  # of all weights of the model
 
     @property
     def profile(self) -> Profile:
-        return final_profile(self.l2)
+        return within(final_profile(self.l2), self.model_bytes)
 
     @classmethod
-    def of(cls, settings: TuneSettings, target: TargetSpec) -> Self:
-        return cls(settings.l2 or usual_l2(target), settings.neighbours, settings.fidelity)
+    def of(cls, settings: TuneSettings, target: TargetSpec, model_bytes: int) -> Self:
+        l2 = settings.l2 or usual_l2(target)
+        return cls(l2, settings.neighbours, settings.fidelity, model_bytes)
 
     @property
     def conditions(self) -> str:

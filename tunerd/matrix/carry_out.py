@@ -41,7 +41,7 @@ from tunerd.matrix.done import (
 from tunerd.matrix.kept import Kept, opened
 from tunerd.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
 from tunerd.matrix.worked import Worked
-from tunerd.measuring.profiles import final_profile, usual_l2
+from tunerd.measuring.profiles import final_profile, usual_l2, within
 from tunerd.measuring.replicas import slices_of_a_device, started_at
 from tunerd.outcome import Correctness, Verdict
 from tunerd.records import Store
@@ -67,7 +67,7 @@ Result = Measurement | Failure
 _SAMPLES = 10  # of each artifact in a round
 # With samples of 2 and 30 ms finalists and rounds were over half of what six shares cost in time on
 # slices (results/h200-claims), with 0.5 and 10 ms a third to a half (results/h200-shares-again).
-_CONTEST_SAMPLE_SECS = {"cold": 0.0005, "warm": 0.002}
+_CONTEST_SAMPLE_SECS = {"model": 0.0005, "cold": 0.0005, "warm": 0.002}
 _CELL_SAMPLE_SECS = {"cuda": 0.005, "llvm": 0.03}
 
 
@@ -124,7 +124,7 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
             kernels = workshop.kernels(planned.target)
             builds = work.build(kernels, planned.target)
             workshop.end_cluster()
-            work.contests(builds, planned.target)
+            work.contests(builds, planned.target, kernels.weight_bytes)
             work.artifacts(kernels, planned.target)
             work.cells(planned.target)
         return kept
@@ -207,9 +207,10 @@ class _Matrix:
         self,
         builds: Mapping[str, list[tuple[Candidate, Build | Failure]]],
         target: TargetSpec,
+        model_bytes: int,
     ) -> None:
         """Measure all finalists of each task at each share, and choose its winner there."""
-        profile = contest_profile(self._asked.base.l2 or usual_l2(target))
+        profile = within(contest_profile(self._asked.base.l2 or usual_l2(target)), model_bytes)
         done = {(line.run_at, line.task_id) for line in self._kept.of(ContestDone)}
         todo_at = {
             pct: todo
@@ -438,7 +439,7 @@ def contest_profile(l2: str) -> Profile:
     """
     return replace(
         final_profile(l2),
-        name=f"matrix-kernels-v4-{l2}",
+        name=f"matrix-kernels-v5-{l2}",
         max_samples=20,
         hopeless_after=10,
         hopeless_over=1.05,

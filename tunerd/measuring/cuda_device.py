@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tunerd.measuring.measure import BufferCache, Device, Timed, argument_sets, calls_per_sample
+from tunerd.measuring.measure import BufferCache, Device, Timed, calls_per_sample
+from tunerd.measuring.profiles import range_of
 from tunerd.vocabulary import Build, Profile
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ class CudaDevice(Device):
         self._checked((error,))
         self._buffers = BufferCache(
             lambda array: tvm.runtime.tensor(array, device=self._device),
-            self._copied,
+            lambda tensor: tensor.copyto(self._device),
+            self._device.sync,  # our stream does not wait for TVM's
             max_bytes=min(MAX_KEPT_BYTES, free_bytes // 4),
         )
 
@@ -83,8 +85,8 @@ class CudaDevice(Device):
 
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
         kernel = self._kernel(path)
-        rotate = 0 if profile.weights == "warm" else 2 * self._l2_bytes
-        sets = argument_sets(build, self._buffers, rotate_over_bytes=rotate)
+        range_bytes = range_of(profile, self._l2_bytes, usual="model")
+        sets = self._buffers.argument_sets(build, range_bytes=range_bytes)
         with self._on_stream():
             kernel(*sets[0])  # loads the cubin
             self._checked(self._driver.cuStreamSynchronize(self._stream))
@@ -124,11 +126,6 @@ class CudaDevice(Device):
 
     def _kernel(self, path: Path) -> Any:
         return self._tvm.runtime.load_module(str(path))["main"]
-
-    def _copied(self, tensor: Any) -> Any:
-        copy = tensor.copyto(self._device)
-        self._device.sync()  # our stream does not wait for TVM's
-        return copy
 
     def _captured(
         self, kernel: Any, sets: Sequence[tuple[Any, ...]], first: int, calls: int

@@ -13,6 +13,7 @@ import math
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tunerd.measuring.profiles import range_of
 from tunerd.vocabulary import Build, Failure, Kind, Profile, Stage, TensorSpec
 
 log = logging.getLogger(__name__)
 
-MAX_COPIES = 64
+MAX_COPIES = 512  # of the weights of a kernel
 MAX_COPY_BYTES = 1 << 30
 MAX_MESSAGE_CHARS = 2000
 DEAD = "; its context is dead"  # ends the message of a failure after which a device answers nothing
@@ -230,62 +232,81 @@ def _sampled(
 
 
 class BufferCache:
-    """Argument tensors by shape and dtype: filling them anew for each trial costs more than it."""
+    """Argument tensors by shape and dtype: filling them anew for each trial costs more than it.
+
+    Args:
+        settle: waits until copies are where they are to be.
+    """
 
     def __init__(
-        self, to_device: Callable[[Any], Any], copied: Callable[[Any], Any], max_bytes: int
+        self,
+        to_device: Callable[[Any], Any],
+        copied: Callable[[Any], Any],
+        settle: Callable[[], None],
+        *,
+        max_bytes: int,
     ) -> None:
-        self._to_device, self._copied = to_device, copied
+        self._to_device, self._copied, self._settle = to_device, copied, settle
         self._max_bytes = max_bytes
         self._bytes = 0
         self._tensors: dict[tuple[tuple[int, ...], str, int, int], Any] = {}
 
-    def get(self, spec: TensorSpec, nth: int = 0, copy: int = 0) -> Any:
+    def argument_sets(self, build: Build, *, range_bytes: int) -> list[tuple[Any, ...]]:
+        """Return the arguments of successive calls: the same activations, other copies of weights.
+
+        Tensors of one shape within a call are distinct, so that no kernel reads what it writes.
+
+        Args:
+            range_bytes: that the copies are together to reach over; for 0 there is one.
+        """
+        bytes_each = sum(_bytes_of(build.args[i]) for i in build.weight_args)
+        taken: Counter[tuple[tuple[int, ...], str]] = Counter()
+        numbered = []
+        for spec in build.args:
+            numbered.append((spec, taken[spec.shape, spec.dtype]))
+            taken[spec.shape, spec.dtype] += 1
+        arguments = [self._get(spec, nth, 0) for spec, nth in numbered]
+        sets = [tuple(arguments)]
+        for copy in range(1, copies_of(bytes_each, range_bytes)):
+            for i in build.weight_args:
+                arguments[i] = self._get(*numbered[i], copy)
+            sets.append(tuple(arguments))
+        self._settle()
+        return sets
+
+    def _get(self, spec: TensorSpec, nth: int, copy: int) -> Any:
         """Return the nth tensor of a kind, or a copy of it: the same values at another place."""
         key = (spec.shape, spec.dtype, nth, copy)
         if key in self._tensors:
             return self._tensors[key]
         if copy:
-            tensor = self._copied(self.get(spec, nth))
+            tensor = self._copied(self._get(spec, nth, 0))
         else:
             tensor = self._to_device(random_array(spec, seed=nth))
-        nbytes = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
-        if self._bytes + nbytes > self._max_bytes:
+        if self._bytes + _bytes_of(spec) > self._max_bytes:
             self._tensors.clear()
             self._bytes = 0
         self._tensors[key] = tensor
-        self._bytes += nbytes
+        self._bytes += _bytes_of(spec)
         return tensor
 
 
-def argument_sets(
-    build: Build, buffers: BufferCache, *, rotate_over_bytes: int
-) -> list[tuple[Any, ...]]:
-    """Return the arguments of successive calls: the same activations, the next copy of weights.
+def _bytes_of(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
-    Tensors of one shape within a call are distinct, so that no kernel reads what it writes.
+
+def copies_of(bytes_each: int, range_bytes: int) -> int:
+    """Return how many copies of a kernel's weights reach over a range, or as far as is allowed.
+
+    >>> copies_of(bytes_each=3 << 20, range_bytes=100 << 20)
+    34
+    >>> copies_of(bytes_each=0, range_bytes=100 << 20)
+    1
     """
-    weights = [build.args[i] for i in build.weight_args]
-    bytes_each = sum(math.prod(s.shape) * np.dtype(s.dtype).itemsize for s in weights)
-    copies = 1
-    if rotate_over_bytes and bytes_each:
-        copies = min(
-            MAX_COPIES,
-            max(1, MAX_COPY_BYTES // bytes_each),
-            math.ceil(rotate_over_bytes / bytes_each) + 1,
-        )
-    sets = []
-    for copy in range(copies):
-        taken: dict[tuple[tuple[int, ...], str, int], int] = {}
-        arguments = []
-        for i, spec in enumerate(build.args):
-            of = copy if i in build.weight_args else 0
-            key = (spec.shape, spec.dtype, of)
-            nth = taken.get(key, 0)
-            taken[key] = nth + 1
-            arguments.append(buffers.get(spec, nth, of))
-        sets.append(tuple(arguments))
-    return sets
+    if not bytes_each:
+        return 1
+    wanted = math.ceil(range_bytes / bytes_each)
+    return max(1, min(wanted, MAX_COPIES, MAX_COPY_BYTES // bytes_each))
 
 
 class _Loop:
@@ -324,7 +345,10 @@ class CpuDevice(Device):
         configure(-2, len(self._cores), [str(core) for core in self._cores])
         self._next_copy = 0
         self._buffers = BufferCache(
-            tvm.runtime.tensor, lambda tensor: tensor.copyto(tvm.cpu()), max_bytes=2 << 30
+            tvm.runtime.tensor,
+            lambda tensor: tensor.copyto(tvm.cpu()),
+            lambda: None,
+            max_bytes=2 << 30,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -340,8 +364,8 @@ class CpuDevice(Device):
 
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
         kernel = self._tvm.runtime.load_module(str(path))["main"]
-        rotate = 2 * self._cache_bytes() if profile.weights == "cold" else 0
-        sets = argument_sets(build, self._buffers, rotate_over_bytes=rotate)
+        range_bytes = range_of(profile, self._cache_bytes(), usual="warm")
+        sets = self._buffers.argument_sets(build, range_bytes=range_bytes)
 
         def call(times: int) -> None:
             # Rivals share the copies: each goes on where the one before has stopped.

@@ -1,27 +1,37 @@
-"""How finalists, sentinels and loads are measured, and what a cold and a warm cache mean.
+"""How finalists, sentinels and loads are measured, and where a kernel finds its weights.
 
-The cache is the last level that all calls share: the L2 of a GPU, the last level of a CPU.
+Each call takes the next of several copies of its weights, and comes back to one after all others.
+How far the copies reach decides what the last-level cache holds: the L2 of a GPU, on a CPU the last
+that cores share.
 
-    cold    A call finds none of its weights in the cache: each takes the next of several copies,
-            together over twice the cache, as between two inferences the rest of the model pushes
-            them out. There are 64 copies or 1 GiB at most, so weights of less than a thirty-second
-            of the cache find some of themselves.
-    warm    All calls use one copy: the weights are where the call before has left them, as far as
-            they fit.
+    model   as far as all weights of the model do, or over twice the cache if that is less: between
+            two inferences, the weights of the other kernels push out so much and no more. What a
+            model's bytes are is rounded up to a power of two, so that times of models of about the
+            same size are comparable.
+    cold    over twice the cache: a call finds nothing there.
+    warm    there is one copy: the weights are where the call before has left them.
 
-Activations are warm either way: the kernel before has just written them. The search takes what
-suits its device: warm on CPUs, whose caches hold most models, and cold on GPUs.
+There are 512 copies and 1 GiB at most, so that weights of less than some hundred KiB find some of
+themselves. Activations are warm in any case: the kernel before has just written them. Nothing is
+known of what other processes push out.
+
+The search takes what suits its device: warm on CPUs, whose caches hold most models, and the model's
+range on GPUs. An H200 holds some 30 of its 60 MiB for each half of its SMs; a kernel of an encoder
+with 36 MiB of weights takes 45% longer behind that, and another, which is slower before, 14%
+(results, "What a kernel does not meet alone").
 """
 
 from __future__ import annotations
 
-from tunerd.vocabulary import Profile, TargetSpec
+from dataclasses import replace
 
-L2 = ("cold", "warm")
+from tunerd.vocabulary import SEARCH, Profile, TargetSpec
+
+L2 = ("model", "cold", "warm")
 # Each extra candidate of the finals costs its build and so many samples, at least.
 FINAL_SAMPLES, FINAL_SECS = 40, 2.0
 # Of 2 ms half of an H200's samples are within 0.1% of their median (results/h200-shares).
-FINAL_SAMPLE_SECS = {"cold": 0.002, "warm": 0.005}
+FINAL_SAMPLE_SECS = {"model": 0.002, "cold": 0.002, "warm": 0.005}
 
 # Of a spot check: five samples of a kernel, of which a drift of some percent can be told.
 SENTINEL = Profile("sentinel-v2", max_samples=5, max_total_secs=0.02)
@@ -29,12 +39,42 @@ SENTINEL = Profile("sentinel-v2", max_samples=5, max_total_secs=0.02)
 LOAD = Profile("load-v1", min_sample_secs=0.001)
 
 
+# Of a model, for its profiles: twice any cache of today is no more.
+_MOST_MODEL_BYTES = 256 << 20
+
+
+def within(profile: Profile, model_bytes: int) -> Profile:
+    """Return a profile as it is for the kernels of a model whose weights are so many bytes."""
+    if profile.weights not in ("device", "model") or not model_bytes:
+        return profile
+    rounded = min(_MOST_MODEL_BYTES, max(1 << 20, 1 << (model_bytes - 1).bit_length()))
+    return replace(profile, name=f"{profile.name}-{rounded >> 20}MiB", model_bytes=rounded)
+
+
+def range_of(profile: Profile, cache_bytes: int, *, usual: str) -> int:
+    """Return over how many bytes copies of weights reach; 0 where there is one.
+
+    usual: what "device" means on this one.
+    """
+    weights = usual if profile.weights == "device" else profile.weights
+    if weights == "warm":
+        return 0
+    if weights == "model" and profile.model_bytes:
+        return min(2 * cache_bytes, profile.model_bytes)
+    return 2 * cache_bytes
+
+
+def search_profile(target: TargetSpec, model_bytes: int) -> Profile:
+    """Return how candidates of such a model are measured in a search."""
+    return within(SEARCH, model_bytes) if target.is_cuda else SEARCH
+
+
 def final_profile(l2: str) -> Profile:
-    """Return how finalists are measured with a cold or a warm cache: 20 samples at least."""
+    """Return how finalists are measured with a cache as `l2` says: 20 samples at least."""
     if l2 not in L2:
         raise ValueError(f"l2 is {l2!r}; it is one of {', '.join(L2)}")
     return Profile(
-        f"final-v3-{l2}",
+        f"final-v4-{l2}",
         weights=l2,
         min_samples=20,
         max_samples=FINAL_SAMPLES,
@@ -45,5 +85,5 @@ def final_profile(l2: str) -> Profile:
 
 
 def usual_l2(target: TargetSpec) -> str:
-    """Return what the finals of a target measure where nobody says: as its search, or colder."""
-    return "cold" if target.is_cuda else "warm"
+    """Return what the finals of a target measure where nobody says: as its search."""
+    return "model" if target.is_cuda else "warm"

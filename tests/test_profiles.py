@@ -1,0 +1,151 @@
+"""Where a kernel finds its weights, by the profile that it is measured with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from build_fixtures import built, default_of, matmul_task
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunerd import host
+from tunerd.build import build_candidate
+from tunerd.deciding.quiet import Finals
+from tunerd.measuring.measure import MAX_COPIES, BufferCache, CpuDevice, copies_of
+from tunerd.measuring.profiles import (
+    L2,
+    final_profile,
+    range_of,
+    search_profile,
+    usual_l2,
+    within,
+)
+from tunerd.vocabulary import SEARCH, Build, Candidate, Origin, TargetSpec, TensorSpec
+
+MIB = 1 << 20
+CUDA = TargetSpec("cuda", "{}")
+LLVM = TargetSpec("llvm", "{}")
+WEIGHT = TensorSpec("w", (8, 4), "float32")  # 128 bytes
+ACTIVATION = TensorSpec("x", (8, 4), "float32")
+KERNEL = Build(
+    candidate=Candidate("task", "id", Origin.SEARCH),
+    library=b"",
+    library_sha256="",
+    build_secs=0.0,
+    args=(ACTIVATION, WEIGHT, ACTIVATION),
+    weight_args=(1,),
+    compiler="llvm",
+)
+
+
+def range_in(l2: str, model_bytes: int, cache_bytes: int) -> int:
+    return range_of(within(final_profile(l2), model_bytes), cache_bytes, usual="warm")
+
+
+def test_weights_of_a_small_model_stay_in_the_cache_and_those_of_a_large_one_do_not() -> None:
+    assert range_in("model", 5 * MIB, 60 * MIB) == 8 * MIB
+    assert range_in("model", 36 * MIB, 60 * MIB) == 64 * MIB
+    assert range_in("model", 500 * MIB, 60 * MIB) == 120 * MIB
+    for model_bytes in (0, 5 * MIB, 500 * MIB):
+        assert range_in("cold", model_bytes, 60 * MIB) == 120 * MIB
+        assert range_in("warm", model_bytes, 60 * MIB) == 0
+    assert range_in("model", 0, 60 * MIB) == 120 * MIB  # of a model that nobody knows
+
+
+@given(model_bytes=st.integers(1, 1 << 34), cache_bytes=st.integers(1 << 20, 1 << 27))
+def test_a_model_s_range_is_all_of_its_weights_or_twice_the_cache(
+    model_bytes: int, cache_bytes: int
+) -> None:
+    found = range_in("model", model_bytes, cache_bytes)
+    assert min(model_bytes, 2 * cache_bytes) <= found <= max(2 * model_bytes, MIB)
+
+
+def test_times_of_models_of_about_the_same_size_have_the_same_name() -> None:
+    names = {mib: within(final_profile("model"), mib * MIB).name for mib in (36, 60, 64, 65, 4000)}
+    assert names[36] == names[60] == names[64] == "final-v4-model-64MiB"
+    assert names[65] == "final-v4-model-128MiB"
+    assert names[4000] == "final-v4-model-256MiB"
+    for l2 in ("cold", "warm"):
+        assert within(final_profile(l2), 36 * MIB) == final_profile(l2)
+    assert Finals("model", model_bytes=36 * MIB).conditions.startswith("final-v4-model-64MiB,")
+
+
+def test_a_search_and_its_finals_find_their_weights_in_the_same_place() -> None:
+    assert search_profile(LLVM, 36 * MIB) == SEARCH
+    for target, usual in ((CUDA, "model"), (LLVM, "warm")):
+        final = within(final_profile(usual_l2(target)), 36 * MIB)
+        search = search_profile(target, 36 * MIB)
+        assert range_of(search, MIB, usual=usual) == range_of(final, MIB, usual=usual)
+
+
+def test_another_name_of_a_cache_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"one of {', '.join(L2)}"):
+        final_profile("hot")
+
+
+@given(bytes_each=st.integers(0, 1 << 32), range_bytes=st.integers(0, 1 << 28))
+def test_copies_reach_over_the_range_as_far_as_is_allowed(
+    bytes_each: int, range_bytes: int
+) -> None:
+    copies = copies_of(bytes_each, range_bytes)
+    assert 1 <= copies <= MAX_COPIES
+    assert copies == 1 or copies * bytes_each <= 1 << 30
+    if copies < MAX_COPIES and bytes_each > 0 and copies * bytes_each < 1 << 29:
+        assert copies == max(1, math.ceil(range_bytes / bytes_each))
+
+
+class Buffers(BufferCache):
+    """Tensors that are numbers, each given once."""
+
+    def __init__(self, max_bytes: int = 1 << 20) -> None:
+        self.settled = 0
+        numbers = iter(range(1 << 30))
+        super().__init__(
+            lambda array: next(numbers),
+            lambda tensor: next(numbers),
+            self._settled,
+            max_bytes=max_bytes,
+        )
+
+    def _settled(self) -> None:
+        self.settled += 1
+
+
+def check(sets: Sequence[tuple[int, ...]], copies: int) -> None:
+    assert len(sets) == copies
+    assert len({weight for _, weight, _ in sets}) == copies
+    assert len({(read, written) for read, _, written in sets}) == 1
+    assert all(len(set(of)) == 3 for of in sets)  # no call writes what it reads
+
+
+def test_calls_take_the_same_activations_and_other_copies_of_the_weights() -> None:
+    buffers = Buffers()
+    check(buffers.argument_sets(KERNEL, range_bytes=0), copies=1)
+    sets = buffers.argument_sets(KERNEL, range_bytes=1000)
+    check(sets, copies=8)
+    assert buffers.argument_sets(KERNEL, range_bytes=1000) == sets  # a rival has the same
+    assert buffers.settled == 3
+
+
+def test_where_memory_is_short_a_kernel_still_has_all_its_copies() -> None:
+    check(Buffers(max_bytes=600).argument_sets(KERNEL, range_bytes=1000), copies=8)
+
+
+def test_a_device_keeps_the_copies_that_a_profile_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "last_level_cache_bytes", lambda: 64 << 10)
+    task = matmul_task(weights=(1,))
+    build = built(build_candidate(task, default_of(task)))
+    device = CpuDevice(sorted(host.facts().cores)[:1])
+    path = tmp_path / "kernel.so"
+    path.write_bytes(build.library)
+    tensors = device._buffers._tensors
+    device.prepare(build, path, final_profile("warm"))
+    warm = len(tensors)
+    device.prepare(build, path, final_profile("cold"))
+    weight_bytes = 64 * 48 * 4
+    assert (len(tensors) - warm + 1) * weight_bytes >= 2 * (64 << 10)
