@@ -362,6 +362,7 @@ def test_the_linter_reads_every_python_script() -> None:
         ("plot_shares", "h200-shares", "tables.txt", "shares.svg", "tuned at one share"),
         ("plot_shares", "h200-claims", "tables.txt", "claims.svg", "as if it were the only one"),
         ("plot_shares", "h200-shares-again", "tables.txt", "shares.svg", "tuned at one share"),
+        ("plot_shares", "h200-shares-fourth", "tables.txt", "shares.svg", "tuned at one share"),
         ("plot_profiles", "h200-profiles", "table.txt", "profiles.svg", "default schedules over"),
         ("plot_profiles", "h200-profile-tuned", "table.txt", "profiles.svg", "tuned at 40%, over"),
     ],
@@ -384,11 +385,13 @@ def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
     [
         ("plot_shares", ["h200-matrix-cost"], "costs.txt"),
         ("kernels_in_models", ["h200-shares-again"], "kernels.txt"),
+        ("kernels_in_models", ["h200-shares-fourth"], "kernels.txt"),
+        ("trace_model table", ["h200-trace"], "table.txt"),
         *(
             pytest.param(
                 "compare_matrices", ["h200-shares", of], "again.txt", marks=pytest.mark.slow
             )
-            for of in ("h200-matrix-cost", "h200-shares-again")
+            for of in ("h200-matrix-cost", "h200-shares-again", "h200-shares-fourth")
         ),
     ],
 )
@@ -396,7 +399,8 @@ def test_a_table_is_what_its_script_makes_of_what_was_kept(
     script: str, folders: list[str], text: str
 ) -> None:
     kept = [ROOT / "results" / folder for folder in folders]
-    command = [sys.executable, ROOT / "scripts" / script, *kept]
+    name, *subcommand = script.split()
+    command = [sys.executable, ROOT / "scripts" / name, *subcommand, *kept]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == (kept[-1] / text).read_text()
 

@@ -16,9 +16,9 @@ themselves. Activations are warm in any case: the kernel before has just written
 known of what other processes push out.
 
 The search takes what suits its device: warm on CPUs, whose caches hold most models, and the model's
-range on GPUs. An H200 holds some 30 of its 60 MiB for each half of its SMs; a kernel of an encoder
-with 36 MiB of weights takes 45% longer behind that, and another, which is slower before, 14%
-(results, "What a kernel does not meet alone").
+range on GPUs. On an H200, whose L2 is 60 MiB, kernels of an encoder take up to 47% longer where
+their copies reach over more than some 30 MiB, and how much depends on the kernel (results, "What a
+kernel does not meet alone").
 """
 
 from __future__ import annotations
