@@ -204,16 +204,16 @@ def graphs_of_a_sample(calls: int, copies: int, once_secs: float) -> tuple[int, 
     graph begins at the same copy of the weights each time: one of fewer calls than there are copies
     would find its own in the cache. Together they hold each copy once, but for some that fill no
     graph, and a sample takes the graphs that come next. Where all copies are gone through within a
-    graph's usual time, one graph does that again and again.
+    graph's usual time, one graph does that some times over, as often as is nearest to the calls.
 
     >>> graphs_of_a_sample(calls=400, copies=64, once_secs=5e-6)
-    (400, 1)
+    (384, 1)
     >>> graphs_of_a_sample(calls=10, copies=64, once_secs=200e-6)
     (4, 3)
     """
     each = math.ceil(_GRAPH_SECS / max(once_secs, 1e-7))
     if each >= copies:
-        return max(calls, copies), 1
+        return copies * max(1, round(calls / copies)), 1
     each = copies // math.ceil(copies / each)
     return each, math.ceil(calls / each)
 
