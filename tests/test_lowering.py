@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from models import conv_net, floats, ints, model, shape_arithmetic_net
 from onnx import TensorProto, helper
 
 from tunerd.errors import ModelError
-from tunerd.models.lowering import lower
+from tunerd.models.lowering import lower, touched_bytes
 from tunerd.models.reference import random_inputs
 from tunerd.tasks import extract_tasks
 
@@ -360,3 +361,45 @@ def test_a_baked_batch_of_one_becomes_four(tmp_path: Path, name: str) -> None:
     loaded = load(tmp_path, EXAMPLES.make(name), batch=4)
     assert loaded.outputs[0].shape == (4, 1000)
     assert "Reshape target" in loaded.notes[0]
+
+
+# --- what an inference touches -----------------------------------------------------------------
+
+
+def chain(*widths: int) -> onnx.ModelProto:
+    """Return matrix products, one after the other, of a row."""
+    weights = {f"w{i}": floats(a, b) for i, (a, b) in enumerate(itertools.pairwise(widths))}
+    names = ["x", *(f"h{i}" for i in range(1, len(weights))), "out"]
+    nodes = [
+        helper.make_node("MatMul", [names[i], f"w{i}"], [names[i + 1]]) for i in range(len(weights))
+    ]
+    shapes = {"x": (1, widths[0])}, {"out": (1, widths[-1])}
+    return model(nodes, inputs=shapes[0], outputs=shapes[1], weights=weights)
+
+
+def test_an_inference_touches_all_weights_and_the_activations_of_a_time(tmp_path: Path) -> None:
+    widths = (16, 64, 8, 32, 8)
+    lowered = lower(load(tmp_path, chain(*widths)), LLVM)
+    weights = sum(a * b for a, b in itertools.pairwise(widths))
+    assert touched_bytes(lowered) == 4 * (weights + 64 + 8)  # of the first product and the second
+
+
+def test_what_is_read_late_is_held_until_then(tmp_path: Path) -> None:
+    halves = [helper.make_node("Split", ["x"], ["a", "b"], axis=1, num_outputs=2)]
+    long_way = [
+        helper.make_node("MatMul", ["a", "w"], ["c"]),
+        helper.make_node("Softmax", ["c"], ["d"]),
+        helper.make_node("MatMul", ["d", "w"], ["e"]),
+        helper.make_node("Concat", ["e", "b"], ["out"], axis=1),
+    ]
+    graph = model(
+        [*halves, *long_way],
+        inputs={"x": (1, 64)},
+        outputs={"out": (1, 64)},
+        weights={"w": floats(32, 32)},
+        opset=18,
+    )
+    lowered = lower(load(tmp_path, graph), LLVM)
+    # At the end the second half, the last product, and the output.
+    assert touched_bytes(lowered) >= 4 * (32 * 32 + 32 + 32 + 64)
+    assert touched_bytes(lowered) <= 4 * (32 * 32 + 64 + 32 + 32 + 64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -46,9 +47,12 @@ class Kernels:
     lowered: Lowered = field(repr=False)
     tasks: tuple[Task, ...]
 
-    @property
-    def weight_bytes(self) -> int:
-        return sum(weight.nbytes for weight in self.lowered.weights.values())
+    @functools.cached_property
+    def touched_bytes(self) -> int:
+        """Over how much an inference reaches: `profiles` says what that is for."""
+        from tunerd.models.lowering import touched_bytes
+
+        return touched_bytes(self.lowered)
 
 
 @dataclass(frozen=True)

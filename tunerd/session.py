@@ -228,11 +228,11 @@ class _Session:
             quiet_slice = self._quiet_slice(cluster, crew)
             kernels = lowering.result()
             self._log_step("the model is lowered")
-            finals = Finals.of(self._settings, self._layout.target, kernels.weight_bytes)
+            finals = Finals.of(self._settings, self._layout.target, kernels.touched_bytes)
             self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
             lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
             sms = proofs[0].sm_count if self._layout.target.is_cuda else None
-            profile = search_profile(self._layout.target, kernels.weight_bytes)
+            profile = search_profile(self._layout.target, kernels.touched_bytes)
             cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms, profile=profile)
             self._restore(kernels, proofs)
             self._search(cluster, crew)

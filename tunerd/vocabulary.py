@@ -212,7 +212,7 @@ class Profile:
 
     weights: "model", "cold", "warm" or, as the search has it, "device"; `profiles` says what they
         mean.
-    model_bytes: of all weights of the model, about; 0 where nobody knows.
+    model_bytes: that an inference of the model touches, about; 0 where nobody knows.
     hopeless_after, hopeless_over: what has so many samples gets no more, where each of them is so
         many times as long as all of its best rival's.
     """

@@ -56,7 +56,7 @@ class Finals:
     l2: str = "warm"  # "model" or "cold": `profiles` says what they mean
     neighbours: str = NONE  # `neighbours` says what that means
     fidelity: int = 0  # candidates of each task that judge the search's ranking, and never win
-    model_bytes: int = 0  # of all weights of the model
+    model_bytes: int = 0  # that an inference touches
 
     @property
     def profile(self) -> Profile:

@@ -124,7 +124,7 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
             kernels = workshop.kernels(planned.target)
             builds = work.build(kernels, planned.target)
             workshop.end_cluster()
-            work.contests(builds, planned.target, kernels.weight_bytes)
+            work.contests(builds, planned.target, kernels.touched_bytes)
             work.artifacts(kernels, planned.target)
             work.cells(planned.target)
         return kept

@@ -4,10 +4,10 @@ Each call takes the next of several copies of its weights, and comes back to one
 How far the copies reach decides what the last-level cache holds: the L2 of a GPU, on a CPU the last
 that cores share.
 
-    model   as far as all weights of the model do, or over twice the cache if that is less: between
-            two inferences, the weights of the other kernels push out so much and no more. What a
-            model's bytes are is rounded up to a power of two, so that times of models of about the
-            same size are comparable.
+    model   over as many bytes as an inference of the model touches, or over twice the cache if that
+            is less: between two calls of a kernel the others push out so much and no more. These
+            bytes are all weights, and the most activations that are needed at once; rounded up to a
+            power of two, so that times of models of about the same size are comparable.
     cold    over twice the cache: a call finds nothing there.
     warm    there is one copy: the weights are where the call before has left them.
 
@@ -44,7 +44,7 @@ _MOST_MODEL_BYTES = 256 << 20
 
 
 def within(profile: Profile, model_bytes: int) -> Profile:
-    """Return a profile as it is for the kernels of a model whose weights are so many bytes."""
+    """Return a profile as it is for the kernels of a model that touches so many bytes."""
     if profile.weights not in ("device", "model") or not model_bytes:
         return profile
     rounded = min(_MOST_MODEL_BYTES, max(1 << 20, 1 << (model_bytes - 1).bit_length()))

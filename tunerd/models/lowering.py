@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tunerd.errors import ModelError
 from tunerd.models.onnx_file import counted
@@ -267,3 +270,52 @@ def _not_lowered(mod: IRModule) -> Counter[str]:
 
     relax.analysis.post_order_visit(mod["main"], visit)
     return left
+
+
+# --- what an inference touches ----------------------------------------------------------------
+
+
+def touched_bytes(lowered: Lowered) -> int:
+    """Return how many bytes an inference reads and writes: all weights, and its activations.
+
+    Memory of activations is used again, so that the most count that are needed at any time.
+    """
+    from tvm import relax
+
+    made: dict[Any, int] = {}  # bytes, by the variable
+    owner: dict[Any, Any] = {}  # of what another variable holds
+    last_read: dict[Any, int] = {}
+    bindings = [b for block in lowered.mod["main"].body.blocks for b in block.bindings]
+    for step, binding in enumerate(bindings):
+        var, value = binding.var, binding.value
+        source = value.tuple_value if isinstance(value, relax.TupleGetItem) else value
+        if source in owner:
+            owner[var] = owner[source]
+        else:
+            owner[var], made[var] = var, _type_bytes(var.ty)
+
+        def read(expr: Any, step: int = step) -> None:
+            if isinstance(expr, relax.Var) and expr in owner:
+                last_read[owner[expr]] = step
+
+        relax.analysis.post_order_visit(value, read)
+    freed = [0] * (len(bindings) + 1)
+    for var, size in made.items():
+        freed[last_read.get(var, len(bindings))] += size
+    held = most = 0
+    for step, binding in enumerate(bindings):
+        held += made.get(binding.var, 0)
+        most = max(most, held)
+        held -= freed[step]
+    return most + sum(weight.nbytes for weight in lowered.weights.values())
+
+
+def _type_bytes(of: Any) -> int:
+    """Return the bytes of a value of fixed shape, or of several."""
+    from tvm import relax
+
+    if isinstance(of, relax.TupleType):
+        return sum(map(_type_bytes, of.fields))
+    if not isinstance(of, relax.TensorType):
+        return 0
+    return math.prod(int(d) for d in of.shape) * np.dtype(str(of.dtype)).itemsize
