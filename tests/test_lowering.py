@@ -187,6 +187,7 @@ ACTIVATIONS = {
     "Min": [helper.make_node("Min", ["c", "six"], ["out"])],
     "PRelu": [helper.make_node("PRelu", ["c", "slope"], ["out"])],
     "Sigmoid": [helper.make_node("Sigmoid", ["c"], ["out"])],
+    "Swish": [helper.make_node("Swish", ["c"], ["out"], alpha=1.5)],
 }
 
 
@@ -200,12 +201,26 @@ def test_an_activation_joins_its_convolution(tmp_path: Path, name: str) -> None:
     }
     nodes = [helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]), *ACTIVATIONS[name]]
     inputs, outputs = {"x": (1, 3, 6, 6)}, {"out": (1, 4, 6, 6)}
-    proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
+    opset = 24 if name == "Swish" else 17
+    proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights, opset=opset)
     lowered = check(load(tmp_path, proto))
     assert lowered.notes == ()
     others = operators(lowered) - {"transpose"}
     assert len(others) == 1
     assert others.pop().startswith("fused_conv2d")
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_vectors_are_normalized_and_those_of_nothing_stay_so(tmp_path: Path, p: int) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "mask"], ["masked"]),
+        helper.make_node("LpNormalization", ["masked"], ["out"], p=p, axis=1),
+    ]
+    weights = {"mask": np.array([[1.0], [0.0], [1.0]], np.float32)}
+    shape = (3, 8)
+    check(
+        load(tmp_path, model(nodes, inputs={"x": shape}, outputs={"out": shape}, weights=weights))
+    )
 
 
 def test_a_layout_that_would_add_transposes_is_not_used(tmp_path: Path) -> None:

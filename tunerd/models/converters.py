@@ -33,6 +33,7 @@ def own_converters() -> Iterator[None]:
         "HardSigmoid": _HardSigmoid,
         "HardSwish": _HardSwish,
         "LeakyRelu": _LeakyRelu,
+        "LpNormalization": _LpNormalization,
         "Max": _Max,
         "MaxPool": _MaxPool,
         "Min": _Min,
@@ -163,6 +164,21 @@ class _MaxPool(stock.MaxPool):  # type: ignore[misc]
         sides = [*(p - p // 2 for p in pads), *(p // 2 for p in pads)]
         attr = {**attr, "auto_pad": b"NOTSET", "pads": sides}
         return super()._impl_v1(bb, inputs, attr, params)
+
+
+class _LpNormalization(stock.OnnxOpConverter):  # type: ignore[misc]
+    """TVM's importer has none. Where the norm is 0 the result is 0, as in ONNX Runtime."""
+
+    @classmethod
+    def _impl_v1(cls, bb: Any, inputs: Any, attr: _Attributes, params: Any) -> relax.Expr:
+        x, axis = inputs[0], attr.get("axis", -1)
+        if attr.get("p", 2) == 1:
+            norm = bb.normalize(relax.op.sum(bb.normalize(relax.op.abs(x)), axis, keepdims=True))
+        else:
+            squares = bb.normalize(relax.op.multiply(x, x))
+            norm = bb.normalize(relax.op.sqrt(bb.normalize(relax.op.sum(squares, axis, True))))
+        tiny = relax.const(np.finfo(str(x.ty.dtype)).tiny, x.ty.dtype)
+        return relax.op.divide(x, bb.normalize(relax.op.maximum(norm, tiny)))
 
 
 class _OneHot(stock.OneHot):  # type: ignore[misc]

@@ -97,7 +97,8 @@ def _import(model: Model) -> IRModule:
     from tunerd.models.constants import name_inputs
     from tunerd.models.converters import own_converters
 
-    _require_known_operators(model)
+    with own_converters():
+        _require_known_operators(model)
     # The importer prints what it fails on, and warns of each input that it renames.
     with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
         warnings.simplefilter("ignore")

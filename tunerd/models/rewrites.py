@@ -36,7 +36,7 @@ def rewrite_graph(proto: onnx.ModelProto) -> None:
 
 
 # TVM's importer takes Attention for another vendor's operator of that name.
-_EXPANDED = ("Attention", "Celu")
+_EXPANDED = ("Attention", "Celu", "Swish")
 
 
 def expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
