@@ -11,7 +11,7 @@ ones, the best few of both are measured again.
 Where the search's own ranking is to be judged, more candidates are measured with them, spread
 evenly over the ranks that follow. They never win: the artifact is the same with them and without,
 and they tell what the choice of the best few has missed. Each costs its build and 40 samples of
-2 ms with a cold cache, 5 ms with a warm one, or, where its calls take longer, 20 at least.
+2 ms, with a warm cache 5 ms, or, where its calls take longer, 20 at least.
 """
 
 from __future__ import annotations
