@@ -25,6 +25,7 @@ from tunerd.report.words import TIMES
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tunerd"
 
+EARLIER = "h200-shares-before"
 TOP_LEVEL = {
     "LICENSE",
     "README.md",
@@ -361,8 +362,9 @@ def test_the_linter_reads_every_python_script() -> None:
     [
         ("plot_shares", "h200-shares", "tables.txt", "shares.svg", "tuned at one share"),
         ("plot_shares", "h200-claims", "tables.txt", "claims.svg", "as if it were the only one"),
-        ("plot_shares", "h200-shares-again", "tables.txt", "shares.svg", "tuned at one share"),
-        ("plot_shares", "h200-shares-fourth", "tables.txt", "shares.svg", "tuned at one share"),
+        ("plot_shares", f"{EARLIER}/first", "tables.txt", "shares.svg", "tuned at one share"),
+        ("plot_shares", f"{EARLIER}/third", "tables.txt", "shares.svg", "tuned at one share"),
+        ("plot_shares", f"{EARLIER}/fourth", "tables.txt", "shares.svg", "tuned at one share"),
         ("plot_profiles", "h200-profiles", "table.txt", "profiles.svg", "default schedules over"),
         ("plot_profiles", "h200-profile-tuned", "table.txt", "profiles.svg", "tuned at 40%, over"),
     ],
@@ -383,15 +385,16 @@ def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
 @pytest.mark.parametrize(
     ("script", "folders", "text"),
     [
-        ("plot_shares", ["h200-matrix-cost"], "costs.txt"),
-        ("kernels_in_models", ["h200-shares-again"], "kernels.txt"),
-        ("kernels_in_models", ["h200-shares-fourth"], "kernels.txt"),
+        ("plot_shares", [f"{EARLIER}/second"], "costs.txt"),
+        ("kernels_in_models", ["h200-shares"], "kernels.txt"),
+        ("kernels_in_models", [f"{EARLIER}/third"], "kernels.txt"),
+        ("kernels_in_models", [f"{EARLIER}/fourth"], "kernels.txt"),
         ("trace_model table", ["h200-trace"], "table.txt"),
         *(
             pytest.param(
-                "compare_matrices", ["h200-shares", of], "again.txt", marks=pytest.mark.slow
+                "compare_matrices", [f"{EARLIER}/first", of], "again.txt", marks=pytest.mark.slow
             )
-            for of in ("h200-matrix-cost", "h200-shares-again", "h200-shares-fourth")
+            for of in (f"{EARLIER}/second", f"{EARLIER}/third", f"{EARLIER}/fourth", "h200-shares")
         ),
     ],
 )

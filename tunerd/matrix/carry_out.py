@@ -66,7 +66,7 @@ from tunerd.workshop import Workshop
 Result = Measurement | Failure
 _SAMPLES = 10  # of each artifact in a round
 # With samples of 2 and 30 ms finalists and rounds were over half of what six shares cost in time on
-# slices (results/h200-claims), with 0.5 and 10 ms a third to a half (results/h200-shares-again).
+# slices (results/h200-claims), with 0.5 and 10 ms a third to a half (results, "What it cost").
 _CONTEST_SAMPLE_SECS = {"model": 0.0005, "cold": 0.0005, "warm": 0.002}
 _CELL_SAMPLE_SECS = {"cuda": 0.005, "llvm": 0.03}
 
