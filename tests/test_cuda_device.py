@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tvm
 
-from tunerd.measuring import measure
+from tunerd.measuring.arguments import Arguments
 from tunerd.measuring.cuda_device import CudaDevice, _Graphs, graphs_of_a_sample
-from tunerd.measuring.measure import BufferCache
 from tunerd.measuring.profiles import final_profile, range_of, within
 from tunerd.vocabulary import Build, Candidate, Origin, TensorSpec
 
@@ -98,13 +98,7 @@ class DryGpu(DryDevice):
         self.once_secs = 0.0
         self._capturing: list[int] | None = None
         self._l2_bytes = 60 * MIB
-        tensors = iter(range(1 << 30))
-        self._buffers = BufferCache(
-            lambda array: next(tensors),
-            lambda tensor: next(tensors),
-            lambda: None,
-            max_bytes=1 << 40,
-        )
+        self._arguments = Arguments(tvm.runtime.empty, lambda: None, max_bytes=1 << 30)
         self._driver = SimpleNamespace(
             CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2),
             cuStreamSynchronize=lambda stream: None,
@@ -126,8 +120,9 @@ class DryGpu(DryDevice):
         return captured
 
     def _kernel(self, path: Path) -> Any:
-        def call(activation: int, weight: int) -> None:
-            (self.called if self._capturing is None else self._capturing).append(weight)
+        def call(activation: Any, weight: Any) -> None:
+            called = self.called if self._capturing is None else self._capturing
+            called.append(weight.data_ptr())
 
         return call
 
@@ -154,9 +149,8 @@ def kernel_with(weight_bytes: int) -> Build:
 @pytest.mark.parametrize("model_mib", [20, 36, 97, 500])
 @pytest.mark.parametrize("weight_kib", [257, 1025, 9000])
 def test_rivals_find_their_weights_as_far_away_as_in_the_model(
-    weight_kib: int, model_mib: int, once_us: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+    weight_kib: int, model_mib: int, once_us: tuple[float, ...]
 ) -> None:
-    monkeypatch.setattr(measure, "random_array", lambda spec, seed: None)
     device, build = DryGpu(), kernel_with(weight_kib << 10)
     profile = within(final_profile("model"), model_mib * MIB)
     range_bytes = range_of(profile, device._l2_bytes, usual="model")

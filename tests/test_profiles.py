@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from tunerd import host
 from tunerd.build import build_candidate
 from tunerd.deciding.quiet import Finals
-from tunerd.measuring.measure import MAX_COPIES, BufferCache, CpuDevice, copies_of
+from tunerd.measuring.measure import CpuDevice
 from tunerd.measuring.profiles import (
     L2,
     final_profile,
@@ -23,22 +21,11 @@ from tunerd.measuring.profiles import (
     usual_l2,
     within,
 )
-from tunerd.vocabulary import SEARCH, Build, Candidate, Origin, TargetSpec, TensorSpec
+from tunerd.vocabulary import SEARCH, TargetSpec
 
 MIB = 1 << 20
 CUDA = TargetSpec("cuda", "{}")
 LLVM = TargetSpec("llvm", "{}")
-WEIGHT = TensorSpec("w", (8, 4), "float32")  # 128 bytes
-ACTIVATION = TensorSpec("x", (8, 4), "float32")
-KERNEL = Build(
-    candidate=Candidate("task", "id", Origin.SEARCH),
-    library=b"",
-    library_sha256="",
-    build_secs=0.0,
-    args=(ACTIVATION, WEIGHT, ACTIVATION),
-    weight_args=(1,),
-    compiler="llvm",
-)
 
 
 def range_in(l2: str, model_bytes: int, cache_bytes: int) -> int:
@@ -86,54 +73,6 @@ def test_another_name_of_a_cache_is_refused() -> None:
         final_profile("hot")
 
 
-@given(bytes_each=st.integers(0, 1 << 32), range_bytes=st.integers(0, 1 << 28))
-def test_copies_reach_over_the_range_as_far_as_is_allowed(
-    bytes_each: int, range_bytes: int
-) -> None:
-    copies = copies_of(bytes_each, range_bytes)
-    assert 1 <= copies <= MAX_COPIES
-    assert copies == 1 or copies * bytes_each <= 1 << 30
-    if copies < MAX_COPIES and bytes_each > 0 and copies * bytes_each < 1 << 29:
-        assert copies == max(1, math.ceil(range_bytes / bytes_each))
-
-
-class Buffers(BufferCache):
-    """Tensors that are numbers, each given once."""
-
-    def __init__(self, max_bytes: int = 1 << 20) -> None:
-        self.settled = 0
-        numbers = iter(range(1 << 30))
-        super().__init__(
-            lambda array: next(numbers),
-            lambda tensor: next(numbers),
-            self._settled,
-            max_bytes=max_bytes,
-        )
-
-    def _settled(self) -> None:
-        self.settled += 1
-
-
-def check(sets: Sequence[tuple[int, ...]], copies: int) -> None:
-    assert len(sets) == copies
-    assert len({weight for _, weight, _ in sets}) == copies
-    assert len({(read, written) for read, _, written in sets}) == 1
-    assert all(len(set(of)) == 3 for of in sets)  # no call writes what it reads
-
-
-def test_calls_take_the_same_activations_and_other_copies_of_the_weights() -> None:
-    buffers = Buffers()
-    check(buffers.argument_sets(KERNEL, range_bytes=0), copies=1)
-    sets = buffers.argument_sets(KERNEL, range_bytes=1000)
-    check(sets, copies=8)
-    assert buffers.argument_sets(KERNEL, range_bytes=1000) == sets  # a rival has the same
-    assert buffers.settled == 3
-
-
-def test_where_memory_is_short_a_kernel_still_has_all_its_copies() -> None:
-    check(Buffers(max_bytes=600).argument_sets(KERNEL, range_bytes=1000), copies=8)
-
-
 def test_a_device_keeps_the_copies_that_a_profile_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,9 +82,9 @@ def test_a_device_keeps_the_copies_that_a_profile_asks_for(
     device = CpuDevice(sorted(host.facts().cores)[:1])
     path = tmp_path / "kernel.so"
     path.write_bytes(build.library)
-    tensors = device._buffers._tensors
     device.prepare(build, path, final_profile("warm"))
-    warm = len(tensors)
     device.prepare(build, path, final_profile("cold"))
+    warm, cold = device._arguments._sets.values()
     weight_bytes = 64 * 48 * 4
-    assert (len(tensors) - warm + 1) * weight_bytes >= 2 * (64 << 10)
+    assert len(warm) == 1
+    assert len(cold) * weight_bytes >= 2 * (64 << 10)

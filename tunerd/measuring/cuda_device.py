@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tunerd.measuring.measure import BufferCache, Device, Timed, calls_per_sample
+from tunerd.measuring.arguments import Arguments
+from tunerd.measuring.measure import Device, Timed, calls_per_sample
 from tunerd.measuring.profiles import range_of
 from tunerd.vocabulary import Build, Profile
 
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 MAX_GRAPH_CALLS = 400
 _GRAPH_SECS = 0.001  # of one of several graphs: the gaps between them are some microseconds
-MAX_KEPT_BYTES = 8 << 30  # of arguments, for the next builds
+MAX_KEPT_BYTES = 8 << 30  # of activations, for the next builds
 
 
 def preload() -> tuple[Any, Any, Any]:
@@ -58,11 +59,11 @@ class CudaDevice(Device):
         self._next_copy = 0
         error, free_bytes, _ = driver.cuMemGetInfo()  # under MPS: what the slice's limit leaves
         self._checked((error,))
-        self._buffers = BufferCache(
-            lambda array: tvm.runtime.tensor(array, device=self._device),
-            lambda tensor: tensor.copyto(self._device),
+        max_bytes = min(MAX_KEPT_BYTES, free_bytes // 4)
+        self._arguments = Arguments(
+            lambda shape, dtype: tvm.runtime.empty(shape, dtype, self._device),
             self._device.sync,  # our stream does not wait for TVM's
-            max_bytes=min(MAX_KEPT_BYTES, free_bytes // 4),
+            max_bytes=max_bytes,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class CudaDevice(Device):
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
         kernel = self._kernel(path)
         range_bytes = range_of(profile, self._l2_bytes, usual="model")
-        sets = self._buffers.argument_sets(build, range_bytes=range_bytes)
+        sets = self._arguments.sets(build, range_bytes=range_bytes)
         with self._on_stream():
             kernel(*sets[0])  # loads the cubin
             self._checked(self._driver.cuStreamSynchronize(self._stream))

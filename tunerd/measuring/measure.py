@@ -13,7 +13,6 @@ import math
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +20,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tunerd.measuring.arguments import Arguments, random_array
 from tunerd.measuring.profiles import range_of
-from tunerd.vocabulary import Build, Failure, Kind, Profile, Stage, TensorSpec
+from tunerd.vocabulary import Build, Failure, Kind, Profile, Stage
 
 log = logging.getLogger(__name__)
 
-MAX_COPIES = 512  # of the weights of a kernel
-MAX_COPY_BYTES = 1 << 30
 MAX_MESSAGE_CHARS = 2000
 DEAD = "; its context is dead"  # ends the message of a failure after which a device answers nothing
 _USUAL_CACHE_BYTES = 64 << 20  # of a CPU that does not tell its last-level cache
@@ -182,14 +180,6 @@ def as_left(device: Device, failed: Failure) -> Failure:
     return replace(failed, kind=Kind.REFUSED) if failed.kind is Kind.CRASH else failed
 
 
-def random_array(spec: TensorSpec, seed: int) -> np.ndarray[Any, Any]:
-    """Return seeded values in [0, 1); zeros for integers, which may be indices."""
-    dtype = np.dtype(spec.dtype)
-    if dtype.kind != "f":
-        return np.zeros(spec.shape, dtype)
-    return np.random.default_rng(seed).random(spec.shape, np.float32).astype(dtype)
-
-
 def calls_per_sample(call_secs: float, profile: Profile, limit: int) -> int:
     """Return how many calls in a row fill one sample, at least one."""
     return max(1, min(limit, math.ceil(profile.min_sample_secs / max(call_secs, 1e-7))))
@@ -231,84 +221,6 @@ def _sampled(
 # --- kernels -----------------------------------------------------------------------------------
 
 
-class BufferCache:
-    """Argument tensors by shape and dtype: filling them anew for each trial costs more than it.
-
-    Args:
-        settle: waits until copies are where they are to be.
-    """
-
-    def __init__(
-        self,
-        to_device: Callable[[Any], Any],
-        copied: Callable[[Any], Any],
-        settle: Callable[[], None],
-        *,
-        max_bytes: int,
-    ) -> None:
-        self._to_device, self._copied, self._settle = to_device, copied, settle
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._tensors: dict[tuple[tuple[int, ...], str, int, int], Any] = {}
-
-    def argument_sets(self, build: Build, *, range_bytes: int) -> list[tuple[Any, ...]]:
-        """Return the arguments of successive calls: the same activations, other copies of weights.
-
-        Tensors of one shape within a call are distinct, so that no kernel reads what it writes.
-
-        Args:
-            range_bytes: that the copies are together to reach over; for 0 there is one.
-        """
-        bytes_each = sum(_bytes_of(build.args[i]) for i in build.weight_args)
-        taken: Counter[tuple[tuple[int, ...], str]] = Counter()
-        numbered = []
-        for spec in build.args:
-            numbered.append((spec, taken[spec.shape, spec.dtype]))
-            taken[spec.shape, spec.dtype] += 1
-        arguments = [self._get(spec, nth, 0) for spec, nth in numbered]
-        sets = [tuple(arguments)]
-        for copy in range(1, copies_of(bytes_each, range_bytes)):
-            for i in build.weight_args:
-                arguments[i] = self._get(*numbered[i], copy)
-            sets.append(tuple(arguments))
-        self._settle()
-        return sets
-
-    def _get(self, spec: TensorSpec, nth: int, copy: int) -> Any:
-        """Return the nth tensor of a kind, or a copy of it: the same values at another place."""
-        key = (spec.shape, spec.dtype, nth, copy)
-        if key in self._tensors:
-            return self._tensors[key]
-        if copy:
-            tensor = self._copied(self._get(spec, nth, 0))
-        else:
-            tensor = self._to_device(random_array(spec, seed=nth))
-        if self._bytes + _bytes_of(spec) > self._max_bytes:
-            self._tensors.clear()
-            self._bytes = 0
-        self._tensors[key] = tensor
-        self._bytes += _bytes_of(spec)
-        return tensor
-
-
-def _bytes_of(spec: TensorSpec) -> int:
-    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
-
-
-def copies_of(bytes_each: int, range_bytes: int) -> int:
-    """Return how many copies of a kernel's weights reach over a range, or as far as is allowed.
-
-    >>> copies_of(bytes_each=3 << 20, range_bytes=100 << 20)
-    34
-    >>> copies_of(bytes_each=0, range_bytes=100 << 20)
-    1
-    """
-    if not bytes_each:
-        return 1
-    wanted = math.ceil(range_bytes / bytes_each)
-    return max(1, min(wanted, MAX_COPIES, MAX_COPY_BYTES // bytes_each))
-
-
 class _Loop:
     """Calls in a row, timed by the host's clock."""
 
@@ -344,12 +256,7 @@ class CpuDevice(Device):
         configure = tvm.get_global_func("runtime.config_threadpool")
         configure(-2, len(self._cores), [str(core) for core in self._cores])
         self._next_copy = 0
-        self._buffers = BufferCache(
-            tvm.runtime.tensor,
-            lambda tensor: tensor.copyto(tvm.cpu()),
-            lambda: None,
-            max_bytes=2 << 30,
-        )
+        self._arguments = Arguments(tvm.runtime.empty, lambda: None, max_bytes=2 << 30)
 
     def facts(self) -> dict[str, Any]:
         import os
@@ -365,7 +272,7 @@ class CpuDevice(Device):
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
         kernel = self._tvm.runtime.load_module(str(path))["main"]
         range_bytes = range_of(profile, self._cache_bytes(), usual="warm")
-        sets = self._buffers.argument_sets(build, range_bytes=range_bytes)
+        sets = self._arguments.sets(build, range_bytes=range_bytes)
 
         def call(times: int) -> None:
             # Rivals share the copies: each goes on where the one before has stopped.

@@ -30,7 +30,7 @@ from tunerd.vocabulary import SEARCH, Profile, TargetSpec
 L2 = ("model", "cold", "warm")
 # Each extra candidate of the finals costs its build and so many samples, at least.
 FINAL_SAMPLES, FINAL_SECS = 40, 2.0
-# Of 2 ms half of an H200's samples are within 0.1% of their median (results/h200-shares-before/first).
+# Of 2 ms half of an H200's samples are within 0.1% of their median.
 FINAL_SAMPLE_SECS = {"model": 0.002, "cold": 0.002, "warm": 0.005}
 
 # Of a spot check: five samples of a kernel, of which a drift of some percent can be told.

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunerd.measuring.measure import Device, random_array
+from tunerd.measuring.arguments import random_array
+from tunerd.measuring.measure import Device
 from tunerd.measuring.profiles import LOAD
 from tunerd.vocabulary import Build
 
