@@ -38,6 +38,7 @@ from tunerd.vocabulary import (
     SEARCH,
     Build,
     Candidate,
+    Conditions,
     Failure,
     Kind,
     Measurement,
@@ -211,6 +212,21 @@ def test_compared_builds_have_as_many_samples_each(measured: Slice) -> None:
     lengths = {len(r.run_secs) for r in results if isinstance(r, Measurement)}
     assert len(results) == 2
     assert len(lengths) == 1
+
+
+def test_of_compared_builds_the_conditions_are_asked_once(
+    with_runner: Slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds, asked = builds_for(with_runner.spec), []
+    conditions = with_runner.conditions
+
+    def counted(**_: bool) -> Conditions:  # on a GPU they take milliseconds
+        asked.append(conditions())
+        return asked[-1]
+
+    monkeypatch.setattr(with_runner, "conditions", counted)
+    results = with_runner.compare(builds, QUICK)
+    assert [r.conditions for r in results if isinstance(r, Measurement)] == asked * len(builds)
 
 
 def test_of_compared_builds_one_that_cannot_win_gets_fewer_samples(measured: Slice) -> None:

@@ -7,13 +7,14 @@ neighbour's fault ended the runner; the rest is measured by the next runner.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import socket
 import struct
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from tunerd.vocabulary import (
     Arrays,
     Build,
     CapProof,
+    Conditions,
     Failure,
     Kind,
     Measurement,
@@ -158,7 +160,7 @@ class RemoteSlice(Slice):
                 self._connection.settimeout(_limit_secs(best_secs))
                 self._receive()  # which build starts
                 is_under_way = True
-                yield self._result(self._receive()["result"], profile)
+                yield self._result(self._receive()["result"], profile, self.conditions)
                 is_under_way = False
         except (OSError, ValueError) as error:
             failure = self._lost(error)
@@ -301,14 +303,17 @@ class RemoteSlice(Slice):
             answer = self._receive()
         except (OSError, ValueError) as error:
             return [self._lost(error)] * count
-        results = [self._result(r, profile) for r in answer["results"]]
+        asked = functools.cache(self.conditions)  # one moment is that of them all
+        results = [self._result(r, profile, asked) for r in answer["results"]]
         fatal = [r for r in results if isinstance(r, Failure) and _is_fatal(r)]
         if not fatal:
             return results
         blamed = self._blamed(fatal[0])  # the others met the context that it left
         return [blamed if r in fatal else r for r in results]
 
-    def _result(self, entry: dict[str, Any], profile: Profile) -> Measurement | Failure:
+    def _result(
+        self, entry: dict[str, Any], profile: Profile, conditions: Callable[[], Conditions]
+    ) -> Measurement | Failure:
         if "failure" in entry:
             return failure_from(entry["failure"])
         assert self._proof is not None
@@ -318,7 +323,7 @@ class RemoteSlice(Slice):
             profile=profile.name,
             slice_id=self.spec.slice_id,
             sm_count=self._proof.sm_count,
-            conditions=self.conditions(),
+            conditions=conditions(),
         )
 
     def _checked(self, failure: Failure) -> Failure:
