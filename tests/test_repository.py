@@ -57,6 +57,7 @@ TVM_MODULES = {
     "measuring.runtime",
     "models.constants",
     "models.converters",
+    "models.fast_math",
     "models.lowering",
     "models.powers",
     "records.tvm_database",

@@ -145,11 +145,16 @@ def copies_of(bytes_each: int, range_bytes: int) -> int:
 
 
 def random_array(spec: TensorSpec, seed: int) -> np.ndarray[Any, Any]:
-    """Return seeded values in [0, 1); zeros for integers, which may be indices."""
+    """Return seeded values in [-1, 1); zeros for integers, which may be indices.
+
+    Of both signs, because some functions take as long as their argument lets them: a product of
+    two matrices of positive values is so large that erf has nothing left to compute.
+    """
     dtype = np.dtype(spec.dtype)
     if dtype.kind != "f":
         return np.zeros(spec.shape, dtype)
-    return np.random.default_rng(seed).random(spec.shape, np.float32).astype(dtype)
+    values = np.random.default_rng(seed).random(spec.shape, np.float32)
+    return (2 * values - 1).astype(dtype)
 
 
 def _bytes_of(spec: TensorSpec) -> int:

@@ -58,11 +58,12 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
         warnings.simplefilter("ignore")
         clean = _run(mod, _clean_up())
         preferred, notes = _channels_last(clean)
-        mod = _run(preferred, _fuse())
+        fuse = _fuse(target)
+        mod = _run(preferred, fuse)
         left = _not_lowered(mod)
         if left and preferred is not clean:
             notes = (f"convolutions stay in NCHW: TVM has no NHWC kernel for {counted(left)}",)
-            mod = _run(clean, _fuse())
+            mod = _run(clean, fuse)
             left = _not_lowered(mod)
         if branches := _branches(mod):
             raise ModelError(
@@ -214,10 +215,13 @@ def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
     return converted, ()
 
 
-def _fuse() -> list[Callable[[IRModule], IRModule]]:
+def _fuse(target: TargetSpec) -> list[Callable[[IRModule], IRModule]]:
     from tvm.relax import transform as rt
 
+    from tunerd.models.fast_math import use_fast_math
+
     return [
+        *([] if target.is_cuda else [use_fast_math]),
         rt.LegalizeOps(),
         rt.AnnotateTIROpPattern(),
         rt.FoldConstant(),
