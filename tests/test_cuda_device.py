@@ -153,7 +153,7 @@ def test_rivals_find_their_weights_as_far_away_as_in_the_model(
 ) -> None:
     device, build = DryGpu(), kernel_with(weight_kib << 10)
     profile = within(final_profile("model"), model_mib * MIB)
-    range_bytes = range_of(profile, device._l2_bytes, usual="model")
+    range_bytes = range_of(profile, device._l2_bytes)
     rivals = []
     for once in once_us:
         device.once_secs = once * 1e-6

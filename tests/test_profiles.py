@@ -17,19 +17,16 @@ from tunerd.measuring.profiles import (
     L2,
     final_profile,
     range_of,
-    search_profile,
-    usual_l2,
     within,
 )
-from tunerd.vocabulary import SEARCH, TargetSpec
+from tunerd.settings import TuneSettings
+from tunerd.vocabulary import SEARCH
 
 MIB = 1 << 20
-CUDA = TargetSpec("cuda", "{}")
-LLVM = TargetSpec("llvm", "{}")
 
 
 def range_in(l2: str, model_bytes: int, cache_bytes: int) -> int:
-    return range_of(within(final_profile(l2), model_bytes), cache_bytes, usual="warm")
+    return range_of(within(final_profile(l2), model_bytes), cache_bytes)
 
 
 def test_weights_of_a_small_model_stay_in_the_cache_and_those_of_a_large_one_do_not() -> None:
@@ -61,11 +58,9 @@ def test_times_of_models_of_about_the_same_size_have_the_same_name() -> None:
 
 
 def test_a_search_and_its_finals_find_their_weights_in_the_same_place() -> None:
-    assert search_profile(LLVM, 36 * MIB) == SEARCH
-    for target, usual in ((CUDA, "model"), (LLVM, "warm")):
-        final = within(final_profile(usual_l2(target)), 36 * MIB)
-        search = search_profile(target, 36 * MIB)
-        assert range_of(search, MIB, usual=usual) == range_of(final, MIB, usual=usual)
+    for cache_bytes in (MIB, 60 * MIB):
+        search = range_of(within(SEARCH, 36 * MIB), cache_bytes)
+        assert search == range_in(TuneSettings.model_fields["l2"].default, 36 * MIB, cache_bytes)
 
 
 def test_another_name_of_a_cache_is_refused() -> None:

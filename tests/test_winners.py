@@ -417,7 +417,7 @@ def test_busy_neighbours_repeat_the_default_while_one_slice_measures(store: Stor
     assert cluster.calls[compared:].count("end") == 2
     assert neighbours_of(outcome) == {2}
     assert outcome.is_tuned
-    assert outcome.measured_as == "final-v5-warm, neighbours busy"
+    assert outcome.measured_as == "final-v5-model, neighbours busy"
 
 
 def test_a_comparison_whose_neighbours_failed_is_taken_again(store: Store) -> None:

@@ -24,7 +24,7 @@ from tunerd.deciding.winners import FINALISTS
 from tunerd.disk import disk_errors_said
 from tunerd.errors import Interrupted
 from tunerd.ledger import Ledger
-from tunerd.measuring.profiles import search_profile
+from tunerd.measuring.profiles import within
 from tunerd.outcome import Correctness, Outcome
 from tunerd.records import RunFacts
 from tunerd.report.frame import write_page
@@ -36,7 +36,7 @@ from tunerd.settings import TuneSettings
 from tunerd.slices import member
 from tunerd.stop import Stop
 from tunerd.team_store import obtained_in, team_store
-from tunerd.vocabulary import CapProof, Phase, Task
+from tunerd.vocabulary import SEARCH, CapProof, Phase, Task
 from tunerd.warm_start import WarmStart
 from tunerd.watching.progress import Progress, ProgressState, TaskProgress
 from tunerd.watching.telemetry import Telemetry
@@ -228,11 +228,11 @@ class _Session:
             quiet_slice = self._quiet_slice(cluster, crew)
             kernels = lowering.result()
             self._log_step("the model is lowered")
-            finals = Finals.of(self._settings, self._layout.target, kernels.touched_bytes)
+            finals = Finals.of(self._settings, kernels.touched_bytes)
             self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
             lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
             sms = proofs[0].sm_count if self._layout.target.is_cuda else None
-            profile = search_profile(self._layout.target, kernels.touched_bytes)
+            profile = within(SEARCH, kernels.touched_bytes)
             cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms, profile=profile)
             self._restore(kernels, proofs)
             self._search(cluster, crew)

@@ -74,7 +74,7 @@ class TuneSettings(BaseModel):
         return {**values, "store": address.shown, "store_password": address.password}
 
     neighbours: Literal["none", "busy", "as-tuned"] = "none"  # of the finals
-    l2: Literal["model", "cold", "warm"] | None = None  # of the finals; None: as in the search
+    l2: Literal["model", "cold", "warm"] = "model"  # of the finals
     fidelity: int = Field(0, ge=0, le=1000)  # candidates of each task that judge the search
 
     @field_validator("model", "out")

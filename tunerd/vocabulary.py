@@ -210,15 +210,14 @@ class CapProof:
 class Profile:
     """How to measure. Part of every record, because it changes the numbers.
 
-    weights: "model", "cold", "warm" or, as the search has it, "device"; `profiles` says what they
-        mean.
+    weights: "model", "cold" or "warm"; `profiles` says what they mean.
     model_bytes: that an inference of the model touches, about; 0 where nobody knows.
     hopeless_after, hopeless_over: what has so many samples gets no more, where each of them is so
         many times as long as all of its best rival's.
     """
 
     name: str
-    weights: str = "device"
+    weights: str = "model"
     model_bytes: int = 0
     min_samples: int = 3
     max_samples: int = 5

@@ -72,11 +72,8 @@ def matrix(
         int | None, typer.Option(min=1, help="Search and build processes. [default: by cores]")
     ] = None,
     l2: Annotated[
-        L2 | None,
-        typer.Option(
-            help="What of their weights finalists find in the cache. [default: model, warm on CPUs]"
-        ),
-    ] = None,
+        L2, typer.Option(help="What of their weights finalists find in the cache.")
+    ] = L2.MODEL,
     json: AsJson = False,
     debug: Debug = False,
 ) -> int:

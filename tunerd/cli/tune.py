@@ -150,11 +150,8 @@ def tune(
         typer.Option(help="What the device's other slices do while finalists are measured."),
     ] = Neighbours.NONE,
     l2: Annotated[
-        L2 | None,
-        typer.Option(
-            help="What of their weights finalists find in the cache. [default: model, warm on CPUs]"
-        ),
-    ] = None,
+        L2, typer.Option(help="What of their weights finalists find in the cache.")
+    ] = L2.MODEL,
     fidelity: Annotated[
         int,
         typer.Option(
@@ -354,7 +351,7 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
         "budget_secs": _budget(given["budget"]),
         "mps": str(given["mps"]),
         "neighbours": str(given["neighbours"]),
-        "l2": None if given["l2"] is None else str(given["l2"]),
+        "l2": str(given["l2"]),
         "address": cluster_address(given["address"]),
         "warm_start": tuple(given["warm_start"] or ()),
     }

@@ -126,7 +126,7 @@ def finish(ending: Ending) -> Outcome:
 
 def _quiet(ending: Ending) -> QuietSlice:
     """Say where and how finalists are measured."""
-    finals = Finals.of(ending.settings, ending.layout.target, ending.kernels.touched_bytes)
+    finals = Finals.of(ending.settings, ending.kernels.touched_bytes)
     others: tuple[str, ...] = ()
     if finals.neighbours != NONE:
         others = ending.beside

@@ -18,7 +18,7 @@ from tunerd.coordination.coordinator import MAX_ATTEMPTS
 from tunerd.deciding.faults import Results, is_final, without_cause
 from tunerd.deciding.neighbours import AS_TUNED, NONE
 from tunerd.errors import InfrastructureError
-from tunerd.measuring.profiles import final_profile, usual_l2, within
+from tunerd.measuring.profiles import final_profile, within
 from tunerd.measuring.work import Work
 from tunerd.outcome import TaskOutcome
 from tunerd.settings import TuneSettings
@@ -31,7 +31,6 @@ from tunerd.vocabulary import (
     Measurement,
     Profile,
     Stage,
-    TargetSpec,
 )
 
 WAIT_SECS = 60.0  # for a quiet device, in all of a run
@@ -53,7 +52,7 @@ def leave_lost(slice_ids: Sequence[str], message: str) -> None:
 class Finals:
     """How finalists are measured."""
 
-    l2: str = "warm"  # "model" or "cold": `profiles` says what they mean
+    l2: str = "model"  # "cold" or "warm": `profiles` says what they mean
     neighbours: str = NONE  # `neighbours` says what that means
     fidelity: int = 0  # candidates of each task that judge the search's ranking, and never win
     model_bytes: int = 0  # that an inference touches
@@ -63,9 +62,8 @@ class Finals:
         return within(final_profile(self.l2), self.model_bytes)
 
     @classmethod
-    def of(cls, settings: TuneSettings, target: TargetSpec, model_bytes: int) -> Self:
-        l2 = settings.l2 or usual_l2(target)
-        return cls(l2, settings.neighbours, settings.fidelity, model_bytes)
+    def of(cls, settings: TuneSettings, model_bytes: int) -> Self:
+        return cls(settings.l2, settings.neighbours, settings.fidelity, model_bytes)
 
     @property
     def conditions(self) -> str:

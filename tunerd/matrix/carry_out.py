@@ -41,7 +41,7 @@ from tunerd.matrix.done import (
 from tunerd.matrix.kept import Kept, opened
 from tunerd.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
 from tunerd.matrix.worked import Worked
-from tunerd.measuring.profiles import final_profile, usual_l2, within
+from tunerd.measuring.profiles import final_profile, within
 from tunerd.measuring.replicas import slices_of_a_device, started_at
 from tunerd.outcome import Correctness, Verdict
 from tunerd.records import Store
@@ -210,7 +210,7 @@ class _Matrix:
         model_bytes: int,
     ) -> None:
         """Measure all finalists of each task at each share, and choose its winner there."""
-        profile = within(contest_profile(self._asked.base.l2 or usual_l2(target)), model_bytes)
+        profile = within(contest_profile(self._asked.base.l2), model_bytes)
         done = {(line.run_at, line.task_id) for line in self._kept.of(ContestDone)}
         todo_at = {
             pct: todo

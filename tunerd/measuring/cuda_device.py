@@ -86,7 +86,7 @@ class CudaDevice(Device):
 
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
         kernel = self._kernel(path)
-        range_bytes = range_of(profile, self._l2_bytes, usual="model")
+        range_bytes = range_of(profile, self._l2_bytes)
         sets = self._arguments.sets(build, range_bytes=range_bytes)
         with self._on_stream():
             kernel(*sets[0])  # loads the cubin

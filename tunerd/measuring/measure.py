@@ -271,7 +271,7 @@ class CpuDevice(Device):
 
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:
         kernel = self._tvm.runtime.load_module(str(path))["main"]
-        range_bytes = range_of(profile, self._cache_bytes(), usual="warm")
+        range_bytes = range_of(profile, self._cache_bytes())
         sets = self._arguments.sets(build, range_bytes=range_bytes)
 
         def call(times: int) -> None:

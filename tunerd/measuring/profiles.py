@@ -15,17 +15,18 @@ There are 512 copies and 1 GiB at most, so that weights of less than some hundre
 themselves. Activations are warm in any case: the kernel before has just written them. Nothing is
 known of what other processes push out.
 
-The search takes what suits its device: warm on CPUs, whose caches hold most models, and the model's
-range on GPUs. On an H200, whose L2 is 60 MiB, kernels of an encoder take up to 47% longer where
-their copies reach over more than some 30 MiB, and how much depends on the kernel (results, "What a
-kernel does not meet alone").
+The search has the model's range, and so have finalists unless something else is asked for. On an
+H200, whose L2 is 60 MiB, kernels of an encoder take up to 47% longer where their copies reach over
+more than some 30 MiB, and how much depends on the kernel (results, "What a kernel does not meet
+alone"). On one core beside a cache of 32 MiB they take 18% longer in sum, as in the model (results,
+"Functions on CPUs").
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tunerd.vocabulary import SEARCH, Profile, TargetSpec
+from tunerd.vocabulary import Profile
 
 L2 = ("model", "cold", "warm")
 # Each extra candidate of the finals costs its build and so many samples, at least.
@@ -45,28 +46,19 @@ _MOST_MODEL_BYTES = 256 << 20
 
 def within(profile: Profile, model_bytes: int) -> Profile:
     """Return a profile as it is for the kernels of a model that touches so many bytes."""
-    if profile.weights not in ("device", "model") or not model_bytes:
+    if profile.weights != "model" or not model_bytes:
         return profile
     rounded = min(_MOST_MODEL_BYTES, max(1 << 20, 1 << (model_bytes - 1).bit_length()))
     return replace(profile, name=f"{profile.name}-{rounded >> 20}MiB", model_bytes=rounded)
 
 
-def range_of(profile: Profile, cache_bytes: int, *, usual: str) -> int:
-    """Return over how many bytes copies of weights reach; 0 where there is one.
-
-    usual: what "device" means on this one.
-    """
-    weights = usual if profile.weights == "device" else profile.weights
-    if weights == "warm":
+def range_of(profile: Profile, cache_bytes: int) -> int:
+    """Return over how many bytes copies of weights reach; 0 where there is one."""
+    if profile.weights == "warm":
         return 0
-    if weights == "model" and profile.model_bytes:
+    if profile.weights == "model" and profile.model_bytes:
         return min(2 * cache_bytes, profile.model_bytes)
     return 2 * cache_bytes
-
-
-def search_profile(target: TargetSpec, model_bytes: int) -> Profile:
-    """Return how candidates of such a model are measured in a search."""
-    return within(SEARCH, model_bytes) if target.is_cuda else SEARCH
 
 
 def final_profile(l2: str) -> Profile:
@@ -82,8 +74,3 @@ def final_profile(l2: str) -> Profile:
         max_total_secs=FINAL_SECS,
         hopeless_after=20,
     )
-
-
-def usual_l2(target: TargetSpec) -> str:
-    """Return what the finals of a target measure where nobody says: as its search."""
-    return "model" if target.is_cuda else "warm"
