@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
+import multiprocessing
+import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from build_fixtures import LLVM, named, task_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tunerd.measuring.arguments import MAX_COPIES, Arguments, copies_of
-from tunerd.vocabulary import Build, Candidate, Origin, TensorSpec
+from tunerd.slices import plan
+from tunerd.vocabulary import Build, Candidate, Origin, TargetSpec, TensorSpec
 
 KIB = 1 << 10
 WEIGHT = TensorSpec("w", (8, 4), "float32")  # 128 bytes
@@ -149,3 +155,36 @@ def test_an_empty_tensor_is_an_argument_too(dtype: str) -> None:
     build = kernel((TensorSpec("x", (0, 4), dtype), TensorSpec("w", (0,), dtype)), (1,))
     (found,) = arguments().sets(build, range_bytes=1 << 20)
     assert [tuple(tensor.shape) for tensor in found] == [(0, 4), (0,)]
+
+
+def doubled(target: TargetSpec, copies: int) -> list[float]:
+    """Write another number to each copy of a kernel's weights; return what its calls make of it."""
+    device = tvm.cuda() if target.is_cuda else tvm.cpu()
+    weights = tvm.te.placeholder((KIB,), name="weights")
+    twice = tvm.te.compute(weights.shape, lambda i: weights[i] * 2.0)
+    build = named(task_of([weights, twice], target, weights=(0,)), "doubled")
+    made = Arguments(
+        lambda shape, dtype: tvm.runtime.empty(shape, dtype, device), device.sync, max_bytes=1 << 20
+    )
+    sets = made.sets(build, range_bytes=copies * 4 * KIB)
+    for i, (weight, _) in enumerate(sets):
+        weight.copyfrom(np.full(KIB, i, np.float32))
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.so"
+        path.write_bytes(build.library)
+        call = tvm.runtime.load_module(str(path))["main"]
+        for arguments_of_call in sets:
+            call(*arguments_of_call)
+            device.sync()
+            found.append(float(arguments_of_call[1].numpy().mean()))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llvm", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_kernel_reads_the_copy_that_its_call_names(kind: str) -> None:
+    target = LLVM if kind == "llvm" else plan("whole", 100).target
+    spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
+    with ProcessPoolExecutor(1, spawning) as process:
+        found = process.submit(doubled, target, 8).result()
+    assert found == [2.0 * i for i in range(8)]

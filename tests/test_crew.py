@@ -176,7 +176,7 @@ def test_a_slice_that_is_started_again_with_another_share_decides_nothing(
 
 CRASH = Failure(Stage.RUN, Kind.CRASH, "an illegal address")
 LOST = Failure(Stage.RUN, Kind.COLLATERAL, "a neighbour's fault")
-MEASURED = Measurement((1e-3,), 1, "search-v5", "mps-0-0", 52)
+MEASURED = Measurement((1e-3,), 1, "search-v6", "mps-0-0", 52)
 
 
 def test_a_device_whose_trials_only_fault_is_left_alone_with_all_its_slices(

@@ -27,7 +27,7 @@ def final(secs: Final) -> Measurement | Failure:
     if secs is None:
         return CRASHED
     samples = 10 * (secs if isinstance(secs, tuple) else (secs, secs))
-    return Measurement(samples, 1, "final-v5-cold", "s", 1)
+    return Measurement(samples, 1, "final-v6-cold", "s", 1)
 
 
 def outcome(pairs: Sequence[tuple[float, Final]], *, default: Final = 9.0) -> TaskOutcome:

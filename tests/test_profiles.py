@@ -49,12 +49,12 @@ def test_a_model_s_range_is_all_of_its_weights_or_twice_the_cache(
 
 def test_times_of_models_of_about_the_same_size_have_the_same_name() -> None:
     names = {mib: within(final_profile("model"), mib * MIB).name for mib in (36, 60, 64, 65, 4000)}
-    assert names[36] == names[60] == names[64] == "final-v5-model-64MiB"
-    assert names[65] == "final-v5-model-128MiB"
-    assert names[4000] == "final-v5-model-256MiB"
+    assert names[36] == names[60] == names[64] == "final-v6-model-64MiB"
+    assert names[65] == "final-v6-model-128MiB"
+    assert names[4000] == "final-v6-model-256MiB"
     for l2 in ("cold", "warm"):
         assert within(final_profile(l2), 36 * MIB) == final_profile(l2)
-    assert Finals("model", model_bytes=36 * MIB).conditions.startswith("final-v5-model-64MiB,")
+    assert Finals("model", model_bytes=36 * MIB).conditions.startswith("final-v6-model-64MiB,")
 
 
 def test_a_search_and_its_finals_find_their_weights_in_the_same_place() -> None:

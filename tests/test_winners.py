@@ -417,7 +417,7 @@ def test_busy_neighbours_repeat_the_default_while_one_slice_measures(store: Stor
     assert cluster.calls[compared:].count("end") == 2
     assert neighbours_of(outcome) == {2}
     assert outcome.is_tuned
-    assert outcome.measured_as == "final-v5-model, neighbours busy"
+    assert outcome.measured_as == "final-v6-model, neighbours busy"
 
 
 def test_a_comparison_whose_neighbours_failed_is_taken_again(store: Store) -> None:
@@ -458,7 +458,7 @@ def test_an_outcome_that_was_measured_otherwise_is_measured_anew(store: Store) -
     assert again.calls == []
     (outcome,) = decided(store, other := FakeCluster(times(4e-3, 1e-3)), Finals("warm"))
     assert other.calls.count("compare") == 1
-    assert outcome.measured_as == "final-v5-warm, neighbours none"
+    assert outcome.measured_as == "final-v6-warm, neighbours none"
 
 
 def test_neighbours_are_the_other_slices_of_the_device() -> None:

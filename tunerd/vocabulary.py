@@ -228,7 +228,7 @@ class Profile:
     hopeless_over: float = 2.0
 
 
-SEARCH = Profile("search-v5", hopeless_after=2)
+SEARCH = Profile("search-v6", hopeless_after=2)
 MODEL = Profile(
     "model-v1", min_samples=20, max_samples=60, min_sample_secs=0.05, max_total_secs=8.0
 )

@@ -439,7 +439,7 @@ def contest_profile(l2: str) -> Profile:
     """
     return replace(
         final_profile(l2),
-        name=f"matrix-kernels-v6-{l2}",
+        name=f"matrix-kernels-v7-{l2}",
         max_samples=20,
         hopeless_after=10,
         hopeless_over=1.05,

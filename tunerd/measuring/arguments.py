@@ -8,6 +8,7 @@ same piece.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -165,5 +166,35 @@ def _aligned(size: int, to: int = _ALIGNED) -> int:
     return -(-size // to) * to
 
 
-def _view(piece: Any, shape: Sequence[int], begins: int) -> Any:
-    return piece._create_view(shape, relative_byte_offset=begins)
+class _DLTensor(ctypes.Structure):
+    """DLPack's tensor, https://dmlc.github.io/dlpack/latest/c_api.html."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_in.restype = ctypes.c_void_p
+_pointer_in.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _view(piece: Any, shape: Sequence[int], begin: int) -> Any:
+    """Return the tensor that begins so many bytes into a piece.
+
+    TVM's view has the pointer of its piece and an offset, and compiled kernels read the pointer
+    alone. So the offset is added to it on the way through DLPack, which keeps the piece alive.
+    """
+    import tvm_ffi
+
+    capsule = piece._create_view(shape, relative_byte_offset=begin).__dlpack__()
+    tensor = _DLTensor.from_address(_pointer_in(capsule, b"dltensor"))
+    tensor.data = (tensor.data or 0) + tensor.byte_offset
+    tensor.byte_offset = 0
+    return tvm_ffi.from_dlpack(capsule)

@@ -66,7 +66,7 @@ def final_profile(l2: str) -> Profile:
     if l2 not in L2:
         raise ValueError(f"l2 is {l2!r}; it is one of {', '.join(L2)}")
     return Profile(
-        f"final-v5-{l2}",
+        f"final-v6-{l2}",
         weights=l2,
         min_samples=20,
         max_samples=FINAL_SAMPLES,
