@@ -51,6 +51,7 @@ TVM_MODULES = {
     "artifacts.loading",
     "build",
     "host",
+    "measuring.arguments",
     "measuring.cuda_device",
     "measuring.hog",
     "measuring.measure",
@@ -362,6 +363,7 @@ def test_the_linter_reads_every_python_script() -> None:
     ("script", "folder", "table", "picture", "title"),
     [
         ("plot_shares", "h200-shares", "tables.txt", "shares.svg", "tuned at one share"),
+        ("plot_shares", "h200-shares-warm", "tables.txt", "shares.svg", "with warm weights"),
         ("plot_shares", "h200-claims", "tables.txt", "claims.svg", "as if it were the only one"),
         ("plot_shares", f"{EARLIER}/first", "tables.txt", "shares.svg", "tuned at one share"),
         ("plot_shares", f"{EARLIER}/third", "tables.txt", "shares.svg", "tuned at one share"),
@@ -388,6 +390,7 @@ def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
     [
         ("plot_shares", [f"{EARLIER}/second"], "costs.txt"),
         ("kernels_in_models", ["h200-shares"], "kernels.txt"),
+        ("kernels_in_models", ["h200-shares-warm"], "kernels.txt"),
         ("kernels_in_models", [f"{EARLIER}/third"], "kernels.txt"),
         ("kernels_in_models", [f"{EARLIER}/fourth"], "kernels.txt"),
         ("trace_model table", ["h200-trace"], "table.txt"),
@@ -395,7 +398,11 @@ def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
             pytest.param(
                 "compare_matrices", [f"{EARLIER}/first", of], "again.txt", marks=pytest.mark.slow
             )
-            for of in (f"{EARLIER}/second", f"{EARLIER}/third", f"{EARLIER}/fourth", "h200-shares")
+            for of in (
+                *(f"{EARLIER}/{nth}" for nth in ("second", "third", "fourth")),
+                "h200-shares",
+                "h200-shares-warm",
+            )
         ),
     ],
 )
