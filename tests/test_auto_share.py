@@ -206,9 +206,10 @@ def test_a_recipe_may_leave_the_share_to_tunerd(tmp_path: Path) -> None:
 
 def test_the_default_folder_names_no_share_that_is_not_known(tmp_path: Path) -> None:
     given: dict[str, Any] = dict.fromkeys(
-        ("cpu_pct", "out", "slice_kind", "shape", "dim", "budget", "l2", "address", "warm_start")
+        ("cpu_pct", "out", "slice_kind", "shape", "dim", "budget", "address", "warm_start")
     )
     given |= {"model": tmp_path / "net.onnx", "gpu_pct": 0, "mps": "own", "neighbours": "none"}
+    given["l2"] = "model"
     settings = settings_of(given)
     assert settings.out == Path("runs/net-gpuauto")
     assert (settings.gpu_pct, settings.share_from) == (100, "auto")
