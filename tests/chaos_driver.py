@@ -125,7 +125,7 @@ class ListTuner:
         return 0.0
 
     def propose(
-        self, task_id: str, count: int, told: Sequence[Told], exclude: Sequence[str]
+        self, task_id: str, count: int, told: Sequence[Told], exclude: Sequence[str], _: Any
     ) -> Proposal:
         (of,) = (t for t in TASKS if t.task_id == task_id)
         self._told |= {t.candidate.candidate_id for t in told} | set(exclude)

@@ -112,6 +112,7 @@ class World:
     built: Counter[str] = field(default_factory=Counter)
     working: dict[str, Instruction] = field(default_factory=dict)
     cursor: Counter[str] = field(default_factory=Counter)  # by task
+    taught: dict[str, set[str]] = field(default_factory=dict)  # examples by tuner
     finished: str = ""
 
     def take(self, instructions: list[Instruction]) -> None:
@@ -127,6 +128,8 @@ class World:
                 case Propose() | BuildThem() | Measure() | RunSentinel():
                     assert instruction.worker_id not in self.working, "it has work already"
                     self.working[instruction.worker_id] = instruction
+                    if isinstance(instruction, Propose):
+                        self._check_examples(instruction)
                     self._check_lanes()
                     self._check_devices()
                 case Finish(reason):
@@ -137,7 +140,17 @@ class World:
     ) -> None:
         self.take(self.coordinator.handle(WorkerJoined(worker_id, role, lane, device)))
 
+    def _check_examples(self, work: Propose) -> None:
+        """They are of trials that have ended, each with its own features, and told once."""
+        taught = self.taught.setdefault(work.worker_id, set())
+        for example in work.examples:
+            assert self.ends[example.candidate_id] == 1
+            assert example.features == example.candidate_id.encode()
+            assert example.candidate_id not in taught
+            taught.add(example.candidate_id)
+
     def lose(self, worker_id: str) -> None:
+        self.taught.pop(worker_id, None)
         self.working.pop(worker_id, None)
         self.take(self.coordinator.handle(WorkerLost(worker_id, "it was killed")))
 
@@ -163,7 +176,8 @@ class World:
                 found = candidates(of, range(first, last))
                 known = {t.candidate.candidate_id for t in told} | set(exclude)
                 fresh = tuple(c for c in found if c.candidate_id not in known)
-                return Proposed(worker_id, of.task_id, fresh, last == self.space)
+                features = tuple(c.candidate_id.encode() for c in fresh)
+                return Proposed(worker_id, of.task_id, fresh, last == self.space, "", features)
             case BuildThem(worker_id, todo):
                 self.built.update(c.candidate_id for c in todo)
                 return BuildsEnded(worker_id, tuple((c, self._built(c)) for c in todo))

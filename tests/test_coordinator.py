@@ -38,7 +38,7 @@ from tunerd.coordination.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tunerd.search import BATCH, default_candidate
+from tunerd.search import BATCH, Example, default_candidate
 from tunerd.vocabulary import Failure, Kind, Stage
 
 CONV = task("conv", weight=4)
@@ -96,6 +96,26 @@ def test_a_task_whose_batches_bring_nothing_gives_way_to_the_others() -> None:
         (work,) = of_type(Propose, after)
     assert asked[0] == "conv"
     assert "dense" in asked
+
+
+def test_a_tuner_is_taught_what_became_of_every_tasks_candidates() -> None:
+    coordinator = Coordinator([CONV, DENSE], Limits(trials=1000))
+    first, other = of_type(Propose, started(coordinator, tuners=2))
+    assert {first.task, other.task} == {CONV, DENSE}
+    a, b = candidates(first.task, [0, 1])
+    proposed = Proposed(first.worker_id, first.task.task_id, (a, b), False, "", (b"a", b"b"))
+    (work,) = of_type(BuildThem, coordinator.handle(proposed))
+    built = ((a, build(a)), (b, failed(Stage.BUILD, Kind.COMPILE)))
+    coordinator.handle(BuildsEnded(work.worker_id, built))
+    coordinator.handle(MeasurementsEnded("slice-0", ((a, measured(2e-3)),)))
+    out = coordinator.handle(Proposed(other.worker_id, other.task.task_id, (), False))
+    (asked,) = (p for p in of_type(Propose, out) if p.worker_id == other.worker_id)
+    assert set(asked.examples) == {
+        Example(first.task.task_id, a.candidate_id, b"a", 2e-3),
+        Example(first.task.task_id, b.candidate_id, b"b", None),
+    }
+    out = coordinator.handle(Proposed(other.worker_id, asked.task.task_id, (), False))
+    assert all(not p.examples for p in of_type(Propose, out))  # it knows them
 
 
 def test_the_first_batch_of_a_task_is_proposed_by_one_tuner() -> None:

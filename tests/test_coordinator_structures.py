@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunerd.coordination.build_queue import BuildQueue
-from tunerd.coordination.events import BuildThem, Measure
+from tunerd.coordination.events import BuildThem, Measure, Proposed
+from tunerd.coordination.examples import Examples
 from tunerd.coordination.roster import Roster, Worker
 from tunerd.coordination.standings import Ranking, Standings
 from tunerd.coordination.task_state import KnownIds, Results, TaskState
@@ -45,6 +46,34 @@ def test_a_ranking_keeps_nothing_of_what_has_changed() -> None:
         ranking.put("a", float(number % 7))
         ranking.put("b", float(number % 5))
     assert len(ranking._heap) < 100
+
+
+@given(
+    st.lists(st.integers(1, 700), max_size=6),
+    st.lists(st.integers(0, 3), min_size=6, max_size=6),
+)
+def test_examples_are_told_once_each_and_the_newest_only(
+    batches: list[int], asking: list[int]
+) -> None:
+    examples = Examples()
+    told: dict[int, list[str]] = {n: [] for n in range(4)}
+    numbers = dict.fromkeys(told, 0)
+    ended: list[str] = []
+    for size, who in zip(batches, asking, strict=False):
+        fresh = candidates(CONV, range(len(ended), len(ended) + size))
+        features = tuple(c.candidate_id.encode() for c in fresh)
+        examples.opened(fresh, Proposed("tuner", CONV.task_id, fresh, False, "", features))
+        for of in fresh:
+            examples.ended(of, measured(1e-3))
+            examples.ended(of, measured(1e-3))  # its second end is of another's proposal
+        ended += [c.candidate_id for c in fresh]
+        new = [e.candidate_id for e in examples.since(numbers[who])]
+        assert new == ended[numbers[who] :][-1024:]
+        numbers[who] = examples.count
+        told[who] += new
+        assert len(examples._newest) <= 1024
+    assert all(len(set(ids)) == len(ids) for ids in told.values())
+    assert not examples._open
 
 
 def most_to_gain_of_all(states: Collection[TaskState], islands: set[str]) -> float:

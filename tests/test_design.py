@@ -261,8 +261,8 @@ def test_the_cost_model_ranks_what_it_was_not_told(cuda_conv: _Island) -> None:
     threads = sketch._factors(rows, sketch.block.spatial)[:, :, 2].prod(axis=1)  # type: ignore[union-attr]
     secs = 1e-3 * (1 + np.abs(np.log2(threads / 128)))
     model = CostModel(seed=0, threads=1)
-    for row, run_secs in zip(features[:200], secs[:200], strict=True):
-        model.tell("task", row, float(run_secs))
+    for i, (row, run_secs) in enumerate(zip(features[:200], secs[:200], strict=True)):
+        model.tell("task", f"{i}", row, float(run_secs))
     assert spearmanr(model.predict(features[200:]), -secs[200:])[0] > 0.8
 
 
@@ -270,9 +270,20 @@ def test_failures_score_below_what_ran() -> None:
     model = CostModel(seed=0, threads=1)
     features = np.tile(np.arange(40.0)[:, None] % 2, (1, FEATURES))
     for i, row in enumerate(features):
-        model.tell("task", row, None if i % 2 else 1e-3)
+        model.tell("task", f"{i}", row, None if i % 2 else 1e-3)
     ran, failed = model.predict(features[:2])
     assert ran > failed
+
+
+def test_the_cost_model_forgets_the_oldest_but_not_how_fast_a_task_was() -> None:
+    model = CostModel(seed=0, threads=1)
+    row = np.zeros(FEATURES)
+    model.tell("task", "best", row, 1e-3)
+    for number in range(5000):
+        model.tell("task", f"{number}", row, 2e-3)
+    assert len(model._results) < 5000
+    assert model.told("task") == 5001
+    assert model.predict(row[None])[0] == pytest.approx(0.5, abs=0.01)
 
 
 def test_without_results_all_choices_score_alike() -> None:
@@ -285,6 +296,6 @@ def test_tasks_of_any_speed_teach_alike() -> None:
     features = np.tile(np.arange(20.0)[:, None], (1, FEATURES))
     for scale, task_id in ((1e-6, "quick"), (1.0, "slow")):
         for i, row in enumerate(features):
-            model.tell(task_id, row, scale * (1 + i))
+            model.tell(task_id, f"{task_id} {i}", row, scale * (1 + i))
     first, last = model.predict(features[[0, -1]])
     assert first > 0.5 > last

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from artifact_fixtures import CUDA
 from build_fixtures import built, conv_task, default_of, matmul_task
 
 from tunerd.build import build_candidate, scheduled
-from tunerd.search import BATCH, Searcher, Told, candidate_id, default_candidate
+from tunerd.search import BATCH, Example, Searcher, Told, candidate_id, default_candidate
 from tunerd.vocabulary import Candidate, Origin, TargetSpec, Task
 
 
@@ -91,6 +92,36 @@ def test_results_train_the_cost_model(task: Task) -> None:
     batch = search.propose(task, BATCH).candidates
     search.propose(task, BATCH, told=told(batch))
     assert search._cost_model.told(task.task_id) == len(batch)
+
+
+def test_each_candidate_comes_with_what_a_cost_model_sees_of_it(task: Task) -> None:
+    search = searcher()
+    proposal = search.propose(task, BATCH)
+    design = search._islands[task.task_id].design
+    assert len(proposal.features) == len(proposal.candidates)
+    for candidate, features in zip(proposal.candidates, proposal.features, strict=True):
+        sketch = design.find(trace := json.loads(candidate.trace_json))
+        assert sketch is not None
+        (row,) = sketch.features(sketch.encode(trace)[None]).astype(np.float32)
+        np.testing.assert_array_equal(np.frombuffer(features, np.float32), row)
+
+
+def test_what_other_processes_found_for_other_tasks_trains_the_cost_model(task: Task) -> None:
+    elsewhere, here = searcher(island=1), searcher()
+    conv = conv_task()
+    proposal = elsewhere.propose(conv, BATCH)
+    pairs = zip(told(proposal.candidates), proposal.features, strict=True)
+    examples = [
+        Example(conv.task_id, t.candidate.candidate_id, features, t.run_secs)
+        for t, features in pairs
+    ]
+    assert here.propose(task, BATCH, examples=examples).candidates
+    assert here._cost_model.told(conv.task_id) == len(examples)
+    # An island of that task, which comes to know of them as candidates too, learns nothing twice.
+    elsewhere.propose(conv, BATCH, told=told(proposal.candidates), examples=examples)
+    here.propose(conv, BATCH, told=told(proposal.candidates))
+    for search in (elsewhere, here):
+        assert search._cost_model.told(conv.task_id) == len(examples)
 
 
 def test_an_earlier_islands_results_are_learned_and_not_proposed_again(

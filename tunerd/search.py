@@ -5,10 +5,13 @@ them by what they amount to. Only the best few are applied as traces. MetaSchedu
 applies each trace that it looks at, at 15 to 36 ms, and on CUDA 91 to 99% of random ones break a
 GPU's limits.
 
-An *island* is the search of one task in one process. All islands of a process share one cost
-model, so that what one task taught helps the next. Several islands of a task may be at work in
+An *island* is the search of one task in one process. Several islands of a task may be at work in
 different processes: each is told the others' results with its next request. A fresh island that is
 told an earlier session's results goes on where that session stopped.
+
+All islands of a process share one cost model, which learns from every result of the run, of any
+task and process: with each request come *examples*, some hundred bytes for each result that is new.
+Results, "What one task teaches another", say what that is worth.
 
 *Lessons* are of other runs, at other shares or of other models. They teach the cost model apart
 from this run's results. Where a lesson is of the very task, its best are proposed first, to be
@@ -32,6 +35,7 @@ import numpy.typing as npt
 from tunerd.sketches.cost_model import CostModel
 from tunerd.sketches.design import SOFTWARE_PIPELINE, Design, Limits
 from tunerd.sketches.design_space import design_space, plain
+from tunerd.sketches.estimate import Columns
 from tunerd.sketches.knobs import UNDECIDED, Choices
 from tunerd.vocabulary import Candidate, Lesson, Origin, Task
 
@@ -65,6 +69,16 @@ class Told:
     run_secs: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One result of any task, as a cost model learns it; None where the trial failed."""
+
+    task_id: str
+    candidate_id: str
+    features: bytes  # of Sketch.features, as float32
+    run_secs: float | None
+
+
 @dataclass(frozen=True)
 class Proposal:
     """What an island answers. No candidates and `exhausted`: it has nothing more to propose."""
@@ -73,6 +87,7 @@ class Proposal:
     exhausted: bool
     message: str
     search_secs: float
+    features: tuple[bytes, ...] = ()  # of each candidate, for its example
 
 
 @dataclass(frozen=True)
@@ -158,8 +173,8 @@ class Searcher:
                 measured.append(_Choice(sketch.index, row))
         for index, (rows, secs) in of_sketch.items():
             features = space.design.sketches[index].features(np.array(rows))
-            for own, run_secs in zip(features, secs, strict=True):
-                self._cost_model.tell(lesson.key, own, run_secs)
+            for i, (own, run_secs) in enumerate(zip(features, secs, strict=True)):
+                self._cost_model.tell(lesson.key, f"{lesson.key}/{index}/{i}", own, run_secs)
         return measured
 
     def propose(
@@ -169,20 +184,28 @@ class Searcher:
         *,
         told: Sequence[Told] = (),
         exclude: Collection[str] = (),
+        examples: Sequence[Example] = (),
     ) -> Proposal:
-        """Learn from `told`, then return at most `count` new candidates of `task`.
+        """Learn from what is told, then return at most `count` new candidates of `task`.
 
         Args:
             told: results of the task that this island has not been told yet.
             exclude: ids of candidates that are under way elsewhere.
+            examples: results of any task that this process has not been told yet.
         """
         started = time.perf_counter()
         candidates: tuple[Candidate, ...] = ()
+        features: tuple[bytes, ...] = ()
         message = ""
         try:
+            for example in examples:
+                own = np.frombuffer(example.features, dtype=np.float32)
+                self._cost_model.tell(example.task_id, example.candidate_id, own, example.run_secs)
             island = self._islands.get(task.task_id) or self._open(task)
             self._tell(island, told)
-            candidates = self._ask(island, count, set(exclude))
+            asked = self._ask(island, count, set(exclude))
+            candidates = tuple(candidate for candidate, _ in asked)
+            features = tuple(own.astype(np.float32).tobytes() for _, own in asked)
             message = "" if candidates else _why_nothing(island)
         except Exception as error:  # a task without a search space keeps its default
             message = f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:500]}"
@@ -194,6 +217,7 @@ class Searcher:
             empty >= _EMPTY_ROUNDS or task.task_id not in self._islands,
             message,
             time.perf_counter() - started,
+            features,
         )
 
     def scheduled(self, candidate: Candidate) -> IRModule | None:
@@ -218,14 +242,21 @@ class Searcher:
             island.tried.add(choice.key)
             if item.run_secs is not None:
                 island.measured.append((item.run_secs, choice))
-            features = sketch.features(choice.row[None])[0]
-            self._cost_model.tell(island.task.task_id, features, item.run_secs)
+            self._cost_model.tell(
+                island.task.task_id,
+                candidate.candidate_id,
+                sketch.features(choice.row[None])[0],
+                item.run_secs,
+            )
         island.measured.sort(key=lambda m: m[0])
 
     # --- asking --------------------------------------------------------------------------------
 
-    def _ask(self, island: _Island, count: int, exclude: set[str]) -> tuple[Candidate, ...]:
-        found: list[Candidate] = []
+    def _ask(
+        self, island: _Island, count: int, exclude: set[str]
+    ) -> list[tuple[Candidate, Columns]]:
+        """Return new candidates with their features."""
+        found: list[tuple[Candidate, Columns]] = []
         tries = _MAX_TRIES * count
         for choice in self._choices(island, count):
             if len(found) == count or tries == 0:
@@ -244,8 +275,11 @@ class Searcher:
                 continue
             island.known.add(name)
             island.open[name] = mod
-            found.append(Candidate(island.task.task_id, name, Origin.SEARCH, trace_json))
-        return tuple(found)
+            sketch = island.design.sketches[choice.sketch]
+            row = sketch.encode(json.loads(trace_json))  # with what TVM has decided
+            candidate = Candidate(island.task.task_id, name, Origin.SEARCH, trace_json)
+            found.append((candidate, sketch.features(row[None])[0]))
+        return found
 
     def _choices(self, island: _Island, count: int) -> Iterator[_Choice]:
         """Yield choices in the order in which they should be tried."""

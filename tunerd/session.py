@@ -369,6 +369,7 @@ class _Session:
                     proposal.candidates,
                     proposal.exhausted,
                     proposal.message,
+                    proposal.features,
                 )
             case ev.BuildThem(candidates=candidates):
                 yield ev.BuildsEnded(worker_id, tuple(zip(candidates, answer.value, strict=True)))

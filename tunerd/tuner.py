@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tunerd.search import Proposal, Searcher, Told, default_candidate
+from tunerd.search import Example, Proposal, Searcher, Told, default_candidate
 from tunerd.vocabulary import Build, Candidate, Failure, Lesson, TargetSpec, Task
 
 BUILD_TIMEOUT_SECS = 60.0
@@ -57,9 +57,16 @@ class Tuner:
         return time.perf_counter() - started
 
     def propose(
-        self, task_id: str, count: int, told: Sequence[Told], exclude: Sequence[str]
+        self,
+        task_id: str,
+        count: int,
+        told: Sequence[Told],
+        exclude: Sequence[str],
+        examples: Sequence[Example],
     ) -> Proposal:
-        return self._searcher.propose(self._tasks[task_id], count, told=told, exclude=exclude)
+        return self._searcher.propose(
+            self._tasks[task_id], count, told=told, exclude=exclude, examples=examples
+        )
 
     def build(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
         """Build the candidates, as many at once as there are threads; results in order."""

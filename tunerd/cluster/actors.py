@@ -319,8 +319,10 @@ class Cluster:
     def submit(self, instruction: ev.Work) -> None:
         """Carry out an instruction; its end comes back from `answers`."""
         match instruction:
-            case ev.Propose(worker_id, task, count, told, exclude):
-                call = self._tuners[worker_id].propose.remote(task.task_id, count, told, exclude)
+            case ev.Propose(worker_id, task, count, told, exclude, examples):
+                call = self._tuners[worker_id].propose.remote(
+                    task.task_id, count, told, exclude, examples
+                )
                 self._calls.watch(worker_id, "propose", call, limit_secs=PROPOSE_SECS)
             case ev.BuildThem(worker_id, candidates):
                 self._build(worker_id, candidates)

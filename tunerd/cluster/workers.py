@@ -104,8 +104,10 @@ class TunerActor:
     ) -> float:
         return self._tuner.warm_up(tasks, lessons, sms)
 
-    def propose(self, task_id: str, count: int, told: Any, exclude: Any) -> Timed:
-        return _timed(lambda: self._tuner.propose(task_id, count, told, exclude), in_process=True)
+    def propose(self, task_id: str, count: int, told: Any, exclude: Any, examples: Any) -> Timed:
+        return _timed(
+            lambda: self._tuner.propose(task_id, count, told, exclude, examples), in_process=True
+        )
 
     def build(self, candidates: tuple[Candidate, ...]) -> Timed:
         return _timed(lambda: self._tuner.build(candidates), in_process=True)

@@ -48,6 +48,7 @@ from tunerd.coordination.events import (
     WorkerJoined,
     WorkerLost,
 )
+from tunerd.coordination.examples import Examples
 from tunerd.coordination.roster import Roster, Worker
 from tunerd.coordination.spot_checks import SpotChecks
 from tunerd.coordination.standings import Standings
@@ -106,6 +107,7 @@ class Coordinator:
         self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
         self._elapsed_secs = 0.0
         self._checks = SpotChecks()
+        self._examples = Examples()
 
     # --- what an earlier session of the run knows ----------------------------------------------
 
@@ -181,8 +183,8 @@ class Coordinator:
                 self._roster.join(Worker(worker_id, role, lane, device or worker_id, faults_alone))
             case WorkerLost(worker_id, message):
                 self._lose(worker_id, message, out)
-            case Proposed(worker_id, task_id, candidates, exhausted, message):
-                self._proposed(worker_id, task_id, candidates, exhausted, message, out)
+            case Proposed():
+                self._proposed(event, out)
             case BuildsEnded(worker_id, results):
                 self._builds_ended(worker_id, results, out)
             case MeasurementsEnded(worker_id, results):
@@ -199,27 +201,20 @@ class Coordinator:
         self._dispatch(out)
         return out
 
-    def _proposed(
-        self,
-        worker_id: str,
-        task_id: str,
-        candidates: tuple[Candidate, ...],
-        exhausted: bool,
-        message: str,
-        out: list[Instruction],
-    ) -> None:
-        self._release(worker_id, Propose)
-        state = self.tasks[task_id]
-        state.exhausted = state.exhausted or exhausted
-        state.message = message or state.message
+    def _proposed(self, event: Proposed, out: list[Instruction]) -> None:
+        self._release(event.worker_id, Propose)
+        state = self.tasks[event.task_id]
+        state.exhausted = state.exhausted or event.exhausted
+        state.message = event.message or state.message
         self._count_proposing(state, -1)
         state.batches += 1
         if state.best_secs is not None:  # of the batches before this one
             state.best_after_batch.append(state.reference_secs)
-        fresh = tuple(c for c in candidates if self._open(c))
+        fresh = tuple(c for c in event.candidates if self._open(c))
+        self._examples.opened(fresh, event)
         if fresh:
             out.append(StoreProposed(fresh))
-        self._unbuilt.add(self._not_known(fresh, out), worker_id)
+        self._unbuilt.add(self._not_known(fresh, out), event.worker_id)
 
     def _builds_ended(
         self,
@@ -361,6 +356,7 @@ class Coordinator:
         state.end(candidate, result)
         self._attempts.pop(candidate.candidate_id, None)
         self._suspects.clear(candidate.candidate_id)
+        self._examples.ended(candidate, result)
         self._standings.changed(state)
         if candidate.origin is Origin.SEARCH:
             self._open_trials -= 1
@@ -492,9 +488,12 @@ class Coordinator:
         task_id = state.task.task_id
         told = state.results.since(worker.islands.get(task_id, 0))
         worker.islands[task_id] = state.results.count
+        examples = self._examples.since(worker.examples)
+        worker.examples = self._examples.count
         self._count_proposing(state, 1)
         under_way_ids = tuple(sorted(state.open))
-        self._begin(worker, Propose(worker.worker_id, state.task, count, told, under_way_ids), out)
+        work = Propose(worker.worker_id, state.task, count, told, under_way_ids, examples)
+        self._begin(worker, work, out)
         return True
 
     def _begin(self, worker: Worker, work: Work, out: list[Instruction]) -> None:

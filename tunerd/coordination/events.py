@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunerd.search import Told
+from tunerd.search import Example, Told
 from tunerd.vocabulary import Build, Candidate, Failure, Measurement, Task
 
 # --- events ------------------------------------------------------------------------------------
@@ -32,6 +32,7 @@ class Proposed:
     candidates: tuple[Candidate, ...]
     exhausted: bool
     message: str = ""
+    features: tuple[bytes, ...] = ()  # of each candidate, for its example
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Propose:
     count: int
     told: tuple[Told, ...]
     exclude: tuple[str, ...]
+    examples: tuple[Example, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ any size teach each other (Chen et al., arXiv 1805.08166).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,20 +25,14 @@ _PARAMETERS = {
     "colsample_bytree": 0.6,
 }
 _ROUNDS = 100
-_MAX_ROWS = 1000  # of a task, the newest; 2,600 in all are trained in 0.1 s on one core
+_MAX_ROWS = 4096  # the newest; 2,600 are trained in 0.1 s on one core
 
 
-@dataclass
-class _Results:
-    """What was told of one task: features, shape [result, feature], and times in seconds."""
-
-    features: list[Columns] = field(default_factory=list)
-    secs: list[float] = field(default_factory=list)  # infinite where the trial failed
-
-    def scores(self) -> Columns:
-        secs = np.array(self.secs)
-        best = secs.min(initial=np.inf)
-        return best / secs if np.isfinite(best) else np.zeros(len(secs))
+@dataclass(frozen=True, slots=True)
+class _Result:
+    task_id: str
+    features: npt.NDArray[np.float32]  # shape [feature]
+    run_secs: float  # infinite where the trial failed
 
 
 class CostModel:
@@ -45,21 +40,33 @@ class CostModel:
 
     def __init__(self, *, seed: int, threads: int) -> None:
         self._parameters = {**_PARAMETERS, "seed": seed, "nthread": threads}
-        self._tasks: dict[str, _Results] = {}
+        self._results: OrderedDict[str, _Result] = OrderedDict()  # by name, the newest last
+        self._best_secs: dict[str, float] = {}  # of each task, of all that was ever told
+        self._told: Counter[str] = Counter()
         self._booster: Any = None
         self._is_stale = False
 
-    def tell(self, task_id: str, features: Columns, run_secs: float | None) -> None:
-        """Add a result; `features` has the shape [feature]."""
-        results = self._tasks.setdefault(task_id, _Results())
-        results.features.append(features)
-        results.secs.append(np.inf if run_secs is None else run_secs)
+    def tell(
+        self,
+        task_id: str,
+        name: str,
+        features: npt.NDArray[np.floating[Any]],
+        run_secs: float | None,
+    ) -> None:
+        """Add a result, once; `features` has the shape [feature], `name` no other result."""
+        if name in self._results:
+            return
+        secs = np.inf if run_secs is None else run_secs
+        self._results[name] = _Result(task_id, np.asarray(features, dtype=np.float32), secs)
+        if len(self._results) > _MAX_ROWS:
+            self._results.popitem(last=False)
+        self._best_secs[task_id] = min(secs, self._best_secs.get(task_id, np.inf))
+        self._told[task_id] += 1
         self._is_stale = True
 
     def told(self, task_id: str = "") -> int:
         """Return how many results of a task are known, or of all."""
-        known = [self._tasks[task_id]] if task_id in self._tasks else []
-        return sum(len(r.secs) for r in (known if task_id else self._tasks.values()))
+        return self._told[task_id] if task_id else self._told.total()
 
     def predict(self, features: Columns) -> npt.NDArray[np.float32]:
         """Return scores of choices, shape [choice]; the higher, the faster."""
@@ -73,8 +80,11 @@ class CostModel:
     def _train(self) -> None:
         import xgboost
 
-        rows = np.vstack([r.features[-_MAX_ROWS:] for r in self._tasks.values()])
-        scores = np.concatenate([r.scores()[-_MAX_ROWS:] for r in self._tasks.values()])
+        results = self._results.values()
+        rows = np.vstack([r.features for r in results])
+        best = np.array([self._best_secs[r.task_id] for r in results])
+        secs = np.array([r.run_secs for r in results])
+        scores = np.divide(best, secs, out=np.zeros(len(secs)), where=np.isfinite(secs))
         data = xgboost.DMatrix(rows, scores, missing=np.nan)
         self._booster = xgboost.train(self._parameters, data, _ROUNDS)
         self._is_stale = False
