@@ -277,6 +277,14 @@ def test_ray_does_not_take_the_signal_handlers_of_the_run(runtime: Path) -> None
         assert stop.requested
 
 
+def test_a_signal_to_stop_is_noted_after_ray_has_ended(runtime: Path) -> None:
+    with Stop() as stop:
+        with Cluster(address=None, run="test", cpus=1, gpus=0):
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+
+
 def test_a_tuner_without_a_free_cpu_is_an_error_that_says_what_is_free(runtime: Path) -> None:
     target = survey_here("simulated", 50, None, False).plan.target
     with Cluster(address=None, run="test", cpus=1, gpus=0, ready_secs=0.0) as cluster:

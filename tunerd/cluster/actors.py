@@ -509,7 +509,8 @@ class Cluster:
     def _end(self) -> None:
         ray = getattr(self, "_ray", None)
         if ray is not None and ray.is_initialized():
-            ray.shutdown()
+            with handlers_kept():
+                ray.shutdown()
         self._leash.close()
         if self._folder is not None:
             self._folder.close()

@@ -256,9 +256,10 @@ def _locked(folder: Path) -> int:
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Keep the handlers of SIGINT and SIGTERM: ray.init puts one that exits in the latter's.
+    """Keep the handlers of SIGINT and SIGTERM; ray.init and ray.shutdown replace the latter.
 
-    Not for a moment: it would exit with 15, the signal's number, and without a word.
+    The first puts one there that exits with 15, the signal's number, and without a word: not for a
+    moment. The second leaves the kernel's own, which ends the process, and Python does not know it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
