@@ -28,6 +28,7 @@ from tunerd.matrix.result import Costs, MatrixResult, result_json
 from tunerd.records import Store
 from tunerd.report.matrix_markdown import matrix_markdown
 from tunerd.report.matrix_page import matrix_page, matrix_plot
+from tunerd.report.words import TIMES, UNKNOWN
 from tunerd.vocabulary import Origin
 
 
@@ -51,13 +52,24 @@ def result_of_samples(cells: Cells, model: str) -> MatrixResult:
         rounds=3,
         trials={10: 75, 40: 500, 100: 75},
         learns_from={40: [], 10: [40], 100: [40]},
-        findings=findings(cells, resamples=100),
+        findings=findings(cells),
         changes=(change("t", times),),
         names={"t": "conv2d<b>", "u": "pool"},
         costs=costs,
         verified={DEFAULT: "right", 10: "cannot tell"},
         clocks_mhz=(1700, 1980),
     )
+
+
+def test_a_matrix_of_one_round_says_that_its_intervals_are_unknown() -> None:
+    cells = {cell: rounds[:1] for cell, rounds in samples_of(losses(OFF)).items()}
+    result = dataclasses.replace(result_of_samples(cells, "net"), rounds=1)
+    document = json.loads(json.dumps(result_json(result), allow_nan=False))
+    assert all(gain["ratio"]["high"] is None for gain in document["findings"]["gains"])
+    for text in (matrix_markdown(result), matrix_page(result)):
+        assert f"1.20{TIMES} ({UNKNOWN})" in text
+        assert "--rounds" in text
+    ElementTree.fromstring(matrix_plot(result))
 
 
 def test_a_page_shows_each_cell_with_its_interval_and_reads_names_as_text() -> None:

@@ -17,6 +17,7 @@ A failure is never a number: a trial ends measured or failed, once.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
@@ -368,6 +369,15 @@ def to_json(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [to_json(v) for v in value]
     return value
+
+
+def finite(document: Any) -> Any:
+    """Return a JSON document with null for each number that is not finite: JSON has none."""
+    if isinstance(document, dict):
+        return {key: finite(each) for key, each in document.items()}
+    if isinstance(document, list):
+        return [finite(each) for each in document]
+    return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
 Arrays = dict[str, "np.ndarray"]

@@ -3,7 +3,7 @@
 The claims are those of Dhakal et al., "Spatial Sharing of GPU for Autotuning DNN models" (arXiv
 2008.03602): a model performs best at the share that it was tuned at; one tuned with the full GPU is
 poor when the GPU is cut; one tuned with a middle share is robust. In what follows T(a, b) is the
-median time of the artifact tuned at a, run at b; loss(a, b) is T(a, b) over the least T(x, b) of
+time of the artifact tuned at a, run at b; loss(a, b) is T(a, b) over the least T(x, b) of
 any artifact x.
 
     own     the least T(a, b) / T(b, b) over all a other than b and all b: above one where the
@@ -16,15 +16,14 @@ any artifact x.
 Each answer is yes where the 95% interval lies above 1 + MARGIN, no where it lies below, and cannot
 tell otherwise: a difference within 1% is none. The nulls are answers, too.
 
-Intervals are the percentile bootstrap's, in two stages (Davison and Hinkley, 1997, section 3.8):
-rounds are drawn, and samples within each. Sample i of all artifacts in one round at one share was
-taken in turns, so these are drawn together.
+A round is one value: the median of its samples, of which sample i of all artifacts at a share was
+taken in turns. Times are the geometric means of rounds, and intervals are Student's t over rounds
+(tunerd/deciding/rounds.py); one round alone has none.
 
-A minimum or maximum over noisy times leans to its side, and the bootstrap of it twice as much. The
-interval of such an extreme is therefore made of those of the ratios that it is taken over: of a
-minimum over n ratios the least of their lower ends, and the least of their upper ends at n times
-the confidence (Bonferroni); of a maximum likewise. It covers the true extreme in 95% of cases or
-more, whichever ratio that is: a yes says that all ratios lie above, a no that one surely does not.
+The interval of an extreme is made of those of the ratios that it is taken over: of a minimum over n
+ratios the least of their lower ends, and the least of their upper ends at n times the confidence
+(Bonferroni); of a maximum likewise. It covers the true extreme in 95% of cases or more, whichever
+ratio that is: a yes says that all ratios lie above, a no that one surely does not.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from tunerd.deciding.rounds import CONFIDENCE, exp, mean_of
+
 MARGIN = 0.01
-RESAMPLES = 4000
 DEFAULT = 0  # the share of an artifact that was not tuned
 
 Rounds = Sequence[Sequence[float]]  # samples in seconds, by round
@@ -135,7 +135,7 @@ def middle_of(shares: Sequence[int]) -> int:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def findings(samples: Samples, *, seed: int = 0, resamples: int = RESAMPLES) -> Findings:
+def findings(samples: Samples) -> Findings:
     """Say what a whole matrix says: each tuned share run at each, and DEFAULT where it was run.
 
     Raises ValueError where a cell is missing or holds a time that is not positive and finite.
@@ -147,17 +147,28 @@ def findings(samples: Samples, *, seed: int = 0, resamples: int = RESAMPLES) -> 
     if tuned != shares:
         raise ValueError(f"tuned at {tuned} and run at {shares}; a matrix has both alike")
     rows = (*((DEFAULT,) if (DEFAULT, shares[0]) in samples else ()), *shares)
-    missing = [(a, b) for a in rows for b in shares if (a, b) not in samples]
-    if missing:
+    cells = [(a, b) for a in rows for b in shares]
+    if missing := [cell for cell in cells if cell not in samples]:
         raise ValueError(f"the matrix lacks the cells (tuned at, run at) {missing}")
-    log = _log_medians(samples, rows, shares, seed, resamples)
-    times = _Times(shares, middle_of(shares), log)
-    return _findings(times, samples, rows)
+    if len({len(samples[cell]) for cell in cells}) != 1:
+        raise ValueError("the cells of the matrix were not measured in the same rounds")
+    log = {cell: np.array([_log_median(of, cell) for of in samples[cell]]) for cell in cells}
+    return _findings(_Times(shares, middle_of(shares), log), samples, rows)
+
+
+def _log_median(round_secs: Sequence[float], cell: tuple[int, int]) -> float:
+    if not round_secs or not all(0 < x < math.inf for x in round_secs):
+        tuned_at, run_at = cell
+        raise ValueError(
+            f"a round of the model {said_of(tuned_at)}, run at {run_at}%, holds no times, or one "
+            "that is none"
+        )
+    return float(np.log(np.median(round_secs)))
 
 
 @dataclass(frozen=True)
 class _Times:
-    """Logarithms of medians by cell: the first is what was measured, the others resampled."""
+    """Logarithms of medians by cell, each of shape (rounds,)."""
 
     shares: tuple[int, ...]
     middle: int
@@ -175,7 +186,9 @@ class _Times:
         return _highest([self.over(a, x, b) for b in places for x in self.shares if x != a], family)
 
     def mean_loss(self, a: int) -> _Floats:
-        losses = [np.maximum.reduce([self.over(a, x, b) for x in self.shares]) for b in self.shares]
+        """Return the mean of its ratios over what is best at each share by all rounds."""
+        best = {b: min(self.shares, key=lambda x, b=b: self.log[x, b].mean()) for b in self.shares}  # type: ignore[misc]
+        losses = [self.over(a, x, b) for b, x in best.items()]
         return np.asarray(np.mean(losses, axis=0), dtype=np.float64)
 
 
@@ -185,7 +198,7 @@ def _findings(times: _Times, samples: Samples, rows: Sequence[int]) -> Findings:
         Cell(
             tuned_at=a,
             run_at=b,
-            secs=math.exp(times.log[a, b][0]),
+            secs=math.exp(times.log[a, b].mean()),
             loss=times.over_best(a, [b]),
             beside_own=None if a == b else _ratio(times.over(a, b, b)),
             samples=sum(map(len, samples[a, b])),
@@ -255,29 +268,27 @@ def _middle(times: _Times) -> Claim:
 
 
 def _ratio(logs: _Floats) -> Ratio:
-    """Return the measured value and the interval of the resampled ones."""
-    low, high = np.percentile(logs[1:], [2.5, 97.5])
-    return Ratio(math.exp(logs[0]), math.exp(low), math.exp(high))
+    return Ratio(*map(exp, mean_of(logs)))
 
 
 def _lowest(logs: Sequence[_Floats]) -> Ratio:
     """Return the least of some ratios."""
-    tail = 2.5 / len(logs)
-    return Ratio(
-        math.exp(min(x[0] for x in logs)),
-        math.exp(min(np.percentile(x[1:], 2.5) for x in logs)),
-        math.exp(min(np.percentile(x[1:], 100 - tail) for x in logs)),
-    )
+    value, low, _ = _each(logs, 1)
+    _, _, high = _each(logs, len(logs))
+    return Ratio(*(exp(min(of)) for of in (value, low, high)))
 
 
 def _highest(logs: Sequence[_Floats], family: int) -> Ratio:
     """Return the largest of one and some ratios."""
-    tail = 2.5 / family
-    return Ratio(
-        math.exp(max(0.0, 0.0, *(x[0] for x in logs))),
-        math.exp(max(0.0, 0.0, *(np.percentile(x[1:], tail / len(logs)) for x in logs))),
-        math.exp(max(0.0, 0.0, *(np.percentile(x[1:], 100 - tail) for x in logs))),
-    )
+    value, low, _ = _each(logs, family * len(logs))
+    _, _, high = _each(logs, family)
+    return Ratio(*(exp(max((0.0, *of))) for of in (value, low, high)))
+
+
+def _each(logs: Sequence[_Floats], family: int) -> list[tuple[float, ...]]:
+    """Return the means, the lower and the upper ends; `family`: of so many intervals at once."""
+    found = [mean_of(x, confidence=1 - (1 - CONFIDENCE) / family) for x in logs]
+    return list(zip(*found, strict=True)) if found else [(), (), ()]
 
 
 def _least_over(ratios: Sequence[Ratio], one: Ratio) -> Ratio:
@@ -287,45 +298,6 @@ def _least_over(ratios: Sequence[Ratio], one: Ratio) -> Ratio:
         min(r.low for r in ratios) / one.high,
         min(r.high for r in ratios) / one.low,
     )
-
-
-def _log_medians(
-    samples: Samples, rows: Sequence[int], shares: Sequence[int], seed: int, resamples: int
-) -> dict[tuple[int, int], _Floats]:
-    logs = {}
-    for b in shares:
-        for a, column in zip(rows, _column(samples, rows, b, seed, resamples), strict=True):
-            logs[a, b] = column
-    return logs
-
-
-def _column(
-    samples: Samples, rows: Sequence[int], b: int, seed: int, resamples: int
-) -> list[_Floats]:
-    """Return for each artifact at share b the logarithm of its median, and of resampled ones."""
-    counts = {len(samples[a, b]) for a in rows}
-    if len(counts) != 1 or not min(counts):
-        raise ValueError(f"at {b}% the artifacts were not run in the same rounds")
-    (rounds,) = counts
-    sizes = [min(len(samples[a, b][r]) for a in rows) for r in range(rounds)]
-    if not min(sizes):
-        raise ValueError(f"at {b}% a round holds no samples of an artifact")
-    whole = [np.array([samples[a, b][r][: sizes[r]] for a in rows]) for r in range(rounds)]
-    if not all(np.all(np.isfinite(w)) and np.all(w > 0) for w in whole):
-        raise ValueError(f"at {b}% a time is not positive and finite")
-    rng = np.random.default_rng([seed, b, rounds])
-    least = min(sizes)  # of each round that is drawn, so that all rounds count alike
-    drawn = rng.integers(0, rounds, size=(resamples, rounds))
-    picked = rng.random(size=(resamples, rounds, least))
-    medians = np.empty((len(rows), resamples))
-    for number in range(resamples):
-        parts = [
-            whole[r][:, (picked[number, i] * sizes[r]).astype(np.int64)]
-            for i, r in enumerate(drawn[number])
-        ]
-        medians[:, number] = np.median(np.concatenate(parts, axis=1), axis=1)
-    measured = np.median(np.concatenate(whole, axis=1), axis=1)
-    return [np.log(np.concatenate([[measured[i]], medians[i]])) for i in range(len(rows))]
 
 
 def said_of(pct: int) -> str:

@@ -14,7 +14,7 @@ from tunerd.matrix.claims import DEFAULT, Answer, Findings, findings
 from tunerd.matrix.done import ArtifactDone, CellDone, ContestDone, LevelDone, StageDone
 from tunerd.matrix.kept import Kept
 from tunerd.matrix.levels import NOTHING, UNKNOWN, Cost
-from tunerd.vocabulary import to_json
+from tunerd.vocabulary import finite, to_json
 
 _NO_LEVEL = LevelDone(0, (), 0, NOTHING, NOTHING)
 
@@ -142,7 +142,7 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
     try:
         if missing := set(asked["shares"]) - {x.pct for x in levels}:
             raise ValueError(f"the matrix lacks the levels {sorted(missing)}")
-        found = findings(samples, seed=asked["settings"]["seed"])
+        found = findings(samples)
     except ValueError as error:
         path = kept.root / "done.jsonl"
         raise FolderError(f"{path} is damaged: {error}; name a new folder") from None
@@ -239,7 +239,7 @@ def result_json(result: MatrixResult) -> dict[str, Any]:
         "learns_from": result.learns_from,
         "verified": result.verified,
         "clocks_mhz": result.clocks_mhz,
-        "findings": to_json(found) | {"claims": claims},
+        "findings": finite(to_json(found) | {"claims": claims}),
         "changed_tasks": {str(k): v for k, v in result.changed.items()}
         | {"default_alone": len(result.names) - len(result.chosen)},
         "changes": [

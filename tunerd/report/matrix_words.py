@@ -155,6 +155,8 @@ def limits_text(result: MatrixResult) -> str:
     of_search = (
         "The intervals are of the measurement of these artifacts: another search may end with "
         "others."
+        if result.rounds > 1
+        else "One round has no interval, so that nothing can be told: let there be more --rounds."
     )
     if not any(result.learns_from.values()):
         few, many = min(trials.values()), max(trials.values())

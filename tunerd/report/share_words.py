@@ -147,7 +147,7 @@ def _ratio_text(value: Estimate) -> str:
 
 def profile_json(profile: Profile) -> dict[str, Any]:
     """Return the document of --json; what is unbounded is null."""
-    from tunerd.vocabulary import to_json
+    from tunerd.vocabulary import finite, to_json
 
     return {
         "model": profile.name,
@@ -163,7 +163,7 @@ def profile_json(profile: Profile) -> dict[str, Any]:
                 "batch": curve.batch,
                 "knee": answer_json(profile.knees[number]),
                 "slo": answer_json(profile.for_slo[number]) if profile.for_slo else None,
-                "points": [_finite(to_json(point)) for point in curve.points],
+                "points": [finite(to_json(point)) for point in curve.points],
             }
             for number, curve in enumerate(profile.curves)
         ],
@@ -180,11 +180,3 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "sm_count": answer.safe.sm_count if answer.safe else None,
         "least_pct": answer.least.pct if answer.least else None,
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -27,7 +27,8 @@ from enum import StrEnum
 
 import numpy as np
 
-CONFIDENCE = 0.95
+from tunerd.deciding.rounds import exp, mean_of
+
 TAIL = 95  # the percentile of a round that has to meet a latency
 
 
@@ -169,20 +170,7 @@ def meets(point: Point, slo_secs: float) -> Fits:
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the geometric mean of one positive value for each round, with its interval."""
-    from scipy import stats
-
-    logs = np.log(np.asarray(values, dtype=np.float64))
-    mean = float(logs.mean())
-    value = math.exp(mean)
-    if logs.size < 2:
-        return Estimate(value, 0.0, math.inf)
-    quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, logs.size - 1))
-    half = quantile * float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    return Estimate(value, _exp(mean - half), _exp(mean + half))
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    return Estimate(*map(exp, mean_of(np.log(np.asarray(values, dtype=np.float64)))))
 
 
 def _curve(batch: int, visits: Sequence[Visit], pcts: dict[int, set[int]]) -> Curve:
