@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +145,31 @@ def test_a_recipe_begins_nothing_that_has_ended_and_notes_nothing_that_has_faile
     assert not reproduce.has_ended(recipe.runs[0])
     reproduce.marker_of(recipe.runs[0]).write_text(json.dumps({"argv": recipe.runs[0].argv}))
     assert reproduce.reproduce(recipe, recipe.runs) == (0, True)
+
+
+def test_a_run_goes_on_from_its_archive_on_a_machine_that_has_nothing(tmp_path: Path) -> None:
+    reproduce = script("reproduce")
+    path = tmp_path / "r.yaml"
+    path.write_text("matrix:\n  model: none.onnx\n  shares: 10,20\n  out: runs/{name}\n")
+    (recipe,) = reproduce.recipes_in(path)
+    (run,) = recipe.runs
+    kept, compiled = run.out / "levels" / "gpu10" / "store.sqlite", run.out / "artifacts" / "gpu10"
+    for folder in (kept.parent, compiled):
+        folder.mkdir(parents=True)
+    kept.write_bytes(b"a store")
+    (compiled / "weights.bin").write_bytes(bytes(1000))
+    archives = tmp_path / "archives"
+    assert reproduce.reproduce(recipe, [run], archives) == (ExitCode.BAD_MODEL, True)
+    shutil.rmtree(run.out.parent)
+    assert reproduce.reproduce(recipe, [run], archives)[0] == ExitCode.BAD_MODEL
+    assert kept.read_bytes() == b"a store"
+    assert not compiled.parent.exists()
+
+    reproduce.marker_of(run).write_text(json.dumps({"argv": run.argv}))
+    reproduce.pack(run, archives)
+    shutil.rmtree(run.out.parent)
+    assert reproduce.reproduce(recipe, [run], archives) == (0, True)  # it has ended there
+    assert kept.exists()
 
 
 # --- whole ones --------------------------------------------------------------------------------
@@ -287,3 +313,19 @@ def test_a_matrix_of_cores_has_real_artifacts_at_each_share(tmp_path: Path) -> N
     for cell in measured:
         assert cell.proof.sm_count == document["sms"][str(cell.run_at)]
         assert all(len(r.run_secs) == 10 for r in cell.results)
+
+    for compiled in script("reproduce").COMPILED:  # as on another machine, from an archive
+        for folder in tmp_path.rglob(compiled):
+            shutil.rmtree(folder)
+    contests = list(read(out).of(ContestDone))
+    more = subprocess.run(
+        command(model, out, *flags, "--rounds", "2"),
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    assert more.returncode == 0, more.stderr
+    assert "finalists" not in more.stderr
+    kept = read(out)
+    assert list(kept.of(ContestDone)) == contests
+    assert len(list(kept.of(CellDone))) == 4

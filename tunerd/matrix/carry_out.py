@@ -182,6 +182,8 @@ class _Matrix:
     ) -> dict[str, list[tuple[Candidate, Build | Failure]]]:
         """Build the finalists of all levels once; return each task's, its default first.
 
+        What was compared at every share before is left out.
+
         A task without finalists keeps its default schedule: there is nothing to choose.
         """
         found: dict[str, list[Candidate]] = {}
@@ -194,6 +196,12 @@ class _Matrix:
         }
         # Without any, the defaults are measured: an artifact names the shares that it ran at.
         contests = {task_id: of for task_id, of in sides.items() if len(of) > 1} or sides
+        done = self._contests_done()
+        contests = {
+            task_id: of
+            for task_id, of in contests.items()
+            if not done.issuperset((pct, task_id) for pct in self._asked.shares)
+        }
         wanted = list(itertools.chain.from_iterable(contests.values()))
         with self._costs("finalists"):
             builds = build_all(
@@ -211,7 +219,7 @@ class _Matrix:
     ) -> None:
         """Measure all finalists of each task at each share, and choose its winner there."""
         profile = within(contest_profile(self._asked.base.l2), model_bytes)
-        done = {(line.run_at, line.task_id) for line in self._kept.of(ContestDone)}
+        done = self._contests_done()
         todo_at = {
             pct: todo
             for pct in self._order("contests")
@@ -265,6 +273,10 @@ class _Matrix:
         self._kept.add(
             ContestDone(one.spec.pct, task_id, winner, default, results, proof, time.time())
         )
+
+    def _contests_done(self) -> set[tuple[int, str]]:
+        """Return at which shares the finalists of which tasks were measured."""
+        return {(line.run_at, line.task_id) for line in self._kept.of(ContestDone)}
 
     @functools.cached_property
     def _finalists(self) -> dict[int, dict[str, list[Candidate]]]:
