@@ -20,6 +20,8 @@ from readme_commands import README, shown_commands
 import tunerd
 from tunerd.cli.app import app
 from tunerd.errors import ExitCode
+from tunerd.matrix.kept import read as read_matrix
+from tunerd.matrix.result import result_from, result_json
 from tunerd.report.words import TIMES
 
 ROOT = Path(__file__).parent.parent
@@ -39,6 +41,7 @@ TOP_LEVEL = {
 # Flags of other programs that the README shows.
 FOREIGN_FLAGS = {
     "--for",
+    "--keep",
     "--head",
     "--metrics-export-port",
     "--no-deps",
@@ -383,6 +386,19 @@ def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == (kept / table).read_text()
     assert (tmp_path / picture).read_text() == (kept / picture).read_text()
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "results").rglob("matrix-result.json")),
+    ids=lambda p: "/".join(p.parts[-3:-1]),
+)
+def test_a_matrix_says_what_its_samples_say(path: Path) -> None:
+    said = json.loads(path.read_bytes())
+    asked = {"shares": said["findings"]["shares"], "model": {"name": ""}, "unit": said["unit"]}
+    made = result_json(result_from(read_matrix(path.parent), {}, asked))
+    assert json.loads(json.dumps(made["findings"])) == said["findings"]
+    assert f"{said['rounds']} rounds" in (path.parent / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
