@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tunerd"
 
 EARLIER = "h200-shares-before"
+LATER = "h200-shares-later"
 TOP_LEVEL = {
     "LICENSE",
     "README.md",
@@ -409,6 +410,7 @@ def test_a_matrix_says_what_its_samples_say(path: Path) -> None:
         ("kernels_in_models", ["h200-shares-warm"], "kernels.txt"),
         ("kernels_in_models", [f"{EARLIER}/third"], "kernels.txt"),
         ("kernels_in_models", [f"{EARLIER}/fourth"], "kernels.txt"),
+        ("kernels_in_processes", [f"{LATER}/light_densenet121-batch8.tar.xz"], "processes.txt"),
         ("trace_model table", ["h200-trace"], "table.txt"),
         *(
             pytest.param(
@@ -429,7 +431,8 @@ def test_a_table_is_what_its_script_makes_of_what_was_kept(
     name, *subcommand = script.split()
     command = [sys.executable, ROOT / "scripts" / name, *subcommand, *kept]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == (kept[-1] / text).read_text()
+    folder = kept[-1] if kept[-1].is_dir() else kept[-1].parent
+    assert done.stdout == (folder / text).read_text()
 
 
 def test_files_speak_of_the_project_alone() -> None:
