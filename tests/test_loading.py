@@ -175,6 +175,28 @@ def test_a_missing_file_is_named(copy: Path, name: str) -> None:
         tunerd.load(copy)
 
 
+def test_weights_that_another_has_are_copied_from_it_and_not_read(
+    loaded: LoadedModel, copy: Path, inputs: Arrays
+) -> None:
+    (copy / WEIGHTS).write_bytes(b"not read")
+    with pytest.raises(tunerd.LoadError, match="was changed"):
+        tunerd.load(copy)
+    alike = tunerd.load(copy, beside=[loaded])
+    assert alike.weights.keys() == loaded.weights.keys()
+    for name, weight in alike.weights.items():
+        mine, theirs = weight.numpy(), loaded.weights[name].numpy()
+        assert np.array_equal(mine, theirs)
+        assert not np.shares_memory(mine, theirs)
+    for name, output in alike(inputs).items():
+        assert np.array_equal(output, loaded(inputs)[name])
+
+
+def test_other_weights_are_read(loaded: LoadedModel, copy: Path) -> None:
+    edit_manifest(copy, lambda manifest: manifest["files"].update({WEIGHTS: "0" * 64}))
+    with pytest.raises(tunerd.LoadError, match=f"{WEIGHTS} was changed"):
+        tunerd.load(copy, beside=[loaded])
+
+
 def test_a_manifest_that_leaves_out_the_library_is_refused(copy: Path) -> None:
     edit_manifest(copy, lambda manifest: manifest["files"].pop(LIBRARY))
     with pytest.raises(tunerd.LoadError, match=f"no sha256 of {LIBRARY}"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import json
 import os
 import re
@@ -361,6 +363,26 @@ def test_the_linter_reads_every_python_script() -> None:
     scripts = (ROOT / "scripts").iterdir()
     python = {p for p in scripts if p.is_file() and "python3" in p.read_text().split("\n")[0]}
     assert {f"scripts/{path.name}" for path in python} == set(extra)
+
+
+def test_scripts_import_what_there_is() -> None:
+    # They are not type-checked as the package is, and some import late.
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["extend-include"]
+    imports = {
+        (node.module, name.name, script)
+        for script in extra
+        for node in ast.walk(ast.parse((ROOT / script).read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tunerd")
+        for name in node.names
+    }
+    assert len(imports) > 100
+    missing = [
+        (script, module, name)
+        for module, name, script in imports
+        if not hasattr(importlib.import_module(module), name)
+        and importlib.util.find_spec(f"{module}.{name}") is None
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize(

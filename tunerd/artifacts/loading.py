@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +47,27 @@ class MismatchWarning(UserWarning):
     """The artifact runs, but elsewhere than on what it was tuned for."""
 
 
-def load(path: str | os.PathLike[str], *, device: int | None = None) -> LoadedModel:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: int | None = None,
+    beside: Iterable[LoadedModel] = (),
+) -> LoadedModel:
     """Check an artifact's files against its manifest and load it.
 
     `device` is the index of the GPU, 0 if not given; an artifact for CPUs takes none. Of several
     shares in one artifact, the kernels tuned for the nearest number of SMs (on CPUs: cores) are
     loaded. Warns with MismatchWarning where the device, its SMs or its cores are not those of the
     tuning. Raises LoadError for files that are missing or changed, before any code of theirs runs.
+
+    Weights that a model of `beside` has, by the sha256 that both manifests name, are copied from
+    there, on the device, and are not read: artifacts of one model at several shares have the same.
     """
     folder = Path(path)
     variants = read_variants(folder)
-    check_files(folder, variants)
-    return LoadedModel(folder, variants, device=device)
+    known = {model.manifest["files"][WEIGHTS]: model.weights for model in beside}
+    check_files(folder, variants, unread=known)
+    return LoadedModel(folder, variants, device=device, known=known)
 
 
 def map_weights(path: Path) -> Arrays:
@@ -106,8 +115,14 @@ class LoadedModel:
     """
 
     def __init__(
-        self, folder: Path, variants: Sequence[Manifest], *, device: int | None = None
+        self,
+        folder: Path,
+        variants: Sequence[Manifest],
+        *,
+        device: int | None = None,
+        known: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
+        """Load a variant whose files were checked; `known`: weights by the sha256 of their file."""
         is_cuda = variants[0]["target"]["kind"] == "cuda"
         if is_cuda:
             _preload_cuda()
@@ -137,13 +152,20 @@ class LoadedModel:
                 f"{library_path} cannot be loaded here: {error}; it was compiled for another "
                 "kind of machine or another TVM, so tune on this one"
             ) from error
-        weights = map_weights(weights_path)
+        loaded = (known or {}).get(manifest["files"][WEIGHTS])
+        weights = map_weights(weights_path) if loaded is None else loaded
         if missing := [name for name in manifest["weights"] if name not in weights]:
             raise LoadError(
                 f"{weights_path} has no tensor '{missing[0]}', which the manifest names; copy "
                 "the folder again"
             )
-        self._weights = tuple(self._to_device(weights[name]) for name in manifest["weights"])
+        to_device = self._to_device if loaded is None else self._copied
+        self._weights = tuple(to_device(weights[name]) for name in manifest["weights"])
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """The weights by name, as tensors on the device, which the model reads at each call."""
+        return dict(zip(self.manifest["weights"], self._weights, strict=True))
 
     def __call__(self, *inputs: Any) -> Arrays:
         """Return the outputs by name, as NumPy arrays.
@@ -224,9 +246,10 @@ class LoadedModel:
             array = value if isinstance(value, np.ndarray) else np.from_dlpack(value)
             # Not np.ascontiguousarray: it gives a scalar a dimension.
             return runtime.tensor(np.asarray(array, order="C"), device=self._device)
-        if tensor.device == self._device:
-            return tensor
-        there = runtime.empty(tensor.shape, tensor.dtype, self._device)
+        return tensor if tensor.device == self._device else self._copied(tensor)
+
+    def _copied(self, tensor: Any) -> Any:
+        there = self._tvm.runtime.empty(tensor.shape, tensor.dtype, self._device)
         tensor.copyto(there)
         return there
 

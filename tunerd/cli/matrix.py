@@ -51,7 +51,7 @@ def matrix(
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, max=100, help="How often every model is run at every share.")
-    ] = 5,
+    ] = 8,
     shape: Annotated[
         list[str] | None, typer.Option(help="An input's shape: images:1,3,224,224. Repeatable.")
     ] = None,

@@ -69,37 +69,60 @@ def verify(
 
     `threads` is ONNX Runtime's; 0 is its default. Raises ModelError where it cannot run the model.
     """
+    return expected_of(model, seeds=seeds, rtol=rtol, atol=atol, threads=threads).verify(run)
+
+
+def expected_of(
+    model: Model,
+    *,
+    seeds: int = 3,
+    rtol: float | None = None,
+    atol: float | None = None,
+    threads: int = 0,
+) -> Expected:
+    """Run a model in ONNX Runtime once, to compare several compiled ones with it; see `verify`."""
     inputs = [verification_inputs(model.inputs, seed) for seed in range(max(seeds, 2))]
     references = _references(model, inputs, threads)
-    outputs = _outputs(model, rtol, atol)
+    return Expected(tuple(inputs), tuple(references), tuple(_outputs(model, rtol, atol)))
 
-    def verdict(is_right: Correctness, worst: float, message: str) -> Verification:
+
+@dataclass(frozen=True)
+class Expected:
+    """What ONNX Runtime returns for the inputs of each seed."""
+
+    inputs: tuple[Arrays, ...]
+    references: tuple[Arrays, ...]
+    outputs: tuple[_Output, ...]
+
+    def verify(self, run: Callable[[Arrays], Arrays]) -> Verification:
+        """Compare `run`'s outputs with these, as the function `verify` does."""
+        worst, where = 0.0, ""
+        for seed, (given, expected) in enumerate(zip(self.inputs, self.references, strict=True)):
+            found = run(given)
+            for output in self.outputs:
+                if problem := _shape_problem(output.name, found, expected[output.name]):
+                    return self._verdict(Correctness.WRONG, math.inf, f"seed {seed}: {problem}")
+                error = output.error(found[output.name], expected[output.name])
+                if error > worst:
+                    worst, where = error, f"output '{output.name}', seed {seed}"
+        if worst > 1.0:
+            message = f"{where} is {worst:.3g} times the tolerance away from ONNX Runtime"
+            return self._verdict(Correctness.WRONG, worst, message)
+        if doubt := _doubt(self.outputs, self.references):
+            return self._verdict(Correctness.CANNOT_TELL, worst, doubt)
+        message = f"all outputs agree with ONNX Runtime on {len(self.inputs)} seeds"
+        return self._verdict(Correctness.RIGHT, worst, message)
+
+    def _verdict(self, is_right: Correctness, worst: float, message: str) -> Verification:
         # The tolerances in force for the widest output; exact ones show as 0.
         return Verification(
             verdict=is_right,
-            seeds=len(inputs),
-            rtol=max((output.rtol for output in outputs), default=0.0),
-            atol=max((output.atol for output in outputs), default=0.0),
+            seeds=len(self.inputs),
+            rtol=max((output.rtol for output in self.outputs), default=0.0),
+            atol=max((output.atol for output in self.outputs), default=0.0),
             worst_error=worst,
             message=message,
         )
-
-    worst, where = 0.0, ""
-    for seed, (given, expected) in enumerate(zip(inputs, references, strict=True)):
-        found = run(given)
-        for output in outputs:
-            if problem := _shape_problem(output.name, found, expected[output.name]):
-                return verdict(Correctness.WRONG, math.inf, f"seed {seed}: {problem}")
-            error = output.error(found[output.name], expected[output.name])
-            if error > worst:
-                worst, where = error, f"output '{output.name}', seed {seed}"
-    if worst > 1.0:
-        message = f"{where} is {worst:.3g} times the tolerance away from ONNX Runtime"
-        return verdict(Correctness.WRONG, worst, message)
-    if doubt := _doubt(outputs, references):
-        return verdict(Correctness.CANNOT_TELL, worst, doubt)
-    message = f"all outputs agree with ONNX Runtime on {len(inputs)} seeds"
-    return verdict(Correctness.RIGHT, worst, message)
 
 
 def verification_inputs(specs: Iterable[TensorSpec], seed: int) -> Arrays:

@@ -25,7 +25,7 @@ from tunerd.artifacts.manifest import MANIFEST
 from tunerd.coordination.coordinator import MAX_ATTEMPTS
 from tunerd.deciding.compare import compare
 from tunerd.deciding.faults import is_final, without_cause
-from tunerd.deciding.verify import verify
+from tunerd.deciding.verify import Expected, expected_of
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
 from tunerd.matrix.building import build_all, compile_all
 from tunerd.matrix.claims import DEFAULT, said_of
@@ -54,7 +54,6 @@ from tunerd.vocabulary import (
     CapProof,
     Failure,
     Measurement,
-    Model,
     Phase,
     Profile,
     TargetSpec,
@@ -312,16 +311,16 @@ class _Matrix:
                 self._go_on,
             )
             self._go_on("comparing outputs with ONNX Runtime")
-            most = max(asked.shares)
+            most, expected = max(asked.shares), expected_of(kernels.model)
             with self._slices([most]) as slices:
                 one, _ = slices[most]
                 for pct in todo:
                     self._require_not_stopped()
-                    self._verify(one, kernels.model, pct)
+                    self._verify(one, expected, pct)
 
-    def _verify(self, one: Worked, model: Model, pct: int) -> None:
+    def _verify(self, one: Worked, expected: Expected, pct: int) -> None:
         folder = str(self._kept.artifact(self._asked.name(pct)))
-        verification = verify(lambda inputs: one.run_model(folder, inputs), model)
+        verification = expected.verify(lambda inputs: one.run_model(folder, inputs))
         if verification.verdict is Correctness.WRONG:
             raise WrongResultError(
                 f"the model {said_of(pct)} disagrees with ONNX Runtime: {verification.message}; "

@@ -292,7 +292,7 @@ class _Runner:
         from tunerd.artifacts.loading import load
 
         if artifact not in self._models:
-            self._models[artifact] = load(artifact)
+            self._models[artifact] = load(artifact, beside=self._models.values())
         return self._models[artifact]
 
 
