@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from tunerd.sketches.cost_model import CostModel
 from tunerd.sketches.design import SOFTWARE_PIPELINE, Design, Limits
-from tunerd.sketches.design_space import design_space, plain
+from tunerd.sketches.design_space import design_space
 from tunerd.sketches.estimate import Columns
 from tunerd.sketches.knobs import UNDECIDED, Choices
 from tunerd.vocabulary import Candidate, Lesson, Origin, Task
@@ -396,8 +396,15 @@ def _apply(island: _Island, choice: _Choice) -> tuple[str, IRModule] | None:
         island.refusal = str(error).strip().splitlines()[-1][:200]
         log.debug("%s: a choice cannot be applied: %s", island.task.name, error)
         return None
-    trace = plain(schedule.trace.as_json())
-    return json.dumps(trace, separators=(",", ":"), sort_keys=True), schedule.mod
+    trace = schedule.trace.as_json()
+    text = json.dumps(trace, separators=(",", ":"), sort_keys=True, default=_number_of)
+    return text, schedule.mod
+
+
+def _number_of(value: Any) -> int | float:
+    """Return the number that TVM's IntImm or FloatImm stands for."""
+    number: int | float = value.value
+    return number
 
 
 def _why_nothing(island: _Island) -> str:
@@ -447,10 +454,12 @@ def _unlike(
     chosen: list[_Choice] = []
     rest: list[_Choice] = []
     alike: dict[tuple[int, bytes], int] = {}
-    for choice in choices:
+    for place, choice in enumerate(choices):
+        if len(chosen) == count:
+            return chosen, [*rest, *choices[place:]]
         tiles = design.sketches[choice.sketch].tiles_of(choice.row).tobytes()
         seen = alike.get((choice.sketch, tiles), 0)
-        if len(chosen) < count and seen < most_alike:
+        if seen < most_alike:
             alike[choice.sketch, tiles] = seen + 1
             chosen.append(choice)
         else:
@@ -466,7 +475,11 @@ def _in_turn(lists: Sequence[Sequence[_Choice]]) -> list[_Choice]:
 
 def _first_of_each(rows: Choices) -> npt.NDArray[np.int64]:
     """Return where each distinct row appears first, in that order."""
-    _, first = np.unique(rows, axis=0, return_index=True)
+    # By a linear hash modulo 2**64: sorting numbers is far faster than sorting rows. That two rows
+    # which differ have one hash is all but impossible, and costs one choice of thousands.
+    factors = np.random.default_rng(0).integers(1, 2**63, rows.shape[1], dtype=np.uint64) * 2 + 1
+    hashes = (rows.astype(np.uint64) * factors).sum(axis=1, dtype=np.uint64)
+    _, first = np.unique(hashes, return_index=True)
     return np.sort(first)
 
 
