@@ -175,9 +175,9 @@ def test_the_best_at_each_share_has_no_loss_and_intervals_hold_no_less(
 
 
 @settings(max_examples=25, deadline=None)
-@given(TIMES, st.integers(0, 3))
+@given(TIMES)
 def test_an_answer_follows_from_its_interval_and_repeats(
-    times: dict[tuple[int, int], float], seed: int
+    times: dict[tuple[int, int], float],
 ) -> None:
     cells = samples_of(times, noise=0.02)
     first = findings(cells)

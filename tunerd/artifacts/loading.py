@@ -119,8 +119,8 @@ class LoadedModel:
         folder: Path,
         variants: Sequence[Manifest],
         *,
-        device: int | None = None,
-        known: Mapping[str, Mapping[str, Any]] | None = None,
+        device: int | None,
+        known: Mapping[str, Mapping[str, Any]],
     ) -> None:
         """Load a variant whose files were checked; `known`: weights by the sha256 of their file."""
         is_cuda = variants[0]["target"]["kind"] == "cuda"
@@ -152,7 +152,7 @@ class LoadedModel:
                 f"{library_path} cannot be loaded here: {error}; it was compiled for another "
                 "kind of machine or another TVM, so tune on this one"
             ) from error
-        loaded = (known or {}).get(manifest["files"][WEIGHTS])
+        loaded = known.get(manifest["files"][WEIGHTS])
         weights = map_weights(weights_path) if loaded is None else loaded
         if missing := [name for name in manifest["weights"] if name not in weights]:
             raise LoadError(

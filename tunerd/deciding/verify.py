@@ -34,6 +34,8 @@ TOLERANCES = {
     "float16": (2e-2, 8e-3),
 }
 
+SEEDS = 3  # two at least: a model that ignores its input must differ from one of them
+
 # How far apart the reference's outputs for two inputs must be, in tolerances: a compiled model
 # that ignored its input would be out of tolerance by half of it on one of the two.
 MIN_SPREAD = 10.0
@@ -41,22 +43,14 @@ MIN_SPREAD = 10.0
 _MAX_CALLS_PER_SAMPLE = 10_000
 
 
-def verify(
-    run: Callable[[Arrays], Arrays],
-    model: Model,
-    *,
-    seeds: int = 3,
-    rtol: float | None = None,
-    atol: float | None = None,
-    threads: int = 0,
-) -> Verification:
-    """Compare `run`'s outputs with ONNX Runtime's for `seeds` seeded inputs, at least 2.
+def verify(run: Callable[[Arrays], Arrays], model: Model) -> Verification:
+    """Compare `run`'s outputs with ONNX Runtime's for SEEDS seeded inputs.
 
     An element is right when |out - ref| <= atol * scale + rtol * |ref|, where scale is the
     largest finite |ref| of that output for that seed. Where the reference is finite, NaN and
     infinity are never right. Integers and booleans must be equal.
 
-    `rtol` and `atol` default to the TOLERANCES of the lowest floating type among the values that an
+    `rtol` and `atol` are the TOLERANCES of the lowest floating type among the values that an
     output is computed from: a cast to float32 does not bring back what float16 has rounded off. A
     sum of n terms in a type of unit roundoff u is off by up to n u sum |term| (Higham, Accuracy and
     Stability of Numerical Algorithms, 2002, section 4.2), with u = 2**-11 in float16 and 2**-24 in
@@ -67,23 +61,15 @@ def verify(
     input, and no two references differ by MIN_SPREAD tolerances, so that a kernel that returns a
     constant could pass. An output that depends on no input has one value: it is compared, no more.
 
-    `threads` is ONNX Runtime's; 0 is its default. Raises ModelError where it cannot run the model.
+    Raises ModelError where ONNX Runtime cannot run the model.
     """
-    return expected_of(model, seeds=seeds, rtol=rtol, atol=atol, threads=threads).verify(run)
+    return expected_of(model).verify(run)
 
 
-def expected_of(
-    model: Model,
-    *,
-    seeds: int = 3,
-    rtol: float | None = None,
-    atol: float | None = None,
-    threads: int = 0,
-) -> Expected:
+def expected_of(model: Model) -> Expected:
     """Run a model in ONNX Runtime once, to compare several compiled ones with it; see `verify`."""
-    inputs = [verification_inputs(model.inputs, seed) for seed in range(max(seeds, 2))]
-    references = _references(model, inputs, threads)
-    return Expected(tuple(inputs), tuple(references), tuple(_outputs(model, rtol, atol)))
+    inputs = [verification_inputs(model.inputs, seed) for seed in range(SEEDS)]
+    return Expected(tuple(inputs), tuple(_references(model, inputs)), tuple(_outputs(model)))
 
 
 @dataclass(frozen=True)
@@ -189,7 +175,7 @@ class _Output:
         )
 
 
-def _outputs(model: Model, rtol: float | None, atol: float | None) -> list[_Output]:
+def _outputs(model: Model) -> list[_Output]:
     graph = shapes_without_weights(model.proto).graph
     sources, types = _sources(graph), _float_types(graph)
     given = {spec.name for spec in model.inputs}
@@ -199,11 +185,7 @@ def _outputs(model: Model, rtol: float | None, atol: float | None) -> list[_Outp
         tolerance = (0.0, 0.0)
         if spec.dtype in TOLERANCES:
             floats = {spec.dtype} | {types[name] for name in behind & types.keys()}
-            default_rtol, default_atol = max(TOLERANCES[dtype] for dtype in floats)
-            tolerance = (
-                default_rtol if rtol is None else rtol,
-                default_atol if atol is None else atol,
-            )
+            tolerance = max(TOLERANCES[dtype] for dtype in floats)
         outputs.append(_Output(spec.name, *tolerance, depends=bool(behind & given)))
     return outputs
 
@@ -243,9 +225,9 @@ def _behind(output: str, sources: Mapping[str, Sequence[str]]) -> set[str]:
     return found
 
 
-def _references(model: Model, inputs: Sequence[Arrays], threads: int) -> list[Arrays]:
+def _references(model: Model, inputs: Sequence[Arrays]) -> list[Arrays]:
     try:
-        reference = Reference(model.proto, threads=threads)
+        reference = Reference(model.proto)
         return [reference.run(given, [o.name for o in model.outputs]) for given in inputs]
     except Exception as error:  # its exceptions share no base of their own
         raise ModelError(

@@ -3,8 +3,8 @@
 The claims are those of Dhakal et al., "Spatial Sharing of GPU for Autotuning DNN models" (arXiv
 2008.03602): a model performs best at the share that it was tuned at; one tuned with the full GPU is
 poor when the GPU is cut; one tuned with a middle share is robust. In what follows T(a, b) is the
-time of the artifact tuned at a, run at b; loss(a, b) is T(a, b) over the least T(x, b) of
-any artifact x.
+time of the artifact tuned at a, run at b; loss(a, b) is T(a, b) over the least T(x, b) of any
+artifact x.
 
     own     the least T(a, b) / T(b, b) over all a other than b and all b: above one where the
             artifact of each share is the fastest there
@@ -187,9 +187,11 @@ class _Times:
 
     def mean_loss(self, a: int) -> _Floats:
         """Return the mean of its ratios over what is best at each share by all rounds."""
-        best = {b: min(self.shares, key=lambda x, b=b: self.log[x, b].mean()) for b in self.shares}  # type: ignore[misc]
-        losses = [self.over(a, x, b) for b, x in best.items()]
+        losses = [self.over(a, self.best_at(b), b) for b in self.shares]
         return np.asarray(np.mean(losses, axis=0), dtype=np.float64)
+
+    def best_at(self, b: int) -> int:
+        return min(self.shares, key=lambda x: float(self.log[x, b].mean()))
 
 
 def _findings(times: _Times, samples: Samples, rows: Sequence[int]) -> Findings:
