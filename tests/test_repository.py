@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tunerd"
 
 EARLIER = "h200-shares-before"
-LATER = "h200-shares-later"
+RUNS_OF_SHARES = sorted(f"h200-shares/{p.name}" for p in ROOT.glob("results/h200-shares/*.tar.xz"))
 TOP_LEVEL = {
     "LICENSE",
     "README.md",
@@ -394,6 +394,7 @@ def test_scripts_import_what_there_is() -> None:
         ("plot_shares", f"{EARLIER}/first", "tables.txt", "shares.svg", "tuned at one share"),
         ("plot_shares", f"{EARLIER}/third", "tables.txt", "shares.svg", "tuned at one share"),
         ("plot_shares", f"{EARLIER}/fourth", "tables.txt", "shares.svg", "tuned at one share"),
+        ("plot_shares", f"{EARLIER}/fifth", "tables.txt", "shares.svg", "tuned at one share"),
         ("plot_profiles", "h200-profiles", "table.txt", "profiles.svg", "default schedules over"),
         ("plot_profiles", "h200-profile-tuned", "table.txt", "profiles.svg", "tuned at 40%, over"),
     ],
@@ -432,14 +433,15 @@ def test_a_matrix_says_what_its_samples_say(path: Path) -> None:
         ("kernels_in_models", ["h200-shares-warm"], "kernels.txt"),
         ("kernels_in_models", [f"{EARLIER}/third"], "kernels.txt"),
         ("kernels_in_models", [f"{EARLIER}/fourth"], "kernels.txt"),
-        ("kernels_in_processes", [f"{LATER}/light_densenet121-batch8.tar.xz"], "processes.txt"),
+        ("kernels_in_models", [f"{EARLIER}/fifth"], "kernels.txt"),
+        ("kernels_in_processes", RUNS_OF_SHARES, "processes.txt"),
         ("trace_model table", ["h200-trace"], "table.txt"),
         *(
             pytest.param(
                 "compare_matrices", [f"{EARLIER}/first", of], "again.txt", marks=pytest.mark.slow
             )
             for of in (
-                *(f"{EARLIER}/{nth}" for nth in ("second", "third", "fourth")),
+                *(f"{EARLIER}/{nth}" for nth in ("second", "third", "fourth", "fifth")),
                 "h200-shares",
                 "h200-shares-warm",
             )
