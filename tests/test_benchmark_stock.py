@@ -197,6 +197,39 @@ def test_the_report_is_made_from_the_folder_alone(summary: ModuleType, tmp_path:
 # --- tasks -------------------------------------------------------------------------------------
 
 
+def test_searches_side_by_side_are_compared_after_as_many_trials(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, first in (("before", 4e-3), ("after", 2e-3)):
+        folder = tmp_path / name
+        folder.mkdir()
+        tasks = [{"task_id": task, "weight": weight} for task, weight in WEIGHTS.items()]
+        (folder / "comparison.json").write_text(json.dumps({"tasks": tasks}))
+        searched = [record(1, "conv", first), record(2, "dense", None), record(3, "dense", 1e-3)]
+        searched += [record(4 + i, "conv", 9e-3) for i in range(15)] + [record(20, "conv", 1e-3)]
+        lines = [{"tuner": "tunerd"}, *searched, {"ended": "complete", "secs": 21}]
+        (folder / "tunerd-0.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    out = tmp_path / "searches.json"
+    folders = [str(tmp_path / name) for name in ("before", "after")]
+    monkeypatch.setattr("sys.argv", ["compare_searches", *folders, "--out", str(out)])
+    script("compare_searches").main()
+    printed = capsys.readouterr().out
+    before, after = printed.splitlines()[2:]
+    assert before == "| before | 1 | 0.95 (0.95 to 0.95) | 9.00 ms | 3.00 ms | 3.00 ms | 3.00 ms |"
+    assert "| 5.00 ms | 3.00 ms |" in after
+    monkeypatch.setattr("sys.argv", ["compare_searches", str(out)])
+    script("compare_searches").main()
+    assert capsys.readouterr().out == printed
+
+
+def test_tvms_own_tuner_has_llvm_work_at_its_default_level() -> None:
+    ours = TargetSpec("llvm", '{"kind": "llvm", "mcpu": "znver4", "opt-level": 2}')
+    stock = script("stock_tuner").target_of_tvm(ours)
+    assert json.loads(stock.json) == {"kind": "llvm", "mcpu": "znver4"}
+    cuda = TargetSpec("cuda", '{"arch": "sm_90", "kind": "cuda"}')
+    assert script("stock_tuner").target_of_tvm(cuda) == cuda
+
+
 def task(task_id: str, weight: int = 1, flops: float = 1e6) -> Task:
     return Task(task_id, task_id, weight, flops, (), (), TargetSpec("llvm", "{}"), "")
 

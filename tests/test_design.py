@@ -209,6 +209,30 @@ def test_what_a_cpu_kernel_writes_out_is_counted_beforehand(llvm_conv: _Island) 
     assert len(set(counts)) > 3
 
 
+def seconds_of(sketch: Sketch, tiles: dict[int, list[int]]) -> float:
+    """Return the estimate of a matrix multiplication with these factors of its i, j and k loops."""
+    assert sketch.block is not None
+    row = np.zeros(sketch.width, dtype=np.int64)
+    knobs = (*sketch.block.spatial, *sketch.block.reduction)
+    for loop, factors in tiles.items():
+        row[sketch._columns[knobs[loop]]] = factors
+    (secs,) = sketch.estimated_secs(row[None])
+    return float(secs)
+
+
+def test_a_cpu_kernel_is_estimated_by_what_fits_into_registers() -> None:
+    # 32 x 48 x 64, in vectors of 16.
+    sketches = opened(matmul_task(LLVM)).design.sketches
+    sketch = next(s for s in sketches if s.block is not None)
+    i, j, k = 0, 1, 2
+    good = seconds_of(sketch, {i: [2, 4, 1, 4], j: [1, 1, 1, 48], k: [8, 8]})
+    spilled = seconds_of(sketch, {i: [1, 1, 1, 32], j: [1, 1, 1, 48], k: [8, 8]})
+    lonely = seconds_of(sketch, {i: [32, 1, 1, 1], j: [3, 1, 1, 16], k: [1, 64]})
+    scalar = seconds_of(sketch, {i: [2, 4, 1, 4], j: [6, 8, 1, 1], k: [1, 64]})
+    assert good < lonely < scalar
+    assert good < spilled
+
+
 def test_a_tile_touches_its_window_and_no_more_than_the_buffer() -> None:
     _tvm()
     import tvm

@@ -245,6 +245,7 @@ def test_the_cpu_target_names_this_cpu_and_tvm_accepts_it() -> None:
     target = Target(json.loads(spec.json))
     assert target.attrs["mcpu"]
     assert target.attrs["num-cores"] == 2
+    assert target.attrs["opt-level"] == 2
 
 
 def test_features_that_a_hypervisor_hides_are_switched_off() -> None:

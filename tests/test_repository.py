@@ -30,6 +30,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tunerd"
 
 EARLIER = "h200-shares-before"
+ON_TWO_CORES = "cpu-light_squeezenet-against-stock"
 RUNS_OF_SHARES = sorted(f"h200-shares/{p.name}" for p in ROOT.glob("results/h200-shares/*.tar.xz"))
 TOP_LEVEL = {
     "LICENSE",
@@ -436,6 +437,7 @@ def test_a_matrix_says_what_its_samples_say(path: Path) -> None:
         ("kernels_in_models", [f"{EARLIER}/fifth"], "kernels.txt"),
         ("kernels_in_processes", RUNS_OF_SHARES, "processes.txt"),
         ("trace_model table", ["h200-trace"], "table.txt"),
+        ("compare_searches", [f"{ON_TWO_CORES}/searches.json"], "searches.txt"),
         *(
             pytest.param(
                 "compare_matrices", [f"{EARLIER}/first", of], "again.txt", marks=pytest.mark.slow

@@ -414,6 +414,9 @@ def cpu_target_json(num_cores: int) -> TargetSpec:
 
     Imports TVM (seconds). LLVM names the CPU by its model number; features that a hypervisor hides
     from that model are switched off, so that no kernel dies of an illegal instruction.
+
+    LLVM works at its level 2. At 3, TVM's default, it unrolls further: builds take longer, and the
+    best kernels are no faster (scripts/benchmark_llvm_levels).
     """
     from tvm.target import Target, codegen
 
@@ -422,6 +425,7 @@ def cpu_target_json(num_cores: int) -> TargetSpec:
         "mtriple": codegen.llvm_get_system_triple(),
         "mcpu": codegen.llvm_get_system_cpu(),
         "num-cores": num_cores,
+        "opt-level": 2,
     }
     features = {str(f) for f in codegen.llvm_get_cpu_features(Target(description))}
     hidden = sorted(hidden_features(features, _cpu_field("flags").split()))

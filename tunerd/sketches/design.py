@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tunerd.sketches import cpu_estimate
 from tunerd.sketches.access import MAX_READS, Access
 from tunerd.sketches.estimate import Columns, Tiling, estimated_secs
 from tunerd.sketches.knobs import UNDECIDED, Choices, Knob, Location, Option, Tile
@@ -190,7 +191,13 @@ class Sketch:
         )
 
     def estimated_secs(self, rows: Choices) -> Columns:
-        """Return a rough time of each choice on the share's SMs, NaN where nothing is known."""
+        """Return a rough time of each choice, NaN where nothing is known.
+
+        On a GPU on the share's SMs, on a CPU on one core.
+        """
+        on_cpu = self._cpu_tiling(rows)
+        if on_cpu is not None:
+            return cpu_estimate.estimated_secs(on_cpu)
         tiling = None if self._sms is None else self._tiling(rows)
         if tiling is None or self._sms is None:
             return np.full(len(rows), np.nan)
@@ -256,6 +263,31 @@ class Sketch:
             copies=self.copies,
         )
 
+    def _cpu_tiling(self, rows: Choices) -> cpu_estimate.CpuTiling | None:
+        """Return what choices of a tiled CPU kernel amount to."""
+        block = self.block
+        if block is None or block.structure != cpu_estimate.STRUCTURE:
+            return None
+
+        def touched(spatial_levels: int, reduction_levels: int) -> Columns:
+            inside = self._inside(rows, spatial_levels, reduction_levels)
+            return np.asarray(np.sum([a.tile_bytes(inside) for a in block.accesses], axis=0))
+
+        return cpu_estimate.tiling_of(
+            self._factors(rows, block.spatial),
+            self._factors(rows, block.reduction),
+            unroll_steps=self._unroll_steps(rows),
+            touched=touched,
+            lanes=_VECTOR_BYTES / block.accesses[-1].element_bytes,
+        )
+
+    def _unroll_steps(self, rows: Choices) -> Choices:
+        """Return how many iterations TVM may write out, 0 where that is no knob."""
+        if self._unroll is None:
+            return np.zeros(len(rows), dtype=np.int64)
+        place, knob = self._unroll
+        return np.asarray(np.array(knob.values)[rows[:, self._columns[place].start]])
+
     def _unrolled(self, rows: Choices) -> Columns:
         """Return how many vector operations of a tiled CPU kernel TVM writes out, one by one.
 
@@ -265,8 +297,7 @@ class Sketch:
         block = self.block
         if block is None or self._unroll is None:
             return np.ones(len(rows))
-        place, knob = self._unroll
-        steps = np.array(knob.values)[rows[:, self._columns[place].start]]
+        steps = self._unroll_steps(rows)
         outside_in: list[Choices] = []
         for i, letter in enumerate(block.structure):
             level = block.structure[:i].count(letter)
