@@ -24,6 +24,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from chaos import (
@@ -39,7 +40,7 @@ from chaos_slices import FaultySlice
 from coordinator_world import candidate, task
 from simulated_ray import Actor, SimulatedRay
 
-from tunerd import clock, host, preparation, session
+from tunerd import clock, host, preparation, session, workshop
 from tunerd.cluster import actors, crew
 from tunerd.cluster.nodes import Survey, TunerSpec
 from tunerd.cluster.workers import Timed
@@ -47,6 +48,7 @@ from tunerd.deciding.compare import compare
 from tunerd.deciding.finals import Ending
 from tunerd.deciding.winners import QuietSlice, choose_winners
 from tunerd.errors import ExitCode, FolderError, TunerdError
+from tunerd.extraction import Kernels
 from tunerd.models.model import FixedModel
 from tunerd.outcome import Correctness, Latency, Outcome, Verification
 from tunerd.records import Store, files
@@ -63,7 +65,6 @@ from tunerd.vocabulary import (
     Kind,
     Model,
     Stage,
-    Task,
 )
 from tunerd.watching.progress import QuietProgress
 
@@ -106,10 +107,19 @@ def victims(method: str, arguments: tuple[Any, ...]) -> list[str]:
     return []
 
 
-class ListKernels(preparation.Kernels):
-    """Tasks of no model."""
+class NoLowering:
+    """Tasks of no model, at once."""
 
-    touched_bytes = 0  # type: ignore[assignment]
+    def __init__(self, *_: Any) -> None:
+        model = Model("net", "d" * 64, (), (), proto=None)
+        lowered: Any = SimpleNamespace(mod=None)
+        self.kernels = Kernels(model, lowered, tuple(TASKS), touched_bytes=0)
+
+    def result(self) -> Kernels:
+        return self.kernels
+
+    def close(self) -> None:
+        pass
 
 
 class ListTuner:
@@ -355,13 +365,10 @@ def run_session(
     else:
         preparation.local_layout = lambda _: planned
     FaultySlice.chaos = chaos
-    model = Model("net", "d" * 64, (), (), proto=None)
     fixed = FixedModel("net", "d" * 64, (), proto=None)
-    tasks: tuple[Task, ...] = tuple(TASKS)
-    kernels = ListKernels(model, None, tasks)  # type: ignore[arg-type]
     files.BUSY_TIMEOUT_SECS = 0.05
     preparation.read = lambda _: fixed
-    preparation.kernels_of = lambda *_: kernels
+    workshop.Lowering = NoLowering  # type: ignore[misc,assignment]
     actors.leashed = lambda: contextlib.nullcontext(())  # type: ignore[assignment]
     actors.TunerActor = ListTuner  # type: ignore[misc,assignment]
     slices = sys.modules["tunerd.slices"]

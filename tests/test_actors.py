@@ -21,7 +21,6 @@ import pytest
 from models import conv_net
 from ray_processes import DRIVER, Child, child, clean_environment, living, short_folder
 
-from tunerd import preparation
 from tunerd.cluster import actors
 from tunerd.cluster.actors import Cluster, _gpu_ids
 from tunerd.cluster.nodes import TunerSpec, survey_here
@@ -29,6 +28,7 @@ from tunerd.cluster.ray_environment import Environment, RayFolder, sentence
 from tunerd.cluster.workers import Answer
 from tunerd.coordination.events import BuildThem
 from tunerd.errors import ExitCode, HostError, InfrastructureError
+from tunerd.extraction import kernels_of
 from tunerd.models.model import read_model
 from tunerd.records import Store
 from tunerd.search import default_candidate
@@ -380,7 +380,7 @@ def test_a_tuner_that_hangs_is_lost_when_it_is_hurried_and_can_be_started_again(
 def test_what_is_lost_with_a_tuner_is_built_by_another_one(runtime: Path, tmp_path: Path) -> None:
     target = survey_here("simulated", 50, None, False).plan.target
     onnx.save(conv_net(), tmp_path / "tiny.onnx")
-    tasks = preparation.kernels_of(read_model(tmp_path / "tiny.onnx"), target).tasks
+    tasks = kernels_of(read_model(tmp_path / "tiny.onnx"), target).tasks
     wanted = [default_candidate(t) for t in tasks]
     specs = [TunerSpec(f"tuner-{i}", 1) for i in range(2)]
     with Cluster(address=None, run="test", cpus=2, gpus=0) as cluster:

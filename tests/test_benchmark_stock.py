@@ -14,6 +14,7 @@ from models import conv_net, example_models, script
 
 from tunerd import host, preparation
 from tunerd.errors import InputError
+from tunerd.extraction import Selection, kernels_of
 from tunerd.models.model import load_model
 from tunerd.records import Store
 from tunerd.report.curves import curves_svg
@@ -282,7 +283,7 @@ def test_the_lists_fit_the_example_models(
 ) -> None:
     onnx.save(example_models().make(name), tmp_path / f"{name}.onnx")
     target = host.cpu_target_json(1) if kind == "llvm" else host.cuda_target("9.0")
-    kernels = preparation.kernels_of(load_model(tmp_path / f"{name}.onnx"), target)
+    kernels = kernels_of(load_model(tmp_path / f"{name}.onnx"), target)
     listed = benchmark.lists_of(name, kind)
     assert len(benchmark.chosen(None, listed, kernels.tasks)) == len(listed) > 0
 
@@ -294,9 +295,9 @@ def test_a_search_for_some_tasks_leaves_only_their_trials(tmp_path: Path) -> Non
     folder = tmp_path / "run"
     settings = TuneSettings(model=path, out=folder, cpu_pct=50, slice_kind="simulated")
     layout = preparation.local_layout(settings)
-    tasks = preparation.kernels_of(preparation.read(settings), layout.target).tasks
+    tasks = kernels_of(preparation.read(settings), layout.target).tasks
     heaviest = max(tasks, key=lambda t: t.flops)
-    selection = preparation.Selection((heaviest.task_id,), 5)
+    selection = Selection((heaviest.task_id,), 5)
     with open_progress(quiet=True) as progress:
         search(settings, progress, selection)
     with Store.read(folder) as store:
@@ -309,9 +310,9 @@ def test_a_search_for_some_tasks_leaves_only_their_trials(tmp_path: Path) -> Non
 def test_a_selected_task_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(conv_net(), path)
-    selection = preparation.Selection(("ffffffffffff",), 5)
+    selection = Selection(("ffffffffffff",), 5)
     with pytest.raises(InputError, match="no task ffffffffffff"):
-        preparation.kernels_of(load_model(path), host.cpu_target_json(1), selection)
+        kernels_of(load_model(path), host.cpu_target_json(1), selection)
 
 
 # --- the plot ----------------------------------------------------------------------------------

@@ -265,27 +265,3 @@ def test_a_disk_that_is_full_elsewhere_is_named() -> None:
     code, said = ended_in_a_process(error, stdout=subprocess.DEVNULL)
     assert code == ExitCode.DISK_FULL
     assert said.startswith("tunerd: /data/x cannot be written: No space left on device")
-
-
-BUSY_IN_TVM = """
-import sys, threading
-from tvm import te
-from tunerd.cli import main
-began = threading.Event()
-def lower():
-    while True:
-        a = te.placeholder((64, 64))
-        te.create_prim_func([a, te.compute((64, 64), lambda i, j: a[i, j] + 1)])
-        began.set()
-threading.Thread(target=lower, daemon=True).start()
-began.wait()
-sys.argv = ["tunerd", "status", "no-such-folder"]
-main()
-"""
-
-
-def test_an_error_keeps_its_code_while_a_thread_is_in_tvm() -> None:
-    ended = subprocess.run([sys.executable, "-c", BUSY_IN_TVM], capture_output=True, text=True)
-    assert ended.returncode == ExitCode.BAD_FOLDER, ended.stderr
-    assert ended.stderr.startswith("tunerd: ")
-    assert ended.stderr.count("\n") == 1

@@ -19,6 +19,7 @@ from tunerd.cluster.actors import Cluster
 from tunerd.deciding.finals import Ending, finish
 from tunerd.deciding.quiet import STEP_SECS
 from tunerd.errors import InfrastructureError, Interrupted
+from tunerd.extraction import kernels_of
 from tunerd.outcome import Correctness, Verdict
 from tunerd.records import RunFacts
 from tunerd.records.outcome import outcome_from_json
@@ -94,7 +95,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     )
     layout = preparation.local_layout(settings)
     model = preparation.read(settings)
-    kernels = preparation.kernels_of(model, layout.target)
+    kernels = kernels_of(model, layout.target)
     conv = max(kernels.tasks, key=lambda t: t.flops)
     (candidate,) = Searcher(seed=0, threads=1).propose(conv, 1).candidates
     tuner = Tuner(seed=0, threads=1, island_number=0)

@@ -19,6 +19,7 @@ from models import conv_net
 
 from tunerd import host, preparation
 from tunerd.errors import ExitCode, FolderError, InputError
+from tunerd.extraction import Selection, kernels_of
 from tunerd.records import RunFacts, Store
 from tunerd.records.files import open_writer
 from tunerd.records.schema import STORE_NAME
@@ -410,10 +411,10 @@ def tuned(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
         folder = options.pop("folder", None) or tmp_path_factory.mktemp("runs") / "run"
         settings = TuneSettings(**{"model": model, "out": folder, "tuners": 1} | options)
         layout = preparation.local_layout(settings)
-        tasks = preparation.kernels_of(preparation.read(settings), layout.target).tasks
+        tasks = kernels_of(preparation.read(settings), layout.target).tasks
         heaviest = max(tasks, key=lambda t: t.flops)
         heard = Heard()
-        search(settings, heard, preparation.Selection((heaviest.task_id,), trials))
+        search(settings, heard, Selection((heaviest.task_id,), trials))
         return Tuned(folder, heard.said)
 
     return tune

@@ -14,7 +14,8 @@ import pytest
 from models import conv_net
 from ray_processes import short_folder
 
-from tunerd import host, preparation
+from tunerd import host
+from tunerd.extraction import Selection
 from tunerd.matrix.building import build_all
 from tunerd.matrix.kept import opened
 from tunerd.models.model import read_model
@@ -78,8 +79,8 @@ def test_a_model_is_lowered_once_for_each_target(tmp_path: Path) -> None:
     target = host.cpu_target_json(1)
     kernels = workshop.kernels(target)
     assert workshop.kernels(target) is kernels
-    chosen = preparation.Selection((kernels.tasks[0].task_id,), 8)
-    assert workshop.kernels(target, chosen).tasks == kernels.tasks[:1]
+    chosen = Selection((kernels.tasks[0].task_id,), 8)
+    assert workshop.lower(target, chosen).result().tasks == kernels.tasks[:1]
 
 
 def test_what_a_session_has_built_is_lent_for_its_target_and_kept_by_a_matrix(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunerd.cluster.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_here
 from tunerd.deciding.neighbours import require_neighbours
-from tunerd.errors import HostError, InputError
-from tunerd.models.model import FixedModel, read_model, simplified
+from tunerd.errors import HostError
+from tunerd.models.model import FixedModel, read_model
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, SliceSpec, TargetSpec, Task, to_json
 from tunerd.warm_start import WarmStart, read_warm_starts
 
 if TYPE_CHECKING:
     from tunerd.cluster.actors import Cluster
-    from tunerd.models.lowering import Lowered
 
 # Seconds of one core for a proposed and built trial, and of a slice for its measurement; measured
 # once on each kind of host and good for an estimate only.
@@ -37,30 +35,6 @@ class Layout:
     bounds: tuple[str, ...]
     nodes: tuple[Node, ...]
     is_lockstep: bool  # workers take turns, so that a seed repeats a run exactly
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """A model as kernels, and the tasks that tuning them makes."""
-
-    model: Model
-    lowered: Lowered = field(repr=False)
-    tasks: tuple[Task, ...]
-
-    @functools.cached_property
-    def touched_bytes(self) -> int:
-        """Over how much an inference reaches: `profiles` says what that is for."""
-        from tunerd.models.lowering import touched_bytes
-
-        return touched_bytes(self.lowered)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Some tasks of a model, and how many trials each of them may have."""
-
-    task_ids: tuple[str, ...]
-    trials_per_task: int
 
 
 def read(settings: TuneSettings) -> FixedModel:
@@ -136,31 +110,6 @@ def warm_starts(settings: TuneSettings, layout: Layout) -> tuple[WarmStart, ...]
         target=layout.target,
         slice_kind=settings.slice_kind,
     )
-
-
-def kernels_of(
-    fixed: FixedModel, target: TargetSpec, selection: Selection | None = None
-) -> Kernels:
-    """Simplify and lower a model and extract its tasks, or some of them.
-
-    Raises ModelError where that cannot be done, and InputError where the model has not all tasks
-    that are selected.
-    """
-    from tunerd.models.lowering import lower
-    from tunerd.tasks import extract_tasks
-
-    model = simplified(fixed)
-    lowered = lower(model, target)
-    tasks = extract_tasks(lowered, target)
-    if selection is not None:
-        missing = set(selection.task_ids) - {t.task_id for t in tasks}
-        if missing:
-            raise InputError(
-                f"the model has no task {', '.join(sorted(missing))} for {target.kind}; `tunerd "
-                "tune --dry-run --json` lists those that it has"
-            )
-        tasks = tuple(t for t in tasks if t.task_id in selection.task_ids)
-    return Kernels(replace(model, notes=(*model.notes, *lowered.notes)), lowered, tasks)
 
 
 def estimate_secs(settings: TuneSettings, layout: Layout) -> float | None:

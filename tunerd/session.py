@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from tunerd import clock, host, preparation
@@ -23,6 +22,7 @@ from tunerd.deciding.quiet import Finals
 from tunerd.deciding.winners import FINALISTS
 from tunerd.disk import disk_errors_said
 from tunerd.errors import Interrupted
+from tunerd.extraction import Kernels, Selection
 from tunerd.ledger import Ledger
 from tunerd.measuring.profiles import within
 from tunerd.outcome import Correctness, Outcome
@@ -66,7 +66,7 @@ def tune(
 def search(
     settings: TuneSettings,
     progress: Progress,
-    selection: preparation.Selection | None = None,
+    selection: Selection | None = None,
     *,
     workshop: Workshop | None = None,
 ) -> None:
@@ -82,7 +82,7 @@ def search(
 def _opened(
     settings: TuneSettings,
     progress: Progress,
-    selection: preparation.Selection | None,
+    selection: Selection | None,
     lent: Workshop | None,
 ) -> Iterator[_Session]:
     started = time.monotonic()
@@ -138,7 +138,7 @@ class _Session:
         telemetry: Telemetry,
         stop: Stop,
         started: float,
-        selection: preparation.Selection | None,
+        selection: Selection | None,
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -162,7 +162,7 @@ class _Session:
 
     def run(self) -> Outcome:
         """Tune and finish, in a cluster that is open or in a private one."""
-        with self._searched() as (cluster, crew, kernels):
+        with self._searched(to_finish=True) as (cluster, crew, kernels):
             self._phase = "finishing"
             quiet_slice = self._quiet_slice(cluster, crew)
             cluster.on_wait = self._require_not_stopped
@@ -197,23 +197,21 @@ class _Session:
 
     def search(self) -> None:
         """Tune and leave it at the trials."""
-        with self._searched():
+        with self._searched(to_finish=False):
             pass
 
     @contextlib.contextmanager
-    def _searched(self) -> Iterator[tuple[Cluster, Crew, preparation.Kernels]]:
+    def _searched(self, *, to_finish: bool) -> Iterator[tuple[Cluster, Crew, Kernels]]:
         """Search, and yield what a search ends with while its workers live."""
-        self._say("starting Ray")
+        # All that takes seconds at once: the model is lowered while Ray and the workers start.
+        lowering = self._place.workshop.lower(self._layout.target, self._selection)
+        self._say("starting Ray, and lowering the model")
         with contextlib.ExitStack() as stack:
             stack.callback(self._ledger.interrupt)  # last: no worker is left to end a trial
             cluster = self._place.opened or stack.enter_context(self._private_cluster())
             cluster.on_call = self._timekeeper.called
             stack.callback(self._timekeeper.end)
             self._log_step("Ray is there")
-            # All that takes seconds at once: workers import TVM while the model is lowered. Not
-            # before Ray has started: that sets variables of the environment, and a thread that
-            # reads one meanwhile, as TVM does, may crash (setenv(3) is not thread-safe).
-            lowering = self._lowering()
             crew = self._crew = Crew(
                 cluster,
                 self._layout,
@@ -235,6 +233,8 @@ class _Session:
             profile = within(SEARCH, kernels.touched_bytes)
             cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms, profile=profile)
             self._restore(kernels, proofs)
+            if to_finish:
+                stack.enter_context(_loading(kernels))
             self._search(cluster, crew)
             self._place.workshop.keep(self._layout.target, self._best_builds.all())
             self._timekeeper.end()
@@ -252,22 +252,10 @@ class _Session:
         ):
             yield cluster
 
-    def _lowering(self) -> Future[preparation.Kernels]:
-        future: Future[preparation.Kernels] = Future()
-        threading.Thread(target=self._lower, args=(future,), daemon=True).start()
-        return future
-
-    def _lower(self, into: Future[preparation.Kernels]) -> None:
-        try:
-            workshop, target = self._place.workshop, self._layout.target
-            into.set_result(workshop.kernels(target, self._selection))
-        except BaseException as error:
-            into.set_exception(error)
-
     def _log_step(self, what: str) -> None:
         log.info("%s after %.1f s", what, time.monotonic() - self._started)
 
-    def _restore(self, kernels: preparation.Kernels, proofs: Sequence[CapProof]) -> None:
+    def _restore(self, kernels: Kernels, proofs: Sequence[CapProof]) -> None:
         """Take over what earlier sessions in this folder have measured."""
         settings = self._settings
         per_task = self._selection.trials_per_task if self._selection else None
@@ -453,6 +441,21 @@ class _Session:
 
     def _report(self) -> None:
         write_page(self._folder.paths.report, report_page(story_of(self._store)))
+
+
+@contextlib.contextmanager
+def _loading(kernels: Kernels) -> Iterator[None]:
+    """Load TVM into this process, for the end, while tuners are at work.
+
+    Not beside Ray's start or end: they set variables of the environment, which TVM reads, and
+    setenv(3) is not thread-safe.
+    """
+    thread = threading.Thread(target=lambda: kernels.lowered.mod)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _joining(crew: Crew, worker_id: str) -> ev.WorkerJoined:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,10 +15,12 @@ from typing import Any, Self
 
 from tunerd import host, preparation
 from tunerd.cluster.actors import Cluster
+from tunerd.extraction import Kernels, Selection
+from tunerd.lowering_process import Lowering
 from tunerd.models.model import FixedModel
 from tunerd.vocabulary import Build, Candidate, TargetSpec
 
-_Asked = tuple[TargetSpec, preparation.Selection | None]
+_Asked = tuple[TargetSpec, Selection | None]
 
 
 class Workshop:
@@ -30,22 +31,19 @@ class Workshop:
         self.run = f"{model.name}-{int(time.time())}-{os.getpid()}"
         self._stack = contextlib.ExitStack()
         self._cluster: Cluster | None = None
-        self._kernels: dict[_Asked, preparation.Kernels] = {}
+        self._lowerings: dict[_Asked, Lowering] = {}
         self._builds: dict[tuple[TargetSpec, str], Build] = {}  # a candidate's id names no target
-        self._lock = threading.Lock()  # of `_kernels`: a session lowers in a thread
 
-    def kernels(
-        self, target: TargetSpec, selection: preparation.Selection | None = None
-    ) -> preparation.Kernels:
-        """Simplify and lower the model and extract its tasks, or some of them, once.
-
-        Raises as `preparation.kernels_of` does.
-        """
+    def lower(self, target: TargetSpec, selection: Selection | None = None) -> Lowering:
+        """Begin to simplify and lower the model, and to extract its tasks or some of them, once."""
         asked = (target, selection)
-        with self._lock:
-            if asked not in self._kernels:
-                self._kernels[asked] = preparation.kernels_of(self.model, target, selection)
-            return self._kernels[asked]
+        if asked not in self._lowerings:
+            self._lowerings[asked] = Lowering(self.model, target, selection)
+        return self._lowerings[asked]
+
+    def kernels(self, target: TargetSpec) -> Kernels:
+        """Return what `lower` makes; raises as its result does."""
+        return self.lower(target).result()
 
     def keep(self, target: TargetSpec, builds: Iterable[Build]) -> None:
         """Keep what a session has built, for those that build for the same target after it."""
@@ -79,5 +77,7 @@ class Workshop:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        for lowering in self._lowerings.values():
+            lowering.close()
         self._cluster = None
         self._stack.__exit__(*error)

@@ -297,6 +297,7 @@ def _time_use(folder: Path) -> TimeUse | None:
 
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:
     from tunerd import preparation
+    from tunerd.extraction import kernels_of
     from tunerd.watching.progress import open_progress
 
     layout = _planned_layout(settings)
@@ -304,7 +305,7 @@ def _print_plan(settings: TuneSettings, as_json: bool) -> None:
         with open_progress(quiet=as_json) as progress:
             progress.warn(warning)
     earlier = preparation.warm_starts(settings, layout)
-    kernels = preparation.kernels_of(preparation.read(settings), layout.target)
+    kernels = kernels_of(preparation.read(settings), layout.target)
     plan = preparation.describe(settings, kernels.model, layout, kernels.tasks, earlier)
     if as_json:
         print(json_module.dumps(plan))

@@ -29,6 +29,7 @@ from tunerd.deciding.quiet import (
 from tunerd.deciding.verify import onnxruntime_latency, verify
 from tunerd.deciding.winners import Say, choose_winners
 from tunerd.errors import InfrastructureError
+from tunerd.extraction import Kernels
 from tunerd.outcome import (
     Comparison,
     Correctness,
@@ -38,7 +39,7 @@ from tunerd.outcome import (
     Verdict,
     Verification,
 )
-from tunerd.preparation import Kernels, Layout
+from tunerd.preparation import Layout
 from tunerd.run_folder import RunFolder
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tunerd import host, preparation
 from tunerd.artifacts.artifact import compile_artifact
+from tunerd.extraction import Kernels
 from tunerd.matrix.claims import DEFAULT, said_of
 from tunerd.matrix.done import ContestDone
 from tunerd.matrix.kept import Kept
@@ -61,7 +62,7 @@ def compile_all(
     paths: Mapping[int, Path],
     candidates: Mapping[str, Candidate],
     kept: Kept,
-    kernels: preparation.Kernels,
+    kernels: Kernels,
     target: TargetSpec,
     say: Say,
 ) -> None:

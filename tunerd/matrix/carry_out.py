@@ -27,6 +27,7 @@ from tunerd.deciding.compare import compare
 from tunerd.deciding.faults import is_final, without_cause
 from tunerd.deciding.verify import Expected, expected_of
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
+from tunerd.extraction import Kernels
 from tunerd.matrix.building import build_all, compile_all
 from tunerd.matrix.claims import DEFAULT, said_of
 from tunerd.matrix.done import (
@@ -177,7 +178,7 @@ class _Matrix:
     # --- finalists -----------------------------------------------------------------------------
 
     def build(
-        self, kernels: preparation.Kernels, target: TargetSpec
+        self, kernels: Kernels, target: TargetSpec
     ) -> dict[str, list[tuple[Candidate, Build | Failure]]]:
         """Build the finalists of all levels once; return each task's, its default first.
 
@@ -293,7 +294,7 @@ class _Matrix:
 
     # --- whole models --------------------------------------------------------------------------
 
-    def artifacts(self, kernels: preparation.Kernels, target: TargetSpec) -> None:
+    def artifacts(self, kernels: Kernels, target: TargetSpec) -> None:
         """Compile the model with each share's winners, and with its defaults; verify each."""
         asked, kept = self._asked, self._kept
         done = {x.tuned_at for x in kept.of(ArtifactDone)}

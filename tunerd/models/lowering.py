@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import math
@@ -39,10 +40,16 @@ class Lowered:
     library that embeds them takes their size, twice, in every build.
     """
 
-    mod: IRModule = field(repr=False)
+    mod_json: str = field(repr=False)  # as TVM writes it, which another process can read
     weights: Arrays = field(repr=False)
     num_inputs: int
     notes: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def mod(self) -> IRModule:
+        import tvm
+
+        return tvm.ir.load_json(self.mod_json)
 
 
 def lower(model: Model, target: TargetSpec) -> Lowered:
@@ -50,6 +57,8 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
 
     Raises ModelError that names the operators which TVM cannot take.
     """
+    import tvm
+
     from tunerd.models.constants import hoist_constants
 
     tvm_target = make_target(target)
@@ -77,7 +86,7 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
             )
         _require_output_types(mod, model)
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
-    return Lowered(mod, weights, len(model.inputs), notes)
+    return Lowered(tvm.ir.save_json(mod), weights, len(model.inputs), notes)
 
 
 def make_target(target: TargetSpec) -> Target:

@@ -1,0 +1,110 @@
+"""A model that is lowered in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tvm_ffi
+from lowered import LLVM
+from models import ROOT, conv_net, model
+from onnx import TensorProto, helper
+
+from tunerd.errors import InfrastructureError, InputError, ModelError
+from tunerd.extraction import Selection, kernels_of
+from tunerd.lowering_process import Lowering
+from tunerd.models.model import FixedModel, read_model
+
+FILE = "net.onnx"
+# Prints the pid of a process that lowers, and is killed.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tunerd.lowering_process import Lowering
+from tunerd.models.model import read_model
+from tunerd.vocabulary import TargetSpec
+lowering = Lowering(read_model(Path(sys.argv[1])), TargetSpec("llvm", sys.argv[2]))
+print(lowering.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def fixed(tmp_path: Path) -> FixedModel:
+    onnx.save(conv_net(), tmp_path / FILE)
+    return read_model(tmp_path / FILE)
+
+
+def test_it_gives_what_lowering_here_gives(fixed: FixedModel) -> None:
+    here, there = kernels_of(fixed, LLVM), Lowering(fixed, LLVM).result()
+    assert there.tasks == here.tasks
+    assert there.model == here.model
+    assert there.model.proto == here.model.proto
+    assert there.touched_bytes == here.touched_bytes
+    assert tvm_ffi.structural_equal(there.lowered.mod, here.lowered.mod, map_free_vars=True)
+    assert there.lowered.weights.keys() == here.lowered.weights.keys()
+    for name, weight in here.lowered.weights.items():
+        np.testing.assert_array_equal(there.lowered.weights[name], weight)
+
+
+def test_it_takes_a_selection_and_refuses_one_of_another_model(fixed: FixedModel) -> None:
+    tasks = kernels_of(fixed, LLVM).tasks
+    chosen = Selection((tasks[1].task_id,), 8)
+    assert Lowering(fixed, LLVM, chosen).result().tasks == tasks[1:2]
+    with pytest.raises(InputError, match="the model has no task 0123456789ab"):
+        Lowering(fixed, LLVM, Selection(("0123456789ab",), 8)).result()
+
+
+def test_its_errors_and_its_log_come_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["values", "indices"], kernel_shape=[2, 2]),
+        helper.make_node("Cast", ["indices"], ["out"], to=TensorProto.FLOAT),
+    ]
+    proto = model(nodes, inputs={"x": (1, 2, 4, 4)}, outputs={"out": (1, 2, 3, 3)})
+    onnx.save(proto, tmp_path / FILE)
+    caplog.set_level(logging.INFO, "tunerd")
+    with pytest.raises(ModelError, match=r"TVM cannot import net: .*MaxPool"):
+        Lowering(read_model(tmp_path / FILE), LLVM).result()
+    (record,) = [r for r in caplog.records if r.name == "tunerd.models.lowering"]
+    assert "import failed" in record.getMessage()
+    assert "Traceback" in record.getMessage()
+
+
+def test_what_kills_it_is_said(fixed: FixedModel) -> None:
+    lowering = Lowering(fixed, LLVM)
+    os.kill(lowering.pid, signal.SIGKILL)
+    with pytest.raises(InfrastructureError, match="SIGKILL ended the process that lowers"):
+        lowering.result()
+
+
+def test_a_bug_is_told_with_where_it_is(fixed: FixedModel) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)Traceback.*no-such-target"):
+        Lowering(fixed, type(LLVM)("llvm", '{"kind": "no-such-target"}')).result()
+
+
+def test_closing_ends_it_and_may_be_repeated(fixed: FixedModel) -> None:
+    lowering = Lowering(fixed, LLVM)
+    for _ in range(2):
+        lowering.close()
+    assert not Path(f"/proc/{lowering.pid}").exists()
+
+
+def test_it_does_not_outlive_its_parent(fixed: FixedModel, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path / FILE), LLVM.json]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert ended.returncode == -signal.SIGKILL
+    pid = int(ended.stdout)
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,88 @@
+"""What a `Lowering` asks and is told, as the JSON and the blobs of a message, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tunerd.extraction import Kernels, Selection
+from tunerd.models.lowering import Lowered
+from tunerd.models.model import FixedModel
+from tunerd.slices.messages import arrays_from, arrays_to
+from tunerd.vocabulary import Model, TargetSpec, Task, TensorSpec, to_json
+
+Message = tuple[dict[str, Any], list[bytes]]
+
+
+def asked_to(model: FixedModel, target: TargetSpec, selection: Selection | None) -> Message:
+    body = {"model": to_json(model), "target": to_json(target), "selection": to_json(selection)}
+    return body, [model.proto.SerializeToString()]
+
+
+def asked_from(
+    body: dict[str, Any], blobs: Sequence[bytes]
+) -> tuple[FixedModel, TargetSpec, Selection | None]:
+    (proto,) = blobs
+    model = FixedModel(**_model_from(body["model"], "inputs"), proto=_proto_from(proto))
+    chosen = body["selection"]
+    selection = chosen and Selection(tuple(chosen["task_ids"]), chosen["trials_per_task"])
+    return model, TargetSpec(**body["target"]), selection
+
+
+def kernels_to(kernels: Kernels) -> Message:
+    lowered = kernels.lowered
+    weights, blobs = arrays_to(lowered.weights)
+    body = {
+        "model": to_json(kernels.model),
+        "lowered": {
+            "mod_json": lowered.mod_json,
+            "num_inputs": lowered.num_inputs,
+            "notes": lowered.notes,
+        },
+        "weights": weights,
+        "tasks": [asdict(task) for task in kernels.tasks],
+        "touched_bytes": kernels.touched_bytes,
+    }
+    return body, [kernels.model.proto.SerializeToString(), *blobs]
+
+
+def kernels_from(body: dict[str, Any], blobs: Sequence[bytes]) -> Kernels:
+    proto, *weights = blobs
+    lowered = body["lowered"]
+    return Kernels(
+        Model(**_model_from(body["model"], "inputs", "outputs"), proto=_proto_from(proto)),
+        Lowered(
+            lowered["mod_json"],
+            arrays_from(body["weights"], weights),
+            lowered["num_inputs"],
+            tuple(lowered["notes"]),
+        ),
+        tuple(_task_from(entry) for entry in body["tasks"]),
+        body["touched_bytes"],
+    )
+
+
+def _model_from(entry: dict[str, Any], *tensors: str) -> dict[str, Any]:
+    return {**entry, "notes": tuple(entry["notes"]), **{t: _specs_from(entry[t]) for t in tensors}}
+
+
+def _task_from(entry: dict[str, Any]) -> Task:
+    return Task(
+        **{
+            **entry,
+            "args": _specs_from(entry["args"]),
+            "weight_args": tuple(entry["weight_args"]),
+            "target": TargetSpec(**entry["target"]),
+        }
+    )
+
+
+def _specs_from(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
+
+
+def _proto_from(blob: bytes) -> Any:
+    import onnx
+
+    return onnx.ModelProto.FromString(blob)
