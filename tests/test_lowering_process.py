@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,28 @@ def test_what_kills_it_is_said(fixed: FixedModel) -> None:
         lowering.result()
 
 
+def test_what_is_sent_to_a_whole_job_does_not_end_it(fixed: FixedModel) -> None:
+    lowering = Lowering(fixed, LLVM)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    eventually(lambda: all(ignores(lowering.pid, number) for number in numbers))
+    for number in numbers:
+        os.kill(lowering.pid, number)
+    assert lowering.result().tasks
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = [line.split()[1] for line in lines if line.startswith("SigIgn:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_a_bug_is_told_with_where_it_is(fixed: FixedModel) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*no-such-target"):
         Lowering(fixed, type(LLVM)("llvm", '{"kind": "no-such-target"}')).result()
@@ -104,7 +127,4 @@ def test_it_does_not_outlive_its_parent(fixed: FixedModel, tmp_path: Path) -> No
     )
     assert ended.returncode == -signal.SIGKILL
     pid = int(ended.stdout)
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())

@@ -272,3 +272,9 @@ def test_time_left_is_that_of_the_first_budget_to_end() -> None:
     assert pace.left_secs(state) == 100.0
     assert pace.left_secs(dataclasses.replace(state, budget_secs=110.0)) == 10.0
     assert pace.left_secs(state, since_secs=500.0) == 0.0
+
+
+def test_a_budget_counts_from_the_beginning_of_the_search() -> None:
+    state = at(40.0, budget_secs=30.0, search_began_secs=15.0)
+    assert Pace().left_secs(state) == 5.0
+    assert Pace().left_secs(dataclasses.replace(state, search_began_secs=40.0)) == 30.0

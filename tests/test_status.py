@@ -35,7 +35,7 @@ from tunerd.watching.run_status import Life, status_of
 from tunerd.watching.status_file import Place, StatusFile, read_status
 
 Captured = pytest.CaptureFixture[str]
-STATE = ProgressState(5.0, 600.0, 1, 0, 100, 1, 2, 2, 3, (), "tuning", "a message")
+STATE = ProgressState(5.0, 600.0, 1, 0, 100, 1, 2, 2, 3, (), "tuning", "a message", 4.0)
 
 
 @pytest.fixture
@@ -72,6 +72,7 @@ def test_a_run_that_has_its_lock_is_alive_with_what_it_told(folder: RunFolder) -
     shown = seen.progress
     assert (shown.phase, shown.message, shown.trials_budget) == ("tuning", "a message", 100)
     assert (shown.trials_done, shown.trials_failed, seen.waiting) == (2, 1, 2)
+    assert (shown.budget_secs, shown.budget_end_secs) == (600.0, 604.0)
     assert (shown.slices_busy, shown.slices, shown.tuners_busy, shown.tuners) == (1, 2, 2, 3)
     assert seen.trials_per_sec
 

@@ -25,7 +25,9 @@ from tunerd.without_torch import keep_torch_from_tvm
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal
+    # They may reach a whole terminal or job; the parent decides when this ends.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     keep_torch_from_tvm()
     connection = socket.socket(fileno=0)
     asked = asked_from(*wire.receive(connection))

@@ -411,9 +411,11 @@ class _Session:
         coordinator, layout, crew = self._coordinator, self._layout, self._crew
         states = coordinator.tasks.values()
         total = coordinator.weighted_best_secs() or 0.0
+        now = time.monotonic()
+        began = now if self._phase == "starting" else self._began
         self._telemetry.update(
             ProgressState(
-                elapsed_secs=time.monotonic() - self._started,
+                elapsed_secs=now - self._started,
                 budget_secs=self._settings.budget_secs,
                 trials_done=coordinator.ended_trials,
                 trials_failed=coordinator.failed_trials,
@@ -436,6 +438,7 @@ class _Session:
                 ),
                 phase=self._phase,
                 message=message,
+                search_began_secs=began - self._started,
             )
         )
 

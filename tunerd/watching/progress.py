@@ -57,6 +57,12 @@ class ProgressState:
     tasks: tuple[TaskProgress, ...]
     phase: str
     message: str
+    search_began_secs: float = 0.0  # after the start; the budget counts from there
+
+    @property
+    def budget_end_secs(self) -> float | None:
+        """When the budget is spent, in seconds after the start."""
+        return None if self.budget_secs is None else self.search_began_secs + self.budget_secs
 
     @property
     def model_secs(self) -> tuple[float, float] | None:
@@ -103,8 +109,8 @@ class Pace:
     def left_secs(self, state: ProgressState, since_secs: float = 0.0) -> float | None:
         """Return the seconds until the first budget is used up, `since_secs` after `state`."""
         left = []
-        if state.budget_secs is not None:
-            left.append(state.budget_secs - state.elapsed_secs)
+        if state.budget_end_secs is not None:
+            left.append(state.budget_end_secs - state.elapsed_secs)
         rate = self.trials_per_sec
         if state.trials_budget is not None and rate:
             left.append((state.trials_budget - state.trials_done) / rate)
@@ -308,8 +314,8 @@ class Display:
 
     def _bar(self, state: ProgressState, width: int) -> Padding:
         done = [0.0]
-        if state.budget_secs:
-            done.append((state.elapsed_secs + self.since_secs) / state.budget_secs)
+        if state.budget_end_secs:
+            done.append((state.elapsed_secs + self.since_secs) / state.budget_end_secs)
         if state.trials_budget:
             done.append(state.trials_done / state.trials_budget)
         bounded = len(done) > 1

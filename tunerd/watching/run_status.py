@@ -94,6 +94,7 @@ class RunStatus:
             tasks=_progress_of(self.tasks),
             phase=told.phase if told and lives else str(self.life),
             message=told.message if told and lives else "",
+            search_began_secs=told.search_began_secs if told else 0.0,
         )
 
 

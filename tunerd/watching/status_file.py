@@ -69,6 +69,7 @@ class Told:
     slices_busy: int
     tuners: int
     tuners_busy: int
+    search_began_secs: float = 0.0  # of `elapsed_secs`
     end: End | None = None
     end_message: str = ""
 
@@ -95,6 +96,7 @@ class StatusFile:
             slices_busy=state.slices_busy,
             tuners=state.tuners,
             tuners_busy=state.tuners_busy,
+            search_began_secs=state.search_began_secs,
         )
         is_news = before is None or (before.phase, before.message) != (told.phase, told.message)
         if before is None or is_news or now - before.at >= EVERY_SECS:
