@@ -8,7 +8,6 @@ of it does, so with its parent, however that ends.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from tunerd.lowering_messages import asked_from, kernels_to
 from tunerd.models.model import FixedModel
 from tunerd.slices import wire
 from tunerd.vocabulary import TargetSpec
+from tunerd.watching.logs import collect
 from tunerd.without_torch import keep_torch_from_tvm
 
 
@@ -32,12 +32,9 @@ def main() -> None:
     connection = socket.socket(fileno=0)
     asked = asked_from(*wire.receive(connection))
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-    heard = _Heard()
-    logger = logging.getLogger("tunerd")
-    logger.addHandler(heard)
-    logger.setLevel(logging.INFO)
+    log = collect()
     body, blobs = _answer(*asked)
-    wire.send(connection, {**body, "log": heard.said}, blobs)
+    wire.send(connection, {**body, "log": log}, blobs)
     os._exit(0)  # TVM takes its time to throw everything away
 
 
@@ -48,17 +45,6 @@ def _answer(
         return kernels_to(kernels_of(model, target, selection))
     except TunerdError as error:
         return {"error": type(error).__name__, "message": str(error)}, []
-
-
-class _Heard(logging.Handler):
-    """Keeps what is logged: the logger's name, the level and the text, with any traceback."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[tuple[str, int, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append((record.name, record.levelno, self.format(record)))
 
 
 def _end_with(connection: socket.socket) -> None:

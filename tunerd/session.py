@@ -342,6 +342,7 @@ class _Session:
             return
         if answer.method in ("warm_up", "start"):
             if crew.is_fit(answer):
+                self._log_step(f"{worker_id} is ready")
                 yield _joining(crew, worker_id)
             return
         crew.has_worked(worker_id)

@@ -141,6 +141,26 @@ def set_up(*, verbose: bool, as_json: bool) -> None:
     logging.getLogger("tunerd").setLevel(logging.INFO)  # others stay at the root's WARNING
 
 
+def collect() -> list[tuple[str, int, str]]:
+    """Configure the logs of a process whose parent logs what is collected in the returned list.
+
+    Each entry is the logger's name, the level and the text, with any traceback.
+    """
+    handler = _Collected()
+    logging.getLogger().addHandler(handler)
+    logging.getLogger("tunerd").setLevel(logging.INFO)
+    return handler.collected
+
+
+class _Collected(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.collected: list[tuple[str, int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.collected.append((record.name, record.levelno, self.format(record)))
+
+
 def is_json() -> bool:
     """Say whether what this process prints on stderr is to be JSON."""
     shown = (h for h in logging.getLogger().handlers if isinstance(h, _Shown))
