@@ -221,6 +221,18 @@ def test_searches_side_by_side_are_compared_after_as_many_trials(
     monkeypatch.setattr("sys.argv", ["compare_searches", str(out)])
     script("compare_searches").main()
     assert capsys.readouterr().out == printed
+    more = json.loads(out.read_text())
+    for kept in more["found"]:
+        kept["searches"] = {f"{seed}": kept["searches"]["0"] for seed in range(1, 9)}
+    (tmp_path / "more.json").write_text(json.dumps(more))
+    files = [str(out), str(tmp_path / "more.json")]
+    monkeypatch.setattr("sys.argv", ["compare_searches", *files, "--chance"])
+    script("compare_searches").main()
+    *_, after, unlike = capsys.readouterr().out.splitlines()
+    assert after.startswith("| after | 9 |")
+    name, *_, apart, equal, _, _ = unlike.strip("| ").split(" | ")
+    assert (name, equal) == ("after against before", "p 1")
+    assert float(apart.removeprefix("p ")) < 1e-4  # one of the 48,620 orders of 18, and its mirror
 
 
 def test_tvms_own_tuner_has_llvm_work_at_its_default_level() -> None:
