@@ -23,6 +23,7 @@ from tunerd.errors import InfrastructureError, InputError, ModelError
 from tunerd.extraction import Selection, kernels_of
 from tunerd.lowering_process import Lowering
 from tunerd.models.model import FixedModel, read_model
+from tunerd.vocabulary import TargetSpec
 
 FILE = "net.onnx"
 # Prints the pid of a process that lowers, and is killed.
@@ -110,7 +111,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 def test_a_bug_is_told_with_where_it_is(fixed: FixedModel) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*no-such-target"):
-        Lowering(fixed, type(LLVM)("llvm", '{"kind": "no-such-target"}')).result()
+        Lowering(fixed, TargetSpec("llvm", '{"kind": "no-such-target"}')).result()
 
 
 def test_closing_ends_it_and_may_be_repeated(fixed: FixedModel) -> None:

@@ -438,6 +438,11 @@ def test_a_matrix_says_what_its_samples_say(path: Path) -> None:
         ("kernels_in_processes", RUNS_OF_SHARES, "processes.txt"),
         ("trace_model table", ["h200-trace"], "table.txt"),
         ("compare_searches", [f"{ON_TWO_CORES}/searches.json"], "searches.txt"),
+        (
+            "compare_searches --chance",
+            [f"{ON_TWO_CORES}/{name}.json" for name in ("more-searches", "searches")],
+            "more-searches.txt",
+        ),
         *(
             pytest.param(
                 "compare_matrices", [f"{EARLIER}/first", of], "again.txt", marks=pytest.mark.slow

@@ -9,8 +9,8 @@ from typing import Any
 from tunerd.extraction import Kernels, Selection
 from tunerd.models.lowering import Lowered
 from tunerd.models.model import FixedModel
-from tunerd.slices.messages import arrays_from, arrays_to
-from tunerd.vocabulary import Model, TargetSpec, Task, TensorSpec, to_json
+from tunerd.slices.messages import arrays_from, arrays_to, specs_from
+from tunerd.vocabulary import Model, TargetSpec, Task, to_json
 
 Message = tuple[dict[str, Any], list[bytes]]
 
@@ -64,22 +64,18 @@ def kernels_from(body: dict[str, Any], blobs: Sequence[bytes]) -> Kernels:
 
 
 def _model_from(entry: dict[str, Any], *tensors: str) -> dict[str, Any]:
-    return {**entry, "notes": tuple(entry["notes"]), **{t: _specs_from(entry[t]) for t in tensors}}
+    return {**entry, "notes": tuple(entry["notes"]), **{t: specs_from(entry[t]) for t in tensors}}
 
 
 def _task_from(entry: dict[str, Any]) -> Task:
     return Task(
         **{
             **entry,
-            "args": _specs_from(entry["args"]),
+            "args": specs_from(entry["args"]),
             "weight_args": tuple(entry["weight_args"]),
             "target": TargetSpec(**entry["target"]),
         }
     )
-
-
-def _specs_from(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
 
 
 def _proto_from(blob: bytes) -> Any:

@@ -43,11 +43,15 @@ def build_from(entry: dict[str, Any], library: bytes) -> Build:
         library=library,
         library_sha256=entry["library_sha256"],
         build_secs=entry["build_secs"],
-        args=tuple(TensorSpec(a["name"], tuple(a["shape"]), a["dtype"]) for a in entry["args"]),
+        args=specs_from(entry["args"]),
         weight_args=tuple(entry["weight_args"]),
         compiler=entry["compiler"],
         rewritten=tuple((argument, tuple(axes)) for argument, axes in entry["rewritten"]),
     )
+
+
+def specs_from(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
 
 
 def profile_from(entry: dict[str, Any]) -> Profile:
