@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import models
 import pytest
 import typer
 from readme_commands import README, shown_commands
@@ -476,6 +477,15 @@ def test_a_table_is_what_its_script_makes_of_what_was_kept(
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     folder = kept[-1] if kept[-1].is_dir() else kept[-1].parent
     assert done.stdout == (folder / text).read_text()
+
+
+@pytest.mark.parametrize("name", ["first-trial", "h200-first-trial"])
+def test_the_steps_of_a_start_are_what_was_measured(name: str) -> None:
+    kept = ROOT / "results" / "start"
+    starts = json.loads((kept / f"{name}.json").read_bytes())["starts"]
+    table = models.script("benchmark_first_trial").shown(starts)
+    assert (kept / f"{name}.txt").read_text() == f"{table}\n"
+    assert all(row in (ROOT / "results" / "README.md").read_text() for row in table.split("\n"))
 
 
 def test_files_speak_of_the_project_alone() -> None:
