@@ -9,8 +9,10 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -477,6 +479,18 @@ def test_a_table_is_what_its_script_makes_of_what_was_kept(
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     folder = kept[-1] if kept[-1].is_dir() else kept[-1].parent
     assert done.stdout == (folder / text).read_text()
+
+
+@pytest.mark.parametrize("part", ["", "every-batch", "seven-minutes"])
+def test_the_comparison_with_stock_is_what_its_runs_say(part: str, tmp_path: Path) -> None:
+    kept = ROOT / "results" / "h200-light_resnet50-against-stock" / part
+    with tarfile.open(kept / "runs.tar.xz") as runs:
+        runs.extractall(tmp_path, filter="data")
+    for name in {"comparison.json", "remeasured.json"} & set(os.listdir(kept)):
+        shutil.copy(kept / name, tmp_path)
+    command = [sys.executable, ROOT / "scripts" / "stock_summary", tmp_path]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == (kept / "benchmark.txt").read_text()
 
 
 @pytest.mark.parametrize("name", ["first-trial", "h200-first-trial"])
