@@ -452,6 +452,25 @@ def test_doctor_says_that_the_runtime_folder_cannot_be_used(
     assert "TUNERD_RUNTIME_FOLDER" in finding.fact
 
 
+def test_doctor_says_that_every_process_compiles_modules_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (finding,) = checks._bytecode(dataclasses.replace(host.facts(), not_compiled=()))
+    assert finding.status is checks.Status.OK
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "none"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert host.facts().not_compiled == ()  # the first process that imports them keeps it
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    facts = host.facts()
+    assert {"ray", "tvm", "tunerd"} <= set(facts.not_compiled)
+    (finding,) = checks._bytecode(facts)
+    assert finding.status is checks.Status.WARN
+    assert "PYTHONDONTWRITEBYTECODE" in finding.fact
+    folder = str(Path(host.__file__).parents[1])
+    assert "-m compileall -q " in finding.fix
+    assert folder in finding.fix
+
+
 def test_doctor_finds_who_listens_on_a_port() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 from tunerd.vocabulary import Conditions, TargetSpec
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
+_IMPORTED = ("tunerd", "ray", "tvm", "xgboost", "pandas", "onnx")
 PACKAGES = (
     "tunerd",
     "apache-tvm",
@@ -102,6 +105,7 @@ class HostFacts:
     mps_control: str | None  # path of nvidia-cuda-mps-control
     python: str
     packages: tuple[tuple[str, str], ...]
+    not_compiled: tuple[str, ...]  # modules that every process of a run compiles anew
     commit: str | None  # of tunerd's own checkout, if it is one
 
     @property
@@ -139,6 +143,7 @@ def facts() -> HostFacts:
         mps_control=shutil.which(MPS_CONTROL),
         python=platform.python_version(),
         packages=tuple((name, v) for name in PACKAGES if (v := _version(name)) is not None),
+        not_compiled=tuple(name for name in _IMPORTED if _is_compiled_anew(name)),
         commit=_commit(),
     )
 
@@ -392,6 +397,16 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _is_compiled_anew(module: str) -> bool:
+    """Whether a module has no bytecode, and Python keeps none of it either."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return False
+    kept = Path(importlib.util.cache_from_source(spec.origin))
+    folder = next(folder for folder in kept.parents if folder.exists())
+    return not kept.exists() and (sys.dont_write_bytecode or not os.access(folder, os.W_OK))
 
 
 def _commit() -> str | None:

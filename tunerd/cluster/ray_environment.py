@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib
 import logging
 import os
@@ -20,6 +21,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ _LONGEST_FOLDER = 107 - 1 - 43 - len("/sockets/plasma_store")
 OBJECT_STORE_BYTES = 256 << 20
 _KEPT_LOG_BYTES = 1 << 20
 _PROBE_SECS = 5.0
+_NODE_LOOK_SECS = 0.02
 _MAX_SENTENCE_CHARS = 500
 
 
@@ -174,8 +177,10 @@ def _bare() -> Iterator[None]:
 
     node: Any = importlib.import_module("ray._private.node").Node
     utils: Any = importlib.import_module("ray._private.utils")
+    services: Any = importlib.import_module("ray._private.services")
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
+            (services, "get_node", functools.partial(_asked_often, services.get_node)),
             (utils, "get_dashboard_dependency_error", _no_dashboard),
             (node, "start_api_server", no_api_server),
             (node, "start_monitor", _nothing),
@@ -184,6 +189,22 @@ def _bare() -> Iterator[None]:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         yield
+
+
+def _asked_often(get_node: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
+    """Return what Ray knows of a node, RuntimeError where it does not know it within a second.
+
+    Ray's get_node, which it calls until the raylet has registered, looks once a second.
+    """
+    state: Any = importlib.import_module("ray._private.state").GlobalState()
+    services: Any = importlib.import_module("ray._private.services")
+    state._initialize_global_state(services._get_gcs_client_options(gcs_address))
+    until = time.monotonic() + 1.0
+    while all(known["NodeID"] != node_id for known in state.node_table()):
+        if time.monotonic() > until:
+            raise RuntimeError(f"no node {node_id} yet")
+        time.sleep(_NODE_LOOK_SECS)
+    return get_node(gcs_address, node_id)
 
 
 def _no_dashboard() -> ImportError:
