@@ -48,6 +48,7 @@ TOP_LEVEL = {
 }
 # Flags of other programs that the README shows.
 FOREIGN_FLAGS = {
+    "--compile-bytecode",
     "--for",
     "--keep",
     "--head",
@@ -481,7 +482,7 @@ def test_a_table_is_what_its_script_makes_of_what_was_kept(
     assert done.stdout == (folder / text).read_text()
 
 
-@pytest.mark.parametrize("part", ["", "every-batch", "seven-minutes"])
+@pytest.mark.parametrize("part", ["", "every-batch", "seven-minutes", "with-bytecode"])
 def test_the_comparison_with_stock_is_what_its_runs_say(part: str, tmp_path: Path) -> None:
     kept = ROOT / "results" / "h200-light_resnet50-against-stock" / part
     with tarfile.open(kept / "runs.tar.xz") as runs:
@@ -493,13 +494,23 @@ def test_the_comparison_with_stock_is_what_its_runs_say(part: str, tmp_path: Pat
     assert done.stdout == (kept / "benchmark.txt").read_text()
 
 
-@pytest.mark.parametrize("name", ["first-trial", "h200-first-trial"])
+@pytest.mark.parametrize("name", ["first-trial", "h200-first-trial", "h100-bytecode"])
 def test_the_steps_of_a_start_are_what_was_measured(name: str) -> None:
     kept = ROOT / "results" / "start"
     starts = json.loads((kept / f"{name}.json").read_bytes())["starts"]
     table = models.script("benchmark_first_trial").shown(starts)
     assert (kept / f"{name}.txt").read_text() == f"{table}\n"
     assert all(row in (ROOT / "results" / "README.md").read_text() for row in table.split("\n"))
+
+
+@pytest.mark.parametrize("name", ["h100", "h100-apart"])
+def test_the_table_of_gpus_is_what_was_measured(name: str) -> None:
+    kept = ROOT / "results" / "h200-scaling"
+    table = models.script("benchmark_scaling").table(
+        json.loads((kept / f"{name}.json").read_bytes())["runs"]
+    )
+    assert (kept / f"{name}.txt").read_text() == f"{table}\n"
+    assert table in (ROOT / "results" / "README.md").read_text()
 
 
 def test_files_speak_of_the_project_alone() -> None:
