@@ -113,7 +113,10 @@ class NoLowering:
     def __init__(self, *_: Any) -> None:
         model = Model("net", "d" * 64, (), (), proto=None)
         lowered: Any = SimpleNamespace(mod=None)
-        self.kernels = Kernels(model, lowered, tuple(TASKS), touched_bytes=0)
+        self.kernels = Kernels(tuple(TASKS), 0, model, lowered)
+
+    def extracted(self) -> Kernels:
+        return self.kernels
 
     def result(self) -> Kernels:
         return self.kernels

@@ -9,11 +9,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tvm_ffi
 from lowered import EXAMPLES, LLVM, check, load, operators, run
 from models import conv_net, floats, ints, model, shape_arithmetic_net
 from onnx import TensorProto, helper
+from tvm import relax
 
 from tunerd.errors import ModelError
+from tunerd.models import lowering
+from tunerd.models.constants import remove_redundant_reshapes
 from tunerd.models.lowering import lower, touched_bytes
 from tunerd.models.reference import random_inputs
 from tunerd.tasks import extract_tasks
@@ -252,6 +256,27 @@ def test_a_graph_that_tvm_cannot_convert_stays_in_its_layout(tmp_path: Path) -> 
     proto = model(nodes, inputs={"x": shape}, outputs={"out": shape}, weights=weights)
     lowered = check(load(tmp_path, proto))
     assert lowered.notes[0].startswith("convolutions stay in NCHW: TVM cannot convert them")
+
+
+def test_reshapes_are_removed_as_by_the_pass_of_tvm(tmp_path: Path) -> None:
+    shapes = {"a": (3, 8), "b": (2, 12), "c": (2, 12), "out": (4, 6)}
+    nodes = [helper.make_node("Relu", ["x"], ["start"])]
+    nodes += [
+        helper.make_node("Reshape", [source, f"to_{name}"], [name])
+        for source, name in itertools.pairwise(["start", *shapes])
+    ]
+    weights = {f"to_{name}": ints(*shape) for name, shape in shapes.items()}
+    inputs, outputs = {"x": (4, 6)}, {"out": (4, 6), "b": (2, 12)}
+    proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
+    loaded = load(tmp_path, proto)
+    mod = lowering._import(dataclasses.replace(loaded, proto=proto))
+    assert lowering._count(mod, "relax.reshape") == 4
+    ours, theirs = (
+        relax.transform.DeadCodeElimination()(each(mod))
+        for each in (remove_redundant_reshapes, relax.transform.RemoveRedundantReshape())
+    )
+    assert lowering._count(ours, "relax.reshape") == 1  # of output b; the other one is the input
+    assert tvm_ffi.structural_equal(ours, theirs, map_free_vars=True)
 
 
 def test_integer_inputs_reach_an_embedding(tmp_path: Path) -> None:

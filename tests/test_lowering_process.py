@@ -20,8 +20,8 @@ from models import ROOT, conv_net, model
 from onnx import TensorProto, helper
 
 from tunerd.errors import InfrastructureError, InputError, ModelError
-from tunerd.extraction import Selection, kernels_of
-from tunerd.lowering_process import Lowering
+from tunerd.extraction import Extracted, Selection, kernels_of
+from tunerd.lowering_process import Lowerer, Lowering
 from tunerd.models.model import FixedModel, read_model
 from tunerd.vocabulary import TargetSpec
 
@@ -46,7 +46,9 @@ def fixed(tmp_path: Path) -> FixedModel:
 
 
 def test_it_gives_what_lowering_here_gives(fixed: FixedModel) -> None:
-    here, there = kernels_of(fixed, LLVM), Lowering(fixed, LLVM).result()
+    here, lowering = kernels_of(fixed, LLVM), Lowering(fixed, LLVM)
+    assert lowering.extracted() == Extracted(here.tasks, here.touched_bytes)
+    there = lowering.result()
     assert there.tasks == here.tasks
     assert there.model == here.model
     assert there.model.proto == here.model.proto
@@ -55,6 +57,17 @@ def test_it_gives_what_lowering_here_gives(fixed: FixedModel) -> None:
     assert there.lowered.weights.keys() == here.lowered.weights.keys()
     for name, weight in here.lowered.weights.items():
         np.testing.assert_array_equal(there.lowered.weights[name], weight)
+
+
+def test_a_process_that_was_started_before_lowers_one_model(fixed: FixedModel) -> None:
+    with Lowerer() as lowerer:
+        lowering = Lowering(fixed, LLVM, lowerer=lowerer)
+        assert lowering.pid == lowerer.process.pid
+        assert lowering.result().tasks
+        lowering.close()
+    with Lowerer() as unused:
+        pass
+    assert unused.process.returncode == -signal.SIGKILL
 
 
 def test_it_takes_a_selection_and_refuses_one_of_another_model(fixed: FixedModel) -> None:
@@ -83,8 +96,9 @@ def test_its_errors_and_its_log_come_here(tmp_path: Path, caplog: pytest.LogCapt
 def test_what_kills_it_is_said(fixed: FixedModel) -> None:
     lowering = Lowering(fixed, LLVM)
     os.kill(lowering.pid, signal.SIGKILL)
-    with pytest.raises(InfrastructureError, match="SIGKILL ended the process that lowers"):
-        lowering.result()
+    for wanted in (lowering.extracted, lowering.result):
+        with pytest.raises(InfrastructureError, match="SIGKILL ended the process that lowers"):
+            wanted()
 
 
 def test_what_is_sent_to_a_whole_job_does_not_end_it(fixed: FixedModel) -> None:

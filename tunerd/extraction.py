@@ -14,13 +14,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Extracted:
+    """What a search has to know of a model."""
+
+    tasks: tuple[Task, ...]
+    touched_bytes: int  # over how much an inference reaches: `profiles` says what that is for
+
+
+@dataclass(frozen=True)
+class Kernels(Extracted):
     """A model as kernels, and the tasks that tuning them makes."""
 
     model: Model
     lowered: Lowered = field(repr=False)
-    tasks: tuple[Task, ...]
-    touched_bytes: int  # over how much an inference reaches: `profiles` says what that is for
 
 
 @dataclass(frozen=True)
@@ -54,4 +60,4 @@ def kernels_of(
             )
         tasks = tuple(t for t in tasks if t.task_id in selection.task_ids)
     model = replace(model, notes=(*model.notes, *lowered.notes))
-    return Kernels(model, lowered, tasks, touched_bytes(lowered))
+    return Kernels(tasks, touched_bytes(lowered), model, lowered)

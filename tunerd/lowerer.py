@@ -1,4 +1,4 @@
-"""The process of a `Lowering`: gets a model, lowers it, and answers with its kernels.
+"""The process of a `Lowerer`: gets a model, lowers it, and answers with its kernels.
 
     python -m tunerd.lowerer
 
@@ -12,14 +12,12 @@ import os
 import signal
 import socket
 import threading
-from typing import Any
 
 from tunerd.errors import TunerdError
-from tunerd.extraction import Selection, kernels_of
-from tunerd.lowering_messages import asked_from, kernels_to
-from tunerd.models.model import FixedModel
+from tunerd.extraction import kernels_of
+from tunerd.lowering_messages import asked_from, extracted_to, kernels_to
+from tunerd.models.lowering import import_all
 from tunerd.slices import wire
-from tunerd.vocabulary import TargetSpec
 from tunerd.watching.logs import collect
 from tunerd.without_torch import keep_torch_from_tvm
 
@@ -30,21 +28,19 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     keep_torch_from_tvm()
     connection = socket.socket(fileno=0)
+    import_all()
     asked = asked_from(*wire.receive(connection))
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     log = collect()
-    body, blobs = _answer(*asked)
-    wire.send(connection, {**body, "log": log}, blobs)
-    os._exit(0)  # TVM takes its time to throw everything away
-
-
-def _answer(
-    model: FixedModel, target: TargetSpec, selection: Selection | None
-) -> tuple[dict[str, Any], list[bytes]]:
     try:
-        return kernels_to(kernels_of(model, target, selection))
+        kernels = kernels_of(*asked)
     except TunerdError as error:
-        return {"error": type(error).__name__, "message": str(error)}, []
+        said = {"error": type(error).__name__, "message": str(error), "log": log}
+        wire.send(connection, said)
+    else:
+        wire.send(connection, {**extracted_to(kernels), "log": log})
+        wire.send(connection, *kernels_to(kernels))
+    os._exit(0)  # TVM takes its time to throw everything away
 
 
 def _end_with(connection: socket.socket) -> None:

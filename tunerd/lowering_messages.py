@@ -1,4 +1,7 @@
-"""What a `Lowering` asks and is told, as the JSON and the blobs of a message, and back."""
+"""What a `Lowering` asks and is told, as the JSON and the blobs of messages, and back.
+
+It is told what was extracted first: a search can begin while the weights are on their way.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tunerd.extraction import Kernels, Selection
+from tunerd.extraction import Extracted, Kernels, Selection
 from tunerd.models.lowering import Lowered
 from tunerd.models.model import FixedModel
 from tunerd.slices.messages import arrays_from, arrays_to, specs_from
@@ -30,7 +33,17 @@ def asked_from(
     return model, TargetSpec(**body["target"]), selection
 
 
+def extracted_to(extracted: Extracted) -> dict[str, Any]:
+    tasks = [asdict(task) for task in extracted.tasks]
+    return {"tasks": tasks, "touched_bytes": extracted.touched_bytes}
+
+
+def extracted_from(body: dict[str, Any]) -> Extracted:
+    return Extracted(tuple(_task_from(entry) for entry in body["tasks"]), body["touched_bytes"])
+
+
 def kernels_to(kernels: Kernels) -> Message:
+    """Return what `kernels` are beyond what was extracted."""
     lowered = kernels.lowered
     weights, blobs = arrays_to(lowered.weights)
     body = {
@@ -41,16 +54,16 @@ def kernels_to(kernels: Kernels) -> Message:
             "notes": lowered.notes,
         },
         "weights": weights,
-        "tasks": [asdict(task) for task in kernels.tasks],
-        "touched_bytes": kernels.touched_bytes,
     }
     return body, [kernels.model.proto.SerializeToString(), *blobs]
 
 
-def kernels_from(body: dict[str, Any], blobs: Sequence[bytes]) -> Kernels:
+def kernels_from(extracted: Extracted, body: dict[str, Any], blobs: Sequence[bytes]) -> Kernels:
     proto, *weights = blobs
     lowered = body["lowered"]
     return Kernels(
+        extracted.tasks,
+        extracted.touched_bytes,
         Model(**_model_from(body["model"], "inputs", "outputs"), proto=_proto_from(proto)),
         Lowered(
             lowered["mod_json"],
@@ -58,8 +71,6 @@ def kernels_from(body: dict[str, Any], blobs: Sequence[bytes]) -> Kernels:
             lowered["num_inputs"],
             tuple(lowered["notes"]),
         ),
-        tuple(_task_from(entry) for entry in body["tasks"]),
-        body["touched_bytes"],
     )
 
 

@@ -15,12 +15,12 @@ import sys
 import tempfile
 import threading
 from concurrent.futures import Future
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from tunerd import errors
 from tunerd.errors import InfrastructureError
-from tunerd.extraction import Kernels, Selection
-from tunerd.lowering_messages import asked_to, kernels_from
+from tunerd.extraction import Extracted, Kernels, Selection
+from tunerd.lowering_messages import asked_to, extracted_from, kernels_from
 from tunerd.models.model import FixedModel
 from tunerd.slices import wire
 from tunerd.slices.processes import python_path
@@ -29,84 +29,117 @@ from tunerd.vocabulary import TargetSpec
 _TAIL_CHARS = 2000
 
 
-class Lowering:
-    """A model that is being lowered, from the construction of this on."""
+class Lowerer:
+    """A process that lowers one model. From its start on it imports what that takes, seconds.
 
-    def __init__(
-        self, model: FixedModel, target: TargetSpec, selection: Selection | None = None
-    ) -> None:
-        self._future: Future[Kernels] = Future()
-        connection, theirs = socket.socketpair()
-        printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+    Close it, or use it as a context manager.
+    """
+
+    def __init__(self) -> None:
+        self.connection, theirs = socket.socketpair()
+        self.printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "tunerd.lowerer"],
                 env={**os.environ, "PYTHONPATH": python_path()},
                 cwd="/",
                 stdin=theirs.fileno(),
-                stdout=printed,
-                stderr=printed,
+                stdout=self.printed,
+                stderr=self.printed,
             )
-        arguments = (connection, printed, (model, target, selection))
-        threading.Thread(target=self._exchange, args=arguments, daemon=True).start()
+
+    def close(self) -> None:
+        """End the process, whatever it does. Idempotent."""
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+        self.printed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Lowering:
+    """A model that is being lowered, from the construction of this on.
+
+    Args:
+        lowerer: a process that has no model yet, which this takes over; None starts one.
+    """
+
+    def __init__(
+        self,
+        model: FixedModel,
+        target: TargetSpec,
+        selection: Selection | None = None,
+        *,
+        lowerer: Lowerer | None = None,
+    ) -> None:
+        self._extracted: Future[Extracted] = Future()
+        self._kernels: Future[Kernels] = Future()
+        self._lowerer = lowerer or Lowerer()
+        asked = (model, target, selection)
+        self._thread = threading.Thread(target=self._exchange, args=(asked,), daemon=True)
+        self._thread.start()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._lowerer.process.pid
 
-    def result(self) -> Kernels:
-        """Wait for the kernels.
+    def extracted(self) -> Extracted:
+        """Wait for what a search needs; the rest is some hundred MB, and comes later.
 
         Raises as `kernels_of` does, and InfrastructureError where a signal ended the process.
         """
-        return self._future.result()
+        return self._extracted.result()
+
+    def result(self) -> Kernels:
+        """Wait for the kernels; raises as `extracted` does."""
+        return self._kernels.result()
 
     def close(self) -> None:
         """End the process, if it still lowers. Idempotent."""
-        self._process.kill()
-        self._process.wait()
+        self._lowerer.process.kill()
+        self._thread.join()
+        self._lowerer.close()
 
-    def _exchange(
-        self,
-        connection: socket.socket,
-        printed: IO[bytes],
-        asked: tuple[FixedModel, TargetSpec, Selection | None],
-    ) -> None:
-        with connection, printed:
+    def _exchange(self, asked: tuple[FixedModel, TargetSpec, Selection | None]) -> None:
+        with self._lowerer.connection, self._lowerer.printed:
             try:
-                self._future.set_result(self._kernels(connection, printed, asked))
+                wire.send(self._lowerer.connection, *asked_to(*asked))
+                body, _ = wire.receive(self._lowerer.connection)
+                extracted = _extracted_of(body)
+                self._extracted.set_result(extracted)
+                rest = wire.receive(self._lowerer.connection)
+                self._lowerer.process.wait()
+                self._kernels.set_result(kernels_from(extracted, *rest))
             except BaseException as error:
-                self._future.set_exception(error)
+                problem = self._ended() if isinstance(error, OSError) else error
+                for future in (self._extracted, self._kernels):
+                    if not future.done():
+                        future.set_exception(problem)
 
-    def _kernels(
-        self,
-        connection: socket.socket,
-        printed: IO[bytes],
-        asked: tuple[FixedModel, TargetSpec, Selection | None],
-    ) -> Kernels:
-        try:
-            wire.send(connection, *asked_to(*asked))
-            body, blobs = wire.receive(connection)
-            self._process.wait()
-        except OSError:
-            status = self._process.wait()
-            printed.seek(0)
-            raise _ended(status, printed.read().decode(errors="replace")) from None
-        for name, level, message in body["log"]:
-            logging.getLogger(name).log(level, "%s", message)
-        if "error" in body:
-            kind: Any = getattr(errors, body["error"])
-            raise kind(body["message"])
-        return kernels_from(body, blobs)
+    def _ended(self) -> Exception:
+        """Return the error of a process that ended without an answer."""
+        status = self._lowerer.process.wait()
+        self._lowerer.printed.seek(0)
+        printed = self._lowerer.printed.read().decode(errors="replace")
+        tail = printed.strip()[-_TAIL_CHARS:] or "nothing"
+        if status >= 0:
+            return RuntimeError(f"lowering the model failed; its process printed: {tail}")
+        name = signal.Signals(-status).name
+        return InfrastructureError(
+            f"{name} ended the process that lowers the model; where memory has run out, that is "
+            f"SIGKILL. It printed: {tail}"
+        )
 
 
-def _ended(status: int, printed: str) -> Exception:
-    """Return the error of a process that ended without an answer."""
-    tail = printed.strip()[-_TAIL_CHARS:] or "nothing"
-    if status >= 0:
-        return RuntimeError(f"lowering the model failed; its process printed: {tail}")
-    name = signal.Signals(-status).name
-    return InfrastructureError(
-        f"{name} ended the process that lowers the model; where memory has run out, that is "
-        f"SIGKILL. It printed: {tail}"
-    )
+def _extracted_of(body: dict[str, Any]) -> Extracted:
+    for name, level, message in body["log"]:
+        logging.getLogger(name).log(level, "%s", message)
+    if "error" in body:
+        kind: Any = getattr(errors, body["error"])
+        raise kind(body["message"])
+    return extracted_from(body)

@@ -22,8 +22,9 @@ from tunerd.deciding.quiet import Finals
 from tunerd.deciding.winners import FINALISTS
 from tunerd.disk import disk_errors_said
 from tunerd.errors import Interrupted
-from tunerd.extraction import Kernels, Selection
+from tunerd.extraction import Selection
 from tunerd.ledger import Ledger
+from tunerd.lowering_process import Lowerer, Lowering
 from tunerd.measuring.profiles import within
 from tunerd.outcome import Correctness, Outcome
 from tunerd.records import RunFacts
@@ -90,12 +91,14 @@ def _opened(
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop())  # first: a job may be stopped at any moment
         stack.enter_context(disk_errors_said(settings.out))
+        # TVM is imported there while the host and the model are read here.
+        lowerer = None if lent else stack.enter_context(Lowerer())
         opened = None
-        if settings.address is None:  # what this machine cannot do is said before anything loads
+        if settings.address is None:  # what this machine cannot do is said before Ray starts
             layout = preparation.local_layout(settings)
-            workshop = lent or Workshop(preparation.read(settings))
+            workshop = lent or Workshop(preparation.read(settings), lowerer)
         else:
-            workshop = lent or Workshop(preparation.read(settings))
+            workshop = lent or Workshop(preparation.read(settings), lowerer)
             opened = stack.enter_context(_joined(settings, workshop.run))
             layout = preparation.cluster_layout(settings, opened)
         earlier = preparation.warm_starts(settings, layout)
@@ -162,8 +165,9 @@ class _Session:
 
     def run(self) -> Outcome:
         """Tune and finish, in a cluster that is open or in a private one."""
-        with self._searched(to_finish=True) as (cluster, crew, kernels):
+        with self._searched(to_finish=True) as (cluster, crew, lowering):
             self._phase = "finishing"
+            kernels = lowering.result()
             quiet_slice = self._quiet_slice(cluster, crew)
             cluster.on_wait = self._require_not_stopped
             outcome = finish(
@@ -201,7 +205,7 @@ class _Session:
             pass
 
     @contextlib.contextmanager
-    def _searched(self, *, to_finish: bool) -> Iterator[tuple[Cluster, Crew, Kernels]]:
+    def _searched(self, *, to_finish: bool) -> Iterator[tuple[Cluster, Crew, Lowering]]:
         """Search, and yield what a search ends with while its workers live."""
         # All that takes seconds at once: the model is lowered while Ray and the workers start.
         lowering = self._place.workshop.lower(self._layout.target, self._selection)
@@ -224,22 +228,22 @@ class _Session:
             self._log_step("the slices have their shares")
             # Refuses a folder that no slice sees, before the search.
             quiet_slice = self._quiet_slice(cluster, crew)
-            kernels = lowering.result()
+            extracted = lowering.extracted()
             self._log_step("the model is lowered")
-            finals = Finals.of(self._settings, kernels.touched_bytes)
+            finals = Finals.of(self._settings, extracted.touched_bytes)
             self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
             lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
             sms = proofs[0].sm_count if self._layout.target.is_cuda else None
-            profile = within(SEARCH, kernels.touched_bytes)
-            cluster.give_tasks(kernels.tasks, lessons=lessons, sms=sms, profile=profile)
-            self._restore(kernels, proofs)
+            profile = within(SEARCH, extracted.touched_bytes)
+            cluster.give_tasks(extracted.tasks, lessons=lessons, sms=sms, profile=profile)
+            self._restore(extracted.tasks, proofs)
             if to_finish:
-                stack.enter_context(_loading(kernels))
+                stack.enter_context(_loading(lowering))
             self._search(cluster, crew)
             self._place.workshop.keep(self._layout.target, self._best_builds.all())
             self._timekeeper.end()
             self._require_not_stopped()
-            yield cluster, crew, kernels
+            yield cluster, crew, lowering
 
     @contextlib.contextmanager
     def _private_cluster(self) -> Iterator[Cluster]:
@@ -255,16 +259,16 @@ class _Session:
     def _log_step(self, what: str) -> None:
         log.info("%s after %.1f s", what, time.monotonic() - self._started)
 
-    def _restore(self, kernels: Kernels, proofs: Sequence[CapProof]) -> None:
+    def _restore(self, tasks: tuple[Task, ...], proofs: Sequence[CapProof]) -> None:
         """Take over what earlier sessions in this folder have measured."""
         settings = self._settings
         per_task = self._selection.trials_per_task if self._selection else None
         limits = Limits(settings.trials, settings.budget_secs, per_task)
-        self._store.register_tasks(kernels.tasks)
+        self._store.register_tasks(tasks)
         for proof in proofs:
             self._store.save_proof(proof)
             self._telemetry.proved(proof)
-        self._tasks = self._to_search(kernels.tasks)
+        self._tasks = self._to_search(tasks)
         known = functools.partial(self._place.workshop.build_of, self._layout.target)
         self._coordinator = Coordinator(self._tasks, limits, known=known)
         ended, unfinished, suspects = self._ledger.take_over({t.task_id for t in self._tasks})
@@ -448,13 +452,18 @@ class _Session:
 
 
 @contextlib.contextmanager
-def _loading(kernels: Kernels) -> Iterator[None]:
+def _loading(lowering: Lowering) -> Iterator[None]:
     """Load TVM into this process, for the end, while tuners are at work.
 
     Not beside Ray's start or end: they set variables of the environment, which TVM reads, and
     setenv(3) is not thread-safe.
     """
-    thread = threading.Thread(target=lambda: kernels.lowered.mod)
+
+    def load() -> None:
+        with contextlib.suppress(Exception):  # who wants the kernels is told
+            _ = lowering.result().lowered.mod
+
+    thread = threading.Thread(target=load)
     thread.start()
     try:
         yield

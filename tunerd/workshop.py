@@ -16,7 +16,7 @@ from typing import Any, Self
 from tunerd import host, preparation
 from tunerd.cluster.actors import Cluster
 from tunerd.extraction import Kernels, Selection
-from tunerd.lowering_process import Lowering
+from tunerd.lowering_process import Lowerer, Lowering
 from tunerd.models.model import FixedModel
 from tunerd.vocabulary import Build, Candidate, TargetSpec
 
@@ -24,10 +24,15 @@ _Asked = tuple[TargetSpec, Selection | None]
 
 
 class Workshop:
-    """A model, its kernels for each target, and a private cluster with its tuners."""
+    """A model, its kernels for each target, and a private cluster with its tuners.
 
-    def __init__(self, model: FixedModel) -> None:
+    Args:
+        lowerer: a process for the first lowering, if one was started already.
+    """
+
+    def __init__(self, model: FixedModel, lowerer: Lowerer | None = None) -> None:
         self.model = model
+        self._lowerer = lowerer
         self.run = f"{model.name}-{int(time.time())}-{os.getpid()}"
         self._stack = contextlib.ExitStack()
         self._cluster: Cluster | None = None
@@ -38,7 +43,8 @@ class Workshop:
         """Begin to simplify and lower the model, and to extract its tasks or some of them, once."""
         asked = (target, selection)
         if asked not in self._lowerings:
-            self._lowerings[asked] = Lowering(self.model, target, selection)
+            lowerer, self._lowerer = self._lowerer, None
+            self._lowerings[asked] = Lowering(self.model, target, selection, lowerer=lowerer)
         return self._lowerings[asked]
 
     def kernels(self, target: TargetSpec) -> Kernels:

@@ -64,6 +64,14 @@ def unit_permutes_to_reshapes(mod: IRModule) -> IRModule:
     return _mutated(mod, _UnitPermutes(mod))
 
 
+def remove_redundant_reshapes(mod: IRModule) -> IRModule:
+    """Return `mod` without reshapes to the same shape, and with one in place of two in a row.
+
+    relax.transform.RemoveRedundantReshape takes 0.3 s to keep the one reshape of a ResNet-50.
+    """
+    return relax.transform.CanonicalizeBindings()(_mutated(mod, _Reshapes(mod)))
+
+
 def name_inputs(mod: IRModule) -> IRModule:
     """Return `mod` with the parameters of `main` named input_0, input_1 and so on.
 
@@ -94,6 +102,12 @@ def _tensor(operand: relax.Expr) -> relax.Expr:
 
 def _shape(call: relax.Call) -> tuple[int, ...]:
     return tuple(int(d) for d in call.ty.shape.values)
+
+
+def _fixed_shape(expr: relax.Expr) -> tuple[int, ...] | None:
+    shape = getattr(expr.ty, "shape", None)
+    sizes = shape.values if isinstance(shape, relax.ShapeExpr) else [None]
+    return tuple(map(int, sizes)) if all(isinstance(n, IntImm) for n in sizes) else None
 
 
 def _axes(call: relax.Call, a: np.ndarray) -> list[int]:
@@ -161,6 +175,24 @@ class _Renamer(PyExprMutator):  # type: ignore[misc]
 
     def visit_var_(self, var: relax.Var) -> relax.Expr:
         return self.new.get(var.__chandle__(), var)
+
+
+@mutator
+class _Reshapes(PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        visited = self.visit_expr_post_order(call)
+        if getattr(call.op, "name", "") != "relax.reshape":
+            return visited
+        source = visited.args[0]
+        before = self.lookup_binding(source) if isinstance(source, relax.Var) else None
+        if isinstance(before, relax.Call) and getattr(before.op, "name", "") == "relax.reshape":
+            source = before.args[0]
+        shape = _fixed_shape(call)
+        if shape is None:
+            return visited
+        if _fixed_shape(source) == shape:
+            return source
+        return visited if source is visited.args[0] else relax.op.reshape(source, shape)
 
 
 @mutator

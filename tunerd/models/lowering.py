@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import logging
 import math
@@ -87,6 +88,12 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
         _require_output_types(mod, model)
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
     return Lowered(tvm.ir.save_json(mod), weights, len(model.inputs), notes)
+
+
+def import_all() -> None:
+    """Import what simplifying and lowering a model takes."""
+    for name in ("onnx", "onnxruntime", "onnxslim", "tvm.relax.frontend.onnx", "tvm.tirx"):
+        importlib.import_module(name)
 
 
 def make_target(target: TargetSpec) -> Target:
@@ -178,7 +185,7 @@ def _run(mod: IRModule, passes: Sequence[Callable[[IRModule], IRModule]]) -> IRM
 def _clean_up() -> list[Callable[[IRModule], IRModule]]:
     from tvm.relax import transform as rt
 
-    from tunerd.models.constants import fold_constants
+    from tunerd.models.constants import fold_constants, remove_redundant_reshapes
     from tunerd.models.powers import expand_powers
 
     return [
@@ -187,7 +194,7 @@ def _clean_up() -> list[Callable[[IRModule], IRModule]]:
         expand_powers,
         fold_constants,
         rt.EliminateCommonSubexpr(),
-        rt.RemoveRedundantReshape(),
+        remove_redundant_reshapes,
         rt.DeadCodeElimination(),
     ]
 
@@ -200,13 +207,17 @@ def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
     import tvm
     from tvm.relax import transform as rt
 
-    from tunerd.models.constants import fold_constants, unit_permutes_to_reshapes
+    from tunerd.models.constants import (
+        fold_constants,
+        remove_redundant_reshapes,
+        unit_permutes_to_reshapes,
+    )
 
     tidy = [
         rt.CanonicalizeBindings(),
         fold_constants,
         unit_permutes_to_reshapes,
-        rt.RemoveRedundantReshape(),
+        remove_redundant_reshapes,
         rt.EliminateCommonSubexpr(),
         rt.DeadCodeElimination(),
     ]
