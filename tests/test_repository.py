@@ -494,13 +494,24 @@ def test_the_comparison_with_stock_is_what_its_runs_say(part: str, tmp_path: Pat
     assert done.stdout == (kept / "benchmark.txt").read_text()
 
 
-@pytest.mark.parametrize("name", ["first-trial", "h200-first-trial", "h100-bytecode"])
+@pytest.mark.parametrize(
+    "name",
+    ["first-trial", "h200-first-trial", "h100-bytecode", "lowering-early-1", "lowering-early-2"],
+)
 def test_the_steps_of_a_start_are_what_was_measured(name: str) -> None:
     kept = ROOT / "results" / "start"
     starts = json.loads((kept / f"{name}.json").read_bytes())["starts"]
     table = models.script("benchmark_first_trial").shown(starts)
     assert (kept / f"{name}.txt").read_text() == f"{table}\n"
     assert all(row in (ROOT / "results" / "README.md").read_text() for row in table.split("\n"))
+
+
+def test_the_table_of_lowering_is_what_was_measured() -> None:
+    kept = ROOT / "results" / "start"
+    lowered = json.loads((kept / "lowering.json").read_bytes())["lowered"]
+    table = models.script("benchmark_lowering").shown(lowered)
+    assert (kept / "lowering.txt").read_text() == f"{table}\n"
+    assert table in (ROOT / "results" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["h100", "h100-apart"])
