@@ -110,7 +110,7 @@ def victims(method: str, arguments: tuple[Any, ...]) -> list[str]:
 class NoLowering:
     """Tasks of no model, at once."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, lowerer: None) -> None:
         model = Model("net", "d" * 64, (), (), proto=None)
         lowered: Any = SimpleNamespace(mod=None)
         self.kernels = Kernels(tuple(TASKS), 0, model, lowered)
@@ -371,8 +371,9 @@ def run_session(
     fixed = FixedModel("net", "d" * 64, (), proto=None)
     files.BUSY_TIMEOUT_SECS = 0.05
     preparation.read = lambda _: fixed
+    session.Lowerer = contextlib.nullcontext  # type: ignore[misc,assignment]
     workshop.Lowering = NoLowering  # type: ignore[misc,assignment]
-    actors.leashed = lambda: contextlib.nullcontext(())  # type: ignore[assignment]
+    actors.leashed = lambda: contextlib.nullcontext(tuple)  # type: ignore[assignment]
     actors.TunerActor = ListTuner  # type: ignore[misc,assignment]
     slices = sys.modules["tunerd.slices"]
     slices.member = lambda _: FaultySlice  # type: ignore[attr-defined]

@@ -137,6 +137,7 @@ class SimulatedRay:
             "ray._raylet": raylet,
             "ray._private": self._private,
             "ray._private.utils": utils,
+            "ray._private.services": types.SimpleNamespace(get_node=lambda *_: {}),
             "ray._private.node": types.SimpleNamespace(Node=Node),
             "ray.util": types.SimpleNamespace(),
             "ray.util.metrics": metrics,

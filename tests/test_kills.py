@@ -297,12 +297,15 @@ def cut_off(run_in: tuple[Path, Path]) -> Killed:
     order = [kind for kind in ("driver", "raylet") for _ in range(EACH)]
     rng.shuffle(order)
     for kind in order:
+        sessions = sessions_with_ray(run)
         run.start()
         assert run.process is not None
         driver = psutil.Process(run.process.pid)
         # Ray itself aborts a driver that loses its raylet in the middle of ray.init.
-        begun = "raylet" if kind == "driver" else "tunerd.cluster.ray_leash"
-        run.wait_for(lambda begun=begun: bool(called(run.processes(), begun)))  # type: ignore[misc]
+        if kind == "driver":
+            run.wait_for(lambda: bool(called(run.processes(), "raylet")))
+        else:
+            run.wait_for(lambda sessions=sessions: sessions_with_ray(run) > sessions)  # type: ignore[misc]
         if rng.random() < 0.4:
             time.sleep(rng.uniform(0.0, 3.0))  # any moment of the start
         else:
@@ -320,6 +323,26 @@ def cut_off(run_in: tuple[Path, Path]) -> Killed:
     run.start()
     found.last = run.end()
     return found
+
+
+def sessions_with_ray(run: Run) -> int:
+    """Return how many sessions of a run have had their cluster."""
+    log = Paths(run.folder).logs / "tunerd.jsonl"
+    return log.read_text().count("Ray is there") if log.exists() else 0
+
+
+def test_a_driver_that_is_killed_while_ray_starts_leaves_nothing(
+    run_in: tuple[Path, Path],
+) -> None:
+    model, folder = run_in
+    run = Run(folder / "starting", model, ("--trials", "4"))
+    run.start()
+    run.wait_for(lambda: bool(called(run.processes(), "raylet")))
+    assert run.process is not None
+    run.process.kill()
+    run.end()
+    assert sessions_with_ray(run) == 0
+    assert outlived(folder) == []
 
 
 def test_nothing_is_left_15_s_after_a_driver_or_a_raylet_was_killed(cut_off: Killed) -> None:

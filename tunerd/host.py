@@ -401,7 +401,9 @@ def _version(package: str) -> str | None:
 
 def _is_compiled_anew(module: str) -> bool:
     """Whether a module has no bytecode, and Python keeps none of it either."""
-    spec = importlib.util.find_spec(module)
+    spec = None
+    with contextlib.suppress(ValueError):  # of a module that was not imported from anywhere
+        spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return False
     kept = Path(importlib.util.cache_from_source(spec.origin))

@@ -118,8 +118,9 @@ class Cluster:
             forget_token()
             with handlers_kept():
                 if self._folder is not None:
+                    hold = self._leash.enter_context(leashed())
                     start_private(ray.init, self._folder, cpus=cpus, gpus=gpus)
-                    self._daemons = self._leash.enter_context(leashed())
+                    self._daemons = hold()
                 elif address is not None:
                     join(ray.init, address, run)
                     node = ray._private.worker.global_worker.node

@@ -5,10 +5,11 @@ publish that the raylet is gone (`publish_error_to_driver` in ray/_private/utils
 Workers that wait for work live on for some 16 s after their raylet, and a driver that goes on
 without it is ended by Ray with exit status 1, which here means something else: see `Daemon`.
 
-    python -m tunerd.cluster.ray_leash RAYLET:TICKS AGENT:TICKS ...
+    python -m tunerd.cluster.ray_leash
 
-watches the raylet, and its standard input, whose other end the driver holds. When one of them ends
-it kills the agents, a raylet that outlives its driver, and the workers of the driver's cluster.
+starts before Ray. On standard input the driver tells the raylet, as PID:TICKS, once it is there,
+and holds the other end. When the driver or its raylet ends, this kills the agents, a raylet that
+outlives its driver, and the workers: what has the cluster's token in its environment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,8 @@ from tunerd.slices.processes import ProcessId
 _LOOK_SECS = 0.5
 _RAYLET_SECS = 5.0  # after its driver
 _DAEMONS = ("raylet", "gcs_server")
-_WORKER = b"/default_worker.py\0"  # what Ray starts
+# What Ray starts, each with Python, before they have a title: its workers, and its agents.
+_SCRIPTS = (b"/default_worker.py\0", b"/dashboard/agent.py\0", b"/runtime_env/agent/main.py\0")
 _TOKEN = "RAY_AUTH_TOKEN"  # no two private clusters have the same
 
 
@@ -46,23 +48,30 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def leashed() -> Iterator[tuple[Daemon, ...]]:
-    """Hold the cluster that this process has started, and yield its daemons.
+def leashed() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
+    """End the private cluster that this process starts in the block, whenever this process ends.
 
-    What is left of it is killed when this process ends, or leaves the block.
+    The cluster's token is in the environment already. Yields what is to be called once the cluster
+    is there: it returns its daemons, and from then on the cluster ends with its raylet as well.
     """
-    daemons = [Daemon(name, p) for p in children(os.getpid()) if (name := _name(p)) in _DAEMONS]
-    raylets = [d.process for d in daemons if d.name == "raylet"]
-    agents = [agent for raylet in raylets for agent in children(raylet.pid)]
     holder = subprocess.Popen(
-        [sys.executable, "-m", "tunerd.cluster.ray_leash", *map(_text, (*raylets, *agents))],
+        [sys.executable, "-m", "tunerd.cluster.ray_leash"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        text=True,
         start_new_session=True,  # Ctrl-C and a killed group do not reach it
     )
+
+    def hold() -> tuple[Daemon, ...]:
+        daemons = [Daemon(name, p) for p in children(os.getpid()) if (name := _name(p)) in _DAEMONS]
+        (raylet,) = [d.process for d in daemons if d.name == "raylet"]
+        assert holder.stdin is not None
+        print(f"{raylet.pid}:{raylet.start_ticks}", file=holder.stdin, flush=True)
+        return tuple(daemons)
+
     try:
-        yield tuple(daemons)
+        yield hold
     finally:
         with contextlib.suppress(BrokenPipeError):
             holder.communicate()
@@ -110,42 +119,48 @@ def _name(process: ProcessId) -> str:
     return ""
 
 
-def _workers(token: str) -> list[ProcessId]:
-    """Return the workers of a cluster: Ray gives them its token in their environment, and a title.
+def _of_cluster(token: str) -> list[ProcessId]:
+    """Return a cluster's workers and agents: they have its token in their environment.
 
-    Those that have just been started have none yet. Left alone they look for their raylet for long.
+    Those that have just been started have no title yet. Left alone they look for their raylet for
+    long.
     """
+    return [
+        process
+        for process, command in _with_token(token)
+        if command.startswith(b"ray::") or any(script in command for script in _SCRIPTS)
+    ]
+
+
+def _with_token(token: str) -> Iterator[tuple[ProcessId, bytes]]:
+    """Yield the processes that have a token in their environment, with their command lines."""
     entry = f"{_TOKEN}={token}".encode()
-    found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         with contextlib.suppress(OSError):  # ended meanwhile, or another user's
             command = (folder / "cmdline").read_bytes()
-            if not command.startswith(b"ray::") and _WORKER not in command:
-                continue
             is_ours = entry in (folder / "environ").read_bytes().split(b"\0")
-            if is_ours and (worker := ProcessId.of(int(folder.name))) is not None:
-                found.append(worker)
-    return found
+            if is_ours and (process := ProcessId.of(int(folder.name))) is not None:
+                yield process, command
 
 
-def _text(process: ProcessId) -> str:
-    return f"{process.pid}:{process.start_ticks}"
-
-
-def main(arguments: Sequence[str]) -> None:
-    raylet, *agents = (ProcessId(*map(int, a.split(":"))) for a in arguments)
-    while raylet.alive:
-        if select.select([sys.stdin], [], [], _LOOK_SECS)[0]:
-            break  # the driver has ended, and the raylet will
-    for agent in agents:
-        agent.signal(signal.SIGKILL)
-    if not raylet.wait(_RAYLET_SECS):
-        raylet.signal(signal.SIGKILL)  # on a busy machine it takes long to see what has ended
-    for worker in _workers(os.environ[_TOKEN]):
-        worker.signal(signal.SIGKILL)
+def main() -> None:
+    told = sys.stdin.readline()  # nothing where the driver ends while Ray starts
+    if told:
+        raylet = ProcessId(*map(int, told.split(":")))
+        while raylet.alive:
+            if select.select([sys.stdin], [], [], _LOOK_SECS)[0]:
+                break  # the driver has ended, and the raylet will
+    token = os.environ[_TOKEN]
+    for process in _of_cluster(token):
+        process.signal(signal.SIGKILL)
+    for raylet in [process for process, _ in _with_token(token) if _name(process) == "raylet"]:
+        if not raylet.wait(_RAYLET_SECS):
+            raylet.signal(signal.SIGKILL)  # on a busy machine it takes long to see what has ended
+    for process in _of_cluster(token):  # which the raylet has started meanwhile
+        process.signal(signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
