@@ -5,11 +5,12 @@ publish that the raylet is gone (`publish_error_to_driver` in ray/_private/utils
 Workers that wait for work live on for some 16 s after their raylet, and a driver that goes on
 without it is ended by Ray with exit status 1, which here means something else: see `Daemon`.
 
-    python -m tunerd.cluster.ray_leash
+    python -m tunerd.cluster.ray_leash DRIVER
 
-starts before Ray. On standard input the driver tells the raylet, as PID:TICKS, once it is there,
-and holds the other end. When the driver or its raylet ends, this kills the agents, a raylet that
-outlives its driver, and the workers: what has the cluster's token in its environment.
+starts before Ray. On standard input the driver tells the raylet and its agents, as PID:TICKS, once
+they are there, and holds the other end. When the driver or its raylet ends, this kills the agents,
+a raylet that outlives its driver, and the workers. It looks for raylet and agents itself until it
+is told; workers it knows by the cluster's token in their environment.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tunerd.errors import InfrastructureError
 from tunerd.slices.processes import ProcessId
 
 _LOOK_SECS = 0.5
+_START_LOOK_SECS = 0.1  # less than an agent takes until it has a title
 _RAYLET_SECS = 5.0  # after its driver
 _DAEMONS = ("raylet", "gcs_server")
 # What Ray starts, each with Python, before they have a title: its workers, and its agents.
@@ -55,7 +57,7 @@ def leashed() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
     is there: it returns its daemons, and from then on the cluster ends with its raylet as well.
     """
     holder = subprocess.Popen(
-        [sys.executable, "-m", "tunerd.cluster.ray_leash"],
+        [sys.executable, "-m", "tunerd.cluster.ray_leash", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -65,9 +67,11 @@ def leashed() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
 
     def hold() -> tuple[Daemon, ...]:
         daemons = [Daemon(name, p) for p in children(os.getpid()) if (name := _name(p)) in _DAEMONS]
-        (raylet,) = [d.process for d in daemons if d.name == "raylet"]
+        known = _raylet_and_agents(os.getpid())
+        if not known:
+            raise _ended("raylet")
         assert holder.stdin is not None
-        print(f"{raylet.pid}:{raylet.start_ticks}", file=holder.stdin, flush=True)
+        print(*(f"{p.pid}:{p.start_ticks}" for p in known), file=holder.stdin, flush=True)
         return tuple(daemons)
 
     try:
@@ -81,10 +85,14 @@ def require_alive(daemons: Sequence[Daemon]) -> None:
     """Raise InfrastructureError where one has ended: Ray would end this process without a word."""
     ended = [d.name for d in daemons if not d.alive]
     if ended:
-        raise InfrastructureError(
-            f"Ray's {' and '.join(ended)} on this machine ended; what was measured is stored, and "
-            "the same command goes on"
-        )
+        raise _ended(" and ".join(ended))
+
+
+def _ended(names: str) -> InfrastructureError:
+    return InfrastructureError(
+        f"Ray's {names} on this machine ended; what was measured is stored, and the same command "
+        "goes on"
+    )
 
 
 def raylet_at(socket_name: str) -> tuple[Daemon, ...]:
@@ -145,17 +153,27 @@ def _with_token(token: str) -> Iterator[tuple[ProcessId, bytes]]:
                 yield process, command
 
 
+def _raylet_and_agents(driver: int) -> list[ProcessId]:
+    raylet = next((p for p in children(driver) if _name(p) == "raylet"), None)
+    return [raylet, *children(raylet.pid)] if raylet else []
+
+
 def main() -> None:
-    told = sys.stdin.readline()  # nothing where the driver ends while Ray starts
-    if told:
-        raylet = ProcessId(*map(int, told.split(":")))
-        while raylet.alive:
-            if select.select([sys.stdin], [], [], _LOOK_SECS)[0]:
-                break  # the driver has ended, and the raylet will
+    driver = int(sys.argv[1])
+    known: list[ProcessId] = []
+    # An agent's title may overwrite the token in its environment.
+    while not select.select([sys.stdin], [], [], _START_LOOK_SECS)[0]:
+        known = _raylet_and_agents(driver) or known
+    if told := sys.stdin.readline():  # nothing where the driver ends while Ray starts
+        known = [ProcessId(*map(int, each.split(":"))) for each in told.split()]
+    while known and known[0].alive:
+        if select.select([sys.stdin], [], [], _LOOK_SECS)[0]:
+            break  # the driver has ended, and the raylet will
     token = os.environ[_TOKEN]
-    for process in _of_cluster(token):
+    for process in (*known[1:], *_of_cluster(token)):
         process.signal(signal.SIGKILL)
-    for raylet in [process for process, _ in _with_token(token) if _name(process) == "raylet"]:
+    started = [process for process, _ in _with_token(token) if _name(process) == "raylet"]
+    for raylet in (*known[:1], *started):
         if not raylet.wait(_RAYLET_SECS):
             raylet.signal(signal.SIGKILL)  # on a busy machine it takes long to see what has ended
     for process in _of_cluster(token):  # which the raylet has started meanwhile
