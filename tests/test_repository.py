@@ -482,7 +482,7 @@ def test_a_table_is_what_its_script_makes_of_what_was_kept(
     assert done.stdout == (folder / text).read_text()
 
 
-@pytest.mark.parametrize("part", ["", "every-batch", "seven-minutes", "with-bytecode"])
+@pytest.mark.parametrize("part", ["", "every-batch", "seven-minutes", "h100"])
 def test_the_comparison_with_stock_is_what_its_runs_say(part: str, tmp_path: Path) -> None:
     kept = ROOT / "results" / "h200-light_resnet50-against-stock" / part
     with tarfile.open(kept / "runs.tar.xz") as runs:
