@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from gate_runs import outcome, run_of
 from models import ROOT, conv_net
 from tune_process import GONE_SECS, Run
 
@@ -25,7 +26,7 @@ from tunerd.recipe.carry_out import Result, carry_out
 
 # Stands in for tunerd: writes down what it was asked, and ends as plan.json says of that command.
 PROGRAM = """
-import json, os, signal, sys, time
+import json, os, shutil, signal, sqlite3, sys, time
 with open("asked", "a") as asked:
     asked.write(" ".join(sys.argv[1:]) + "\\n")
 plan = json.load(open("plan.json"))
@@ -42,6 +43,13 @@ if step == "hold":
     open("let go", "w").close()
 if step == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
+if step == "not begun":  # as Python ends where a module is missing
+    sys.exit(1)
+if sys.argv[1] == "tune" and step in (0, 1, 2):
+    out = sys.argv[sys.argv.index("--out") + 1]
+    shutil.copytree("ended", out, dirs_exist_ok=True)
+    with sqlite3.connect(out + "/store.sqlite") as store:
+        store.execute("update outcomes set saved_at = ?", [time.time()])
 if isinstance(step, str):
     print(json.dumps({"verdict": step, "headline": step + ": so it is"}))
     sys.exit({"worse": 3, "not comparable": 4}.get(step, 0))
@@ -57,6 +65,7 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carry:
     monkeypatch.chdir(tmp_path)
     Path("program.py").write_text(PROGRAM)
     program = (sys.executable, "program.py")
+    run_of(Path("ended"), outcome(0, tasks=1))
 
     def carry(text: str, plan: dict[str, object], *, fail_fast: bool = False) -> Result:
         Path("r.yaml").write_text(text)
@@ -80,6 +89,33 @@ def test_a_run_that_fails_does_not_stop_the_others_and_the_worst_code_is_the_end
     assert asked() == ["tune x", "tune y", "tune z"]
     assert [ended.exit_code for ended in result.runs] == [1, 13, 2]
     assert result.exit_code == 13
+
+
+@pytest.mark.parametrize("has_run_before", [False, True])
+def test_a_run_that_keeps_no_outcome_is_no_base_whatever_its_exit_code(
+    carried: Carry, has_run_before: bool
+) -> None:
+    text = "model: x\ncpu-pct: 50\nout: a/x\ngate: {base: base/x, base-follows: true}\n"
+    if has_run_before:
+        carried(text, {})
+        Path("base/x").unlink()
+    result = carried(text, {"tune x": "not begun"})
+    assert [ended.exit_code for ended in result.runs] == [ExitCode.BUG]
+    assert not os.path.lexists("base/x")
+    assert result.exit_code == ExitCode.BUG
+
+
+def test_a_command_finds_itself_and_not_the_modules_of_the_users_folder(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("cpu-pct: 100\nmodel: a.onnx\n")
+    (tmp_path / "types.py").write_text("raise RuntimeError('not the one of Python')\n")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tunerd", "run", "r.yaml"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == ExitCode.BAD_MODEL, done.stderr
 
 
 def test_with_fail_fast_the_first_that_fails_is_the_last(carried: Carry) -> None:

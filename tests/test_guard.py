@@ -118,6 +118,14 @@ def test_a_guard_is_no_descendant_of_the_process_that_started_it(bench: Bench) -
     assert os.getsid(guard) != os.getsid(0)
 
 
+def test_a_guard_starts_from_a_folder_whose_modules_have_names_of_pythons(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "types.py").write_text("raise RuntimeError('not the one of Python')\n")
+    monkeypatch.chdir(tmp_path)
+    assert identity(bench.lease().guard_pid).alive
+
+
 def test_a_runner_gets_its_share_the_gpu_and_the_private_daemon(bench: Bench) -> None:
     _, _, environment = bench.runner(bench.lease(), pct=40)
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tune_process import GONE_SECS
 
-from tunerd.cluster.ray_leash import _of_cluster
+from tunerd.cluster import ray_leash
+from tunerd.cluster.ray_leash import _of_cluster, leashed
+from tunerd.errors import InfrastructureError
+from tunerd.slices.processes import ProcessId
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -40,3 +46,38 @@ def test_workers_and_agents_are_found_from_their_first_moment(
         process.stdout.readline()
         assert (process.pid in [p.pid for p in _of_cluster("ours")]) == is_rays
         process.communicate()
+
+
+@pytest.fixture
+def raylet(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessId]:
+    """Stand in for the raylet of this process's cluster."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "ours")
+    with subprocess.Popen([sys.executable, "-c", SLEEP], stdin=subprocess.PIPE) as process:
+        found = ProcessId.of(process.pid)
+        assert found is not None
+        monkeypatch.setattr(ray_leash, "_raylet_and_agents", lambda driver: [found])
+        yield found
+        process.kill()
+
+
+def test_it_works_in_a_folder_whose_modules_have_names_of_pythons(
+    raylet: ProcessId, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "types.py").write_text("raise RuntimeError('not the one of Python')\n")
+    (tmp_path / "default_worker.py").write_text(SLEEP)
+    worker_command = [sys.executable, "-P", str(tmp_path / "default_worker.py"), "--worker"]
+    with subprocess.Popen(worker_command, stdin=subprocess.PIPE) as worker:
+        monkeypatch.chdir(tmp_path)
+        with leashed() as hold:
+            hold()
+            raylet.signal(signal.SIGKILL)
+            assert worker.wait(GONE_SECS) == -signal.SIGKILL
+
+
+def test_its_early_end_is_said(raylet: ProcessId) -> None:
+    with leashed() as hold:
+        (leash,) = (p for p in ray_leash.children(os.getpid()) if p != raylet)
+        leash.signal(signal.SIGKILL)
+        leash.wait(GONE_SECS)
+        with pytest.raises(InfrastructureError, match="has itself ended, with -9"):
+            hold()

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.errors import InfrastructureError
-from tunerd.slices.processes import ProcessId
+from tunerd.slices.processes import ProcessId, python_path
 
 _LOOK_SECS = 0.5
 _START_LOOK_SECS = 0.1  # less than an agent takes until it has a title
@@ -58,6 +58,8 @@ def leashed() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
     """
     holder = subprocess.Popen(
         [sys.executable, "-m", "tunerd.cluster.ray_leash", str(os.getpid())],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        cwd="/",  # no module of the user's folder is taken for one of Python's
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -71,7 +73,13 @@ def leashed() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
         if not known:
             raise _ended("raylet")
         assert holder.stdin is not None
-        print(*(f"{p.pid}:{p.start_ticks}" for p in known), file=holder.stdin, flush=True)
+        try:
+            print(*(f"{p.pid}:{p.start_ticks}" for p in known), file=holder.stdin, flush=True)
+        except BrokenPipeError as error:
+            raise InfrastructureError(
+                "the process that ends Ray with this one has itself ended, with "
+                f"{holder.wait()}; where memory has run out, that is -9"
+            ) from error
         return tuple(daemons)
 
     try:

@@ -20,6 +20,7 @@ from tunerd.errors import ExitCode, FolderError, TunerdError
 from tunerd.outcome import GateVerdict
 from tunerd.recipe.plan import Gate, PlannedRun, Recipe
 from tunerd.records import Store
+from tunerd.slices.processes import python_path
 
 _ENDED_WELL = (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)  # there is an artifact
 
@@ -67,7 +68,7 @@ def carry_out(
     fail_fast: bool = False,
     say: Callable[[str], None] = lambda line: None,
     stdout: IO[Any] | int | None = None,
-    program: Sequence[str] = (sys.executable, "-m", "tunerd", "--leash"),
+    program: Sequence[str] = (sys.executable, "-P", "-m", "tunerd", "--leash"),
 ) -> Result:
     """Make `runs`, and go on after one that fails unless `fail_fast`.
 
@@ -96,12 +97,15 @@ def carry_out(
 
 
 def _carry_out_one(run: PlannedRun, children: _Children) -> Ended:
+    before, _ = _outcome(run)
     code = children.run(run.argv)
     if code == ExitCode.INTERRUPTED:
         children.is_stopped = True
     if code not in _ENDED_WELL:
         return Ended(run, code)
-    outcome = _outcome(run)
+    saved_at, outcome = _outcome(run)
+    if saved_at == before:  # Python itself ends with 1, where tunerd has not even begun
+        return Ended(run, ExitCode.BUG)
     gate = run.gate
     if gate is None or children.is_stopped:
         return Ended(run, code, outcome=outcome)
@@ -115,12 +119,13 @@ def _carry_out_one(run: PlannedRun, children: _Children) -> Ended:
     return Ended(run, code, gate_code, said, gate.base_follows and is_better, outcome)
 
 
-def _outcome(run: PlannedRun) -> dict[str, Any] | None:
+def _outcome(run: PlannedRun) -> tuple[float | None, dict[str, Any] | None]:
+    """Return the last outcome that a run has kept, and when."""
     try:
         with Store.read(run.out) as store:
-            return store.outcome()
-    except TunerdError:  # the run's own exit code has said what is to be said
-        return None
+            return store.outcome_saved_at(), store.outcome()
+    except TunerdError:  # there is no run yet, or its own exit code says what is to be said
+        return None, None
 
 
 def _point(gate: Gate, run: PlannedRun) -> None:
@@ -188,7 +193,11 @@ class _Children:
             with os.fdopen(leash, "rb") as stdin:
                 # Out of the terminal's group: it would get Ctrl-C twice, from there and from here.
                 self._child = subprocess.Popen(
-                    [*self._program, *argv], stdin=stdin, stdout=stdout, process_group=0
+                    [*self._program, *argv],
+                    env={**os.environ, "PYTHONPATH": python_path()},
+                    stdin=stdin,
+                    stdout=stdout,
+                    process_group=0,
                 )
             if self.is_stopped:  # the signal came while the process was being made
                 self._child.send_signal(signal.SIGTERM)

@@ -133,6 +133,7 @@ def _start(
         done = subprocess.run(
             _command(folder, gpu_uuid, run, external, runner_command),
             env=_environment(),
+            cwd="/",  # no module of the user's folder is taken for one of Python's
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -185,6 +186,7 @@ def guarded_early(
     starter = subprocess.Popen(
         [*command, "--expect", json.dumps(list(expected))],
         env=_environment(),
+        cwd="/",
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
