@@ -17,7 +17,7 @@ from artifact_fixtures import tiny_artifact
 from build_fixtures import LLVM, doubling, raising
 
 from tunerd import host
-from tunerd.errors import InfrastructureError
+from tunerd.errors import HostError, InfrastructureError
 from tunerd.measuring import measure
 from tunerd.measuring.measure import DEAD, CpuDevice, Device
 from tunerd.measuring.profiles import final_profile
@@ -232,6 +232,27 @@ def test_a_runner_that_ends_as_it_is_asked_for_its_context_costs_one_build(
     assert failure.kind is Kind.CRASH
     assert isinstance(after, Measurement)
     assert slice_.launches == 2
+
+
+@pytest.mark.parametrize("problem", [HostError("no memory"), InfrastructureError("no runner")])
+def test_what_was_measured_is_told_where_no_further_runner_starts(
+    slice_: ThreadSlice, sound: Build, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    slice_.start()
+
+    def refuse() -> socket.socket:
+        raise problem
+
+    monkeypatch.setattr(slice_, "_launch", refuse)
+    before, crash, left, last = slice_.measure(
+        [sound, raising(LLVM, "CUDA_ERROR_CONTAINED"), sound, sound], QUICK
+    )
+    assert isinstance(before, Measurement)
+    assert isinstance(crash, Failure)
+    assert crash.kind is Kind.CRASH
+    assert left == last == Failure(Stage.RUN, Kind.COLLATERAL, f"it was not measured: {problem}")
+    with pytest.raises(type(problem)):
+        slice_.measure([sound], QUICK)
 
 
 def test_a_device_is_alive_unless_it_answers_with_an_error() -> None:

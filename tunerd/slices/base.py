@@ -86,6 +86,9 @@ class Slice(ABC):
     ) -> list[Measurement | Failure]:
         """Measure each build on its own, in order. A fault is the Failure of the build it hit.
 
+        What keeps a slice from measuring is raised, unless some of the builds have results: then
+        the rest are COLLATERAL, and the next call raises.
+
         Args:
             best_secs: the best time known of each build's task, None where none is: what is far
                 slower may be ended early. Of no task where nothing is given.

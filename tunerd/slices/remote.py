@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tunerd.errors import DiskError, HostError, InfrastructureError
+from tunerd.errors import DiskError, HostError, InfrastructureError, TunerdError
 from tunerd.measuring.measure import DEAD
 from tunerd.measuring.work import Ran, Work
 from tunerd.slices import processes, wire
@@ -130,13 +130,20 @@ class RemoteSlice(Slice):
         bests = tuple(best_secs) or (None,) * len(builds)
         results: list[Measurement | Failure] = []
         while (done := len(results)) < len(builds):
-            for result in self._measured(builds[done:], profile, bests[done:]):
-                is_told = self._connection is not None  # and not that the runner was lost
-                if is_told and isinstance(result, Failure):
-                    result = self._checked(result)
-                results.append(result)
-                if self._connection is None:
-                    break
+            try:
+                for result in self._measured(builds[done:], profile, bests[done:]):
+                    is_told = self._connection is not None  # and not that the runner was lost
+                    if is_told and isinstance(result, Failure):
+                        result = self._checked(result)
+                    results.append(result)
+                    if self._connection is None:
+                        break
+            except TunerdError as error:  # there is no further runner, or a disk is full
+                if not results:
+                    raise
+                self._disconnect()
+                left = Failure(Stage.RUN, Kind.COLLATERAL, f"it was not measured: {error}")
+                results += [left] * (len(builds) - len(results))
         return results
 
     def _measured(
