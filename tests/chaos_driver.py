@@ -114,6 +114,7 @@ class NoLowering:
         model = Model("net", "d" * 64, (), (), proto=None)
         lowered: Any = SimpleNamespace(mod=None)
         self.kernels = Kernels(tuple(TASKS), 0, model, lowered)
+        self.problem = None
 
     def extracted(self) -> Kernels:
         return self.kernels

@@ -330,6 +330,27 @@ def test_no_variable_is_set_while_tvm_is_loaded(make_run: MakeRun) -> None:
     assert seen["meanwhile"] == []
 
 
+# The program, whose model is lost once its tasks are known.
+_LOST_MODEL = """
+from tunerd import lowering_process
+from tunerd.cli import main
+from tunerd.errors import InfrastructureError
+def lost(*_):
+    raise InfrastructureError("no memory for the model")
+lowering_process.kernels_from = lost
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_search_ends_at_once_where_its_model_is_lost(make_run: MakeRun) -> None:
+    run = make_run("--slice", "simulated", trials=100_000)
+    words = [sys.executable, "-c", _LOST_MODEL, *run.command[3:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == ExitCode.INFRASTRUCTURE, done.stderr
+    assert "no memory for the model" in done.stdout
+
+
 # The program, with simulated slices of which the first faults at each candidate.
 _FAULTY = """
 import dataclasses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from models import conv_net
 from ray_processes import short_folder
 
 from tunerd import host
+from tunerd.errors import InfrastructureError
 from tunerd.extraction import Selection
 from tunerd.matrix.building import build_all
 from tunerd.matrix.kept import opened
@@ -81,6 +83,17 @@ def test_a_model_is_lowered_once_for_each_target(tmp_path: Path) -> None:
     assert workshop.kernels(target) is kernels
     chosen = Selection((kernels.tasks[0].task_id,), 8)
     assert workshop.lower(target, chosen).result().tasks == kernels.tasks[:1]
+
+
+def test_a_model_whose_lowering_was_ended_is_lowered_once_more(tmp_path: Path) -> None:
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    workshop = Workshop(read_model(tmp_path / "net.onnx"))
+    target = host.cpu_target_json(1)
+    ended = workshop.lower(target)
+    os.kill(ended.pid, signal.SIGKILL)
+    with pytest.raises(InfrastructureError, match="SIGKILL"):
+        ended.result()
+    assert workshop.kernels(target).tasks
 
 
 def test_what_a_session_has_built_is_lent_for_its_target_and_kept_by_a_matrix(

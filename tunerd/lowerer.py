@@ -9,7 +9,6 @@ of it does, so with its parent, however that ends.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 
@@ -23,9 +22,6 @@ from tunerd.without_torch import keep_torch_from_tvm
 
 
 def main() -> None:
-    # They may reach a whole terminal or job; the parent decides when this ends.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     keep_torch_from_tvm()
     connection = socket.socket(fileno=0)
     import_all()

@@ -6,6 +6,7 @@ that does both at once may crash (setenv(3) is not thread-safe).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import IO, Any, Self
 
@@ -38,7 +40,7 @@ class Lowerer:
     def __init__(self) -> None:
         self.connection, theirs = socket.socketpair()
         self.printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        with theirs:
+        with theirs, _deaf_children():
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tunerd.lowerer"],
                 env={**os.environ, "PYTHONPATH": python_path()},
@@ -60,6 +62,19 @@ class Lowerer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Have processes that are started in the block never take SIGINT and SIGTERM.
+
+    Those may reach a whole terminal or job, at any moment; the parent decides when a child ends.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Lowering:
@@ -98,6 +113,11 @@ class Lowering:
     def result(self) -> Kernels:
         """Wait for the kernels; raises as `extracted` does."""
         return self._kernels.result()
+
+    @property
+    def problem(self) -> BaseException | None:
+        """What `result` raises, None while nothing is known."""
+        return self._kernels.exception() if self._kernels.done() else None
 
     def close(self) -> None:
         """End the process, if it still lowers. Idempotent."""

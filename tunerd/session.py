@@ -239,7 +239,7 @@ class _Session:
             self._restore(extracted.tasks, proofs)
             if to_finish:
                 stack.enter_context(_loading(lowering))
-            self._search(cluster, crew)
+            self._search(cluster, crew, lowering if to_finish else None)
             self._place.workshop.keep(self._layout.target, self._best_builds.all())
             self._timekeeper.end()
             self._require_not_stopped()
@@ -299,7 +299,7 @@ class _Session:
 
     # --- the loop ------------------------------------------------------------------------------
 
-    def _search(self, cluster: Cluster, crew: Crew) -> None:
+    def _search(self, cluster: Cluster, crew: Crew, lowering: Lowering | None) -> None:
         coordinator = self._coordinator
         self._phase = "tuning"
         self._began = time.monotonic()
@@ -325,6 +325,8 @@ class _Session:
                     )
             if self._stop.requested and not coordinator.finished:
                 self._carry_out(cluster, coordinator.handle(ev.StopRequested("stopped on request")))
+            if lowering is not None and lowering.problem is not None:
+                raise lowering.problem  # what comes after the search would be in vain
             tick = ev.Tick(time.monotonic() - self._began)
             self._carry_out(cluster, coordinator.handle(tick))
             self._show("")
