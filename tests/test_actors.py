@@ -173,6 +173,15 @@ def test_a_living_driver_keeps_its_folder_when_another_one_starts(runtime: Path)
     assert list(runtime.iterdir()) == []
 
 
+def test_a_folder_that_its_driver_had_no_time_to_lock_goes_once_it_is_old(runtime: Path) -> None:
+    old, new = runtime / "new-old", runtime / "new-new"
+    old.mkdir()
+    new.mkdir()
+    os.utime(old, (0, 0))
+    RayFolder().close()
+    assert list(runtime.iterdir()) == [new]
+
+
 # --- Ctrl-C ------------------------------------------------------------------------------------
 
 

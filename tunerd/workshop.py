@@ -42,7 +42,8 @@ class Workshop:
     def lower(self, target: TargetSpec, selection: Selection | None = None) -> Lowering:
         """Begin to simplify and lower the model, and to extract its tasks or some of them, once."""
         asked = (target, selection)
-        if asked not in self._lowerings:
+        known = self._lowerings.get(asked)
+        if known is None or known.problem is not None:
             lowerer, self._lowerer = self._lowerer, None
             self._lowerings[asked] = Lowering(self.model, target, selection, lowerer=lowerer)
         return self._lowerings[asked]
@@ -83,7 +84,9 @@ class Workshop:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for lowering in self._lowerings.values():
-            lowering.close()
-        self._cluster = None
-        self._stack.__exit__(*error)
+        try:
+            for lowering in self._lowerings.values():
+                lowering.close()
+        finally:  # a second Ctrl-C may come first
+            self._cluster = None
+            self._stack.__exit__(*error)

@@ -102,13 +102,14 @@ class Cluster:
         self._lost_one = False
         self.on_call: Callable[[str, float, float], None] = lambda slice_id, start, end: None
         self.on_wait: Callable[[], None] = lambda: None  # for builds; may raise to stop there
-        self._leash = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()  # what ends Ray and takes away what it had
         self._daemons: tuple[Daemon, ...] = ()
         self._here = ("", "")  # boot id and name of the driver's host
         self._folder = RayFolder() if address is None else None
-        self._environment = Environment(
-            environment(run) if address is None else environment_to_join(address, run)
-        )
+        if self._folder is not None:
+            self._stack.callback(self._folder.close)
+        variables = environment(run) if address is None else environment_to_join(address, run)
+        self._stack.callback(Environment(variables).undo)
         try:
             import ray
 
@@ -118,10 +119,12 @@ class Cluster:
             forget_token()
             with handlers_kept():
                 if self._folder is not None:
-                    hold = self._leash.enter_context(leashed())
+                    hold = self._stack.enter_context(leashed())
+                    self._stack.callback(self._shut_down)
                     start_private(ray.init, self._folder, cpus=cpus, gpus=gpus)
                     self._daemons = hold()
                 elif address is not None:
+                    self._stack.callback(self._shut_down)
                     join(ray.init, address, run)
                     node = ray._private.worker.global_worker.node
                     self._daemons = raylet_at(node.raylet_socket_name)
@@ -130,7 +133,7 @@ class Cluster:
         except BaseException:
             if self._folder is not None and (kept := self._keep_logs()):
                 log.error("the run had a problem%s", kept)
-            self._end()
+            self._stack.close()
             raise
 
     # --- nodes ---------------------------------------------------------------------------------
@@ -492,8 +495,10 @@ class Cluster:
         """Close the slices, then end the actors and a local cluster. Idempotent."""
         slices, self._slices = self._slices, {}
         tuners, self._tuners = self._tuners, {}
-        self._end_actors(slices.values(), tuners.values())
-        self._end()
+        try:
+            self._end_actors(slices.values(), tuners.values())
+        finally:
+            self._stack.close()
 
     def _end_actors(self, slices: Collection[Any], tuners: Collection[Any] = ()) -> None:
         ray = self._ray
@@ -507,15 +512,10 @@ class Cluster:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 ray.kill(actor)
 
-    def _end(self) -> None:
-        ray = getattr(self, "_ray", None)
-        if ray is not None and ray.is_initialized():
+    def _shut_down(self) -> None:
+        if self._ray.is_initialized():
             with handlers_kept():
-                ray.shutdown()
-        self._leash.close()
-        if self._folder is not None:
-            self._folder.close()
-        self._environment.undo()
+                self._ray.shutdown()
 
     def __enter__(self) -> Self:
         return self

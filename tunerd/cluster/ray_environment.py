@@ -32,6 +32,8 @@ from tunerd.slices.lease import private_folder
 log = logging.getLogger(__name__)
 
 _PREFIX = "ray-"
+_UNLOCKED_PREFIX = "new-"  # for a moment
+_LOCK_SECS = 60.0  # a long moment, on a busy machine
 # sun_path holds 108 bytes with its end (unix(7)); Ray adds a session's name, 39 to 43 bytes long,
 # and sockets/plasma_store.
 _LONGEST_FOLDER = 107 - 1 - 43 - len("/sockets/plasma_store")
@@ -113,9 +115,9 @@ class RayFolder:
             )
         _remove_dead(root)
         # Under another name until it is locked: what has the prefix and no lock is dead.
-        hidden = Path(tempfile.mkdtemp(prefix="new-", dir=root))
+        hidden = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=root))
         self._lock: int | None = _locked(hidden)
-        self.path = hidden.rename(root / hidden.name.replace("new-", _PREFIX, 1))
+        self.path = hidden.rename(root / hidden.name.replace(_UNLOCKED_PREFIX, _PREFIX, 1))
         self.scratch = self.path / "scratch"
         self.scratch.mkdir(mode=0o700)
 
@@ -257,11 +259,20 @@ def log_lines(data: dict[str, Any], ignore_prefix: bool) -> None:
 
 
 def _remove_dead(root: Path) -> None:
-    for folder in root.glob(f"{_PREFIX}*"):
+    unnamed = [f for f in root.glob(f"{_UNLOCKED_PREFIX}*") if _is_old(f)]
+    for folder in (*root.glob(f"{_PREFIX}*"), *unnamed):
         with contextlib.suppress(OSError):  # locked: its driver lives; or gone meanwhile
             lock = _locked(folder)
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
+
+
+def _is_old(folder: Path) -> bool:
+    """Say whether whoever made a folder has had the time to lock it, or has taken it away."""
+    try:
+        return time.time() > folder.stat().st_mtime + _LOCK_SECS
+    except OSError:
+        return True
 
 
 def _locked(folder: Path) -> int:
