@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.deciding.compare import compare
+from tunerd.deciding.compare import compare, fastest
 from tunerd.outcome import Verdict
 
 OPPOSITE = {
@@ -123,3 +123,13 @@ def test_the_best_of_several_keeps_the_interval_of_one() -> None:
 def test_times_that_are_none_are_refused(bad: list[float]) -> None:
     with pytest.raises(ValueError, match="new_secs"):
         compare([1e-3] * 6, bad)
+
+
+def test_the_fastest_is_that_of_the_least_median_and_is_judged_as_the_best_of_all() -> None:
+    base = noisy(1e-3, 20, 0)
+    rivals = {str(seed): noisy(1e-3, 20, seed) for seed in range(1, 7)}
+    best, compared = fastest(base, rivals)
+    assert float(np.median(rivals[best])) == min(float(np.median(r)) for r in rivals.values())
+    assert compared == compare(base, rivals[best], of=6)
+    assert fastest(None, rivals) == (best, None)
+    assert fastest(base, {"first": base, "second": base})[0] == "first"

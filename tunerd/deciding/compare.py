@@ -6,7 +6,8 @@ Between sessions, whose samples were not taken in turns, `tunerd.gate.judge` dec
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +73,23 @@ def compare(
         ratio_low=low,
         ratio_high=high,
     )
+
+
+def fastest(
+    base_secs: Sequence[float] | None, rivals: Mapping[str, Sequence[float]]
+) -> tuple[str, Comparison | None]:
+    """Return which rival has the least median, the first of equals, and how it compares to a base.
+
+    It takes the base's place if the comparison says FASTER, or where there is none to compare with:
+    the rule by which each task's winner is chosen.
+
+    Args:
+        rivals: the samples of each, one at least, by its id.
+    """
+    best = min(rivals, key=lambda name: statistics.median(rivals[name]))
+    if base_secs is None:
+        return best, None
+    return best, compare(base_secs, rivals[best], of=len(rivals))
 
 
 def _between(log_ratios: _Floats, confidence: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from tunerd.deciding.compare import compare
+from tunerd.deciding.compare import fastest
 from tunerd.outcome import Finalist, TaskOutcome, Verdict
 from tunerd.vocabulary import Measurement, Origin
 
@@ -149,15 +149,13 @@ def _judged(able: Sequence[Finalist], by: _Samples, other: _Samples) -> float:
 
 
 def _chosen(able: Sequence[Finalist], samples: _Samples) -> str:
-    """Return the winner by the finals' rule, that of `tunerd.deciding.winners`."""
+    """Return the winner by the finals' rule, but for what only runs can tell: right results."""
     ids = [f.candidate_id for f in able if f.origin is Origin.SEARCH]
-    default = next((f.candidate_id for f in able if f.origin is Origin.DEFAULT), None)
+    default = next((f.candidate_id for f in able if f.origin is Origin.DEFAULT), "")
     if not ids:
-        return able[0].candidate_id
-    best = min(ids, key=lambda name: median(samples[name]))
-    if default is None or compare(samples[default], samples[best]).verdict is Verdict.FASTER:
-        return best
-    return default
+        return default
+    best, compared = fastest(samples.get(default), {name: samples[name] for name in ids})
+    return best if compared is None or compared.verdict is Verdict.FASTER else default
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from tunerd.deciding.compare import compare
+from tunerd.deciding.compare import fastest
 from tunerd.deciding.quiet import QuietSlice
 from tunerd.outcome import Comparison, Finalist, TaskOutcome, Verdict
 from tunerd.records import Store
@@ -217,16 +217,16 @@ def _winner(
         why = f"another's fault kept the default from being measured: {base.message[-200:]}"
         return default, None, f"not settled, {why}"
     wrong = ""
-    while rivals := [
-        (r.median_secs, c, r)
-        for c in candidates
-        if isinstance(r := measured[c.candidate_id], Measurement)
-    ]:
-        _, best, result = min(rivals, key=lambda rival: rival[0])
+    by_id = {c.candidate_id: c for c in candidates}
+    while rivals := {
+        name: r.run_secs for name in by_id if isinstance(r := measured[name], Measurement)
+    }:
+        name, comparison = fastest(None if isinstance(base, Failure) else base.run_secs, rivals)
+        best = by_id[name]
         if isinstance(base, Failure):
             note = "neither its speed nor its results were compared with anything"
             return best, None, f"{note}: its default schedule does not run: {base.message[-200:]}"
-        comparison = compare(base.run_secs, result.run_secs, of=len(rivals))
+        assert comparison is not None
         if comparison.verdict is not Verdict.FASTER:
             note = f"the best candidate against the default: {comparison.verdict}"
             return default, comparison, "; ".join(filter(None, (wrong, note)))

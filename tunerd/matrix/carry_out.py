@@ -23,7 +23,7 @@ from typing import Any
 from tunerd import preparation, session
 from tunerd.artifacts.manifest import MANIFEST
 from tunerd.coordination.coordinator import MAX_ATTEMPTS
-from tunerd.deciding.compare import compare
+from tunerd.deciding.compare import fastest
 from tunerd.deciding.faults import is_final, without_cause
 from tunerd.deciding.verify import Expected, expected_of
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
@@ -430,17 +430,12 @@ def winner_of(results: Mapping[str, Result], default: str, may_win: Container[st
     Args:
         may_win: the ids of those that count, beside the default.
     """
-    timed = [(r.median_secs, c) for c, r in results.items() if isinstance(r, Measurement)]
-    rivals = sorted(t for t in timed if t[1] != default and t[1] in may_win)
+    timed = {c: r.run_secs for c, r in sorted(results.items()) if isinstance(r, Measurement)}
+    rivals = {c: secs for c, secs in timed.items() if c != default and c in may_win}
     if not rivals:
         return default
-    best, base = results[rivals[0][1]], results.get(default)
-    if not isinstance(base, Measurement):
-        return rivals[0][1]
-    assert isinstance(best, Measurement)
-    compared = compare(base.run_secs, best.run_secs, of=len(rivals))
-    is_faster = compared.verdict is Verdict.FASTER
-    return rivals[0][1] if is_faster else default
+    best, compared = fastest(timed.get(default), rivals)
+    return best if compared is None or compared.verdict is Verdict.FASTER else default
 
 
 def contest_profile(l2: str) -> Profile:
