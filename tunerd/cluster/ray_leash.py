@@ -16,6 +16,7 @@ is told; workers it knows by the cluster's token in their environment.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -23,9 +24,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tunerd.errors import InfrastructureError
+from tunerd.slices import processes
 from tunerd.slices.processes import ProcessId, python_path
 
 _LOOK_SECS = 0.5
@@ -33,7 +34,7 @@ _START_LOOK_SECS = 0.1  # less than an agent takes until it has a title
 _RAYLET_SECS = 5.0  # after its driver
 _DAEMONS = ("raylet", "gcs_server")
 # What Ray starts, each with Python, before they have a title: its workers, and its agents.
-_SCRIPTS = (b"/default_worker.py\0", b"/dashboard/agent.py\0", b"/runtime_env/agent/main.py\0")
+_SCRIPTS = (b"/default_worker.py", b"/dashboard/agent.py", b"/runtime_env/agent/main.py")
 _TOKEN = "RAY_AUTH_TOKEN"  # no two private clusters have the same
 
 
@@ -68,7 +69,7 @@ def leashed() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
     )
 
     def hold() -> tuple[Daemon, ...]:
-        daemons = [Daemon(name, p) for p in children(os.getpid()) if (name := _name(p)) in _DAEMONS]
+        started = [(processes.name(p), p) for p in processes.children(os.getpid())]
         known = _raylet_and_agents(os.getpid())
         if not known:
             raise _ended("raylet")
@@ -80,7 +81,7 @@ def leashed() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
                 "the process that ends Ray with this one has itself ended, with "
                 f"{holder.wait()}; where memory has run out, that is -9"
             ) from error
-        return tuple(daemons)
+        return tuple(Daemon(name, p) for name, p in started if name in _DAEMONS)
 
     try:
         yield hold
@@ -106,33 +107,8 @@ def _ended(names: str) -> InfrastructureError:
 def raylet_at(socket_name: str) -> tuple[Daemon, ...]:
     """Return the raylet of this machine that listens on a socket, none where there is none."""
     argument = f"--raylet_socket_name={socket_name}".encode()
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if not folder.name.isdigit():
-                continue
-            if argument in (folder / "cmdline").read_bytes().split(b"\0"):
-                process = ProcessId.of(int(folder.name))
-                return () if process is None else (Daemon("raylet", process),)
-    return ()
-
-
-def children(pid: int) -> list[ProcessId]:
-    """Return the processes that a process has started and that live."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and (child := ProcessId.of(int(folder.name))) is not None:
-                found.append(child)
-    return found
-
-
-def _name(process: ProcessId) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process.pid}/comm").read_text().strip()
-    return ""
+    found = (process for process in processes.running() if argument in processes.command(process))
+    return tuple(Daemon("raylet", process) for process in itertools.islice(found, 1))
 
 
 def _of_cluster(token: str) -> list[ProcessId]:
@@ -141,29 +117,21 @@ def _of_cluster(token: str) -> list[ProcessId]:
     Those that have just been started have no title yet. Left alone they look for their raylet for
     long.
     """
-    return [
-        process
-        for process, command in _with_token(token)
-        if command.startswith(b"ray::") or any(script in command for script in _SCRIPTS)
-    ]
+    return [p for p in _with_token(token) if _is_of_ray(processes.command(p))]
 
 
-def _with_token(token: str) -> Iterator[tuple[ProcessId, bytes]]:
-    """Yield the processes that have a token in their environment, with their command lines."""
-    entry = f"{_TOKEN}={token}".encode()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-            command = (folder / "cmdline").read_bytes()
-            is_ours = entry in (folder / "environ").read_bytes().split(b"\0")
-            if is_ours and (process := ProcessId.of(int(folder.name))) is not None:
-                yield process, command
+def _is_of_ray(command: Sequence[bytes]) -> bool:
+    return command[0].startswith(b"ray::") or any(word.endswith(_SCRIPTS) for word in command)
+
+
+def _with_token(token: str) -> Iterator[ProcessId]:
+    return (p for p in processes.running() if processes.has_variable(p, _TOKEN, token))
 
 
 def _raylet_and_agents(driver: int) -> list[ProcessId]:
-    raylet = next((p for p in children(driver) if _name(p) == "raylet"), None)
-    return [raylet, *children(raylet.pid)] if raylet else []
+    started = processes.children(driver)
+    raylet = next((p for p in started if processes.name(p) == "raylet"), None)
+    return [raylet, *processes.children(raylet.pid)] if raylet else []
 
 
 def main() -> None:
@@ -180,7 +148,7 @@ def main() -> None:
     token = os.environ[_TOKEN]
     for process in (*known[1:], *_of_cluster(token)):
         process.signal(signal.SIGKILL)
-    started = [process for process, _ in _with_token(token) if _name(process) == "raylet"]
+    started = [p for p in _with_token(token) if processes.name(p) == "raylet"]
     for raylet in (*known[:1], *started):
         if not raylet.wait(_RAYLET_SECS):
             raylet.signal(signal.SIGKILL)  # on a busy machine it takes long to see what has ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -60,18 +60,52 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
+def running() -> Iterator[ProcessId]:
+    """Yield all processes that run, any user's; nothing is read of their memory."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (process := ProcessId.of(int(folder.name))) is not None:
+            yield process
+
+
+def parent(process: ProcessId) -> int:
+    """Return the pid of who has started a process, or has adopted it; 0 where it has ended."""
+    stat = _stat(process.pid)
+    return int(stat[1]) if stat else 0
+
+
+def children(pid: int) -> list[ProcessId]:
+    return [process for process in running() if parent(process) == pid]
+
+
 def with_children(of: Iterable[ProcessId]) -> list[ProcessId]:
     """Return living processes and their children.
 
     It reads no memory of a process, as its environment is: that waits while a driver holds it.
     """
     pids = {process.pid for process in of if process.alive}
-    found = []
-    for pid in (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()):
-        stat, process = _stat(pid), ProcessId.of(pid)
-        if stat and process and (pid in pids or int(stat[1]) in pids):
-            found.append(process)
-    return found
+    return [p for p in running() if p.pid in pids or parent(p) in pids]
+
+
+def name(process: ProcessId) -> str:
+    """Return the first 15 bytes of its program's name, "" where it has ended (proc(5), comm)."""
+    return _read(process, "comm").decode(errors="replace").strip()
+
+
+def command(process: ProcessId) -> list[bytes]:
+    """Return the words of its command line, or its title, in one; none where it has ended."""
+    return _read(process, "cmdline").rstrip(b"\0").split(b"\0")
+
+
+def has_variable(process: ProcessId, name: str, value: str) -> bool:
+    """Say whether a process of this user's was started with a variable of the environment."""
+    return f"{name}={value}".encode() in _read(process, "environ").split(b"\0")
+
+
+def _read(process: ProcessId, file: str) -> bytes:
+    try:
+        return Path(f"/proc/{process.pid}/{file}").read_bytes()
+    except OSError:  # it has ended meanwhile, or is another user's
+        return b""
 
 
 def is_stopped(pid: int) -> bool:
@@ -89,22 +123,14 @@ def with_environment(
         program: the file name of the program or of a script it runs.
         argued: whether only those count that were started with arguments.
     """
-    entry = f"{name}={value}".encode()
     found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
+    for process in running():
+        words = command(process)
+        names = [os.path.basename(word) for word in words[:3]]
+        if program.encode() not in names:
             continue
-        try:
-            words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-            names = [os.path.basename(word) for word in words[:3]]
-            if program.encode() not in names:
-                continue
-            if argued and names.index(program.encode()) == len(words) - 1:
-                continue
-            environment = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's
+        if argued and names.index(program.encode()) == len(words) - 1:
             continue
-        identity = ProcessId.of(int(folder.name))
-        if identity is not None and entry in environment:
-            found.append(identity)
+        if has_variable(process, name, value):
+            found.append(process)
     return found
