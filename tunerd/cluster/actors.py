@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from tunerd import clock
 from tunerd.cluster.nodes import Node, Survey, TunerSpec, match_slices, survey_here
-from tunerd.cluster.ray_calls import Calls
+from tunerd.cluster.ray_calls import LOOK_SECS, Calls
 from tunerd.cluster.ray_environment import (
     Environment,
     RayFolder,
@@ -62,7 +62,6 @@ HURRY_SECS = 15.0  # for tuners to end what nobody waits for any more
 BUILD_ROUNDS = 3  # in which what was lost with a tuner is built again
 _CLOSE_SECS = 15.0
 _ANSWER_SECS = 10.0  # for a slice that is asked whether it lives
-_LOOK_SECS = 0.5  # how often Ray's daemons are looked at while a call is waited for
 
 
 class Cluster:
@@ -190,7 +189,7 @@ class Cluster:
             self.start_slice(spec, node_id)
         proofs: dict[str, CapProof] = {}
         while len(proofs) < len(specs):
-            for answer in self.answers(_LOOK_SECS):
+            for answer in self.answers(LOOK_SECS):
                 if answer.worker_id not in asked:  # a tuner, or a node that joins
                     continue
                 if answer.problem:
@@ -422,7 +421,7 @@ class Cluster:
         lost = ""
         while self._calls.of("build"):
             self.on_wait()
-            for answer in self.answers(_LOOK_SECS):
+            for answer in self.answers(LOOK_SECS):
                 worker_id, is_build = answer.worker_id, answer.method == "build"
                 if is_build and answer.problem:
                     raise answer.problem

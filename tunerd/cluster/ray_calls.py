@@ -14,7 +14,7 @@ from tunerd.cluster.ray_leash import Daemon, require_alive
 from tunerd.cluster.workers import Answer
 from tunerd.errors import InfrastructureError, TunerdError
 
-_LOOK_SECS = 0.5  # how often Ray's daemons are looked at while a call is waited for
+LOOK_SECS = 0.5  # how often Ray's daemons are looked at while a call is waited for
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class Calls:
                 require_alive(self._daemons)
                 left_secs = max(0.0, deadline - time.monotonic())
                 try:
-                    return ray.get(references, timeout=min(left_secs, _LOOK_SECS))
+                    return ray.get(references, timeout=min(left_secs, LOOK_SECS))
                 except ray.exceptions.GetTimeoutError as error:
-                    if left_secs <= _LOOK_SECS:
+                    if left_secs <= LOOK_SECS:
                         raise InfrastructureError(self.too_late(asked, timeout_secs)) from error
         except ray.exceptions.RayError as error:
             if cause := _cause(error):

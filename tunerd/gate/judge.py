@@ -19,7 +19,8 @@ it, a difference in differences of logarithms). So the gate makes both intervals
 holds by both, which needs no correction of the confidence (intersection-union test: Berger,
 Technometrics 24, 1982). Where the control itself changed by more than the margin, beyond doubt, a
 third one counts, too, in which the machine hit the tuned model twice as hard as the control: only
-what is larger than such a night is said, and mostly that is CANNOT_TELL.
+what is larger than such a night is said, and mostly that is CANNOT_TELL. Stored samples are of one
+process on each side, and no interval of them holds what the next paragraph is about.
 
 Measured now, in turns, in several fresh processes, there is an interval per process, because the
 placement of code and data in memory differs between processes and stays within one (Mytkowicz et
