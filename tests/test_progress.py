@@ -264,6 +264,26 @@ def test_the_rate_of_a_resumed_run_leaves_out_what_was_done_before() -> None:
     assert pace.trials_per_sec == 2.0
 
 
+def test_trials_that_a_session_takes_over_as_it_starts_are_no_pace() -> None:
+    pace = Pace()
+    pace.add(at(0.1, trials_done=0, phase="starting"))
+    state = at(3.4, trials_done=112, trials_budget=400, budget_secs=None)
+    pace.add(state)
+    assert (pace.trials_per_sec, pace.left_secs(state)) == (None, None)
+    later = dataclasses.replace(state, elapsed_secs=13.4, trials_done=132)
+    pace.add(later)
+    assert (pace.trials_per_sec, pace.left_secs(later)) == (2.0, 134.0)
+
+
+def test_a_search_that_finds_nothing_to_do_has_no_rate() -> None:
+    console = unwatched()
+    with LineProgress(console, Clock()) as progress:
+        progress.update(at(0.1, trials_done=0, phase="starting"))
+        progress.update(at(3.4, trials_done=400, trials_budget=400))
+        progress.update(at(3.9, trials_done=400, trials_budget=400))
+    assert "/s" not in output(console)
+
+
 def test_time_left_is_that_of_the_first_budget_to_end() -> None:
     pace = Pace()
     pace.add(at(0.0, trials_done=0))

@@ -77,6 +77,21 @@ def test_a_run_that_has_its_lock_is_alive_with_what_it_told(folder: RunFolder) -
     assert seen.trials_per_sec
 
 
+def test_the_rate_is_of_this_session_s_search(folder: RunFolder) -> None:
+    folder.close()
+    with RunFolder.open(folder.paths.root, facts=FACTS) as resumed:
+        file = StatusFile(resumed.paths)
+        file.tell(dataclasses.replace(STATE, elapsed_secs=8.0, search_began_secs=6.0))
+        assert status_of(resumed.paths.root).trials_per_sec is None
+        waiting = [r.trial_id for r in resumed.store.requeue_unfinished()]
+        resumed.store.start(waiting, "cpu-0-0")
+        resumed.store.finish_all(dict.fromkeys(waiting, measurement(2e-3)))
+        seen = status_of(resumed.paths.root)
+        assert seen.trials_per_sec == pytest.approx(len(waiting) / (seen.elapsed_secs - 6.0))
+        file.tell(dataclasses.replace(STATE, phase="finishing"))
+        assert status_of(resumed.paths.root).trials_per_sec is None
+
+
 def test_a_run_that_has_told_nothing_yet_is_starting(folder: RunFolder) -> None:
     assert status_of(folder.paths.root).life is Life.STARTING
 

@@ -39,7 +39,7 @@ from tunerd.stop import Stop
 from tunerd.team_store import obtained_in, team_store
 from tunerd.vocabulary import SEARCH, CapProof, Phase, Task
 from tunerd.warm_start import WarmStart
-from tunerd.watching.progress import Progress, ProgressState, TaskProgress
+from tunerd.watching.progress import SEARCHING, Progress, ProgressState, TaskProgress
 from tunerd.watching.telemetry import Telemetry
 from tunerd.watching.timekeeping import Timekeeper
 from tunerd.workshop import Workshop
@@ -301,14 +301,12 @@ class _Session:
 
     def _search(self, cluster: Cluster, crew: Crew, lowering: Lowering | None) -> None:
         coordinator = self._coordinator
-        self._phase = "tuning"
+        self._phase = SEARCHING
         self._began = time.monotonic()
         self._timekeeper.enter(Phase.SEARCH)
-        if earlier := self._place.earlier:
-            known = [t.task_id for t in self._tasks]
-            said = "; ".join(f"warm start: {x.sentence(known)}" for x in earlier)
-            log.info("%s", said)
-            self._show(said)
+        known = [t.task_id for t in self._tasks]
+        earlier = self._place.earlier
+        self._show("; ".join(f"warm start: {x.sentence(known)}" for x in earlier))
         self._timekeeper.expect(crew.tuner_ids, "tuner")
         self._timekeeper.expect(crew.slice_ids, "slice")
         self._carry_out(cluster, coordinator.start([default_candidate(t) for t in self._tasks]))

@@ -60,7 +60,7 @@ class Tally:
     opened_at: float | None
     pid: int | None
     tasks: tuple[TaskTally, ...]
-    ended_lately: int  # since the time that was asked for
+    ended_lately: int  # in the last session, since the time that was asked for
     slices: int  # planned
     slices_busy: int
     proofs: int
@@ -89,7 +89,7 @@ def tally(connection: Connection, run_id: int, *, since: float) -> Tally:
         opened_at=opened_at,
         pid=pid,
         tasks=_tasks(connection, run_id),
-        ended_lately=_ended_since(connection, run_id, since),
+        ended_lately=_ended_since(connection, run_id, max(since, opened_at or since)),
         slices=_count(connection, run_id, slices),
         slices_busy=connection.execute(busy).scalar_one(),
         proofs=_count(connection, run_id, proofs),

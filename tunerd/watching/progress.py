@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 LINE_EVERY_SECS = 30.0
 RATE_WINDOW_SECS = 60.0
 SHOWN_TASKS = 10
+SEARCHING = "tuning"  # the phase in which trials end
 _OTHER_LINES = 6  # of a display, beside its tasks
 
 
@@ -60,6 +61,10 @@ class ProgressState:
     search_began_secs: float = 0.0  # after the start; the budget counts from there
 
     @property
+    def is_searching(self) -> bool:
+        return self.phase == SEARCHING
+
+    @property
     def budget_end_secs(self) -> float | None:
         """When the budget is spent, in seconds after the start."""
         return None if self.budget_secs is None else self.search_began_secs + self.budget_secs
@@ -77,12 +82,19 @@ class ProgressState:
 
 
 class Pace:
-    """Trials per second of the last minute, and what is left of the budgets at that rate."""
+    """Trials per second of the last minute, and what is left of the budgets at that rate.
+
+    It begins with the first state of the search, which has the trials of earlier sessions in its
+    count, and ends with the last one.
+    """
 
     def __init__(self) -> None:
         self._ended: deque[tuple[float, int]] = deque()
 
     def add(self, state: ProgressState) -> None:
+        if not state.is_searching:
+            self._ended.clear()
+            return
         self._ended.append((state.elapsed_secs, state.trials_done))
         while len(self._ended) > 2 and state.elapsed_secs - self._ended[1][0] >= RATE_WINDOW_SECS:
             self._ended.popleft()

@@ -69,11 +69,13 @@ class RunStatus:
 
     @property
     def trials_per_sec(self) -> float | None:
-        """Of the last minute, or of the run where it is younger."""
-        if self.tally is None or self.life is not Life.ALIVE or not self.tally.ended_lately:
+        """Of the last minute, or of this session's search where it is younger."""
+        if self.tally is None or self.told is None or self.life is not Life.ALIVE:
             return None
-        opened_at = self.tally.opened_at or self.at
-        window_secs = min(RATE_WINDOW_SECS, self.at - opened_at)
+        if not self.progress.is_searching or not self.tally.ended_lately:
+            return None
+        searched_secs = self.elapsed_secs - self.told.search_began_secs
+        window_secs = min(RATE_WINDOW_SECS, searched_secs)
         return self.tally.ended_lately / window_secs if window_secs > 0 else None
 
     @property
