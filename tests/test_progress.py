@@ -246,6 +246,27 @@ def test_unknown_numbers_are_dashes() -> None:
     assert "left" not in lines[0]
 
 
+@pytest.mark.parametrize("phase", ["starting", "finishing"])
+def test_outside_of_the_search_there_is_no_bar_no_rate_and_no_time_left(phase: str) -> None:
+    state = dataclasses.replace(STATE, phase=phase, trials_budget=312, message="building them")
+    lines = shown(state)
+    assert lines[0] == f"{phase}  1 min  building them"
+    assert lines[1].startswith("312 of 312 trials, 4 failed  ")
+
+
+def test_a_line_after_the_search_says_what_goes_on_and_nothing_of_a_pace() -> None:
+    console = unwatched()
+    with LineProgress(console, Clock()) as progress:
+        progress.update(at(0.0, trials_done=0))
+        progress.update(at(60.0, trials_budget=312))
+        progress.update(at(61.0, trials_budget=312, phase="finishing", message="building them"))
+    last = output(console).splitlines()[-1]
+    assert last.startswith("tunerd: finishing 1 min 01 s, 312/312 trials (4 failed), ")
+    assert last.endswith(", building them")
+    assert "/s" not in last
+    assert "left" not in last
+
+
 # --- pace --------------------------------------------------------------------------------------
 
 

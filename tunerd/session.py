@@ -167,6 +167,7 @@ class _Session:
         """Tune and finish, in a cluster that is open or in a private one."""
         with self._searched(to_finish=True) as (cluster, crew, lowering):
             self._phase = "finishing"
+            self._show("choosing finalists")
             kernels = lowering.result()
             quiet_slice = self._quiet_slice(cluster, crew)
             cluster.on_wait = self._require_not_stopped

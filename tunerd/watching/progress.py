@@ -119,7 +119,12 @@ class Pace:
         return (now - before) / (last - first) if last > first and now > before else None
 
     def left_secs(self, state: ProgressState, since_secs: float = 0.0) -> float | None:
-        """Return the seconds until the first budget is used up, `since_secs` after `state`."""
+        """Return the seconds until the first budget is used up, `since_secs` after `state`.
+
+        None outside of the search: nothing says how long the rest takes.
+        """
+        if not state.is_searching:
+            return None
         left = []
         if state.budget_end_secs is not None:
             left.append(state.budget_end_secs - state.elapsed_secs)
@@ -303,7 +308,7 @@ class Display:
         if self.all_tasks:
             height = len(state.tasks) + _OTHER_LINES
         lines: list[Text | Padding | Table] = [self._phase_line(state)]
-        if height >= 4:
+        if height >= 4 and state.is_searching:
             lines.append(self._bar(state, width))
         if height >= 3:
             lines.append(self._counts_line(state))
