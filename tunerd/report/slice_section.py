@@ -37,7 +37,7 @@ def _asked_and_obtained(story: Story) -> list[tuple[str, Child]]:
     rows: list[tuple[str, Child]] = [
         ("Share asked", share_asked(settings)),
         ("Share obtained", "; ".join(obtained_texts(story)) or "none was proved"),
-        ("Search asked", limits_asked(settings)),
+        ("Search asked", _asked_search(story)),
         ("Search obtained", _obtained_search(story)),
     ]
     given = [
@@ -54,6 +54,12 @@ def _asked_and_obtained(story: Story) -> list[tuple[str, Child]]:
 
 def _items(value: object) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, dict) else []
+
+
+def _asked_search(story: Story) -> str:
+    """Return the limits of the last session, whose settings are the ones that are known."""
+    by = f", by the last of {story.sessions} sessions" if story.sessions > 1 else ""
+    return limits_asked(story.settings) + by
 
 
 def _obtained_search(story: Story) -> str:

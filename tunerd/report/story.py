@@ -23,7 +23,7 @@ from tunerd.vocabulary import (
     Task,
     TrialState,
 )
-from tunerd.watching.history import conditions_of, failures_of, history_of
+from tunerd.watching.history import RunTime, conditions_of, failures_of, history_of
 from tunerd.watching.time_use import TimeUse, time_use
 
 
@@ -121,6 +121,9 @@ def story_of(store: Store) -> Story:
     saved_at = store.outcome_saved_at()
     is_stale = saved_at is not None and sessions[-1][0] > saved_at
     lines, undecided = _tasks(store, tasks, records)
+    spans, phases = store.spans(), store.phases()
+    ends = [*(r.ended_at for r in records), *(s.end for s in spans), *(p.end for p in phases)]
+    run_time = RunTime.of((at for at, _ in sessions), (at for at in ends if at is not None))
     if outcome is not None and not is_stale:
         lines, undecided = outcome.tasks, frozenset()
     return Story(
@@ -133,11 +136,11 @@ def story_of(store: Store) -> Story:
         undecided=undecided,
         open_trials=sum(r.result is None for r in records),
         repeated=sum(max(0, r.attempts - 1) for r in records),
-        history=tuple(history_of(tasks, records, began_at)),
-        conditions=tuple(conditions_of(records, began_at)),
+        history=tuple(history_of(tasks, records, run_time)),
+        conditions=tuple(conditions_of(records, run_time)),
         failures=tuple(failures_of(records)),
         slices=_slices(store, records),
-        time_use=time_use(store.spans(), store.phases()),
+        time_use=time_use(spans, phases),
         drift=tuple(drift(store.spot_checks())),
         disturbed=store.disturbed(),
     )

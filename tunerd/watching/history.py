@@ -3,27 +3,84 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
 
 from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.vocabulary import Conditions, Failure, Measurement, Origin, Record, Task
 
-_SESSION_GAP_SECS = 120.0  # a pause this long between trials is one between sessions
+_PAUSE_SECS = 120.0  # between trials of merged runs, whose sessions stayed with those
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """A time in which the run was worked at. Seconds since the epoch."""
+
+    began_at: float
+    ended_at: float
+    before_secs: float  # of the stretches before
+
+
+class RunTime:
+    """Moments -> how long the run had been worked at, without the pauses between its sessions."""
+
+    def __init__(self, stretches: Iterable[tuple[float, float]]) -> None:
+        self._stretches: list[_Stretch] = []
+        before = 0.0
+        for began_at, ended_at in stretches:
+            self._stretches.append(_Stretch(began_at, ended_at, before))
+            before += ended_at - began_at
+        self._begins = [s.began_at for s in self._stretches]
+
+    @classmethod
+    def of(cls, opened_at: Iterable[float], noted_at: Iterable[float]) -> Self:
+        """Return the time of sessions, each from its begin to the last that was noted in it.
+
+        What was noted before the first one is of runs that were merged: there a long pause divides.
+        A store may hold moments that are no numbers; they say nothing.
+        """
+        begins = sorted(filter(math.isfinite, opened_at))
+        noted = sorted(filter(math.isfinite, noted_at))
+        first = bisect_left(noted, begins[0]) if begins else len(noted)
+        stretches = _divided(noted[:first])
+        for begin, next_begin in pairwise([*begins, math.inf]):
+            last = bisect_left(noted, next_begin)
+            stretches.append((begin, max(begin, noted[last - 1]) if last else begin))
+        return cls(stretches)
+
+    def secs_at(self, at: float) -> float:
+        """Return the seconds until a moment; one in a pause is the end of what was before."""
+        number = bisect_right(self._begins, at) - 1
+        if number < 0:
+            return 0.0
+        stretch = self._stretches[number]
+        return stretch.before_secs + min(at, stretch.ended_at) - stretch.began_at
+
+
+def _divided(noted: Sequence[float]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for at in noted:
+        if found and at - found[-1][1] < _PAUSE_SECS:
+            found[-1] = (found[-1][0], at)
+        else:
+            found.append((at, at))
+    return found
 
 
 def history_of(
-    tasks: Sequence[Task], records: Iterable[Record], started_at: float
+    tasks: Sequence[Task], records: Iterable[Record], run_time: RunTime
 ) -> list[HistoryPoint]:
-    """Return the weighted best latency after each trial that improved it, and after the last.
-
-    Pauses between the sessions of a run do not count as time.
-    """
+    """Return the weighted best latency after each trial that improved it, and after the last."""
     weights = {t.task_id: t.weight for t in tasks}
     best: dict[str, float] = {}
     points: list[HistoryPoint] = []
     trials, elapsed = 0, 0.0
     failed_defaults: set[str] = set()
-    for elapsed, record in _timed(records, started_at):
+    for elapsed, record in _timed(records, run_time):
         task_id, secs = record.candidate.task_id, record.run_secs
         trials += record.candidate.origin is Origin.SEARCH
         if secs is None:
@@ -44,10 +101,10 @@ def history_of(
     return points
 
 
-def conditions_of(records: Iterable[Record], started_at: float) -> list[ConditionPoint]:
+def conditions_of(records: Iterable[Record], run_time: RunTime) -> list[ConditionPoint]:
     """Return what is known of the device during each measured trial of which anything is."""
     found = []
-    for elapsed, record in _timed(records, started_at):
+    for elapsed, record in _timed(records, run_time):
         if isinstance(record.result, Measurement):
             seen = record.result.conditions
             known = (seen.sm_clock_mhz, seen.temperature_c, seen.power_w, seen.strangers)
@@ -67,16 +124,11 @@ def failures_of(records: Iterable[Record]) -> list[FailureKind]:
     return sorted(found.values(), key=lambda kind: -kind.trials)
 
 
-def _timed(records: Iterable[Record], started_at: float) -> Iterator[tuple[float, Record]]:
+def _timed(records: Iterable[Record], run_time: RunTime) -> Iterator[tuple[float, Record]]:
     """Yield the trials that ended, in that order, each after how much time of the run."""
-    ended = sorted((r for r in records if r.ended_at is not None), key=lambda r: r.ended_at or 0.0)
-    elapsed, last_at = 0.0, started_at
-    for record in ended:
-        at = record.ended_at or last_at
-        step = max(0.0, at - last_at)
-        elapsed += step if step < _SESSION_GAP_SECS else 0.0
-        last_at = at
-        yield elapsed, record
+    ended = [(r.ended_at, r) for r in records if r.ended_at is not None]
+    for at, record in sorted(ended, key=lambda pair: pair[0]):
+        yield run_time.secs_at(at), record
 
 
 def _finite(seen: Conditions) -> Conditions:
