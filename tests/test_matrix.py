@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +20,7 @@ import onnx
 import pytest
 from matrix_samples import OFF, SHARES, Cells, losses, noisy, samples_of
 from models import ROOT, conv_net, script
+from rich.console import Console
 
 from tunerd import host
 from tunerd.errors import ExitCode, InputError
@@ -29,6 +33,8 @@ from tunerd.matrix.result import Costs, MatrixResult, result_json
 from tunerd.records import Store
 from tunerd.report.matrix_markdown import matrix_markdown
 from tunerd.report.matrix_page import matrix_page, matrix_plot
+from tunerd.report.matrix_table import matrix_table
+from tunerd.report.matrix_words import changed_text, facts_text, limits_text
 from tunerd.report.words import TIMES, UNKNOWN
 from tunerd.vocabulary import Origin
 
@@ -99,6 +105,35 @@ def test_a_page_shows_each_cell_with_its_interval_and_reads_names_as_text() -> N
     assert "of all levels, and need not" not in said
     changed = json.loads(json.dumps(result_json(result)))["changed_tasks"]
     assert (changed["yes"], changed["default_alone"]) == (1, 1)
+
+
+def printed(result: MatrixResult, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(matrix_table(result))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_terminal_shows_the_words_of_the_markdown_and_none_of_its_markup() -> None:
+    result = result_of_samples(samples_of(losses(OFF)), "light_[red]net\x1b[2J")
+    text = printed(result, 1000)
+    assert text.startswith("light_[red]net\N{REPLACEMENT CHARACTER}[2J: Best at its own share: ")
+    assert not re.search(r"\*\*|&#|\||---|\x1b", text)
+    said = html.unescape(matrix_markdown(result))
+    for sentence in (facts_text(result), limits_text(result), changed_text(result)):
+        assert sentence in said
+        assert f"\n{sentence}\n\n" in text
+    assert re.search(r"\ntuned at 40% +1\.\d+", text)
+    assert max(map(len, printed(result, 60).splitlines())) <= 60
+
+
+def test_one_core_is_one_core_in_each_form() -> None:
+    found = result_of_samples(samples_of(losses(OFF)), "net")
+    result = dataclasses.replace(found, unit="cpu", sms={10: 1, 40: 2, 100: 4})
+    for said in (matrix_markdown(result), printed(result, 1000)):
+        assert "10% (1 core)" in said
+        assert "40% (2 cores)" in said
+    assert "10% · 1 core<" in matrix_page(result)
 
 
 # --- recipes -----------------------------------------------------------------------------------

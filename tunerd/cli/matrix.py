@@ -117,8 +117,12 @@ def matrix(
     if json:
         print((kept.root / "matrix-result.json").read_text(), end="")
     else:
-        print((kept.root / "report.md").read_text())
-        print(f"report    {kept.report}")
+        from tunerd.cli.stdout import stdout_console
+        from tunerd.report.matrix_table import matrix_table
+
+        console = stdout_console()
+        console.print(matrix_table(result))
+        console.print(f"report    {kept.report}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -25,7 +25,7 @@ from tunerd.report.matrix_words import (
     robust_rows,
     robust_text,
     row_text,
-    unit_text,
+    sms_text,
 )
 from tunerd.report.words import secs_text
 
@@ -118,8 +118,7 @@ def heat_map(result: MatrixResult) -> Markup:
                 )
             )
         body.append(element("tr", *line))
-    unit = unit_text(result)
-    heads = ["", *(f"{b}% · {result.sms[b]} {unit}" for b in found.shares)]
+    heads = ["", *(f"{b}% · {sms_text(result, b)}" for b in found.shares)]
     return element("div", table(heads, body, "heat"), class_="scroll")
 
 

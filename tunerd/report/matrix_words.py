@@ -34,6 +34,11 @@ def unit_text(result: MatrixResult) -> str:
     return "SMs" if result.unit == "gpu" else "cores"
 
 
+def sms_text(result: MatrixResult, pct: int) -> str:
+    """Return how much was obtained at a share: `52 SMs`, `1 core`."""
+    return count_text(result.sms[pct], "SM" if result.unit == "gpu" else "core")
+
+
 def row_text(pct: int) -> str:
     return "default schedules" if pct == DEFAULT else f"tuned at {pct}%"
 

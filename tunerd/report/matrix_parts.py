@@ -1,0 +1,75 @@
+"""What the Markdown and the terminal show of a matrix, in one order: sentences and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tunerd.matrix.claims import DEFAULT
+from tunerd.matrix.result import MatrixResult
+from tunerd.report.matrix_words import (
+    CLAIM_SOURCE,
+    COST_HEADS,
+    change_rows,
+    changed_text,
+    claim_rows,
+    cost_rows,
+    facts_text,
+    limits_text,
+    ratio_text,
+    robust_rows,
+    robust_text,
+    row_text,
+    sms_text,
+)
+from tunerd.report.words import secs_text
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of plain texts, as wide as its heads."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def matrix_parts(result: MatrixResult) -> list[str | Grid]:
+    """Return what follows the headline: verdicts, and the tables that they rest on."""
+    found = result.findings
+    changes = change_rows(result)
+    parts: list[str | Grid] = [
+        facts_text(result),
+        _latencies(result),
+        f"Claims of {CLAIM_SOURCE}:",
+        Grid(("claim", "answer", "ratio that decides"), claim_rows(result)),
+        limits_text(result),
+        Grid(
+            ("run at", f"gain of tuning there over tuning at {found.shares[-1]}%"),
+            [(f"{g.run_at}%", ratio_text(g.ratio)) for g in found.gains],
+        ),
+        robust_text(result),
+        Grid(("artifact", "worst loss", "where", "mean loss"), robust_rows(result)),
+        changed_text(result),
+        Grid(("task", "where", "slower than the best there"), changes) if changes else "",
+        Grid(COST_HEADS, cost_rows(result)),
+    ]
+    return [part for part in parts if part]
+
+
+def _latencies(result: MatrixResult) -> Grid:
+    found = result.findings
+    cells = {(c.tuned_at, c.run_at): c for c in found.cells}
+    rows = sorted({a for a, _ in cells}, key=lambda a: (a == DEFAULT, a))
+    return Grid(
+        ("tuned at \\ run at", *(f"{b}% ({sms_text(result, b)})" for b in found.shares)),
+        [
+            (
+                row_text(a),
+                *(
+                    f"{secs_text(cells[a, b].secs)}, {100 * (cells[a, b].loss.value - 1):+.1f}%"
+                    for b in found.shares
+                ),
+            )
+            for a in rows
+        ],
+    )
