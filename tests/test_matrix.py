@@ -127,6 +127,17 @@ def test_a_terminal_shows_the_words_of_the_markdown_and_none_of_its_markup() -> 
     assert max(map(len, printed(result, 60).splitlines())) <= 60
 
 
+def test_the_tasks_whose_best_changes_are_counted_without_a_range_that_is_none() -> None:
+    result = result_of_samples(samples_of(losses(OFF)), "net")
+    changes = "The best candidate changes with the share for "
+    more = "1 task more had the default schedule alone."
+    all_of_it = f"{changes}1 of 1 task, does not for 0, and cannot be told for 0: 100%. {more}"
+    assert changed_text(result) == all_of_it
+    same = {10: {"a": noisy(1), "b": noisy(2)}, 100: {"a": noisy(1), "b": noisy(2)}}
+    unchanged = dataclasses.replace(result, changes=(change("t", same),))
+    assert changed_text(unchanged) == f"{changes}none of 1 task. {more}"
+
+
 def test_one_core_is_one_core_in_each_form() -> None:
     found = result_of_samples(samples_of(losses(OFF)), "net")
     result = dataclasses.replace(found, unit="cpu", sms={10: 1, 40: 2, 100: 4})
@@ -313,7 +324,7 @@ def test_independent_shares_have_all_trials_and_their_own_kernels(tmp_path: Path
         with Store.read(kept.level(f"gpu{level.pct}")) as store:
             searched = [r for r in store.records() if r.candidate.origin is Origin.SEARCH]
             own[level.pct] = {c.candidate_id for of in finalists_of(store).values() for c in of}
-        assert len(searched) == 8
+        assert len(searched) == level.trials == 8
         assert level.learns_from == ()
     for contest in kept.of(ContestDone):
         assert contest.winner in own[contest.run_at] | {contest.default}

@@ -55,9 +55,11 @@ from tunerd.vocabulary import (
     CapProof,
     Failure,
     Measurement,
+    Origin,
     Phase,
     Profile,
     TargetSpec,
+    TrialState,
 )
 from tunerd.watching.progress import Progress
 from tunerd.watching.timekeeping import core_busy_secs
@@ -172,7 +174,8 @@ class _Matrix:
                     session.search(settings, progress, workshop=self._workshop)
             with Store.read(out) as store:
                 cost, artifact_cost = cost_of(store), cost_of(store, (Phase.MODEL,))
-                trials = sum(store.counts().values())
+                counts = store.counts(origin=Origin.SEARCH)
+            trials = counts[TrialState.MEASURED] + counts[TrialState.FAILED]
             kept.add(LevelDone(level.pct, level.learns_from, trials, cost, artifact_cost))
 
     # --- finalists -----------------------------------------------------------------------------

@@ -14,7 +14,10 @@ from tunerd.vocabulary import CapProof, Failure, Measurement, to_json
 
 @dataclass(frozen=True)
 class LevelDone:
-    """A share was searched for. Of the first one kept there is a whole `tunerd tune`."""
+    """A share was searched for. Of the first one kept there is a whole `tunerd tune`.
+
+    `trials` are those of the search that ended; older tunerds counted default schedules as well.
+    """
 
     pct: int
     learns_from: tuple[int, ...]

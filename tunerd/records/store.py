@@ -218,10 +218,12 @@ class Store(OpenStore):
         with self._decoding():
             return rows.record_from_row(row)
 
-    def counts(self, task_id: str | None = None) -> dict[TrialState, int]:
-        """Return how many trials are in each state, of one task or of all."""
+    def counts(
+        self, task_id: str | None = None, origin: Origin | None = None
+    ) -> dict[TrialState, int]:
+        """Return how many trials are in each state, of one task or all, of one origin or both."""
         with self._transaction() as connection:
-            return trials.counts(connection, self._run_id, task_id)
+            return trials.counts(connection, self._run_id, task_id, origin)
 
     def tally(self, *, since: float) -> Tally:
         """Return how far the run is, with what ended `since` a time, seconds since the epoch."""

@@ -174,12 +174,16 @@ def page(
     return connection.execute(_only(wanted, task_id, state)).mappings().all()
 
 
-def counts(connection: Connection, run_id: int, task_id: str | None) -> dict[TrialState, int]:
+def counts(
+    connection: Connection, run_id: int, task_id: str | None, origin: Origin | None
+) -> dict[TrialState, int]:
     wanted = (
         sa.select(trials.c.state, sa.func.count())
         .where(trials.c.run_id == run_id)
         .group_by(trials.c.state)
     )
+    if origin is not None:
+        wanted = wanted.where(trials.c.origin == origin.value)
     found: dict[str, int] = dict(connection.execute(_only(wanted, task_id, None)).all())
     return {state: found.get(state.value, 0) for state in TrialState}
 

@@ -90,10 +90,14 @@ def changed_text(result: MatrixResult) -> str:
     if not total:
         return "No task was measured with a candidate beside its default schedule."
     others = f" {count_text(alone, 'task')} more had the default schedule alone." if alone else ""
+    of = f"{yes or 'none'} of {count_text(total, 'task')}"
+    if not yes + unsure:
+        return f"The best candidate changes with the share for {of}.{others}"
+    least, most = (f"{100 * n / total:.0f}%" for n in (yes, yes + unsure))
+    between = least if least == most else f"between {least} and {most}"
     return (
-        f"The best candidate changes with the share for {yes} of {count_text(total, 'task')}, does "
-        f"not for {changed[Answer.NO]}, and cannot be told for {unsure}: between "
-        f"{100 * yes / total:.0f}% and {100 * (yes + unsure) / total:.0f}%.{others}"
+        f"The best candidate changes with the share for {of}, does not for "
+        f"{changed[Answer.NO]}, and cannot be told for {unsure}: {between}.{others}"
     )
 
 
