@@ -138,6 +138,16 @@ def test_flags_that_do_not_go_together_are_refused(run: RunFolder) -> None:
         assert "--to" in str(result.exception)
 
 
+@pytest.mark.parametrize("format", ["json", "csv", "parquet"])
+def test_an_export_counts_the_search_and_the_default_schedules_apart(
+    run: RunFolder, tmp_path: Path, format: str
+) -> None:
+    export = ["export", "--format", format, run.paths.root, "--to", tmp_path / "out"]
+    assert good(*export).stderr.endswith(f"format {format}, trials 3, default schedules 1\n")
+    told = json.loads(good(*export, "--json").stdout)
+    assert (told["trials"], told["default_schedules"]) == (3, 1)
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     for arguments in (["show"], ["export", "--format", "csv"]):
         result = tunerd(*arguments, tmp_path)
@@ -149,10 +159,12 @@ def test_a_run_is_shown_by_task(run: RunFolder) -> None:
     text = good("show", run.paths.root).stdout
     assert "net: 50% of CPU X" in text
     assert "conv" in text
+    assert "trials: 1 running, 1 measured, 1 failed\ndefault schedules: 1 measured\n" in text
     value = json.loads(good("show", "--json", run.paths.root).stdout)
-    assert value["trials"] == {"proposed": 0, "running": 1, "measured": 2, "failed": 1}
+    assert value["trials"] == {"proposed": 0, "running": 1, "measured": 1, "failed": 1}
+    assert value["default_schedules"] == {"proposed": 0, "running": 0, "measured": 1, "failed": 0}
     (task,) = value["tasks"]
-    assert (task["open"], task["measured"], task["failed"]) == (1, 2, 1)
+    assert (task["open"], task["measured"], task["failed"]) == (1, 1, 1)
     assert (task["default_secs"], task["best_secs"]) == (4e-3, 2e-3)
 
 
@@ -189,7 +201,8 @@ def test_merged_runs_have_each_candidate_once_and_the_best_kept(
         b.store.finish_all({ids[0]: measurement(9.0), ids[1]: measurement(8.0), ids[3]: SLOW})
         b.store.finish(ids[2], COLLATERAL)
     merged = good("merge", run.paths.root, tmp_path / "b", "--to", tmp_path / "c", "--json").stdout
-    assert json.loads(merged) == {"run": str(tmp_path / "c"), "trials": 6, "twice": 3}
+    counts = {"trials": 5, "default_schedules": 1, "duplicates": 3}
+    assert json.loads(merged) == {"run": str(tmp_path / "c")} | counts
     with RunFolder.open(tmp_path / "c", facts=FACTS) as c:
         found = {r.candidate.candidate_id[-1]: r for r in c.store.records()}
         assert [t.name for t in c.store.tasks()] == ["conv", "dense"]

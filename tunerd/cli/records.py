@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -41,16 +42,20 @@ def show(run: Run, as_json: AsJson = False) -> None:
     """Print a run's tasks: trials, and the search's best beside the default."""
     from tunerd.records import Store
     from tunerd.records.summary import summarize
-    from tunerd.vocabulary import to_json
+    from tunerd.vocabulary import Origin, to_json
 
     with Store.read(run) as store:
         facts = store.facts()
         tasks = summarize(store)
-        counts = store.counts()
+        counts = {
+            "trials": store.counts(origin=Origin.SEARCH),
+            "default schedules": store.counts(origin=Origin.DEFAULT),
+        }
     if as_json:
         value = facts.to_json()
         del value["host"], value["settings"]
-        value |= {"trials": {state.value: count for state, count in counts.items()}}
+        for what, states in counts.items():
+            value[what.replace(" ", "_")] = {s.value: count for s, count in states.items()}
         print(json.dumps(value | {"tasks": to_json(tasks)}, indent=2))
         return
     from rich.console import Console
@@ -62,8 +67,9 @@ def show(run: Run, as_json: AsJson = False) -> None:
     head = f"{one_line(facts.model_name)}: {facts.pct}% of {one_line(facts.device)}"
     console.print(Text(f"{head}, {facts.slice_kind} slices", style="bold"))
     console.print(_table(tasks))
-    ended = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
-    console.print(Text(f"trials: {ended or 'none'}"))
+    for what, states in counts.items():
+        ended = ", ".join(f"{count:,} {state.value}" for state, count in states.items() if count)
+        console.print(Text(f"{what}: {ended or 'none'}"))
 
 
 @app.command()
@@ -95,7 +101,7 @@ def export(
                 )
             from tunerd.records.tvm_database import export_tvm
 
-            count = export_tvm(store, to)
+            counts = {"trials": export_tvm(store, to)}
         else:
             from tunerd.records.export import write_csv, write_json, write_parquet
 
@@ -105,9 +111,9 @@ def export(
                 Format.JSON: write_json,
             }[format]
             with _binary_output(to, is_text=format is not Format.PARQUET) as stream:
-                count = write(store, stream)
+                counts = asdict(write(store, stream))
     if to is not None:
-        _done({"file": str(to), "format": format.value, "trials": count}, as_json)
+        _done({"file": str(to), "format": format.value} | counts, as_json)
 
 
 @app.command()
@@ -120,7 +126,7 @@ def merge(
     from tunerd.records.merge import merge_runs
 
     merged = merge_runs(runs, to)
-    _done({"run": str(to), "trials": merged.trials, "twice": merged.twice}, as_json)
+    _done({"run": str(to)} | asdict(merged), as_json)
 
 
 @app.command()
@@ -196,8 +202,9 @@ def _binary_output(to: Path | None, *, is_text: bool) -> Iterator[BinaryIO]:
         ) from error
 
 
-def _done(value: dict[str, str | int], as_json: bool) -> None:
+def _done(value: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(value))
     else:
-        print(", ".join(f"{name} {item}" for name, item in value.items()), file=sys.stderr)
+        said = ", ".join(f"{name.replace('_', ' ')} {item}" for name, item in value.items())
+        print(said, file=sys.stderr)

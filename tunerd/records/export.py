@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from tunerd.records.store import Store
+from tunerd.vocabulary import Origin
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +57,20 @@ COLUMNS = {
 }
 
 
+@dataclass(frozen=True)
+class Written:
+    """How many lines an export has, of the search and of default schedules."""
+
+    trials: int
+    default_schedules: int
+
+    @classmethod
+    def of(cls, origins: Iterable[str]) -> Self:
+        found = list(origins)
+        trials = sum(origin == Origin.SEARCH.value for origin in found)
+        return cls(trials, len(found) - trials)
+
+
 def export_rows(store: Store) -> Iterator[dict[str, Any]]:
     """Yield each trial with what it was measured on, its keys those of COLUMNS in order.
 
@@ -88,31 +104,31 @@ def export_rows(store: Store) -> Iterator[dict[str, Any]]:
         yield {name: row.get(name) for name in COLUMNS}
 
 
-def write_json(store: Store, stream: IO[bytes]) -> int:
-    """Write one JSON object per line and trial; return the number of trials."""
-    count = 0
+def write_json(store: Store, stream: IO[bytes]) -> Written:
+    """Write one JSON object per line and trial; return how many."""
+    origins = []
     for row in export_rows(store):
         stream.write(json.dumps(row).encode() + b"\n")
-        count += 1
-    return count
+        origins.append(row["origin"])
+    return Written.of(origins)
 
 
-def write_csv(store: Store, stream: IO[bytes]) -> int:
-    """Write a line per trial and return their number.
+def write_csv(store: Store, stream: IO[bytes]) -> Written:
+    """Write a line per trial and return how many.
 
     The samples are a JSON list in one field; traces, of some 10 KB each, are left out.
     """
     table = _table(store)
     table["run_secs"] = table["run_secs"].map(json.dumps, na_action="ignore")
     stream.write(table.drop(columns="trace_json").to_csv(index=False).encode())
-    return len(table)
+    return Written.of(table["origin"])
 
 
-def write_parquet(store: Store, stream: IO[bytes]) -> int:
-    """Write a row per trial, the samples as a list, and return their number."""
+def write_parquet(store: Store, stream: IO[bytes]) -> Written:
+    """Write a row per trial, the samples as a list, and return how many."""
     table = _table(store)
     table.to_parquet(stream, engine="pyarrow", index=False, schema=_arrow_schema())
-    return len(table)
+    return Written.of(table["origin"])
 
 
 def _table(store: Store) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from tunerd.records.facts import refuse_other_run
 from tunerd.records.store import Store
 from tunerd.run_archive import require_new, written_beside
 from tunerd.run_folder import RunFolder
-from tunerd.vocabulary import TrialState
+from tunerd.vocabulary import Origin, TrialState
 
 _WORTH = {
     TrialState.MEASURED: 2,
@@ -28,10 +29,11 @@ _WORTH = {
 
 @dataclass(frozen=True)
 class Merged:
-    """What came together: `twice` trials of candidates that another run had, too."""
+    """What came together. `duplicates` are left out: trials of candidates of another run, too."""
 
-    trials: int
-    twice: int
+    trials: int  # of the search
+    default_schedules: int
+    duplicates: int
 
 
 def merge_runs(folders: Sequence[Path], to: Path) -> Merged:
@@ -49,7 +51,7 @@ def merge_runs(folders: Sequence[Path], to: Path) -> Merged:
         facts = [store.facts() for store in stores]
         for other in facts[1:]:
             refuse_other_run(facts[0], other, folders[0])
-        keep, total = _choose(stores)
+        keep, origins, total = _choose(stores)
         with written_beside(to, folders[0]) as beside:
             with RunFolder.open(beside / "whole", facts=facts[0]) as merged:
                 for number, store in enumerate(stores):
@@ -63,21 +65,27 @@ def merge_runs(folders: Sequence[Path], to: Path) -> Merged:
                             "they are of tasks that it has not, so leave it out"
                         ) from error
             (beside / "whole").replace(to)
-    return Merged(len(keep), total - len(keep))
+    trials = origins[Origin.SEARCH.value]
+    return Merged(trials, len(keep) - trials, total - len(keep))
 
 
-def _choose(stores: Sequence[Store]) -> tuple[dict[str, int], int]:
-    """Return for each candidate the number of the run whose trial stays, and how many there are."""
+def _choose(stores: Sequence[Store]) -> tuple[dict[str, int], Counter[str], int]:
+    """Return for each candidate the number of the run whose trial stays.
+
+    And how many stay, by origin, and how many trials the runs have.
+    """
     keep: dict[str, tuple[int, int]] = {}  # worth, run
+    origins: Counter[str] = Counter()
     total = 0
     for number, store in enumerate(stores):
         for row in store.trial_rows():
             total += 1
             worth = _WORTH[TrialState(row["state"])]
             known = keep.get(row["candidate_id"])
+            origins[row["origin"]] += known is None
             if known is None or worth > known[0]:
                 keep[row["candidate_id"]] = (worth, number)
-    return {candidate: number for candidate, (_, number) in keep.items()}, total
+    return {candidate: number for candidate, (_, number) in keep.items()}, origins, total
 
 
 def _copy_around(source: Store, to: Store, suffix: str) -> None:

@@ -15,8 +15,8 @@ class TaskSummary:
     task_id: str
     name: str
     weight: int
-    open: int  # trials proposed or running
-    measured: int
+    open: int  # trials of the search, proposed or running
+    measured: int  # this and the next of the search as well
     failed: int
     default_secs: float | None
     best_secs: float | None
@@ -26,7 +26,7 @@ def summarize(store: Store) -> list[TaskSummary]:
     """Return a summary of each task, in the order of the tasks."""
     summaries = []
     for task in store.tasks():
-        counts = store.counts(task.task_id)
+        counts = store.counts(task.task_id, Origin.SEARCH)
         default = store.best(task.task_id, Origin.DEFAULT)
         best = store.best(task.task_id)
         summaries.append(
