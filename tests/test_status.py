@@ -8,6 +8,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -309,6 +310,34 @@ def test_the_page_looks_as_the_run_s_own_display(folder: RunFolder) -> None:
     assert TASK.name in text
     assert "2.00 ms" in text
     assert "2 trials waiting or running" in text
+
+
+@pytest.mark.parametrize("end", [None, Interrupted("stopped on request; go on"), "killed"])
+def test_a_run_that_nobody_works_at_has_no_workers_and_no_trials_under_way(
+    end: Interrupted | str | None, folder: RunFolder
+) -> None:
+    file = StatusFile(folder.paths)
+    file.tell(STATE)
+    if end != "killed":
+        file.end(end)
+    folder.close()
+    text = page(folder.paths.root)
+    assert "2 of 100 trials, 1 failed" in text
+    assert not any(word in text for word in ("waiting", "busy", "tuners", "left"))
+    if isinstance(end, Interrupted):
+        assert re.search(r"stopped [\d.]+ s ago: on request; go on", text.replace("\n", " "))
+
+
+def test_nothing_is_cut_off_where_there_is_no_terminal(
+    folder: RunFolder, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    message = "what goes on " * 20
+    StatusFile(folder.paths).tell(dataclasses.replace(STATE, message=f"{message}at last"))
+    assert run(app, ["status", str(folder.paths.root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith(f"{message}at last") for line in lines)
+    assert max(map(len, lines)) < 400
 
 
 def test_failures_are_shown_and_reach_no_terminal_as_they_are(folder: RunFolder) -> None:

@@ -39,9 +39,9 @@ def status(
     if json:
         print(json_module.dumps(_document(status_of(run)), ensure_ascii=False))
         return
-    from rich.console import Console
+    from tunerd.cli.stdout import stdout_console
 
-    console = Console()
+    console = stdout_console()
     if watch:
         _watch(run, console)
     else:
@@ -103,7 +103,7 @@ def _page(state: RunStatus, *, whole: bool) -> RenderableType:
     parts: list[RenderableType] = [_headline(state)]
     if state.tally is not None:
         parts.append(Display(progress, Pace.of(progress, state.trials_per_sec), all_tasks=whole))
-        if state.waiting:
+        if state.waiting and state.life.may_change:
             parts.append(Text(f"{count_text(state.waiting, 'trial')} waiting or running"))
         if sentence := trials_sentence(state.tally.disturbed):
             parts.append(Text(sentence, style="yellow"))
@@ -143,8 +143,8 @@ def _headline(state: RunStatus) -> Text:
             )
         case Life.STOPPED | Life.FAILED | Life.FINISHED if told:
             line.append(f" {ago}")
-            if told.end_message:
-                line.append(f": {one_line(told.end_message)}")
+            if message := one_line(told.end_message).removeprefix(f"{state.life} "):
+                line.append(f": {message}")
     return line
 
 

@@ -246,8 +246,9 @@ def state_line(state: ProgressState, pace: Pace) -> str:
     parts.append(f"{state.trials_done}{of} trials ({state.trials_failed} failed)")
     if pace.trials_per_sec:
         parts.append(f"{pace.trials_per_sec:.1f}/s")
-    parts.append(f"slices {state.slices_busy}/{state.slices} busy")
-    parts.append(f"tuners {state.tuners_busy}/{state.tuners}")
+    if state.is_searching:  # what works at other times is not counted
+        parts.append(f"slices {state.slices_busy}/{state.slices} busy")
+        parts.append(f"tuners {state.tuners_busy}/{state.tuners}")
     left = pace.left_secs(state)
     if left is not None:
         parts.append(f"{duration_text(left)} left")
@@ -342,7 +343,7 @@ class Display:
             width=max(1, min(width, 60)),
             pulse=not bounded,
         )
-        return Padding(bar, 0)  # a bar on its own does not end its line
+        return Padding(bar, 0, expand=False)  # a bar on its own does not end its line
 
     def _counts_line(self, state: ProgressState) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis")
@@ -351,8 +352,9 @@ class Display:
         line.append(f"{state.trials_failed} failed", style="red" if state.trials_failed else "")
         if self.pace.trials_per_sec:
             line.append(f", {self.pace.trials_per_sec:.1f}/s")
-        line.append(f"  slices {state.slices_busy}/{state.slices} busy")
-        line.append(f", tuners {state.tuners_busy}/{state.tuners}")
+        if state.is_searching:
+            line.append(f"  slices {state.slices_busy}/{state.slices} busy")
+            line.append(f", tuners {state.tuners_busy}/{state.tuners}")
         if state.model_secs:
             default, best = state.model_secs
             line.append(f"  kernels {secs_text(default)} → {secs_text(best)}", style="green")
