@@ -111,6 +111,39 @@ def test_help_is_answered_without_heavy_imports(argv: list[str]) -> None:
     assert "Usage" in done.stdout
 
 
+def help_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    """Return what `--help` shows at 80 columns, as one line without frames."""
+    assert run(app, [*command, "--help"]) == 0
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", [(), ("tune",), ("status",), ("records",), ("records", "show")])
+def test_help_shows_no_type_for_a_flag_that_takes_no_value(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = help_of(capsys, *command)
+    assert "--help Show this message" in said
+    assert "bool" not in said
+
+
+def test_help_shows_the_defaults_that_its_sentences_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "goes on in its own. [default: runs/MODEL-gpu40]" in help_of(capsys, "tune")
+
+
+@pytest.mark.parametrize("columns", [72, 150])
+def test_help_breaks_lines_where_the_terminal_ends(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
+    assert run(app, ["tune", "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    (first,) = (n for n, line in enumerate(lines) if line.startswith("Exit codes:"))
+    word = lines[first + 1].split()[0]
+    assert len(f" {lines[first]} {word} ") > columns
+
+
 def test_the_program_runs_as_a_module_and_says_its_version() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tunerd", "--version"], capture_output=True, text=True

@@ -13,6 +13,7 @@ from tunerd import __version__
 from tunerd.cli.bench import bench
 from tunerd.cli.compare import compare
 from tunerd.cli.doctor import doctor
+from tunerd.cli.help import Command, Group
 from tunerd.cli.matrix import matrix
 from tunerd.cli.pack import pack
 from tunerd.cli.preflight import preflight
@@ -29,18 +30,20 @@ app = typer.Typer(
     help="Tune neural networks for the share of a GPU on which they will be served.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # in rich's own, "[default: ...]" is markup and left out
+    cls=Group,
 )
-app.command()(tune)
-app.command()(bench)
-app.command()(profile)
-app.command()(status)
-app.command()(compare)
-app.command()(matrix)
-app.command()(pack)
-app.command()(report)
-app.command()(doctor)
-app.command()(preflight)
-app.command()(run)
+app.command(cls=Command)(tune)
+app.command(cls=Command)(bench)
+app.command(cls=Command)(profile)
+app.command(cls=Command)(status)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(matrix)
+app.command(cls=Command)(pack)
+app.command(cls=Command)(report)
+app.command(cls=Command)(doctor)
+app.command(cls=Command)(preflight)
+app.command(cls=Command)(run)
 app.add_typer(records, name="records")
 
 

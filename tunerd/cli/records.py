@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from tunerd.cli.help import Command, Group
 from tunerd.cli.options import AsJson
 from tunerd.errors import FolderError, InputError
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from tunerd.records.summary import TaskSummary
 
 app = typer.Typer(
-    help="Look at the trials of a run; export, merge, pack and unpack runs.", no_args_is_help=True
+    help="Look at the trials of a run; export, merge, pack and unpack runs.",
+    no_args_is_help=True,
+    cls=Group,
 )
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
@@ -37,7 +40,7 @@ class Format(StrEnum):
     TVM = "tvm"
 
 
-@app.command()
+@app.command(cls=Command)
 def show(run: Run, as_json: AsJson = False) -> None:
     """Print a run's tasks: trials, and the search's best beside the default."""
     from tunerd.records import Store
@@ -72,7 +75,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
         console.print(Text(f"{what}: {ended or 'none'}"))
 
 
-@app.command()
+@app.command(cls=Command)
 def export(
     run: Run,
     format: Annotated[
@@ -116,7 +119,7 @@ def export(
         _done({"file": str(to), "format": format.value} | counts, as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def merge(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", show_default=False)],
     to: Annotated[Path, typer.Option(help="The new run folder.", show_default=False)],
@@ -129,7 +132,7 @@ def merge(
     _done({"run": str(to)} | asdict(merged), as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def pack(
     run: Run,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="To write, .tar.gz.")],
@@ -142,7 +145,7 @@ def pack(
     _done({"file": str(file), "bytes": file.stat().st_size}, as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def unpack(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="That `pack` wrote.")],
     run: Run,
