@@ -64,8 +64,14 @@ FLAGS: dict[str, tuple[Make, str]] = {
     "a dimension of zero": (flags("--dim", "n=0"), "'n=0' is not NAME=SIZE with a size of 1"),
     "a dimension of nothing": (flags("--dim", "=1"), "'=1' is not NAME=SIZE"),
     "a dimension of 5,000 digits": (flags("--dim", f"n={NINES}"), "up to 2147483647; write for"),
-    "a dimension that is closed": (flags("--dim", "n=1"), "no open dimension 'n'; it has none"),
-    "a dimension of another name": (open_flags("--dim", "m=1"), "dimension 'm'; they are 'n'"),
+    "a dimension that is closed": (
+        flags("--dim", "n=1"),
+        "dimension 'n': all their sizes.*give --batch",
+    ),
+    "a dimension of another name": (
+        open_flags("--dim", "m=1"),
+        "dimension 'm': the open ones are 'n'",
+    ),
     "two sizes of a dimension": (
         open_flags("--dim", "n=1", "--dim", "n=2"),
         "--dim is given twice for 'n', with other sizes; give it once",

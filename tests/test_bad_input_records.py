@@ -268,7 +268,10 @@ def flipped(content: bytes) -> bytes:
 
 PACKED = [
     Bad(
-        "no archive", packed(lambda _: b"text" * 99), ExitCode.BAD_FOLDER, "Not a gzipped file.*giv"
+        "no archive",
+        packed(lambda _: b"text" * 99),
+        ExitCode.BAD_FOLDER,
+        "it is no .tar.gz; give a file",
     ),
     Bad("cut short", packed(lambda c: c[: len(c) // 2]), ExitCode.BAD_FOLDER, "cannot be unpacked"),
     Bad("a changed byte", packed(flipped), ExitCode.BAD_FOLDER, "cannot be (unpacked|opened)"),

@@ -26,6 +26,7 @@ from tunerd.artifacts.manifest import (
     MANIFEST,
     PACKED_VERSION,
     nearest,
+    obtained_text,
     read_manifest,
     read_variants,
     sha256_of,
@@ -176,7 +177,22 @@ def test_a_share_that_is_not_there_is_warned_of(sources: dict[int, Path], tmp_pa
     found = loaded_on(tmp_path / "to", {CORES_HERE[0]})
     assert found["tuned_for"] == [2]
     (said,) = found["warned"]
-    assert "sees 1 cores; the nearest kernels are tuned for 2 cores (25% of the device)" in said
+    assert "sees 1 core; the nearest kernels are tuned for 2 cores (25% of the device)" in said
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_cuda", "text"),
+    [
+        ([1], False, "1 core"),
+        ([2], False, "2 cores"),
+        ([1], True, "1 SM"),
+        ([1, 2], True, "1 or 2 SMs"),
+    ],
+)
+def test_what_was_obtained_is_said_in_the_singular_and_the_plural(
+    counts: list[int], is_cuda: bool, text: str
+) -> None:
+    assert obtained_text(counts, is_cuda=is_cuda) == text
 
 
 # --- what is refused ---------------------------------------------------------------------------
@@ -188,8 +204,10 @@ def test_one_share_is_nothing_to_pack(sources: dict[int, Path], tmp_path: Path) 
 
 
 def test_a_share_that_comes_twice_is_refused(sources: dict[int, Path], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="were both tuned for 2 SMs or cores; leave one"):
+    with pytest.raises(InputError, match="were both tuned for 2 cores; leave one"):
         pack_shares([sources[2], sources[1], sources[2]], tmp_path / "to")
+    with pytest.raises(InputError, match="were both tuned for 1 core; leave one"):
+        pack_shares([sources[1], sources[2], sources[1]], tmp_path / "to")
     assert not (tmp_path / "to").exists()
 
 

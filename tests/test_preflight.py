@@ -154,6 +154,20 @@ def test_load_is_judged_by_the_cores_that_carry_it(load: float, cores: int, stat
     assert of_load(load, cores, Limits()).status is status
 
 
+@pytest.mark.parametrize(
+    ("load", "cores", "allowed", "fact"),
+    [
+        (0.06, 2, 1e-4, "0.06 on 2 cores in the last minute, over 0.0002"),
+        (1.5, 1, 0.5, "1.50 on 1 core in the last minute, over 0.5"),
+        (999.0, 192, 0.1, "999.00 on 192 cores in the last minute, over 19.2"),
+    ],
+)
+def test_the_load_that_is_allowed_has_the_digits_that_it_was_given_with(
+    load: float, cores: int, allowed: float, fact: str
+) -> None:
+    assert of_load(load, cores, Limits(load_per_core=allowed)).fact == fact
+
+
 # --- the command -------------------------------------------------------------------------------
 
 

@@ -64,14 +64,15 @@ def look(limits: Limits, *, with_gpus: bool) -> Iterator[Finding]:
 
 def of_load(load: float, core_count: int, limits: Limits) -> Finding:
     """Judge the load average of the last minute; like the kernel's number, of the whole machine."""
-    fact = f"{load:.2f} on {core_count} cores in the last minute"
+    cores = f"{core_count} core{'s' * (core_count != 1)}"
+    fact = f"{load:.2f} on {cores} in the last minute"
     if load / core_count <= limits.load_per_core:
         return Finding("load", Status.OK, fact)
     allowed = limits.load_per_core * core_count
     return Finding(
         "load",
         Status.FAIL,
-        f"{fact}, over {allowed:.2f}",
+        f"{fact}, over {allowed:.6g}",
         "end what runs, wait with --wait 10m, or allow more with --max-load",
     )
 

@@ -60,7 +60,7 @@ def unpack(
         whole = beside / "whole"
         whole.mkdir(mode=0o700)
         try:
-            with gzip.open(file) as stream:
+            with open(file, "rb") as packed, gzip.open(_gzipped(packed)) as stream:
                 _extract(stream, whole, file=file, max_bytes=max_bytes, max_members=max_members)
         except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -72,6 +72,14 @@ def unpack(
         check_integrity(whole / STORE_NAME)
         whole.replace(folder)  # also where it exists and is empty
     return folder
+
+
+def _gzipped(packed: BinaryIO) -> BinaryIO:
+    magic = packed.read(2)
+    packed.seek(0)
+    if magic != b"\x1f\x8b":  # RFC 1952, section 2.3.1
+        raise ValueError("it is no .tar.gz")
+    return packed
 
 
 def _members(paths: Paths) -> Iterator[Path]:

@@ -31,6 +31,7 @@ from tunerd.artifacts.manifest import (
     Manifest,
     check_files,
     nearest,
+    obtained_text,
     read_variants,
     stored_at,
 )
@@ -297,12 +298,11 @@ def _mismatches(
 ) -> Iterator[str]:
     """Say what is not as it was tuned for; a manifest that does not know says nothing."""
     share = manifest["share"]
-    unit = "SMs" if is_cuda else "cores"
     if share["sm_counts"] and seen not in share["sm_counts"]:
-        tuned = " or ".join(str(c) for c in share["sm_counts"])
+        tuned = obtained_text(share["sm_counts"], is_cuda=is_cuda)
         of = "the artifact was tuned" if len(variants) == 1 else "the nearest kernels are tuned"
         yield (
-            f"this process sees {seen} {unit}; {of} for {tuned} {unit} "
+            f"this process sees {obtained_text([seen], is_cuda=is_cuda)}; {of} for {tuned} "
             f"({share['pct']}% of the device), where other kernels may be fastest"
         )
     name = str(device.device_name) if is_cuda else _cpu_name()

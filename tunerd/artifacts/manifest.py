@@ -128,6 +128,12 @@ def shares_text(pcts: Sequence[int]) -> str:
     return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
 
 
+def obtained_text(sm_counts: Sequence[int], *, is_cuda: bool) -> str:
+    """Return what was obtained as people say it: "1 core", "50 or 52 SMs"."""
+    unit = "SM" if is_cuda else "core"
+    return f"{' or '.join(map(str, sm_counts))} {unit}{'s' * (list(sm_counts) != [1])}"
+
+
 def stored_at(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:
     """Return where a variant's file lies: LIBRARY, WEIGHTS."""
     return folder / str(manifest.get("stored_as", {}).get(name, name))

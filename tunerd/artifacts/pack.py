@@ -18,6 +18,7 @@ from tunerd.artifacts.manifest import (
     WEIGHTS,
     Manifest,
     check_files,
+    obtained_text,
     read_variants,
     sealed,
     stored_at,
@@ -87,6 +88,7 @@ def _variants_of(source: Path) -> list[tuple[Path, Manifest]]:
 def _refuse_strangers(found: Sequence[tuple[Path, Manifest]]) -> None:
     """Raise InputError unless the variants are of one model and device, for other SMs each."""
     first_folder, first = found[0]
+    is_cuda = first["target"]["kind"] == "cuda"
     seen: dict[int, Path] = {}
     for folder, manifest in found:
         for what, of in _IDENTITY.items():
@@ -103,8 +105,8 @@ def _refuse_strangers(found: Sequence[tuple[Path, Manifest]]) -> None:
         for count in counts:
             if count in seen:
                 raise InputError(
-                    f"{seen[count]} and {folder} were both tuned for {count} SMs or cores; leave "
-                    "one of them out"
+                    f"{seen[count]} and {folder} were both tuned for "
+                    f"{obtained_text([count], is_cuda=is_cuda)}; leave one of them out"
                 )
             seen[count] = folder
 

@@ -55,7 +55,13 @@ def bench(
     """Measure an artifact's latency and throughput in its slice, alone and beside neighbours."""
     from rich.console import Console
 
-    from tunerd.artifacts.manifest import check_files, pcts_of, read_variants, shares_text
+    from tunerd.artifacts.manifest import (
+        check_files,
+        obtained_text,
+        pcts_of,
+        read_variants,
+        shares_text,
+    )
 
     variants = read_variants(artifact)
     check_files(artifact, variants)  # before a slice is started, which checks them again
@@ -99,8 +105,8 @@ def bench(
     console = Console(highlight=False)
     console.print(bench_table(asked.title(done.proofs[0]), done.result, done.gbps))
     if len(variants) > 1:
-        tuned = " or ".join(str(count) for count in document["tuned_for_sm_counts"])
-        console.print(f"with the kernels tuned for {tuned} {'SMs' if is_cuda else 'cores'}")
+        tuned = obtained_text(document["tuned_for_sm_counts"], is_cuda=is_cuda)
+        console.print(f"with the kernels tuned for {tuned}")
     return 0
 
 

@@ -115,8 +115,10 @@ def _check_names(
     open_names = sorted({d for i in inputs for d in i.dims or () if isinstance(d, str)})
     for name, size in dims.items():
         if name not in open_names:
-            has = f"they are {_listed(open_names)}" if open_names else "it has none"
-            raise InputError(f"the model's inputs have no open dimension '{name}'; {has}")
+            has = "all their sizes are fixed; for another batch give --batch"
+            if open_names:
+                has = f"the open ones are {_listed(open_names)}"
+            raise InputError(f"the model's inputs have no open dimension '{name}': {has}")
         if not 1 <= size <= MAX_DIM:
             raise InputError(f"dimension '{name}' is {size}; it must be 1 or more, up to {MAX_DIM}")
 
