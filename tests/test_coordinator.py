@@ -152,6 +152,7 @@ def test_no_more_trials_are_proposed_than_were_asked_for(trials: int) -> None:
     world.join("slice-0", "slice")
     world.run()
     assert world.finished == f"{trials} trials were measured"
+    assert not world.coordinator.is_cut_short
     assert world.coordinator.ended_trials == trials
     assert len(world.proposed) == trials + 2
 
@@ -174,6 +175,7 @@ def test_a_spent_budget_measures_what_is_built_and_stops() -> None:
     ended = tuple((b.candidate, measured(1e-4)) for b in work.builds)
     out = coordinator.handle(MeasurementsEnded("slice-0", ended))
     assert out[-1] == Finish("the budget of 10 s is spent")
+    assert coordinator.is_cut_short
     assert coordinator.ended_trials == len(building.candidates)
 
 

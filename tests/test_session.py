@@ -131,6 +131,14 @@ def test_a_killed_run_ends_with_the_trials_that_were_asked_for(killed: Killed) -
     assert all(r.result is not None for r in records)
 
 
+def test_a_session_that_finds_nothing_left_to_search_says_so_in_a_line(killed: Killed) -> None:
+    told = [json.loads(x) for x in (killed.run.folder / "logs" / "tunerd.jsonl").open()]
+    begins = [n for n, x in enumerate(told) if x["message"] == "the run begins"]
+    (said,) = (n for n, x in enumerate(told) if "nothing was left to search" in x["message"])
+    assert said > begins[2]
+    assert told[said]["level"] == "warning"
+
+
 def test_no_trial_of_a_killed_run_is_paid_twice(killed: Killed) -> None:
     last = {r.trial_id: r for r in killed.run.records()}
     for ended in killed.ended:

@@ -156,6 +156,7 @@ class _Session:
         self._phase = "starting"
         self._tasks: tuple[Task, ...] = ()
         self._coordinator = Coordinator((), Limits())
+        self._taken_over = 0  # trials of earlier sessions that had ended
         self._ledger = Ledger(folder, telemetry)
         began_at = clock.now() - (time.monotonic() - started)
         self._timekeeper = Timekeeper(self._store, began_at=began_at)
@@ -167,6 +168,7 @@ class _Session:
         """Tune and finish, in a cluster that is open or in a private one."""
         with self._searched(to_finish=True) as (cluster, crew, lowering):
             self._phase = "finishing"
+            self._warn_if_nothing_was_left()
             self._show("choosing finalists")
             kernels = lowering.result()
             quiet_slice = self._quiet_slice(cluster, crew)
@@ -274,6 +276,7 @@ class _Session:
         self._coordinator = Coordinator(self._tasks, limits, known=known)
         ended, unfinished, suspects = self._ledger.take_over({t.task_id for t in self._tasks})
         self._coordinator.restore(ended, unfinished, suspects)
+        self._taken_over = self._coordinator.ended_trials
         if ended:
             log.info("going on with %d trials of earlier sessions", len(ended))
 
@@ -405,6 +408,14 @@ class _Session:
                     self._store.add_spot_check(task_id, measurement, busy_secs)
                 case ev.Finish(reason):
                     log.info("search ended: %s", reason)
+
+    def _warn_if_nothing_was_left(self) -> None:
+        coordinator = self._coordinator
+        if 0 < self._taken_over == coordinator.ended_trials and not coordinator.is_cut_short:
+            self._telemetry.warn(
+                f"nothing was left to search: {coordinator.finished}; what was found is compiled, "
+                "verified and timed again"
+            )
 
     # --- what people see -----------------------------------------------------------------------
 

@@ -161,6 +161,11 @@ class Coordinator:
     def busy(self, role: str) -> int:
         return self._roster.busy(role)
 
+    @property
+    def is_cut_short(self) -> bool:
+        """Say whether something was left to search: its time is up, or somebody stopped it."""
+        return bool(self._stop)
+
     def weighted_best_secs(self) -> float | None:
         """Return the model's time by its kernels, or None while a default is not measured yet."""
         return self._standings.weighted_best_secs()
