@@ -139,13 +139,14 @@ def test_flags_that_do_not_go_together_are_refused(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "csv", "parquet"])
-def test_an_export_counts_the_search_and_the_default_schedules_apart(
+def test_an_export_counts_what_ended_what_is_open_and_default_schedules_apart(
     run: RunFolder, tmp_path: Path, format: str
 ) -> None:
     export = ["export", "--format", format, run.paths.root, "--to", tmp_path / "out"]
-    assert good(*export).stderr.endswith(f"format {format}, trials 3, default schedules 1\n")
+    said = f"format {format}, trials 2, open 1, default schedules 1\n"
+    assert good(*export).stderr.endswith(said)
     told = json.loads(good(*export, "--json").stdout)
-    assert (told["trials"], told["default_schedules"]) == (3, 1)
+    assert (told["trials"], told["open"], told["default_schedules"]) == (2, 1, 1)
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_merged_runs_have_each_candidate_once_and_the_best_kept(
         b.store.finish_all({ids[0]: measurement(9.0), ids[1]: measurement(8.0), ids[3]: SLOW})
         b.store.finish(ids[2], COLLATERAL)
     merged = good("merge", run.paths.root, tmp_path / "b", "--to", tmp_path / "c", "--json").stdout
-    counts = {"trials": 5, "default_schedules": 1, "duplicates": 3}
+    counts = {"trials": 3, "open": 2, "default_schedules": 1, "duplicates": 3}
     assert json.loads(merged) == {"run": str(tmp_path / "c")} | counts
     with RunFolder.open(tmp_path / "c", facts=FACTS) as c:
         found = {r.candidate.candidate_id[-1]: r for r in c.store.records()}

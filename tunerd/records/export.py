@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from tunerd.records.store import Store
-from tunerd.vocabulary import Origin
+from tunerd.vocabulary import Origin, TrialState
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,18 +57,23 @@ COLUMNS = {
 }
 
 
+_ENDED = (TrialState.MEASURED.value, TrialState.FAILED.value)
+
+
 @dataclass(frozen=True)
 class Written:
-    """How many lines an export has, of the search and of default schedules."""
+    """How many lines an export has."""
 
-    trials: int
+    trials: int  # of the search, that ended
+    open: int  # of the search, proposed or running
     default_schedules: int
 
     @classmethod
-    def of(cls, origins: Iterable[str]) -> Self:
-        found = list(origins)
-        trials = sum(origin == Origin.SEARCH.value for origin in found)
-        return cls(trials, len(found) - trials)
+    def of(cls, kinds: Iterable[tuple[str, str]]) -> Self:
+        """Count trials by their origins and states."""
+        found = list(kinds)
+        ended = [state in _ENDED for origin, state in found if origin == Origin.SEARCH.value]
+        return cls(sum(ended), len(ended) - sum(ended), len(found) - len(ended))
 
 
 def export_rows(store: Store) -> Iterator[dict[str, Any]]:
@@ -106,11 +111,11 @@ def export_rows(store: Store) -> Iterator[dict[str, Any]]:
 
 def write_json(store: Store, stream: IO[bytes]) -> Written:
     """Write one JSON object per line and trial; return how many."""
-    origins = []
+    kinds = []
     for row in export_rows(store):
         stream.write(json.dumps(row).encode() + b"\n")
-        origins.append(row["origin"])
-    return Written.of(origins)
+        kinds.append((row["origin"], row["state"]))
+    return Written.of(kinds)
 
 
 def write_csv(store: Store, stream: IO[bytes]) -> Written:
@@ -121,14 +126,14 @@ def write_csv(store: Store, stream: IO[bytes]) -> Written:
     table = _table(store)
     table["run_secs"] = table["run_secs"].map(json.dumps, na_action="ignore")
     stream.write(table.drop(columns="trace_json").to_csv(index=False).encode())
-    return Written.of(table["origin"])
+    return Written.of(zip(table["origin"], table["state"], strict=True))
 
 
 def write_parquet(store: Store, stream: IO[bytes]) -> Written:
     """Write a row per trial, the samples as a list, and return how many."""
     table = _table(store)
     table.to_parquet(stream, engine="pyarrow", index=False, schema=_arrow_schema())
-    return Written.of(table["origin"])
+    return Written.of(zip(table["origin"], table["state"], strict=True))
 
 
 def _table(store: Store) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,7 +30,8 @@ _WORTH = {
 class Merged:
     """What came together. `duplicates` are left out: trials of candidates of another run, too."""
 
-    trials: int  # of the search
+    trials: int  # of the search, that ended
+    open: int  # of the search, proposed or running
     default_schedules: int
     duplicates: int
 
@@ -51,7 +51,7 @@ def merge_runs(folders: Sequence[Path], to: Path) -> Merged:
         facts = [store.facts() for store in stores]
         for other in facts[1:]:
             refuse_other_run(facts[0], other, folders[0])
-        keep, origins, total = _choose(stores)
+        keep, counts = _choose(stores)
         with written_beside(to, folders[0]) as beside:
             with RunFolder.open(beside / "whole", facts=facts[0]) as merged:
                 for number, store in enumerate(stores):
@@ -65,27 +65,31 @@ def merge_runs(folders: Sequence[Path], to: Path) -> Merged:
                             "they are of tasks that it has not, so leave it out"
                         ) from error
             (beside / "whole").replace(to)
-    trials = origins[Origin.SEARCH.value]
-    return Merged(trials, len(keep) - trials, total - len(keep))
+    return counts
 
 
-def _choose(stores: Sequence[Store]) -> tuple[dict[str, int], Counter[str], int]:
-    """Return for each candidate the number of the run whose trial stays.
-
-    And how many stay, by origin, and how many trials the runs have.
-    """
+def _choose(stores: Sequence[Store]) -> tuple[dict[str, int], Merged]:
+    """Return for each candidate the number of the run whose trial stays, and what that makes."""
     keep: dict[str, tuple[int, int]] = {}  # worth, run
-    origins: Counter[str] = Counter()
+    defaults: set[str] = set()
     total = 0
     for number, store in enumerate(stores):
         for row in store.trial_rows():
             total += 1
             worth = _WORTH[TrialState(row["state"])]
             known = keep.get(row["candidate_id"])
-            origins[row["origin"]] += known is None
+            if row["origin"] == Origin.DEFAULT.value:
+                defaults.add(row["candidate_id"])
             if known is None or worth > known[0]:
                 keep[row["candidate_id"]] = (worth, number)
-    return {candidate: number for candidate, (_, number) in keep.items()}, origins, total
+    ended = [worth > 0 for candidate, (worth, _) in keep.items() if candidate not in defaults]
+    merged = Merged(
+        trials=sum(ended),
+        open=len(ended) - sum(ended),
+        default_schedules=len(defaults),
+        duplicates=total - len(keep),
+    )
+    return {candidate: number for candidate, (_, number) in keep.items()}, merged
 
 
 def _copy_around(source: Store, to: Store, suffix: str) -> None:
