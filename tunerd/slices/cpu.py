@@ -23,7 +23,12 @@ class CpuSlice(ChildSlice):
 
     @classmethod
     def plan(cls, pct: int, per_device: int | None = None) -> Plan:
-        """Cut the cores that this process may use; threads of one core stay in one slice."""
+        """Cut the cores that this process may use into slices that share no physical core.
+
+        A slice has `pct` percent of the hardware threads, rounded down, the threads of one core
+        together. Where that leaves it one thread of a last core, the sibling stays idle: a thread
+        more is nearer to what was asked for than a core less.
+        """
         facts = host.facts()
         groups = core_groups(facts)
         total = sum(len(g) for g in groups)
@@ -36,7 +41,7 @@ class CpuSlice(ChildSlice):
         bound = f"{fit} slice(s) of {pct}% fit into {total} core(s)"
         sets = _cut(groups, per_slice, fit)
         if len(sets) < fit:
-            bound = f"{len(sets)} slice(s) of {per_slice} core(s) fit without splitting a core"
+            bound = f"{len(sets)} slice(s) of {per_slice} core(s) fit without sharing a core"
         if per_device is not None and per_device > len(sets):
             problem = f"--slices {per_device} is more than fit: {bound}"
             return Plan((), TargetSpec("llvm", "{}"), bound, problem=problem)
@@ -89,15 +94,20 @@ def core_groups(facts: host.HostFacts) -> list[tuple[int, ...]]:
 
 
 def _cut(groups: list[tuple[int, ...]], per_slice: int, fit: int) -> list[tuple[int, ...]]:
+    """Return up to `fit` sets of `per_slice` logical cores; no two have threads of one core."""
+    left = list(groups)
     sets: list[tuple[int, ...]] = []
-    current: list[int] = []
-    for group in groups:
-        if len(current) + len(group) > per_slice and current and len(group) > 1:
-            sets.append(tuple(sorted(current)))
-            current = []
-        current.extend(group)
-        while len(current) >= per_slice:
-            sets.append(tuple(sorted(current[:per_slice])))
-            # The second thread of a core that is in use would disturb its neighbour.
-            current = [] if len(group) > 1 else current[per_slice:]
-    return [s for s in sets if len(s) == per_slice][:fit]
+    while len(sets) < fit and sum(map(len, left)) >= per_slice:
+        cores: list[int] = []
+        while (missing := per_slice - len(cores)) > 0:
+            group = _next_group(left, missing)
+            left.remove(group)
+            cores += group[:missing]
+        sets.append(tuple(sorted(cores)))
+    return sets
+
+
+def _next_group(groups: list[tuple[int, ...]], missing: int) -> tuple[int, ...]:
+    """Return the largest group that is needed whole, or the smallest one, of which a part is."""
+    whole = [group for group in groups if len(group) <= missing]
+    return max(whole, key=len) if whole else min(groups, key=len)
