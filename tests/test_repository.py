@@ -371,6 +371,19 @@ def test_the_linter_reads_every_python_script() -> None:
     assert {f"scripts/{path.name}" for path in python} == set(extra)
 
 
+def test_the_linter_sorts_imports_alike_whatever_folders_runs_have_left(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "tests").mkdir()
+    for path in (ROOT / "tests").glob("*.py"):
+        shutil.copy(path, tmp_path / "tests")
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "I", "."]
+    for folder in ("models", "runs", "profiles", "nightly"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "resnet50.onnx").touch()
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
 def test_scripts_import_what_there_is() -> None:
     # They are not type-checked as the package is, and some import late.
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["extend-include"]
