@@ -356,6 +356,13 @@ def test_the_top_level_holds_what_it_should() -> None:
     assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL
 
 
+@pytest.mark.parametrize("folder", ["models", "runs", "profiles", "nightly"])
+def test_what_commands_leave_in_a_checkout_is_not_versioned(folder: str) -> None:
+    tracked()  # skips where this is no checkout
+    command = ["git", "-C", str(ROOT), "check-ignore", "--quiet", f"{folder}/anything"]
+    assert subprocess.run(command).returncode == 0
+
+
 def test_scripts_can_be_run() -> None:
     recipes = (p for p in (ROOT / "recipes").iterdir() if p.suffix in ("", ".sh"))
     scripts = [ROOT / ".ci" / "run", *(ROOT / "scripts").iterdir(), *recipes]
