@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sqlite3
 import subprocess
@@ -15,14 +16,17 @@ import numpy as np
 import onnx
 import pytest
 from models import model
+from node_fixtures import settings
 from onnx import helper
 
-from tunerd import host
+from tunerd import host, preparation
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
+from tunerd.cli.tune import sized_name
 from tunerd.errors import ExitCode
-from tunerd.records import Store
+from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME
+from tunerd.run_folder import RunFolder
 from tunerd.vocabulary import SliceSpec
 
 Captured = pytest.CaptureFixture[str]
@@ -160,6 +164,51 @@ def test_an_open_dimension_may_be_given_in_several_ways(
 ) -> None:
     plan = document(capsys, "tune", open_net, "--cpu-pct", "100", "--dry-run", *flags)
     assert plan["model"]["inputs"] == [{"name": "x", "shape": [2, 16], "dtype": "float32"}]
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        (["--batch", "2"], "runs/open-b2-cpu100"),
+        (["--dim", "batch=2"], "runs/open-batch2-cpu100"),
+        (["--shape", "x:2,16"], "runs/open-x2x16-cpu100"),
+    ],
+)
+def test_another_size_goes_to_a_folder_of_its_own(
+    flags: list[str], folder: str, open_net: str, capsys: Captured
+) -> None:
+    plan = document(capsys, "tune", open_net, "--cpu-pct", "100", "--dry-run", *flags)
+    assert plan["out"] == folder
+
+
+def test_a_size_with_a_path_in_its_name_stays_below_the_folder_of_runs() -> None:
+    name = sized_name("net", {"batch": None, "shape": ["a/../b:1,2"], "dim": ["/n=3"]})
+    assert name == "net-a_.._b1x2-_n3"
+
+
+def test_a_dry_run_is_refused_where_the_run_would_be(
+    open_net: str, here: Path, refused: Refused, capsys: Captured
+) -> None:
+    asked = ("tune", open_net, "--cpu-pct", "100", "--out", "run", "--dry-run")
+    begun = settings(model=Path(open_net), cpu_pct=100, batch=2)
+    layout = preparation.local_layout(begun)
+    fixed = preparation.read(begun)
+    facts = RunFacts.of(begun, fixed, target=layout.target, device=layout.device, host={})
+    RunFolder.open(here / "run", facts=facts).close()
+    assert document(capsys, *asked, "--batch", "2")["out"] == "run"
+    line = refused(ExitCode.BAD_FOLDER, *asked, "--batch", "3")
+    assert "run holds a run of model 'open' (sha256" in line
+    assert "with --batch 2, not of 'open' (sha256" in line
+    assert "with --batch 3; choose another folder with --out" in line
+
+
+def test_a_dry_run_is_refused_in_a_folder_of_something_else(
+    net: str, here: Path, refused: Refused
+) -> None:
+    (here / "own.txt").write_text("mine")
+    argv = ("tune", net, "--cpu-pct", "100", "--out", ".", "--dry-run")
+    assert "holds 'own.txt' and no run" in refused(ExitCode.BAD_FOLDER, *argv)
+    assert os.listdir(here) == ["own.txt"]
 
 
 # --- flags -------------------------------------------------------------------------------------

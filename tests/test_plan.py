@@ -16,6 +16,7 @@ GPU = "GPU-0a1b2c3d-0000-0000-0000-000000000000"
 def plan(tasks: int = 20, **changes: Any) -> dict[str, Any]:
     """Return the document of a plan for two slices of a GPU."""
     return {
+        "out": "runs/net-gpu40",
         "model": {
             "name": "net",
             "digest": "d" * 64,
@@ -68,6 +69,7 @@ def test_a_plan_says_on_how_many_nodes_of_a_cluster() -> None:
 def test_a_plan_names_gpu_share_bound_environment_and_tuners() -> None:
     text = shown(plan())
     for said in (
+        "runs/net-gpu40",
         "images float32[1,3,224,224]",
         "2 Dropout nodes were removed",
         "40% of NVIDIA H200",

@@ -17,11 +17,12 @@ import pytest
 
 from tests.test_records import FACTS, TASK, candidate, measurement
 from tunerd.errors import FolderError
-from tunerd.records import Store
+from tunerd.records import Store, files
 from tunerd.records.facts import RunFacts
 from tunerd.records.merge import merge_runs
+from tunerd.records.schema import STORE_NAME
 from tunerd.run_archive import pack, unpack
-from tunerd.run_folder import Paths, RunFolder, locked
+from tunerd.run_folder import Paths, RunFolder, locked, require_free
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, TargetSpec, TrialState
 
@@ -79,6 +80,31 @@ def test_a_folder_of_another_model_is_refused_and_both_are_named(tmp_path: Path)
         RunFolder.open(tmp_path, facts=other)
     assert Paths(tmp_path).settings.read_text() == before
     RunFolder.open(tmp_path, facts=FACTS).close()  # the refusal left no lock behind
+
+
+def test_a_folder_of_a_model_in_other_sizes_is_refused_by_the_flags_of_both(tmp_path: Path) -> None:
+    RunFolder.open(tmp_path, facts=FACTS).close()
+    sizes = {"batch": 4, "shapes": {"x": [4, 3]}, "dims": {"n": 2}}
+    other = dataclasses.replace(FACTS, model_digest="e" * 64, settings=sizes)
+    with pytest.raises(FolderError, match=r"with --batch 4 --shape x:4,3 --dim n=2; .* --out"):
+        RunFolder.open(tmp_path, facts=other)
+
+
+def test_a_name_that_no_folder_can_have_is_refused_before_one_is_made(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match=r"File name too long; .* --out"):
+        require_free(tmp_path / ("x" * 300), FACTS)
+
+
+def test_a_run_that_was_killed_before_it_began_leaves_its_folder_free(tmp_path: Path) -> None:
+    files.open_writer(tmp_path / STORE_NAME).close()
+    require_free(tmp_path, FACTS)
+
+
+def test_a_folder_of_a_model_whose_file_has_changed_is_refused_in_words(tmp_path: Path) -> None:
+    RunFolder.open(tmp_path, facts=FACTS).close()
+    other = dataclasses.replace(FACTS, model_digest="e" * 64)
+    with pytest.raises(FolderError, match=r"whose file is another or has changed; .* --out"):
+        RunFolder.open(tmp_path, facts=other)
 
 
 @pytest.mark.parametrize(

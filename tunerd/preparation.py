@@ -10,6 +10,8 @@ from tunerd.cluster.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_
 from tunerd.deciding.neighbours import require_neighbours
 from tunerd.errors import HostError
 from tunerd.models.model import FixedModel, read_model
+from tunerd.records import RunFacts
+from tunerd.run_folder import require_free
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, SliceSpec, TargetSpec, Task, to_json
 from tunerd.warm_start import WarmStart, read_warm_starts
@@ -102,6 +104,12 @@ def layout_of(nodes: Sequence[Node], settings: TuneSettings) -> Layout:
     )
 
 
+def require_folder(settings: TuneSettings, model: Model | FixedModel, layout: Layout) -> None:
+    """Raise FolderError where the settings' folder is not this run's to begin or go on in."""
+    facts = RunFacts.of(settings, model, target=layout.target, device=layout.device, host={})
+    require_free(settings.out, facts)
+
+
 def warm_starts(settings: TuneSettings, layout: Layout) -> tuple[WarmStart, ...]:
     """Read the runs that the settings name; InputError or FolderError where one cannot teach."""
     return read_warm_starts(
@@ -135,6 +143,7 @@ def describe(
     """Return what a run of these values would do, for --dry-run."""
     task_ids = {t.task_id for t in tasks}
     return {
+        "out": str(settings.out),
         "model": {
             "name": model.name,
             "digest": model.digest,

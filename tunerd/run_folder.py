@@ -26,6 +26,7 @@ from typing import Any, Self
 from tunerd import disk
 from tunerd.errors import FolderError
 from tunerd.records import RunFacts, Store
+from tunerd.records.facts import refuse_other_run
 from tunerd.records.schema import STORE_NAME
 
 
@@ -133,23 +134,42 @@ def prepare(root: Path) -> None:
     _make_private(Paths(root))
 
 
+def require_free(root: Path, facts: RunFacts) -> None:
+    """Raise FolderError where a run of these facts may not begin or go on; changes nothing."""
+    paths = Paths(root)
+    try:
+        _refuse_foreign(paths)
+        has_run = paths.store.exists()
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    if has_run:
+        with Store.read(root) as store:
+            for _, found in store.sessions()[:1]:
+                refuse_other_run(found, facts, root)
+
+
 def _make_private(paths: Paths) -> None:
     root = paths.root
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not paths.store.exists():
-            known = {STORE_NAME + "-wal", STORE_NAME + "-shm", paths.lock.name}
-            known |= {p.name for p in (paths.settings, paths.host, paths.logs, paths.shares)}
-            foreign = sorted({p.name for p in root.iterdir()} - known)
-            if foreign:
-                raise FolderError(
-                    f"{root} holds '{foreign[0]}' and no run of tunerd; a run needs a folder that "
-                    "is new, empty or its own: choose another one with --out"
-                )
+        _refuse_foreign(paths)
         root.chmod(0o700)
         paths.logs.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise _unwritable(root, error) from error
+
+
+def _refuse_foreign(paths: Paths) -> None:
+    if paths.store.exists():
+        return
+    known = {STORE_NAME + "-wal", STORE_NAME + "-shm", paths.lock.name}
+    known |= {p.name for p in (paths.settings, paths.host, paths.logs, paths.shares)}
+    foreign = sorted(names_in(paths.root) - known)
+    if foreign:
+        raise FolderError(
+            f"{paths.root} holds '{foreign[0]}' and no run of tunerd; a run needs a folder that is "
+            "new, empty or its own: choose another one with --out"
+        )
 
 
 def _write_facts(paths: Paths, facts: RunFacts) -> None:

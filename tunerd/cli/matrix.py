@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunerd.cli.options import AsJson, Debug
-from tunerd.cli.tune import L2, SliceKind, settings_of
+from tunerd.cli.tune import L2, SliceKind, settings_of, sized_name
 from tunerd.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def matrix(
         "slice_kind": kind,
         "gpu_pct": max(percents) if kind in ("mps", "whole", "simulated") else None,
         "cpu_pct": max(percents) if kind == "cpu" else None,
-        "out": out or Path("runs") / f"{model.stem}-matrix",
+        "out": out or Path("runs") / f"{sized_name(model.stem, given)}-matrix",
         "trials": trials if trials is not None or budget is not None else _TRIALS,
         "mps": "own",
         "neighbours": "none",

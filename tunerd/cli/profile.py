@@ -100,6 +100,7 @@ def profile(
     kind = str(slice_kind) if slice_kind else _kind(subject, gpu=gpu, cpu=cpu)
     if (gpu and kind == "cpu") or (cpu and kind in ("mps", "whole")):
         raise InputError(f"--slice {kind} is of the other device; leave one of the two flags out")
+    from tunerd.cli.tune import sized_name
     from tunerd.shares.folder import REPORT
     from tunerd.shares.measuring import Effort
     from tunerd.shares.plan import plan_shares
@@ -107,7 +108,8 @@ def profile(
     from tunerd.shares.profile import so_far
 
     planned = plan_shares(kind, pcts)
-    root = out or Path("profiles") / f"{_name(model)}-{'cpu' if kind == 'cpu' else 'gpu'}"
+    name = sized_name(_name(model), {"shape": shape, "dim": dim})
+    root = out or Path("profiles") / f"{name}-{'cpu' if kind == 'cpu' else 'gpu'}"
     effort = Effort(rounds, secs, seed)
     slo_secs = None if slo_ms is None else slo_ms / 1e3
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -305,7 +306,9 @@ def _print_plan(settings: TuneSettings, as_json: bool) -> None:
         with open_progress(quiet=as_json) as progress:
             progress.warn(warning)
     earlier = preparation.warm_starts(settings, layout)
-    kernels = kernels_of(preparation.read(settings), layout.target)
+    model = preparation.read(settings)
+    preparation.require_folder(settings, model, layout)
+    kernels = kernels_of(model, layout.target)
     plan = preparation.describe(settings, kernels.model, layout, kernels.tasks, earlier)
     if as_json:
         print(json_module.dumps(plan))
@@ -345,7 +348,7 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
         "gpu_pct": 100 if gpu_pct == _AUTO_PCT else gpu_pct,
         "cpu_pct": 100 if cpu_pct == _AUTO_PCT else cpu_pct,
         "share_from": AUTO if is_auto else "flag",
-        "out": given["out"] or _default_out(given["model"], gpu_pct, cpu_pct),
+        "out": given["out"] or _default_out(given),
         "slice_kind": str(given["slice_kind"] or ("cpu" if gpu_pct is None else "mps")),
         "shapes": shapes_of(given["shape"] or ()),
         "dims": dims_of(given["dim"] or ()),
@@ -384,10 +387,19 @@ def _store(text: str | None) -> dict[str, Any]:
     return {"store": text, "store_password": password_from(os.environ)}
 
 
-def _default_out(model: Path, gpu_pct: int | None, cpu_pct: int | None) -> Path:
+def _default_out(given: Mapping[str, Any]) -> Path:
+    gpu_pct, cpu_pct = given["gpu_pct"], given["cpu_pct"]
     pct = gpu_pct if gpu_pct is not None else cpu_pct
     share = f"{'cpu' if gpu_pct is None else 'gpu'}{AUTO if pct == _AUTO_PCT else pct}"
-    return Path("runs") / f"{model.stem}-{share}"
+    return Path("runs") / f"{sized_name(given['model'].stem, given)}-{share}"
+
+
+def sized_name(name: str, given: Mapping[str, Any]) -> str:
+    """Return a model's name for a folder, with the sizes that flags give its inputs: `model-b4`."""
+    said = [f"b{given['batch']}"] if given.get("batch") is not None else []
+    texts = (*(given["shape"] or ()), *(given["dim"] or ()))
+    said += [re.sub("[:=]", "", text.replace(",", "x")) for text in texts]
+    return "-".join((name, *(re.sub(r"[^\w.]+", "_", text) for text in said)))
 
 
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -82,11 +82,12 @@ def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path | str) -> No
     of slices and where Ray runs may differ.
     """
     if found.model_digest != asked.model_digest:
+        held, wanted = ((facts.model_name, _sizes(facts)) for facts in (found, asked))
         raise FolderError(
-            f"{folder} holds a run of model '{found.model_name}' (sha256 "
-            f"{found.model_digest[:12]}), not of '{asked.model_name}' (sha256 "
-            f"{asked.model_digest[:12]}); choose another folder, or tune that model with the "
-            "input shapes it was started with"
+            f"{folder} holds a run of model '{held[0]}' (sha256 {found.model_digest[:12]}) "
+            f"{held[1]}, not of '{wanted[0]}' (sha256 {asked.model_digest[:12]}) {wanted[1]}"
+            f"{', whose file is another or has changed' if held == wanted else ''}; choose another "
+            "folder with --out, or continue it with the model and flags that it was started with"
         )
     pairs = {
         "device": (found.device, asked.device),
@@ -102,8 +103,19 @@ def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path | str) -> No
         wants = ", ".join(f"{what} {pair[1]}" for what, pair in other.items())
         raise FolderError(
             f"{folder} holds a run with {holds}, and this one has {wants}; measurements of the "
-            "two cannot be compared: choose another folder, or continue it as it was started"
+            "two cannot be compared: choose another folder with --out, or continue it as it was "
+            "started"
         )
+
+
+def _sizes(facts: RunFacts) -> str:
+    """Return the flags that gave the model of a run its sizes."""
+    settings = facts.settings
+    said = [f"--batch {settings['batch']}"] if settings.get("batch") is not None else []
+    shapes = dict(settings.get("shapes") or {})
+    said += [f"--shape {name}:{','.join(map(str, shape))}" for name, shape in shapes.items()]
+    said += [f"--dim {name}={size}" for name, size in dict(settings.get("dims") or {}).items()]
+    return f"with {' '.join(said)}" if said else "as exported"
 
 
 def architecture(target: TargetSpec) -> str:

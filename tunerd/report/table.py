@@ -162,6 +162,7 @@ def _plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("inputs", "; ".join(_tensor(spec) for spec in model["inputs"])),
         ("outputs", "; ".join(_tensor(spec) for spec in model["outputs"])),
         *(("note", note) for note in model["notes"]),
+        ("folder", plan["out"]),
         ("share", f"{plan['share_pct']}% of {plan['device']}"),
         ("target", f"{kind}: {options}"),
         *(("slices", bound) for bound in plan["bound"]),
