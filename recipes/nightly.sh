@@ -10,9 +10,19 @@
 #     nightly/2026-01-31/summary.json, report.md and a run folder for each run
 #     nightly/base/RUN    a link to the best night; delete it to begin anew, as after a new driver
 #
-# Ends with the code of `tunerd run`, 0 also where a run found no gain or cannot tell.
+# Ends with the code of `tunerd run`, 0 also where a run found no gain or cannot tell; with 10
+# without a recipe, and with 13 without tunerd.
 set -euo pipefail
-recipe=${1:?give a recipe, for example recipes/nightly.yaml}
+if [ $# = 0 ]; then
+    echo "usage: recipes/nightly.sh RECIPE [FLAG OF tunerd run]..." >&2
+    exit 10
+fi
+if ! command -v tunerd >/dev/null; then
+    echo "recipes/nightly.sh: tunerd is not on the PATH; activate where it is installed," \
+        "as by: . .venv/bin/activate" >&2
+    exit 13
+fi
+recipe=$1
 shift
 
 mkdir -p "${TUNERD_NIGHTLY:-nightly}"
