@@ -70,6 +70,12 @@ def test_several_models_and_shares_are_several_runs_in_order(read: Read) -> None
     ]
 
 
+def test_another_batch_size_has_a_name_and_a_folder_of_its_own(read: Read) -> None:
+    recipe = read("model: a.onnx\ncpu-pct: 50\nbatch: 4\n")
+    assert [run.name for run in recipe.runs] == ["a-cpu50-batch4"]
+    assert lines(recipe) == ["tune a.onnx --cpu-pct 50 --out runs/a-cpu50-batch4 --batch 4"]
+
+
 def test_a_list_for_any_flag_of_one_value_is_a_run_of_each(read: Read) -> None:
     recipe = read("runs: {x: {model: a.onnx, cpu-pct: 50, seed: [1, 2]}}")
     assert [run.name for run in recipe.runs] == ["x-seed1", "x-seed2"]

@@ -18,6 +18,7 @@ from tunerd.recipe.sayings import Entry, Section, read_entries, read_overrides, 
 MAX_RUNS = 1000
 MODEL, OUT = "model", "out"  # the keys that name a run, and where it goes
 DEFAULT_OUT = f"runs/{NAME}"
+_NAMING = (MODEL, "batch")
 # How the command line begins, which knows no places.
 _BEGINNING = re.compile(r"(Invalid value for '[^']*': )?(Value error, )?(--[a-z-]+: )?")
 
@@ -141,8 +142,8 @@ def _run(
 
 def _name(entry: Entry, chosen: Mapping[str, Chosen], varied: Sequence[str]) -> str:
     """Return what tells a run from the others: its entry and what varies within it."""
-    # Without an entry of a name, the model and the share are the name, as in `tunerd tune`.
-    told = [*varied] if entry.name else [MODEL, *(k for k in chosen if k.endswith("-pct"))]
+    # Without an entry of a name, model, share and batch are the name, as in `tunerd tune`.
+    told = [*varied] if entry.name else [k for k in chosen if k in _NAMING or k.endswith("-pct")]
     told += [key for key in varied if key not in told]
     parts = [entry.name] if entry.name else []
     for key in told:
