@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,6 +206,41 @@ def test_a_busy_machine_is_waited_for(
     monkeypatch.setattr(preflight.time, "sleep", leave)
     code, document = answered(capsys, "--wait", "10m")
     assert (code, document["quiet"], slept) == (0, True, [preflight.POLL_SECS])
+
+
+def test_what_is_waited_for_is_told_when_waiting_begins_and_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    passed = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: sum(passed), sleep=passed.append)
+    monkeypatch.setattr(preflight, "time", clock)
+    monkeypatch.setattr(host, "gpus", lambda: ((), "no GPU"))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0 if sum(passed) < 60 else 0.0, 0.0, 0.0))
+    assert run(app, ["preflight", "--wait", "10m"]) == 0
+    why = "load: 3.00 on 2 cores in the last minute, over 1.00"
+    assert capsys.readouterr().err.splitlines() == [
+        f"tunerd preflight: waiting for quiet, {left} at most: {why}"
+        for left in ("10 min", "9 min 30 s")
+    ]
+
+
+def test_another_reason_to_wait_is_told_when_it_comes(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = [90_000 * MIB, 90_000 * MIB, 0]
+    told: list[list[str]] = []
+
+    def sleep(secs: float) -> None:
+        nvml.used_bytes = used.pop(0)
+        nvml.compute = [os.getpid()] if used else ()
+
+    nvml.compute = [os.getpid()]
+    monkeypatch.setattr(preflight, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
+    preflight.preflight(
+        Limits(), wait_secs=600, tell=lambda busy, _: told.append([f.name for f in busy])
+    )
+    assert told == [["GPU 0 processes"], ["GPU 0 processes", "GPU 0 memory"]]
 
 
 def test_a_machine_without_a_gpu_is_judged_by_its_cores(

@@ -14,11 +14,13 @@ import typer
 import yaml
 from models import ROOT
 
+from tunerd import host
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.cli.flags import recipe_commands
 from tunerd.errors import ExitCode, InputError
 from tunerd.recipe import Commands, Recipe, json_schema, read_recipe
+from tunerd.recipe.carry_out import Result
 from tunerd.recipe.document import MAX_BYTES, MAX_VALUES
 from tunerd.recipe.plan import MAX_RUNS
 
@@ -340,6 +342,25 @@ def test_a_dry_run_prints_the_commands_and_does_nothing(read: Read, capsys: Capt
     (planned,) = json.loads(capsys.readouterr().out)["runs"]
     assert planned["command"] == out[1]
     assert sorted(Path().rglob("*")) == before
+
+
+def test_quiet_is_waited_for_where_a_run_is_possible_and_what_is_not_is_said_before(
+    read: Read, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Recipe] = []
+
+    def carried(recipe: Recipe, *_: object, **__: object) -> Result:
+        asked.append(recipe)
+        return Result(None, ())
+
+    monkeypatch.setattr("tunerd.recipe.carry_out.carry_out", carried)
+    monkeypatch.setattr(host, "gpus", lambda: ((), "no NVIDIA driver answers here"))
+    read("model: a.onnx\npreflight: {wait: 30m}\nruns: {x: {gpu-pct: 40}, y: {cpu-pct: 50}}\n")
+    assert run(app, ["run", "r.yaml"]) == run(app, ["run", "r.yaml", "--only", "x"]) == 0
+    assert [recipe.preflight for recipe in asked] == [("preflight", "--wait", "30m"), None]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tunerd run: x is impossible here: ")
+    assert "no NVIDIA driver answers here" in line
 
 
 def test_a_recipe_that_cannot_be_read_is_one_sentence_and_an_exit_code(

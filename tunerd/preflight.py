@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tunerd.slices.tenants import ALLOWED_BUSY_PCT
 
 SAMPLES = 5  # of the utilisation, which NVML averages over a sixth of a second to a second
 POLL_SECS = 5.0
+TELL_SECS = 30.0
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,35 @@ class Limits:
     is_mps_external: bool = False  # somebody's daemon is to be used
 
 
-def preflight(limits: Limits, *, with_gpus: bool = True, wait_secs: float = 0.0) -> list[Finding]:
+def preflight(
+    limits: Limits,
+    *,
+    with_gpus: bool = True,
+    wait_secs: float = 0.0,
+    tell: Callable[[Sequence[Finding], float], None] = lambda busy, left_secs: None,
+) -> list[Finding]:
     """Look at the machine, again and again until it is quiet or the time is over.
 
     A finding that fails says that the machine is not quiet; one that warns, what may disturb.
+
+    Args:
+        tell: called with what fails and the seconds left, when waiting begins, when what fails
+            changes, and every TELL_SECS.
     """
     deadline = time.monotonic() + wait_secs
+    told: list[str] = []
+    tell_again = 0.0
     while True:
         findings = list(look(limits, with_gpus=with_gpus))
-        left = deadline - time.monotonic()
-        if left <= 0 or not any(f.status is Status.FAIL for f in findings):
+        busy = [finding for finding in findings if finding.status is Status.FAIL]
+        now = time.monotonic()
+        left = deadline - now
+        if left <= 0 or not busy:
             return findings
+        names = [finding.name for finding in busy]
+        if names != told or now >= tell_again:
+            tell(busy, left)
+            told, tell_again = names, now + TELL_SECS
         time.sleep(min(POLL_SECS, left))
 
 

@@ -15,6 +15,7 @@ from tunerd.errors import InputError
 
 if TYPE_CHECKING:
     from tunerd.recipe import Command, Commands, Key
+    from tunerd.settings import TuneSettings
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", Path: "path"}
 
@@ -41,6 +42,15 @@ def recipe_commands(app: typer.Typer, main: str = "tune") -> Commands:
             check=lambda _, given: fraction_of(given["fail_above"]),
         ),
     )
+
+
+def tune_settings(app: typer.Typer, argv: Sequence[str]) -> TuneSettings:
+    """Return the settings of a run's command line, which was checked before."""
+    from tunerd.cli.tune import settings_of
+
+    command = _commands(typer.main.get_command(app))["tune"]
+    with command.make_context("tune", list(argv[1:])) as context:
+        return settings_of(context.params)
 
 
 def _without_password(argv: Sequence[str], given: dict[str, Any]) -> None:

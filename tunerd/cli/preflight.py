@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from tunerd.checks import Finding
 
 
 class PreflightMps(StrEnum):
@@ -48,7 +52,7 @@ def preflight(
 
     wait_secs = wait_secs_of({"wait": wait})
     limits = Limits(max_load, max_mem_pct, max_busy_pct, mps is PreflightMps.EXTERNAL)
-    findings = look(limits, with_gpus=not cpu_only, wait_secs=wait_secs)
+    findings = look(limits, with_gpus=not cpu_only, wait_secs=wait_secs, tell=_tell)
     is_quiet = not any(finding.status is Status.FAIL for finding in findings)
     code = 0 if is_quiet else int(ExitCode.NOT_QUIET)
     if json:
@@ -63,6 +67,14 @@ def preflight(
     console.print(findings_table(findings))
     console.print("This machine is quiet." if is_quiet else "This machine is not quiet.")
     return code
+
+
+def _tell(busy: Sequence[Finding], left_secs: float) -> None:
+    from tunerd.report.words import duration_text, one_line
+
+    why = "; ".join(f"{finding.name}: {finding.fact}" for finding in busy)
+    line = f"waiting for quiet, {duration_text(left_secs)} at most: {one_line(why)}"
+    print(f"tunerd preflight: {line}", file=sys.stderr, flush=True)
 
 
 def wait_secs_of(given: Mapping[str, Any]) -> float:

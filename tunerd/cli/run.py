@@ -6,6 +6,7 @@ import json as json_module
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,6 +66,12 @@ def run(
         return 0
     from tunerd.recipe.carry_out import carry_out
 
+    impossible = _impossible(app, runs) if read.preflight is not None else {}
+    if len(impossible) == len(runs):  # each says so itself, and none needs a quiet machine
+        read = replace(read, preflight=None)
+    else:
+        for name, why in impossible.items():
+            _say(f"{name} is impossible here: {why}")
     result = carry_out(
         read, runs, fail_fast=fail_fast, say=_say, stdout=sys.stderr if json else None
     )
@@ -73,6 +80,17 @@ def run(
     else:
         _print_summary(result)
     return result.exit_code
+
+
+def _impossible(app: typer.Typer, runs: Sequence[PlannedRun]) -> dict[str, str]:
+    """Return by name why this machine cannot make a run, as far as its kind of slice tells."""
+    from tunerd.cli.flags import tune_settings
+    from tunerd.slices import member
+
+    settings = {run.name: tune_settings(app, run.argv) for run in runs}
+    here = {name: each.slice_kind for name, each in settings.items() if each.address is None}
+    usable = {kind: member(kind).usability() for kind in set(here.values())}
+    return {name: usable[kind].why for name, kind in here.items() if not usable[kind].ok}
 
 
 def _say(line: str) -> None:
