@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import model
+from models import ROOT, model
 from node_fixtures import settings
 from onnx import helper
 
@@ -153,6 +153,16 @@ def test_the_program_runs_as_a_module_and_says_its_version() -> None:
         [sys.executable, "-m", "tunerd", "--version"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout.split()[0]) == (0, "tunerd")
+
+
+def test_without_what_commands_need_one_sentence_says_how_to_install_it() -> None:
+    program = "from tunerd.cli import main; main()"
+    bare = [sys.executable, "-S", "-c", program, "doctor"]  # without installed packages
+    done = subprocess.run(bare, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == ExitCode.HOST_NOT_CAPABLE
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("tunerd: the module typer is missing")
+    assert "--no-deps" in line
 
 
 # --- shapes ------------------------------------------------------------------------------------

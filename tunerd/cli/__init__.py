@@ -7,8 +7,20 @@ import sys
 
 def main() -> None:
     """Run `tunerd` with the arguments of this process."""
-    from tunerd.cli.app import app
-    from tunerd.cli.errors import run
+    from tunerd.errors import ExitCode
+
+    try:
+        from tunerd.cli.app import app
+        from tunerd.cli.errors import run
+    except ModuleNotFoundError as missing:
+        if str(missing.name).partition(".")[0] == "tunerd":
+            raise
+        print(
+            f"tunerd: the module {missing.name} is missing, as where tunerd was installed with "
+            "--no-deps to serve artifacts; commands need what pip installs without that flag",
+            file=sys.stderr,
+        )
+        sys.exit(ExitCode.HOST_NOT_CAPABLE)
     from tunerd.without_torch import keep_torch_from_tvm
 
     keep_torch_from_tvm()
