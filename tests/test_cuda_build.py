@@ -17,7 +17,7 @@ from build_fixtures import (
     task_of,
 )
 
-from tunerd import build, cuda
+from tunerd import build, cuda, host
 from tunerd.vocabulary import Failure, Kind, Stage, TargetSpec
 
 CUDA = TargetSpec(
@@ -193,7 +193,7 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
     assert problem is not None
     assert "nvidia-cuda-nvrtc" in problem
     assert "nvidia-cuda-cccl" in problem
-    assert "pip install 'tunerd[cuda]'" in problem
+    assert problem.endswith(f": {host.install_command('cuda')}")
     assert build.build_problem(CUDA) == problem
 
 

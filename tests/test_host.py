@@ -466,9 +466,37 @@ def test_doctor_says_that_every_process_compiles_modules_anew(
     (finding,) = checks._bytecode(facts)
     assert finding.status is checks.Status.WARN
     assert "PYTHONDONTWRITEBYTECODE" in finding.fact
-    folder = str(Path(host.__file__).parents[1])
+    assert f"{', '.join(facts.not_compiled)} have none, and" in finding.fact
+    assert "compiles them again" in finding.fact
     assert "-m compileall -q " in finding.fix
-    assert folder in finding.fix
+
+
+def test_doctor_says_of_one_module_that_it_has_no_bytecode_and_compiles_no_whole_checkout() -> None:
+    (finding,) = checks._bytecode(dataclasses.replace(host.facts(), not_compiled=("tunerd",)))
+    assert finding.fact.startswith("tunerd has none, and")
+    assert "compiles it again" in finding.fact
+    command, _, _ = finding.fix.partition(", or")
+    assert command.split()[-2:] == ["-q", str(Path(host.__file__).parent)]
+
+
+def test_of_what_is_installed_the_folder_of_all_packages_is_compiled() -> None:
+    installed = Path("/v/lib/python3.12/site-packages")
+    assert checks._compiled_with(installed / "ray" / "__init__.py") == str(installed)
+
+
+def test_an_extra_is_installed_from_the_checkout_where_there_is_one(tmp_path: Path) -> None:
+    assert host.install_command("cuda", tmp_path) == "pip install 'tunerd[cuda]'"
+    (tmp_path / "pyproject.toml").touch()
+    assert host.install_command("cuda", tmp_path) == "pip install '.[cuda]'"
+
+
+def test_doctor_says_once_how_cuda_libraries_are_installed(
+    gpu_host: HostFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunerd.cuda.missing_for_builds", lambda: "Builds for CUDA need nvrtc")
+    for facts in (with_gpu(gpu_host), dataclasses.replace(gpu_host, gpus=())):
+        (finding,) = checks._cuda_libraries(facts)
+        assert f"{finding.fact}; {finding.fix}".count("pip install") == 1
 
 
 def test_doctor_finds_who_listens_on_a_port() -> None:

@@ -114,16 +114,28 @@ def _bytecode(facts: HostFacts) -> Iterator[Finding]:
         yield Finding("bytecode", Status.OK, "modules are compiled once")
         return
     why = "PYTHONDONTWRITEBYTECODE" if sys.dont_write_bytecode else "a folder that is read-only"
+    have, them = ("have", "them") if len(facts.not_compiled) > 1 else ("has", "it")
     found = map(importlib.util.find_spec, facts.not_compiled)
-    folders = {str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin}
+    folders = {_compiled_with(Path(spec.origin)) for spec in found if spec and spec.origin}
     yield Finding(
         "bytecode",
         Status.WARN,
-        f"{', '.join(facts.not_compiled)} have none, and {why} keeps it so: every process of a run"
-        " compiles them again, which takes seconds of each start",
+        f"{', '.join(facts.not_compiled)} {have} none, and {why} keeps it so: every process of a"
+        f" run compiles {them} again, which takes seconds of each start",
         f"{sys.executable} -m compileall -q {' '.join(sorted(folders))}, or install with pip, or"
         " with uv and --compile-bytecode",
     )
+
+
+def _compiled_with(package: Path) -> str:
+    """Return the folder to compile for a package, given by its __init__.py.
+
+    What is installed lacks bytecode together with what it imports; beside a package that is not
+    installed lies anything, a virtual environment for example.
+    """
+    installed = package.parents[1]
+    is_installed = installed.name in ("site-packages", "dist-packages")
+    return str(installed if is_installed else package.parent)
 
 
 def _tvm(_: HostFacts) -> Iterator[Finding]:
@@ -218,16 +230,16 @@ def _gpus(facts: HostFacts) -> Iterator[Finding]:
 
 
 def _cuda_libraries(facts: HostFacts) -> Iterator[Finding]:
-    from tunerd.cuda import cuda_build_problem
+    from tunerd.cuda import missing_for_builds
 
-    problem = cuda_build_problem()
-    if problem is None:
+    missing = missing_for_builds()
+    fix = host.install_command("cuda")
+    if missing is None:
         yield Finding("CUDA libraries", Status.OK, "NVRTC, cudart and headers found")
     elif facts.gpus:
-        yield Finding("CUDA libraries", Status.FAIL, problem, "pip install 'tunerd[cuda]'")
+        yield Finding("CUDA libraries", Status.FAIL, missing, fix)
     else:
-        fix = "only for GPUs: pip install 'tunerd[cuda]'"
-        yield Finding("CUDA libraries", Status.WARN, problem, fix)
+        yield Finding("CUDA libraries", Status.WARN, missing, f"only for GPUs: {fix}")
 
 
 def _mps_binary(facts: HostFacts) -> Iterator[Finding]:

@@ -25,11 +25,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tunerd.cuda_source import kernel_sources
+from tunerd.host import install_command
 
 CUDA_MAJOR = 13  # what TVM's CUDA runtime library is linked against (libcudart.so.13)
 _CUDART = f"libcudart.so.{CUDA_MAJOR}"
 _NVRTC = f"libnvrtc.so.{CUDA_MAJOR}"
-_INSTALL = "pip install 'tunerd[cuda]'"
 _EM_CUDA = 190  # e_machine of the ELF files that are cubins
 _CACHED_CUBINS = 512  # about 20 kB each
 
@@ -185,6 +185,12 @@ def preload() -> None:
 
 def cuda_build_problem() -> str | None:
     """Say why this machine cannot build for CUDA and what to do, or None where it can."""
+    missing = missing_for_builds()
+    return missing and f"{missing}. Install what is missing with: {install_command('cuda')}"
+
+
+def missing_for_builds() -> str | None:
+    """Say what this machine lacks to build for CUDA, or None where it lacks nothing."""
     missing = [
         f"{name} (package {package})"
         for name, package in ((_NVRTC, "nvidia-cuda-nvrtc"), (_CUDART, "nvidia-cuda-runtime"))
@@ -204,7 +210,7 @@ def cuda_build_problem() -> str | None:
         return None
     return (
         f"Builds for CUDA need {', '.join(missing)}: found neither among the Python packages nor "
-        f"in a CUDA {CUDA_MAJOR} toolkit. Install what is missing with: {_INSTALL}"
+        f"in a CUDA {CUDA_MAJOR} toolkit"
     )
 
 

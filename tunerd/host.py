@@ -22,6 +22,7 @@ from typing import Any
 
 from tunerd.vocabulary import Conditions, TargetSpec
 
+_ROOT = Path(__file__).resolve().parents[1]  # the checkout, where this is one
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _IMPORTED = ("tunerd", "ray", "tvm", "xgboost", "pandas", "onnx")
 PACKAGES = (
@@ -399,6 +400,12 @@ def _version(package: str) -> str | None:
         return None
 
 
+def install_command(extra: str, root: Path = _ROOT) -> str:
+    """Return what installs tunerd with an extra, in the checkout where `root` is one."""
+    name = "." if (root / "pyproject.toml").is_file() else "tunerd"
+    return f"pip install '{name}[{extra}]'"
+
+
 def _is_compiled_anew(module: str) -> bool:
     """Whether a module has no bytecode, and Python keeps none of it either."""
     spec = None
@@ -412,10 +419,9 @@ def _is_compiled_anew(module: str) -> bool:
 
 
 def _commit() -> str | None:
-    root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists():
+    if not (_ROOT / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(_ROOT), "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -13,6 +13,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from tunerd.errors import InputError, StoreError
+from tunerd.host import install_command
 from tunerd.records import files
 from tunerd.records.problems import problem_of_a_server
 from tunerd.records.schema import METADATA, VERSION, found_version, missing_part, version
@@ -55,8 +56,8 @@ def _connect(address: StoreAddress, options: dict[str, object]) -> Connection:
 def _engine(address: StoreAddress) -> Engine:
     if find_spec("psycopg") is None:
         raise InputError(
-            f"--store {address.shown} needs the package psycopg, which is not installed; run pip "
-            "install 'tunerd[postgres]'"
+            f"--store {address.shown} needs the package psycopg, which is not installed; run "
+            f"{install_command('postgres')}"
         )
     return sa.create_engine(
         address.url,
