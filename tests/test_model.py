@@ -85,7 +85,7 @@ def test_unknown_names_of_inputs_and_dimensions_list_the_known_ones(tmp_path: Pa
     path = save(tmp_path, conv_net(("batch", 3, "height", 16)))
     with pytest.raises(InputError, match=r"no input 'image'; its inputs are 'images'"):
         load_model(path, shapes={"image": (1, 3, 16, 16)})
-    with pytest.raises(InputError, match=r"'hight'; they are 'batch', 'height'"):
+    with pytest.raises(InputError, match=r"'hight': the open ones are 'batch', 'height'"):
         load_model(path, dims={"batch": 1, "hight": 16})
 
 

@@ -218,7 +218,7 @@ def test_what_is_waited_for_is_told_when_waiting_begins_and_now_and_then(
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.0 if sum(passed) < 60 else 0.0, 0.0, 0.0))
     assert run(app, ["preflight", "--wait", "10m"]) == 0
-    why = "load: 3.00 on 2 cores in the last minute, over 1.00"
+    why = "load: 3.00 on 2 cores in the last minute, over 1"
     assert capsys.readouterr().err.splitlines() == [
         f"tunerd preflight: waiting for quiet, {left} at most: {why}"
         for left in ("10 min", "9 min 30 s")

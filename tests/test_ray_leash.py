@@ -15,7 +15,7 @@ from tune_process import GONE_SECS
 from tunerd.cluster import ray_leash
 from tunerd.cluster.ray_leash import _of_cluster, leashed
 from tunerd.errors import InfrastructureError
-from tunerd.slices.processes import ProcessId, children
+from tunerd.slices.processes import ProcessId, children, command
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -76,7 +76,7 @@ def test_it_works_in_a_folder_whose_modules_have_names_of_pythons(
 
 def test_its_early_end_is_said(raylet: ProcessId) -> None:
     with leashed() as hold:
-        (leash,) = (p for p in children(os.getpid()) if p != raylet)
+        (leash,) = (p for p in children(os.getpid()) if b"tunerd.cluster.ray_leash" in command(p))
         leash.signal(signal.SIGKILL)
         leash.wait(GONE_SECS)
         with pytest.raises(InfrastructureError, match="has itself ended, with -9"):

@@ -325,7 +325,7 @@ def test_a_run_that_nobody_works_at_has_no_workers_and_no_trials_under_way(
     assert "2 of 100 trials, 1 failed" in text
     assert not any(word in text for word in ("waiting", "busy", "tuners", "left"))
     if isinstance(end, Interrupted):
-        assert re.search(r"stopped [\d.]+ s ago: on request; go on", text.replace("\n", " "))
+        assert re.search(r"stopped [\d.]+ s ago: on request; go on", " ".join(text.split()))
 
 
 def test_nothing_is_cut_off_where_there_is_no_terminal(

@@ -454,7 +454,7 @@ def test_a_database_of_another_program_or_version_is_refused(server: PostgresSer
 
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r"run pip install 'tunerd\[postgres\]'"):
+    with pytest.raises(InputError, match=r"run pip install '(tunerd|\.)\[postgres\]'"):
         Store.join(StoreAddress.parse("postgresql://db/tunerd"), "ours", facts=FACTS)
 
 
