@@ -1,4 +1,4 @@
-"""The trials of a session in its store: each is written as it is proposed, starts and ends."""
+"""What a session measures in its store: each trial as it is proposed, starts and ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class Ledger:
                 self._trial_ids[record.candidate.candidate_id] = record.trial_id
         return ended, unfinished, self._store.lost()
 
-    def write(self, instruction: ev.StoreProposed | ev.StoreBuilt | ev.StoreEnded) -> None:
+    def write(
+        self,
+        instruction: ev.StoreProposed | ev.StoreBuilt | ev.StoreEnded | ev.StoreSpotCheck,
+    ) -> None:
         match instruction:
             case ev.StoreProposed(candidates):
                 trial_ids = self._store.propose(candidates)
@@ -52,6 +55,8 @@ class Ledger:
                     self._store.built(self._trial_ids[build.candidate.candidate_id], build)
             case ev.StoreEnded(results):
                 self._end(results)
+            case ev.StoreSpotCheck(task_id, measurement, busy_secs):
+                self._store.add_spot_check(task_id, measurement, busy_secs)
 
     def start(self, instruction: ev.Measure) -> None:
         """Write that builds go to a slice, before they do."""

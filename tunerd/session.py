@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from tunerd import clock, host, preparation
 from tunerd.cluster.actors import Cluster
 from tunerd.cluster.crew import Crew
-from tunerd.cluster.workers import Answer
 from tunerd.coordination import events as ev
 from tunerd.coordination.coordinator import Coordinator, Limits
 from tunerd.deciding.best_builds import BestBuilds
@@ -21,6 +20,7 @@ from tunerd.deciding.finals import Ending, finish
 from tunerd.deciding.quiet import Finals
 from tunerd.deciding.winners import FINALISTS
 from tunerd.disk import disk_errors_said
+from tunerd.dispatch import Dispatch
 from tunerd.errors import Interrupted
 from tunerd.extraction import Selection
 from tunerd.ledger import Ledger
@@ -32,7 +32,7 @@ from tunerd.report.frame import write_page
 from tunerd.report.page import report_page
 from tunerd.report.story import story_of
 from tunerd.run_folder import RunFolder
-from tunerd.search import Proposal, default_candidate
+from tunerd.search import default_candidate
 from tunerd.settings import TuneSettings
 from tunerd.slices import member
 from tunerd.stop import Stop
@@ -313,101 +313,31 @@ class _Session:
         self._show("; ".join(f"warm start: {x.sentence(known)}" for x in earlier))
         self._timekeeper.expect(crew.tuner_ids, "tuner")
         self._timekeeper.expect(crew.slice_ids, "slice")
-        self._carry_out(cluster, coordinator.start([default_candidate(t) for t in self._tasks]))
-        for slice_id in crew.slice_ids:
-            self._carry_out(cluster, coordinator.handle(_joining(crew, slice_id)))
+        dispatch = Dispatch(
+            coordinator,
+            cluster,
+            crew,
+            self._ledger,
+            self._timekeeper,
+            self._telemetry,
+            self._best_builds,
+            log_step=self._log_step,
+        )
+        dispatch.start([default_candidate(t) for t in self._tasks])
         while not coordinator.finished:
-            for answer in cluster.answers(_TICK_SECS):
-                for event in self._events(crew, answer):
-                    self._carry_out(cluster, coordinator.handle(event))
-            for worker_id in crew.look():
-                if worker_id in coordinator.workers:
-                    self._carry_out(
-                        cluster, coordinator.handle(ev.WorkerLost(worker_id, "its node left"))
-                    )
+            dispatch.step(_TICK_SECS)
             if self._stop.requested and not coordinator.finished:
-                self._carry_out(cluster, coordinator.handle(ev.StopRequested("stopped on request")))
+                dispatch.tell(ev.StopRequested("stopped on request"))
             if lowering is not None and lowering.problem is not None:
                 raise lowering.problem  # what comes after the search would be in vain
-            tick = ev.Tick(time.monotonic() - self._began)
-            self._carry_out(cluster, coordinator.handle(tick))
+            dispatch.tell(ev.Tick(time.monotonic() - self._began))
             self._show("")
-
-    def _events(self, crew: Crew, answer: Answer) -> Iterator[ev.Event]:
-        worker_id = answer.worker_id
-        if answer.method == "survey":
-            crew.join(answer)
-            return
-        worker = self._coordinator.workers.get(worker_id)
-        work = worker.work if worker else None
-        role = crew.role(worker_id)
-        self._timekeeper.note(answer, role, work)
-        self._telemetry.worked(role, answer)
-        if answer.error:
-            if worker:
-                yield ev.WorkerLost(worker_id, answer.error)
-            crew.lose(worker_id, answer.error, answer.problem)
-            return
-        if answer.method in ("warm_up", "start"):
-            if crew.is_fit(answer):
-                self._log_step(f"{worker_id} is ready")
-                yield _joining(crew, worker_id)
-            return
-        crew.has_worked(worker_id)
-        match work:
-            case ev.Propose(task=task):
-                proposal: Proposal = answer.value
-                if proposal.message:
-                    about = {"task": task.name, "tuner": worker_id}
-                    log.info("%s: %s", task.name, proposal.message, extra=about)
-                yield ev.Proposed(
-                    worker_id,
-                    task.task_id,
-                    proposal.candidates,
-                    proposal.exhausted,
-                    proposal.message,
-                    proposal.features,
-                )
-            case ev.BuildThem(candidates=candidates):
-                yield ev.BuildsEnded(worker_id, tuple(zip(candidates, answer.value, strict=True)))
-            case ev.Measure(builds=builds):
-                self._telemetry.measured(crew.device(worker_id), answer.value)
-                self._best_builds.note(builds, answer.value)
-                candidates = tuple(b.candidate for b in builds)
-                yield ev.MeasurementsEnded(
-                    worker_id, tuple(zip(candidates, answer.value, strict=True))
-                )
-            case ev.RunSentinel():
-                self._telemetry.measured(crew.device(worker_id), answer.value)
-                yield ev.SpotChecked(worker_id, answer.value[0], answer.busy_secs or 0.0)
-        if answer.method == "measure" and (faulty := crew.has_faulted(worker_id, answer.value)):
-            for slice_id in self._coordinator.workers.keys() & set(faulty):
-                yield ev.WorkerLost(slice_id, "its device is left alone")
-            crew.leave_alone(faulty)
 
     def _require_not_stopped(self) -> None:
         if self._stop.requested:
             raise Interrupted(
                 "stopped on request; what was measured is stored, and the same command goes on"
             )
-
-    def _carry_out(self, cluster: Cluster, instructions: list[ev.Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case ev.StoreProposed() | ev.StoreBuilt() | ev.StoreEnded():
-                    self._ledger.write(instruction)
-                case ev.Measure():
-                    self._ledger.start(instruction)
-                    cluster.submit(instruction)
-                case ev.Propose() | ev.BuildThem() | ev.RunSentinel():
-                    cluster.submit(instruction)
-                case ev.Hurry(reason):
-                    log.info("tuners are to end what they do: %s", reason)
-                    cluster.hurry_tuners()
-                case ev.StoreSpotCheck(task_id, measurement, busy_secs):
-                    self._store.add_spot_check(task_id, measurement, busy_secs)
-                case ev.Finish(reason):
-                    log.info("search ended: %s", reason)
 
     def _warn_if_nothing_was_left(self) -> None:
         coordinator = self._coordinator
@@ -481,11 +411,3 @@ def _loading(lowering: Lowering) -> Iterator[None]:
         yield
     finally:
         thread.join()
-
-
-def _joining(crew: Crew, worker_id: str) -> ev.WorkerJoined:
-    role, lane = crew.role(worker_id), crew.lane(worker_id)
-    if role != "slice":
-        return ev.WorkerJoined(worker_id, role, lane)
-    device, domain = crew.hardware(worker_id), crew.fault_domain(worker_id)
-    return ev.WorkerJoined(worker_id, role, lane, device, faults_alone=domain != device)
