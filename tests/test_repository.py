@@ -534,6 +534,15 @@ def test_the_table_of_lowering_is_what_was_measured() -> None:
     assert table in (ROOT / "results" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["1", "2"])
+def test_the_table_of_processes_is_what_was_measured(name: str) -> None:
+    kept = ROOT / "results" / "cpu-processes"
+    rounds = json.loads((kept / f"{name}.json").read_bytes())["rounds"]
+    table = models.script("models_in_processes").shown(rounds)
+    assert (kept / f"{name}.txt").read_text() == f"{table}\n"
+    assert table in (ROOT / "results" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["h100", "h100-apart"])
 def test_the_table_of_gpus_is_what_was_measured(name: str) -> None:
     kept = ROOT / "results" / "h200-scaling"
