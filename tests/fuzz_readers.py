@@ -44,7 +44,7 @@ from fuzz_mutations import (
 from fuzz_team import read_team, team_inputs
 from gate_runs import outcome
 from hypothesis import strategies as st
-from models import conv_net, flattening_net, floats, model, shape_arithmetic_net
+from models import conv_net, flattening_net, floats, load_model, model, shape_arithmetic_net
 from onnx import TensorProto, helper
 from test_records import FACTS, OTHER_TASK, TASK, WRONG, candidate, measurement
 
@@ -53,7 +53,7 @@ from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, TunerdError
-from tunerd.models.model import load_model, read_model
+from tunerd.models.model import read_model
 from tunerd.models.shapes import MAX_DIM
 from tunerd.records.schema import STORE_NAME
 from tunerd.run_archive import pack

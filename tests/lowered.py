@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from models import example_models
+from models import example_models, load_model
 
 from tunerd.models.lowering import Lowered, lower, make_target
-from tunerd.models.model import load_model
 from tunerd.models.reference import Reference, agree, random_inputs
 from tunerd.vocabulary import Model, TargetSpec
 

@@ -6,11 +6,15 @@ import importlib.machinery
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from tunerd.models.model import read_model, simplified
+from tunerd.models.shapes import Shape
+from tunerd.vocabulary import Model
 
 Dims = Sequence[int | str | None]
 ROOT = Path(__file__).parent.parent
@@ -24,6 +28,17 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
+
+
+def load_model(
+    path: Path,
+    *,
+    shapes: Mapping[str, Shape] = MappingProxyType({}),
+    dims: Mapping[str, int] = MappingProxyType({}),
+    batch: int | None = None,
+) -> Model:
+    """Read an ONNX file and simplify what it holds, as `read_model` and `simplified` do."""
+    return simplified(read_model(path, shapes=shapes, dims=dims, batch=batch))
 
 
 def example_models() -> ModuleType:

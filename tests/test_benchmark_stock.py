@@ -10,12 +10,11 @@ from typing import Any
 
 import onnx
 import pytest
-from models import conv_net, example_models, script
+from models import conv_net, example_models, load_model, script
 
 from tunerd import host, preparation
 from tunerd.errors import InputError
 from tunerd.extraction import Selection, kernels_of
-from tunerd.models.model import load_model
 from tunerd.records import Store
 from tunerd.report.curves import curves_svg
 from tunerd.session import search

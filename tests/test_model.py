@@ -12,11 +12,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import ROOT, conv_net, flattening_net, floats, ints, model, shape_arithmetic_net
+from models import (
+    ROOT,
+    conv_net,
+    flattening_net,
+    floats,
+    ints,
+    load_model,
+    model,
+    shape_arithmetic_net,
+)
 from onnx import TensorProto, helper
 
 from tunerd.errors import InputError, ModelError
-from tunerd.models.model import load_model
 from tunerd.models.reference import Reference, agree, random_inputs
 
 
@@ -330,8 +338,8 @@ def test_a_simplification_that_changes_values_is_not_used(
 def test_the_digest_is_the_same_in_another_process(tmp_path: Path) -> None:
     path = save(tmp_path, conv_net())
     code = (
-        "import sys, pathlib; from tunerd.models.model import load_model; "
-        "print(load_model(pathlib.Path(sys.argv[1])).digest)"
+        "import sys, pathlib; from tunerd.models.model import read_model; "
+        "print(read_model(pathlib.Path(sys.argv[1])).digest)"
     )
     other = subprocess.run(
         [sys.executable, "-c", code, str(path)],

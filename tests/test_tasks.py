@@ -65,11 +65,11 @@ def test_task_ids_and_modules_are_the_same_in_another_process(tmp_path: Path) ->
 import hashlib, json, sys
 from pathlib import Path
 from tunerd.models.lowering import lower
-from tunerd.models.model import load_model
+from tunerd.models.model import read_model, simplified
 from tunerd.tasks import extract_tasks
 from tunerd.vocabulary import TargetSpec
 target = TargetSpec("llvm", {LLVM.json!r})
-tasks = extract_tasks(lower(load_model(Path(sys.argv[1])), target), target)
+tasks = extract_tasks(lower(simplified(read_model(Path(sys.argv[1]))), target), target)
 mods = [hashlib.sha256(t.mod_json.encode()).hexdigest() for t in tasks]
 print(json.dumps([[t.task_id for t in tasks], mods, "tvm.s_tir.tensor_intrin" in sys.modules]))
 """

@@ -37,17 +37,6 @@ class FixedModel:
     notes: tuple[str, ...] = ()  # what fixing had to change
 
 
-def load_model(
-    path: Path,
-    *,
-    shapes: Mapping[str, Shape] = MappingProxyType({}),
-    dims: Mapping[str, int] = MappingProxyType({}),
-    batch: int | None = None,
-) -> Model:
-    """Read an ONNX file and simplify what it holds; arguments and errors are those of both."""
-    return simplified(read_model(path, shapes=shapes, dims=dims, batch=batch))
-
-
 def read_model(
     path: Path,
     *,
