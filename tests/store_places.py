@@ -9,10 +9,15 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd.records import RunFacts, Store
+from tunerd.records import RunFacts, Store, shared
 from tunerd.store_address import StoreAddress
 
 KINDS = ("run folder", "team's file", "team's server")
+
+
+def read_shared(address: StoreAddress, identity: str) -> Store:
+    """Open a run in a team's store as it is at this moment; raises as `Store.join` does."""
+    return Store._read(address.shown, shared.open_reader(address), identity)
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class StorePlace:
     def read(self) -> Store:
         if self.folder:
             return Store.read(Path(self.folder))
-        return Store.read_shared(StoreAddress.parse(self.address), self.identity)
+        return read_shared(StoreAddress.parse(self.address), self.identity)
 
     def fresh(self) -> StorePlace:
         """Return the place of another run: in the same team's store, or in a new folder."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from postgres_server import PASSWORD, PostgresServer
-from store_places import StorePlace
+from store_places import StorePlace, read_shared
 from test_records import FACTS, LLVM, OTHER_TASK, TASK, measurement
 
 from tunerd.deciding.compare import compare
@@ -445,7 +445,7 @@ def test_a_database_of_another_program_or_version_is_refused(server: PostgresSer
         Store.join(address, "ours", facts=FACTS)
     server.execute("DROP TABLE trials", database)
     with pytest.raises(StoreError, match="is empty: no run has written to it yet"):
-        Store.read_shared(address, "ours")
+        read_shared(address, "ours")
     Store.join(address, "ours", facts=FACTS).close()
     server.execute(f"UPDATE schema_version SET version = {VERSION + 1}", database)
     with pytest.raises(StoreError, match=f"has schema version {VERSION + 1}"):

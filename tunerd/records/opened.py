@@ -97,11 +97,6 @@ class OpenStore:
         return cls._read(path, files.open_reader(path), None)
 
     @classmethod
-    def read_shared(cls, address: StoreAddress, identity: str) -> Self:
-        """Open a run in a team's store as it is at this moment; raises as `join` does."""
-        return cls._read(address.shown, shared.open_reader(address), identity)
-
-    @classmethod
     def _read(cls, name: Path | str, connection: Connection, identity: str | None) -> Self:
         store = cls(name, connection, is_snapshot=True)
         try:
