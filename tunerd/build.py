@@ -74,7 +74,6 @@ _NO_LINKER = (
 _modules: OrderedDict[str, IRModule] = OrderedDict()
 _defaults: dict[tuple[int, str], PrimFunc] = {}  # by structural hash and target
 _lock = threading.Lock()
-_abandoned = 0
 
 
 def build_problem(target: TargetSpec) -> str | None:
@@ -96,11 +95,6 @@ def build_module(
 ) -> Build | Failure:
     """Build a candidate whose schedule was applied already: `mod` is what its trace makes."""
     return _build(task, candidate, lambda: mod, timeout_secs)
-
-
-def abandoned() -> int:
-    """Return how many builds of this process ran into their timeout; some may still run."""
-    return _abandoned
 
 
 def preload(target: TargetSpec) -> None:
@@ -198,7 +192,6 @@ def export_library(
 def _build(
     task: Task, candidate: Candidate, schedule: Callable[[], IRModule], timeout_secs: float
 ) -> Build | Failure:
-    global _abandoned
     if problem := build_problem(task.target):
         raise HostError(problem)
     outcome: Future[Build | Failure] = Future()
@@ -212,14 +205,12 @@ def _build(
             message = "".join(traceback.format_exception_only(error)).strip()
             outcome.set_result(Failure(Stage.BUILD, Kind.COMPILE, message[-MAX_MESSAGE_CHARS:]))
 
-    # A thread cannot be killed: a build over its time is left to end by itself, and counted.
+    # A thread cannot be killed: a build over its time is left to end by itself.
     thread = threading.Thread(target=work, name=f"build-{candidate.candidate_id}", daemon=True)
     thread.start()
     try:
         return outcome.result(timeout=timeout_secs)
     except TimeoutError:
-        with _lock:
-            _abandoned += 1
         log.warning("%s of %s: build abandoned", candidate.candidate_id, task.name)
         message = f"the build took over {timeout_secs:g} s and was abandoned"
         return Failure(Stage.BUILD, Kind.TIMEOUT, message)
