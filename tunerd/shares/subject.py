@@ -65,7 +65,6 @@ def subject_of_model(
         for batch in sorted(set(batches))
     ]
     # One digest for any batches: another call may add one.
-    content = hashlib.sha256()
     with path.open("rb") as file:
         content = hashlib.file_digest(file, "sha256")
     content.update(repr((sorted(shapes.items()), sorted(dims.items()))).encode())
