@@ -11,9 +11,9 @@ from tunerd.report.drift_section import drift_json
 from tunerd.report.fidelity_section import fidelity_json
 from tunerd.report.figures import headline
 from tunerd.report.story import Story
-from tunerd.report.table import finite, outcome_json
+from tunerd.report.table import outcome_json
 from tunerd.report.time_table import time_json
-from tunerd.vocabulary import to_json
+from tunerd.vocabulary import finite, to_json
 
 
 def story_json(story: Story) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from tunerd.report.words import (
     secs_range_text,
     secs_text,
 )
-from tunerd.vocabulary import to_json
+from tunerd.vocabulary import finite, to_json
 
 SHOWN_TASKS = 20
 PLANNED_TASKS = 15
@@ -277,14 +276,3 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     }
     found: dict[str, Any] = finite(document)
     return found
-
-
-def finite(value: Any) -> Any:
-    """Return a document with None for numbers that are infinite or NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [finite(inner) for inner in value]
-    return value
