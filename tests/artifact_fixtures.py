@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tunerd.artifacts.artifact import compile_artifact
-from tunerd.models.lowering import lower
-from tunerd.tasks import extract_tasks
+from tunerd.artifacts.compile import compile_artifact
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.tasks import extract_tasks
 from tunerd.vocabulary import (
     Candidate,
     CapProof,

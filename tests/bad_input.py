@@ -19,7 +19,7 @@ from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
 from tunerd.records import RunFacts
-from tunerd.run_folder import RunFolder
+from tunerd.runs.folder import RunFolder
 
 FLOAT = TensorProto.FLOAT
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tunerd import build, cuda
+from tunerd.builder import build, nvrtc
 from tunerd.vocabulary import (
     Arrays,
     Build,
@@ -150,13 +150,13 @@ def faulty_compiler(line: str) -> Iterator[None]:
         assert head is not None, source
         pointer = head["first"].split()[-1].lstrip("*")
         body = line.replace("POINTER", pointer)
-        return cuda._compile_either(source[: head.end()] + body + source[head.end() :], arch)
+        return nvrtc._compile_either(source[: head.end()] + body + source[head.end() :], arch)
 
-    real, cuda.compile_cubin = cuda.compile_cubin, compile_cubin  # type: ignore[assignment]
+    real, nvrtc.compile_cubin = nvrtc.compile_cubin, compile_cubin  # type: ignore[assignment]
     try:
         yield
     finally:
-        cuda.compile_cubin = real
+        nvrtc.compile_cubin = real
 
 
 def suicide(target: TargetSpec, number: signal.Signals) -> Build:

@@ -40,24 +40,26 @@ from chaos_slices import FaultySlice
 from coordinator_world import candidate, task
 from simulated_ray import Actor, SimulatedRay
 
-from tunerd import clock, host, preparation, session, workshop
-from tunerd.cluster import actors, crew
+from tunerd.candidates.search import Proposal, Told
+from tunerd.cluster import membership, ray_cluster
+from tunerd.cluster.actor_bodies import Timed
 from tunerd.cluster.nodes import Survey, TunerSpec
-from tunerd.cluster.workers import Timed
-from tunerd.deciding.compare import compare
-from tunerd.deciding.finals import Ending
-from tunerd.deciding.winners import QuietSlice, choose_winners
 from tunerd.errors import ExitCode, FolderError, TunerdError
-from tunerd.extraction import Kernels
-from tunerd.models.model import FixedModel
-from tunerd.outcome import Correctness, Latency, Outcome, Verification
-from tunerd.records import Store, files
-from tunerd.run_folder import Paths, RunFolder
-from tunerd.search import Proposal, Told
+from tunerd.frontend.kernels import Kernels
+from tunerd.frontend.model import FixedModel
+from tunerd.records import Store, sqlite
+from tunerd.runs import plan as preparation
+from tunerd.runs import run, shared
+from tunerd.runs.finals.finals import Ending
+from tunerd.runs.finals.selection import QuietSlice, choose_winners
+from tunerd.runs.folder import Paths, RunFolder
 from tunerd.settings import TuneSettings
 from tunerd.slices.base import Plan
 from tunerd.slices.simulated import SimulatedSlice, number_of
-from tunerd.stop import Stop
+from tunerd.stats.paired import compare
+from tunerd.system import clock, host
+from tunerd.system.signals import Stop
+from tunerd.telemetry.progress import QuietProgress
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -66,7 +68,7 @@ from tunerd.vocabulary import (
     Model,
     Stage,
 )
-from tunerd.watching.progress import QuietProgress
+from tunerd.vocabulary.outcome import Correctness, Latency, Outcome, Verification
 
 TASKS = [task(f"t{i}", weight=i + 1) for i in range(6)]
 SPACE = 66  # candidates of each task
@@ -232,16 +234,16 @@ MOST_NODES = 3
 def join_clusters(chaos: Chaos, ray: SimulatedRay) -> None:
     """Have a run find a cluster of two nodes, and look at its nodes whenever it can."""
     ray.join_node()
-    original = crew.Crew.look
+    original = membership.Crew.look
 
-    def look(of: crew.Crew) -> tuple[str, ...]:
+    def look(of: membership.Crew) -> tuple[str, ...]:
         at_a_look(chaos, ray)
         return original(of)
 
-    crew.Crew.look = look  # type: ignore[method-assign]
-    crew.LOOK_SECS = 0.0
-    actors.raylet_at = lambda _: ()  # type: ignore[assignment]
-    actors.survey_here = lambda *_: surveyed(
+    membership.Crew.look = look  # type: ignore[method-assign]
+    membership.LOOK_SECS = 0.0
+    ray_cluster.raylet_at = lambda _: ()  # type: ignore[assignment]
+    ray_cluster.survey_here = lambda *_: surveyed(
         ray.here, DRIVERS_SLICES if ray.here == ray.node_ids[0] else OTHERS_SLICES
     )
 
@@ -370,15 +372,15 @@ def run_session(
         preparation.local_layout = lambda _: planned
     FaultySlice.chaos = chaos
     fixed = FixedModel("net", "d" * 64, (), proto=None)
-    files.BUSY_TIMEOUT_SECS = 0.05
+    sqlite.BUSY_TIMEOUT_SECS = 0.05
     preparation.read = lambda _: fixed
-    session.Lowerer = contextlib.nullcontext  # type: ignore[misc,assignment]
-    workshop.Lowering = NoLowering  # type: ignore[misc,assignment]
-    actors.leashed = lambda: contextlib.nullcontext(tuple)  # type: ignore[assignment]
-    actors.TunerActor = ListTuner  # type: ignore[misc,assignment]
+    run.Lowerer = contextlib.nullcontext  # type: ignore[misc,assignment]
+    shared.Lowering = NoLowering  # type: ignore[misc,assignment]
+    ray_cluster.leashed = lambda: contextlib.nullcontext(tuple)  # type: ignore[assignment]
+    ray_cluster.TunerActor = ListTuner  # type: ignore[misc,assignment]
     slices = sys.modules["tunerd.slices"]
     slices.member = lambda _: FaultySlice  # type: ignore[attr-defined]
-    session.finish = finish
+    run.finish = finish
     watch_stop(chaos)
     watch_close(chaos)
     watch_files(chaos, folder)
@@ -387,7 +389,7 @@ def run_session(
     logging.getLogger("tunerd").setLevel(logging.INFO)
     code, said = 0, "finished"
     try:
-        session.tune(settings_of(folder, is_joined=planned is None), QuietProgress())
+        run.tune(settings_of(folder, is_joined=planned is None), QuietProgress())
     except TunerdError as error:
         code, said = int(error.exit_code), str(error)
     except BaseException as error:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from chaos import AT_A_RESULT, Chaos
 
 from tunerd.slices.base import Plan, Usability
-from tunerd.slices.gpu import UNNAMED
+from tunerd.slices.mps.gpu import UNNAMED
 from tunerd.slices.remote import RemoteSlice
 from tunerd.slices.simulated import SimulatedSlice, number_of, simulated_secs
 from tunerd.vocabulary import (

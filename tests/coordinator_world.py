@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tunerd.coordination.coordinator import Coordinator
-from tunerd.coordination.events import (
+from tunerd.candidates.search import candidate_id, default_candidate
+from tunerd.coordinator.coordinator import Coordinator
+from tunerd.coordinator.events import (
     BuildsEnded,
     BuildThem,
     Event,
@@ -27,7 +28,6 @@ from tunerd.coordination.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tunerd.search import candidate_id, default_candidate
 from tunerd.vocabulary import (
     Build,
     Candidate,

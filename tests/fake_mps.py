@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tunerd.slices.processes import ProcessId
+from tunerd.system.processes import ProcessId
 
 LEFT_SECS = 15.0  # after which nothing is left of slices whose holder has ended
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from build_fixtures import FAULTS, doubling, faulty_compiler, suicide
 
-from tunerd.tuner import Tuner
+from tunerd.cluster.tuner import Tuner
 from tunerd.vocabulary import Build, Candidate, Failure, Origin, TargetSpec, Task
 
 ONE_IN = "FAULTY_ONE_IN"

@@ -16,9 +16,16 @@ from fuzz_mutations import changed_bytes, changed_json, changed_stores
 from hypothesis import strategies as st
 from matrix_samples import FAILED, PROOF, RIGHT, measured
 
+from tunerd.candidates.search import Searcher
 from tunerd.errors import TunerdError
-from tunerd.matrix.claims import DEFAULT
-from tunerd.matrix.done import (
+from tunerd.records import RunFacts, Store
+from tunerd.records.schema import STORE_NAME
+from tunerd.report.matrix_page import matrix_page
+from tunerd.runs.warm_start import read_warm_starts
+from tunerd.studies.matrix.claims import DEFAULT
+from tunerd.studies.matrix.folder import Kept, read
+from tunerd.studies.matrix.levels import Cost
+from tunerd.studies.matrix.records import (
     ArtifactDone,
     CellDone,
     ContestDone,
@@ -28,15 +35,9 @@ from tunerd.matrix.done import (
     StageDone,
     line_of,
 )
-from tunerd.matrix.kept import Kept, read
-from tunerd.matrix.levels import Cost
-from tunerd.matrix.result import result_from, whole_rounds
-from tunerd.records import RunFacts, Store
-from tunerd.records.schema import STORE_NAME
-from tunerd.report.matrix_page import matrix_page
-from tunerd.search import Searcher
-from tunerd.shares.curve import Curve, Visit, curves, knee
-from tunerd.shares.folder import samples_of
+from tunerd.studies.matrix.result import result_from, whole_rounds
+from tunerd.studies.profile.curve import Curve, Visit, curves, knee
+from tunerd.studies.profile.folder import samples_of
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -49,7 +50,6 @@ from tunerd.vocabulary import (
     TensorSpec,
     to_json,
 )
-from tunerd.warm_start import read_warm_starts
 
 # --- lessons -----------------------------------------------------------------------------------
 

@@ -53,11 +53,11 @@ from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, TunerdError
-from tunerd.models.model import read_model
-from tunerd.models.shapes import MAX_DIM
+from tunerd.frontend.model import read_model
+from tunerd.frontend.onnx.shapes import MAX_DIM
 from tunerd.records.schema import STORE_NAME
-from tunerd.run_archive import pack
-from tunerd.run_folder import RunFolder
+from tunerd.runs.archive import pack
+from tunerd.runs.folder import RunFolder
 from tunerd.vocabulary import Activity, CapProof, Origin, Phase, PhaseTime, Span
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from test_team_store import Member, member, whole_model
 
 from tunerd.errors import TunerdError
-from tunerd.gate import load_sides
-from tunerd.store_address import StoreAddress
+from tunerd.studies.compare import load_sides
+from tunerd.system.store_address import StoreAddress
 from tunerd.vocabulary import Model, TensorSpec
 
 _MODEL = Model("net", "d" * 64, (TensorSpec("x", (1,), "float32"),), (), proto=None)

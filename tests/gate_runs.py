@@ -8,18 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tunerd.outcome import (
-    Comparison,
-    Correctness,
-    Finalist,
-    Latency,
-    Outcome,
-    TaskOutcome,
-    Verdict,
-    Verification,
-)
 from tunerd.records import RunFacts
-from tunerd.run_folder import RunFolder
+from tunerd.runs.folder import RunFolder
 from tunerd.vocabulary import (
     Candidate,
     CapProof,
@@ -28,6 +18,16 @@ from tunerd.vocabulary import (
     Origin,
     TargetSpec,
     TensorSpec,
+)
+from tunerd.vocabulary.outcome import (
+    Comparison,
+    Correctness,
+    Finalist,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verdict,
+    Verification,
 )
 
 GPU = TargetSpec("cuda", '{"kind": "cuda", "arch": "sm_90"}')

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from models import example_models, load_model
 
-from tunerd.models.lowering import Lowered, lower, make_target
-from tunerd.models.reference import Reference, agree, random_inputs
+from tunerd.frontend.onnx.reference import Reference, agree, random_inputs
+from tunerd.frontend.relax.lowering import Lowered, lower, make_target
 from tunerd.vocabulary import Model, TargetSpec
 
 if TYPE_CHECKING:

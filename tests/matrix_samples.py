@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tunerd.matrix.claims import Answer, Findings
-from tunerd.outcome import Correctness, Verification
+from tunerd.studies.matrix.claims import Answer, Findings
 from tunerd.vocabulary import CapProof, Conditions, Failure, Kind, Measurement, Stage
+from tunerd.vocabulary.outcome import Correctness, Verification
 
 SHARES = (10, 40, 100)
 Cells = dict[tuple[int, int], list[list[float]]]

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tunerd.models.model import read_model, simplified
-from tunerd.models.shapes import Shape
+from tunerd.frontend.model import read_model, simplified
+from tunerd.frontend.onnx.shapes import Shape
 from tunerd.vocabulary import Model
 
 Dims = Sequence[int | str | None]

@@ -20,7 +20,7 @@ GONE_SECS = 60.0
 # A private cluster with a tuner and two slices, open until its stdin ends.
 DRIVER = """
 import json, os, sys
-from tunerd.cluster.actors import Cluster
+from tunerd.cluster.ray_cluster import Cluster
 from tunerd.cluster.nodes import TunerSpec, survey_here
 with Cluster(address=None, run="test", cpus=2, gpus=0) as cluster:
     plan = survey_here("cpu", 50, None, False).plan

@@ -7,18 +7,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tunerd.outcome import (
-    Comparison,
-    Correctness,
-    Latency,
-    Outcome,
-    TaskOutcome,
-    Verdict,
-    Verification,
-)
 from tunerd.records import RunFacts, Store
 from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.report.story import SliceStory, Story
+from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import (
     Activity,
     Candidate,
@@ -38,7 +30,15 @@ from tunerd.vocabulary import (
     Task,
     TensorSpec,
 )
-from tunerd.watching.time_use import time_use
+from tunerd.vocabulary.outcome import (
+    Comparison,
+    Correctness,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verdict,
+    Verification,
+)
 
 HOSTILE = "<script>alert('x')</script>\x1b[31m&\"\u202e"
 

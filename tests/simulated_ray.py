@@ -103,7 +103,7 @@ class Node:
 
 
 class SimulatedRay:
-    """What `tunerd.cluster.actors` uses of the module `ray`."""
+    """What `tunerd.cluster.ray_cluster` uses of the module `ray`."""
 
     def __init__(self, seed: str, strike: Strike, at_wait: Callable[[], None]) -> None:
         self._random = random.Random(seed)

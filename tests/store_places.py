@@ -9,15 +9,15 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd.records import RunFacts, Store, shared
-from tunerd.store_address import StoreAddress
+from tunerd.records import RunFacts, Store, server
+from tunerd.system.store_address import StoreAddress
 
 KINDS = ("run folder", "team's file", "team's server")
 
 
 def read_shared(address: StoreAddress, identity: str) -> Store:
     """Open a run in a team's store as it is at this moment; raises as `Store.join` does."""
-    return Store._read(address.shown, shared.open_reader(address), identity)
+    return Store._read(address.shown, server.open_reader(address), identity)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from tunerd.slices.gpu_runner import runner_environment
+from tunerd.slices.mps.gpu_runner import runner_environment
 
 # A context, and more memory than a run of one slice may hold.
 _PROGRAM = """

@@ -21,18 +21,18 @@ import pytest
 from models import conv_net
 from ray_processes import DRIVER, Child, child, clean_environment, living, short_folder
 
-from tunerd.cluster import actors
-from tunerd.cluster.actors import Cluster, _gpu_ids
+from tunerd.candidates.search import default_candidate
+from tunerd.cluster import ray_cluster
+from tunerd.cluster.actor_bodies import Answer
 from tunerd.cluster.nodes import TunerSpec, survey_here
+from tunerd.cluster.ray_cluster import Cluster, _gpu_ids
 from tunerd.cluster.ray_environment import Environment, RayFolder, sentence
-from tunerd.cluster.workers import Answer
-from tunerd.coordination.events import BuildThem
+from tunerd.coordinator.events import BuildThem
 from tunerd.errors import ExitCode, HostError, InfrastructureError
-from tunerd.extraction import kernels_of
-from tunerd.models.model import read_model
+from tunerd.frontend.kernels import kernels_of
+from tunerd.frontend.model import read_model
 from tunerd.records import Store
-from tunerd.search import default_candidate
-from tunerd.stop import Stop
+from tunerd.system.signals import Stop
 from tunerd.vocabulary import Build, Origin, SliceSpec, TrialState
 
 SIMULATED = SliceSpec("simulated-0-0", "simulated", 50)
@@ -230,7 +230,7 @@ def test_a_signal_before_anything_has_started_ends_a_run_as_any_other(
     onnx.save(conv_net(), model)
     # The signal comes as soon as the program can take it: before the model is read.
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal, tunerd.stop as stop\n"
+        "import os, signal, tunerd.system.signals as stop\n"
         "class Early(stop.Stop):\n"
         "    def __enter__(self):\n"
         "        entered = super().__enter__()\n"
@@ -367,7 +367,7 @@ def test_a_lost_worker_is_answered_with_why_and_its_logs_are_kept(
 def test_a_tuner_that_hangs_is_lost_when_it_is_hurried_and_can_be_started_again(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actors, "HURRY_SECS", 0.0)
+    monkeypatch.setattr(ray_cluster, "HURRY_SECS", 0.0)
     target = survey_here("simulated", 50, None, False).plan.target
     with Cluster(address=None, run="test", cpus=1, gpus=0) as cluster:
         cluster.start_tuners([TunerSpec("tuner-0", 1)], target, 0)

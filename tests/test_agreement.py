@@ -17,13 +17,14 @@ from build_fixtures import (
     tiled_matmul,
 )
 
-from tunerd import build, host
-from tunerd.build import build_candidate
-from tunerd.measuring.agreement import SEEDS, TOLERANCES, drawn
-from tunerd.search import Searcher
+from tunerd.builder import build
+from tunerd.builder.build import build_candidate
+from tunerd.candidates.search import Searcher
+from tunerd.runner.agreement import SEEDS, TOLERANCES, drawn
 from tunerd.slices import member
 from tunerd.slices.base import Slice
 from tunerd.slices.cpu import CpuSlice
+from tunerd.system import host
 from tunerd.vocabulary import Build, Failure, Kind, Stage, Task, TensorSpec
 
 ROWS, DEPTH, COLUMNS = 32, 64, 48

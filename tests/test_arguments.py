@@ -19,7 +19,7 @@ from build_fixtures import LLVM, named, task_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd.measuring.arguments import MAX_COPIES, Arguments, copies_of
+from tunerd.runner.arguments import MAX_COPIES, Arguments, copies_of
 from tunerd.slices import plan
 from tunerd.vocabulary import Build, Candidate, Origin, TargetSpec, TensorSpec
 

@@ -24,25 +24,16 @@ from artifact_fixtures import (
 from onnx import helper
 
 import tunerd
-from tunerd.artifacts.artifact import compile_artifact, finish_manifest, schedule, write_weights
+from tunerd.artifacts.compile import compile_artifact, finish_manifest, schedule, write_weights
 from tunerd.artifacts.loading import map_weights
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sha256_of
-from tunerd.build import build_candidate, build_problem
-from tunerd.deciding.verify import verification_inputs, verify
+from tunerd.builder.build import build_candidate, build_problem
+from tunerd.candidates.search import default_candidate
 from tunerd.errors import FolderError, InputError
-from tunerd.models.lowering import Lowered, lower
-from tunerd.models.reference import Reference
-from tunerd.outcome import (
-    Comparison,
-    Correctness,
-    Latency,
-    Outcome,
-    TaskOutcome,
-    Verdict,
-    Verification,
-)
-from tunerd.search import default_candidate
-from tunerd.tasks import extract_tasks
+from tunerd.frontend.onnx.reference import Reference
+from tunerd.frontend.relax.lowering import Lowered, lower
+from tunerd.frontend.tasks import extract_tasks
+from tunerd.runs.finals.verify import verification_inputs, verify
 from tunerd.vocabulary import (
     Arrays,
     Build,
@@ -52,6 +43,15 @@ from tunerd.vocabulary import (
     TargetSpec,
     Task,
     TensorSpec,
+)
+from tunerd.vocabulary.outcome import (
+    Comparison,
+    Correctness,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verdict,
+    Verification,
 )
 
 REPOSITORY = Path(__file__).parent.parent
@@ -178,14 +178,14 @@ def test_a_run_killed_while_it_writes_leaves_no_artifact(tmp_path: Path) -> None
     script = f"""
 import os, signal
 from pathlib import Path
-import tunerd.artifacts.artifact
+import tunerd.artifacts.compile
 from artifact_fixtures import tiny_artifact
 
 def die(weights, path):
     path.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 
-tunerd.artifacts.artifact.write_weights = die
+tunerd.artifacts.compile.write_weights = die
 tiny_artifact(Path({str(folder)!r}))
 """
     done = subprocess.run(
@@ -208,7 +208,7 @@ def test_an_error_while_writing_leaves_the_old_artifact(
     def fail(_weights: Arrays, _path: Path) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("tunerd.artifacts.artifact.write_weights", fail)
+    monkeypatch.setattr("tunerd.artifacts.compile.write_weights", fail)
     with pytest.raises(OSError, match="No space"):
         tiny_artifact(tmp_path / "a", tuned=False)
     assert read_manifest(tmp_path / "a") == before

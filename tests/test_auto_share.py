@@ -17,19 +17,19 @@ from tunerd.cli.errors import run
 from tunerd.cli.flags import recipe_commands
 from tunerd.cli.tune import settings_of
 from tunerd.errors import ExitCode, FolderError
-from tunerd.host import cpu_target_json
-from tunerd.models.model import read_model
-from tunerd.recipe import read_recipe
+from tunerd.frontend.model import read_model
 from tunerd.records import RunFacts
 from tunerd.report.choice_words import aftermath_sentences, choice_sentence
-from tunerd.run_archive import pack, unpack
-from tunerd.run_folder import RunFolder
+from tunerd.runs.archive import pack, unpack
+from tunerd.runs.folder import RunFolder
 from tunerd.settings import TuneSettings
-from tunerd.shares import auto
-from tunerd.shares.auto import aftermath, choose, resolve_share
-from tunerd.shares.curve import Fits, Found, knee, share_for
-from tunerd.shares.measuring import Effort
-from tunerd.shares.profile import Profile
+from tunerd.studies.profile import auto
+from tunerd.studies.profile.auto import aftermath, choose, resolve_share
+from tunerd.studies.profile.curve import Fits, Found, knee, share_for
+from tunerd.studies.profile.measuring import Effort
+from tunerd.studies.profile.profile import Profile
+from tunerd.studies.recipes import read_recipe
+from tunerd.system.host import cpu_target_json
 
 Captured = pytest.CaptureFixture[str]
 DEFAULT = {10: 10e-3, 25: 4e-3, 40: 2.15e-3, 50: 2.05e-3, 100: 2e-3}

@@ -12,10 +12,10 @@ from bad_input import Bad, Make, Place, check, net, of_dims, relu, tune
 from test_records import FACTS
 
 from tunerd.errors import ExitCode
-from tunerd.models.model import read_model
-from tunerd.records import RunFacts, files
+from tunerd.frontend.model import read_model
+from tunerd.records import RunFacts, sqlite
 from tunerd.records.schema import STORE_NAME
-from tunerd.run_folder import RunFolder
+from tunerd.runs.folder import RunFolder
 from tunerd.vocabulary import TargetSpec
 
 # --- flags -------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def locked(place: Place) -> list[object]:
     """Another program holds the write lock, longer than anybody waits."""
     argv = other_run()(place)
     patch = place.stack.enter_context(pytest.MonkeyPatch.context())
-    patch.setattr(files, "BUSY_TIMEOUT_SECS", 0.05)
+    patch.setattr(sqlite, "BUSY_TIMEOUT_SECS", 0.05)
     raw = sqlite3.connect(place.folder / "run" / STORE_NAME, isolation_level=None)
     place.stack.callback(raw.close)
     raw.execute("BEGIN IMMEDIATE")

@@ -16,10 +16,10 @@ from bad_input import Bad, Make, Place, check, of_dims, tune
 
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, sealed
 from tunerd.errors import ExitCode
-from tunerd.records.files import TVM_RECORDS
 from tunerd.records.schema import STORE_NAME, VERSION
+from tunerd.records.sqlite import TVM_RECORDS
 from tunerd.records.tvm_database import WORKLOADS
-from tunerd.run_archive import pack
+from tunerd.runs.archive import pack
 
 DATA = Path(__file__).parent / "data"
 

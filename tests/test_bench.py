@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.measuring.bench import Condition, Round, samples_needed, summarize
-from tunerd.measuring.work import Ran
-from tunerd.outcome import Verdict
+from tunerd.runner.work import Ran
+from tunerd.studies.bench.bench import Condition, Round, samples_needed, summarize
+from tunerd.vocabulary.outcome import Verdict
 
 
 def ran(slice_id: str, *, start: float = 0.0, secs: float = 0.01, count: int = 100) -> Ran:

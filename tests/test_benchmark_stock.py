@@ -12,15 +12,16 @@ import onnx
 import pytest
 from models import conv_net, example_models, load_model, script
 
-from tunerd import host, preparation
 from tunerd.errors import InputError
-from tunerd.extraction import Selection, kernels_of
+from tunerd.frontend.kernels import Selection, kernels_of
 from tunerd.records import Store
 from tunerd.report.curves import curves_svg
-from tunerd.session import search
+from tunerd.runs import plan
+from tunerd.runs.run import search
 from tunerd.settings import TuneSettings
+from tunerd.system import host
+from tunerd.telemetry.progress import open_progress
 from tunerd.vocabulary import Origin, TargetSpec, Task
-from tunerd.watching.progress import open_progress
 
 WEIGHTS = {"conv": 2, "dense": 1}
 
@@ -305,8 +306,8 @@ def test_a_search_for_some_tasks_leaves_only_their_trials(tmp_path: Path) -> Non
     onnx.save(conv_net(), path)
     folder = tmp_path / "run"
     settings = TuneSettings(model=path, out=folder, cpu_pct=50, slice_kind="simulated")
-    layout = preparation.local_layout(settings)
-    tasks = kernels_of(preparation.read(settings), layout.target).tasks
+    layout = plan.local_layout(settings)
+    tasks = kernels_of(plan.read(settings), layout.target).tasks
     heaviest = max(tasks, key=lambda t: t.flops)
     selection = Selection((heaviest.task_id,), 5)
     with open_progress(quiet=True) as progress:

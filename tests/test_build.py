@@ -23,7 +23,7 @@ from build_fixtures import (
     tiled_matmul,
 )
 
-from tunerd import build
+from tunerd.builder import build
 from tunerd.errors import HostError
 from tunerd.vocabulary import (
     Build,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tunerd import clock
 from tunerd.cluster import ray_calls
 from tunerd.cluster.ray_calls import Calls
+from tunerd.system import clock
 
 
 class SilentRay:

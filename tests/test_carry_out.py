@@ -21,8 +21,8 @@ from tune_process import GONE_SECS, Run
 from tunerd.cli.app import app
 from tunerd.cli.flags import recipe_commands
 from tunerd.errors import ExitCode, FolderError
-from tunerd.recipe import read_recipe
-from tunerd.recipe.carry_out import Result, carry_out
+from tunerd.studies.recipes import read_recipe
+from tunerd.studies.recipes.execute import Result, carry_out
 
 # Stands in for tunerd: writes down what it was asked, and ends as plan.json says of that command.
 PROGRAM = """
@@ -208,8 +208,8 @@ import sys
 from pathlib import Path
 from tunerd.cli.app import app
 from tunerd.cli.flags import recipe_commands
-from tunerd.recipe import read_recipe
-from tunerd.recipe.carry_out import carry_out
+from tunerd.studies.recipes import read_recipe
+from tunerd.studies.recipes.execute import carry_out
 recipe = read_recipe(Path("r.yaml"), recipe_commands(app))
 carry_out(recipe, recipe.runs, program=(sys.executable, "program.py"))
 """

@@ -19,14 +19,15 @@ from models import ROOT, model
 from node_fixtures import settings
 from onnx import helper
 
-from tunerd import host, preparation
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.cli.tune import sized_name
 from tunerd.errors import ExitCode
 from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME
-from tunerd.run_folder import RunFolder
+from tunerd.runs import plan as preparation
+from tunerd.runs.folder import RunFolder
+from tunerd.system import host
 from tunerd.vocabulary import SliceSpec
 
 Captured = pytest.CaptureFixture[str]

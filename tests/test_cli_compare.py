@@ -16,8 +16,8 @@ from gate_runs import MODEL, PROOF, on, outcome, run_of
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
-from tunerd.outcome import Correctness, Latency, Outcome
 from tunerd.vocabulary import CapProof
+from tunerd.vocabulary.outcome import Correctness, Latency, Outcome
 
 Captured = pytest.CaptureFixture[str]
 HOSTILE = "a`|<b>@all [x](y)\x1b[31m"

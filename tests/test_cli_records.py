@@ -19,7 +19,7 @@ from tunerd.cli.records import app
 from tunerd.errors import FolderError, InputError
 from tunerd.records import Store
 from tunerd.records.export import COLUMNS
-from tunerd.run_folder import RunFolder
+from tunerd.runs.folder import RunFolder
 from tunerd.vocabulary import (
     Candidate,
     CapProof,

@@ -16,7 +16,6 @@ from models import conv_net
 from node_fixtures import cpu_slices, gpu_slices, node, settings
 from ray_processes import TWO_NODES, Child, child, clean_environment, living, short_folder
 
-from tunerd import host
 from tunerd.cluster.nodes import (
     Node,
     TunerSpec,
@@ -29,7 +28,8 @@ from tunerd.cluster.nodes import (
     tuners_beside,
 )
 from tunerd.errors import ExitCode, HostError
-from tunerd.preparation import layout_of, open_cluster
+from tunerd.runs.plan import layout_of, open_cluster
+from tunerd.system import host
 
 TOKEN = "7" * 64
 

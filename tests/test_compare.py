@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.deciding.compare import compare, fastest
-from tunerd.outcome import Verdict
+from tunerd.stats.paired import compare, fastest
+from tunerd.vocabulary.outcome import Verdict
 
 OPPOSITE = {
     Verdict.FASTER: Verdict.SLOWER,

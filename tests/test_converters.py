@@ -13,7 +13,7 @@ from models import floats, ints, model
 from onnx import TensorProto, helper
 
 from tunerd.errors import ModelError
-from tunerd.models.lowering import lower
+from tunerd.frontend.relax.lowering import lower
 
 # --- Resize and Upsample -----------------------------------------------------------------------
 

@@ -20,8 +20,9 @@ from coordinator_world import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.coordination.coordinator import MAX_ATTEMPTS, Coordinator, Limits
-from tunerd.coordination.events import (
+from tunerd.candidates.search import BATCH, Example, default_candidate
+from tunerd.coordinator.coordinator import MAX_ATTEMPTS, Coordinator, Limits
+from tunerd.coordinator.events import (
     BuildsEnded,
     BuildThem,
     Finish,
@@ -38,7 +39,6 @@ from tunerd.coordination.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tunerd.search import BATCH, Example, default_candidate
 from tunerd.vocabulary import Failure, Kind, Stage
 
 CONV = task("conv", weight=4)

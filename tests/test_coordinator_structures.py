@@ -10,13 +10,13 @@ from coordinator_world import build, candidate, candidates, measured, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.coordination.build_queue import BuildQueue
-from tunerd.coordination.events import BuildThem, Measure, Proposed
-from tunerd.coordination.examples import Examples
-from tunerd.coordination.roster import Roster, Worker
-from tunerd.coordination.standings import Ranking, Standings
-from tunerd.coordination.task_state import KnownIds, Results, TaskState
-from tunerd.search import BATCH, Told, default_candidate
+from tunerd.candidates.search import BATCH, Told, default_candidate
+from tunerd.coordinator.build_queue import BuildQueue
+from tunerd.coordinator.events import BuildThem, Measure, Proposed
+from tunerd.coordinator.task_scheduler import Ranking, Standings
+from tunerd.coordinator.task_state import KnownIds, Results, TaskState
+from tunerd.coordinator.training_rows import Examples
+from tunerd.coordinator.worker_pool import Roster, Worker
 
 CONV = task("conv")
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from tunerd import host
-from tunerd.measuring.replicas import slices_of_a_device
 from tunerd.slices import plan
+from tunerd.studies.bench.replicas import slices_of_a_device
+from tunerd.system import host
 from tunerd.vocabulary import TargetSpec
 
 FACTS = host.facts()  # of this machine; each test sets its cores

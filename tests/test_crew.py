@@ -11,9 +11,9 @@ from unittest.mock import create_autospec
 import pytest
 from node_fixtures import TARGET, cpu_slices, gpu_slices, node, settings
 
-from tunerd.cluster import crew as crew_module
-from tunerd.cluster.actors import Cluster
-from tunerd.cluster.crew import (
+from tunerd.cluster import membership as crew_module
+from tunerd.cluster.actor_bodies import Answer
+from tunerd.cluster.membership import (
     LOOK_SECS,
     MAX_FAULTS,
     MAX_RESTARTS,
@@ -22,12 +22,12 @@ from tunerd.cluster.crew import (
     Crew,
 )
 from tunerd.cluster.nodes import Node, TunerSpec
-from tunerd.cluster.workers import Answer
+from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import DeviceError, HostError, InfrastructureError
-from tunerd.preparation import layout_of
 from tunerd.records import RunFacts, Store
+from tunerd.runs.plan import layout_of
+from tunerd.telemetry.events import Telemetry
 from tunerd.vocabulary import CapProof, Failure, Kind, Measurement, SliceSpec, Stage
-from tunerd.watching.telemetry import Telemetry
 
 
 @dataclass

@@ -17,7 +17,8 @@ from build_fixtures import (
     task_of,
 )
 
-from tunerd import build, cuda, host
+from tunerd.builder import build, nvrtc
+from tunerd.system import host
 from tunerd.vocabulary import Failure, Kind, Stage, TargetSpec
 
 CUDA = TargetSpec(
@@ -35,7 +36,7 @@ CUDA = TargetSpec(
 EM_CUDA = 190  # elf.h
 
 needs_nvrtc = pytest.mark.skipif(
-    cuda.cuda_build_problem() is not None, reason=str(cuda.cuda_build_problem())
+    nvrtc.cuda_build_problem() is not None, reason=str(nvrtc.cuda_build_problem())
 )
 
 
@@ -97,16 +98,16 @@ def test_fp16_compiles_with_the_stand_in_headers() -> None:
 @needs_nvrtc
 def test_the_stand_in_headers_make_the_same_machine_code_as_those_of_libcuxx() -> None:
     source = KERNEL.replace("BODY", "x[threadIdx.x] = INFINITY + (float)(int64_t)threadIdx.x;")
-    lean = cuda.run_nvrtc(source, "sm_90", headers=cuda.STAND_INS)
-    full = cuda.run_nvrtc(source, "sm_90")
-    assert cuda.machine_code(lean) == cuda.machine_code(full) != {}
+    lean = nvrtc.run_nvrtc(source, "sm_90", headers=nvrtc.STAND_INS)
+    full = nvrtc.run_nvrtc(source, "sm_90")
+    assert nvrtc.machine_code(lean) == nvrtc.machine_code(full) != {}
 
 
 @needs_nvrtc
 def test_tanh_is_not_the_approximate_instruction() -> None:
     def code(body: str) -> dict[str, bytes]:
         source = KERNEL.replace("BODY", body)
-        return cuda.machine_code(cuda.run_nvrtc(source, "sm_90", headers=cuda.STAND_INS))
+        return nvrtc.machine_code(nvrtc.run_nvrtc(source, "sm_90", headers=nvrtc.STAND_INS))
 
     approximate = 'asm("tanh.approx.f32 %0, %1;" : "=f"(x[0]) : "f"(x[0]));'
     assert len(code(approximate)[".text.kernel"]) < len(code("x[0] = tanhf(x[0]);")[".text.kernel"])
@@ -114,49 +115,49 @@ def test_tanh_is_not_the_approximate_instruction() -> None:
 
 @needs_nvrtc
 def test_a_source_that_needs_libcuxx_falls_back_to_it_and_is_counted() -> None:
-    before = cuda.counts()
+    before = nvrtc.counts()
     source = KERNEL.replace("BODY", "x[0] = std::is_integral<int>::value;")
-    assert cuda.compile_cubin(source, "sm_90").compiler == "nvrtc-fallback"
-    after = cuda.counts()
+    assert nvrtc.compile_cubin(source, "sm_90").compiler == "nvrtc-fallback"
+    after = nvrtc.counts()
     assert (after.compiled, after.fallbacks) == (before.compiled + 1, before.fallbacks + 1)
 
 
 @needs_nvrtc
 def test_identical_sources_are_compiled_once_also_by_threads() -> None:
-    before = cuda.counts()
+    before = nvrtc.counts()
     source = KERNEL.replace("BODY", "x[0] = 42.0f;")
     with ThreadPoolExecutor(4) as pool:
-        cubins = list(pool.map(lambda _: cuda.compile_cubin(source, "sm_90"), range(4)))
-    after = cuda.counts()
+        cubins = list(pool.map(lambda _: nvrtc.compile_cubin(source, "sm_90"), range(4)))
+    after = nvrtc.counts()
     assert len(set(cubins)) == 1
     assert (after.compiled, after.cached) == (before.compiled + 1, before.cached + 3)
 
 
 @needs_nvrtc
 def test_a_source_that_does_not_compile_raises_with_the_log_and_is_tried_again() -> None:
-    before = cuda.counts()
+    before = nvrtc.counts()
     for _ in range(2):
-        with pytest.raises(cuda.CudaCompileError, match="nonsense"):
-            cuda.compile_cubin(KERNEL.replace("BODY", "nonsense();"), "sm_90")
-    assert cuda.counts().failed == before.failed + 2
+        with pytest.raises(nvrtc.CudaCompileError, match="nonsense"):
+            nvrtc.compile_cubin(KERNEL.replace("BODY", "nonsense();"), "sm_90")
+    assert nvrtc.counts().failed == before.failed + 2
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("threads", [1, 2])
 def test_kernels_are_compiled_apart_to_what_they_are_together(threads: int) -> None:
     source = two_kernels("x[0] = 5.0f;", "x[0] = sqrtf(x[1]);")
-    cubins = cuda.compile_kernels(source, "sm_90", threads=threads)
+    cubins = nvrtc.compile_kernels(source, "sm_90", threads=threads)
     assert list(cubins) == ["first", "second"]
-    together = cuda.machine_code(cuda.run_nvrtc(source, "sm_90", headers=cuda.STAND_INS))
-    apart = [cuda.machine_code(cubin.code) for cubin in cubins.values()]
+    together = nvrtc.machine_code(nvrtc.run_nvrtc(source, "sm_90", headers=nvrtc.STAND_INS))
+    apart = [nvrtc.machine_code(cubin.code) for cubin in cubins.values()]
     assert [list(code) for code in apart] == [[".text.first"], [".text.second"]]
     assert apart[0] | apart[1] == together
 
 
 @needs_nvrtc
 def test_a_kernel_of_several_models_is_compiled_once() -> None:
-    one = cuda.compile_kernels(two_kernels("x[0] = 6.0f;", "x[0] = 7.0f;"), "sm_90")
-    other = cuda.compile_kernels(two_kernels("x[0] = 6.0f;", "x[0] = 8.0f;"), "sm_90")
+    one = nvrtc.compile_kernels(two_kernels("x[0] = 6.0f;", "x[0] = 7.0f;"), "sm_90")
+    other = nvrtc.compile_kernels(two_kernels("x[0] = 6.0f;", "x[0] = 8.0f;"), "sm_90")
     assert other["first"] is one["first"]
     assert other["second"] is not one["second"]
 
@@ -165,7 +166,7 @@ def test_a_kernel_of_several_models_is_compiled_once() -> None:
 def test_kernels_that_cannot_be_compiled_apart_are_compiled_together() -> None:
     between = "__device__ float answer() { return 42.0f; }\n"
     source = two_kernels("x[0] = 9.0f;", "x[0] = answer();", between=between)
-    cubins = cuda.compile_kernels(source, "sm_90")
+    cubins = nvrtc.compile_kernels(source, "sm_90")
     assert list(cubins) == ["first", "second"]
     assert cubins["first"] is cubins["second"]
 
@@ -186,10 +187,10 @@ def test_the_module_by_which_tvm_would_make_a_cuda_context_is_not_used() -> None
 def test_what_is_missing_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda, "_load", lambda name: None)
-    monkeypatch.setattr(cuda, "_include_folders", lambda: ())
-    cuda.preload()  # harmless
-    problem = cuda.cuda_build_problem()
+    monkeypatch.setattr(nvrtc, "_load", lambda name: None)
+    monkeypatch.setattr(nvrtc, "_include_folders", lambda: ())
+    nvrtc.preload()  # harmless
+    problem = nvrtc.cuda_build_problem()
     assert problem is not None
     assert "nvidia-cuda-nvrtc" in problem
     assert "nvidia-cuda-cccl" in problem

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import tvm
 
-from tunerd.measuring.arguments import Arguments
-from tunerd.measuring.cuda_device import CudaDevice, _Graphs, graphs_of_a_sample
-from tunerd.measuring.profiles import final_profile, range_of, within
+from tunerd.runner.arguments import Arguments
+from tunerd.runner.cuda_device import CudaDevice, _Graphs, graphs_of_a_sample
+from tunerd.runner.profiles import final_profile, range_of, within
 from tunerd.vocabulary import Build, Candidate, Origin, TensorSpec
 
 COPIES = 64

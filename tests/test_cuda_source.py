@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.cuda_source import kernel_sources
+from tunerd.builder.cuda_source import kernel_sources
 
 HEAD = """#include <cuda/std/cstdint>
 #define uint unsigned int

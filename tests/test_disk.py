@@ -15,12 +15,12 @@ from build_fixtures import default_of, matmul_task
 from models import ROOT, conv_net
 from tune_process import Run
 
-from tunerd import disk
-from tunerd.build import build_candidate
+from tunerd.builder.build import build_candidate
 from tunerd.errors import DiskError, ExitCode
-from tunerd.matrix.done import CellDone
-from tunerd.matrix.kept import read
 from tunerd.records import Store
+from tunerd.studies.matrix.folder import read
+from tunerd.studies.matrix.records import CellDone
+from tunerd.system import files
 from tunerd.vocabulary import Failure
 
 
@@ -28,7 +28,7 @@ def test_a_build_without_room_is_no_failure_of_its_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = matmul_task()
-    monkeypatch.setattr(disk, "_ROOM_BYTES", 1 << 80)
+    monkeypatch.setattr(files, "_ROOM_BYTES", 1 << 80)
     with pytest.raises(DiskError, match="No space left on device; make room"):
         build_candidate(task, default_of(task))
 
@@ -40,7 +40,7 @@ def test_a_linker_without_room_is_no_failure_of_its_candidate(
         "#!/bin/sh\necho 'ld: final link failed: No space left on device' >&2\nexit 1\n"
     )
     (tmp_path / "ld").chmod(0o755)
-    from tunerd import build
+    from tunerd.builder import build
 
     monkeypatch.setattr(build, "_linker", lambda: build._Linker(str(tmp_path / "ld"), ()))
     task = matmul_task()
@@ -49,7 +49,7 @@ def test_a_linker_without_room_is_no_failure_of_its_candidate(
 
 
 def runners(run: Run) -> list[psutil.Process]:
-    return [p for p in run.processes() if "tunerd.slices.runner" in p.cmdline()]
+    return [p for p in run.processes() if "tunerd.runner.process" in p.cmdline()]
 
 
 @pytest.mark.slow
@@ -113,8 +113,8 @@ def test_a_run_without_room_for_its_model_ends_without_one_and_goes_on_with_room
 _FULL_AT_A_CELL = """
 import resource
 from tunerd.cli import main
-from tunerd.matrix.done import CellDone
-from tunerd.matrix.kept import Kept
+from tunerd.studies.matrix.records import CellDone
+from tunerd.studies.matrix.folder import Kept
 add = Kept.add
 def add_to_a_full_disk(kept, done):
     if isinstance(done, CellDone) and any(kept.of(CellDone)):

@@ -16,7 +16,7 @@ from models import model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from tunerd.models.lowering import lower
+from tunerd.frontend.relax.lowering import lower
 from tunerd.vocabulary import Model
 
 Array = NDArray[Any]

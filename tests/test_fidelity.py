@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from models import script
 
-from tunerd.deciding.fidelity import fidelity
-from tunerd.outcome import Finalist, TaskOutcome
 from tunerd.report.fidelity_section import fidelity_json, fidelity_section, fidelity_text
+from tunerd.stats.ranking import fidelity
 from tunerd.vocabulary import Candidate, Failure, Kind, Measurement, Origin, Stage, to_json
+from tunerd.vocabulary.outcome import Finalist, TaskOutcome
 
 ROOT = Path(__file__).parent.parent
 CRASHED = Failure(Stage.RUN, Kind.CRASH, "it fell")

@@ -12,21 +12,21 @@ import onnx
 import pytest
 from models import conv_net
 
-from tunerd import host, preparation
 from tunerd.artifacts.loading import load
 from tunerd.artifacts.manifest import read_manifest
-from tunerd.cluster.actors import Cluster
-from tunerd.deciding.finals import Ending, finish
-from tunerd.deciding.quiet import STEP_SECS
+from tunerd.candidates.search import Searcher
+from tunerd.cluster.ray_cluster import Cluster
+from tunerd.cluster.tuner import Tuner
 from tunerd.errors import InfrastructureError, Interrupted
-from tunerd.extraction import kernels_of
-from tunerd.outcome import Correctness, Verdict
+from tunerd.frontend.kernels import kernels_of
 from tunerd.records import RunFacts
 from tunerd.records.outcome import outcome_from_json
-from tunerd.run_folder import RunFolder
-from tunerd.search import Searcher
+from tunerd.runs import plan
+from tunerd.runs.finals.finals import Ending, finish
+from tunerd.runs.finals.quiet_slice import STEP_SECS
+from tunerd.runs.folder import RunFolder
 from tunerd.settings import TuneSettings
-from tunerd.tuner import Tuner
+from tunerd.system import host
 from tunerd.vocabulary import (
     Arrays,
     Build,
@@ -38,6 +38,7 @@ from tunerd.vocabulary import (
     Origin,
     Stage,
 )
+from tunerd.vocabulary.outcome import Correctness, Verdict
 
 
 @dataclass
@@ -93,8 +94,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     settings = TuneSettings(
         model=folder / "tiny.onnx", out=folder / "run", cpu_pct=50, slice_kind="simulated"
     )
-    layout = preparation.local_layout(settings)
-    model = preparation.read(settings)
+    layout = plan.local_layout(settings)
+    model = plan.read(settings)
     kernels = kernels_of(model, layout.target)
     conv = max(kernels.tasks, key=lambda t: t.flops)
     (candidate,) = Searcher(seed=0, threads=1).propose(conv, 1).candidates

@@ -12,9 +12,9 @@ from gate_runs import DEFAULT_SECS, TASK_SECS, TUNED_SECS, noisy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.gate.intervals import median_interval
-from tunerd.gate.judge import Timing, judge, judge_rounds
-from tunerd.outcome import GateVerdict
+from tunerd.stats.gate import Timing, judge, judge_rounds
+from tunerd.stats.interval import median_interval
+from tunerd.vocabulary.outcome import GateVerdict
 
 BETTER, SAME, WORSE, CANNOT_TELL = (
     GateVerdict.BETTER,

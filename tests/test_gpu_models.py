@@ -11,14 +11,14 @@ import pytest
 from artifact_fixtures import model_of, tiny_convnet
 from onnx import helper
 
-from tunerd.artifacts.artifact import compile_artifact
-from tunerd.deciding.verify import verify
-from tunerd.models.lowering import lower
-from tunerd.outcome import Correctness
+from tunerd.artifacts.compile import compile_artifact
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.tasks import extract_tasks
+from tunerd.runs.finals.verify import verify
 from tunerd.slices import plan
 from tunerd.slices.whole import WholeSlice
-from tunerd.tasks import extract_tasks
 from tunerd.vocabulary import Model, TargetSpec
+from tunerd.vocabulary.outcome import Correctness
 
 pytestmark = pytest.mark.gpu
 

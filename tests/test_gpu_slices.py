@@ -26,22 +26,22 @@ from build_fixtures import (
 )
 from stranger import stranger_on
 
-from tunerd import host
-from tunerd.build import build_candidate
-from tunerd.checks import Status, check
-from tunerd.cluster.actors import Cluster
-from tunerd.cluster.workers import SliceActor
-from tunerd.deciding.quiet import Finals, QuietSlice
+from tunerd.builder.build import build_candidate
+from tunerd.cluster.actor_bodies import SliceActor
+from tunerd.cluster.ray_cluster import Cluster
+from tunerd.doctor.checks import Status, check
 from tunerd.errors import HostError, InfrastructureError
-from tunerd.host import MPS_CONTROL, GpuFacts
-from tunerd.measuring.measure import DEAD
+from tunerd.runner.sampling import DEAD
+from tunerd.runs.finals.quiet_slice import Finals, QuietSlice
 from tunerd.slices import plan
-from tunerd.slices.gpu_runner import runner_environment
-from tunerd.slices.lease import gpu_folder
-from tunerd.slices.mps import MpsSlice, expected_sms, run_name
-from tunerd.slices.mps_control import MpsControl, clean_environment
-from tunerd.slices.processes import ProcessId
+from tunerd.slices.mps.control import MpsControl, clean_environment
+from tunerd.slices.mps.gpu_runner import runner_environment
+from tunerd.slices.mps.guard_client import gpu_folder
+from tunerd.slices.mps.mps_slice import MpsSlice, expected_sms, run_name
 from tunerd.slices.whole import WholeSlice
+from tunerd.system import host
+from tunerd.system.host import MPS_CONTROL, GpuFacts
+from tunerd.system.processes import ProcessId
 from tunerd.vocabulary import (
     SEARCH,
     Build,
@@ -259,7 +259,7 @@ def test_a_stranger_is_seen_while_it_is_on_the_gpu(gpu: GpuFacts) -> None:
 
 _HOLDER = """
 import json, sys, time
-from tunerd.slices.mps import MpsSlice
+from tunerd.slices.mps.mps_slice import MpsSlice
 from tunerd.vocabulary import SliceSpec
 slices, pids = [], []
 for fields in json.loads(sys.argv[1]):

@@ -19,14 +19,14 @@ import pytest
 from fake_mps import FakeMps, left
 
 from tunerd.errors import HostError, InfrastructureError
-from tunerd.slices import lease as lease_module
-from tunerd.slices import wire
-from tunerd.slices.gpu import UNNAMED, Gpu, clean_orphan
-from tunerd.slices.gpu_runner import runner_environment
-from tunerd.slices.lease import Lease
-from tunerd.slices.mps_control import MpsControl
-from tunerd.slices.mps_log import LOG_NAME
-from tunerd.slices.processes import ProcessId, with_children
+from tunerd.slices.mps import guard_client as lease_module
+from tunerd.slices.mps.control import MpsControl
+from tunerd.slices.mps.gpu import UNNAMED, Gpu, clean_orphan
+from tunerd.slices.mps.gpu_runner import runner_environment
+from tunerd.slices.mps.guard_client import Lease
+from tunerd.slices.mps.log import LOG_NAME
+from tunerd.system import wire
+from tunerd.system.processes import ProcessId, with_children
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 GONE_SECS = 60.0  # a bound for the tests' patience, no statement about speed
@@ -197,7 +197,7 @@ def test_killing_the_process_that_holds_the_slices_leaves_nothing(bench: Bench) 
 _HOLDER = """
 import json, sys, time
 from test_guard import connect
-from tunerd.slices.lease import Lease
+from tunerd.slices.mps.guard_client import Lease
 lease = Lease.acquire(sys.argv[1], "run", runner_command=tuple(json.loads(sys.argv[2])))
 pids, connections = [lease.guard_pid], []
 for slice_id, mode in (("mps-0-0", ""), ("mps-0-1", "hang")):

@@ -11,8 +11,8 @@ from report_runs import run_facts, searched_run
 from tunerd.records import Store
 from tunerd.report.page import report_page
 from tunerd.report.story import Story, story_of
+from tunerd.telemetry.history import RunTime
 from tunerd.vocabulary import Candidate, Measurement, Origin
-from tunerd.watching.history import RunTime
 
 
 def test_a_pause_between_sessions_is_no_time_however_short_it_is() -> None:

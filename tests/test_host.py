@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from tunerd import checks, host
 from tunerd.cli.doctor import doctor
+from tunerd.doctor import checks
 from tunerd.errors import ExitCode, HostError
-from tunerd.host import GpuFacts, HostFacts
-from tunerd.slices import mps, whole
+from tunerd.slices import whole
+from tunerd.slices.mps import mps_slice
+from tunerd.system import host
+from tunerd.system.host import GpuFacts, HostFacts
 from tunerd.vocabulary import Conditions, SliceSpec, to_json
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -55,7 +57,7 @@ def runtime_folder(
 @pytest.fixture
 def gpu_host(monkeypatch: pytest.MonkeyPatch, runtime_folder: None) -> HostFacts:
     """A host of 16 cores with one H200."""
-    monkeypatch.setattr(mps, "driver_library_problem", lambda: "")
+    monkeypatch.setattr(mps_slice, "driver_library_problem", lambda: "")
     monkeypatch.setattr(host, "gpus", lambda: ((H200,), ""))
     monkeypatch.setattr(host, "driver_versions", lambda: ("580.159.04", "13.0"))
     return dataclasses.replace(
@@ -140,7 +142,7 @@ def with_failing(
 ) -> HostFacts:
     nvml = SeveralGpus(count, failing)
     monkeypatch.setattr(host, "nvml_library", lambda: (nvml, ""))
-    monkeypatch.setattr(mps, "driver_library_problem", lambda: "")
+    monkeypatch.setattr(mps_slice, "driver_library_problem", lambda: "")
     return host.facts()
 
 
@@ -176,7 +178,7 @@ def test_where_no_gpu_answers_plans_and_doctor_say_which_and_why(
     facts = with_failing(monkeypatch, 1, {0: LOST})
     for problem in (
         whole.plan_for(facts, 100, None).problem,
-        mps.plan_for(facts, 40, None).problem,
+        mps_slice.plan_for(facts, 40, None).problem,
     ):
         assert "GPU 0" in problem
         assert "GPU is lost" in problem
@@ -272,20 +274,20 @@ def test_the_cuda_target_has_the_limits_that_tvm_gives_the_architecture() -> Non
 
 @pytest.mark.parametrize(("pct", "sms"), [(100, 132), (40, 52), (10, 12)])
 def test_a_share_gives_the_sms_that_were_measured_on_an_h200(pct: int, sms: int) -> None:
-    assert mps.expected_sms(132, pct) == sms
+    assert mps_slice.expected_sms(132, pct) == sms
 
 
 @pytest.mark.parametrize(("pct", "count"), [(40, 2), (50, 2), (51, 1), (10, 10), (100, 1)])
 def test_as_many_slices_are_planned_as_shares_fit(
     gpu_host: HostFacts, pct: int, count: int
 ) -> None:
-    plan = mps.plan_for(with_gpu(gpu_host), pct, None)
+    plan = mps_slice.plan_for(with_gpu(gpu_host), pct, None)
     assert [s.slice_id for s in plan.slices] == [f"mps-0-{i}" for i in range(count)]
     assert f"{count} slices of {pct}%" in plan.bound
 
 
 def test_the_environment_of_a_planned_slice_is_complete(gpu_host: HostFacts) -> None:
-    (first, _) = mps.plan_for(with_gpu(gpu_host), 40, None).slices
+    (first, _) = mps_slice.plan_for(with_gpu(gpu_host), 40, None).slices
     environment = dict(first.environment)
     assert environment["CUDA_VISIBLE_DEVICES"] == UUID
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
@@ -297,39 +299,39 @@ def test_an_external_daemon_is_named_in_the_environment(
     gpu_host: HostFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/theirs")
-    plan = mps.plan_for(with_gpu(gpu_host), 40, None, external=True)
+    plan = mps_slice.plan_for(with_gpu(gpu_host), 40, None, external=True)
     assert dict(plan.slices[0].environment)["CUDA_MPS_PIPE_DIRECTORY"] == "/run/theirs"
 
 
 def test_host_cores_bound_the_number_of_slices_and_the_plan_says_so(gpu_host: HostFacts) -> None:
     few = dataclasses.replace(with_gpu(gpu_host), cores=(0, 1, 2))
-    plan = mps.plan_for(few, 10, None)
+    plan = mps_slice.plan_for(few, 10, None)
     assert len(plan.slices) == 3
     assert "3 host cores" in plan.bound
 
 
 def test_gpu_memory_bounds_the_number_of_slices_and_the_plan_says_so(gpu_host: HostFacts) -> None:
-    plan = mps.plan_for(with_gpu(gpu_host, mem_bytes=8 << 30), 10, None)
+    plan = mps_slice.plan_for(with_gpu(gpu_host, mem_bytes=8 << 30), 10, None)
     assert len(plan.slices) == 4
     assert "8 GiB" in plan.bound
 
 
 def test_the_client_limit_of_mps_bounds_the_number_of_slices(gpu_host: HostFacts) -> None:
     many = dataclasses.replace(with_gpu(gpu_host, sm_count=400), cores=tuple(range(128)))
-    plan = mps.plan_for(many, 1, None)
-    assert len(plan.slices) == mps.MPS_CLIENT_LIMIT
+    plan = mps_slice.plan_for(many, 1, None)
+    assert len(plan.slices) == mps_slice.MPS_CLIENT_LIMIT
     assert "clients" in plan.bound
 
 
 def test_fewer_slices_can_be_asked_for_and_more_cannot(gpu_host: HostFacts) -> None:
-    assert len(mps.plan_for(with_gpu(gpu_host), 40, 1).slices) == 1
-    plan = mps.plan_for(with_gpu(gpu_host), 40, 3)
+    assert len(mps_slice.plan_for(with_gpu(gpu_host), 40, 1).slices) == 1
+    plan = mps_slice.plan_for(with_gpu(gpu_host), 40, 3)
     assert plan.slices == ()
     assert "3 slices per GPU do not fit: 2 slices of 40%" in plan.problem
 
 
 def test_a_share_under_two_sms_is_refused_with_the_least_that_works(gpu_host: HostFacts) -> None:
-    plan = mps.plan_for(with_gpu(gpu_host), 1, None)
+    plan = mps_slice.plan_for(with_gpu(gpu_host), 1, None)
     assert plan.slices == ()
     assert "at least 2%" in plan.problem
 
@@ -345,25 +347,25 @@ def test_a_share_under_two_sms_is_refused_with_the_least_that_works(gpu_host: Ho
 def test_a_gpu_that_mps_cannot_cut_is_named_with_the_reason(
     gpu_host: HostFacts, changes: dict[str, object], words: str
 ) -> None:
-    usable = mps.usability_of(with_gpu(gpu_host, **changes))
+    usable = mps_slice.usability_of(with_gpu(gpu_host, **changes))
     assert not usable.ok
     assert words in usable.why
     assert "NVIDIA H200" in usable.why
 
 
 def test_an_exclusive_process_gpu_is_used_as_it_is(gpu_host: HostFacts) -> None:
-    assert mps.usability_of(with_gpu(gpu_host, compute_mode="exclusive-process")).ok
+    assert mps_slice.usability_of(with_gpu(gpu_host, compute_mode="exclusive-process")).ok
 
 
 def test_a_missing_control_program_is_named_with_its_package(gpu_host: HostFacts) -> None:
-    usable = mps.usability_of(dataclasses.replace(with_gpu(gpu_host), mps_control=None))
+    usable = mps_slice.usability_of(dataclasses.replace(with_gpu(gpu_host), mps_control=None))
     assert not usable.ok
     assert "nvidia-compute-utils" in usable.why
 
 
-@pytest.mark.parametrize("kind", [mps.MpsSlice, whole.WholeSlice])
+@pytest.mark.parametrize("kind", [mps_slice.MpsSlice, whole.WholeSlice])
 def test_a_host_without_a_gpu_plans_nothing_and_says_what_is_missing(
-    kind: type[mps.MpsSlice] | type[whole.WholeSlice],
+    kind: type[mps_slice.MpsSlice] | type[whole.WholeSlice],
 ) -> None:
     if host.facts().gpus:
         pytest.skip("this machine has a GPU")
@@ -385,13 +387,13 @@ SPEC = SliceSpec("mps-0-0", "mps", 40, gpu_uuid=UUID)
 
 
 def test_a_client_of_the_daemon_with_its_share_of_sms_is_a_proof(gpu_host: HostFacts) -> None:
-    proof = mps.proof_of(SPEC, CLIENT, listed=True)
+    proof = mps_slice.proof_of(SPEC, CLIENT, listed=True)
     assert (proof.sm_count, proof.device_sm_count, proof.attached) == (52, 132, True)
     assert (proof.mechanism, proof.runner_pid, proof.driver) == ("mps", 4242, "580.159.04")
 
 
 def test_where_the_client_list_cannot_tell_the_client_decides(gpu_host: HostFacts) -> None:
-    assert mps.proof_of(SPEC, CLIENT, listed=None).attached
+    assert mps_slice.proof_of(SPEC, CLIENT, listed=None).attached
 
 
 @pytest.mark.parametrize(
@@ -407,7 +409,7 @@ def test_a_share_that_was_not_obtained_is_refused(
     gpu_host: HostFacts, changes: dict[str, object], listed: bool | None, words: str
 ) -> None:
     with pytest.raises(HostError, match=words):
-        mps.proof_of(SPEC, CLIENT | changes, listed=listed)
+        mps_slice.proof_of(SPEC, CLIENT | changes, listed=listed)
 
 
 def test_a_whole_gpu_is_refused_where_something_caps_it(gpu_host: HostFacts) -> None:
@@ -493,7 +495,9 @@ def test_an_extra_is_installed_from_the_checkout_where_there_is_one(tmp_path: Pa
 def test_doctor_says_once_how_cuda_libraries_are_installed(
     gpu_host: HostFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunerd.cuda.missing_for_builds", lambda: "Builds for CUDA need nvrtc")
+    monkeypatch.setattr(
+        "tunerd.builder.nvrtc.missing_for_builds", lambda: "Builds for CUDA need nvrtc"
+    )
     for facts in (with_gpu(gpu_host), dataclasses.replace(gpu_host, gpus=())):
         (finding,) = checks._cuda_libraries(facts)
         assert f"{finding.fact}; {finding.fix}".count("pip install") == 1

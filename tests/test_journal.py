@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from full_disk import full_beyond
 
-from tunerd.disk import write_whole
-from tunerd.journal import Journal
+from tunerd.system.files import write_whole
+from tunerd.system.jsonl import Journal
 
 
 @pytest.fixture

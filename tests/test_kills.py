@@ -24,12 +24,12 @@ from models import conv_net
 from ray_processes import child, short_folder
 from tune_process import Run, is_alive, started_with
 
-from tunerd import host
 from tunerd.errors import ExitCode
 from tunerd.records import Store
-from tunerd.run_folder import Paths
+from tunerd.runs.folder import Paths
+from tunerd.system import host
+from tunerd.telemetry.status_file import read_status
 from tunerd.vocabulary import Record
-from tunerd.watching.status_file import read_status
 
 EACH = 5
 TRIALS = 300
@@ -96,7 +96,7 @@ def called(processes: list[psutil.Process], word: str) -> list[psutil.Process]:
     return [p for p in found if is_alive(p)]
 
 
-WORKERS = {"runner": "tunerd.slices.runner", "slice actor": "SliceActor", "tuner": "TunerActor"}
+WORKERS = {"runner": "tunerd.runner.process", "slice actor": "SliceActor", "tuner": "TunerActor"}
 
 
 def most_losses(folder: Path) -> int:

@@ -6,10 +6,10 @@ from pathlib import Path
 from unittest.mock import create_autospec
 
 from tests.test_records import FACTS, TASK, candidate
-from tunerd.ledger import Ledger
-from tunerd.run_folder import RunFolder
+from tunerd.runs.folder import RunFolder
+from tunerd.runs.ledger import Ledger
+from tunerd.telemetry.events import Telemetry
 from tunerd.vocabulary import Candidate, Failure, Measurement
-from tunerd.watching.telemetry import Telemetry
 
 TRIED = candidate(0)
 Taken = tuple[list[tuple[Candidate, Measurement | Failure]], list[Candidate], set[str]]

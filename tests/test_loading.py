@@ -21,12 +21,12 @@ from artifact_fixtures import CORES, LLVM, model_of, tiny_artifact, tiny_convnet
 from onnx import helper
 
 import tunerd
-from tunerd.artifacts.artifact import compile_artifact
+from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sealed
-from tunerd.deciding.verify import verification_inputs
-from tunerd.models.lowering import lower
-from tunerd.models.reference import Reference
+from tunerd.frontend.onnx.reference import Reference
+from tunerd.frontend.relax.lowering import lower
+from tunerd.runs.finals.verify import verification_inputs
 from tunerd.vocabulary import Arrays, Model
 
 REPOSITORY = Path(__file__).parent.parent

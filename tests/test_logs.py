@@ -15,8 +15,8 @@ import pytest
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
-from tunerd.watching import logs
-from tunerd.watching.progress import LoggedProgress, ProgressState, open_progress
+from tunerd.system import logs
+from tunerd.telemetry.progress import LoggedProgress, ProgressState, open_progress
 
 Captured = pytest.CaptureFixture[str]
 log = logging.getLogger("tunerd.test")

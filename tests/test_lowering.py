@@ -16,11 +16,11 @@ from onnx import TensorProto, helper
 from tvm import relax
 
 from tunerd.errors import ModelError
-from tunerd.models import lowering
-from tunerd.models.constants import remove_redundant_reshapes
-from tunerd.models.lowering import lower, touched_bytes
-from tunerd.models.reference import random_inputs
-from tunerd.tasks import extract_tasks
+from tunerd.frontend.onnx.reference import random_inputs
+from tunerd.frontend.relax import lowering
+from tunerd.frontend.relax.constants import remove_redundant_reshapes
+from tunerd.frontend.relax.lowering import lower, touched_bytes
+from tunerd.frontend.tasks import extract_tasks
 
 # --- graphs ------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ def test_a_batch_norm_that_was_not_simplified_is_folded_all_the_same(
     weights = {n: np.abs(floats(4, seed=i)) + 0.5 for i, n in enumerate(norm[1:])}
     weights["w"] = floats(4, 3, 3, 3)
     inputs, outputs = {"x": (1, 3, 6, 6)}, {"out": (1, 4, 6, 6)}
-    monkeypatch.setattr("tunerd.models.simplify._slim", refuse)
+    monkeypatch.setattr("tunerd.frontend.onnx.simplify._slim", refuse)
     proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
     loaded = load(tmp_path, proto)
     assert loaded.notes == ("not simplified: no",)
@@ -349,7 +349,7 @@ def test_a_shape_that_tvm_gets_wrong_is_refused_before_anything_is_tuned(
 ) -> None:
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    monkeypatch.setattr("tunerd.models.converters._MaxPool", onnx_frontend.MaxPool)
+    monkeypatch.setattr("tunerd.frontend.relax.converters._MaxPool", onnx_frontend.MaxPool)
     node = helper.make_node(
         "MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_LOWER"
     )

@@ -20,9 +20,9 @@ from models import ROOT, conv_net, model
 from onnx import TensorProto, helper
 
 from tunerd.errors import InfrastructureError, InputError, ModelError
-from tunerd.extraction import Extracted, Selection, kernels_of
-from tunerd.lowering_process import Lowerer, Lowering
-from tunerd.models.model import FixedModel, read_model
+from tunerd.frontend.kernels import Extracted, Selection, kernels_of
+from tunerd.frontend.model import FixedModel, read_model
+from tunerd.frontend.process import Lowerer, Lowering
 from tunerd.vocabulary import TargetSpec
 
 FILE = "net.onnx"
@@ -30,8 +30,8 @@ FILE = "net.onnx"
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tunerd.lowering_process import Lowering
-from tunerd.models.model import read_model
+from tunerd.frontend.process import Lowering
+from tunerd.frontend.model import read_model
 from tunerd.vocabulary import TargetSpec
 lowering = Lowering(read_model(Path(sys.argv[1])), TargetSpec("llvm", sys.argv[2]))
 print(lowering.pid, flush=True)
@@ -88,7 +88,7 @@ def test_its_errors_and_its_log_come_here(tmp_path: Path, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO, "tunerd")
     with pytest.raises(ModelError, match=r"TVM cannot import net: .*MaxPool"):
         Lowering(read_model(tmp_path / FILE), LLVM).result()
-    (record,) = [r for r in caplog.records if r.name == "tunerd.models.lowering"]
+    (record,) = [r for r in caplog.records if r.name == "tunerd.frontend.relax.lowering"]
     assert "import failed" in record.getMessage()
     assert "Traceback" in record.getMessage()
 

@@ -22,20 +22,20 @@ from matrix_samples import OFF, SHARES, Cells, losses, noisy, samples_of
 from models import ROOT, conv_net, script
 from rich.console import Console
 
-from tunerd import host
 from tunerd.errors import ExitCode, InputError
-from tunerd.matrix.changes import change
-from tunerd.matrix.claims import DEFAULT, findings
-from tunerd.matrix.done import CellDone, ContestDone, LevelDone
-from tunerd.matrix.kept import read
-from tunerd.matrix.levels import Cost, finalists_of
-from tunerd.matrix.result import Costs, MatrixResult, result_json
 from tunerd.records import Store
 from tunerd.report.matrix_markdown import matrix_markdown
 from tunerd.report.matrix_page import matrix_page, matrix_plot
 from tunerd.report.matrix_table import matrix_table
 from tunerd.report.matrix_words import changed_text, facts_text, limits_text
-from tunerd.report.words import TIMES, UNKNOWN
+from tunerd.studies.matrix.changes import change
+from tunerd.studies.matrix.claims import DEFAULT, findings
+from tunerd.studies.matrix.folder import read
+from tunerd.studies.matrix.levels import Cost, finalists_of
+from tunerd.studies.matrix.records import CellDone, ContestDone, LevelDone
+from tunerd.studies.matrix.result import Costs, MatrixResult, result_json
+from tunerd.system import host
+from tunerd.system.text import TIMES, UNKNOWN
 from tunerd.vocabulary import Origin
 
 

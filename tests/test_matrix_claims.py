@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrix_samples import FAILED, OFF, SHARES, Cells, answers, losses, measured, noisy, samples_of
 
-from tunerd.matrix.carry_out import winner_of
-from tunerd.matrix.changes import change
-from tunerd.matrix.claims import DEFAULT, Answer, findings
+from tunerd.studies.matrix.changes import change
+from tunerd.studies.matrix.claims import DEFAULT, Answer, findings
+from tunerd.studies.matrix.execute import winner_of
 
 
 def test_where_each_share_has_its_own_best_artifact_the_first_claim_holds() -> None:

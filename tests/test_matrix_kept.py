@@ -20,8 +20,12 @@ from test_records import FACTS
 
 from tunerd.cli.matrix import shares_of
 from tunerd.errors import DiskError, FolderError, InputError
-from tunerd.matrix.claims import DEFAULT, middle_of
-from tunerd.matrix.done import (
+from tunerd.records import Store
+from tunerd.settings import TuneSettings
+from tunerd.studies.matrix.claims import DEFAULT, middle_of
+from tunerd.studies.matrix.folder import Kept, opened, read
+from tunerd.studies.matrix.levels import UNKNOWN, Cost, cost_of, levels_of, settings_of
+from tunerd.studies.matrix.records import (
     ArtifactDone,
     CellDone,
     ContestDone,
@@ -32,11 +36,7 @@ from tunerd.matrix.done import (
     done_of,
     line_of,
 )
-from tunerd.matrix.kept import Kept, opened, read
-from tunerd.matrix.levels import UNKNOWN, Cost, cost_of, levels_of, settings_of
-from tunerd.matrix.result import Times, costs_of
-from tunerd.records import Store
-from tunerd.settings import TuneSettings
+from tunerd.studies.matrix.result import Times, costs_of
 from tunerd.vocabulary import (
     Activity,
     Build,

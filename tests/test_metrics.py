@@ -27,9 +27,9 @@ from ray_processes import Child, child, living, short_folder
 from tune_process import Run
 
 from tunerd.records import Store
+from tunerd.telemetry.metrics import CATALOG, COMMON_LABELS, Metrics, Name
+from tunerd.telemetry.progress import TaskProgress
 from tunerd.vocabulary import CapProof, Conditions, Failure, Kind, Measurement, Origin, Stage
-from tunerd.watching.metrics import CATALOG, COMMON_LABELS, Metrics, Name
-from tunerd.watching.progress import TaskProgress
 
 PROOF = CapProof("mps-0-0", "NVIDIA H200", 52, 132, "mps", True)
 MEASURED = Measurement((1e-3,), 1, "search-v1", "mps-0-0", 52)

@@ -25,7 +25,7 @@ from models import (
 from onnx import TensorProto, helper
 
 from tunerd.errors import InputError, ModelError
-from tunerd.models.reference import Reference, agree, random_inputs
+from tunerd.frontend.onnx.reference import Reference, agree, random_inputs
 
 
 def save(tmp_path: Path, proto: onnx.ModelProto, name: str = "net.onnx") -> Path:
@@ -321,7 +321,7 @@ def test_a_simplification_that_changes_values_is_not_used(
         values = onnx.numpy_helper.to_array(weight) * 2
         weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
 
-    monkeypatch.setattr("tunerd.models.simplify.rewrite_graph", corrupt)
+    monkeypatch.setattr("tunerd.frontend.onnx.simplify.rewrite_graph", corrupt)
     loaded = load_model(save(tmp_path, conv_net()))
     assert loaded.notes == (
         "not simplified: that gave other values for output 'scores'",
@@ -338,7 +338,7 @@ def test_a_simplification_that_changes_values_is_not_used(
 def test_the_digest_is_the_same_in_another_process(tmp_path: Path) -> None:
     path = save(tmp_path, conv_net())
     code = (
-        "import sys, pathlib; from tunerd.models.model import read_model; "
+        "import sys, pathlib; from tunerd.frontend.model import read_model; "
         "print(read_model(pathlib.Path(sys.argv[1])).digest)"
     )
     other = subprocess.run(

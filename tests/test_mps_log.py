@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.slices.mps_log import ServerLog
+from tunerd.slices.mps.log import ServerLog
 
 QUIET = """\
 [2026-11-21 21:15:20.732 Server  1340] Client {PID: 1376, Context ID: 1} connected

@@ -19,15 +19,16 @@ from fake_mps import FakeMps, left
 from fake_nvml import FakeNvml
 from ray_processes import Child, child
 
-from tunerd import host
-from tunerd.cluster.workers import SliceActor
+from tunerd.cluster.actor_bodies import SliceActor
 from tunerd.errors import HostError
-from tunerd.slices import mps, remote
-from tunerd.slices.lease import Lease, gpu_folder
-from tunerd.slices.mps import MpsSlice
-from tunerd.slices.mps_control import MpsControl
-from tunerd.slices.mps_log import LOG_NAME
-from tunerd.slices.processes import ProcessId
+from tunerd.slices import remote
+from tunerd.slices.mps import mps_slice
+from tunerd.slices.mps.control import MpsControl
+from tunerd.slices.mps.guard_client import Lease, gpu_folder
+from tunerd.slices.mps.log import LOG_NAME
+from tunerd.slices.mps.mps_slice import MpsSlice
+from tunerd.system import host
+from tunerd.system.processes import ProcessId
 from tunerd.vocabulary import (
     SEARCH,
     Build,
@@ -60,9 +61,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
     monkeypatch.setenv("PATH", fake.path)
     monkeypatch.setenv("TUNERD_RUNTIME_FOLDER", str(folder / "r"))
     acquire = functools.partial(Lease.acquire, runner_command=fake.runner_command)
-    monkeypatch.setattr(mps.Lease, "acquire", acquire)
-    early = functools.partial(mps.guarded_early, runner_command=fake.runner_command)
-    monkeypatch.setattr(mps, "guarded_early", early)
+    monkeypatch.setattr(mps_slice.Lease, "acquire", acquire)
+    early = functools.partial(mps_slice.guarded_early, runner_command=fake.runner_command)
+    monkeypatch.setattr(mps_slice, "guarded_early", early)
     monkeypatch.setattr(host, "gpus", lambda: ((), "no GPU in this test"))
     yield fake
     shutil.rmtree(folder)
@@ -117,7 +118,7 @@ def test_a_slice_proves_its_cap_inside_its_client_and_measures(make: Make) -> No
 
 def test_a_slice_that_was_begun_early_takes_the_runner_that_waits_for_it(make: Make) -> None:
     early, late = make(0), make(1)
-    with MpsSlice.early([early.spec], mps.run_name()):
+    with MpsSlice.early([early.spec], mps_slice.run_name()):
         lease = waiting_lease()
         (waits,) = lease.request("state")["runners"]
         assert early.start().runner_pid == waits["pid"]
@@ -133,7 +134,7 @@ def waiting_lease() -> Lease:
     while not (gpu_folder(UUID) / "guard.sock").exists():  # or this would start one itself
         assert time.monotonic() < deadline, "no guard was started early"
         time.sleep(0.1)
-    lease = Lease.acquire(UUID, mps.run_name())
+    lease = Lease.acquire(UUID, mps_slice.run_name())
     while not lease.request("state")["runners"]:
         assert time.monotonic() < deadline, "no runner was started early"
         time.sleep(0.1)
@@ -141,7 +142,7 @@ def waiting_lease() -> Lease:
 
 
 def test_nothing_is_left_of_slices_that_were_begun_early_and_never_started(make: Make) -> None:
-    with MpsSlice.early([make().spec], mps.run_name()):
+    with MpsSlice.early([make().spec], mps_slice.run_name()):
         lease = waiting_lease()
         (waits,) = lease.request("state")["runners"]
         processes = [identity(waits["pid"]), identity(lease.guard_pid)]
@@ -418,9 +419,9 @@ def test_a_slice_whose_daemon_lost_its_pipes_alone_is_refused(make: Make) -> Non
 _CLUSTER = """
 import functools, json, sys
 from tunerd.cluster import actors
-from tunerd.cluster.workers import SliceActor
+from tunerd.cluster.actor_bodies import SliceActor
 from tunerd.slices import mps
-from tunerd.slices.lease import Lease
+from tunerd.slices.mps.guard_client import Lease
 from tunerd.vocabulary import SEARCH, Build, Candidate, Origin, SliceSpec
 gpu_uuid, command, environment = (json.loads(argument) for argument in sys.argv[1:])
 class OverFakes(SliceActor):

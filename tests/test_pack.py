@@ -20,7 +20,6 @@ from models import conv_net
 from test_loading import edit_manifest, run_python
 
 import tunerd
-from tunerd import host
 from tunerd.artifacts.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -31,10 +30,11 @@ from tunerd.artifacts.manifest import (
     read_variants,
     sha256_of,
 )
-from tunerd.artifacts.pack import pack_shares
+from tunerd.artifacts.packing import pack_shares
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, FolderError, InputError
+from tunerd.system import host
 
 Captured = pytest.CaptureFixture[str]
 CORES_HERE = sorted(os.sched_getaffinity(0))

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from artifact_fixtures import CUDA, tiny_convnet
 
-from tunerd import cuda
-from tunerd.artifacts.artifact import compile_artifact
+from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.manifest import LIBRARY
-from tunerd.build import build_problem
-from tunerd.models.lowering import lower
-from tunerd.packed_imports import with_cubins
-from tunerd.tasks import extract_tasks
+from tunerd.builder import nvrtc
+from tunerd.builder.build import build_problem
+from tunerd.builder.packed_imports import with_cubins
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.tasks import extract_tasks
 
 pytestmark = pytest.mark.skipif(
     build_problem(CUDA) is not None, reason=f"no CUDA build: {build_problem(CUDA)}"
@@ -82,11 +82,11 @@ def test_each_kernel_of_a_model_is_a_module_of_its_own(tmp_path: Path) -> None:
 def test_kernels_that_share_machine_code_share_a_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def together(source: str, arch: str, *, threads: int = 1) -> dict[str, cuda.Cubin]:
-        cubin = cuda.compile_cubin(source, arch)
-        return dict.fromkeys(cuda.kernel_sources(source), cubin)
+    def together(source: str, arch: str, *, threads: int = 1) -> dict[str, nvrtc.Cubin]:
+        cubin = nvrtc.compile_cubin(source, arch)
+        return dict.fromkeys(nvrtc.kernel_sources(source), cubin)
 
-    monkeypatch.setattr(cuda, "compile_kernels", together)
+    monkeypatch.setattr(nvrtc, "compile_kernels", together)
     (body,) = cuda_modules(tmp_path / "artifact")
     functions = int.from_bytes(body[13:21], "little")
     assert functions == len(set(kernels_in(body))) > 3

@@ -12,12 +12,13 @@ import pytest
 from fake_nvml import MIB, FakeNvml
 from test_host import H200
 
-from tunerd import gpu_state, host, preflight
-from tunerd.checks import Finding, Status
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
+from tunerd.doctor import preflight
+from tunerd.doctor.checks import Finding, Status
+from tunerd.doctor.preflight import Limits, look, of_load, of_mps
 from tunerd.errors import ExitCode
-from tunerd.preflight import Limits, look, of_load, of_mps
+from tunerd.system import gpus, host
 
 GONE = 2**22 + 1  # above any pid that Linux gives
 Captured = pytest.CaptureFixture[str]
@@ -30,7 +31,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     monkeypatch.setattr(host, "nvml_library", lambda: (fake, ""))
     monkeypatch.setattr(host, "gpus", lambda: ((H200,), ""))
     monkeypatch.setattr(preflight, "mps_processes", list)
-    monkeypatch.setattr(gpu_state, "SAMPLE_SECS", 0.0)
+    monkeypatch.setattr(gpus, "SAMPLE_SECS", 0.0)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     return fake
 

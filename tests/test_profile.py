@@ -17,18 +17,18 @@ import pytest
 from full_disk import full_beyond
 from models import conv_net
 
-from tunerd import host
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import DiskError, ExitCode, FolderError, Interrupted
-from tunerd.measuring.work import Work
-from tunerd.shares.curve import Visit
-from tunerd.shares.folder import REPORT, RESULT, SAMPLES, ProfileFolder
-from tunerd.shares.measuring import Effort
-from tunerd.shares.plan import order_of, plan_shares
-from tunerd.shares.profile import Profile, at_share, profile
-from tunerd.shares.subject import subject_of_artifact, subject_of_model
+from tunerd.runner.work import Work
 from tunerd.slices.simulated import SimulatedSlice
+from tunerd.studies.profile.curve import Visit
+from tunerd.studies.profile.folder import REPORT, RESULT, SAMPLES, ProfileFolder
+from tunerd.studies.profile.measuring import Effort
+from tunerd.studies.profile.plan import order_of, plan_shares
+from tunerd.studies.profile.profile import Profile, at_share, profile
+from tunerd.studies.profile.subject import subject_of_artifact, subject_of_model
+from tunerd.system import host
 from tunerd.vocabulary import Failure
 
 Captured = pytest.CaptureFixture[str]

@@ -9,17 +9,17 @@ from build_fixtures import built, default_of, matmul_task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd import host
-from tunerd.build import build_candidate
-from tunerd.deciding.quiet import Finals
-from tunerd.measuring.measure import CpuDevice
-from tunerd.measuring.profiles import (
+from tunerd.builder.build import build_candidate
+from tunerd.runner.profiles import (
     L2,
     final_profile,
     range_of,
     within,
 )
+from tunerd.runner.sampling import CpuDevice
+from tunerd.runs.finals.quiet_slice import Finals
 from tunerd.settings import TuneSettings
+from tunerd.system import host
 from tunerd.vocabulary import SEARCH
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tunerd.watching.progress import (
+from tunerd.telemetry.progress import (
     LineProgress,
     LiveProgress,
     Pace,

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from tunerd.cluster.actors import Cluster
-from tunerd.deciding.neighbours import BUSY
-from tunerd.deciding.quiet import RESTARTS, Finals, QuietSlice
+from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import InfrastructureError
-from tunerd.measuring.work import Ran
+from tunerd.runner.work import Ran
+from tunerd.runs.finals.quiet_slice import RESTARTS, Finals, QuietSlice
+from tunerd.slices.neighbors import BUSY
 from tunerd.vocabulary import MODEL, Build, Candidate, Failure, Kind, Measurement, Origin, Stage
 
 BUILD = Build(Candidate("t" * 16, "c" * 16, Origin.SEARCH, "[]"), b"", "", 0.1, (), (), "llvm")

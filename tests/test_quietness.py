@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from report_runs import run_facts
 
-from tunerd.run_folder import Paths
+from tunerd.runs.folder import Paths
 from tunerd.settings import TuneSettings
+from tunerd.telemetry.events import Telemetry
+from tunerd.telemetry.progress import QuietProgress
+from tunerd.telemetry.quietness import QUIET_RESULTS, Quietness
 from tunerd.vocabulary import Conditions, Failure, Kind, Measurement, Stage
-from tunerd.watching.progress import QuietProgress
-from tunerd.watching.quietness import QUIET_RESULTS, Quietness
-from tunerd.watching.telemetry import Telemetry
 
 
 def result(disturbed_by: str = "") -> Measurement:

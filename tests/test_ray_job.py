@@ -11,7 +11,7 @@ from models import conv_net
 
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
-from tunerd.cluster.ray_job import cluster_address, require_kept
+from tunerd.cluster.job import cluster_address, require_kept
 from tunerd.errors import ExitCode, InputError
 
 HEAD = "10.0.0.7:6379"

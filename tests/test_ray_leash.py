@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tune_process import GONE_SECS
 
-from tunerd.cluster import ray_leash
-from tunerd.cluster.ray_leash import _of_cluster, leashed
+from tunerd.cluster import reaper
+from tunerd.cluster.reaper import _of_cluster, leashed
 from tunerd.errors import InfrastructureError
-from tunerd.slices.processes import ProcessId, children, command
+from tunerd.system.processes import ProcessId, children, command
 
 SLEEP = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -55,7 +55,7 @@ def raylet(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessId]:
     with subprocess.Popen([sys.executable, "-c", SLEEP], stdin=subprocess.PIPE) as process:
         found = ProcessId.of(process.pid)
         assert found is not None
-        monkeypatch.setattr(ray_leash, "_raylet_and_agents", lambda driver: [found])
+        monkeypatch.setattr(reaper, "_raylet_and_agents", lambda driver: [found])
         yield found
         process.kill()
 
@@ -76,7 +76,7 @@ def test_it_works_in_a_folder_whose_modules_have_names_of_pythons(
 
 def test_its_early_end_is_said(raylet: ProcessId) -> None:
     with leashed() as hold:
-        (leash,) = (p for p in children(os.getpid()) if b"tunerd.cluster.ray_leash" in command(p))
+        (leash,) = (p for p in children(os.getpid()) if b"tunerd.cluster.reaper" in command(p))
         leash.signal(signal.SIGKILL)
         leash.wait(GONE_SECS)
         with pytest.raises(InfrastructureError, match="has itself ended, with -9"):

@@ -16,10 +16,10 @@ import pytest
 from readme_commands import in_blocks
 from test_nightly import two_products
 
-from tunerd import host
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
+from tunerd.system import host
 
 ELSEWHERE = {
     "--address auto": "tests/test_ray_jobs.py and tests/test_cluster.py have clusters",

@@ -14,15 +14,15 @@ import typer
 import yaml
 from models import ROOT
 
-from tunerd import host
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.cli.flags import recipe_commands
 from tunerd.errors import ExitCode, InputError
-from tunerd.recipe import Commands, Recipe, json_schema, read_recipe
-from tunerd.recipe.carry_out import Result
-from tunerd.recipe.document import MAX_BYTES, MAX_VALUES
-from tunerd.recipe.plan import MAX_RUNS
+from tunerd.studies.recipes import Commands, Recipe, json_schema, read_recipe
+from tunerd.studies.recipes.document import MAX_BYTES, MAX_VALUES
+from tunerd.studies.recipes.execute import Result
+from tunerd.studies.recipes.recipe import MAX_RUNS
+from tunerd.system import host
 
 Captured = pytest.CaptureFixture[str]
 Read = Callable[..., Recipe]
@@ -353,7 +353,7 @@ def test_quiet_is_waited_for_where_a_run_is_possible_and_what_is_not_is_said_bef
         asked.append(recipe)
         return Result(None, ())
 
-    monkeypatch.setattr("tunerd.recipe.carry_out.carry_out", carried)
+    monkeypatch.setattr("tunerd.studies.recipes.execute.carry_out", carried)
     monkeypatch.setattr(host, "gpus", lambda: ((), "no NVIDIA driver answers here"))
     read("model: a.onnx\npreflight: {wait: 30m}\nruns: {x: {gpu-pct: 40}, y: {cpu-pct: 50}}\n")
     assert run(app, ["run", "r.yaml"]) == run(app, ["run", "r.yaml", "--only", "x"]) == 0

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from store_places import KINDS, StorePlace
 
 from tunerd.errors import FolderError
-from tunerd.outcome import Comparison, Finalist, TaskOutcome, Verdict
-from tunerd.records import RunFacts, Store, files
+from tunerd.records import RunFacts, Store, sqlite
 from tunerd.records.schema import STORE_NAME, VERSION
 from tunerd.records.tally import Disturbed
 from tunerd.records.trials import MAX_SESSIONS
@@ -43,6 +42,7 @@ from tunerd.vocabulary import (
     TensorSpec,
     TrialState,
 )
+from tunerd.vocabulary.outcome import Comparison, Finalist, TaskOutcome, Verdict
 
 LLVM = TargetSpec("llvm", '{"kind":"llvm","mcpu":"znver3"}')
 FACTS = RunFacts("net", "d" * 64, LLVM, "CPU X", "cpu", 50, "0.27.0")
@@ -567,7 +567,7 @@ def test_those_who_create_a_store_at_the_same_moment_wait_for_each_other(tmp_pat
 
         def create(path: Path = path, ready: threading.Barrier = ready) -> None:
             ready.wait()
-            files.open_writer(path).close()
+            sqlite.open_writer(path).close()
 
         with ThreadPoolExecutor(8) as pool:
             for created in [pool.submit(create) for _ in range(8)]:

@@ -16,15 +16,6 @@ import pytest
 from report_runs import HOSTILE, conditions, cpu_outcome, gpu_outcome, story, untried
 from rich.console import Console
 
-from tunerd.outcome import (
-    Comparison,
-    Correctness,
-    Finalist,
-    Latency,
-    Outcome,
-    Verdict,
-    Verification,
-)
 from tunerd.records.tally import Disturbed
 from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
@@ -34,9 +25,18 @@ from tunerd.report.page import report_page
 from tunerd.report.plot import history_plot
 from tunerd.report.svg import ratio_mark
 from tunerd.report.table import outcome_json, outcome_table
-from tunerd.report.words import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
+from tunerd.system.text import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
+from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import Activity, Conditions, Measurement, Origin, Span
-from tunerd.watching.time_use import time_use
+from tunerd.vocabulary.outcome import (
+    Comparison,
+    Correctness,
+    Finalist,
+    Latency,
+    Outcome,
+    Verdict,
+    Verification,
+)
 
 
 def write(folder: Path, outcome: Outcome | None, **changes: Any) -> str:

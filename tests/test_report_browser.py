@@ -19,15 +19,15 @@ from report_runs import (
     story,
 )
 
-from tunerd.outcome import Latency
 from tunerd.records import Store
 from tunerd.report import FailureKind
 from tunerd.report.comparison import NamedRun, named
 from tunerd.report.comparison_page import comparison_page
 from tunerd.report.page import report_page
 from tunerd.report.story import SliceStory, Story, story_of
+from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import Activity, SliceSpec, Span
-from tunerd.watching.time_use import time_use
+from tunerd.vocabulary.outcome import Latency
 
 NAMES = (
     "<script>window.ran = 1</script>",

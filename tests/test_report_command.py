@@ -17,13 +17,13 @@ from report_runs import HOSTILE, cpu_outcome, finished_run, run_facts, searched_
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
-from tunerd.outcome import Verdict
 from tunerd.records import Store
 from tunerd.report.comparison import against_first, named
 from tunerd.report.markdown import story_markdown
 from tunerd.report.markdown_text import code, text
 from tunerd.report.page import report_page
 from tunerd.report.story import Story, story_of
+from tunerd.vocabulary.outcome import Verdict
 
 
 def told(folder: Path) -> Story:

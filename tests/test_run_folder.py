@@ -17,12 +17,12 @@ import pytest
 
 from tests.test_records import FACTS, TASK, candidate, measurement
 from tunerd.errors import FolderError
-from tunerd.records import Store, files
+from tunerd.records import Store, sqlite
 from tunerd.records.facts import RunFacts
-from tunerd.records.merge import merge_runs
 from tunerd.records.schema import STORE_NAME
-from tunerd.run_archive import pack, unpack
-from tunerd.run_folder import Paths, RunFolder, locked, require_free
+from tunerd.runs.archive import pack, unpack
+from tunerd.runs.folder import Paths, RunFolder, locked, require_free
+from tunerd.runs.merge import merge_runs
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, TargetSpec, TrialState
 
@@ -96,7 +96,7 @@ def test_a_name_that_no_folder_can_have_is_refused_before_one_is_made(tmp_path: 
 
 
 def test_a_run_that_was_killed_before_it_began_leaves_its_folder_free(tmp_path: Path) -> None:
-    files.open_writer(tmp_path / STORE_NAME).close()
+    sqlite.open_writer(tmp_path / STORE_NAME).close()
     require_free(tmp_path, FACTS)
 
 
@@ -154,7 +154,7 @@ import sys, os
 from pathlib import Path
 sys.path.insert(0, "tests")
 from test_records import FACTS
-from tunerd.run_folder import RunFolder
+from tunerd.runs.folder import RunFolder
 run = RunFolder.open(Path(sys.argv[1]), facts=FACTS)
 if os.fork() == 0:
     print(os.getpid(), flush=True)  # from here, where the child let the lock go

@@ -16,16 +16,15 @@ import pytest
 from artifact_fixtures import tiny_artifact
 from build_fixtures import LLVM, doubling, raising
 
-from tunerd import host
 from tunerd.errors import HostError, InfrastructureError
-from tunerd.measuring import measure
-from tunerd.measuring.measure import DEAD, CpuDevice, Device
-from tunerd.measuring.profiles import final_profile
-from tunerd.measuring.work import Work
-from tunerd.slices import runner, wire
+from tunerd.runner import process, sampling
+from tunerd.runner.messages import build_to
+from tunerd.runner.profiles import final_profile
+from tunerd.runner.sampling import DEAD, CpuDevice, Device
+from tunerd.runner.work import Work
 from tunerd.slices.base import Plan, Usability
-from tunerd.slices.messages import build_to
 from tunerd.slices.remote import RemoteSlice, _limit_secs
+from tunerd.system import host, wire
 from tunerd.vocabulary import (
     MODEL,
     SEARCH,
@@ -51,7 +50,7 @@ class MortalDevice(CpuDevice):
 
     is_dead = False
 
-    def prepare(self, build: Build, path: Path, profile: Profile) -> measure.Timed:
+    def prepare(self, build: Build, path: Path, profile: Profile) -> sampling.Timed:
         self._require_life()
         try:
             return super().prepare(build, path, profile)
@@ -123,7 +122,7 @@ def runner_of_its_own() -> socket.socket:
 
     def serve() -> None:
         with its, contextlib.suppress(wire.Closed, OSError):
-            runner._Runner(its, "cpu", CORES).serve()
+            process._Runner(its, "cpu", CORES).serve()
 
     threading.Thread(target=serve, daemon=True).start()
     return ours
@@ -131,7 +130,7 @@ def runner_of_its_own() -> socket.socket:
 
 @pytest.fixture
 def slice_(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadSlice]:
-    monkeypatch.setattr(measure, "CpuDevice", MortalDevice)
+    monkeypatch.setattr(sampling, "CpuDevice", MortalDevice)
     with ThreadSlice() as made:
         yield made
 
@@ -226,7 +225,7 @@ def test_a_runner_in_whose_context_no_model_runs_any_more_is_replaced(
 def test_a_runner_that_ends_as_it_is_asked_for_its_context_costs_one_build(
     slice_: ThreadSlice, sound: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "CpuDevice", DeafDevice)
+    monkeypatch.setattr(sampling, "CpuDevice", DeafDevice)
     failure, after = slice_.measure([raising(LLVM, "anything"), sound], QUICK)
     assert isinstance(failure, Failure)
     assert failure.kind is Kind.CRASH
@@ -279,7 +278,7 @@ def answers(asked: dict[str, Any], blobs: Sequence[bytes] = ()) -> list[Any]:
 def test_a_sign_follows_each_build_that_is_loaded_and_each_sample(
     sound: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_SIGN_SECS", 0.0)
+    monkeypatch.setattr(process, "_SIGN_SECS", 0.0)
     asked = {"op": "compare", "builds": [build_to(sound)] * 2, "profile": to_json(TEN)}
     *signs, results = answers(asked, [sound.library] * 2)
     assert signs == [{"goes_on": True}] * (2 + 2 * 10)
@@ -289,7 +288,7 @@ def test_a_sign_follows_each_build_that_is_loaded_and_each_sample(
 def test_a_sign_follows_each_model_that_is_loaded_and_each_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_SIGN_SECS", 0.0)
+    monkeypatch.setattr(process, "_SIGN_SECS", 0.0)
     tiny_artifact(tmp_path / "tiny")
     artifacts = [str(tmp_path / "tiny"), str(tmp_path / "missing")]
     *signs, _ = answers({"op": "compare_models", "artifacts": artifacts, "profile": to_json(TEN)})
@@ -299,7 +298,7 @@ def test_a_sign_follows_each_model_that_is_loaded_and_each_sample(
 def test_what_takes_less_than_a_second_gives_no_sign(
     sound: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_SIGN_SECS", 1e9)
+    monkeypatch.setattr(process, "_SIGN_SECS", 1e9)
     asked = {"op": "compare", "builds": [build_to(sound)], "profile": to_json(TEN)}
     (results,) = answers(asked, [sound.library])
     assert results["results"]

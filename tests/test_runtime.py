@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ALONE = """
 import json, sys
-from tunerd.measuring.runtime import import_runtime
+from tunerd.runner.tvm_runtime import import_runtime
 
 import_runtime()
 import tvm

@@ -14,8 +14,8 @@ import pytest
 from artifact_fixtures import CUDA
 from build_fixtures import built, conv_task, default_of, matmul_task
 
-from tunerd.build import build_candidate, scheduled
-from tunerd.search import BATCH, Example, Searcher, Told, candidate_id, default_candidate
+from tunerd.builder.build import build_candidate, scheduled
+from tunerd.candidates.search import BATCH, Example, Searcher, Told, candidate_id, default_candidate
 from tunerd.vocabulary import Candidate, Origin, TargetSpec, Task
 
 
@@ -179,8 +179,8 @@ def single_element() -> Task:
 _IMPORTS = """
 import sys
 from build_fixtures import default_of, matmul_task
-from tunerd.build import build_candidate
-from tunerd.search import Searcher
+from tunerd.builder.build import build_candidate
+from tunerd.candidates.search import Searcher
 from tunerd.vocabulary import Build
 task = matmul_task()
 (candidate,) = Searcher(seed=0, threads=1).propose(task, 1).candidates
@@ -211,7 +211,7 @@ _HASHES = """
 import json, sys
 import tvm_ffi
 from build_fixtures import conv_task, default_of
-from tunerd.build import scheduled
+from tunerd.builder.build import scheduled
 from tunerd.vocabulary import Candidate, Origin, TargetSpec
 target, traces, default_first = json.load(open(sys.argv[1]))
 task = conv_task(TargetSpec(*target))

@@ -20,9 +20,10 @@ from ray_processes import clean_environment, short_folder
 from test_host import H200
 from tune_process import Run
 
-from tunerd import checks, host
+from tunerd.doctor import checks
 from tunerd.errors import HostError
-from tunerd.slices.lease import private_folder
+from tunerd.slices.mps.guard_client import private_folder
+from tunerd.system import host
 
 PACKAGE = Path(checks.__file__).parent
 

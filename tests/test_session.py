@@ -18,13 +18,13 @@ import pytest
 from models import conv_net
 from tune_process import Run, still_there
 
-from tunerd import host
 from tunerd.artifacts.manifest import read_manifest
-from tunerd.cluster.crew import MAX_FAULTS, MAX_RESTARTS
+from tunerd.cluster.membership import MAX_FAULTS, MAX_RESTARTS
 from tunerd.errors import ExitCode
 from tunerd.records import Store
 from tunerd.report.page import report_page
 from tunerd.report.story import story_of
+from tunerd.system import host
 from tunerd.vocabulary import Activity, Failure, Kind, Measurement, Origin, Phase, Record
 
 TRIALS = 48
@@ -300,7 +300,7 @@ def test_a_seed_repeats_a_run_on_simulated_slices_with_one_tuner(make_run: MakeR
 _WATCHED = """
 import functools, json, sys
 from tunerd.cli import main
-from tunerd.models.lowering import Lowered
+from tunerd.frontend.relax.lowering import Lowered
 loading, changed = [], {"before": 0, "meanwhile": []}
 load = Lowered.mod.func
 def mod(self):

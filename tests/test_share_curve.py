@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunerd.report.share_plot import Panel, knee_text, shares_svg
-from tunerd.shares.curve import (
+from tunerd.studies.profile.curve import (
     Answer,
     Curve,
     Fits,

@@ -26,14 +26,14 @@ from build_fixtures import (
     task_of,
 )
 
-from tunerd import host
-from tunerd.build import build_candidate
+from tunerd.builder.build import build_candidate
 from tunerd.errors import HostError
-from tunerd.models.reference import Reference, random_inputs
+from tunerd.frontend.onnx.reference import Reference, random_inputs
 from tunerd.slices import member, plan, remote
 from tunerd.slices.base import Slice
 from tunerd.slices.cpu import CpuSlice
 from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice, number_of, simulated_secs
+from tunerd.system import host
 from tunerd.vocabulary import (
     SEARCH,
     Build,

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from coordinator_world import COLLATERAL, World, build, candidates, failed, measured, of_type, task
 
-from tunerd.coordination.coordinator import Coordinator, Limits
-from tunerd.coordination.events import (
+from tunerd.candidates.search import default_candidate
+from tunerd.coordinator.baseline_checks import COST, INTERVAL_SECS
+from tunerd.coordinator.coordinator import Coordinator, Limits
+from tunerd.coordinator.events import (
     BuildsEnded,
     BuildThem,
     Instruction,
@@ -27,11 +29,9 @@ from tunerd.coordination.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tunerd.coordination.spot_checks import COST, INTERVAL_SECS
-from tunerd.measuring.drift import SliceDrift, SpotCheck, drift
 from tunerd.records import RunFacts, Store
 from tunerd.report.drift_section import drift_json, drift_section, drift_warnings
-from tunerd.search import default_candidate
+from tunerd.stats.drift import SliceDrift, SpotCheck, drift
 from tunerd.vocabulary import Measurement, TargetSpec
 
 LIGHT, HEAVY = task("light"), task("heavy", weight=8)

@@ -29,11 +29,11 @@ from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, FolderError, Interrupted
 from tunerd.records import Store
-from tunerd.run_folder import Paths, RunFolder, holder
+from tunerd.runs.folder import Paths, RunFolder, holder
+from tunerd.telemetry.progress import ProgressState
+from tunerd.telemetry.run_status import Life, status_of
+from tunerd.telemetry.status_file import Place, StatusFile, read_status
 from tunerd.vocabulary import Failure, Kind, Stage
-from tunerd.watching.progress import ProgressState
-from tunerd.watching.run_status import Life, status_of
-from tunerd.watching.status_file import Place, StatusFile, read_status
 
 Captured = pytest.CaptureFixture[str]
 STATE = ProgressState(5.0, 600.0, 1, 0, 100, 1, 2, 2, 3, (), "tuning", "a message", 4.0)

@@ -9,7 +9,7 @@ from pydantic import SecretStr, ValidationError
 
 from tunerd.records import RunFacts
 from tunerd.settings import TuneSettings
-from tunerd.store_address import StoreAddress, out_of_sight, password_from
+from tunerd.system.store_address import StoreAddress, out_of_sight, password_from
 from tunerd.vocabulary import Model, TargetSpec
 
 SECRET = "h0rse%2Fstaple"

@@ -17,9 +17,9 @@ from postgres_server import PASSWORD, PostgresServer
 from test_session import FINISHED
 from tune_process import Run
 
-from tunerd import host
 from tunerd.errors import ExitCode
 from tunerd.records import Store
+from tunerd.system import host
 
 TRIALS = 40
 SECRETS = (PASSWORD, quote(PASSWORD, safe=""), PASSWORD[:6])

@@ -13,8 +13,8 @@ from lowered import CUDA, EXAMPLES, LLVM, load
 from models import ROOT, conv_net, ints, model
 from onnx import helper
 
-from tunerd.models.lowering import lower
-from tunerd.tasks import extract_tasks
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.tasks import extract_tasks
 
 
 def test_tasks_cover_every_call_and_come_in_the_order_of_the_model(tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_task_ids_and_modules_are_the_same_in_another_process(tmp_path: Path) ->
     code = f"""
 import hashlib, json, sys
 from pathlib import Path
-from tunerd.models.lowering import lower
-from tunerd.models.model import read_model, simplified
-from tunerd.tasks import extract_tasks
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.model import read_model, simplified
+from tunerd.frontend.tasks import extract_tasks
 from tunerd.vocabulary import TargetSpec
 target = TargetSpec("llvm", {LLVM.json!r})
 tasks = extract_tasks(lower(simplified(read_model(Path(sys.argv[1]))), target), target)

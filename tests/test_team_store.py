@@ -12,27 +12,17 @@ from postgres_server import PASSWORD, PostgresServer
 from store_places import StorePlace, read_shared
 from test_records import FACTS, LLVM, OTHER_TASK, TASK, measurement
 
-from tunerd.deciding.compare import compare
+from tunerd.candidates.search import candidate_id, default_candidate
 from tunerd.errors import ExitCode, InputError, StoreError, StoreMissError
-from tunerd.gate import decide, load_sides
-from tunerd.outcome import (
-    Comparison,
-    Correctness,
-    Finalist,
-    GateVerdict,
-    Latency,
-    Outcome,
-    TaskOutcome,
-    Verdict,
-    Verification,
-)
-from tunerd.records import Store, settled, shared
-from tunerd.records.obtained import Obtained
+from tunerd.records import Store, task_outcomes
+from tunerd.records import server as shared
+from tunerd.records.conditions_key import Obtained
 from tunerd.records.problems import StoreLost
 from tunerd.records.schema import VERSION
-from tunerd.search import candidate_id, default_candidate
-from tunerd.store_address import StoreAddress
-from tunerd.team_store import PAUSES_SECS, TeamStore
+from tunerd.runs.team_store import PAUSES_SECS, TeamStore
+from tunerd.stats.paired import compare
+from tunerd.studies.compare import decide, load_sides
+from tunerd.system.store_address import StoreAddress
 from tunerd.vocabulary import (
     Candidate,
     CapProof,
@@ -42,6 +32,17 @@ from tunerd.vocabulary import (
     Origin,
     Stage,
     TensorSpec,
+)
+from tunerd.vocabulary.outcome import (
+    Comparison,
+    Correctness,
+    Finalist,
+    GateVerdict,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verdict,
+    Verification,
 )
 
 TASKS = (TASK, OTHER_TASK)
@@ -326,16 +327,16 @@ def test_a_run_that_dies_while_it_writes_leaves_nothing_and_writes_it_next_time(
 ) -> None:
     first, second = next(join), next(join)
     first.tune()
-    save = settled.save
+    save = task_outcomes.save
 
     def dies(*arguments: object, **options: object) -> None:
         save(*arguments, **options)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(settled, "save", dies)
+    monkeypatch.setattr(task_outcomes, "save", dies)
     with pytest.raises(KeyboardInterrupt):
         first.team.publish()
-    monkeypatch.setattr(settled, "save", save)
+    monkeypatch.setattr(task_outcomes, "save", save)
     assert second.take() == {}
     assert first.team.publish() == 2
     assert first.team.publish() == 2  # as often as it likes

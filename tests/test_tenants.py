@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from fake_nvml import MIB, FakeNvml
 
-from tunerd import host
-from tunerd.gpu_state import GpuState
-from tunerd.slices import tenants
-from tunerd.slices.tenants import Own, judged
+from tunerd.slices import gpu_tenants
+from tunerd.slices.gpu_tenants import Own, judged
 from tunerd.slices.whole import WholeSlice
+from tunerd.system import host
+from tunerd.system.gpus import GpuState
 from tunerd.vocabulary import Conditions, SliceSpec
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -101,19 +101,19 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 def test_conditions_hold_clocks_neighbours_and_strangers(nvml: FakeNvml) -> None:
     nvml.compute, nvml.through_mps = [100], [101, 4242]
     cause = "1 process of others: pid 4242"
-    assert tenants.conditions(UUID, lambda: OWN) == Conditions(1980, 41, 350.5, 1, 1, cause)
+    assert gpu_tenants.conditions(UUID, lambda: OWN) == Conditions(1980, 41, 350.5, 1, 1, cause)
 
 
 def test_utilisation_is_others_only_while_nothing_of_ours_runs(nvml: FakeNvml) -> None:
     nvml.busy = [80]
-    assert not tenants.conditions(UUID, lambda: OWN).is_disturbed
-    idle = tenants.conditions(UUID, lambda: OWN, idle=True)
+    assert not gpu_tenants.conditions(UUID, lambda: OWN).is_disturbed
+    idle = gpu_tenants.conditions(UUID, lambda: OWN, idle=True)
     assert (idle.strangers, idle.disturbed_by) == (None, "others keep it 80% busy")
 
 
 def test_a_display_is_no_tenant(nvml: FakeNvml) -> None:
     nvml.compute, nvml.graphics = [100], [4242]
-    assert not tenants.conditions(UUID, lambda: OWN).is_disturbed
+    assert not gpu_tenants.conditions(UUID, lambda: OWN).is_disturbed
 
 
 def test_a_runner_that_starts_while_nvml_is_asked_is_no_stranger(nvml: FakeNvml) -> None:
@@ -123,14 +123,14 @@ def test_a_runner_that_starts_while_nvml_is_asked_is_no_stranger(nvml: FakeNvml)
         nvml.through_mps = [100, 103]
         return replace(OWN, pids=OWN.pids | {103})
 
-    assert tenants.conditions(UUID, own).strangers == 0
+    assert gpu_tenants.conditions(UUID, own).strangers == 0
 
 
 def test_an_nvml_that_tells_nothing_leaves_everything_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host, "nvml_library", lambda: (None, "no driver"))
-    assert tenants.conditions(UUID, lambda: OWN) == Conditions(neighbours=1)
+    assert gpu_tenants.conditions(UUID, lambda: OWN) == Conditions(neighbours=1)
 
 
 def test_the_runner_of_a_whole_gpu_is_no_stranger_to_it(

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from report_runs import finished_run, gpu_outcome
 
-from tunerd import session
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
-from tunerd.outcome import Correctness, Outcome, Verdict, Verification
+from tunerd.runs import run as session
 from tunerd.vocabulary import Origin
+from tunerd.vocabulary.outcome import Correctness, Outcome, Verdict, Verification
 
 Captured = pytest.CaptureFixture[str]
 WHY = "ONNX Runtime's output '[red]y' holds NaN"

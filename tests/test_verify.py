@@ -11,11 +11,11 @@ import pytest
 from artifact_fixtures import model_of, tiny_convnet
 from onnx import TensorProto, helper, numpy_helper
 
-from tunerd.deciding.verify import onnxruntime_latency, verification_inputs, verify
 from tunerd.errors import ModelError
-from tunerd.models.reference import Reference
-from tunerd.outcome import Correctness
+from tunerd.frontend.onnx.reference import Reference
+from tunerd.runs.finals.verify import onnxruntime_latency, verification_inputs, verify
 from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
+from tunerd.vocabulary.outcome import Correctness
 
 Run = Callable[[Arrays], Arrays]
 

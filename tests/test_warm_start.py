@@ -17,18 +17,21 @@ from artifact_fixtures import CUDA
 from build_fixtures import conv_task, matmul_task
 from models import conv_net
 
-from tunerd import host, preparation
+from tunerd.candidates.knobs import Choices, Location, Option, Tile
+from tunerd.candidates.search import BATCH, Searcher, Told
+from tunerd.candidates.space import DesignSpace, design_space
 from tunerd.errors import ExitCode, FolderError, InputError
-from tunerd.extraction import Selection, kernels_of
+from tunerd.frontend.kernels import Selection, kernels_of
 from tunerd.records import RunFacts, Store
-from tunerd.records.files import open_writer
 from tunerd.records.schema import STORE_NAME
-from tunerd.search import BATCH, Searcher, Told
-from tunerd.session import search
+from tunerd.records.sqlite import open_writer
+from tunerd.runs import plan
+from tunerd.runs.run import search
+from tunerd.runs.warm_start import chosen, read_warm_starts
 from tunerd.settings import TuneSettings
-from tunerd.sketches.design_space import DesignSpace, design_space
-from tunerd.sketches.knobs import Choices, Location, Option, Tile
 from tunerd.slices.simulated import simulated_secs
+from tunerd.system import host
+from tunerd.telemetry.progress import Progress, ProgressState
 from tunerd.vocabulary import (
     Candidate,
     Failure,
@@ -41,8 +44,6 @@ from tunerd.vocabulary import (
     TargetSpec,
     Task,
 )
-from tunerd.warm_start import chosen, read_warm_starts
-from tunerd.watching.progress import Progress, ProgressState
 
 ONE_CORE = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 1}))
 TWO_CORES = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 2}))
@@ -410,8 +411,8 @@ def tuned(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
     def tune(trials: int, **options: Any) -> Tuned:
         folder = options.pop("folder", None) or tmp_path_factory.mktemp("runs") / "run"
         settings = TuneSettings(**{"model": model, "out": folder, "tuners": 1} | options)
-        layout = preparation.local_layout(settings)
-        tasks = kernels_of(preparation.read(settings), layout.target).tasks
+        layout = plan.local_layout(settings)
+        tasks = kernels_of(plan.read(settings), layout.target).tasks
         heaviest = max(tasks, key=lambda t: t.flops)
         heard = Heard()
         search(settings, heard, Selection((heaviest.task_id,), trials))

@@ -9,16 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from tunerd.cluster.actors import Cluster
-from tunerd.deciding.best_builds import BestBuilds
-from tunerd.deciding.neighbours import others_on_device, require_neighbours
-from tunerd.deciding.quiet import STEP_SECS, WAIT_SECS, Finals, Patience, QuietSlice
-from tunerd.deciding.winners import FINALISTS, choose_winners
+from tunerd.candidates.search import default_candidate
+from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import HostError, Interrupted
-from tunerd.matrix.levels import finalists_of
-from tunerd.outcome import TaskOutcome
 from tunerd.records import RunFacts, Store
-from tunerd.search import default_candidate
+from tunerd.runs.finals.best_builds import BestBuilds
+from tunerd.runs.finals.quiet_slice import STEP_SECS, WAIT_SECS, Finals, Patience, QuietSlice
+from tunerd.runs.finals.selection import FINALISTS, choose_winners
+from tunerd.slices.neighbors import others_on_device, require_neighbours
+from tunerd.studies.matrix.levels import finalists_of
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -33,6 +32,7 @@ from tunerd.vocabulary import (
     Task,
     TensorSpec,
 )
+from tunerd.vocabulary.outcome import TaskOutcome
 
 LLVM = TargetSpec("llvm", '{"kind":"llvm"}')
 FACTS = RunFacts("net", "d" * 64, LLVM, "CPU X", "cpu", 50, "0.27.0")

@@ -56,11 +56,11 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_tvm_by_itself_imports_torch(machine: Machine) -> None:
     machine.python("-c", "import tvm")
-    assert machine.imports()  # where it does not any more, tunerd.without_torch can go
+    assert machine.imports()  # where it does not any more, tunerd.system.without_torch can go
 
 
 def test_tvm_finds_no_torch_and_others_do(machine: Machine) -> None:
-    keep = "from tunerd.without_torch import keep_torch_from_tvm as keep; keep(); keep()"
+    keep = "from tunerd.system.without_torch import keep_torch_from_tvm as keep; keep(); keep()"
     machine.python("-c", f"{keep}; import tvm, tvm.relax")
     assert not machine.imports()
     machine.python("-c", f"{keep}\ntry: import torch\nexcept ImportError: pass")

@@ -13,18 +13,18 @@ import pytest
 from artifact_fixtures import tiny_artifact
 from build_fixtures import built, default_of, matmul_task
 
-from tunerd import host
-from tunerd.build import build_candidate
+from tunerd.builder.build import build_candidate
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, InfrastructureError
-from tunerd.measuring.hog import memory_hog
-from tunerd.measuring.profiles import final_profile
-from tunerd.measuring.replicas import Cast, run_rounds
-from tunerd.measuring.work import Ran, Work
+from tunerd.runner.profiles import final_profile
+from tunerd.runner.work import Ran, Work
 from tunerd.slices import member, plan
 from tunerd.slices.base import Slice
 from tunerd.slices.simulated import SimulatedSlice
+from tunerd.studies.bench.bandwidth_load import memory_hog
+from tunerd.studies.bench.replicas import Cast, run_rounds
+from tunerd.system import host
 from tunerd.vocabulary import Build, Failure, Kind, Stage, TargetSpec
 
 Captured = pytest.CaptureFixture[str]

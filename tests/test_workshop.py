@@ -15,16 +15,16 @@ import pytest
 from models import conv_net
 from ray_processes import short_folder
 
-from tunerd import host
 from tunerd.errors import InfrastructureError
-from tunerd.extraction import Selection
-from tunerd.matrix.building import build_all
-from tunerd.matrix.kept import opened
-from tunerd.models.model import read_model
+from tunerd.frontend.kernels import Selection
+from tunerd.frontend.model import read_model
 from tunerd.records import Store
+from tunerd.runs.shared import Workshop
 from tunerd.settings import TuneSettings
+from tunerd.studies.matrix.building import build_all
+from tunerd.studies.matrix.folder import opened
+from tunerd.system import host
 from tunerd.vocabulary import Build, Candidate, Origin, TargetSpec
-from tunerd.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
 # Two levels; prints, of each, its cluster, its tuners, and the slices that it leaves.
@@ -33,8 +33,8 @@ import json, sys
 from pathlib import Path
 from tunerd import preparation, session
 from tunerd.settings import TuneSettings
-from tunerd.watching.progress import QuietProgress
-from tunerd.workshop import Workshop
+from tunerd.telemetry.progress import QuietProgress
+from tunerd.runs.shared import Workshop
 
 model, out = map(Path, sys.argv[1:])
 def settings(pct):

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from tunerd.store_address import StoreAddress
+from tunerd.system.store_address import StoreAddress
 
 MAX_SECS = 366 * 24 * 3600.0
 MAX_COUNT = 2**31 - 1  # of trials, and the largest seed and dimension: what 32 bits hold

@@ -267,9 +267,9 @@ def _listed(specs: tuple[TensorSpec, ...]) -> str:
 
 
 def _preload_cuda() -> None:
-    from tunerd import cuda
+    from tunerd.builder import nvrtc
 
-    cuda.preload()
+    nvrtc.preload()
 
 
 def _open_device(tvm: Any, is_cuda: bool, index: int | None) -> Any:

@@ -21,7 +21,7 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(ExitCode.HOST_NOT_CAPABLE)
-    from tunerd.without_torch import keep_torch_from_tvm
+    from tunerd.system.without_torch import keep_torch_from_tvm
 
     keep_torch_from_tvm()
     sys.exit(run(app, sys.argv[1:]))

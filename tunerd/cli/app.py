@@ -92,7 +92,7 @@ def main(
         bool, typer.Option("--leash", hidden=True, help="End with the standard input.")
     ] = False,
 ) -> None:
-    from tunerd.watching import logs
+    from tunerd.system import logs
 
     if leash:
         _end_with_stdin()

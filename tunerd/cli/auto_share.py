@@ -11,7 +11,7 @@ from tunerd.cli.profile import saying, write_report
 
 if TYPE_CHECKING:
     from tunerd.settings import TuneSettings
-    from tunerd.shares.auto import Choice
+    from tunerd.studies.profile.auto import Choice
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class ShareSaid:
 def chosen(settings: TuneSettings, *, quiet: bool) -> tuple[TuneSettings, Choice]:
     """Return the settings with a share, and say on stderr which it is."""
     from tunerd.report.choice_words import choice_sentence
-    from tunerd.run_folder import Paths
-    from tunerd.shares.auto import resolve_share
+    from tunerd.runs.folder import Paths
+    from tunerd.studies.profile.auto import resolve_share
 
     with saying(quiet=quiet) as say:
         resolved, choice, found = resolve_share(settings, say)
@@ -41,8 +41,8 @@ def seen_again(settings: TuneSettings, choice: Choice, artifact: Path, *, quiet:
     """Profile what was tuned and say whether the share was right for it."""
     from tunerd.report.choice_words import aftermath_sentences, choice_sentence
     from tunerd.report.share_words import profile_json
-    from tunerd.shares.auto import look_again
-    from tunerd.shares.folder import REPORT
+    from tunerd.studies.profile.auto import look_again
+    from tunerd.studies.profile.folder import REPORT
     from tunerd.vocabulary import to_json
 
     with saying(quiet=quiet) as say:

@@ -15,7 +15,7 @@ from tunerd.errors import FolderError, InfrastructureError, InputError
 
 if TYPE_CHECKING:
     from tunerd.artifacts.manifest import Manifest
-    from tunerd.measuring.bench import Bench, Round
+    from tunerd.studies.bench.bench import Bench, Round
     from tunerd.vocabulary import CapProof
 
 COPIES, HOG = "copies", "memory-hog"
@@ -150,10 +150,16 @@ class Done:
 
 def measure_artifact(asked: Asked, *, say: Callable[[str], None]) -> Done:
     """Measure an artifact in slices of this host, without Ray."""
-    from tunerd.measuring.bench import summarize
-    from tunerd.measuring.hog import memory_hog
-    from tunerd.measuring.replicas import Cast, make_ready, run_rounds, slices_of_a_device, started
-    from tunerd.measuring.work import Work
+    from tunerd.runner.work import Work
+    from tunerd.studies.bench.bandwidth_load import memory_hog
+    from tunerd.studies.bench.bench import summarize
+    from tunerd.studies.bench.replicas import (
+        Cast,
+        make_ready,
+        run_rounds,
+        slices_of_a_device,
+        started,
+    )
 
     planned, specs = slices_of_a_device(asked.kind, asked.pct)
     count, others = _counts(asked, len(specs), planned.bound)
@@ -242,7 +248,7 @@ def _duration(text: str) -> float:
 
 
 def _document(asked: Asked, done: Done) -> dict[str, Any]:
-    from tunerd.measuring.bench import PERCENTILES, samples_needed
+    from tunerd.studies.bench.bench import PERCENTILES, samples_needed
     from tunerd.vocabulary import to_json
 
     alone, beside = done.result.alone, done.result.beside

@@ -14,7 +14,7 @@ from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from tunerd.gate import GateResult, Side
+    from tunerd.studies.compare import GateResult, Side
 
 _PERCENT = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,6})?)\s*%?")
 
@@ -75,7 +75,7 @@ def compare(
     if json and format not in (Format.TABLE, Format.JSON):
         raise InputError(f"--json and --format {format} ask for two things; leave one of them out")
     allowed = fraction_of(fail_above)
-    from tunerd.gate import decide, load_sides
+    from tunerd.studies.compare import decide, load_sides
 
     sides = load_sides(base, new)
     if measure or any(side.timing is None for side in sides):
@@ -95,7 +95,7 @@ def compare(
 
 def exit_code_of(result: GateResult, cannot_tell: CannotTell) -> ExitCode:
     """Return what CI sees of a result."""
-    from tunerd.outcome import GateVerdict
+    from tunerd.vocabulary.outcome import GateVerdict
 
     unsure = ExitCode.CANNOT_TELL if cannot_tell is CannotTell.FAIL else ExitCode.BETTER
     return {
@@ -110,9 +110,9 @@ def exit_code_of(result: GateResult, cannot_tell: CannotTell) -> ExitCode:
 def _measured(
     base: Side, new: Side, gpu_pct: int | None, cpu_pct: int | None, allowed: float
 ) -> GateResult:
-    from tunerd.gate import decide_measured, not_comparable
-    from tunerd.gate.measuring import kind_of, measure_both, require_artifact
-    from tunerd.gate.sides import differences, share_problem
+    from tunerd.studies.compare import decide_measured, not_comparable
+    from tunerd.studies.compare.measuring import kind_of, measure_both, require_artifact
+    from tunerd.studies.compare.sides import differences, share_problem
 
     is_cuda = new.target_kind == "cuda"
     given, other = (gpu_pct, cpu_pct) if is_cuda else (cpu_pct, gpu_pct)

@@ -12,14 +12,14 @@ from tunerd.errors import ExitCode
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tunerd.checks import Finding
+    from tunerd.doctor.checks import Finding
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(json: AsJson = False) -> int:
     """Check this machine: cores, packages, compiler, Ray, and GPUs with a real slice."""
-    from tunerd.checks import Status, check
+    from tunerd.doctor.checks import Status, check
     from tunerd.vocabulary import to_json
 
     findings = check()

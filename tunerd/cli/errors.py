@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import typer
 
 from tunerd.errors import ExitCode, TunerdError
-from tunerd.report.words import one_line
+from tunerd.system.text import one_line
 
 # What a shell reports for a program that SIGPIPE ended: 128 + 13. Python ignores the signal.
 READER_GONE = 141
@@ -80,7 +80,7 @@ def reported(*, debug: bool = False, as_json: bool = False) -> Iterator[None]:
 
 
 def _described(error: BaseException, debug: bool) -> tuple[ExitCode, str]:
-    from tunerd.disk import ERRNOS, disk_error
+    from tunerd.system.files import ERRNOS, disk_error
 
     if isinstance(error, TunerdError):
         return error.exit_code, str(error) or type(error).__name__
@@ -114,7 +114,7 @@ def _usage(error: BaseException) -> str | None:
 
 
 def _say(code: ExitCode, message: str, as_json: bool) -> None:
-    from tunerd.watching import logs
+    from tunerd.system import logs
 
     sentence = _shortened(one_line(message))
     with suppress(OSError):

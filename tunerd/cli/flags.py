@@ -14,8 +14,8 @@ import typer
 from tunerd.errors import InputError
 
 if TYPE_CHECKING:
-    from tunerd.recipe import Command, Commands, Key
     from tunerd.settings import TuneSettings
+    from tunerd.studies.recipes import Command, Commands, Key
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", Path: "path"}
 
@@ -27,7 +27,7 @@ def recipe_commands(app: typer.Typer, main: str = "tune") -> Commands:
     """
     from tunerd.cli.compare import fraction_of
     from tunerd.cli.preflight import wait_secs_of
-    from tunerd.recipe import Commands
+    from tunerd.studies.recipes import Commands
 
     program = typer.main.get_command(app)
     own = {param.name for param in _commands(program)["run"].params}
@@ -92,7 +92,7 @@ def _command(
     *,
     check: Callable[[Sequence[str], dict[str, Any]], object],
 ) -> Command:
-    from tunerd.recipe import Command
+    from tunerd.studies.recipes import Command
 
     command = _commands(program)[name]
     # The callback has typer's annotations; `params` has the flags' names, in any release of typer.
@@ -116,7 +116,7 @@ def _command(
 
 def _key(param: Any, hint: Any) -> Key:
     from tunerd.cli.tune import AUTO, share_of
-    from tunerd.recipe import Key
+    from tunerd.studies.recipes import Key
 
     annotation, info = get_args(hint)[0], get_args(hint)[-1]
     is_list = False

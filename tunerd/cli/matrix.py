@@ -14,9 +14,9 @@ from tunerd.cli.tune import L2, SliceKind, settings_of, sized_name
 from tunerd.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
-    from tunerd.matrix.carry_out import Asked
-    from tunerd.matrix.kept import Kept
-    from tunerd.matrix.result import MatrixResult
+    from tunerd.studies.matrix.execute import Asked
+    from tunerd.studies.matrix.folder import Kept
+    from tunerd.studies.matrix.result import MatrixResult
 
 _TRIALS = 1000  # of the first level
 
@@ -95,10 +95,10 @@ def matrix(
         "address": "local",
         "warm_start": None,
     }
-    from tunerd.matrix.carry_out import Asked, carry_out
-    from tunerd.matrix.kept import read
-    from tunerd.matrix.result import whole_rounds
-    from tunerd.watching.progress import open_progress
+    from tunerd.studies.matrix.execute import Asked, carry_out
+    from tunerd.studies.matrix.folder import read
+    from tunerd.studies.matrix.result import whole_rounds
+    from tunerd.telemetry.progress import open_progress
 
     asked = Asked(settings_of(given), percents, rounds, independent)
     try:
@@ -147,14 +147,14 @@ def _usual_kind() -> str:
 
 
 def _say(line: str) -> None:
-    from tunerd.report.words import one_line
+    from tunerd.system.text import one_line
 
     print(f"tunerd matrix: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 def _result(asked: Asked, kept: Kept) -> MatrixResult:
-    from tunerd.matrix.result import result_from
     from tunerd.records import Store
+    from tunerd.studies.matrix.result import result_from
 
     settings = json_module.loads((kept.root / "matrix.json").read_bytes())
     with Store.read(kept.level(asked.name(asked.shares[0]))) as store:
@@ -163,10 +163,10 @@ def _result(asked: Asked, kept: Kept) -> MatrixResult:
 
 
 def _write(result: MatrixResult, root: Path) -> None:
-    from tunerd.matrix.result import result_json
     from tunerd.report.frame import write_page
     from tunerd.report.matrix_markdown import matrix_markdown
     from tunerd.report.matrix_page import matrix_page, matrix_plot
+    from tunerd.studies.matrix.result import result_json
 
     text = json_module.dumps(result_json(result), allow_nan=False)
     write_page(root / "matrix-result.json", text + "\n")

@@ -25,7 +25,7 @@ def pack(
     debug: Debug = False,
 ) -> None:
     """Join artifacts of several shares into one, which loads the kernels for the share it finds."""
-    from tunerd.artifacts.pack import pack_shares
+    from tunerd.artifacts.packing import pack_shares
 
     variants = pack_shares(sources, to)
     if json:

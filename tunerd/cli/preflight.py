@@ -14,7 +14,7 @@ from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from tunerd.checks import Finding
+    from tunerd.doctor.checks import Finding
 
 
 class PreflightMps(StrEnum):
@@ -45,9 +45,9 @@ def preflight(
     debug: Debug = False,
 ) -> int:
     """Say whether somebody uses this machine's GPUs or cores. Exit code: 0 quiet, 19 not quiet."""
-    from tunerd.checks import Status
-    from tunerd.preflight import Limits
-    from tunerd.preflight import preflight as look
+    from tunerd.doctor.checks import Status
+    from tunerd.doctor.preflight import Limits
+    from tunerd.doctor.preflight import preflight as look
     from tunerd.vocabulary import to_json
 
     wait_secs = wait_secs_of({"wait": wait})
@@ -70,7 +70,7 @@ def preflight(
 
 
 def _tell(busy: Sequence[Finding], left_secs: float) -> None:
-    from tunerd.report.words import duration_text, one_line
+    from tunerd.system.text import duration_text, one_line
 
     why = "; ".join(f"{finding.name}: {finding.fact}" for finding in busy)
     line = f"waiting for quiet, {duration_text(left_secs)} at most: {one_line(why)}"

@@ -17,8 +17,8 @@ from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
-    from tunerd.shares.profile import Profile
-    from tunerd.shares.subject import Subject
+    from tunerd.studies.profile.profile import Profile
+    from tunerd.studies.profile.subject import Subject
 
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%?")
 _NUMBER = re.compile(r"[0-9]{1,6}", re.ASCII)
@@ -101,11 +101,11 @@ def profile(
     if (gpu and kind == "cpu") or (cpu and kind in ("mps", "whole")):
         raise InputError(f"--slice {kind} is of the other device; leave one of the two flags out")
     from tunerd.cli.tune import sized_name
-    from tunerd.shares.folder import REPORT
-    from tunerd.shares.measuring import Effort
-    from tunerd.shares.plan import plan_shares
-    from tunerd.shares.profile import profile as measured
-    from tunerd.shares.profile import so_far
+    from tunerd.studies.profile.folder import REPORT
+    from tunerd.studies.profile.measuring import Effort
+    from tunerd.studies.profile.plan import plan_shares
+    from tunerd.studies.profile.profile import profile as measured
+    from tunerd.studies.profile.profile import so_far
 
     planned = plan_shares(kind, pcts)
     name = sized_name(_name(model), {"shape": shape, "dim": dim})
@@ -145,7 +145,7 @@ def write_report(found: Profile, root: Path) -> None:
     from tunerd.report.frame import write_page
     from tunerd.report.share_page import share_page
     from tunerd.report.share_words import profile_json
-    from tunerd.shares.folder import REPORT, RESULT, write_json
+    from tunerd.studies.profile.folder import REPORT, RESULT, write_json
 
     write_json(root / RESULT, profile_json(found))
     write_page(root / REPORT, share_page(found))
@@ -169,7 +169,7 @@ def saying(*, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 def _show(found: Profile, format: Format, root: Path) -> None:
     from tunerd.report.share_words import profile_json
-    from tunerd.shares.folder import REPORT
+    from tunerd.studies.profile.folder import REPORT
 
     if format is Format.JSON:
         document = profile_json(found) | {"report": str(root / REPORT)}
@@ -191,7 +191,7 @@ def _subject(
     model: Path, batches: Sequence[int], shapes: Sequence[str], dims: Sequence[str]
 ) -> Subject:
     from tunerd.cli.tune import dims_of, shapes_of
-    from tunerd.shares.subject import is_artifact, subject_of_artifact, subject_of_model
+    from tunerd.studies.profile.subject import is_artifact, subject_of_artifact, subject_of_model
 
     if model.is_dir() or is_artifact(model):
         if shapes or dims:

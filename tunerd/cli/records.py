@@ -64,7 +64,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from tunerd.report.words import one_line
+    from tunerd.system.text import one_line
 
     console = Console()
     head = f"{one_line(facts.model_name)}: {facts.pct}% of {one_line(facts.device)}"
@@ -126,7 +126,7 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     """Join runs of one model on one kind of device and share into a new run."""
-    from tunerd.records.merge import merge_runs
+    from tunerd.runs.merge import merge_runs
 
     merged = merge_runs(runs, to)
     _done({"run": str(to)} | asdict(merged), as_json)
@@ -139,7 +139,7 @@ def pack(
     as_json: AsJson = False,
 ) -> None:
     """Write a run folder into one file, also while the run is alive."""
-    from tunerd.run_archive import pack as pack_run
+    from tunerd.runs.archive import pack as pack_run
 
     pack_run(run, file)
     _done({"file": str(file), "bytes": file.stat().st_size}, as_json)
@@ -152,7 +152,7 @@ def unpack(
     as_json: AsJson = False,
 ) -> None:
     """Make a run folder of a packed run; `tunerd tune` goes on in it on the same GPU model."""
-    from tunerd.run_archive import unpack as unpack_run
+    from tunerd.runs.archive import unpack as unpack_run
 
     unpack_run(file, run)
     _done({"run": str(run)}, as_json)
@@ -162,7 +162,7 @@ def _table(tasks: list[TaskSummary]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from tunerd.report.words import one_line, secs_text
+    from tunerd.system.text import one_line, secs_text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("task", overflow="fold")

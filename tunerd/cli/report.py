@@ -12,7 +12,7 @@ import typer
 
 from tunerd.cli.options import Debug
 from tunerd.errors import FolderError, InputError
-from tunerd.report.words import printable
+from tunerd.system.text import printable
 
 if TYPE_CHECKING:
     from tunerd.report.comparison import NamedRun

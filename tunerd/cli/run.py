@@ -18,8 +18,8 @@ from tunerd.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tunerd.recipe import PlannedRun, Recipe
-    from tunerd.recipe.carry_out import Ended, Result
+    from tunerd.studies.recipes import PlannedRun, Recipe
+    from tunerd.studies.recipes.execute import Ended, Result
 
 
 def run(
@@ -51,7 +51,7 @@ def run(
     """
     from tunerd.cli.app import app
     from tunerd.cli.flags import recipe_commands
-    from tunerd.recipe import json_schema, read_recipe
+    from tunerd.studies.recipes import json_schema, read_recipe
 
     commands = recipe_commands(app)
     if schema:
@@ -64,7 +64,7 @@ def run(
     if dry_run:
         _print_plan(read, runs, json)
         return 0
-    from tunerd.recipe.carry_out import carry_out
+    from tunerd.studies.recipes.execute import carry_out
 
     impossible = _impossible(app, runs) if read.preflight is not None else {}
     if len(impossible) == len(runs):  # each says so itself, and none needs a quiet machine
@@ -94,7 +94,7 @@ def _impossible(app: typer.Typer, runs: Sequence[PlannedRun]) -> dict[str, str]:
 
 
 def _say(line: str) -> None:
-    from tunerd.report.words import one_line
+    from tunerd.system.text import one_line
 
     print(f"tunerd run: {one_line(line)}", file=sys.stderr, flush=True)
 
@@ -126,7 +126,7 @@ def _print_plan(recipe: Recipe, runs: Sequence[PlannedRun], as_json: bool) -> No
         document = {"preflight": before, "runs": [_planned_json(run) for run in runs]}
         print(json_module.dumps(document, ensure_ascii=False))
         return
-    from tunerd.report.words import printable
+    from tunerd.system.text import printable
 
     lines = [f"# before the first run\n{before}"] if before else []
     for run in runs:
@@ -189,7 +189,7 @@ def _summary(result: Result) -> Table:
     from rich.text import Text
 
     from tunerd.errors import ExitCode
-    from tunerd.report.words import UNKNOWN, secs_text
+    from tunerd.system.text import UNKNOWN, secs_text
 
     def word(code: int | None) -> str:
         if code is None:

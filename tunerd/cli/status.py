@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from tunerd.watching.run_status import RunStatus
+    from tunerd.telemetry.run_status import RunStatus
 
 _REFRESH_SECS = 1.0
 _SHOWN_FAILURES = 3  # beside a display that is refreshed
@@ -32,7 +32,7 @@ def status(
 
     Says whether it is alive, has ended or was killed, what it has found so far, and what failed.
     """
-    from tunerd.watching.run_status import status_of
+    from tunerd.telemetry.run_status import status_of
 
     if json and watch:
         raise InputError("--json prints one document and --watch many; give one of the two")
@@ -50,7 +50,7 @@ def status(
 
 def _watch(run: Path, console: Console) -> None:
     """Refresh until the run ends; Ctrl-C ends the watching, which is no error."""
-    from tunerd.watching.run_status import status_of
+    from tunerd.telemetry.run_status import status_of
 
     def states() -> Iterator[RunStatus]:
         while True:
@@ -79,7 +79,7 @@ def _refresh(states: Iterator[RunStatus], console: Console) -> None:
 
 def _print_lines(states: Iterator[RunStatus], console: Console) -> None:
     """Print a line when the life or the phase changes, and now and then."""
-    from tunerd.watching.progress import LINE_EVERY_SECS, Pace, state_line
+    from tunerd.telemetry.progress import LINE_EVERY_SECS, Pace, state_line
 
     said_at, said = 0.0, ("", "")
     for state in states:
@@ -96,8 +96,8 @@ def _page(state: RunStatus, *, whole: bool) -> RenderableType:
     from rich.text import Text
 
     from tunerd.report.disturbance_words import trials_sentence
-    from tunerd.report.words import count_text
-    from tunerd.watching.progress import Display, Pace
+    from tunerd.system.text import count_text
+    from tunerd.telemetry.progress import Display, Pace
 
     progress = state.progress
     parts: list[RenderableType] = [_headline(state)]
@@ -120,8 +120,8 @@ _COLOURS = {"alive": "green", "finished": "green", "failed": "red", "killed": "r
 def _headline(state: RunStatus) -> Text:
     from rich.text import Text
 
-    from tunerd.report.words import duration_text, one_line
-    from tunerd.watching.run_status import Life
+    from tunerd.system.text import duration_text, one_line
+    from tunerd.telemetry.run_status import Life
 
     line = Text()
     line.append(one_line(str(state.folder)), style="bold")
@@ -151,7 +151,7 @@ def _headline(state: RunStatus) -> Text:
 def _outcome_line(outcome: Any) -> Text:
     from rich.text import Text
 
-    from tunerd.report.words import one_line, secs_text
+    from tunerd.system.text import one_line, secs_text
 
     end = outcome["end_to_end"]
     verdict = "wrong" if outcome["verification"]["verdict"] == "wrong" else end["verdict"]
@@ -162,7 +162,7 @@ def _outcome_line(outcome: Any) -> Text:
 def _failure_line(failure: Any) -> Text:
     from rich.text import Text
 
-    from tunerd.report.words import one_line
+    from tunerd.system.text import one_line
 
     said = one_line(failure.message)
     last = said[-200:] if len(said) > 200 else said
@@ -174,8 +174,8 @@ def _failure_line(failure: Any) -> Text:
 
 def _document(state: RunStatus) -> dict[str, Any]:
     """Return what programs read: seconds and counts, null for what is not known."""
+    from tunerd.telemetry.progress import Pace
     from tunerd.vocabulary import to_json
-    from tunerd.watching.progress import Pace
 
     progress, tally = state.progress, state.tally
     default_secs, best_secs = progress.model_secs or (None, None)

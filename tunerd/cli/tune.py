@@ -15,13 +15,13 @@ from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from tunerd.measuring.drift import SliceDrift
-    from tunerd.outcome import Outcome
-    from tunerd.preparation import Layout
     from tunerd.records.tally import Disturbed
+    from tunerd.runs.plan import Layout
     from tunerd.settings import TuneSettings
-    from tunerd.shares.auto import Choice
-    from tunerd.watching.time_use import TimeUse
+    from tunerd.stats.drift import SliceDrift
+    from tunerd.studies.profile.auto import Choice
+    from tunerd.telemetry.time_use import TimeUse
+    from tunerd.vocabulary.outcome import Outcome
 
 
 _MAX_SIZE = 2**31 - 1  # settings.MAX_COUNT, which is not imported for --help
@@ -174,7 +174,7 @@ def tune(
     after it. The same command in the same folder goes on where it stopped.
     """
     given = dict(locals())  # the flags by name, and nothing else yet
-    from tunerd.cluster.ray_job import require_kept
+    from tunerd.cluster.job import require_kept
 
     settings = settings_of(given | _store(store))
     require_kept(settings.out)
@@ -187,8 +187,8 @@ def tune(
             )
         _print_plan(settings, json)
         return 0
-    from tunerd.session import tune as run
-    from tunerd.watching.progress import open_progress
+    from tunerd.runs.run import tune as run
+    from tunerd.telemetry.progress import open_progress
 
     choice = None
     if is_auto:
@@ -203,14 +203,14 @@ def tune(
 def _conclude(
     outcome: Outcome, settings: TuneSettings, as_json: bool, choice: Choice | None
 ) -> int:
-    from tunerd.deciding.fidelity import fidelity as fidelity_of
     from tunerd.errors import WrongResultError
-    from tunerd.outcome import Correctness, Verdict
     from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
     from tunerd.report.drift_section import drift_json, drift_warnings
     from tunerd.report.fidelity_section import fidelity_json, fidelity_text
     from tunerd.report.table import outcome_json, outcome_table
     from tunerd.report.time_table import time_json, time_table
+    from tunerd.stats.ranking import fidelity as fidelity_of
+    from tunerd.vocabulary.outcome import Correctness, Verdict
 
     report = settings.out / "report.html"
     if outcome.verification.verdict is Correctness.WRONG:
@@ -250,7 +250,7 @@ def _conclude(
     from rich.console import Console
     from rich.text import Text
 
-    from tunerd.report.words import one_line
+    from tunerd.system.text import one_line
 
     console = Console()
     console.print(outcome_table(outcome))
@@ -274,8 +274,8 @@ def _conclude(
 
 
 def _drift(folder: Path) -> tuple[SliceDrift, ...]:
-    from tunerd.measuring.drift import drift
     from tunerd.records import Store
+    from tunerd.stats.drift import drift
 
     with Store.read(folder) as store:
         return drift(store.spot_checks())
@@ -290,16 +290,16 @@ def _disturbed(folder: Path) -> Disturbed:
 
 def _time_use(folder: Path) -> TimeUse | None:
     from tunerd.records import Store
-    from tunerd.watching.time_use import time_use
+    from tunerd.telemetry.time_use import time_use
 
     with Store.read(folder) as store:
         return time_use(store.spans(), store.phases())
 
 
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:
-    from tunerd import preparation
-    from tunerd.extraction import kernels_of
-    from tunerd.watching.progress import open_progress
+    from tunerd.frontend.kernels import kernels_of
+    from tunerd.runs import plan as preparation
+    from tunerd.telemetry.progress import open_progress
 
     layout = _planned_layout(settings)
     if warning := preparation.open_cluster(layout):
@@ -322,11 +322,11 @@ def _print_plan(settings: TuneSettings, as_json: bool) -> None:
 
 def _planned_layout(settings: TuneSettings) -> Layout:
     """Plan this machine, or the nodes of a cluster, which is left again."""
-    from tunerd import preparation
+    from tunerd.runs import plan as preparation
 
     if settings.address is None:
         return preparation.local_layout(settings)
-    from tunerd.cluster.actors import Cluster
+    from tunerd.cluster.ray_cluster import Cluster
 
     with Cluster(address=settings.address, run="plan", cpus=0, gpus=0) as cluster:
         return preparation.cluster_layout(settings, cluster)
@@ -339,7 +339,7 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
     """
     from pydantic import ValidationError
 
-    from tunerd.cluster.ray_job import cluster_address
+    from tunerd.cluster.job import cluster_address
     from tunerd.settings import TuneSettings
 
     gpu_pct, cpu_pct = given["gpu_pct"], given["cpu_pct"]
@@ -377,7 +377,7 @@ def _store(text: str | None) -> dict[str, Any]:
         return {}
     import os
 
-    from tunerd.store_address import hide_password, password_from
+    from tunerd.system.store_address import hide_password, password_from
 
     try:
         hide_password()

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tunerd import host
 from tunerd.errors import HostError
 from tunerd.slices import member, plan
 from tunerd.slices.base import Plan
+from tunerd.system import host
+from tunerd.system.without_torch import keep_torch_from_tvm
 from tunerd.vocabulary import SliceSpec, TargetSpec
-from tunerd.without_torch import keep_torch_from_tvm
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

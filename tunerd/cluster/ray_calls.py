@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunerd import clock
+from tunerd.cluster.actor_bodies import Answer
 from tunerd.cluster.ray_environment import sentence
-from tunerd.cluster.ray_leash import Daemon, require_alive
-from tunerd.cluster.workers import Answer
+from tunerd.cluster.reaper import Daemon, require_alive
 from tunerd.errors import InfrastructureError, TunerdError
+from tunerd.system import clock
 
 LOOK_SECS = 0.5  # how often Ray's daemons are looked at while a call is waited for
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError, InfrastructureError, InputError
-from tunerd.slices.lease import private_folder
+from tunerd.slices.mps.guard_client import private_folder
 
 log = logging.getLogger(__name__)
 

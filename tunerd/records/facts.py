@@ -10,7 +10,7 @@ from typing import Any
 
 from tunerd import __version__
 from tunerd.errors import FolderError
-from tunerd.models.model import FixedModel
+from tunerd.frontend.model import FixedModel
 from tunerd.records import typed
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, TargetSpec, to_json

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunerd.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
 from tunerd.records import typed
 from tunerd.vocabulary import CapProof, Model, TargetSpec, TensorSpec
+from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
 
 
 def outcome_from_json(value: Mapping[str, Any]) -> Outcome:

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from tunerd.measuring.drift import SpotCheck
-from tunerd.outcome import TaskOutcome
 from tunerd.records import schema, typed
-from tunerd.records.obtained import Obtained
+from tunerd.records.conditions_key import Obtained
+from tunerd.stats.drift import SpotCheck
 from tunerd.vocabulary import (
     Activity,
     Candidate,
@@ -32,6 +31,7 @@ from tunerd.vocabulary import (
     TrialState,
     to_json,
 )
+from tunerd.vocabulary.outcome import TaskOutcome
 
 _NO_TIME_SECS = 1e9  # TVM's databases hold 1e10 for a candidate that failed
 Row = Mapping[Any, Any]

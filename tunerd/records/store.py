@@ -11,14 +11,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
 from tunerd.errors import FolderError
-from tunerd.measuring.drift import SpotCheck
-from tunerd.outcome import Outcome, TaskOutcome
 from tunerd.records import rows, runs, schema, trials, typed
-from tunerd.records import settled as settled_rows
+from tunerd.records import task_outcomes as settled_rows
+from tunerd.records.conditions_key import Obtained
 from tunerd.records.facts import RunFacts
-from tunerd.records.obtained import Obtained
-from tunerd.records.opened import OpenStore, at
+from tunerd.records.opening import OpenStore, at
 from tunerd.records.tally import Disturbed, Tally, disturbed, tally
+from tunerd.stats.drift import SpotCheck
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -34,6 +33,7 @@ from tunerd.vocabulary import (
     TrialState,
     to_json,
 )
+from tunerd.vocabulary.outcome import Outcome, TaskOutcome
 
 _PAGE = 500  # rows held at once while iterating; a trace is some 10 KB
 

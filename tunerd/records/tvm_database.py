@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import FolderError
-from tunerd.models.simplify import last_line
-from tunerd.records.files import TVM_RECORDS
+from tunerd.frontend.onnx.simplify import last_line
+from tunerd.records.sqlite import TVM_RECORDS
 from tunerd.records.store import Store
 from tunerd.vocabulary import Measurement, Record, Task, TrialState
 

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tunerd.measuring.bench import PERCENTILES, Bench, Condition, Side, samples_needed
-from tunerd.report.words import (
+from tunerd.studies.bench.bench import PERCENTILES, Bench, Condition, Side, samples_needed
+from tunerd.system.text import (
     TIMES,
     UNKNOWN,
     count_text,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tunerd.report.markup import Child, Markup, element
-from tunerd.report.words import UNKNOWN
+from tunerd.system.text import UNKNOWN
 
 
 def section(title: str, *children: Child, lead: Child = None) -> Markup:

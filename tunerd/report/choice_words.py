@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunerd.report.words import count_text, percent_text, secs_text
+from tunerd.system.text import count_text, percent_text, secs_text
 
 if TYPE_CHECKING:
-    from tunerd.shares.auto import Aftermath, Choice
+    from tunerd.studies.profile.auto import Aftermath, Choice
 
 
 def choice_sentence(choice: Choice) -> str:
     """Say which share was chosen, by what, and how sure that is."""
-    from tunerd.shares.curve import Found
+    from tunerd.studies.profile.curve import Found
 
     unit = "core" if choice.slice_kind == "cpu" else "SM"
     at = f"share {choice.pct}% ({count_text(choice.sm_count, unit)})"
@@ -38,7 +38,7 @@ def choice_sentence(choice: Choice) -> str:
 
 def aftermath_sentences(after: Aftermath) -> tuple[str, ...]:
     """Say whether the tuned model meets the latency at its share, and at which other it would."""
-    from tunerd.shares.curve import Fits
+    from tunerd.studies.profile.curve import Fits
 
     choice = after.choice
     tail = f"p95 {secs_text(after.tail_secs)}"

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd.deciding.compare import SAME_WITHIN
-from tunerd.gate.judge import Timing, judge
-from tunerd.outcome import Comparison, GateVerdict, TaskOutcome, Verdict
 from tunerd.report.figures import by_share
 from tunerd.report.slice_section import obtained_texts
 from tunerd.report.story import Story
-from tunerd.report.words import is_known
+from tunerd.stats.gate import Timing, judge
+from tunerd.stats.paired import SAME_WITHIN
+from tunerd.system.text import is_known
+from tunerd.vocabulary.outcome import Comparison, GateVerdict, TaskOutcome, Verdict
 
 
 @dataclass(frozen=True)

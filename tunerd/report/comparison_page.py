@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.outcome import Comparison, Latency, Verdict
 from tunerd.report.blocks import pairs, section, table
 from tunerd.report.comparison import AgainstFirst, NamedRun, TaskRow, against_first, task_rows
 from tunerd.report.facts_section import version_pairs
@@ -14,7 +13,7 @@ from tunerd.report.latency_section import bar_row, bar_scale
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.plot import MOST_LINES, histories_plot, legend
 from tunerd.report.slice_section import obtained_texts
-from tunerd.report.words import (
+from tunerd.system.text import (
     TIMES,
     UNKNOWN,
     count_text,
@@ -23,6 +22,7 @@ from tunerd.report.words import (
     ratio_texts,
     secs_text,
 )
+from tunerd.vocabulary.outcome import Comparison, Latency, Verdict
 
 SHOWN_TASKS = 25
 _RUN_HEADS = (

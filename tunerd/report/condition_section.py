@@ -13,7 +13,7 @@ from tunerd.report.markup import Child, Markup, element
 from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
 from tunerd.report.scales import Scale, time_scale
 from tunerd.report.story import Story
-from tunerd.report.words import UNKNOWN, count_text, duration_text, percent_text
+from tunerd.system.text import UNKNOWN, count_text, duration_text, percent_text
 from tunerd.vocabulary import Conditions
 
 _TITLE = "Clocks, power and temperature"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunerd.outcome import TaskOutcome
 from tunerd.records.tally import Disturbed
-from tunerd.report.words import count_text, one_line
+from tunerd.system.text import count_text, one_line
+from tunerd.vocabulary.outcome import TaskOutcome
 
 
 def trials_sentence(disturbed: Disturbed) -> str:

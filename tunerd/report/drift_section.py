@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunerd.measuring.drift import WARN_ABOVE, SliceDrift
 from tunerd.report.blocks import section, table
 from tunerd.report.markup import Markup, element
-from tunerd.report.words import (
+from tunerd.stats.drift import WARN_ABOVE, SliceDrift
+from tunerd.system.text import (
     EN_DASH,
     UNKNOWN,
     count_text,

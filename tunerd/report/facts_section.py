@@ -8,7 +8,7 @@ from typing import Any
 from tunerd.report.blocks import pairs, section
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.story import Story
-from tunerd.report.words import UNKNOWN, moment_text
+from tunerd.system.text import UNKNOWN, moment_text
 
 
 def facts_section(story: Story) -> Markup:

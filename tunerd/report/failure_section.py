@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunerd.report.blocks import section, table
 from tunerd.report.markup import Markup, element
 from tunerd.report.story import Story
-from tunerd.report.words import UNKNOWN, count_text, percent_text
+from tunerd.system.text import UNKNOWN, count_text, percent_text
 
 _HEADS = ("Kind", "Trials", "Last message")
 _LAST_LINES = 6  # of a message; the whole is in the run folder's log

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tunerd.deciding.fidelity import NEAR, TOP_K, Fidelity, TaskFidelity, fidelity
-from tunerd.outcome import TaskOutcome
 from tunerd.report.blocks import section, table
 from tunerd.report.markup import Markup, element
-from tunerd.report.words import UNKNOWN, count_text, percent_text, significant
+from tunerd.stats.ranking import NEAR, TOP_K, Fidelity, TaskFidelity, fidelity
+from tunerd.system.text import UNKNOWN, count_text, percent_text, significant
 from tunerd.vocabulary import to_json
+from tunerd.vocabulary.outcome import TaskOutcome
 
 _NEAR = f"within {NEAR:.0%} of the fastest"
 HEADS = (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from tunerd.outcome import Correctness, Outcome, TaskOutcome, Verdict, Verification
-from tunerd.report.words import TIMES, count_text, duration_text, is_known, ratio_texts, significant
+from tunerd.system.text import TIMES, count_text, duration_text, is_known, ratio_texts, significant
+from tunerd.vocabulary.outcome import Correctness, Outcome, TaskOutcome, Verdict, Verification
 
 if TYPE_CHECKING:
     from tunerd.report.story import Story  # which needs the store, and the terminal does not

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunerd.gate import GateResult, Judgement, TaskJudgement
-from tunerd.gate.intervals import Interval, median_interval
-from tunerd.outcome import GateVerdict
 from tunerd.report.markdown_text import code, folded, table, text
-from tunerd.report.words import one_line, secs_text
+from tunerd.stats.interval import Interval, median_interval
+from tunerd.studies.compare import GateResult, Judgement, TaskJudgement
+from tunerd.system.text import one_line, secs_text
 from tunerd.vocabulary import to_json
+from tunerd.vocabulary.outcome import GateVerdict
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tunerd.report.markup import Markup, element, join
 from tunerd.report.svg_file import svg_file
-from tunerd.report.words import secs_text
+from tunerd.system.text import secs_text
 
 # Losses from which a cell is redder.
 HEAT = (1.01, 1.03, 1.1, 1.3, 2.0)

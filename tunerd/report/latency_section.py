@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.outcome import Latency, Outcome, Verdict
 from tunerd.report import svg
 from tunerd.report.blocks import section
 from tunerd.report.figures import LATENCY_NAMES, Spread, spread
 from tunerd.report.markup import Markup, element
-from tunerd.report.words import (
+from tunerd.system.text import (
     count_text,
     is_known,
     ratio_texts,
@@ -17,6 +16,7 @@ from tunerd.report.words import (
     secs_text,
     significant,
 )
+from tunerd.vocabulary.outcome import Latency, Outcome, Verdict
 
 
 def latency_section(outcome: Outcome) -> Markup:

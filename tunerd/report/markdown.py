@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.outcome import Comparison, TaskOutcome, Verdict
 from tunerd.report.comparison import NamedRun, against_first, task_rows
 from tunerd.report.comparison_page import title_text
 from tunerd.report.facts_section import version_pairs
@@ -12,7 +11,7 @@ from tunerd.report.figures import LATENCY_NAMES, by_share, headline, share_asked
 from tunerd.report.markdown_text import MOST_CHARS, code, folded, table, text
 from tunerd.report.slice_section import obtained_texts
 from tunerd.report.story import Story
-from tunerd.report.words import (
+from tunerd.system.text import (
     TIMES,
     UNKNOWN,
     count_text,
@@ -22,6 +21,7 @@ from tunerd.report.words import (
     secs_range_text,
     secs_text,
 )
+from tunerd.vocabulary.outcome import Comparison, TaskOutcome, Verdict
 
 SHOWN_TASKS = 100  # a comment on GitHub holds 65,536 characters
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from tunerd.report.words import UNKNOWN, one_line
+from tunerd.system.text import UNKNOWN, one_line
 
 MOST_CHARS = 200  # of a name
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")  # ASCII punctuation, which is all that Markdown reads

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from tunerd.report.words import printable
+from tunerd.system.text import printable
 
 _VOID = frozenset({"meta", "col", "br", "wbr"})
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tunerd.matrix.result import MatrixResult
 from tunerd.report.markdown_text import table, text
 from tunerd.report.matrix_parts import Grid, matrix_parts
 from tunerd.report.matrix_words import headline
+from tunerd.studies.matrix.result import MatrixResult
 
 
 def matrix_markdown(result: MatrixResult) -> str:

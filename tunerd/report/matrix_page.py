@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.matrix.claims import DEFAULT
-from tunerd.matrix.result import MatrixResult
 from tunerd.report.blocks import section, table
 from tunerd.report.frame import page
 from tunerd.report.heat_plot import HEAT, HeatMap, heat_of, heat_svg
@@ -27,7 +25,9 @@ from tunerd.report.matrix_words import (
     row_text,
     sms_text,
 )
-from tunerd.report.words import secs_text
+from tunerd.studies.matrix.claims import DEFAULT
+from tunerd.studies.matrix.result import MatrixResult
+from tunerd.system.text import secs_text
 
 
 def matrix_page(result: MatrixResult) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tunerd.matrix.claims import DEFAULT
-from tunerd.matrix.result import MatrixResult
 from tunerd.report.matrix_words import (
     CLAIM_SOURCE,
     COST_HEADS,
@@ -22,7 +20,9 @@ from tunerd.report.matrix_words import (
     row_text,
     sms_text,
 )
-from tunerd.report.words import secs_text
+from tunerd.studies.matrix.claims import DEFAULT
+from tunerd.studies.matrix.result import MatrixResult
+from tunerd.system.text import secs_text
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tunerd.matrix.result import MatrixResult
 from tunerd.report.matrix_parts import Grid, matrix_parts
 from tunerd.report.matrix_words import headline
-from tunerd.report.words import one_line
+from tunerd.studies.matrix.result import MatrixResult
+from tunerd.system.text import one_line
 
 
 def matrix_table(result: MatrixResult) -> Group:

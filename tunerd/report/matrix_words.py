@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tunerd.matrix.claims import DEFAULT, Answer, Ratio
-from tunerd.matrix.levels import Cost
-from tunerd.matrix.result import MatrixResult, Times
-from tunerd.report.words import (
+from tunerd.studies.matrix.claims import DEFAULT, Answer, Ratio
+from tunerd.studies.matrix.levels import Cost
+from tunerd.studies.matrix.result import MatrixResult, Times
+from tunerd.system.text import (
     TIMES,
     UNKNOWN,
     count_text,

@@ -17,7 +17,7 @@ from tunerd.report.slice_section import obtained_texts, slice_section
 from tunerd.report.story import Story
 from tunerd.report.task_section import task_section
 from tunerd.report.time_section import where_time_went_section
-from tunerd.report.words import duration_text, secs_text
+from tunerd.system.text import duration_text, secs_text
 
 
 def report_page(story: Story) -> str:

@@ -22,7 +22,7 @@ from tunerd.report.scales import (
     time_ticks,
 )
 from tunerd.report.svg import canvas, percent
-from tunerd.report.words import count_text, duration_text, is_known, secs_text
+from tunerd.system.text import count_text, duration_text, is_known, secs_text
 
 MOST_LINES = 6  # that a plot has colours for
 _LABELS_HEIGHT = 24

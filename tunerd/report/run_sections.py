@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.outcome import Correctness, Outcome
 from tunerd.report import HistoryPoint
 from tunerd.report.blocks import pairs, section
 from tunerd.report.figures import error_text, weighted_secs
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.plot import history_plot
 from tunerd.report.story import Story
-from tunerd.report.words import (
+from tunerd.system.text import (
     TIMES,
     count_text,
     duration_text,
@@ -19,6 +18,7 @@ from tunerd.report.words import (
     percent_text,
     secs_text,
 )
+from tunerd.vocabulary.outcome import Correctness, Outcome
 
 
 def history_section(history: Sequence[HistoryPoint]) -> Markup:

@@ -11,11 +11,11 @@ from tunerd.report.markup import Markup, element
 from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
 from tunerd.report.scales import Scale, latency_scale, latency_tick_text
 from tunerd.report.share_words import HEADS, mark_text, row_texts, sentences, title_text
-from tunerd.report.words import count_text, secs_text, significant
+from tunerd.system.text import count_text, secs_text, significant
 
 if TYPE_CHECKING:
-    from tunerd.shares import curve as shares
-    from tunerd.shares.profile import Profile
+    from tunerd.studies.profile import curve as shares
+    from tunerd.studies.profile.profile import Profile
 
 _HEIGHT = 240
 _LOG_FROM = 20.0

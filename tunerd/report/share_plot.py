@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tunerd.report.markup import Markup, element, join
 from tunerd.report.scales import Scale
 from tunerd.report.svg_file import FONT, SERIES_STYLE, svg_file
-from tunerd.report.words import EN_DASH, TIMES, secs_text, significant
-from tunerd.shares.curve import Answer, Curve, Found, Point
+from tunerd.studies.profile.curve import Answer, Curve, Found, Point
+from tunerd.system.text import EN_DASH, TIMES, secs_text, significant
 
 _IN_A_ROW = 2
 _WIDTH, _HEIGHT = 400, 290  # of a panel

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from tunerd.report.markdown_text import table, text
 from tunerd.report.share_words import HEADS, row_texts, sentences, title_text
-from tunerd.report.words import one_line
+from tunerd.system.text import one_line
 
 if TYPE_CHECKING:
-    from tunerd.shares.profile import Profile
+    from tunerd.studies.profile.profile import Profile
 
 
 _SHOWN = (0, 1, 2, 4, 5, 6)  # of HEADS: what 80 columns hold

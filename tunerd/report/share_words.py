@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tunerd.report.words import (
+from tunerd.system.text import (
     EN_DASH,
     TIMES,
     count_text,
@@ -18,8 +18,8 @@ from tunerd.report.words import (
 )
 
 if TYPE_CHECKING:
-    from tunerd.shares.curve import Answer, Curve, Estimate, Point
-    from tunerd.shares.profile import Profile
+    from tunerd.studies.profile.curve import Answer, Curve, Estimate, Point
+    from tunerd.studies.profile.profile import Profile
 
 HEADS = ("Share", "Obtained", "Median", "95% interval", "p95", "Inputs/s", f"{TIMES} whole")
 
@@ -44,7 +44,7 @@ def mark_text(profile: Profile, curve: Curve, point: Point) -> str:
 
 
 def _is_told(answer: Answer) -> bool:
-    from tunerd.shares.curve import Found
+    from tunerd.studies.profile.curve import Found
 
     return answer.found in (Found.FOUND, Found.AT_MOST)
 
@@ -93,7 +93,7 @@ def notes(profile: Profile) -> Iterator[str]:
 
 def slo_sentence(profile: Profile, answer: Answer) -> str:
     """Say which share meets the latency that was asked for."""
-    from tunerd.shares.curve import Found
+    from tunerd.studies.profile.curve import Found
 
     limit = secs_text(profile.slo_secs)
     match answer.found:
@@ -107,7 +107,7 @@ def slo_sentence(profile: Profile, answer: Answer) -> str:
 
 
 def _knee_sentence(profile: Profile, curve: Curve, answer: Answer) -> str:
-    from tunerd.shares.curve import Found
+    from tunerd.studies.profile.curve import Found
 
     loss = f"within {percent_text(profile.loss).replace('.0%', '%')} of the whole device's latency"
     if answer.safe is not None and answer.found is Found.FOUND:

@@ -8,7 +8,7 @@ from tunerd.report.blocks import pairs, section, table
 from tunerd.report.figures import limits_asked, share_asked
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.story import SliceStory, Story
-from tunerd.report.words import TIMES, UNKNOWN, count_text, duration_text, percent_text
+from tunerd.system.text import TIMES, UNKNOWN, count_text, duration_text, percent_text
 
 SHOWN_SLICES = 32
 _HEADS = ("Slice", "Runs on", "Obtained", "Mechanism", "Proved", "Trials measured", "Driver")

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tunerd.measuring.drift import SliceDrift, drift
-from tunerd.outcome import Outcome, TaskOutcome
 from tunerd.records import RunFacts, Store
 from tunerd.records.outcome import outcome_from_json
 from tunerd.records.tally import Disturbed
 from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
+from tunerd.stats.drift import SliceDrift, drift
+from tunerd.telemetry.history import RunTime, conditions_of, failures_of, history_of
+from tunerd.telemetry.time_use import TimeUse, time_use
 from tunerd.vocabulary import (
     Candidate,
     CapProof,
@@ -23,8 +24,7 @@ from tunerd.vocabulary import (
     Task,
     TrialState,
 )
-from tunerd.watching.history import RunTime, conditions_of, failures_of, history_of
-from tunerd.watching.time_use import TimeUse, time_use
+from tunerd.vocabulary.outcome import Outcome, TaskOutcome
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tunerd.outcome import Comparison, Verdict
 from tunerd.report.markup import Markup, element
-from tunerd.report.words import (
+from tunerd.system.text import (
     TIMES,
     count_text,
     is_known,
@@ -20,7 +19,8 @@ from tunerd.report.words import (
     secs_range_text,
     secs_text,
 )
-from tunerd.watching.time_use import Stretch
+from tunerd.telemetry.time_use import Stretch
+from tunerd.vocabulary.outcome import Comparison, Verdict
 
 
 def percent(fraction: float) -> str:

@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tunerd.outcome import Comparison, Outcome, Verdict
 from tunerd.report.figures import (
     LATENCY_NAMES,
     TaskShare,
@@ -19,7 +18,7 @@ from tunerd.report.figures import (
     spread,
     weighted_secs,
 )
-from tunerd.report.words import (
+from tunerd.system.text import (
     TIMES,
     UNKNOWN,
     count_text,
@@ -31,6 +30,7 @@ from tunerd.report.words import (
     secs_text,
 )
 from tunerd.vocabulary import finite, to_json
+from tunerd.vocabulary.outcome import Comparison, Outcome, Verdict
 
 SHOWN_TASKS = 20
 PLANNED_TASKS = 15

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.outcome import TaskOutcome, Verdict
 from tunerd.report import svg
 from tunerd.report.figures import TaskShare, by_share
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.story import Story
-from tunerd.report.words import TIMES, UNKNOWN, count_text, percent_text, ratio_texts, secs_text
+from tunerd.system.text import TIMES, UNKNOWN, count_text, percent_text, ratio_texts, secs_text
+from tunerd.vocabulary.outcome import TaskOutcome, Verdict
 
 SHOWN_TASKS = 25
 _HEADS = (

@@ -6,9 +6,9 @@ from tunerd.report import svg
 from tunerd.report.blocks import section
 from tunerd.report.markup import Markup, element
 from tunerd.report.time_table import cores_text, phases_text
-from tunerd.report.words import count_text, duration_text, percent_text
+from tunerd.system.text import count_text, duration_text, percent_text
+from tunerd.telemetry.time_use import TimeUse, WorkerTime
 from tunerd.vocabulary import Activity
-from tunerd.watching.time_use import TimeUse, WorkerTime
 
 SHOWN_WORKERS = 64  # timelines on the page; of more the rest is counted
 

@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tunerd.report.words import count_text, duration_text, one_line, percent_text
+from tunerd.system.text import count_text, duration_text, one_line, percent_text
+from tunerd.telemetry.time_use import WORK, TimeUse, WorkerTime
 from tunerd.vocabulary import Activity, Phase
-from tunerd.watching.time_use import WORK, TimeUse, WorkerTime
 
 SHOWN_WORKERS = 8  # of a role; of more the busiest and the idlest are shown
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from tunerd.measuring.work import Ran, Work
+from tunerd.runner.work import Ran, Work
 from tunerd.vocabulary import (
     Arrays,
     Build,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunerd import host
 from tunerd.errors import HostError
 from tunerd.slices.base import Plan, Usability
-from tunerd.slices.local import ChildSlice
+from tunerd.slices.child import ChildSlice
+from tunerd.system import host
 from tunerd.vocabulary import CapProof, SliceSpec, TargetSpec
 
 

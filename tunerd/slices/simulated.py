@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tunerd import host
-from tunerd.measuring.profiles import LOAD
-from tunerd.measuring.work import Ran, Work
+from tunerd.runner.profiles import LOAD
+from tunerd.runner.work import Ran, Work
 from tunerd.slices.base import Plan, Slice, Usability
+from tunerd.system import host
 from tunerd.vocabulary import (
     Arrays,
     Build,

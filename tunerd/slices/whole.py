@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunerd import host
 from tunerd.errors import HostError
-from tunerd.host import HostFacts
-from tunerd.slices import tenants
+from tunerd.slices import gpu_tenants
 from tunerd.slices.base import Plan, Usability
-from tunerd.slices.lease import private_folder
-from tunerd.slices.local import ChildSlice
-from tunerd.slices.mps import device_sms, missing_for_gpu, obtained
-from tunerd.slices.tenants import Own
+from tunerd.slices.child import ChildSlice
+from tunerd.slices.gpu_tenants import Own
+from tunerd.slices.mps.guard_client import private_folder
+from tunerd.slices.mps.mps_slice import device_sms, missing_for_gpu, obtained
+from tunerd.system import host
+from tunerd.system.host import HostFacts
 from tunerd.vocabulary import CapProof, Conditions, SliceSpec, TargetSpec
 
 
@@ -35,7 +35,7 @@ class WholeSlice(ChildSlice):
         return ("--device", "cuda")
 
     def conditions(self, *, idle: bool = False) -> Conditions:
-        return tenants.conditions(self.spec.gpu_uuid or "", self._own, idle=idle)
+        return gpu_tenants.conditions(self.spec.gpu_uuid or "", self._own, idle=idle)
 
     def _own(self) -> Own | None:
         if self._process is None:

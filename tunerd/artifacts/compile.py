@@ -1,0 +1,310 @@
+"""Compile a model with the winners of its tasks into an artifact folder.
+
+What the folder holds is in `loading`, what its manifest says in `manifest`. It is written beside
+its place and renamed into it: a run that is killed leaves no half artifact.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tunerd
+from tunerd.artifacts.loading import aligned
+from tunerd.artifacts.manifest import (
+    FORMAT_VERSION,
+    LIBRARY,
+    MANIFEST,
+    WEIGHTS,
+    read_manifest,
+    sealed,
+    sha256_of,
+)
+from tunerd.builder import build
+from tunerd.errors import FolderError, HostError, InputError, ModelError
+from tunerd.vocabulary import Arrays, Candidate, CapProof, Model, Origin, TargetSpec, Task, to_json
+from tunerd.vocabulary.outcome import Outcome
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+    from tvm.tirx import PrimFunc
+
+    from tunerd.frontend.relax.lowering import Lowered
+
+
+def compile_artifact(
+    lowered: Lowered,
+    tasks: Sequence[Task],
+    winners: Mapping[str, Candidate],
+    target: TargetSpec,
+    folder: Path,
+    *,
+    model: Model,
+    pct: int,
+    proofs: Sequence[CapProof] = (),
+) -> Path:
+    """Compile `lowered` with the winner of each task, by task_id, and write the artifact folder.
+
+    A task without a winner, or whose winner is its default, gets the default schedule; no winners
+    at all give the default model. `pct` and `proofs` say which share was asked for and which was
+    obtained. An artifact that is already in `folder` is replaced.
+
+    Raises InputError where a winner fits no kernel of the model, FolderError where `folder` holds
+    something else, and HostError where this machine cannot compile for the target.
+    """
+    if problem := build.build_problem(target):
+        raise HostError(problem)
+    library_mod, hits = schedule(lowered.mod, tasks, winners, target)
+    with written_beside(folder) as part:
+        _compile_library(library_mod, target, part / LIBRARY)
+        names = _weight_names(lowered)
+        write_weights({name: lowered.weights[name] for name in names}, part / WEIGHTS)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "created_at": time.time(),
+            "files": {name: sha256_of(part / name) for name in (LIBRARY, WEIGHTS)},
+            "model": {"name": model.name, "digest": model.digest},
+            "inputs": to_json(model.inputs),
+            "outputs": to_json(model.outputs),
+            "weights": names,
+            "target": to_json(target),
+            "share": _share(pct, proofs),
+            "versions": {
+                "tunerd": tunerd.__version__,
+                "tvm": importlib.metadata.version("apache-tvm"),
+                "tvm-ffi": importlib.metadata.version("apache-tvm-ffi"),
+            },
+            "hit_rate": sum(_is_tuned(winners.get(t.task_id)) for t in tasks) / max(len(tasks), 1),
+            "tasks": [_task_entry(task, winners.get(task.task_id), hits) for task in tasks],
+        }
+        write_json(part / MANIFEST, sealed(manifest))
+    return folder
+
+
+def finish_manifest(folder: Path, outcome: Outcome) -> None:
+    """Add to an artifact's manifest how the run ended: each task's medians, the verdicts."""
+    manifest = read_manifest(folder)
+    ended = {task.task_id: task for task in outcome.tasks}
+    for entry in manifest["tasks"]:
+        task = ended.get(entry["task_id"])
+        if task is not None:
+            entry |= {
+                "trials": task.trials,
+                "failed": task.failed,
+                "default_secs": task.default_secs,
+                "best_secs": task.best_secs,
+                "note": task.note,
+            }
+    manifest["verification"] = to_json(outcome.verification)
+    manifest["end_to_end"] = to_json(outcome.end_to_end)
+    manifest["latencies"] = [
+        {
+            "name": latency.name,
+            "median_secs": median(latency.run_secs) if latency.run_secs else None,
+            "samples": len(latency.run_secs),
+        }
+        for latency in outcome.latencies
+    ]
+    manifest["finished_at"] = time.time()
+    beside = folder / f".{MANIFEST}.part"
+    write_json(beside, sealed(manifest))
+    beside.replace(folder / MANIFEST)
+
+
+# --- schedules ---------------------------------------------------------------------------------
+
+
+def schedule(
+    mod: IRModule, tasks: Sequence[Task], winners: Mapping[str, Candidate], target: TargetSpec
+) -> tuple[IRModule, dict[str, int]]:
+    """Return `mod` with every kernel scheduled, and how many of its kernels each task covers.
+
+    A kernel belongs to the task whose workload equals it structurally, as in MetaSchedule's own
+    database. Raises InputError for a winner whose task covers no kernel of `mod`, or whose trace
+    does not apply, and ModelError for a kernel that has no default.
+    """
+    tvm = build._tvm()
+    wanted = {task_id: c for task_id, c in winners.items() if _is_tuned(c)}
+    find_task = _task_finder(tasks)
+    hits = dict.fromkeys((*(t.task_id for t in tasks), *wanted), 0)
+    scheduled = {}
+    for global_var, func in mod.functions_items():
+        task = find_task(func) if isinstance(func, tvm.tirx.PrimFunc) else None
+        if task is None:
+            continue
+        hits[task.task_id] += 1
+        if task.task_id in wanted:
+            scheduled[global_var] = _scheduled_kernel(func, task, wanted[task.task_id])
+    missing = sorted(task_id for task_id in wanted if hits[task_id] == 0)
+    if missing:
+        raise InputError(
+            f"tuned tasks {', '.join(missing)} cover no kernel of this model; the records are of "
+            "another model or target, so use a run folder of this one"
+        )
+    mod = mod.clone()
+    mod.update(tvm.IRModule(scheduled))
+    try:
+        return build.default_schedule(mod, tvm.target.Target(target.json)), hits
+    except ValueError as error:
+        raise ModelError(f"{error}; export the model without this operator") from error
+
+
+def _is_tuned(winner: Candidate | None) -> bool:
+    return winner is not None and winner.origin is Origin.SEARCH
+
+
+def _task_finder(tasks: Sequence[Task]) -> Callable[[PrimFunc], Task | None]:
+    import tvm
+    import tvm_ffi
+
+    normalize = tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")
+    workloads: dict[int, list[tuple[IRModule, Task]]] = {}
+    for task in tasks:
+        workload = tvm.ir.load_json(task.mod_json)
+        workloads.setdefault(tvm_ffi.structural_hash(workload), []).append((workload, task))
+
+    def find(func: PrimFunc) -> Task | None:
+        mod = normalize(func)
+        same = workloads.get(tvm_ffi.structural_hash(mod), ())
+        return next((t for w, t in same if tvm_ffi.structural_equal(mod, w)), None)
+
+    return find
+
+
+def _scheduled_kernel(func: PrimFunc, task: Task, winner: Candidate) -> PrimFunc:
+    try:
+        best = build.scheduled(task, winner)[build.ENTRY]
+    except Exception as error:  # whatever TVM throws belongs to this trace
+        reason = next(iter(reversed(str(error).strip().splitlines())), type(error).__name__)
+        raise InputError(
+            f"the schedule {winner.candidate_id} does not apply to task {task.name} "
+            f"({task.task_id}): {reason}; tune the task again"
+        ) from error
+    best = best.without_attr("global_symbol")  # the model's name for it comes with its linking
+    for key, value in (func.attrs or {}).items():
+        best = best.with_attr(key, value)
+    return best.with_attr("tirx.is_scheduled", True)
+
+
+def _compile_library(mod: IRModule, target: TargetSpec, path: Path) -> None:
+    tvm = build._tvm()
+    from tvm import relax
+
+    if target.is_cuda:
+        from tvm.relax.backend.cuda import pipeline
+    else:
+        from tvm.relax.backend.cpu_generic import pipeline
+    tvm_target = tvm.target.Target(target.json)
+    lower = [*pipeline.dataflow_lower_passes(tvm_target), *pipeline.finalize_passes(tvm_target)]
+    # One graph launch instead of a launch per kernel: short kernels would time the host.
+    config = {"relax.backend.use_cuda_graph": True} if target.is_cuda else {}
+    with tvm_target, tvm.transform.PassContext(opt_level=3, config=config):
+        executable = relax.build(
+            mod, target=tvm_target, relax_pipeline=tvm.transform.Sequential(lower)
+        )
+    arch = str(tvm_target.attrs["arch"]) if target.is_cuda else None
+    threads = len(os.sched_getaffinity(0))
+    build.export_library(executable, path, arch=arch, threads=threads)
+
+
+# --- the folder --------------------------------------------------------------------------------
+
+
+def write_weights(weights: Arrays, path: Path) -> None:
+    """Write tensors as `tunerd.artifacts.loading.map_weights` reads them."""
+    entries, offset = [], 0
+    for name, array in weights.items():
+        entries.append(
+            {
+                "name": name,
+                "dtype": str(array.dtype),
+                "shape": list(array.shape),
+                "offset": offset,
+                "bytes": array.nbytes,
+            }
+        )
+        offset += aligned(array.nbytes)
+    header = json.dumps({"tensors": entries}, separators=(",", ":")).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.write(b"\0" * (aligned(8 + len(header)) - 8 - len(header)))
+        for array in weights.values():
+            file.write(np.ascontiguousarray(array).data)
+            file.write(b"\0" * (aligned(array.nbytes) - array.nbytes))
+
+
+def _weight_names(lowered: Lowered) -> list[str]:
+    names = [str(param.name) for param in lowered.mod["main"].params[lowered.num_inputs :]]
+    if sorted(names) != sorted(lowered.weights):
+        raise ValueError(f"parameters {names} are not the weights {sorted(lowered.weights)}")
+    return names
+
+
+def _share(pct: int, proofs: Sequence[CapProof]) -> dict[str, Any]:
+    first = proofs[0] if proofs else None
+    return {
+        "pct": pct,
+        "sm_counts": sorted({proof.sm_count for proof in proofs}),
+        "device_sm_count": first.device_sm_count if first else None,
+        "mechanism": first.mechanism if first else None,
+        "device": first.device if first else None,
+        "driver": first.driver if first else None,
+        "proofs": to_json(tuple(proofs)),
+    }
+
+
+def _task_entry(task: Task, winner: Candidate | None, hits: Mapping[str, int]) -> dict[str, Any]:
+    tuned = winner if winner is not None and _is_tuned(winner) else None
+    return {
+        "task_id": task.task_id,
+        "name": task.name,
+        "weight": task.weight,
+        "origin": Origin.SEARCH if tuned else Origin.DEFAULT,
+        "candidate_id": tuned.candidate_id if tuned else None,
+        "kernels": hits[task.task_id],  # functions of the model that are this task
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a manifest, on the disk when this returns."""
+    with path.open("w") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def written_beside(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `folder` when the block ends well.
+
+    An artifact that is there is replaced; raises FolderError where something else is.
+    """
+    if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
+        raise FolderError(
+            f"{folder} holds files that are no artifact; name an empty or a new folder"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part, old = (folder.with_name(f".{folder.name}.{end}") for end in ("part", "old"))
+    for left_over in (part, old):  # of a run that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
+    part.mkdir(mode=0o700)
+    try:
+        yield part
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Candidate -> Build: a candidate compiled to a library that a slice loads without a compiler."""

@@ -1,0 +1,409 @@
+"""CUDA source to cubin with NVRTC, on machines with or without a GPU driver.
+
+Everything comes from PyPI wheels (`pip install 'tunerd[cuda]'`); a CUDA toolkit is used where the
+wheels are not installed. This module knows nothing of TVM except what its CUDA code generator
+writes at the top of a source.
+
+A cubin, never PTX: a driver loads the cubin of any CUDA of its own major version ("minor version
+compatibility" in NVIDIA's CUDA Compatibility guide), but it compiles no PTX newer than itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from tunerd.builder.cuda_source import kernel_sources
+from tunerd.system.host import install_command
+
+CUDA_MAJOR = 13  # what TVM's CUDA runtime library is linked against (libcudart.so.13)
+_CUDART = f"libcudart.so.{CUDA_MAJOR}"
+_NVRTC = f"libnvrtc.so.{CUDA_MAJOR}"
+_EM_CUDA = 190  # e_machine of the ELF files that are cubins
+_CACHED_CUBINS = 512  # about 20 kB each
+
+# Of tvm.support.nvcc: a tuned schedule must see the compiler that the final model is built with.
+_OPTIONS = (
+    "-default-device",
+    "--device-int128",
+    "-D__NV_SILENCE_DEPRECATION_BEGIN=",
+    "-D__NV_SILENCE_DEPRECATION_END=",
+    "-D__NV_SILENCE_HOST_DEPRECATION_BEGIN=",
+    "-D__NV_SILENCE_HOST_DEPRECATION_END=",
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT16_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT162_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT162_CONVERSIONS__",
+    "--use_fast_math",
+    "--ptxas-options=--register-usage-level=10",
+    "--disable-warnings",  # not TVM's: it leaves the errors in the log
+)
+
+# TVM's sources include these three headers of libcu++ for a handful of names, and parsing them
+# takes longer than compiling most kernels. NVRTC takes headers from memory before it looks for
+# files, so these stand in for them. The types are those of libcu++ under NVRTC. A source that needs
+# what is only declared here fails, and is compiled with the real headers.
+STAND_INS = {
+    "cuda/std/cstdint": """#pragma once
+using int8_t = signed char;
+using int16_t = signed short;
+using int32_t = signed int;
+using int64_t = signed long long;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+using intptr_t = int64_t;
+using uintptr_t = uint64_t;
+namespace cuda { namespace std {
+using ::int8_t; using ::int16_t; using ::int32_t; using ::int64_t;
+using ::uint8_t; using ::uint16_t; using ::uint32_t; using ::uint64_t;
+using ::intptr_t; using ::uintptr_t;
+} }
+""",
+    "cuda/std/type_traits": """#pragma once
+namespace cuda { namespace std {
+template <class A, class B> inline constexpr bool is_same_v = false;
+template <class A> inline constexpr bool is_same_v<A, A> = true;
+template <class A, class B> struct is_same { static constexpr bool value = is_same_v<A, B>; };
+template <class T> struct is_integral;
+template <class T> struct is_signed;
+template <class T> struct is_unsigned;
+template <class T> struct is_floating_point;
+template <bool B, class T = void> struct enable_if {};
+template <class T> struct enable_if<true, T> { using type = T; };
+template <bool B, class T, class F> struct conditional { using type = T; };
+template <class T, class F> struct conditional<false, T, F> { using type = F; };
+} }
+""",
+    "cuda/std/limits": """#pragma once
+namespace cuda { namespace std {
+template <class T> struct numeric_limits;
+template <> struct numeric_limits<float> {
+  static float infinity() { return __int_as_float(0x7f800000); }
+};
+} }
+""",
+}
+# Sources with these include more of libcu++, which the stand-ins would break.
+_NEEDS_LIBCUXX = ("<cuda/barrier>", "<cooperative_groups.h>", "<nvshmem")
+
+# --use_fast_math makes tanhf the instruction tanh.approx, whose error of 2^-11 is half of what a
+# whole fp32 model is allowed. The error of this one is 4e-7 (relative, against float64 in NumPy).
+_TANH = """static __device__ __forceinline__ float tunerd_tanhf(float x) {
+  float s = x * x, a = fabsf(x);
+  float near = x + x * s * (((-17.0f / 315.0f) * s + 2.0f / 15.0f) * s - 1.0f / 3.0f);
+  float far = copysignf(1.0f - 2.0f / (__expf(a + a) + 1.0f), x);
+  return a < 0.25f ? near : far;
+}
+#define tanhf tunerd_tanhf
+
+"""
+
+# What tvm.support.nvcc puts before a source for NVRTC, which has no host headers.
+_PREAMBLE = (
+    """#include <cuda/std/cstdint>
+using cuda::std::uint8_t;
+using cuda::std::uint16_t;
+using cuda::std::uint32_t;
+using cuda::std::uint64_t;
+using cuda::std::int8_t;
+using cuda::std::int16_t;
+using cuda::std::int32_t;
+using cuda::std::int64_t;
+#ifndef __asm__
+#define __asm__ asm
+#endif
+#ifndef __volatile__
+#define __volatile__ volatile
+#endif
+#include <cuda/std/limits>
+#ifndef INFINITY
+#define INFINITY (::cuda::std::numeric_limits<float>::infinity())
+#endif
+
+"""
+    + _TANH
+)
+
+
+class CudaCompileError(RuntimeError):
+    """NVRTC refused a source; the message is its log."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cubin:
+    """Machine code of one GPU architecture, as an ELF file."""
+
+    code: bytes = dataclasses.field(repr=False)
+    compiler: str  # "nvrtc", or "nvrtc-fallback" where the stand-in headers did not do
+
+
+@dataclasses.dataclass
+class Counts:
+    """How the compilations of this process went."""
+
+    compiled: int = 0
+    cached: int = 0  # answered from memory
+    fallbacks: int = 0  # compiled, but with the headers of libcu++
+    failed: int = 0
+
+
+_counts = Counts()
+_cubins: OrderedDict[str, Future[Cubin]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def counts() -> Counts:
+    """Return a copy of this process's counts."""
+    with _lock:
+        return dataclasses.replace(_counts)
+
+
+def preload() -> None:
+    """Load cudart and NVRTC, so that TVM finds them. Call it before `import tvm`.
+
+    TVM's CUDA runtime library needs cudart, which the wheels put where no loader looks, and TVM
+    says nothing when it cannot load. Harmless where the libraries are absent.
+    """
+    for name in (_CUDART, _NVRTC):
+        _load(name)
+
+
+def cuda_build_problem() -> str | None:
+    """Say why this machine cannot build for CUDA and what to do, or None where it can."""
+    missing = missing_for_builds()
+    return missing and f"{missing}. Install what is missing with: {install_command('cuda')}"
+
+
+def missing_for_builds() -> str | None:
+    """Say what this machine lacks to build for CUDA, or None where it lacks nothing."""
+    missing = [
+        f"{name} (package {package})"
+        for name, package in ((_NVRTC, "nvidia-cuda-nvrtc"), (_CUDART, "nvidia-cuda-runtime"))
+        if _load(name) is None
+    ]
+    headers = {
+        "cuda_fp16.h": "nvidia-cuda-runtime",
+        "crt/mma.h": "nvidia-cuda-crt",
+        "cuda/std/cstdint": "nvidia-cuda-cccl",
+    }
+    missing += [
+        f"{name} (package {package})"
+        for name, package in headers.items()
+        if not any((folder / name).is_file() for folder in _include_folders())
+    ]
+    if not missing:
+        return None
+    return (
+        f"Builds for CUDA need {', '.join(missing)}: found neither among the Python packages nor "
+        f"in a CUDA {CUDA_MAJOR} toolkit"
+    )
+
+
+def compile_kernels(source: str, arch: str, *, threads: int = 1) -> dict[str, Cubin]:
+    """Compile what TVM's CUDA code generator wrote for `arch`, such as "sm_90", kernel by kernel.
+
+    Returns a cubin for each kernel, by name. A kernel becomes the same machine code as among
+    others (scripts/benchmark_model_compile), in so many `threads` at once, and one that several
+    models have is compiled once. Raises CudaCompileError with NVRTC's log, and ValueError where
+    the source is not of TVM's form.
+    """
+    sources = kernel_sources(source)
+    try:
+        if threads == 1:  # without a pool, whose threads a process waits for when it ends
+            return {name: compile_cubin(each, arch) for name, each in sources.items()}
+        with ThreadPoolExecutor(threads) as pool:
+            cubins = pool.map(lambda each: compile_cubin(each, arch), sources.values())
+            return dict(zip(sources, cubins, strict=True))
+    except CudaCompileError:
+        if len(sources) == 1:
+            raise
+    # A kernel may need more of the source than was left to it.
+    return dict.fromkeys(sources, compile_cubin(source, arch))
+
+
+def compile_cubin(source: str, arch: str) -> Cubin:
+    """Compile a CUDA source; identical ones once per process, also when threads ask at once.
+
+    NVRTC runs without the GIL. Raises CudaCompileError with NVRTC's log.
+    """
+    lines = "\n".join(line.rstrip() for line in source.splitlines() if line.strip())
+    key = hashlib.sha256(f"{arch}\n{lines}".encode()).hexdigest()
+    with _lock:
+        known = _cubins.get(key)
+        if known is None:
+            mine: Future[Cubin] = Future()
+            _cubins[key] = mine
+            while len(_cubins) > _CACHED_CUBINS:
+                _cubins.popitem(last=False)
+        else:
+            _counts.cached += 1
+            _cubins.move_to_end(key)
+    if known is not None:
+        return known.result()
+    try:
+        cubin = _compile_either(source, arch)
+    except BaseException as error:
+        with _lock:
+            _counts.failed += 1
+            _cubins.pop(key, None)
+        mine.set_exception(error)
+        raise
+    with _lock:
+        _counts.compiled += 1
+        _counts.fallbacks += cubin.compiler != "nvrtc"
+    mine.set_result(cubin)
+    return cubin
+
+
+def _compile_either(source: str, arch: str) -> Cubin:
+    if not any(name in source for name in _NEEDS_LIBCUXX):
+        try:
+            return Cubin(run_nvrtc(source, arch, headers=STAND_INS), "nvrtc")
+        except CudaCompileError:
+            pass  # the compilation below says whether the headers or the source are to blame
+    return Cubin(run_nvrtc(source, arch), "nvrtc-fallback")
+
+
+def run_nvrtc(source: str, arch: str, *, headers: Mapping[str, str] | None = None) -> bytes:
+    """Compile with TVM's options and return the cubin. `headers` come before those in files."""
+    nvrtc = _load(_NVRTC)
+    if nvrtc is None:
+        raise CudaCompileError(cuda_build_problem() or f"{_NVRTC} does not load")
+    options = [f"--gpu-architecture={arch}", *_OPTIONS]
+    options += [f"-I{folder}" for folder in _include_folders()]
+    headers = headers or {}
+    # tvm.support.nvcc drops this include too: NVRTC has no host headers.
+    text = _PREAMBLE + source.replace("#include <cuda.h>", "")
+    program = ctypes.c_void_p()
+    _check(
+        nvrtc,
+        nvrtc.nvrtcCreateProgram(
+            ctypes.byref(program),
+            text.encode(),
+            b"tvm_kernels.cu",
+            len(headers),
+            _strings(headers.values()),
+            _strings(headers),
+        ),
+    )
+    try:
+        status = nvrtc.nvrtcCompileProgram(program, len(options), _strings(options))
+        if status:
+            log = _read(nvrtc, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
+            raise CudaCompileError(log or _error(nvrtc, status))
+        return _read(nvrtc, "CUBIN", program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def machine_code(cubin: bytes) -> dict[str, bytes]:
+    """Return the .text sections of a cubin by name, to compare what compilations made (elf(5))."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count)]
+    names = sections[names_index][4]
+    found = {}
+    for name_at, _type, _flags, _address, offset, length in sections:
+        start = names + name_at
+        name = cubin[start : cubin.index(b"\0", start)].decode()
+        if name.startswith(".text"):
+            found[name] = cubin[offset : offset + length]
+    return found
+
+
+def code_bytes(library: bytes) -> int:
+    """Return how many bytes of machine code the cubins in a library hold."""
+    found, at = 0, 0
+    while (at := library.find(b"\x7fELF", at + 1)) >= 0:
+        (machine,) = struct.unpack_from("<H", library, at + 0x12)
+        if machine == _EM_CUDA:
+            found += sum(map(len, machine_code(library[at:]).values()))
+    return found
+
+
+def _strings(texts: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
+    encoded = [text.encode() for text in texts]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def _read(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
+    return buffer.raw
+
+
+def _error(nvrtc: ctypes.CDLL, status: int) -> str:
+    nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return str(nvrtc.nvrtcGetErrorString(status).decode())
+
+
+def _check(nvrtc: ctypes.CDLL, status: int) -> None:
+    if status:
+        raise CudaCompileError(f"NVRTC: {_error(nvrtc, status)}")
+
+
+@functools.cache
+def _load(name: str) -> ctypes.CDLL | None:
+    for folder in _library_folders():
+        if (folder / name).is_file() and (library := _dlopen(folder / name)):
+            # NVRTC opens this one by its bare name, and finds it only when it is loaded already.
+            for builtins in folder.glob(f"libnvrtc-builtins.so.{CUDA_MAJOR}*"):
+                _dlopen(builtins)
+            return library
+    return _dlopen(Path(name))  # wherever the loader looks
+
+
+def _dlopen(path: Path) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return None
+
+
+@functools.cache
+def _roots() -> tuple[Path, ...]:
+    """Folders with `lib` and `include` of CUDA: the wheels', then the toolkit's."""
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [
+        folder
+        for base in (spec.submodule_search_locations or [] if spec else [])
+        for folder in sorted(Path(base).glob("cu*"))
+    ]
+    toolkits = [os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    return (*wheels, *(Path(t) for t in toolkits if t))
+
+
+def _library_folders() -> Iterator[Path]:
+    for root in _roots():
+        yield from (root / "lib", root / "lib64", root / "targets" / _triple() / "lib")
+
+
+@functools.cache
+def _include_folders() -> tuple[Path, ...]:
+    folders: list[Path] = []
+    for root in _roots():
+        for include in (root / "include", root / "targets" / _triple() / "include"):
+            folders += [f for f in (include, include / "cccl") if f.is_dir()]
+    return tuple(folders)
+
+
+def _triple() -> str:
+    # NVIDIA's name for 64-bit Arm servers.
+    return "sbsa-linux" if platform.machine() == "aarch64" else f"{platform.machine()}-linux"

@@ -1,0 +1,124 @@
+"""Task -> DesignSpace: what MetaSchedule's rules make of a task, before anything is decided."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from tunerd.candidates.access import accesses_of
+from tunerd.candidates.design import SOFTWARE_PIPELINE, Design, Limits, Sketch
+from tunerd.candidates.knobs import Choices
+from tunerd.vocabulary import Task
+
+
+@dataclass(frozen=True)
+class DesignSpace:
+    """A task's sketches, and what a choice of them is checked by."""
+
+    mod: Any  # the task's unscheduled IRModule
+    design: Design
+    limits: Limits
+    postprocs: tuple[Any, ...]
+
+    def allows(self, sketch: Sketch, row: Choices) -> bool:
+        """Say whether a choice keeps the limits, as far as that can be told from its numbers."""
+        return bool(sketch.fits(row[None], self.limits)[0])
+
+
+def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> DesignSpace:
+    """Generate the sketches of a task; raises what TVM raises where it has none.
+
+    sms: of the share of a GPU that is tuned for.
+    """
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    mod = tvm.ir.load_json(task.mod_json)
+    rules = "cuda" if task.target.is_cuda else "llvm"
+    context = _tune_context(
+        mod,
+        tvm.target.Target(task.target.json),
+        space=ms.space_generator.PostOrderApply(
+            sch_rules=rules, postprocs=rules, mutator_probs=rules
+        ),
+        name=task.name,
+        rand_state=rand_state,
+    )
+    traces = [plain(s.trace.as_json()) for s in context.generate_design_space()]
+    if task.target.is_cuda:
+        traces = [_unrolled_late(trace) for trace in traces]
+    return DesignSpace(
+        mod=mod,
+        design=Design(traces, accesses_of(mod), sms=sms),
+        limits=_limits(task.target.json),
+        postprocs=tuple(context.space_generator.postprocs),
+    )
+
+
+def _unrolled_late(trace: Any) -> Any:
+    """Let NVRTC unroll instead of TVM, which makes nearly the same machine code of less source.
+
+    scripts/benchmark_unrolling compares them. Not a software pipeline, whose waits are numbered.
+    """
+    text = json.dumps(trace)
+    if SOFTWARE_PIPELINE in text:
+        return trace
+    return json.loads(
+        text.replace("meta_schedule.unroll_explicit", "meta_schedule.unroll_implicit")
+    )
+
+
+def _limits(target_json: str) -> Limits:
+    target = json.loads(target_json)
+    known = {
+        "max_threads": target.get("max_threads_per_block"),
+        "shared_bytes": target.get("max_shared_memory_per_block"),
+    }
+    return Limits(**{name: int(value) for name, value in known.items() if value})
+
+
+def _tune_context(mod: Any, target: Any, *, space: Any, name: str, rand_state: int) -> Any:
+    """Make a TuneContext as its own constructor does, without importing every tensor intrinsic.
+
+    That import takes 10 to 20 s in each process, and fp32 schedules use none of them.
+    """
+    from tvm.s_tir.meta_schedule import TuneContext, _ffi_api
+    from tvm.s_tir.meta_schedule.logging import get_logging_func
+
+    context = TuneContext.__new__(TuneContext)
+    context.__init_handle_by_constructor__(
+        _ffi_api.TuneContext,
+        mod,
+        target,
+        space,
+        None,  # no search strategy
+        name,
+        1,
+        rand_state,
+        get_logging_func(_search_log),
+    )
+    _ffi_api.TuneContextInitialize(context)
+    return context
+
+
+_search_log = logging.getLogger("tunerd.candidates.search.tvm")
+_search_log.setLevel(logging.ERROR)  # TVM tells every rule that it does not have
+
+
+def plain(value: Any) -> Any:
+    """Return TVM's containers as Python's, so that json can write them."""
+    if isinstance(value, bool | int | float | str) or value is None:
+        if isinstance(value, bool):
+            return bool(value)
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            return float(value)
+        return str(value) if value is not None else None
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {str(k): plain(v) for k, v in value.items()}
+    if hasattr(value, "value") and isinstance(value.value, int | float):
+        return value.value
+    return [plain(v) for v in value]

@@ -1,0 +1,82 @@
+"""A tuner: searches and builds in one long-lived process.
+
+The search uses threads inside TVM, and builds release the GIL, so one process with a few threads
+keeps its cores busy and pays TVM's imports once.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from tunerd.candidates.search import Example, Proposal, Searcher, Told, default_candidate
+from tunerd.vocabulary import Build, Candidate, Failure, Lesson, TargetSpec, Task
+
+BUILD_TIMEOUT_SECS = 60.0
+
+
+class Tuner:
+    """Searches and builds the tasks of warm_up(), on the cores it was given."""
+
+    def __init__(
+        self, *, seed: int, threads: int, island_number: int, cores: Sequence[int] = ()
+    ) -> None:
+        if cores:
+            os.sched_setaffinity(0, cores)
+        self._tasks: dict[str, Task] = {}
+        self._new_searcher = functools.partial(
+            Searcher, seed=seed, threads=threads, island_number=island_number
+        )
+        self._searcher = self._new_searcher()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="build")
+
+    def prepare(self, target: TargetSpec) -> None:
+        """Import what searching and building for a target need, before there are tasks."""
+        from tunerd.builder import build
+
+        build.preload(target)
+
+    def warm_up(
+        self, tasks: Sequence[Task], lessons: Sequence[Lesson] = (), sms: int | None = None
+    ) -> float:
+        """Take the tasks over, learn, and schedule one task; return the seconds it took.
+
+        sms: of the share of a GPU that is tuned for.
+        """
+        started = time.perf_counter()
+        from tunerd.builder import build
+
+        self._searcher = self._new_searcher(sms=sms)
+        self._tasks = {t.task_id: t for t in tasks}
+        self._searcher.learn(lessons, self._tasks)
+        if tasks:
+            build.scheduled(tasks[0], default_candidate(tasks[0]))
+        return time.perf_counter() - started
+
+    def propose(
+        self,
+        task_id: str,
+        count: int,
+        told: Sequence[Told],
+        exclude: Sequence[str],
+        examples: Sequence[Example],
+    ) -> Proposal:
+        return self._searcher.propose(
+            self._tasks[task_id], count, told=told, exclude=exclude, examples=examples
+        )
+
+    def build(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
+        """Build the candidates, as many at once as there are threads; results in order."""
+        return list(self._pool.map(self._build, candidates))
+
+    def _build(self, candidate: Candidate) -> Build | Failure:
+        from tunerd.builder.build import build_candidate, build_module
+
+        task = self._tasks[candidate.task_id]
+        mod = self._searcher.scheduled(candidate)
+        if mod is not None:
+            return build_module(task, candidate, mod, timeout_secs=BUILD_TIMEOUT_SECS)
+        return build_candidate(task, candidate, timeout_secs=BUILD_TIMEOUT_SECS)

@@ -1,0 +1,522 @@
+"""What to do next: events in, instructions out. No I/O, no clock, no Ray.
+
+The session turns what happened into events and hands them to `handle`; it carries out the
+instructions that come back and reports their ends as events again. The coordinator holds each
+trial's state, decides which task deserves the next batch over all tasks, and keeps builders ahead
+of slices.
+
+    event                         instructions it may cause, besides new work, Hurry and Finish
+    WorkerLost                    StoreEnded
+    Proposed                      StoreProposed, StoreBuilt
+    BuildsEnded                   StoreBuilt, StoreEnded
+    MeasurementsEnded             StoreEnded
+    SpotChecked                   StoreSpotCheck
+
+Workers of one lane share cores: at most one of them works at a time. A trial that was lost with its
+slice is measured again alone on its device (`suspects`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from tunerd.candidates.search import BATCH
+from tunerd.coordinator.baseline_checks import SpotChecks
+from tunerd.coordinator.build_queue import BuildQueue
+from tunerd.coordinator.events import (
+    BuildsEnded,
+    BuildThem,
+    Event,
+    Finish,
+    Hurry,
+    Instruction,
+    Measure,
+    MeasurementsEnded,
+    Propose,
+    Proposed,
+    RunSentinel,
+    SpotChecked,
+    StopRequested,
+    StoreBuilt,
+    StoreEnded,
+    StoreProposed,
+    StoreSpotCheck,
+    Tick,
+    Work,
+    WorkerJoined,
+    WorkerLost,
+)
+from tunerd.coordinator.isolation import Suspects
+from tunerd.coordinator.task_scheduler import Standings
+from tunerd.coordinator.task_state import KEPT_MOST, Results, TaskState
+from tunerd.coordinator.training_rows import Examples
+from tunerd.coordinator.worker_pool import Roster, Worker
+from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Origin, Stage, Task
+
+MAX_ATTEMPTS = 3  # how often a trial may be lost; the last time it is taken for the cause
+BUILD_CHUNK = 4
+MEASURE_CHUNK = 4
+_KEPT_IN_ALL = 65_536  # results kept to be told, unless that leaves a task fewer than _KEPT_LEAST
+_KEPT_LEAST = 8
+_NOT_REACHED = "not reached before the search ended"
+_SMALL_GAIN = 5e-4  # of the weighted latency a batch: stop when no task promises more
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop: whichever comes first. Neither: when little gain is left."""
+
+    trials: int | None = None
+    budget_secs: float | None = None
+    trials_per_task: int | None = None
+
+
+class Coordinator:
+    """The state machine of one run. What `handle` returns is its only way out."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        limits: Limits,
+        *,
+        known: Callable[[Candidate], Build | None] = lambda _: None,
+    ) -> None:
+        """Args: known: returns a candidate's build of an earlier search for the same target."""
+        kept = min(KEPT_MOST, max(_KEPT_LEAST, _KEPT_IN_ALL // max(1, len(tasks))))
+        self.tasks = {
+            t.task_id: TaskState(t, limits.trials_per_task, results=Results(kept)) for t in tasks
+        }
+        self.ended_trials = 0  # of the search
+        self.failed_trials = 0
+        self.finished = ""
+        self._open_trials = 0  # search trials that will end
+        self._proposing = 0
+        self._standings = Standings(self.tasks)
+        self._roster = Roster()
+        self._limits = limits
+        self._stop = ""
+        self._has_hurried = False
+        self._unbuilt = BuildQueue()
+        self._built: deque[Build] = deque()
+        self._known = known
+        self._suspects = Suspects(self._roster)
+        self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
+        self._elapsed_secs = 0.0
+        self._checks = SpotChecks()
+        self._examples = Examples()
+
+    # --- what an earlier session of the run knows ----------------------------------------------
+
+    def restore(
+        self,
+        ended: Sequence[tuple[Candidate, Measurement | Failure]],
+        unfinished: Sequence[Candidate],
+        suspects: Collection[str] = (),
+    ) -> None:
+        """Take over an earlier session's trials: what ended counts, what did not is built again.
+
+        Where this session allows fewer trials than that one, what did not end stays as it is.
+        Suspects, by their candidates' ids, are measured alone on their device.
+        """
+        for candidate, result in ended:
+            self._open(candidate)
+            self._end(candidate, result)
+        for state in self.tasks.values():
+            state.batches = state.ended // BATCH
+            # A guess in it would look like a loss as soon as the first batch is measured.
+            known = state.best_secs is not None
+            state.best_after_batch.clear()
+            if known:
+                state.best_after_batch.append(state.reference_secs)
+            self._standings.changed(state)
+        for candidate in unfinished:
+            is_default = candidate.origin is Origin.DEFAULT
+            state = self.tasks[candidate.task_id]
+            if is_default or not (self._enough_trials() or state.is_full):
+                self._open(candidate)
+                self._unbuilt.add([candidate])
+                if candidate.candidate_id in suspects:
+                    self._suspects.add(candidate.candidate_id)
+
+    def start(self, defaults: Sequence[Candidate]) -> list[Instruction]:
+        """Propose the default schedules that have not been measured yet, heaviest tasks first."""
+        fresh = [c for c in defaults if self._open(c)]
+        fresh.sort(key=lambda c: -self._work(c.task_id))
+        if not fresh:
+            return []
+        out: list[Instruction] = [StoreProposed(tuple(fresh))]
+        self._unbuilt.add_first(self._not_known(fresh, out))
+        return out
+
+    # --- figures for the progress display ------------------------------------------------------
+
+    @property
+    def workers(self) -> dict[str, Worker]:
+        return self._roster.workers
+
+    def busy(self, role: str) -> int:
+        return self._roster.busy(role)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Say whether something was left to search: its time is up, or somebody stopped it."""
+        return bool(self._stop)
+
+    def weighted_best_secs(self) -> float | None:
+        """Return the model's time by its kernels, or None while a default is not measured yet."""
+        return self._standings.weighted_best_secs()
+
+    def unsearched(self) -> dict[str, str]:
+        """Say of tasks without trials, by their ids, why they have none."""
+        return {
+            task_id: f"no candidates: {state.message}" if state.exhausted else _NOT_REACHED
+            for task_id, state in self.tasks.items()
+            if not state.ended
+        }
+
+    # --- events --------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take one event and return what to do about it, in order."""
+        out: list[Instruction] = []
+        match event:
+            case WorkerJoined(worker_id, role, lane, device, faults_alone):
+                self._roster.join(Worker(worker_id, role, lane, device or worker_id, faults_alone))
+            case WorkerLost(worker_id, message):
+                self._lose(worker_id, message, out)
+            case Proposed():
+                self._proposed(event, out)
+            case BuildsEnded(worker_id, results):
+                self._builds_ended(worker_id, results, out)
+            case MeasurementsEnded(worker_id, results):
+                self._measurements_ended(worker_id, results, out)
+            case SpotChecked(worker_id, result, busy_secs):
+                self._spot_checked(worker_id, result, busy_secs, out)
+            case Tick(elapsed_secs):
+                self._elapsed_secs = elapsed_secs
+                if self._checks.scan(elapsed_secs, self.tasks.values()):
+                    for worker in self._roster.all_free("slice"):
+                        self._check(worker, out)
+            case StopRequested(reason):
+                self._stop = self._stop or reason
+        self._dispatch(out)
+        return out
+
+    def _proposed(self, event: Proposed, out: list[Instruction]) -> None:
+        self._release(event.worker_id, Propose)
+        state = self.tasks[event.task_id]
+        state.exhausted = state.exhausted or event.exhausted
+        state.message = event.message or state.message
+        self._count_proposing(state, -1)
+        state.batches += 1
+        if state.best_secs is not None:  # of the batches before this one
+            state.best_after_batch.append(state.reference_secs)
+        fresh = tuple(c for c in event.candidates if self._open(c))
+        self._examples.opened(fresh, event)
+        if fresh:
+            out.append(StoreProposed(fresh))
+        self._unbuilt.add(self._not_known(fresh, out), event.worker_id)
+
+    def _builds_ended(
+        self,
+        worker_id: str,
+        results: tuple[tuple[Candidate, Build | Failure], ...],
+        out: list[Instruction],
+    ) -> None:
+        self._release(worker_id, BuildThem)
+        if worker_id == self._checks.builder:
+            self._checks.built(results[0][1])
+            return
+        builds = tuple(r for _, r in results if isinstance(r, Build))
+        failures = tuple((c, r) for c, r in results if isinstance(r, Failure))
+        self._take_builds(builds, out)
+        if failures:
+            self._store_results(failures, out)
+
+    def _not_known(
+        self, candidates: Sequence[Candidate], out: list[Instruction]
+    ) -> list[Candidate]:
+        """Take the builds of candidates that are known, and return the others."""
+        found = [(c, self._known(c)) for c in candidates]
+        self._take_builds(tuple(b for _, b in found if b is not None), out)
+        return [c for c, b in found if b is None]
+
+    def _take_builds(self, builds: tuple[Build, ...], out: list[Instruction]) -> None:
+        if builds:
+            out.append(StoreBuilt(builds))
+        ready = [build for build in builds if not self._suspects.take(build)]
+        # Defaults first: the gain of their tasks is a guess until they are measured.
+        defaults = [b for b in ready if b.candidate.origin is Origin.DEFAULT]
+        self._built.extendleft(reversed(defaults))
+        self._built.extend(b for b in ready if b.candidate.origin is not Origin.DEFAULT)
+
+    def _measurements_ended(
+        self,
+        worker_id: str,
+        results: tuple[tuple[Candidate, Measurement | Failure], ...],
+        out: list[Instruction],
+    ) -> None:
+        worker = self.workers[worker_id]
+        if isinstance(worker.work, Measure):
+            for build, (candidate, result) in zip(worker.work.builds, results, strict=True):
+                self._checks.offer(build, result, self.tasks[candidate.task_id].task.weight)
+        self._release(worker_id, Measure)
+        self._store_results(results, out)
+        self._check(worker, out, patience=2.0 if self._built else 1.0)
+
+    def _spot_checked(
+        self,
+        worker_id: str,
+        result: Measurement | Failure,
+        busy_secs: float,
+        out: list[Instruction],
+    ) -> None:
+        work = self.workers[worker_id].work
+        self._release(worker_id, RunSentinel)
+        self._checks.ended(worker_id, result, busy_secs, self._elapsed_secs)
+        if isinstance(result, Measurement) and isinstance(work, RunSentinel):
+            out.append(StoreSpotCheck(work.build.candidate.task_id, result, busy_secs))
+
+    def _check(self, worker: Worker, out: list[Instruction], *, patience: float = 1.0) -> None:
+        """Run the sentinel in a slice that is free, if it is due and the search goes on."""
+        build = self._checks.build
+        if (
+            build is None
+            or self.finished
+            or not self._roster.is_free(worker)
+            or not self._checks.is_due(worker.worker_id, self._elapsed_secs, patience=patience)
+            or self._cut_short()
+            or self._satisfied()
+        ):
+            return
+        neighbours = self._roster.busy_on(worker.device)
+        self._begin(worker, RunSentinel(worker.worker_id, build, neighbours), out)
+
+    def _store_results(
+        self,
+        results: Sequence[tuple[Candidate, Measurement | Failure]],
+        out: list[Instruction],
+    ) -> None:
+        stored: list[tuple[Candidate, Measurement | Failure]] = []
+        for candidate, result in results:
+            if isinstance(result, Failure) and not result.kind.ends_trial:
+                attempts = self._attempts.get(candidate.candidate_id, 0) + 1
+                self._attempts[candidate.candidate_id] = attempts
+                if attempts < MAX_ATTEMPTS:
+                    if result.stage is not Stage.BUILD:
+                        self._suspects.add(candidate.candidate_id)
+                    self._unbuilt.add([candidate])
+                    stored.append((candidate, result))
+                    continue
+                message = f"lost {attempts} times, the last: {result.message}"
+                result = Failure(result.stage, Kind.CRASH, message)
+            self._end(candidate, result)
+            stored.append((candidate, result))
+        out.append(StoreEnded(tuple(stored)))
+
+    def _lose(self, worker_id: str, message: str, out: list[Instruction]) -> None:
+        worker = self.workers[worker_id]
+        work = worker.work
+        self._roster.leave(worker)
+        self._unbuilt.disown(worker_id)
+        match work:
+            case Propose(task=task):
+                self._lose_proposal(self.tasks[task.task_id], message)
+            case BuildThem() if worker_id == self._checks.builder:
+                self._checks.built(None)
+            case BuildThem(candidates=candidates):
+                self._requeue(candidates, Stage.BUILD, message, out)
+            case Measure(builds=builds):
+                self._requeue([b.candidate for b in builds], Stage.RUN, message, out)
+
+    def _lose_proposal(self, state: TaskState, message: str) -> None:
+        self._count_proposing(state, -1)
+        state.lost_proposals += 1
+        if state.lost_proposals >= MAX_ATTEMPTS:
+            state.exhausted = True
+            state.message = f"{MAX_ATTEMPTS} tuners were lost in its search, the last: {message}"
+
+    def _requeue(
+        self, candidates: Sequence[Candidate], stage: Stage, message: str, out: list[Instruction]
+    ) -> None:
+        lost = Failure(stage, Kind.COLLATERAL, f"its worker was lost: {message}")
+        self._store_results([(c, lost) for c in candidates], out)
+
+    # --- every change of a task passes here, so that sums need not be taken over all tasks -----
+
+    def _open(self, candidate: Candidate) -> bool:
+        """Mark a trial as under way; False where it is or was already."""
+        state = self.tasks[candidate.task_id]
+        is_fresh = state.opened(candidate)
+        self._open_trials += is_fresh and candidate.origin is Origin.SEARCH
+        self._standings.changed(state)
+        return is_fresh
+
+    def _end(self, candidate: Candidate, result: Measurement | Failure) -> None:
+        state = self.tasks[candidate.task_id]
+        state.end(candidate, result)
+        self._attempts.pop(candidate.candidate_id, None)
+        self._suspects.clear(candidate.candidate_id)
+        self._examples.ended(candidate, result)
+        self._standings.changed(state)
+        if candidate.origin is Origin.SEARCH:
+            self._open_trials -= 1
+            self.ended_trials += 1
+            self.failed_trials += isinstance(result, Failure)
+
+    def _count_proposing(self, state: TaskState, change: int) -> None:
+        state.proposing += change
+        self._proposing += change
+        self._standings.changed(state)
+
+    # --- decisions -----------------------------------------------------------------------------
+
+    def _dispatch(self, out: list[Instruction]) -> None:
+        if self.finished:
+            return
+        cut_short = self._cut_short()
+        if cut_short:
+            self._unbuilt.clear()
+            self._hurry(cut_short, out)
+        while chosen := self._suspects.next():
+            lone, build = chosen
+            self._measure(lone, (build,), out, is_alone=True)
+        while self._built and (worker := self._roster.free("slice")):
+            self._measure(worker, self._next_built(), out)
+        satisfied = self._satisfied()
+        while worker := self._roster.free("tuner"):
+            if (sentinel := self._checks.wanted) and self._unbuilt and not self._checks.builder:
+                self._checks.builder = worker.worker_id
+                self._begin(worker, BuildThem(worker.worker_id, (sentinel,)), out)
+            elif self._unbuilt and len(self._built) < self._build_ahead():
+                self._build(worker, out)
+            elif cut_short or satisfied or not self._propose(worker, out):
+                break  # what keeps one tuner from proposing keeps them all
+        if self._roster.is_idle and not (self._built or self._suspects or self._unbuilt):
+            self.finished = cut_short or satisfied or self._exhausted()
+            if self.finished:
+                out.append(Finish(self.finished))
+
+    def _hurry(self, reason: str, out: list[Instruction]) -> None:
+        """Wait no longer than a little for tuners: what they make is left, and one may hang."""
+        if not self._has_hurried and self._roster.busy("tuner"):
+            out.append(Hurry(reason))
+        self._has_hurried = True
+
+    def _cut_short(self) -> str:
+        """Say why nothing new is built: what is built is measured, the rest is left."""
+        budget = self._limits.budget_secs
+        if not self._stop and budget is not None and self._elapsed_secs >= budget:
+            self._stop = f"the budget of {budget:g} s is spent"
+        return self._stop
+
+    def _satisfied(self) -> str:
+        """Say why nothing new is proposed: what is proposed is built and measured."""
+        if self._enough_trials():
+            return f"{self.ended_trials} trials were measured"
+        limits = self._limits
+        if limits == Limits() and self._little_gain():
+            return "no task promises more than 0.05% of the model's time for its next batch"
+        return ""
+
+    def _exhausted(self) -> str:
+        if self._standings.all_exhausted:
+            return "every task's search space is exhausted"
+        if self._standings.all_exhausted_or_full:
+            return f"no task may have more than {self._limits.trials_per_task} trials"
+        return ""
+
+    def _enough_trials(self) -> bool:
+        return self._limits.trials is not None and self._committed() >= self._limits.trials
+
+    def _committed(self) -> int:
+        """Return the search trials that have ended or will."""
+        return self.ended_trials + self._open_trials
+
+    def _little_gain(self) -> bool:
+        total = self.weighted_best_secs()
+        return total is not None and self._standings.highest_gain_secs() < _SMALL_GAIN * total
+
+    def _next_built(self) -> tuple[Build, ...]:
+        share = math.ceil(len(self._built) / self._count("slice"))
+        waiting = (b.candidate for b in self._built)
+        count = self._chunk(waiting, min(MEASURE_CHUNK, share))
+        return tuple(self._built.popleft() for _ in range(count))
+
+    def _measure(
+        self,
+        worker: Worker,
+        builds: tuple[Build, ...],
+        out: list[Instruction],
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        bests = tuple(self.tasks[b.candidate.task_id].known_secs for b in builds)
+        neighbours = self._roster.busy_on(worker.device)
+        self._begin(worker, Measure(worker.worker_id, builds, neighbours, bests, is_alone), out)
+
+    def _build(self, worker: Worker, out: list[Instruction]) -> None:
+        share = math.ceil(len(self._unbuilt) / self._count("tuner"))
+        waiting = self._unbuilt.queue_for(worker.worker_id)
+        count = self._chunk(waiting, min(BUILD_CHUNK, share))
+        chosen = self._unbuilt.take(worker.worker_id, count)
+        self._begin(worker, BuildThem(worker.worker_id, chosen), out)
+
+    def _chunk(self, queue: Iterable[Candidate], most: int) -> int:
+        """Return how many of a queue's first go together.
+
+        Whatever was lost with a worker goes alone, so that it can take no other down again.
+        """
+        count = 0
+        for candidate in islice(queue, most):
+            if candidate.candidate_id in self._attempts:
+                return max(1, count)
+            count += 1
+        return count
+
+    def _propose(self, worker: Worker, out: list[Instruction]) -> bool:
+        """Have a tuner propose; False where nothing more is wanted, of no tuner."""
+        if len(self._unbuilt) >= BATCH * self._count("tuner"):
+            return False
+        count = BATCH
+        if self._limits.trials is not None:
+            under_way = self._committed() + BATCH * self._proposing
+            count = min(count, self._limits.trials - under_way)
+        state = self._standings.most_to_gain(worker.islands) if count > 0 else None
+        if state is None:
+            return False
+        count = min(count, state.room(BATCH))
+        task_id = state.task.task_id
+        told = state.results.since(worker.islands.get(task_id, 0))
+        worker.islands[task_id] = state.results.count
+        examples = self._examples.since(worker.examples)
+        worker.examples = self._examples.count
+        self._count_proposing(state, 1)
+        under_way_ids = tuple(sorted(state.open))
+        work = Propose(worker.worker_id, state.task, count, told, under_way_ids, examples)
+        self._begin(worker, work, out)
+        return True
+
+    def _begin(self, worker: Worker, work: Work, out: list[Instruction]) -> None:
+        self._roster.begin(worker, work)
+        out.append(work)
+
+    def _build_ahead(self) -> int:
+        return max(4, 4 * self._count("slice"))
+
+    def _release(self, worker_id: str, expected: type) -> None:
+        worker = self.workers[worker_id]
+        if not isinstance(worker.work, expected):
+            raise ValueError(f"{worker_id} ended {expected.__name__}, but works on {worker.work}")
+        self._roster.end(worker)
+
+    def _count(self, role: str) -> int:
+        return max(1, self._roster.count(role))
+
+    def _work(self, task_id: str) -> float:
+        task = self.tasks[task_id].task
+        return task.weight * max(task.flops, 1.0)

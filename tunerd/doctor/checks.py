@@ -1,0 +1,407 @@
+"""What this machine can do, checked by trying: the findings behind `tunerd doctor`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from tunerd.errors import HostError, TunerdError
+from tunerd.system import host
+from tunerd.system.host import HostFacts
+from tunerd.system.processes import python_path
+
+# The versions that work together, as in pyproject.toml; a test compares the two.
+PINS = {
+    "apache-tvm": "0.27.0.post1",
+    "apache-tvm-ffi": "0.1.14.post0",
+    "ray": "2.60.0",
+}
+RAY_DASHBOARD_PORT = 8265  # Ray's default; whoever reaches it can run code as its user
+_SHOWN_SHARES = (5, 10, 20, 25, 33, 40, 50, 75, 100)
+_PROBED_PCT = 40
+_IMPORT_SECS = 120.0
+_GENERATE_CODE = """
+from tunerd import host, without_torch
+without_torch.keep_torch_from_tvm()
+print(host.cpu_target_json(1).json)
+"""
+
+
+class Status(StrEnum):
+    OK = "ok"
+    WARN = "warn"  # works, or is needed for some uses only
+    FAIL = "fail"  # nothing can be tuned
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about the machine, and what to do where it is not as it should be."""
+
+    name: str
+    status: Status
+    fact: str
+    fix: str = ""
+    gpu_only: bool = False  # nothing that tuning for CPUs needs
+
+
+def check() -> list[Finding]:
+    """Check everything; takes some seconds, with a GPU as long as a slice takes to start."""
+    facts = host.facts()
+    everywhere: _Checks = (_cores, _memory, _packages, _bytecode, _tvm, _linker, _ray, _dashboard)
+    for_gpus: _Checks = (_gpus, _cuda_libraries, _mps_binary, _other_daemons, _attach)
+    found = [finding for each in everywhere for finding in each(facts)]
+    for each in for_gpus:
+        found += [dataclasses.replace(finding, gpu_only=True) for finding in each(facts)]
+    return found
+
+
+_Checks = tuple[Callable[[HostFacts], Iterator[Finding]], ...]
+
+
+# --- needed everywhere -------------------------------------------------------------------------
+
+
+def _cores(facts: HostFacts) -> Iterator[Finding]:
+    quota = "no quota" if facts.core_quota is None else f"a quota of {facts.core_quota:g}"
+    threads = max((len(group) for group in facts.core_siblings), default=1)
+    fact = (
+        f"{facts.usable_cores} usable of {os.cpu_count()}: affinity to {len(facts.cores)}, {quota},"
+        f" {threads} thread(s) per core; {facts.cpu_model}"
+    )
+    if facts.usable_cores < 2:
+        fix = "a core searches or measures at a time: give this machine or container two or more"
+        yield Finding("cores", Status.WARN, fact, fix)
+    else:
+        yield Finding("cores", Status.OK, fact)
+
+
+def _memory(facts: HostFacts) -> Iterator[Finding]:
+    gib = facts.mem_bytes / (1 << 30)
+    enough = gib >= 1 + facts.usable_cores  # a tuner process with TVM takes about one
+    status = Status.OK if enough else Status.WARN
+    fix = "" if enough else "about 1 GiB per tuner process is used; give --tuners a small number"
+    yield Finding("memory", status, f"{gib:.1f} GiB", fix)
+
+
+def _packages(facts: HostFacts) -> Iterator[Finding]:
+    found = dict(facts.packages)
+    wrong = {name: found.get(name) for name, pin in PINS.items() if found.get(name) != pin}
+    if wrong:
+        fact = ", ".join(f"{name} {version or 'missing'}" for name, version in wrong.items())
+        wanted = " ".join(f"{name}=={PINS[name]}" for name in wrong)
+        fix = f"pip install {wanted}"
+        if "apache-tvm-ffi" in wrong:
+            fix += " (with apache-tvm-ffi 0.1.15 this TVM crashes)"
+        yield Finding("packages", Status.FAIL, fact, fix)
+    else:
+        fact = ", ".join(f"{name} {version}" for name, version in facts.packages)
+        yield Finding("packages", Status.OK, f"Python {facts.python}, {fact}")
+
+
+def _bytecode(facts: HostFacts) -> Iterator[Finding]:
+    """A start is some twenty processes: with bytecode Ray is there in half the time."""
+    if not facts.not_compiled:
+        yield Finding("bytecode", Status.OK, "modules are compiled once")
+        return
+    why = "PYTHONDONTWRITEBYTECODE" if sys.dont_write_bytecode else "a folder that is read-only"
+    have, them = ("have", "them") if len(facts.not_compiled) > 1 else ("has", "it")
+    found = map(importlib.util.find_spec, facts.not_compiled)
+    folders = {_compiled_with(Path(spec.origin)) for spec in found if spec and spec.origin}
+    yield Finding(
+        "bytecode",
+        Status.WARN,
+        f"{', '.join(facts.not_compiled)} {have} none, and {why} keeps it so: every process of a"
+        f" run compiles {them} again, which takes seconds of each start",
+        f"{sys.executable} -m compileall -q {' '.join(sorted(folders))}, or install with pip, or"
+        " with uv and --compile-bytecode",
+    )
+
+
+def _compiled_with(package: Path) -> str:
+    """Return the folder to compile for a package, given by its __init__.py.
+
+    What is installed lacks bytecode together with what it imports; beside a package that is not
+    installed lies anything, a virtual environment for example.
+    """
+    installed = package.parents[1]
+    is_installed = installed.name in ("site-packages", "dist-packages")
+    return str(installed if is_installed else package.parent)
+
+
+def _tvm(_: HostFacts) -> Iterator[Finding]:
+    # In a process of its own: a wrong pair of TVM and tvm-ffi crashes the interpreter.
+    answer = _python(_GENERATE_CODE)
+    if answer.ok:
+        yield Finding("TVM", Status.OK, f"loads, and generates code for {answer.text}")
+    else:
+        fix = "reinstall it: pip install --force-reinstall " + " ".join(
+            f"{name}=={pin}" for name, pin in PINS.items() if name.startswith("apache")
+        )
+        yield Finding("TVM", Status.FAIL, f"does not load: {answer.text}", fix)
+
+
+def _linker(_: HostFacts) -> Iterator[Finding]:
+    """Builds are linked, by ld or by a compiler that calls it."""
+    programs = ("c++", "g++", "clang++", "cc", "gcc", "clang")
+    compiler = next((path for name in programs if (path := shutil.which(name))), None)
+    fix = "install one, for example: apt-get install g++"
+    if compiler is None:
+        linker = shutil.which("ld")
+        fact = "no C or C++ compiler on PATH" + (f"; {linker} links builds" if linker else "")
+        yield Finding("C++ compiler", Status.WARN if linker else Status.FAIL, fact, fix)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "probe.cc"), Path(folder, "probe.so")
+        source.write_text('#include <cmath>\nextern "C" float probe(float x) { return expf(x); }\n')
+        command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        fact = f"{compiler} builds no shared library: {done.stderr.strip()[-300:]}"
+        yield Finding("C++ compiler", Status.FAIL, fact, fix)
+    else:
+        yield Finding("C++ compiler", Status.OK, compiler)
+
+
+def _ray(_: HostFacts) -> Iterator[Finding]:
+    answer = _python("import ray; print(ray.__version__)")
+    if answer.ok:
+        yield Finding("Ray", Status.OK, f"{answer.text} imports in {answer.secs:.1f} s")
+    else:
+        fix = f"pip install ray=={PINS['ray']}"
+        yield Finding("Ray", Status.FAIL, f"does not import: {answer.text}", fix)
+
+
+def _dashboard(_: HostFacts) -> Iterator[Finding]:
+    addresses = listening(RAY_DASHBOARD_PORT)
+    if not addresses:
+        fact = f"nothing listens on port {RAY_DASHBOARD_PORT}"
+        yield Finding("Ray dashboard", Status.OK, fact)
+        return
+    where = "this machine alone" if all(map(_is_loopback, addresses)) else "the network"
+    yield Finding(
+        "Ray dashboard",
+        Status.WARN,
+        f"port {RAY_DASHBOARD_PORT} is open to {where}: if that is a Ray dashboard, who reaches it"
+        " can run code here",
+        "stop it, or start it with RAY_AUTH_MODE=token and --dashboard-host 127.0.0.1",
+    )
+
+
+# --- needed for GPUs ---------------------------------------------------------------------------
+
+
+def _gpus(facts: HostFacts) -> Iterator[Finding]:
+    if facts.no_gpu and not facts.failed_gpus:
+        fact = f"none: {facts.no_gpu}"
+        yield Finding("GPU", Status.WARN, fact, "nothing, to tune for CPUs (--cpu-pct)")
+        return
+    fact = f"{facts.driver}, supports CUDA {facts.cuda_version}"
+    yield Finding("driver", Status.OK, fact)
+    from tunerd.slices.mps.mps_slice import expected_sms, problem_of
+
+    for gpu in facts.gpus:
+        problem = problem_of(gpu)
+        fact = (
+            f"{gpu.name}, {gpu.mem_bytes >> 30} GiB, compute capability {gpu.compute_capability},"
+            f" mode {gpu.compute_mode}, {gpu.uuid}"
+        )
+        status = Status.FAIL if problem else Status.OK
+        yield Finding(f"GPU {gpu.index}", status, fact, problem)
+        if gpu.sm_count is not None:
+            sms = ", ".join(f"{p}%: {expected_sms(gpu.sm_count, p)}" for p in _SHOWN_SHARES)
+            yield Finding(f"GPU {gpu.index}: SMs per share", Status.OK, sms)
+    for failed in facts.failed_gpus:
+        status = Status.WARN if facts.gpus else Status.FAIL
+        fix = (
+            "reset it or restart the machine (dmesg | grep Xid tells more), or hide it with"
+            " CUDA_VISIBLE_DEVICES"
+        )
+        yield Finding(f"GPU {failed.index}", status, failed.problem, fix)
+
+
+def _cuda_libraries(facts: HostFacts) -> Iterator[Finding]:
+    from tunerd.builder.nvrtc import missing_for_builds
+
+    missing = missing_for_builds()
+    fix = host.install_command("cuda")
+    if missing is None:
+        yield Finding("CUDA libraries", Status.OK, "NVRTC, cudart and headers found")
+    elif facts.gpus:
+        yield Finding("CUDA libraries", Status.FAIL, missing, fix)
+    else:
+        yield Finding("CUDA libraries", Status.WARN, missing, f"only for GPUs: {fix}")
+
+
+def _mps_binary(facts: HostFacts) -> Iterator[Finding]:
+    if not facts.gpus:
+        return
+    if facts.mps_control:
+        yield Finding("MPS", Status.OK, facts.mps_control)
+    else:
+        from tunerd.slices.mps.mps_slice import NO_MPS_CONTROL
+
+        yield Finding("MPS", Status.FAIL, f"{host.MPS_CONTROL} is not on PATH", NO_MPS_CONTROL)
+
+
+def _other_daemons(facts: HostFacts) -> Iterator[Finding]:
+    if not facts.gpus:
+        return
+    others = mps_processes()
+    if not others:
+        yield Finding("other MPS daemons", Status.OK, "none")
+        return
+    who = ", ".join(f"pid {pid} of uid {uid}" for pid, uid in others)
+    if shared := multi_user_daemons():
+        yield Finding(
+            "multi-user MPS server",
+            Status.WARN,
+            f"pid {shared[0]} lets clients of all users into one server: a fault of anybody's ends "
+            "everybody's, and its user can end any of them",
+            "start it without -multiuser-server, or keep others off this machine while you tune",
+        )
+    yield Finding(
+        "other MPS daemons",
+        Status.WARN,
+        f"{who}: their clients and ours take turns on a GPU, which disturbs measurements",
+        "stop them while you tune, or join one of yours with --mps external",
+    )
+
+
+def _attach(facts: HostFacts) -> Iterator[Finding]:
+    """Start a real slice on each GPU and look at what it obtains."""
+    from tunerd.slices.mps.mps_slice import MpsSlice, plan_for, usability_of
+
+    usable = usability_of(facts)
+    if not facts.gpus:
+        return
+    if not usable.ok:
+        yield Finding(
+            "MPS slices", Status.FAIL, usable.why, "only slices of the kind `whole` work here"
+        )
+        return
+    try:
+        plan = plan_for(facts, _PROBED_PCT, 1)
+    except HostError as error:
+        yield Finding("slice", Status.FAIL, str(error), "mend that: slices of GPUs need it")
+        return
+    if plan.problem:
+        yield Finding("slice", Status.FAIL, plan.problem)
+    for spec in plan.slices:
+        name = f"slice of {_PROBED_PCT}% of GPU {spec.device_index}"
+        started = time.monotonic()
+        try:
+            with MpsSlice(spec) as measured:
+                proof = measured.start()
+        except TunerdError as error:
+            yield Finding(name, Status.FAIL, str(error), "see the logs of the GPU guard and of MPS")
+            continue
+        yield Finding(
+            name,
+            Status.OK,
+            f"attached, {proof.sm_count} of {proof.device_sm_count} SMs obtained, ready in"
+            f" {time.monotonic() - started:.1f} s",
+        )
+
+
+# --- how things are found out ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Answer:
+    ok: bool
+    text: str
+    secs: float
+
+
+def _python(code: str) -> _Answer:
+    """Run code in a fresh interpreter; the last line it prints, or why it failed."""
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONPATH": python_path()},
+            capture_output=True,
+            text=True,
+            timeout=_IMPORT_SECS,
+        )
+    except subprocess.TimeoutExpired:
+        return _Answer(False, f"no answer within {_IMPORT_SECS:.0f} s", _IMPORT_SECS)
+    secs = time.monotonic() - started
+    if done.returncode < 0:
+        return _Answer(False, f"it was ended by signal {-done.returncode}", secs)
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return _Answer(done.returncode == 0, lines[-1] if lines else "", secs)
+
+
+def listening(port: int) -> list[str]:
+    """Return the local addresses, in the kernel's hexadecimal, on which TCP `port` is listened."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            address, _, number = fields[1].partition(":")
+            if fields[3] == "0A" and int(number, 16) == port:  # TCP_LISTEN in the kernel's states
+                found.append(address)
+    return found
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether an address of /proc/net/tcp is 127.x or ::1; words are in host byte order."""
+    if len(address) == 8:
+        return address.endswith("7F") if sys.byteorder == "little" else address.startswith("7F")
+    v6, mapped = "0" * 24 + "01000000", "0000000000000000FFFF0000"
+    return address == v6 or (address.startswith(mapped) and address.endswith("7F"))
+
+
+def mps_processes() -> list[tuple[int, int]]:
+    """Return (pid, uid) of the MPS daemons and servers that run now, any user's."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            uid = folder.stat().st_uid
+        except OSError:
+            continue
+        if program_of(int(folder.name)).startswith("nvidia-cuda-mps"):
+            found.append((int(folder.name), uid))
+    return found
+
+
+def multi_user_daemons() -> list[int]:
+    """Return the pids of MPS daemons whose servers take clients of several users.
+
+    `-multiuser-server` of nvidia-cuda-mps-control (NVIDIA's MPS guide, "Multi-user server").
+    """
+    found = []
+    for pid, _ in mps_processes():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word.lstrip(b"-") == b"multiuser-server" for word in words):
+            found.append(pid)
+    return found
+
+
+def program_of(pid: int) -> str:
+    """Return the name of a process's program as it was started; "" where it has ended."""
+    try:
+        started = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return ""
+    return os.path.basename(started).decode(errors="replace")

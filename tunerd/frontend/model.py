@@ -1,0 +1,176 @@
+"""Load an ONNX file: check it, fix its shapes, simplify it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tunerd.errors import ModelError
+from tunerd.frontend.onnx.batch import exported_batch, open_batch_shapes, with_batch
+from tunerd.frontend.onnx.file import read_proto
+from tunerd.frontend.onnx.memory import require_memory
+from tunerd.frontend.onnx.shapes import MAX_RANK, Shape, declared_inputs, fix_shapes, resolve_shapes
+from tunerd.frontend.onnx.simplify import simplify
+from tunerd.vocabulary import Model, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_DTYPES = frozenset({"float16", "float32", "float64", "bool", *_INTEGERS})
+
+
+@dataclass(frozen=True)
+class FixedModel:
+    """A model as its file has it, checked, with every shape fixed."""
+
+    name: str
+    digest: str  # sha256 of the weights and the graph, hex
+    inputs: tuple[TensorSpec, ...]
+    proto: onnx.ModelProto = field(repr=False, compare=False)
+    notes: tuple[str, ...] = ()  # what fixing had to change
+
+
+def read_model(
+    path: Path,
+    *,
+    shapes: Mapping[str, Shape] = MappingProxyType({}),
+    dims: Mapping[str, int] = MappingProxyType({}),
+    batch: int | None = None,
+) -> FixedModel:
+    """Read an ONNX file, check it and fix every shape.
+
+    shapes: full shapes by input name, for inputs with open dimensions.
+    dims: sizes by the name of an open dimension.
+    batch: the leading dimension of every input, where it is open or other than the exported one.
+
+    Raises ModelError where the file cannot be used or leaves dimensions open, and InputError where
+    `shapes` or `dims` do not fit it.
+    """
+    proto = read_proto(path)
+    declared = declared_inputs(proto.graph)
+    notes: tuple[str, ...] = ()
+    if batch is None:
+        fix_shapes(proto, resolve_shapes(declared, shapes=shapes, dims=dims))
+    else:
+        leading = exported_batch(declared)
+        declared = open_batch_shapes(declared, leading, dims)
+        exported = resolve_shapes(declared, shapes=shapes, dims=dims)
+        if batch == next(s[0] for s in exported.values() if s):
+            fix_shapes(proto, exported)
+        else:
+            proto, notes = with_batch(proto, exported, batch)
+    if not proto.graph.input or not proto.graph.output:
+        lacks = "outputs" if proto.graph.input else "inputs"
+        raise ModelError(
+            f"the model has no {lacks}, and one of each is needed at least; export it again"
+        )
+    inputs = tuple(_spec(i, "input") for i in proto.graph.input)
+    require_memory(proto)
+    return FixedModel(path.stem, model_digest(proto), inputs, proto, notes)
+
+
+def simplified(model: FixedModel) -> Model:
+    """Simplify a model, which takes seconds; ModelError where ONNX Runtime cannot run it."""
+    simple, notes = simplify(model.proto, model.inputs)
+    return Model(
+        name=model.name,
+        digest=model.digest,
+        inputs=model.inputs,
+        outputs=tuple(_spec(o, "output") for o in simple.graph.output),
+        proto=simple,
+        notes=model.notes + notes,
+    )
+
+
+# --- describing --------------------------------------------------------------------------------
+
+
+def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
+    from onnx import helper
+
+    tensor = value.type.tensor_type
+    try:
+        dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    except (KeyError, TypeError):
+        dtype = "unknown"
+    if dtype not in _DTYPES:
+        raise ModelError(
+            f"{role} '{value.name}' has type {dtype}; allowed are {', '.join(sorted(_DTYPES))}"
+        )
+    shape = tuple(int(d.dim_value) for d in tensor.shape.dim)
+    if len(shape) > MAX_RANK:
+        raise ModelError(
+            f"{role} '{value.name}' has {len(shape)} dimensions; at most {MAX_RANK} are allowed, "
+            "so export the model with fewer"
+        )
+    if not tensor.HasField("shape") or any(d < 1 for d in shape):
+        raise ModelError(
+            f"the shape of {role} '{value.name}' depends on the values of the inputs, or is empty; "
+            "only models of fixed shapes can be tuned"
+        )
+    return TensorSpec(value.name, shape, dtype)
+
+
+def model_digest(proto: onnx.ModelProto) -> str:
+    """Return the sha256 of the graph and the weights, in hex.
+
+    It does not depend on where weights are kept, on producer, comments or the order in which
+    initializers and attributes are listed.
+    """
+    digest = hashlib.sha256()
+    for opset in sorted((o.domain, o.version) for o in proto.opset_import):
+        digest.update(repr(opset).encode())
+    _digest_graph(proto.graph, digest)
+    return digest.hexdigest()
+
+
+def _digest_graph(graph: onnx.GraphProto, digest: hashlib._Hash) -> None:
+    for value in (*graph.input, *graph.output):
+        digest.update(_serialized(value))
+    for tensor in sorted(graph.initializer, key=lambda t: str(t.name)):
+        digest.update(f"{tensor.name}\n".encode())
+        _digest_tensor(tensor, digest)
+    for sparse in graph.sparse_initializer:
+        digest.update(_serialized(sparse))
+    for node in graph.node:
+        ends = (node.domain, node.op_type, tuple(node.input), tuple(node.output))
+        digest.update(repr(ends).encode())
+        for attribute in sorted(node.attribute, key=lambda a: str(a.name)):
+            digest.update(f"{attribute.name}\n".encode())
+            if attribute.HasField("g"):
+                _digest_graph(attribute.g, digest)
+            elif attribute.HasField("t"):
+                _digest_tensor(attribute.t, digest)
+            else:
+                digest.update(_serialized(attribute))
+
+
+def _digest_tensor(tensor: onnx.TensorProto, digest: hashlib._Hash) -> None:
+    import onnx
+    from onnx import numpy_helper
+
+    if tensor.data_type == onnx.TensorProto.STRING:  # whose bytes need not be text
+        digest.update(f"{tensor.data_type} {tuple(tensor.dims)}\n".encode())
+        digest.update(repr(list(tensor.string_data)).encode())
+        return
+    values = numpy_helper.to_array(tensor)
+    digest.update(f"{tensor.data_type} {values.shape}\n".encode())
+    digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+
+
+def _serialized(
+    message: onnx.ValueInfoProto | onnx.AttributeProto | onnx.SparseTensorProto,
+) -> bytes:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    for name in ("doc_string", "metadata_props"):
+        if name in message.DESCRIPTOR.fields_by_name:
+            copy.ClearField(name)
+    return bytes(copy.SerializeToString(deterministic=True))

@@ -1,0 +1,1 @@
+"""ONNX files: read, shapes fixed, simplified, rewritten; and ONNX Runtime as the reference."""

@@ -1,0 +1,293 @@
+"""Read an ONNX file that nobody vouches for: parse it, check it, gather what it keeps elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+
+from tunerd.errors import ModelError
+from tunerd.frontend.onnx.rewrites import subgraphs
+from tunerd.frontend.onnx.shapes import MAX_RANK
+from tunerd.frontend.onnx.simplify import infer_shapes, last_line
+
+if TYPE_CHECKING:
+    import onnx
+
+STANDARD_DOMAINS = ("", "ai.onnx")
+_PROTOBUF_LIMIT_BYTES = 2**31 - 1  # of one serialized message
+_MAX_INLINED_NODES = 1_000_000
+_MAX_CALL_DEPTH = 100  # of functions that call each other
+# TVM imports neither; ONNX Runtime would run the first for as long as the file says.
+_CONTROL_FLOW = ("Loop", "Scan")
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """Return the model in a file, valid, in itself, and of standard operators only.
+
+    Weights that it keeps in other files are read, functions inlined. Raises ModelError.
+    """
+    from onnx import inliner
+
+    proto = _parse(path)
+    if (text := _no_text(proto)) is not None:
+        raise ModelError(
+            f"the model {path} holds the name {text[:40]!r}, which is not UTF-8; export or "
+            "download it again"
+        )
+    if not proto.opset_import or not proto.graph.node:
+        raise ModelError(f"the model {path} holds no ONNX graph; export or download it again")
+    _load_external_data(proto, path.parent)
+    if proto.ByteSize() > _PROTOBUF_LIMIT_BYTES:
+        raise _too_large(path, proto.ByteSize())
+    _require_small_functions(proto)
+    try:
+        if proto.functions:
+            proto = inliner.inline_local_functions(proto)
+        _check_operators(proto)
+        _check_tensors(proto)
+        if not all(o.type.tensor_type.HasField("shape") for o in proto.graph.output):
+            proto = infer_shapes(proto)  # ONNX allows outputs without a shape, its checker does not
+        _check_valid(proto)
+    except ModelError:
+        raise
+    except Exception as error:  # of onnx's native code, which raises many kinds
+        raise ModelError(
+            f"the model {path} is not valid ONNX: {_first_paragraph(error)}; export it again"
+        ) from error
+    return proto
+
+
+def _check_valid(proto: onnx.ModelProto) -> None:
+    """Run ONNX's checker, which demands shapes of outputs where inference knows none."""
+    import onnx
+
+    tensors = [o.type.tensor_type for o in proto.graph.output if o.type.HasField("tensor_type")]
+    shapeless = [t for t in tensors if not t.HasField("shape")]
+    for tensor in shapeless:
+        tensor.shape.SetInParent()
+    onnx.checker.check_model(proto)
+    for tensor in shapeless:
+        tensor.ClearField("shape")
+
+
+def counted(names: Mapping[str, int]) -> str:
+    """Return "LSTM (2), Foo (1)": names with their counts, in order of name."""
+    return ", ".join(f"{name} ({count})" for name, count in sorted(names.items()))
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    import onnx
+
+    proto = onnx.ModelProto()
+    try:
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "is no file" if path.exists() else None
+            raise ModelError(
+                f"the model {path} {what or 'does not exist'}; give the path of an .onnx file"
+            )
+        if (size := path.stat().st_size) > _PROTOBUF_LIMIT_BYTES:
+            raise _too_large(path, size)
+        proto.ParseFromString(path.read_bytes())
+    except OSError as error:
+        raise ModelError(
+            f"the model {path} cannot be read: {error.strerror}; give the path of an .onnx file"
+        ) from error
+    except DecodeError as error:
+        raise ModelError(
+            f"the model {path} is not ONNX, or was cut short; export or download it again"
+        ) from error
+    return proto
+
+
+def _no_text(message: Any) -> bytes | None:
+    """Return a string in `message` that is not UTF-8: protobuf hands those out as bytes."""
+    for field, value in message.ListFields():
+        if field.type not in (field.TYPE_MESSAGE, field.TYPE_STRING):
+            continue
+        for one in (value,) if isinstance(value, str | bytes | Message) else value:
+            if isinstance(one, bytes):
+                return one
+            if isinstance(one, Message) and (found := _no_text(one)) is not None:
+                return found
+    return None
+
+
+def _too_large(what: Path, size: int) -> ModelError:
+    return ModelError(
+        f"the model in {what} takes {size / 2**30:.1f} GiB with its weights; at most 2 GiB can "
+        "be loaded; export it with smaller types, or in parts"
+    )
+
+
+def _first_paragraph(error: Exception) -> str:
+    """Return what a checker says, less the context that it adds to it."""
+    text = str(error).partition("==> Context:")[0]
+    return " ".join(text.split()).rstrip(".") or type(error).__name__
+
+
+# --- external data -----------------------------------------------------------------------------
+
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    for graph in subgraphs(proto.graph):
+        yield from graph.node
+    for function in proto.functions:
+        yield from function.node
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    for graph in subgraphs(proto.graph):
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    for node in _nodes(proto):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+
+
+def _load_external_data(proto: onnx.ModelProto, folder: Path) -> None:
+    """Read the tensors that the model keeps in other files; each must lie inside `folder`."""
+    from onnx import TensorProto
+
+    places = [
+        (tensor, *_place(tensor, folder))
+        for tensor in _tensors(proto)
+        if tensor.data_location == TensorProto.EXTERNAL
+    ]
+    # Told before anything is read: any number of tensors may lie on the same bytes.
+    if (total := sum(length for _, _, _, length in places)) > _PROTOBUF_LIMIT_BYTES:
+        raise _too_large(folder, total)
+    for tensor, path, offset, length in places:
+        with path.open("rb") as file:
+            file.seek(offset)
+            tensor.raw_data = file.read(length)
+        del tensor.external_data[:]
+        tensor.data_location = TensorProto.DEFAULT
+
+
+def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """Return the file of a tensor, and the first byte and the number of bytes that it takes."""
+    entries = {e.key: e.value for e in tensor.external_data}
+    try:
+        path = _inside(folder, entries.get("location", ""), tensor.name)
+        size = path.stat().st_size
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", size - offset))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"the external data of tensor '{tensor.name}' cannot be read: {error}; export or "
+            "download the model again"
+        ) from error
+    if offset < 0 or length < 0 or offset + length > size:
+        raise ModelError(
+            f"tensor '{tensor.name}' takes bytes {offset} to {offset + length} of {path.name}, "
+            f"which has {size}; download the model's files again"
+        )
+    return path, offset, length
+
+
+def _inside(folder: Path, location: str, tensor: str) -> Path:
+    """Return the file at `location`, if it lies in `folder` also after following links."""
+    relative = Path(location)
+    path = (folder / relative).resolve()
+    outside = relative.is_absolute() or ".." in relative.parts
+    if not location or outside or not path.is_relative_to(folder.resolve()):
+        raise ModelError(
+            f"tensor '{tensor}' keeps its data in '{location}', outside the model's folder; "
+            "put the model and its data into one folder"
+        )
+    if not path.is_file():
+        raise ModelError(
+            f"tensor '{tensor}' keeps its data in '{location}', which is not in {folder}; "
+            "put the file beside the model"
+        )
+    return path
+
+
+# --- operators, functions, tensors -------------------------------------------------------------
+
+
+def _check_operators(proto: onnx.ModelProto) -> None:
+    from onnx import defs
+
+    newest = defs.onnx_opset_version()
+    for opset in proto.opset_import:
+        if opset.domain in STANDARD_DOMAINS and opset.version > newest:
+            raise ModelError(
+                f"the model uses ONNX opset {opset.version}; up to {newest} is known here; "
+                "export it with an older opset"
+            )
+    nodes = tuple(_nodes(proto))
+    unknown = Counter(
+        f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        for node in nodes
+        if node.domain not in STANDARD_DOMAINS or not defs.has(node.op_type)
+    )
+    if unknown:
+        raise ModelError(
+            f"the model uses operators that standard ONNX does not have: {counted(unknown)}; "
+            "export it without them"
+        )
+    endless = Counter(node.op_type for node in nodes if node.op_type in _CONTROL_FLOW)
+    if endless:
+        raise ModelError(
+            f"TVM cannot import these operators of the model: {counted(endless)}; export it "
+            "without them"
+        )
+
+
+def _require_small_functions(proto: onnx.ModelProto) -> None:
+    """Raise ModelError where the model's own functions, inlined, would explode."""
+    bodies = {(f.domain, f.name): f for f in proto.functions}
+    sizes: dict[tuple[str, str], float] = {}  # of a body with all that it calls; inf while open
+
+    def size_of(nodes: Iterator[onnx.NodeProto], depth: int) -> float:
+        total = 0.0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            if key not in bodies:
+                total += 1
+                continue
+            if key not in sizes:
+                sizes[key] = math.inf
+                deep = depth >= _MAX_CALL_DEPTH
+                sizes[key] = math.inf if deep else size_of(iter(bodies[key].node), depth + 1)
+            total += sizes[key]
+        return total
+
+    calls = (node for graph in subgraphs(proto.graph) for node in graph.node)
+    if size_of(calls, 0) > _MAX_INLINED_NODES:
+        raise ModelError(
+            "the model's functions call themselves, or make more than "
+            f"{_MAX_INLINED_NODES:,} nodes; export it without local functions"
+        )
+
+
+def _check_tensors(proto: onnx.ModelProto) -> None:
+    """Refuse constants that NumPy cannot hold, by their type, their rank or their bytes."""
+    from onnx import helper, numpy_helper
+
+    known = set(helper.get_all_tensor_dtypes())
+    for tensor in _tensors(proto):
+        if tensor.data_type not in known or len(tensor.dims) > MAX_RANK:
+            raise ModelError(
+                f"constant '{tensor.name}' has type number {tensor.data_type} and "
+                f"{len(tensor.dims)} dimensions; ONNX's types and up to {MAX_RANK} dimensions "
+                "are allowed; export the model again"
+            )
+        try:
+            numpy_helper.to_array(tensor)
+        except UnicodeDecodeError:
+            continue  # text, of which nothing is computed
+        except Exception as error:  # of several kinds
+            raise ModelError(
+                f"constant '{tensor.name}' does not hold what its shape and type say: "
+                f"{last_line(error)}; export the model again"
+            ) from error

@@ -1,0 +1,69 @@
+"""The memory that one inference of a model takes, told before anything of it is allocated."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tunerd.errors import ModelError
+from tunerd.frontend.onnx.simplify import shapes_without_weights
+from tunerd.system.host import memory_bytes
+
+if TYPE_CHECKING:
+    import onnx
+
+log = logging.getLogger(__name__)
+
+# Seeded inputs are made as float64 before they get their type.
+_BYTES_PER_RANDOM_ELEMENT = 8
+
+
+def require_memory(proto: onnx.ModelProto) -> None:
+    """Raise ModelError unless this machine's memory holds the inputs and two of each other value.
+
+    `proto` has fixed input shapes. What depends on values, and not on shapes alone, is not seen.
+    """
+    available = memory_bytes()
+    inputs = sum(
+        _elements(v) * (_itemsize(v) + _BYTES_PER_RANDOM_ELEMENT) for v in proto.graph.input
+    )
+    _require(inputs, available, "the model's inputs take")
+    for value in _values(proto):
+        needed = inputs + 2 * _elements(value) * _itemsize(value)
+        _require(needed, available, f"with its value '{value.name}' the model takes")
+
+
+def _require(needed: int, available: int, what: str) -> None:
+    if needed > available:
+        raise ModelError(
+            f"{what} {needed / 2**30:,.1f} GiB to run, and this machine has "
+            f"{available / 2**30:,.1f} GiB of memory; give smaller shapes or a smaller --batch, or "
+            "tune on a machine with more"
+        )
+
+
+def _values(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    try:
+        graph = shapes_without_weights(proto).graph
+    except Exception:  # of several kinds; ONNX Runtime says what is wrong with the model
+        log.info("no shapes", exc_info=True)
+        return
+    yield from graph.value_info
+    yield from graph.output
+
+
+def _elements(value: onnx.ValueInfoProto) -> int:
+    """Return how many elements a value has; 0 where its shape is not known."""
+    dims = value.type.tensor_type.shape.dim
+    return math.prod(max(0, int(d.dim_value)) for d in dims)
+
+
+def _itemsize(value: onnx.ValueInfoProto) -> int:
+    from onnx import helper
+
+    try:
+        return int(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).itemsize)
+    except (KeyError, TypeError):
+        return 1

@@ -1,0 +1,346 @@
+"""Model -> Lowered: the graph as calls of kernels, with the weights outside."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import logging
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tunerd.errors import ModelError
+from tunerd.frontend.onnx.file import counted
+from tunerd.frontend.onnx.rewrites import subgraphs
+from tunerd.frontend.onnx.simplify import last_line
+from tunerd.vocabulary import Arrays, Model, TargetSpec
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+    from tvm.target import Target
+
+log = logging.getLogger(__name__)
+
+# Channels last makes the innermost loop of a convolution contiguous in data, weights and output.
+_CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A Relax module whose `main` calls one TIR function per kernel.
+
+    `main` takes the model's inputs, then one tensor per entry of `weights`, in that order; the
+    parameters have the names of the entries. Weights stay outside of compiled code because a
+    library that embeds them takes their size, twice, in every build.
+    """
+
+    mod_json: str = field(repr=False)  # as TVM writes it, which another process can read
+    weights: Arrays = field(repr=False)
+    num_inputs: int
+    notes: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def mod(self) -> IRModule:
+        import tvm
+
+        return tvm.ir.load_json(self.mod_json)
+
+
+def lower(model: Model, target: TargetSpec) -> Lowered:
+    """Import `model` into TVM, optimize the graph for `target` and fuse it into kernels.
+
+    Raises ModelError that names the operators which TVM cannot take.
+    """
+    import tvm
+
+    from tunerd.frontend.relax.constants import hoist_constants
+
+    tvm_target = make_target(target)
+    mod = _import(model)
+    with tvm_target, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        clean = _run(mod, _clean_up())
+        preferred, notes = _channels_last(clean)
+        fuse = _fuse(target)
+        mod = _run(preferred, fuse)
+        left = _not_lowered(mod)
+        if left and preferred is not clean:
+            notes = (f"convolutions stay in NCHW: TVM has no NHWC kernel for {counted(left)}",)
+            mod = _run(clean, fuse)
+            left = _not_lowered(mod)
+        if branches := _branches(mod):
+            raise ModelError(
+                f"{branches} of the model's If operators depend on the values of the inputs; only "
+                "models that always run the same kernels can be tuned, so export it without them"
+            )
+        if left:
+            raise ModelError(
+                f"TVM has no kernel of fixed shape for these operators of {model.name}: "
+                f"{counted(left)}; export the model without them"
+            )
+        _require_output_types(mod, model)
+        mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
+    return Lowered(tvm.ir.save_json(mod), weights, len(model.inputs), notes)
+
+
+def import_all() -> None:
+    """Import what simplifying and lowering a model takes."""
+    for name in ("onnx", "onnxruntime", "onnxslim", "tvm.relax.frontend.onnx", "tvm.tirx"):
+        importlib.import_module(name)
+
+
+def make_target(target: TargetSpec) -> Target:
+    """Return TVM's object for a target; it needs no such device on this machine."""
+    import json
+
+    import tvm
+
+    return tvm.target.Target(json.loads(target.json))
+
+
+# --- import ------------------------------------------------------------------------------------
+
+
+def _import(model: Model) -> IRModule:
+    from tvm.relax.frontend.onnx import from_onnx
+
+    from tunerd.frontend.relax.constants import name_inputs
+    from tunerd.frontend.relax.converters import own_converters
+
+    with own_converters():
+        _require_known_operators(model)
+    # The importer prints what it fails on, and warns of each input that it renames.
+    with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with own_converters():
+                return name_inputs(from_onnx(model.proto))
+        except Exception as error:  # any kind: the importer is a thousand converters
+            about = printed.getvalue().partition(", with inputs")[0].strip()
+            log.info("import failed: %s", about, exc_info=True)
+            opset = max(o.version for o in model.proto.opset_import)
+            raise ModelError(
+                f"TVM cannot import {model.name}: {about or 'the graph'} of opset {opset}: "
+                f"{last_line(error)}; export the model without this operator"
+            ) from error
+
+
+def _require_known_operators(model: Model) -> None:
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    # Its converter of Attention is of another vendor's operator of that name.
+    known = {*onnx_frontend._get_convert_map(), "If", "Constant"} - {"Attention"}
+    unknown = Counter(
+        str(node.op_type)
+        for graph in subgraphs(model.proto.graph)
+        for node in graph.node
+        if node.op_type not in known
+    )
+    if unknown:
+        raise ModelError(
+            f"TVM cannot import these operators of {model.name}: {counted(unknown)}; "
+            "export the model without them"
+        )
+
+
+def _require_output_types(mod: IRModule, model: Model) -> None:
+    """Raise ModelError where `main` gives other types or shapes than the model."""
+    from tvm import relax
+    from tvm.tirx import IntImm
+
+    returned = mod["main"].ret_ty
+    types = returned.fields if isinstance(returned, relax.TupleType) else [returned]
+    for spec, got in zip(model.outputs, types, strict=True):
+        expected = f"{spec.dtype}{list(spec.shape)}"
+        if not isinstance(got, relax.TensorType) or not isinstance(got.shape, relax.ShapeExpr):
+            raise ModelError(
+                f"TVM imports output '{spec.name}' of {model.name} as {got}, and in ONNX Runtime "
+                f"it is {expected}; only models of fixed shapes can be tuned, so export the model "
+                "differently"
+            )
+        found = f"{got.dtype}{[int(d) if isinstance(d, IntImm) else str(d) for d in got.shape]}"
+        if found != expected:
+            raise ModelError(
+                f"TVM imports {model.name} wrongly: its output '{spec.name}' would be {found}, "
+                f"and in ONNX Runtime it is {expected}; export the model differently"
+            )
+
+
+# --- passes ------------------------------------------------------------------------------------
+
+
+def _run(mod: IRModule, passes: Sequence[Callable[[IRModule], IRModule]]) -> IRModule:
+    for each in passes:
+        mod = each(mod)
+    return mod
+
+
+def _clean_up() -> list[Callable[[IRModule], IRModule]]:
+    from tvm.relax import transform as rt
+
+    from tunerd.frontend.relax.constants import fold_constants, remove_redundant_reshapes
+    from tunerd.frontend.relax.powers import expand_powers
+
+    return [
+        rt.DecomposeOpsForInference(),
+        rt.CanonicalizeBindings(),
+        expand_powers,
+        fold_constants,
+        rt.EliminateCommonSubexpr(),
+        remove_redundant_reshapes,
+        rt.DeadCodeElimination(),
+    ]
+
+
+def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
+    """Convert convolutions and what is between them to NHWC, unless that costs more than it gains.
+
+    An operator that knows one layout only gets a transpose on either side.
+    """
+    import tvm
+    from tvm.relax import transform as rt
+
+    from tunerd.frontend.relax.constants import (
+        fold_constants,
+        remove_redundant_reshapes,
+        unit_permutes_to_reshapes,
+    )
+
+    tidy = [
+        rt.CanonicalizeBindings(),
+        fold_constants,
+        unit_permutes_to_reshapes,
+        remove_redundant_reshapes,
+        rt.EliminateCommonSubexpr(),
+        rt.DeadCodeElimination(),
+    ]
+    convolutions = _count(mod, "relax.nn.conv2d")
+    if not convolutions:
+        return mod, ()
+    try:
+        converted = _run(mod, [rt.ConvertLayout(_CONV_LAYOUTS), *tidy])
+    except tvm.error.InternalError as error:  # of an operator whose layout rule is wrong
+        log.info("NHWC failed", exc_info=True)
+        return mod, (f"convolutions stay in NCHW: TVM cannot convert them: {last_line(error)}",)
+    added = _count(converted, "relax.permute_dims") - _count(mod, "relax.permute_dims")
+    if added > 2 + convolutions:
+        return mod, (f"convolutions stay in NCHW: NHWC would add {added} transposes",)
+    return converted, ()
+
+
+def _fuse(target: TargetSpec) -> list[Callable[[IRModule], IRModule]]:
+    from tvm.relax import transform as rt
+
+    from tunerd.frontend.relax.fast_math import use_fast_math
+
+    return [
+        *([] if target.is_cuda else [use_fast_math]),
+        rt.LegalizeOps(),
+        rt.AnnotateTIROpPattern(),
+        rt.FoldConstant(),
+        rt.FuseOps(),
+        rt.FuseTIR(),
+        rt.DeadCodeElimination(),
+        # After fusion, so that a reshape joins its neighbours where it can; what is left of them
+        # becomes a view.
+        rt.RewriteDataflowReshape(),
+        rt.DeadCodeElimination(),
+    ]
+
+
+def _count(mod: IRModule, op: str) -> int:
+    from tvm import relax
+
+    found = 0
+
+    def visit(expr: relax.Expr) -> None:
+        nonlocal found
+        found += isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == op
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return found
+
+
+def _branches(mod: IRModule) -> int:
+    from tvm import relax
+
+    found = 0
+
+    def visit(expr: relax.Expr) -> None:
+        nonlocal found
+        found += isinstance(expr, relax.If)
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return found
+
+
+def _not_lowered(mod: IRModule) -> Counter[str]:
+    """Count the operators that have no kernel in this layout, or for a shape known only later."""
+    from tvm import relax
+
+    left: Counter[str] = Counter()
+    allowed = {"relax.call_tir", "relax.reshape"}
+
+    def visit(expr: relax.Expr) -> None:
+        name = getattr(expr.op, "name", "") if isinstance(expr, relax.Call) else ""
+        if name.startswith("relax.") and name not in allowed:
+            left[name.removeprefix("relax.")] += 1
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return left
+
+
+# --- what an inference touches ----------------------------------------------------------------
+
+
+def touched_bytes(lowered: Lowered) -> int:
+    """Return how many bytes an inference reads and writes: all weights, and its activations.
+
+    Memory of activations is used again, so that the most count that are needed at any time.
+    """
+    from tvm import relax
+
+    made: dict[Any, int] = {}  # bytes, by the variable
+    owner: dict[Any, Any] = {}  # of what another variable holds
+    last_read: dict[Any, int] = {}
+    bindings = [b for block in lowered.mod["main"].body.blocks for b in block.bindings]
+    for step, binding in enumerate(bindings):
+        var, value = binding.var, binding.value
+        source = value.tuple_value if isinstance(value, relax.TupleGetItem) else value
+        if source in owner:
+            owner[var] = owner[source]
+        else:
+            owner[var], made[var] = var, _type_bytes(var.ty)
+
+        def read(expr: Any, step: int = step) -> None:
+            if isinstance(expr, relax.Var) and expr in owner:
+                last_read[owner[expr]] = step
+
+        relax.analysis.post_order_visit(value, read)
+    freed = [0] * (len(bindings) + 1)
+    for var, size in made.items():
+        freed[last_read.get(var, len(bindings))] += size
+    held = most = 0
+    for step, binding in enumerate(bindings):
+        held += made.get(binding.var, 0)
+        most = max(most, held)
+        held -= freed[step]
+    return most + sum(weight.nbytes for weight in lowered.weights.values())
+
+
+def _type_bytes(of: Any) -> int:
+    """Return the bytes of a value of fixed shape, or of several."""
+    from tvm import relax
+
+    if isinstance(of, relax.TupleType):
+        return sum(map(_type_bytes, of.fields))
+    if not isinstance(of, relax.TensorType):
+        return 0
+    return math.prod(int(d) for d in of.shape) * np.dtype(str(of.dtype)).itemsize

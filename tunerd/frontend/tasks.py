@@ -1,0 +1,114 @@
+"""Lowered -> Tasks: one task per distinct kernel of the model."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tunerd.frontend.relax.lowering import Lowered, make_target
+from tunerd.vocabulary import TargetSpec, Task, TensorSpec
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+    from tvm.tirx import PrimFunc
+
+
+def extract_tasks(lowered: Lowered, target: TargetSpec) -> tuple[Task, ...]:
+    """Return the kernels of `lowered`, each once, in the order in which the model first calls them.
+
+    A kernel that only copies, as a reshape of an output does, is no task: nothing can be gained.
+    """
+    import tvm
+    from tvm import relax
+    from tvm.s_tir import meta_schedule as ms
+
+    calls = _calls(lowered)
+    tasks = {}
+    for each in ms.relax_integration.extract_tasks(lowered.mod, make_target(target)):
+        mod = each.dispatched[0]
+        func = mod["main"]
+        called = calls[_workload(mod)]
+        if relax.analysis.has_reshape_pattern(func):
+            continue
+        args = _args(func)
+        tasks[called.position] = Task(
+            task_id=_task_id(mod, args),
+            name=str(each.task_name),
+            weight=int(each.weight),
+            flops=_flops(mod),
+            args=args,
+            weight_args=tuple(sorted(called.weight_args)),
+            target=target,
+            mod_json=tvm.ir.save_json(mod),
+        )
+    return tuple(task for _, task in sorted(tasks.items()))
+
+
+@dataclass
+class _Calls:
+    position: int  # of the first call in the model
+    weight_args: set[int]  # arguments that are hoisted weights in every call
+
+
+def _calls(lowered: Lowered) -> dict[int, _Calls]:
+    """Return how `main` calls each workload, by the hash of its normalized function."""
+    import tvm
+    from tvm import relax
+
+    normalize = tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")
+    main = lowered.mod["main"]
+    weights = {p.name for p in main.params[lowered.num_inputs :]}
+    workloads: dict[str, int] = {}  # by name of the function
+    calls: dict[int, _Calls] = {}
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            if not isinstance(call, relax.Call) or call.op.name != "relax.call_tir":
+                continue
+            name = call.args[0].name_hint
+            if name not in workloads:
+                workloads[name] = _workload(normalize(lowered.mod[name]))
+            constant = {
+                i
+                for i, arg in enumerate(call.args[1])
+                if isinstance(arg, relax.Var) and arg.name in weights
+            }
+            known = calls.setdefault(workloads[name], _Calls(len(calls), constant))
+            known.weight_args &= constant
+    return calls
+
+
+def _workload(mod: IRModule) -> int:
+    """Return TVM's hash of a normalized module: names of variables do not matter to it."""
+    import tvm_ffi
+
+    return int(tvm_ffi.structural_hash(mod))
+
+
+def _task_id(mod: IRModule, args: tuple[TensorSpec, ...]) -> str:
+    """Return 12 hex digits that are the same in every process and every model.
+
+    The JSON of a workload has the names of the model's variables in it, so it will not do.
+    """
+    shapes = [(arg.shape, arg.dtype) for arg in args]
+    return hashlib.sha256(f"{_workload(mod):016x} {shapes}".encode()).hexdigest()[:12]
+
+
+def _args(func: PrimFunc) -> tuple[TensorSpec, ...]:
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+
+    infos = ArgInfo.from_prim_func(func)
+    return tuple(
+        TensorSpec(str(param.name), tuple(int(d) for d in info.shape), str(info.dtype))
+        for param, info in zip(func.params, infos, strict=True)
+    )
+
+
+def _flops(mod: IRModule) -> float:
+    from tvm.s_tir.analysis import estimate_tir_flops
+
+    try:
+        return float(estimate_tir_flops(mod))
+    except Exception:  # an operation or a loop that TVM's estimate does not know
+        return 0.0

@@ -1,0 +1,70 @@
+"""Repeats work in a slice's runner, between two moments or until it is told to stop."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tunerd.runner.arguments import random_array
+from tunerd.runner.profiles import LOAD
+from tunerd.runner.sampling import Device
+from tunerd.vocabulary import Build
+
+_SPIN_SECS = 0.002  # before the start: a sleep may end this much too late
+
+
+@dataclass
+class Repeated:
+    """Work that is loaded and has run; `repeat` runs it once and waits for its end."""
+
+    repeat: Callable[[], object]
+    calls: int  # of a repeat
+    once_secs: float  # that a repeat took
+    starts: array[float] = field(default_factory=lambda: array("d"))
+    ends: array[float] = field(default_factory=lambda: array("d"))
+
+    def run(self, start_at: float, stop_at: float, is_told_to_stop: Callable[[], bool]) -> None:
+        """Repeat from `start_at` until `stop_at`, of time.monotonic(), noting every repeat.
+
+        A repeat that is under way then is finished and counts.
+        """
+        self.starts, self.ends = array("d"), array("d")
+        clock, repeat = time.monotonic, self.repeat
+        while (left := start_at - clock()) > _SPIN_SECS:
+            if is_told_to_stop():
+                return
+            time.sleep(min(left - _SPIN_SECS, 0.05))
+        while clock() < start_at:
+            pass
+        begun = clock()
+        while begun < stop_at and not is_told_to_stop():
+            repeat()
+            ended = clock()
+            self.starts.append(begun)
+            self.ends.append(ended)
+            begun = clock()
+
+
+def repeated_model(device: Device, model: Any) -> Repeated:
+    """Make an inference of a loaded artifact the work: its inputs are on the device."""
+    inputs = {s.name: device.tensor(random_array(s, i)) for i, s in enumerate(model.inputs)}
+
+    def repeat() -> float:
+        secs: float = model.timed_calls(inputs, 1)
+        return secs
+
+    for _ in range(2):  # the second call replays what the first one captured
+        repeat()
+    return Repeated(repeat, 1, repeat())
+
+
+def repeated_kernel(device: Device, build: Build, folder: Path) -> Repeated:
+    """Make a burst of calls of a kernel the work."""
+    path = folder / "kernel.so"
+    path.write_bytes(build.library)
+    timed = device.prepare(build, path, LOAD)
+    return Repeated(timed.sample, timed.calls, timed.sample() * timed.calls)

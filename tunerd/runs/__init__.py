@@ -1,0 +1,1 @@
+"""One tuning run: its plan, its life, its folder, its finals."""

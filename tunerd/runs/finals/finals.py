@@ -1,0 +1,222 @@
+"""Winners -> Outcome: the artifact, and whether it is right and faster.
+
+The whole model is compiled twice, with the winners and with the defaults, checked against ONNX
+Runtime and timed in turns on the quiet slice. Kernels that win alone may lose together: where the
+tuned model is slower, the default schedules ship.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tunerd.artifacts.compile import compile_artifact, finish_manifest
+from tunerd.cluster.ray_cluster import Cluster
+from tunerd.errors import InfrastructureError
+from tunerd.frontend.kernels import Kernels
+from tunerd.runs.finals.quiet_slice import (
+    Finals,
+    Patience,
+    QuietSlice,
+    Revive,
+    disturbed_by,
+    leave_lost,
+)
+from tunerd.runs.finals.selection import Say, choose_winners
+from tunerd.runs.finals.verify import onnxruntime_latency, verify
+from tunerd.runs.folder import RunFolder
+from tunerd.runs.plan import Layout
+from tunerd.settings import TuneSettings
+from tunerd.slices.neighbors import NONE
+from tunerd.stats.paired import compare
+from tunerd.vocabulary import (
+    MODEL,
+    Build,
+    Candidate,
+    CapProof,
+    Failure,
+    Measurement,
+    Model,
+    Origin,
+    Phase,
+)
+from tunerd.vocabulary.outcome import (
+    Comparison,
+    Correctness,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verdict,
+    Verification,
+)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What the end of a run works with."""
+
+    settings: TuneSettings
+    folder: RunFolder
+    model: Model
+    layout: Layout
+    kernels: Kernels
+    cluster: Cluster
+    quiet_slice: str  # sees the run folder
+    beside: tuple[str, ...]  # the other slices of its device that live
+    cores: tuple[int, ...]  # of it, where they are this machine's
+    proofs: tuple[CapProof, ...]
+    say: Say
+    enter: Callable[[Phase], None]
+    unsearched: Mapping[str, str] = field(default_factory=dict)  # task_id -> why it has no trials
+    built: Sequence[Build] = ()  # by the search
+    sleep: Callable[[float], None] = time.sleep
+    revive: Revive = leave_lost
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """The whole model, tuned, beside its default."""
+
+    folder: Path
+    verification: Verification
+    default: Latency
+    tuned: Latency
+    disturbed_by: str
+
+    @property
+    def comparison(self) -> Comparison:
+        return compare(self.default.run_secs, self.tuned.run_secs)
+
+
+def finish(ending: Ending) -> Outcome:
+    """Choose the winners, compile, verify and time the model; store and return the outcome."""
+    ending.enter(Phase.FINALS)
+    quiet = _quiet(ending)
+    outcomes = choose_winners(
+        ending.kernels.tasks,
+        ending.folder.store,
+        quiet,
+        say=ending.say,
+        unsearched=ending.unsearched,
+        built=ending.built,
+    )
+    ending.enter(Phase.MODEL)
+    # Nothing becomes the artifact before it is verified. Each folder is compiled once: a runner
+    # keeps the models that it has loaded, by their paths.
+    trials = ending.folder.paths.root.resolve() / "trials"  # a runner works in another folder
+    try:
+        ending.say("compiling the model, with its default schedules and with the tuned ones")
+        with ThreadPoolExecutor() as pool:  # at once: most of it holds no lock of Python's
+            default = pool.submit(_compile, ending, (), trials / "default")
+            _compile(ending, outcomes, trials / "tuned")
+            default.result()
+        trial = _try(ending, quiet, trials / "tuned")
+        if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
+            outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
+            ending.say("compiling the model with the default schedules instead")
+            _compile(ending, outcomes, trials / "untuned")
+            trial = _try(ending, quiet, trials / "untuned")
+        return _kept(ending, outcomes, trial)
+    finally:
+        shutil.rmtree(trials, ignore_errors=True)
+
+
+def _quiet(ending: Ending) -> QuietSlice:
+    """Say where and how finalists are measured."""
+    finals = Finals.of(ending.settings, ending.kernels.touched_bytes)
+    others: tuple[str, ...] = ()
+    if finals.neighbours != NONE:
+        others = ending.beside
+        if not others:
+            raise InfrastructureError(
+                f"the finals are to have neighbours, and no other slice of {ending.quiet_slice}'s "
+                "device lives; what was measured is stored, and the same command goes on"
+            )
+    patience = Patience(ending.say, sleep=ending.sleep)
+    return QuietSlice(ending.cluster, ending.quiet_slice, others, finals, patience, ending.revive)
+
+
+def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> Outcome:
+    """Make the trial the artifact, or reject it where it is wrong; store and return the outcome."""
+    artifact = ending.folder.paths.artifact
+    outcome = Outcome(
+        model=ending.model,
+        target=ending.layout.target,
+        tasks=outcomes,
+        verification=trial.verification,
+        latencies=(trial.default, trial.tuned, *_onnxruntime(ending)),
+        end_to_end=trial.comparison,
+        artifact=str(artifact),
+        proofs=ending.proofs,
+        disturbed_by=trial.disturbed_by,
+    )
+    if trial.verification.verdict is Correctness.WRONG:
+        place = artifact.with_name("artifact.rejected")
+    else:
+        place = artifact
+        finish_manifest(trial.folder, outcome)
+    for old in (artifact, place):
+        shutil.rmtree(old, ignore_errors=True)
+    trial.folder.rename(place)
+    ending.folder.store.save_outcome(outcome)
+    return outcome
+
+
+def _try(ending: Ending, quiet: QuietSlice, folder: Path) -> _Trial:
+    """Verify a compiled model and time it beside the default."""
+    ending.say("comparing outputs with ONNX Runtime")
+    verification = verify(lambda inputs: quiet.run_model(str(folder), inputs), ending.model)
+    ending.say("timing the whole model, tuned and default in turns")
+    results = quiet.compare_models((str(folder.with_name("default")), str(folder)), MODEL)
+    default, tuned = results
+    return _Trial(
+        folder,
+        verification,
+        _latency("default", default),
+        _latency("tuned", tuned),
+        disturbed_by(results),
+    )
+
+
+def _compile(ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path) -> None:
+    winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
+    compile_artifact(
+        ending.kernels.lowered,
+        ending.kernels.tasks,
+        winners,
+        ending.layout.target,
+        folder,
+        model=ending.model,
+        pct=ending.settings.pct,
+        proofs=ending.proofs,
+    )
+
+
+def _latency(name: str, result: Measurement | Failure) -> Latency:
+    if isinstance(result, Failure):
+        raise InfrastructureError(f"the {name} model could not be timed: {result.message}")
+    return Latency(name, result.run_secs)
+
+
+def _onnxruntime(ending: Ending) -> tuple[Latency, ...]:
+    """Time ONNX Runtime on the cores of the quiet slice, where those are this machine's."""
+    cores = ending.cores
+    if not cores:
+        return ()
+    ending.say("timing ONNX Runtime on the same cores")
+    return (onnxruntime_latency(ending.model, threads=len(cores), cores=cores, profile=MODEL),)
+
+
+def _stay(outcome: TaskOutcome, why: str) -> TaskOutcome:
+    if not outcome.is_tuned:
+        return outcome
+    default = Candidate(
+        outcome.task_id,
+        next(f.candidate_id for f in outcome.finalists if f.origin is Origin.DEFAULT),
+        Origin.DEFAULT,
+    )
+    return replace(outcome, winner=default, best_secs=outcome.default_secs, note=why)

@@ -1,0 +1,248 @@
+"""Records -> winners: the quiet second look at each task's best candidates.
+
+Search may be noisy, the result may not: the best few candidates of a task are measured again, many
+samples, in turns with its default, while nothing runs but the neighbours that were asked for. The
+one with the smallest median wins if the interval of its ratio to the default lies above one, and
+only if it computes what the default computes.
+
+A trial that others disturbed looks slower than it is. Where a task has such trials beside quiet
+ones, the best few of both are measured again.
+
+Where the search's own ranking is to be judged, more candidates are measured with them, spread
+evenly over the ranks that follow. They never win: the artifact is the same with them and without,
+and they tell what the choice of the best few has missed. Each costs its build and 40 samples of
+2 ms, with a warm cache 5 ms, or, where its calls take longer, 20 at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from tunerd.candidates.search import default_candidate
+from tunerd.records import Store
+from tunerd.runs.finals.quiet_slice import QuietSlice
+from tunerd.stats.paired import fastest
+from tunerd.vocabulary import Build, Candidate, Failure, Measurement, Origin, Record, Task
+from tunerd.vocabulary.outcome import Comparison, Finalist, TaskOutcome, Verdict
+
+FINALISTS = 3  # of each task, besides its default; of disturbed trials as many more
+_T = TypeVar("_T")
+
+
+class Say(Protocol):
+    """Shows what is being done next; may raise Interrupted instead."""
+
+    def __call__(self, message: str, /) -> None: ...
+
+
+def choose_winners(
+    tasks: Sequence[Task],
+    store: Store,
+    quiet: QuietSlice,
+    *,
+    say: Say,
+    unsearched: Mapping[str, str],
+    built: Iterable[Build] = (),
+) -> tuple[TaskOutcome, ...]:
+    """Choose a winner for each task, in order; outcomes are stored, and not decided twice.
+
+    A stored outcome counts while no trial of its task has ended since, if it is settled and was
+    measured like these. `unsearched` says of tasks by their ids why they have no trials. What is
+    not in `built` is built. A candidate that faulted in earlier finals of this run is never run
+    again.
+    """
+    records = _ended(store.records())
+    finals = quiet.finals
+    stored = store.task_outcomes()
+    known = {
+        o.task_id: o
+        for o in stored
+        if o.trials == len(records.get(o.task_id, ())) and o.is_settled and finals.accept(o)
+    }
+    todo = [t for t in tasks if t.task_id not in known]
+    entries = {t.task_id: _entries(t, records.get(t.task_id, ()), finals.fidelity) for t in todo}
+    wanted = [c for t in todo for c in entries[t.task_id].all]
+    builds: dict[str, Build | Failure] = {b.candidate.candidate_id: b for b in built}
+    builds |= faults_of(stored)
+    if missing := [c for c in wanted if c.candidate_id not in builds]:
+        say(f"building {len(missing)} of the {len(wanted)} finalists of {len(todo)} tasks")
+        found = quiet.cluster.build_all(missing)
+        builds |= {c.candidate_id: b for c, b in zip(missing, found, strict=True)}
+    for first in range(0, len(todo), quiet.at_once):
+        part = todo[first : first + quiet.at_once]
+        names = ", ".join(t.name for t in part)
+        say(f"measuring finalists, task {first + 1} of {len(todo)}: {names}")
+        measured = _measure([entries[t.task_id] for t in part], builds, quiet)
+        for task in part:
+            own = records.get(task.task_id, ())
+            outcome = _decide(task, own, entries[task.task_id], builds, measured, quiet)
+            if not outcome.trials:
+                outcome = replace(outcome, note=unsearched.get(task.task_id, outcome.note))
+            store.propose([outcome.winner])  # the outcome refers to its trial
+            store.save_task_outcome(outcome)
+            known[task.task_id] = outcome
+    return tuple(known[t.task_id] for t in tasks)
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """The candidates of a task's finals."""
+
+    default: Candidate
+    finalists: tuple[Candidate, ...]
+    others: tuple[Candidate, ...]  # that judge the ranking
+
+    @property
+    def all(self) -> tuple[Candidate, ...]:
+        return (self.default, *self.finalists, *self.others)
+
+
+def faults_of(outcomes: Iterable[TaskOutcome]) -> dict[str, Failure]:
+    """Return by id the candidates of the search that faulted in finals."""
+    return {
+        f.candidate_id: f.measurement
+        for outcome in outcomes
+        for f in outcome.finalists
+        if f.origin is Origin.SEARCH
+        and isinstance(f.measurement, Failure)
+        and f.measurement.kind.is_fault
+    }
+
+
+def _ended(found: Iterable[Record]) -> dict[str, list[Record]]:
+    by_task: dict[str, list[Record]] = {}
+    for record in found:
+        if record.candidate.origin is Origin.SEARCH and record.result is not None:
+            by_task.setdefault(record.candidate.task_id, []).append(record)
+    return by_task
+
+
+def _entries(task: Task, records: Sequence[Record], fidelity: int) -> _Entries:
+    measured = [(r.result, r.candidate) for r in records if isinstance(r.result, Measurement)]
+    measured.sort(key=lambda m: m[0].median_secs)
+    quiet = [c for result, c in measured if not result.conditions.is_disturbed]
+    disturbed = [c for result, c in measured if result.conditions.is_disturbed]
+    chosen = {c.candidate_id for c in (*quiet[:FINALISTS], *disturbed[:FINALISTS])}
+    ranked = [candidate for _, candidate in measured]
+    best = [c for c in ranked if c.candidate_id in chosen]
+    rest = [c for c in ranked if c.candidate_id not in chosen]
+    return _Entries(default_candidate(task), tuple(best), tuple(spread_over(rest, fidelity)))
+
+
+def spread_over(ranked: Sequence[_T], count: int) -> list[_T]:
+    """Return `count` of them at even distances, the first and the last among them.
+
+    >>> spread_over("abcdefg", 3)
+    ['a', 'd', 'g']
+    """
+    if count >= len(ranked):
+        return list(ranked)
+    if count < 2:
+        return [ranked[len(ranked) // 2]] if count else []
+    return [ranked[round(i * (len(ranked) - 1) / (count - 1))] for i in range(count)]
+
+
+def _measure(
+    contests: Sequence[_Entries], builds: Mapping[str, Build | Failure], quiet: QuietSlice
+) -> dict[str, Measurement | Failure]:
+    """Measure what was built of some tasks, each task's candidates in turns; results by id."""
+    built = [[builds[c.candidate_id] for c in contest.all] for contest in contests]
+    ready = [found for each in built if (found := [b for b in each if isinstance(b, Build)])]
+    measured: dict[str, Measurement | Failure] = {
+        c.candidate_id: b
+        for contest in contests
+        for c in contest.all
+        if isinstance(b := builds[c.candidate_id], Failure)
+    }
+    if ready:
+        for of, results in zip(ready, quiet.compare(ready), strict=True):
+            measured |= {b.candidate.candidate_id: r for b, r in zip(of, results, strict=True)}
+    return measured
+
+
+def _decide(
+    task: Task,
+    records: Sequence[Record],
+    entries: _Entries,
+    builds: Mapping[str, Build | Failure],
+    measured: dict[str, Measurement | Failure],
+    quiet: QuietSlice,
+) -> TaskOutcome:
+    """Decide between the default and the finalists."""
+    may_win = (entries.default, *entries.finalists)
+    winner, comparison, note = _winner(may_win, builds, measured, quiet)
+    searched = {r.candidate.candidate_id: r.run_secs for r in records}
+    return TaskOutcome(
+        task_id=task.task_id,
+        name=task.name,
+        weight=task.weight,
+        trials=len(records),
+        failed=sum(isinstance(r.result, Failure) for r in records),
+        default_secs=_secs(measured[entries.default.candidate_id]),
+        best_secs=_secs(measured[winner.candidate_id]),
+        winner=winner,
+        comparison=comparison,
+        note=note,
+        finalists=tuple(
+            Finalist(
+                c.candidate_id,
+                c.origin,
+                searched.get(c.candidate_id),
+                measured[c.candidate_id],
+                may_win=c in may_win,
+            )
+            for c in entries.all
+        ),
+        measured_as=quiet.finals.measured_as,
+    )
+
+
+def _winner(
+    entries: Sequence[Candidate],
+    builds: Mapping[str, Build | Failure],
+    measured: dict[str, Measurement | Failure],
+    quiet: QuietSlice,
+) -> tuple[Candidate, Comparison | None, str]:
+    """Return the winner, how it compares with the default, and the note of the outcome.
+
+    A candidate that would win and computes something else becomes a failure in `measured`. Nothing
+    wins against a default that another's fault ended. Against one that does not run, the fastest
+    candidate wins, compared with nothing.
+    """
+    default, *candidates = entries
+    base = measured[default.candidate_id]
+    if isinstance(base, Failure) and not base.kind.ends_trial:
+        why = f"another's fault kept the default from being measured: {base.message[-200:]}"
+        return default, None, f"not settled, {why}"
+    wrong = ""
+    by_id = {c.candidate_id: c for c in candidates}
+    while rivals := {
+        name: r.run_secs for name in by_id if isinstance(r := measured[name], Measurement)
+    }:
+        name, comparison = fastest(None if isinstance(base, Failure) else base.run_secs, rivals)
+        best = by_id[name]
+        if isinstance(base, Failure):
+            note = "neither its speed nor its results were compared with anything"
+            return best, None, f"{note}: its default schedule does not run: {base.message[-200:]}"
+        assert comparison is not None
+        if comparison.verdict is not Verdict.FASTER:
+            note = f"the best candidate against the default: {comparison.verdict}"
+            return default, comparison, "; ".join(filter(None, (wrong, note)))
+        reference, build = builds[default.candidate_id], builds[best.candidate_id]
+        assert isinstance(reference, Build)  # both were measured
+        assert isinstance(build, Build)
+        failure = quiet.agree(reference, build)
+        if failure is None:
+            return best, comparison, wrong
+        measured[best.candidate_id] = failure
+        wrong = f"a faster candidate was refused: {failure.message[-200:]}"
+    if wrong:
+        return default, None, wrong
+    why = "no candidate could be measured" if candidates else "no trial was measured"
+    return default, None, why
+
+
+def _secs(result: Measurement | Failure) -> float | None:
+    return result.median_secs if isinstance(result, Measurement) else None

@@ -1,0 +1,308 @@
+"""Say whether a compiled model is right: its outputs against ONNX Runtime's, on several seeds."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tunerd.errors import ModelError
+from tunerd.frontend.onnx.reference import Reference, random_inputs
+from tunerd.frontend.onnx.rewrites import subgraphs
+from tunerd.frontend.onnx.simplify import shapes_without_weights
+from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
+from tunerd.vocabulary.outcome import Correctness, Latency, Verification
+
+if TYPE_CHECKING:
+    import onnx
+
+# Relative error, and absolute error in units of an output's scale (its largest value). Sums
+# in another order move float32 outputs of light_densenet121 by 5e-5 of their scale, with ONNX
+# Runtime against itself; the rest is room for fast math on GPUs. In float16, 4,096 products summed
+# one by one are up to 8.6e-3 of the scale away from ONNX Runtime, which sums in float32, and up to
+# 6.2e-3 where the output is small. Other types: exact.
+TOLERANCES = {
+    "float64": (1e-6, 1e-7),
+    "float32": (1e-3, 1e-3),
+    "float16": (2e-2, 8e-3),
+}
+
+SEEDS = 3  # two at least: a model that ignores its input must differ from one of them
+
+# How far apart the reference's outputs for two inputs must be, in tolerances: a compiled model
+# that ignored its input would be out of tolerance by half of it on one of the two.
+MIN_SPREAD = 10.0
+
+_MAX_CALLS_PER_SAMPLE = 10_000
+
+
+def verify(run: Callable[[Arrays], Arrays], model: Model) -> Verification:
+    """Compare `run`'s outputs with ONNX Runtime's for SEEDS seeded inputs.
+
+    An element is right when |out - ref| <= atol * scale + rtol * |ref|, where scale is the
+    largest finite |ref| of that output for that seed. Where the reference is finite, NaN and
+    infinity are never right. Integers and booleans must be equal.
+
+    `rtol` and `atol` are the TOLERANCES of the lowest floating type among the values that an
+    output is computed from: a cast to float32 does not bring back what float16 has rounded off. A
+    sum of n terms in a type of unit roundoff u is off by up to n u sum |term| (Higham, Accuracy and
+    Stability of Numerical Algorithms, 2002, section 4.2), with u = 2**-11 in float16 and 2**-24 in
+    float32 (IEEE 754).
+
+    WRONG: an output disagrees, whatever else is not known. CANNOT_TELL: all agree, but no output
+    depends on an input, or one proves nothing: the reference is not finite, or it depends on an
+    input, and no two references differ by MIN_SPREAD tolerances, so that a kernel that returns a
+    constant could pass. An output that depends on no input has one value: it is compared, no more.
+
+    Raises ModelError where ONNX Runtime cannot run the model.
+    """
+    return expected_of(model).verify(run)
+
+
+def expected_of(model: Model) -> Expected:
+    """Run a model in ONNX Runtime once, to compare several compiled ones with it; see `verify`."""
+    inputs = [verification_inputs(model.inputs, seed) for seed in range(SEEDS)]
+    return Expected(tuple(inputs), tuple(_references(model, inputs)), tuple(_outputs(model)))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What ONNX Runtime returns for the inputs of each seed."""
+
+    inputs: tuple[Arrays, ...]
+    references: tuple[Arrays, ...]
+    outputs: tuple[_Output, ...]
+
+    def verify(self, run: Callable[[Arrays], Arrays]) -> Verification:
+        """Compare `run`'s outputs with these, as the function `verify` does."""
+        worst, where = 0.0, ""
+        for seed, (given, expected) in enumerate(zip(self.inputs, self.references, strict=True)):
+            found = run(given)
+            for output in self.outputs:
+                if problem := _shape_problem(output.name, found, expected[output.name]):
+                    return self._verdict(Correctness.WRONG, math.inf, f"seed {seed}: {problem}")
+                error = output.error(found[output.name], expected[output.name])
+                if error > worst:
+                    worst, where = error, f"output '{output.name}', seed {seed}"
+        if worst > 1.0:
+            message = f"{where} is {worst:.3g} times the tolerance away from ONNX Runtime"
+            return self._verdict(Correctness.WRONG, worst, message)
+        if doubt := _doubt(self.outputs, self.references):
+            return self._verdict(Correctness.CANNOT_TELL, worst, doubt)
+        message = f"all outputs agree with ONNX Runtime on {len(self.inputs)} seeds"
+        return self._verdict(Correctness.RIGHT, worst, message)
+
+    def _verdict(self, is_right: Correctness, worst: float, message: str) -> Verification:
+        # The tolerances in force for the widest output; exact ones show as 0.
+        return Verification(
+            verdict=is_right,
+            seeds=len(self.inputs),
+            rtol=max((output.rtol for output in self.outputs), default=0.0),
+            atol=max((output.atol for output in self.outputs), default=0.0),
+            worst_error=worst,
+            message=message,
+        )
+
+
+def verification_inputs(specs: Iterable[TensorSpec], seed: int) -> Arrays:
+    """Return seeded inputs: those of `random_inputs`, in odd seeds with a mean of each channel.
+
+    Noise alone would not do: a network that averages over an image maps any two images of
+    independent noise to nearly the same outputs. Shifted channels, or rows, alone would not do
+    either: they drive some networks into a softmax that is all zeros and a one.
+    """
+    specs = tuple(specs)
+    arrays = random_inputs(specs, seed)
+    if seed % 2 == 0:
+        return arrays
+    rng = np.random.default_rng(seed)
+    for spec in specs:
+        values = arrays[spec.name]
+        if np.issubdtype(values.dtype, np.floating):
+            kept = spec.shape[: max(1, len(spec.shape) - 2)]
+            means = rng.standard_normal(kept).reshape(kept + (1,) * (len(spec.shape) - len(kept)))
+            shifted = values + means.astype(values.dtype)
+            arrays[spec.name] = np.asarray(shifted)  # a sum of arrays without axes is a scalar
+    return arrays
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output, its tolerance, and whether it is computed from an input."""
+
+    name: str
+    rtol: float
+    atol: float
+    depends: bool
+
+    def error(self, out: npt.NDArray[np.generic], ref: npt.NDArray[np.generic]) -> float:
+        """Return the largest difference in tolerances; infinite for NaN.
+
+        Elements in which the reference is not finite are passed over.
+        """
+        wide, expected = out.astype(np.float64), ref.astype(np.float64)
+        is_known = np.isfinite(expected)
+        wide, expected = wide[is_known], expected[is_known]
+        difference = np.abs(wide - expected)
+        size = np.abs(expected)
+        allowed = self.atol * size.max(initial=0.0) + self.rtol * size
+        with np.errstate(divide="ignore", invalid="ignore"):
+            errors = np.where(difference == 0.0, 0.0, difference / allowed)
+        worst = float(np.max(errors, initial=0.0))  # NaN, if there is one
+        return math.inf if math.isnan(worst) else worst
+
+    def doubt(self, references: Sequence[npt.NDArray[np.generic]]) -> str:
+        """Say why outputs that agree with these prove nothing; "" where they do."""
+        first = references[0]
+        if not all(np.all(np.isfinite(ref)) for ref in references if ref.dtype.kind == "f"):
+            return f"ONNX Runtime's output '{self.name}' holds NaN or infinity for random inputs"
+        if not self.depends or first.size == 0:
+            return ""
+        spread = max(self.error(ref, first) for ref in references[1:])
+        if spread >= MIN_SPREAD:
+            return ""
+        return (
+            f"ONNX Runtime's output '{self.name}' hardly depends on the input: it differs by only "
+            f"{spread:.2g} tolerances between random inputs, and {MIN_SPREAD:g} are needed, so a "
+            "model that ignores its input could pass; trained weights may make it differ more"
+        )
+
+
+def _outputs(model: Model) -> list[_Output]:
+    graph = shapes_without_weights(model.proto).graph
+    sources, types = _sources(graph), _float_types(graph)
+    given = {spec.name for spec in model.inputs}
+    outputs = []
+    for spec in model.outputs:
+        behind = _behind(spec.name, sources)
+        tolerance = (0.0, 0.0)
+        if spec.dtype in TOLERANCES:
+            floats = {spec.dtype} | {types[name] for name in behind & types.keys()}
+            tolerance = max(TOLERANCES[dtype] for dtype in floats)
+        outputs.append(_Output(spec.name, *tolerance, depends=bool(behind & given)))
+    return outputs
+
+
+def _sources(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    """Return what each value of a graph and of its subgraphs is computed from, by name."""
+    sources: dict[str, list[str]] = {}
+    for part in subgraphs(graph):
+        for node in part.node:
+            inner = [out.name for attribute in node.attribute for out in attribute.g.output]
+            sources |= {name: [*node.input, *inner] for name in node.output}
+    return sources
+
+
+def _float_types(graph: onnx.GraphProto) -> dict[str, str]:
+    """Return by name the values that have TOLERANCES, and their types."""
+    from onnx import helper
+
+    known = {helper.np_dtype_to_tensor_dtype(np.dtype(dtype)): dtype for dtype in TOLERANCES}
+    types = {}
+    for part in subgraphs(graph):
+        for value in (*part.input, *part.value_info, *part.output):
+            types[value.name] = value.type.tensor_type.elem_type
+        types |= {tensor.name: tensor.data_type for tensor in part.initializer}
+    return {name: known[kind] for name, kind in types.items() if kind in known}
+
+
+def _behind(output: str, sources: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the names of all values that an output is computed from, and its own."""
+    found: set[str] = set()
+    left = [output]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += sources.get(name, ())
+    return found
+
+
+def _references(model: Model, inputs: Sequence[Arrays]) -> list[Arrays]:
+    try:
+        reference = Reference(model.proto)
+        return [reference.run(given, [o.name for o in model.outputs]) for given in inputs]
+    except Exception as error:  # its exceptions share no base of their own
+        raise ModelError(
+            f"ONNX Runtime cannot run {model.name}, so nothing tells whether the tuned model is "
+            f"right: {error}"
+        ) from error
+
+
+def _doubt(outputs: Sequence[_Output], references: Sequence[Arrays]) -> str:
+    """Say why a model that agrees with the references may be wrong; "" where it proves right."""
+    doubts = [output.doubt([ref[output.name] for ref in references]) for output in outputs]
+    if any(doubts):
+        return "; ".join(filter(None, doubts))
+    if any(output.depends and references[0][output.name].size for output in outputs):
+        return ""
+    names = ", ".join(f"'{output.name}'" for output in outputs)
+    return (
+        f"the values of {names} do not depend on the input: a model that computes nothing from it "
+        "would agree with ONNX Runtime, too"
+    )
+
+
+def _shape_problem(name: str, outputs: Arrays, ref: npt.NDArray[np.generic]) -> str | None:
+    if name not in outputs:
+        return f"there is no output '{name}', only {sorted(outputs)}"
+    out = outputs[name]
+    if out.shape != ref.shape or out.dtype != ref.dtype:
+        return (
+            f"output '{name}' is {out.dtype}{list(out.shape)}, "
+            f"ONNX Runtime's is {ref.dtype}{list(ref.shape)}"
+        )
+    return None
+
+
+def onnxruntime_latency(
+    model: Model, *, threads: int, cores: Sequence[int], profile: Profile
+) -> Latency:
+    """Measure ONNX Runtime, fully optimized, with `threads` threads on `cores`.
+
+    It runs in a thread of its own that is bound to the cores, as are the threads that it starts;
+    the caller's affinity stays.
+    """
+    samples: list[float] = []
+    errors: list[BaseException] = []
+
+    def measure() -> None:
+        try:
+            os.sched_setaffinity(0, cores)  # of this thread alone; its children inherit it
+            reference = Reference(model.proto, threads=threads, optimize=True)
+            inputs = verification_inputs(model.inputs, 0)
+            samples.extend(_samples(lambda: reference.run(inputs), profile))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=measure, name="onnxruntime")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return Latency("onnxruntime", tuple(samples))
+
+
+def _samples(call: Callable[[], object], profile: Profile) -> list[float]:
+    call()
+    started = time.perf_counter()
+    call()
+    once = max(time.perf_counter() - started, 1e-7)
+    calls = min(max(1, math.ceil(profile.min_sample_secs / once)), _MAX_CALLS_PER_SAMPLE)
+    samples: list[float] = []
+    deadline = time.perf_counter() + profile.max_total_secs
+    while len(samples) < profile.max_samples:
+        if len(samples) >= profile.min_samples and time.perf_counter() >= deadline:
+            break
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        samples.append((time.perf_counter() - started) / calls)
+    return samples

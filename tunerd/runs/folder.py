@@ -1,0 +1,282 @@
+"""A run's folder: private to its user, and locked for the one tunerd that works in it.
+
+settings.json      what the last session was asked for, for people; the store keeps every one
+host.json          facts of the machine it ran on
+store.sqlite       the trials
+artifact/          the compiled model
+report.html
+logs/trial-N.log   what a failed trial said
+logs/tunerd.jsonl  what was done, of the command line's runs
+status.json        what the run told last, and how it ended
+shares/            how the share was chosen, where that was left to tunerd
+tunerd.lock        pid of the tunerd that works here
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tunerd.errors import FolderError
+from tunerd.records import RunFacts, Store
+from tunerd.records.facts import refuse_other_run
+from tunerd.records.schema import STORE_NAME
+from tunerd.system import files
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where things are in a run folder, whoever looks."""
+
+    root: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "settings.json"
+
+    @property
+    def host(self) -> Path:
+        return self.root / "host.json"
+
+    @property
+    def store(self) -> Path:
+        return self.root / STORE_NAME
+
+    @property
+    def artifact(self) -> Path:
+        return self.root / "artifact"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def shares(self) -> Path:
+        return self.root / "shares"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "tunerd.lock"
+
+    def log(self, trial_id: int) -> Path:
+        return self.logs / f"trial-{trial_id}.log"
+
+
+class RunFolder:
+    """The folder of a run that this process works in. close() is idempotent."""
+
+    def __init__(self, paths: Paths, store: Store, lock: int) -> None:
+        self.paths = paths
+        self.store = store
+        self._lock: int | None = lock
+
+    @classmethod
+    def open(cls, root: Path, *, facts: RunFacts) -> Self:
+        """Create a run folder, or go on in the one that is there.
+
+        Raises FolderError where it cannot be written, holds something else or a run of another
+        model, device or share, or is in use by another tunerd.
+        """
+        paths = Paths(root)
+        _make_private(paths)
+        lock = _take(paths.lock)
+        try:
+            store = Store.create_or_open(root, facts=facts)
+            try:
+                _write_facts(paths, facts)
+            except BaseException:
+                store.close()
+                raise
+        except OSError as error:
+            _release(lock)
+            raise _unwritable(root, error) from error
+        except BaseException:
+            _release(lock)
+            raise
+        return cls(paths, store, lock)
+
+    def write_log(self, trial_id: int, text: str) -> Path:
+        """Keep what a failed trial said, and return where."""
+        path = self.paths.log(trial_id)
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return path
+
+    def close(self) -> None:
+        """Close the store, then let another tunerd in."""
+        if self._lock is not None:
+            self.store.close()
+            _release(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def prepare(root: Path) -> None:
+    """Make a run's folder, or see that one is there; FolderError where it holds something else."""
+    _make_private(Paths(root))
+
+
+def require_free(root: Path, facts: RunFacts) -> None:
+    """Raise FolderError where a run of these facts may not begin or go on; changes nothing."""
+    paths = Paths(root)
+    try:
+        _refuse_foreign(paths)
+        has_run = paths.store.exists()
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    if has_run:
+        with Store.read(root) as store:
+            for _, found in store.sessions()[:1]:
+                refuse_other_run(found, facts, root)
+
+
+def _make_private(paths: Paths) -> None:
+    root = paths.root
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_foreign(paths)
+        root.chmod(0o700)
+        paths.logs.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+
+
+def _refuse_foreign(paths: Paths) -> None:
+    if paths.store.exists():
+        return
+    known = {STORE_NAME + "-wal", STORE_NAME + "-shm", paths.lock.name}
+    known |= {p.name for p in (paths.settings, paths.host, paths.logs, paths.shares)}
+    foreign = sorted(names_in(paths.root) - known)
+    if foreign:
+        raise FolderError(
+            f"{paths.root} holds '{foreign[0]}' and no run of tunerd; a run needs a folder that is "
+            "new, empty or its own: choose another one with --out"
+        )
+
+
+def _write_facts(paths: Paths, facts: RunFacts) -> None:
+    value = facts.to_json()
+    host = value.pop("host")
+    _replace(paths.settings, value)
+    _replace(paths.host, host)
+
+
+def _replace(path: Path, value: Mapping[str, Any]) -> None:
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def names_in(root: Path) -> set[str]:
+    """Return what a folder holds, nothing where there is none; FolderError if it cannot be read."""
+    try:
+        return set(os.listdir(root))
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise _unwritable(root, error) from error
+
+
+def _unwritable(root: Path, error: OSError) -> FolderError:
+    if error.errno in files.ERRNOS:
+        return files.disk_error(root, error)
+    return FolderError(
+        f"the folder {root} cannot be written: {error.strerror or error}; choose a folder of yours "
+        "with --out"
+    )
+
+
+# --- the lock ----------------------------------------------------------------------------------
+
+_held: set[int] = set()
+
+
+@contextmanager
+def locked(root: Path, *, name: str = "tunerd.lock") -> Iterator[None]:
+    """Make a folder private to its user and to this process; FolderError where that cannot be."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.chmod(0o700)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    lock = _take(root / name)
+    try:
+        yield
+    finally:
+        _release(lock)
+
+
+def _take(path: Path) -> int:
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
+        raise FolderError(
+            f"{path.parent} is in use by the tunerd with pid {pid}; wait until it ends, or choose "
+            "another folder with --out"
+        ) from None
+    except OSError as error:
+        os.close(lock)
+        raise _unwritable(path.parent, error) from error
+    _held.add(lock)
+    return lock
+
+
+def holder(paths: Paths) -> int | None:
+    """Return the pid of the tunerd that works in a folder, as seen from here; None where none does.
+
+    Looks at who has the lock open. To try the lock itself would keep a tunerd out that starts.
+    """
+    try:
+        lock = paths.lock.stat()
+        pid = int(paths.lock.read_bytes()[:32])
+        handles = list(Path(f"/proc/{pid}/fd").iterdir())
+    except (OSError, ValueError):
+        return None
+    for handle in handles:
+        with suppress(OSError):
+            found = handle.stat()
+            if (found.st_dev, found.st_ino) == (lock.st_dev, lock.st_ino):
+                return pid
+    return None
+
+
+def _release(lock: int) -> None:
+    _held.discard(lock)
+    os.close(lock)
+
+
+def _forget_in_child() -> None:
+    # A forked child shares the lock, and would hold it after this process died.
+    for lock in _held:
+        with suppress(OSError):
+            os.close(lock)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,150 @@
+"""The search's way between the coordinator, which decides, and the workers, which do.
+
+What workers answer becomes the coordinator's events; its instructions become entries of the ledger
+and work for the workers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from tunerd.candidates.search import Proposal
+from tunerd.cluster.actor_bodies import Answer
+from tunerd.cluster.membership import Crew
+from tunerd.cluster.ray_cluster import Cluster
+from tunerd.coordinator import events as ev
+from tunerd.coordinator.coordinator import Coordinator
+from tunerd.runs.finals.best_builds import BestBuilds
+from tunerd.runs.ledger import Ledger
+from tunerd.runs.timekeeping import Timekeeper
+from tunerd.telemetry.events import Telemetry
+from tunerd.vocabulary import Candidate
+
+log = logging.getLogger(__name__)
+
+
+class Dispatch:
+    """One search.
+
+    Args:
+        best_builds: keeps what was built of the best candidates.
+        log_step: is told which worker is ready.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        cluster: Cluster,
+        crew: Crew,
+        ledger: Ledger,
+        timekeeper: Timekeeper,
+        telemetry: Telemetry,
+        best_builds: BestBuilds,
+        *,
+        log_step: Callable[[str], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._cluster = cluster
+        self._crew = crew
+        self._ledger = ledger
+        self._timekeeper = timekeeper
+        self._telemetry = telemetry
+        self._best_builds = best_builds
+        self._log_step = log_step
+
+    def start(self, defaults: Sequence[Candidate]) -> None:
+        """Begin with the default of each task, and with the slices, which are ready."""
+        self._carry_out(self._coordinator.start(list(defaults)))
+        for slice_id in self._crew.slice_ids:
+            self.tell(self._joining(slice_id))
+
+    def step(self, wait_secs: float) -> None:
+        """Take what workers answer, waiting so long for a first one, and see which have left."""
+        for answer in self._cluster.answers(wait_secs):
+            for event in self._events(answer):
+                self.tell(event)
+        for worker_id in self._crew.look():
+            if worker_id in self._coordinator.workers:
+                self.tell(ev.WorkerLost(worker_id, "its node left"))
+
+    def tell(self, event: ev.Event) -> None:
+        self._carry_out(self._coordinator.handle(event))
+
+    def _events(self, answer: Answer) -> Iterator[ev.Event]:
+        worker_id = answer.worker_id
+        if answer.method == "survey":
+            self._crew.join(answer)
+            return
+        worker = self._coordinator.workers.get(worker_id)
+        work = worker.work if worker else None
+        role = self._crew.role(worker_id)
+        self._timekeeper.note(answer, role, work)
+        self._telemetry.worked(role, answer)
+        if answer.error:
+            if worker:
+                yield ev.WorkerLost(worker_id, answer.error)
+            self._crew.lose(worker_id, answer.error, answer.problem)
+            return
+        if answer.method in ("warm_up", "start"):
+            if self._crew.is_fit(answer):
+                self._log_step(f"{worker_id} is ready")
+                yield self._joining(worker_id)
+            return
+        self._crew.has_worked(worker_id)
+        match work:
+            case ev.Propose(task=task):
+                proposal: Proposal = answer.value
+                if proposal.message:
+                    about = {"task": task.name, "tuner": worker_id}
+                    log.info("%s: %s", task.name, proposal.message, extra=about)
+                yield ev.Proposed(
+                    worker_id,
+                    task.task_id,
+                    proposal.candidates,
+                    proposal.exhausted,
+                    proposal.message,
+                    proposal.features,
+                )
+            case ev.BuildThem(candidates=candidates):
+                yield ev.BuildsEnded(worker_id, tuple(zip(candidates, answer.value, strict=True)))
+            case ev.Measure(builds=builds):
+                self._telemetry.measured(self._crew.device(worker_id), answer.value)
+                self._best_builds.note(builds, answer.value)
+                candidates = tuple(b.candidate for b in builds)
+                yield ev.MeasurementsEnded(
+                    worker_id, tuple(zip(candidates, answer.value, strict=True))
+                )
+            case ev.RunSentinel():
+                self._telemetry.measured(self._crew.device(worker_id), answer.value)
+                yield ev.SpotChecked(worker_id, answer.value[0], answer.busy_secs or 0.0)
+        if answer.method == "measure" and (
+            faulty := self._crew.has_faulted(worker_id, answer.value)
+        ):
+            for slice_id in self._coordinator.workers.keys() & set(faulty):
+                yield ev.WorkerLost(slice_id, "its device is left alone")
+            self._crew.leave_alone(faulty)
+
+    def _carry_out(self, instructions: Sequence[ev.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case ev.StoreProposed() | ev.StoreBuilt() | ev.StoreEnded() | ev.StoreSpotCheck():
+                    self._ledger.write(instruction)
+                case ev.Measure():
+                    self._ledger.start(instruction)
+                    self._cluster.submit(instruction)
+                case ev.Propose() | ev.BuildThem() | ev.RunSentinel():
+                    self._cluster.submit(instruction)
+                case ev.Hurry(reason):
+                    log.info("tuners are to end what they do: %s", reason)
+                    self._cluster.hurry_tuners()
+                case ev.Finish(reason):
+                    log.info("search ended: %s", reason)
+
+    def _joining(self, worker_id: str) -> ev.WorkerJoined:
+        crew = self._crew
+        role, lane = crew.role(worker_id), crew.lane(worker_id)
+        if role != "slice":
+            return ev.WorkerJoined(worker_id, role, lane)
+        device, domain = crew.hardware(worker_id), crew.fault_domain(worker_id)
+        return ev.WorkerJoined(worker_id, role, lane, device, faults_alone=domain != device)

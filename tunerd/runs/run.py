@@ -1,0 +1,414 @@
+"""One run: wires model, cluster, coordinator, store and ending together; goes on after any kill."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tunerd.candidates.search import default_candidate
+from tunerd.cluster.membership import Crew
+from tunerd.cluster.ray_cluster import Cluster
+from tunerd.coordinator import events as ev
+from tunerd.coordinator.coordinator import Coordinator, Limits
+from tunerd.errors import Interrupted
+from tunerd.frontend.kernels import Selection
+from tunerd.frontend.process import Lowerer, Lowering
+from tunerd.records import RunFacts
+from tunerd.report.frame import write_page
+from tunerd.report.page import report_page
+from tunerd.report.story import story_of
+from tunerd.runner.profiles import within
+from tunerd.runs import plan
+from tunerd.runs.finals.best_builds import BestBuilds
+from tunerd.runs.finals.finals import Ending, finish
+from tunerd.runs.finals.quiet_slice import Finals
+from tunerd.runs.finals.selection import FINALISTS
+from tunerd.runs.folder import RunFolder
+from tunerd.runs.ledger import Ledger
+from tunerd.runs.loop import Dispatch
+from tunerd.runs.shared import Workshop
+from tunerd.runs.team_store import obtained_in, team_store
+from tunerd.runs.timekeeping import Timekeeper
+from tunerd.runs.warm_start import WarmStart
+from tunerd.settings import TuneSettings
+from tunerd.slices import member
+from tunerd.system import clock, host
+from tunerd.system.files import disk_errors_said
+from tunerd.system.signals import Stop
+from tunerd.telemetry.events import Telemetry
+from tunerd.telemetry.progress import SEARCHING, Progress, ProgressState, TaskProgress
+from tunerd.vocabulary import SEARCH, CapProof, Phase, Task
+from tunerd.vocabulary.outcome import Correctness, Outcome
+
+log = logging.getLogger(__name__)
+
+_TICK_SECS = 0.5
+
+
+def tune(
+    settings: TuneSettings, progress: Progress, *, workshop: Workshop | None = None
+) -> Outcome:
+    """Tune a model as `settings` say and return how it ended; the run folder keeps everything.
+
+    Args:
+        workshop: of the settings' model, to share with other sessions of this process.
+
+    Raises TunerdError for what people can mend. Interrupted (Ctrl-C or SIGTERM, once) comes after
+    what was under way has been measured and stored: the same call goes on from there.
+    """
+    with _opened(settings, progress, None, workshop) as session:
+        return session.run()
+
+
+def search(
+    settings: TuneSettings,
+    progress: Progress,
+    selection: Selection | None = None,
+    *,
+    workshop: Workshop | None = None,
+) -> None:
+    """Search a model's tasks, or some, and store their trials; compile and report nothing.
+
+    Raises as `tune` does, and InputError where the model has no such task.
+    """
+    with _opened(settings, progress, selection, workshop) as session:
+        session.search()
+
+
+@contextlib.contextmanager
+def _opened(
+    settings: TuneSettings,
+    progress: Progress,
+    selection: Selection | None,
+    lent: Workshop | None,
+) -> Iterator[_Session]:
+    started = time.monotonic()
+    facts = host.facts()
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(Stop())  # first: a job may be stopped at any moment
+        stack.enter_context(disk_errors_said(settings.out))
+        # TVM is imported there while the host and the model are read here.
+        lowerer = None if lent else stack.enter_context(Lowerer())
+        opened = None
+        if settings.address is None:  # what this machine cannot do is said before Ray starts
+            layout = plan.local_layout(settings)
+            workshop = lent or Workshop(plan.read(settings), lowerer)
+        else:
+            workshop = lent or Workshop(plan.read(settings), lowerer)
+            opened = stack.enter_context(_joined(settings, workshop.run))
+            layout = plan.cluster_layout(settings, opened)
+        earlier = plan.warm_starts(settings, layout)
+        run_facts = RunFacts.of(
+            settings, workshop.model, target=layout.target, device=layout.device, host=facts
+        )
+        folder = stack.enter_context(RunFolder.open(settings.out, facts=run_facts))
+        is_shared = opened is not None
+        told = stack.enter_context(
+            Telemetry(progress, folder.paths, run_facts, settings, is_shared=is_shared)
+        )
+        if warning := plan.open_cluster(layout):
+            told.warn(warning)
+        if lent is None:
+            stack.enter_context(workshop)
+        place = _Place(workshop, layout, opened, earlier)
+        yield _Session(settings, folder, place, told, stop, started, selection)
+
+
+def _joined(settings: TuneSettings, run: str) -> Cluster:
+    return Cluster(address=settings.address, run=run, cpus=0, gpus=0)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a session works, and what it knows before."""
+
+    workshop: Workshop
+    layout: plan.Layout
+    opened: Cluster | None  # of others; None: the workshop's
+    earlier: tuple[WarmStart, ...]
+
+
+class _Session:
+    def __init__(
+        self,
+        settings: TuneSettings,
+        folder: RunFolder,
+        place: _Place,
+        telemetry: Telemetry,
+        stop: Stop,
+        started: float,
+        selection: Selection | None,
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._store = folder.store
+        self._team = team_store(settings, folder.store, self._say)
+        self._place = place
+        self._layout = place.layout
+        self._selection = selection
+        self._telemetry = telemetry
+        self._stop = stop
+        self._started = started
+        self._phase = "starting"
+        self._tasks: tuple[Task, ...] = ()
+        self._coordinator = Coordinator((), Limits())
+        self._taken_over = 0  # trials of earlier sessions that had ended
+        self._ledger = Ledger(folder, telemetry)
+        began_at = clock.now() - (time.monotonic() - started)
+        self._timekeeper = Timekeeper(self._store, began_at=began_at)
+        self._crew: Crew | None = None
+        self._best_builds = BestBuilds(FINALISTS)
+        self._began = started
+
+    def run(self) -> Outcome:
+        """Tune and finish, in a cluster that is open or in a private one."""
+        with self._searched(to_finish=True) as (cluster, crew, lowering):
+            self._phase = "finishing"
+            self._warn_if_nothing_was_left()
+            self._show("choosing finalists")
+            kernels = lowering.result()
+            quiet_slice = self._quiet_slice(cluster, crew)
+            cluster.on_wait = self._require_not_stopped
+            outcome = finish(
+                Ending(
+                    settings=self._settings,
+                    folder=self._folder,
+                    model=kernels.model,
+                    layout=self._layout,
+                    kernels=kernels,
+                    cluster=cluster,
+                    quiet_slice=quiet_slice,
+                    beside=crew.beside(quiet_slice),
+                    cores=crew.cores_here(quiet_slice),
+                    revive=crew.revive,
+                    proofs=crew.proofs,
+                    say=self._say,
+                    enter=self._timekeeper.enter,
+                    unsearched=self._coordinator.unsearched(),
+                    built=self._best_builds.all(),
+                )
+            )
+            self._timekeeper.end()
+        self._show("writing the report")
+        self._report()
+        if outcome.verification.verdict is Correctness.WRONG:
+            log.error("%s", outcome.verification.message)
+        elif self._team is not None:
+            states = self._coordinator.tasks.items()
+            self._team.publish(outcome, exhausted={task_id for task_id, s in states if s.exhausted})
+        return outcome
+
+    def search(self) -> None:
+        """Tune and leave it at the trials."""
+        with self._searched(to_finish=False):
+            pass
+
+    @contextlib.contextmanager
+    def _searched(self, *, to_finish: bool) -> Iterator[tuple[Cluster, Crew, Lowering]]:
+        """Search, and yield what a search ends with while its workers live."""
+        # All that takes seconds at once: the model is lowered while Ray and the workers start.
+        lowering = self._place.workshop.lower(self._layout.target, self._selection)
+        self._say("starting Ray, and lowering the model")
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._ledger.interrupt)  # last: no worker is left to end a trial
+            cluster = self._place.opened or stack.enter_context(self._private_cluster())
+            cluster.on_call = self._timekeeper.called
+            stack.callback(self._timekeeper.end)
+            self._log_step("Ray is there")
+            crew = self._crew = Crew(
+                cluster,
+                self._layout,
+                self._settings,
+                self._store,
+                self._telemetry,
+                elastic=self._settings.address is not None,
+            )
+            proofs = self._start_workers(crew)
+            self._log_step("the slices have their shares")
+            # Refuses a folder that no slice sees, before the search.
+            quiet_slice = self._quiet_slice(cluster, crew)
+            extracted = lowering.extracted()
+            self._log_step("the model is lowered")
+            finals = Finals.of(self._settings, extracted.touched_bytes)
+            self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
+            lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
+            sms = proofs[0].sm_count if self._layout.target.is_cuda else None
+            profile = within(SEARCH, extracted.touched_bytes)
+            cluster.give_tasks(extracted.tasks, lessons=lessons, sms=sms, profile=profile)
+            self._restore(extracted.tasks, proofs)
+            if to_finish:
+                stack.enter_context(_loading(lowering))
+            self._search(cluster, crew, lowering if to_finish else None)
+            self._place.workshop.keep(self._layout.target, self._best_builds.all())
+            self._timekeeper.end()
+            self._require_not_stopped()
+            yield cluster, crew, lowering
+
+    @contextlib.contextmanager
+    def _private_cluster(self) -> Iterator[Cluster]:
+        workshop, layout = self._place.workshop, self._layout
+        logs = self._folder.paths.logs / "ray"
+        specs = [spec for spec, _ in layout.slices]
+        with (
+            member(self._settings.slice_kind).early(specs, workshop.run),
+            workshop.cluster(layout, logs=logs) as cluster,
+        ):
+            yield cluster
+
+    def _log_step(self, what: str) -> None:
+        log.info("%s after %.1f s", what, time.monotonic() - self._started)
+
+    def _restore(self, tasks: tuple[Task, ...], proofs: Sequence[CapProof]) -> None:
+        """Take over what earlier sessions in this folder have measured."""
+        settings = self._settings
+        per_task = self._selection.trials_per_task if self._selection else None
+        limits = Limits(settings.trials, settings.budget_secs, per_task)
+        self._store.register_tasks(tasks)
+        for proof in proofs:
+            self._store.save_proof(proof)
+            self._telemetry.proved(proof)
+        self._tasks = self._to_search(tasks)
+        known = functools.partial(self._place.workshop.build_of, self._layout.target)
+        self._coordinator = Coordinator(self._tasks, limits, known=known)
+        ended, unfinished, suspects = self._ledger.take_over({t.task_id for t in self._tasks})
+        self._coordinator.restore(ended, unfinished, suspects)
+        self._taken_over = self._coordinator.ended_trials
+        if ended:
+            log.info("going on with %d trials of earlier sessions", len(ended))
+
+    def _to_search(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        """Return the tasks that a team's store has no record of."""
+        if self._team is None or self._store.obtained is None:
+            return tasks
+        on, require = self._store.obtained, self._settings.require_hit
+        taken = self._team.take(tasks, on, require=require)
+        return tuple(t for t in tasks if t.task_id not in taken)
+
+    def _start_workers(self, crew: Crew) -> tuple[CapProof, ...]:
+        layout = self._layout
+        self._say(
+            f"starting {len(layout.tuners)} tuners and {len(layout.slices)} slices, and lowering "
+            "the model"
+        )
+        return crew.start()
+
+    def _quiet_slice(self, cluster: Cluster, crew: Crew) -> str:
+        """Return where finalists are measured: the first slice that lives and sees the folder."""
+        living = [slice_id for slice_id in crew.slice_ids if slice_id in cluster.slice_ids]
+        return cluster.reader_of(self._folder.paths.root, living)
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def _search(self, cluster: Cluster, crew: Crew, lowering: Lowering | None) -> None:
+        coordinator = self._coordinator
+        self._phase = SEARCHING
+        self._began = time.monotonic()
+        self._timekeeper.enter(Phase.SEARCH)
+        known = [t.task_id for t in self._tasks]
+        earlier = self._place.earlier
+        self._show("; ".join(f"warm start: {x.sentence(known)}" for x in earlier))
+        self._timekeeper.expect(crew.tuner_ids, "tuner")
+        self._timekeeper.expect(crew.slice_ids, "slice")
+        dispatch = Dispatch(
+            coordinator,
+            cluster,
+            crew,
+            self._ledger,
+            self._timekeeper,
+            self._telemetry,
+            self._best_builds,
+            log_step=self._log_step,
+        )
+        dispatch.start([default_candidate(t) for t in self._tasks])
+        while not coordinator.finished:
+            dispatch.step(_TICK_SECS)
+            if self._stop.requested and not coordinator.finished:
+                dispatch.tell(ev.StopRequested("stopped on request"))
+            if lowering is not None and lowering.problem is not None:
+                raise lowering.problem  # what comes after the search would be in vain
+            dispatch.tell(ev.Tick(time.monotonic() - self._began))
+            self._show("")
+
+    def _require_not_stopped(self) -> None:
+        if self._stop.requested:
+            raise Interrupted(
+                "stopped on request; what was measured is stored, and the same command goes on"
+            )
+
+    def _warn_if_nothing_was_left(self) -> None:
+        coordinator = self._coordinator
+        if 0 < self._taken_over == coordinator.ended_trials and not coordinator.is_cut_short:
+            self._telemetry.warn(
+                f"nothing was left to search: {coordinator.finished}; what was found is compiled, "
+                "verified and timed again"
+            )
+
+    # --- what people see -----------------------------------------------------------------------
+
+    def _say(self, message: str) -> None:
+        """Show what comes next, unless somebody wants the run to stop here."""
+        self._require_not_stopped()
+        self._show(message)
+
+    def _show(self, message: str) -> None:
+        coordinator, layout, crew = self._coordinator, self._layout, self._crew
+        states = coordinator.tasks.values()
+        total = coordinator.weighted_best_secs() or 0.0
+        now = time.monotonic()
+        began = now if self._phase == "starting" else self._began
+        self._telemetry.update(
+            ProgressState(
+                elapsed_secs=now - self._started,
+                budget_secs=self._settings.budget_secs,
+                trials_done=coordinator.ended_trials,
+                trials_failed=coordinator.failed_trials,
+                trials_budget=self._settings.trials,
+                slices_busy=coordinator.busy("slice"),
+                slices=len(crew.slice_ids if crew else layout.slices),
+                tuners_busy=coordinator.busy("tuner"),
+                tuners=len(crew.tuner_ids if crew else layout.tuners),
+                tasks=tuple(
+                    TaskProgress(
+                        name=s.task.name,
+                        weight=s.task.weight,
+                        default_secs=s.default_secs,
+                        best_secs=s.best_secs,
+                        trials=s.ended,
+                        share=s.task.weight * s.reference_secs / total if total else 0.0,
+                        task_id=s.task.task_id,
+                    )
+                    for s in states
+                ),
+                phase=self._phase,
+                message=message,
+                search_began_secs=began - self._started,
+            )
+        )
+
+    def _report(self) -> None:
+        write_page(self._folder.paths.report, report_page(story_of(self._store)))
+
+
+@contextlib.contextmanager
+def _loading(lowering: Lowering) -> Iterator[None]:
+    """Load TVM into this process, for the end, while tuners are at work.
+
+    Not beside Ray's start or end: they set variables of the environment, which TVM reads, and
+    setenv(3) is not thread-safe.
+    """
+
+    def load() -> None:
+        with contextlib.suppress(Exception):  # who wants the kernels is told
+            _ = lowering.result().lowered.mod
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()

@@ -1,0 +1,93 @@
+"""What the sessions of one model in one process share, so that only the first of them pays for it.
+
+Most levels of a matrix are searches of seconds; reading and lowering the model, starting Ray and
+importing TVM in every tuner would take longer than they do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from tunerd.cluster.ray_cluster import Cluster
+from tunerd.frontend.kernels import Kernels, Selection
+from tunerd.frontend.model import FixedModel
+from tunerd.frontend.process import Lowerer, Lowering
+from tunerd.runs import plan
+from tunerd.system import host
+from tunerd.vocabulary import Build, Candidate, TargetSpec
+
+_Asked = tuple[TargetSpec, Selection | None]
+
+
+class Workshop:
+    """A model, its kernels for each target, and a private cluster with its tuners.
+
+    Args:
+        lowerer: a process for the first lowering, if one was started already.
+    """
+
+    def __init__(self, model: FixedModel, lowerer: Lowerer | None = None) -> None:
+        self.model = model
+        self._lowerer = lowerer
+        self.run = f"{model.name}-{int(time.time())}-{os.getpid()}"
+        self._stack = contextlib.ExitStack()
+        self._cluster: Cluster | None = None
+        self._lowerings: dict[_Asked, Lowering] = {}
+        self._builds: dict[tuple[TargetSpec, str], Build] = {}  # a candidate's id names no target
+
+    def lower(self, target: TargetSpec, selection: Selection | None = None) -> Lowering:
+        """Begin to simplify and lower the model, and to extract its tasks or some of them, once."""
+        asked = (target, selection)
+        known = self._lowerings.get(asked)
+        if known is None or known.problem is not None:
+            lowerer, self._lowerer = self._lowerer, None
+            self._lowerings[asked] = Lowering(self.model, target, selection, lowerer=lowerer)
+        return self._lowerings[asked]
+
+    def kernels(self, target: TargetSpec) -> Kernels:
+        """Return what `lower` makes; raises as its result does."""
+        return self.lower(target).result()
+
+    def keep(self, target: TargetSpec, builds: Iterable[Build]) -> None:
+        """Keep what a session has built, for those that build for the same target after it."""
+        self._builds |= {(target, b.candidate.candidate_id): b for b in builds}
+
+    def build_of(self, target: TargetSpec, candidate: Candidate) -> Build | None:
+        return self._builds.get((target, candidate.candidate_id))
+
+    @contextlib.contextmanager
+    def cluster(self, layout: plan.Layout, *, logs: Path) -> Iterator[Cluster]:
+        """Lend the cluster to one session; its slices are closed when that ends."""
+        if self._cluster is None:
+            self._cluster = self._stack.enter_context(
+                Cluster(
+                    address=None,
+                    run=self.run,
+                    cpus=host.facts().usable_cores,
+                    gpus=len({s.gpu_uuid for s, _ in layout.slices if s.gpu_uuid}),
+                    logs=logs,
+                )
+            )
+        yield self._cluster
+        self._cluster.end_session()
+
+    def end_cluster(self) -> None:
+        """End the cluster: nothing of it runs beside what is measured now."""
+        self._cluster = None
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            for lowering in self._lowerings.values():
+                lowering.close()
+        finally:  # a second Ctrl-C may come first
+            self._cluster = None
+            self._stack.__exit__(*error)

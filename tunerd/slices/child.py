@@ -1,0 +1,95 @@
+"""Runners that are plain children of the slice's process: no GPU context is shared with anybody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tunerd.errors import InfrastructureError
+from tunerd.slices.remote import EXIT_SECS, START_SECS, RemoteSlice, outside_signal
+from tunerd.system.processes import python_path
+from tunerd.vocabulary import SliceSpec
+
+
+class ChildSlice(RemoteSlice):
+    """A slice whose runner ends with it, by signal if need be."""
+
+    def __init__(self, spec: SliceSpec) -> None:
+        super().__init__(spec)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+
+    def _arguments(self) -> tuple[str, ...]:
+        """Return what the runner is told besides its socket."""
+        raise NotImplementedError
+
+    def _launch(self) -> socket.socket:
+        self._folder = self._folder or Path(tempfile.mkdtemp(prefix="tunerd-"))
+        path, log_path = self._folder / "runner.sock", self._folder / "runner.log"
+        # Its end of this pipe closes with this process, however that ends: the runner exits then.
+        command = [sys.executable, "-m", "tunerd.runner.process", "--socket", str(path), "--leash"]
+        with log_path.open("ab") as log_file:
+            self._process = subprocess.Popen(
+                [*command, *self._arguments()],
+                env={**os.environ, "PYTHONPATH": python_path(), **dict(self.spec.environment)},
+                cwd="/",  # as the guard of a GPU starts them
+                stdin=subprocess.PIPE,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + START_SECS
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(str(path))
+                return connection
+            except OSError:
+                connection.close()
+            status = self._process.poll()
+            if status is not None or time.monotonic() > deadline:
+                tail = log_path.read_text(errors="replace")[-2000:]
+                raise InfrastructureError(
+                    f"the runner of {self.spec.slice_id} does not answer (exit status {status});"
+                    f" it printed: {tail or 'nothing'}"
+                )
+            time.sleep(0.02)
+
+    def _ended_from_outside(self) -> str:
+        if self._process is None:
+            return ""
+        try:
+            status = self._process.wait(EXIT_SECS)
+        except subprocess.TimeoutExpired:
+            return ""
+        return outside_signal(status)
+
+    def _fence(self, reason: str) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            _reap(process)
+
+    def close(self) -> None:
+        super().close()
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(EXIT_SECS)
+            process.kill()
+            _reap(process)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()

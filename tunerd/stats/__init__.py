@@ -1,0 +1,1 @@
+"""Samples -> statements: intervals, verdicts, ranks; nothing here measures anything."""

@@ -1,0 +1,1 @@
+"""Many runs, or an artifact beside others: bench, profile, compare, matrix, recipes."""

@@ -1,0 +1,1 @@
+"""Replicas of an artifact side by side, and beside other load."""

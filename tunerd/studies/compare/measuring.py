@@ -1,0 +1,83 @@
+"""Two artifacts -> samples taken in turns, in one slice of this host at one share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunerd.artifacts.manifest import check_files, read_variants
+from tunerd.errors import HostError, InfrastructureError, InputError
+from tunerd.slices import member, plan
+from tunerd.studies.compare.sides import Side, is_query
+from tunerd.vocabulary import MODEL, CapProof, Measurement
+
+PROCESSES = 3  # fresh ones: what memory a process got stays for its life
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What was measured now: for each process the samples of (base, new)."""
+
+    pct: int
+    proof: CapProof
+    run_secs: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
+
+
+def measure_both(
+    base: Path, new: Path, *, kind: str, pct: int, say: Callable[[str], None]
+) -> Rounds:
+    """Measure both in turns, in several fresh processes, and in another order in every second.
+
+    Raises HostError where there is no such slice here, InfrastructureError where an artifact
+    cannot be measured.
+    """
+    usable = member(kind).usability()
+    if not usable.ok:
+        raise HostError(f"no {kind} slices here: {usable.why}")
+    planned = plan(kind, pct, 1)
+    if planned.problem:
+        raise HostError(planned.problem)
+    rounds: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
+    for number in range(PROCESSES):
+        say(f"measuring both in turns, process {number + 1} of {PROCESSES}")
+        paths = [base.resolve(), new.resolve()]
+        if number % 2:
+            paths.reverse()
+        with member(kind)(planned.slices[0]) as one:
+            proof = one.start()
+            results = one.compare_models([str(path) for path in paths], MODEL)
+        samples: list[tuple[float, ...]] = []
+        for path, result in zip(paths, results, strict=True):
+            if not isinstance(result, Measurement):
+                raise InfrastructureError(f"{path} could not be measured: {result.message}")
+            samples.append(result.run_secs)
+        if number % 2:
+            samples.reverse()
+        rounds.append((samples[0], samples[1]))
+    return Rounds(pct, proof, tuple(rounds))
+
+
+def kind_of(side: Side) -> str:
+    """Return the kind of slice in which a side was tuned."""
+    mechanism = side.place.mechanism if side.place is not None else ""
+    if mechanism == "simulated":
+        return mechanism
+    if side.target_kind == "cuda":
+        return "whole" if mechanism == "none" else "mps"
+    return "cpu"
+
+
+def require_artifact(side: Side) -> Path:
+    """Return the folder of a side's artifact.
+
+    Raises LoadError unless it is there and whole, InputError for a run in a team's store.
+    """
+    if is_query(side.source):
+        raise InputError(
+            f"{side.source} has samples and no artifact to measure; name a run folder, or leave "
+            "out --measure"
+        )
+    folder = side.artifact or Path(side.source)
+    check_files(folder, read_variants(folder))
+    return folder

@@ -1,0 +1,1 @@
+"""The machine, below everything: processes, files, devices, clocks, logs."""

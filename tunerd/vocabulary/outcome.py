@@ -1,0 +1,164 @@
+"""How a run ends: what was chosen for each task, whether the model is right, and how fast it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tunerd.vocabulary import (
+    Candidate,
+    CapProof,
+    Failure,
+    Measurement,
+    Model,
+    Origin,
+    TargetSpec,
+)
+
+
+class Verdict(StrEnum):
+    """What a comparison of two sets of samples allows to say."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"  # the interval of the ratio lies within 1% of one
+    CANNOT_TELL = "cannot tell"
+
+
+class GateVerdict(StrEnum):
+    """What a gate says of a new model beside an old one; `tunerd.stats.gate` says when."""
+
+    BETTER = "better"
+    SAME = "same"  # not slower by more than is allowed
+    WORSE = "worse"
+    CANNOT_TELL = "cannot tell"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`new` against `base`: the ratio is base / new, so above 1 is faster."""
+
+    verdict: Verdict
+    base_secs: float  # medians
+    new_secs: float
+    ratio: float
+    ratio_low: float  # 95% interval
+    ratio_high: float
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """One candidate measured again, in turns with its task's default."""
+
+    candidate_id: str
+    origin: Origin
+    search_secs: float | None  # its median in the search
+    measurement: Measurement | Failure
+    may_win: bool = True  # False: measured to judge the search's ranking alone
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Where a task's outcome was taken from, instead of tuning it."""
+
+    run: str  # the identity of the run that measured it
+    saved_at: float  # seconds since the epoch
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """What one task ends with: the winner, and why it stays at its default where it does.
+
+    One that was taken from a team's store was measured by another run; `trials` and `failed` are
+    this run's all the same, which are none unless it began to tune the task itself.
+    """
+
+    task_id: str
+    name: str
+    weight: int
+    trials: int
+    failed: int
+    default_secs: float | None
+    best_secs: float | None  # of the winner, quietly measured; the default's where it stays
+    winner: Candidate
+    comparison: Comparison | None
+    note: str  # "" or why the default stays, or what the winner was not compared with
+    finalists: tuple[Finalist, ...] = ()
+    taken: Taken | None = None  # None: this run measured it
+    measured_as: str = ""  # the finals' profile and neighbours; other ones are measured anew
+
+    @property
+    def is_tuned(self) -> bool:
+        return self.winner.origin is Origin.SEARCH
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it stands: another's fault kept neither the default nor a rival of it out.
+
+        What does not stand is decided again by the same command, and is given to no team.
+        """
+        missed = {
+            f.origin
+            for f in self.finalists
+            if f.may_win
+            and isinstance(f.measurement, Failure)
+            and not f.measurement.kind.ends_trial
+        }
+        return not missed or (self.is_tuned and Origin.DEFAULT not in missed)
+
+    @property
+    def disturbed_by(self) -> str:
+        """What disturbed the measuring of its finalists, as in Conditions."""
+        results = (f.measurement for f in self.finalists)
+        causes = (r.conditions.disturbed_by for r in results if isinstance(r, Measurement))
+        return next(filter(None, causes), "")
+
+
+class Correctness(StrEnum):
+    RIGHT = "right"
+    WRONG = "wrong"
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Outputs against ONNX Runtime.
+
+    `worst_error` is max |out - ref| / (atol max |ref| + rtol |ref|).
+    """
+
+    verdict: Correctness
+    seeds: int
+    rtol: float
+    atol: float
+    worst_error: float  # 1 is just at the tolerance
+    message: str
+
+
+@dataclass(frozen=True)
+class Latency:
+    """End-to-end samples of a model: tuned and default in turns, ONNX Runtime after both."""
+
+    name: str  # "tuned", "default", "onnxruntime"
+    run_secs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run: what the report shows and the exit code says."""
+
+    model: Model
+    target: TargetSpec
+    tasks: tuple[TaskOutcome, ...]
+    verification: Verification
+    latencies: tuple[Latency, ...]
+    end_to_end: Comparison
+    artifact: str  # path of the folder
+    proofs: tuple[CapProof, ...] = ()
+    disturbed_by: str = ""  # while the whole model was timed, as in Conditions
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the model's tasks, by count, that use a tuned record."""
+        return sum(t.is_tuned for t in self.tasks) / len(self.tasks) if self.tasks else 0.0
