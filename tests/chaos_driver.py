@@ -43,16 +43,18 @@ from simulated_ray import Actor, SimulatedRay
 from tunerd.candidates.search import Proposal, Told
 from tunerd.cluster import membership, ray_cluster
 from tunerd.cluster.actor_bodies import Timed
+from tunerd.cluster.layout import Layout
 from tunerd.cluster.nodes import Survey, TunerSpec
 from tunerd.errors import ExitCode, FolderError, TunerdError
 from tunerd.frontend.kernels import Kernels
 from tunerd.frontend.model import FixedModel
 from tunerd.records import Store, sqlite
+from tunerd.records.paths import Paths
 from tunerd.runs import plan as preparation
 from tunerd.runs import run, shared
 from tunerd.runs.finals.finals import Ending
 from tunerd.runs.finals.selection import QuietSlice, choose_winners
-from tunerd.runs.folder import Paths, RunFolder
+from tunerd.runs.folder import RunFolder
 from tunerd.settings import TuneSettings
 from tunerd.slices.base import Plan
 from tunerd.slices.simulated import SimulatedSlice, number_of
@@ -301,11 +303,11 @@ def surveyed(node_id: str, slices: int) -> Survey:
     return Survey(node_id, node_id, (slices + 1) // 2, "simulated device", plan)
 
 
-def layout() -> preparation.Layout:
+def layout() -> Layout:
     """Plan a private cluster."""
     here = surveyed("here", DRIVERS_SLICES)
     tuners = tuple(TunerSpec(f"tuner-{i}", 1) for i in range(3))
-    return preparation.Layout(
+    return Layout(
         here.plan.target,
         here.device,
         tuple((s, None) for s in here.plan.slices),
@@ -357,7 +359,7 @@ def run_session(
     folder: Path,
     seed: str,
     intensity: float,
-    planned: preparation.Layout | None,
+    planned: Layout | None,
 ) -> None:
     """Run one session to whatever end, and leave the process."""
     chaos = Chaos(Path(f"{folder}.log"), seed, intensity)
@@ -369,7 +371,7 @@ def run_session(
     if planned is None:
         join_clusters(chaos, ray[0])
     else:
-        preparation.local_layout = lambda _: planned
+        run.local_layout = lambda _: planned
     FaultySlice.chaos = chaos
     fixed = FixedModel("net", "d" * 64, (), proto=None)
     sqlite.BUSY_TIMEOUT_SECS = 0.05

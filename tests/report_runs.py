@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.records import RunFacts, Store
-from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.report.story import SliceStory, Story
+from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import (
     Activity,

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from models import conv_net, example_models, load_model, script
 
+from tunerd.cluster.layout import local_layout
 from tunerd.errors import InputError
 from tunerd.frontend.kernels import Selection, kernels_of
 from tunerd.records import Store
@@ -306,7 +307,7 @@ def test_a_search_for_some_tasks_leaves_only_their_trials(tmp_path: Path) -> Non
     onnx.save(conv_net(), path)
     folder = tmp_path / "run"
     settings = TuneSettings(model=path, out=folder, cpu_pct=50, slice_kind="simulated")
-    layout = plan.local_layout(settings)
+    layout = local_layout(settings)
     tasks = kernels_of(plan.read(settings), layout.target).tasks
     heaviest = max(tasks, key=lambda t: t.flops)
     selection = Selection((heaviest.task_id,), 5)

@@ -22,6 +22,7 @@ from onnx import helper
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.cli.tune import sized_name
+from tunerd.cluster.layout import local_layout
 from tunerd.errors import ExitCode
 from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME
@@ -202,7 +203,7 @@ def test_a_dry_run_is_refused_where_the_run_would_be(
 ) -> None:
     asked = ("tune", open_net, "--cpu-pct", "100", "--out", "run", "--dry-run")
     begun = settings(model=Path(open_net), cpu_pct=100, batch=2)
-    layout = preparation.local_layout(begun)
+    layout = local_layout(begun)
     fixed = preparation.read(begun)
     facts = RunFacts.of(begun, fixed, target=layout.target, device=layout.device, host={})
     RunFolder.open(here / "run", facts=facts).close()

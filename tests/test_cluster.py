@@ -16,6 +16,7 @@ from models import conv_net
 from node_fixtures import cpu_slices, gpu_slices, node, settings
 from ray_processes import TWO_NODES, Child, child, clean_environment, living, short_folder
 
+from tunerd.cluster.layout import layout_of, open_cluster
 from tunerd.cluster.nodes import (
     Node,
     TunerSpec,
@@ -28,7 +29,6 @@ from tunerd.cluster.nodes import (
     tuners_beside,
 )
 from tunerd.errors import ExitCode, HostError
-from tunerd.runs.plan import layout_of, open_cluster
 from tunerd.system import host
 
 TOKEN = "7" * 64

@@ -13,6 +13,7 @@ from node_fixtures import TARGET, cpu_slices, gpu_slices, node, settings
 
 from tunerd.cluster import membership as crew_module
 from tunerd.cluster.actor_bodies import Answer
+from tunerd.cluster.layout import layout_of
 from tunerd.cluster.membership import (
     LOOK_SECS,
     MAX_FAULTS,
@@ -25,7 +26,6 @@ from tunerd.cluster.nodes import Node, TunerSpec
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import DeviceError, HostError, InfrastructureError
 from tunerd.records import RunFacts, Store
-from tunerd.runs.plan import layout_of
 from tunerd.telemetry.events import Telemetry
 from tunerd.vocabulary import CapProof, Failure, Kind, Measurement, SliceSpec, Stage
 

@@ -15,6 +15,7 @@ from models import conv_net
 from tunerd.artifacts.loading import load
 from tunerd.artifacts.manifest import read_manifest
 from tunerd.candidates.search import Searcher
+from tunerd.cluster.layout import local_layout
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.cluster.tuner import Tuner
 from tunerd.errors import InfrastructureError, Interrupted
@@ -94,7 +95,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     settings = TuneSettings(
         model=folder / "tiny.onnx", out=folder / "run", cpu_pct=50, slice_kind="simulated"
     )
-    layout = plan.local_layout(settings)
+    layout = local_layout(settings)
     model = plan.read(settings)
     kernels = kernels_of(model, layout.target)
     conv = max(kernels.tasks, key=lambda t: t.flops)

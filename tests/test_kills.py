@@ -26,7 +26,7 @@ from tune_process import Run, is_alive, started_with
 
 from tunerd.errors import ExitCode
 from tunerd.records import Store
-from tunerd.runs.folder import Paths
+from tunerd.records.paths import Paths
 from tunerd.system import host
 from tunerd.telemetry.status_file import read_status
 from tunerd.vocabulary import Record

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from report_runs import run_facts
 
-from tunerd.runs.folder import Paths
+from tunerd.records.paths import Paths
 from tunerd.settings import TuneSettings
 from tunerd.telemetry.events import Telemetry
 from tunerd.telemetry.progress import QuietProgress
@@ -49,7 +49,7 @@ class Shown(QuietProgress):
 def test_who_watches_and_the_log_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = TuneSettings(model=tmp_path, out=tmp_path, cpu_pct=50, slice_kind="cpu")
     shown = Shown()
-    telemetry = Telemetry(shown, Paths(tmp_path), run_facts(), settings, is_shared=False)
+    telemetry = Telemetry(shown, Paths(tmp_path), run_facts(), settings)
     telemetry.measured("GPU-1", [result("pid 7"), result("pid 7")])
     telemetry.measured("GPU-1", [result()] * QUIET_RESULTS)
     first, last = shown.warnings

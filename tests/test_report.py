@@ -17,7 +17,6 @@ from report_runs import HOSTILE, conditions, cpu_outcome, gpu_outcome, story, un
 from rich.console import Console
 
 from tunerd.records.tally import Disturbed
-from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
 from tunerd.report.figures import by_share, outcome_headline, spread
 from tunerd.report.frame import write_page
@@ -26,6 +25,7 @@ from tunerd.report.plot import history_plot
 from tunerd.report.svg import ratio_mark
 from tunerd.report.table import outcome_json, outcome_table
 from tunerd.system.text import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
+from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import Activity, Conditions, Measurement, Origin, Span
 from tunerd.vocabulary.outcome import (

@@ -20,11 +20,11 @@ from report_runs import (
 )
 
 from tunerd.records import Store
-from tunerd.report import FailureKind
 from tunerd.report.comparison import NamedRun, named
 from tunerd.report.comparison_page import comparison_page
 from tunerd.report.page import report_page
 from tunerd.report.story import SliceStory, Story, story_of
+from tunerd.telemetry.history import FailureKind
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import Activity, SliceSpec, Span
 from tunerd.vocabulary.outcome import Latency

@@ -19,9 +19,10 @@ from tests.test_records import FACTS, TASK, candidate, measurement
 from tunerd.errors import FolderError
 from tunerd.records import Store, sqlite
 from tunerd.records.facts import RunFacts
+from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
 from tunerd.runs.archive import pack, unpack
-from tunerd.runs.folder import Paths, RunFolder, locked, require_free
+from tunerd.runs.folder import RunFolder, locked, require_free
 from tunerd.runs.merge import merge_runs
 from tunerd.settings import TuneSettings
 from tunerd.vocabulary import Model, TargetSpec, TrialState

@@ -29,7 +29,8 @@ from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, FolderError, Interrupted
 from tunerd.records import Store
-from tunerd.runs.folder import Paths, RunFolder, holder
+from tunerd.records.paths import Paths, holder
+from tunerd.runs.folder import RunFolder
 from tunerd.telemetry.progress import ProgressState
 from tunerd.telemetry.run_status import Life, status_of
 from tunerd.telemetry.status_file import Place, StatusFile, read_status

@@ -45,7 +45,7 @@ def tune(
     """Return the exit code of a run that ends so."""
     finished_run(folder)
 
-    def ends(*_: Any) -> Outcome:
+    def ends(*_: Any, **__: Any) -> Outcome:
         return ended
 
     monkeypatch.setattr(session, "tune", ends)

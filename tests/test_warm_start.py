@@ -20,6 +20,7 @@ from models import conv_net
 from tunerd.candidates.knobs import Choices, Location, Option, Tile
 from tunerd.candidates.search import BATCH, Searcher, Told
 from tunerd.candidates.space import DesignSpace, design_space
+from tunerd.cluster.layout import local_layout
 from tunerd.errors import ExitCode, FolderError, InputError
 from tunerd.frontend.kernels import Selection, kernels_of
 from tunerd.records import RunFacts, Store
@@ -411,7 +412,7 @@ def tuned(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
     def tune(trials: int, **options: Any) -> Tuned:
         folder = options.pop("folder", None) or tmp_path_factory.mktemp("runs") / "run"
         settings = TuneSettings(**{"model": model, "out": folder, "tuners": 1} | options)
-        layout = plan.local_layout(settings)
+        layout = local_layout(settings)
         tasks = kernels_of(plan.read(settings), layout.target).tasks
         heaviest = max(tasks, key=lambda t: t.flops)
         heard = Heard()

@@ -24,7 +24,7 @@ from tunerd.artifacts.manifest import (
     stored_at,
 )
 from tunerd.errors import FolderError, InputError
-from tunerd.runs.folder import Paths
+from tunerd.records.paths import Paths
 
 
 def pack_shares(sources: Sequence[Path], to: Path) -> tuple[Manifest, ...]:

@@ -24,8 +24,8 @@ class ShareSaid:
 
 def chosen(settings: TuneSettings, *, quiet: bool) -> tuple[TuneSettings, Choice]:
     """Return the settings with a share, and say on stderr which it is."""
+    from tunerd.records.paths import Paths
     from tunerd.report.choice_words import choice_sentence
-    from tunerd.runs.folder import Paths
     from tunerd.studies.profile.auto import resolve_share
 
     with saying(quiet=quiet) as say:

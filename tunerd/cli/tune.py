@@ -15,8 +15,8 @@ from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from tunerd.cluster.layout import Layout
     from tunerd.records.tally import Disturbed
-    from tunerd.runs.plan import Layout
     from tunerd.settings import TuneSettings
     from tunerd.stats.drift import SliceDrift
     from tunerd.studies.profile.auto import Choice
@@ -187,6 +187,7 @@ def tune(
             )
         _print_plan(settings, json)
         return 0
+    from tunerd.report.page import write_report
     from tunerd.runs.run import tune as run
     from tunerd.telemetry.progress import open_progress
 
@@ -196,7 +197,7 @@ def tune(
 
         settings, choice = chosen(settings, quiet=json)
     with open_progress(quiet=json) as progress:
-        outcome = run(settings, progress)
+        outcome = run(settings, progress, write_report=write_report)
     return _conclude(outcome, settings, json, choice)
 
 
@@ -297,12 +298,13 @@ def _time_use(folder: Path) -> TimeUse | None:
 
 
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:
+    from tunerd.cluster.layout import open_cluster
     from tunerd.frontend.kernels import kernels_of
     from tunerd.runs import plan as preparation
     from tunerd.telemetry.progress import open_progress
 
     layout = _planned_layout(settings)
-    if warning := preparation.open_cluster(layout):
+    if warning := open_cluster(layout):
         with open_progress(quiet=as_json) as progress:
             progress.warn(warning)
     earlier = preparation.warm_starts(settings, layout)
@@ -322,14 +324,14 @@ def _print_plan(settings: TuneSettings, as_json: bool) -> None:
 
 def _planned_layout(settings: TuneSettings) -> Layout:
     """Plan this machine, or the nodes of a cluster, which is left again."""
-    from tunerd.runs import plan as preparation
+    from tunerd.cluster.layout import cluster_layout, local_layout
 
     if settings.address is None:
-        return preparation.local_layout(settings)
+        return local_layout(settings)
     from tunerd.cluster.ray_cluster import Cluster
 
     with Cluster(address=settings.address, run="plan", cpus=0, gpus=0) as cluster:
-        return preparation.cluster_layout(settings, cluster)
+        return cluster_layout(settings, cluster)
 
 
 def settings_of(given: Mapping[str, Any]) -> TuneSettings:

@@ -15,9 +15,9 @@ from tunerd.errors import DeviceError, DiskError, HostError, InfrastructureError
 from tunerd.vocabulary import CapProof, Failure, Measurement, SliceSpec, Stage
 
 if TYPE_CHECKING:
+    from tunerd.cluster.layout import Layout
     from tunerd.cluster.ray_cluster import Cluster
     from tunerd.records import Store
-    from tunerd.runs.plan import Layout
     from tunerd.settings import TuneSettings
     from tunerd.telemetry.events import Telemetry
 

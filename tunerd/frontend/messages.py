@@ -12,7 +12,7 @@ from typing import Any
 from tunerd.frontend.kernels import Extracted, Kernels, Selection
 from tunerd.frontend.model import FixedModel
 from tunerd.frontend.relax.lowering import Lowered
-from tunerd.runner.messages import arrays_from, arrays_to, specs_from
+from tunerd.system.codec import arrays_from, arrays_to, specs_from
 from tunerd.vocabulary import Model, TargetSpec, Task, to_json
 
 Message = tuple[dict[str, Any], list[bytes]]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tunerd.report import ConditionPoint
 from tunerd.report.blocks import section, table
 from tunerd.report.disturbance_words import disturbance_sentences
 from tunerd.report.markup import Child, Markup, element
@@ -14,6 +13,7 @@ from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
 from tunerd.report.scales import Scale, time_scale
 from tunerd.report.story import Story
 from tunerd.system.text import UNKNOWN, count_text, duration_text, percent_text
+from tunerd.telemetry.history import ConditionPoint
 from tunerd.vocabulary import Conditions
 
 _TITLE = "Clocks, power and temperature"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tunerd.records import Store
+from tunerd.records.paths import Paths
 from tunerd.report.blocks import pairs, section
 from tunerd.report.condition_section import condition_section
 from tunerd.report.drift_section import drift_section
@@ -9,15 +11,20 @@ from tunerd.report.facts_section import facts_section
 from tunerd.report.failure_section import failure_section
 from tunerd.report.fidelity_section import fidelity_section
 from tunerd.report.figures import headline, share_asked
-from tunerd.report.frame import page
+from tunerd.report.frame import page, write_page
 from tunerd.report.latency_section import latency_section
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.run_sections import correctness_section, history_section, model_section
 from tunerd.report.slice_section import obtained_texts, slice_section
-from tunerd.report.story import Story
+from tunerd.report.story import Story, story_of
 from tunerd.report.task_section import task_section
 from tunerd.report.time_section import where_time_went_section
 from tunerd.system.text import duration_text, secs_text
+
+
+def write_report(paths: Paths, store: Store) -> None:
+    """Write the page of a run into its folder, in one step."""
+    write_page(paths.report, report_page(story_of(store)))
 
 
 def report_page(story: Story) -> str:

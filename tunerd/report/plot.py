@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tunerd.report import HistoryPoint
 from tunerd.report.markup import Markup, element, join
 from tunerd.report.scales import (
     Scale,
@@ -23,6 +22,7 @@ from tunerd.report.scales import (
 )
 from tunerd.report.svg import canvas, percent
 from tunerd.system.text import count_text, duration_text, is_known, secs_text
+from tunerd.telemetry.history import HistoryPoint
 
 MOST_LINES = 6  # that a plot has colours for
 _LABELS_HEIGHT = 24

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.report import HistoryPoint
 from tunerd.report.blocks import pairs, section
 from tunerd.report.figures import error_text, weighted_secs
 from tunerd.report.markup import Child, Markup, element
@@ -18,6 +17,7 @@ from tunerd.system.text import (
     percent_text,
     secs_text,
 )
+from tunerd.telemetry.history import HistoryPoint
 from tunerd.vocabulary.outcome import Correctness, Outcome
 
 

@@ -10,9 +10,16 @@ from typing import Any
 from tunerd.records import RunFacts, Store
 from tunerd.records.outcome import outcome_from_json
 from tunerd.records.tally import Disturbed
-from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.stats.drift import SliceDrift, drift
-from tunerd.telemetry.history import RunTime, conditions_of, failures_of, history_of
+from tunerd.telemetry.history import (
+    ConditionPoint,
+    FailureKind,
+    HistoryPoint,
+    RunTime,
+    conditions_of,
+    failures_of,
+    history_of,
+)
 from tunerd.telemetry.time_use import TimeUse, time_use
 from tunerd.vocabulary import (
     Candidate,

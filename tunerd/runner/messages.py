@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from tunerd.system.codec import specs_from
 from tunerd.vocabulary import (
-    Arrays,
     Build,
     Candidate,
     Failure,
@@ -16,7 +14,6 @@ from tunerd.vocabulary import (
     Origin,
     Profile,
     Stage,
-    TensorSpec,
     to_json,
 )
 
@@ -50,10 +47,6 @@ def build_from(entry: dict[str, Any], library: bytes) -> Build:
     )
 
 
-def specs_from(entries: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
-
-
 def profile_from(entry: dict[str, Any]) -> Profile:
     return Profile(**entry)
 
@@ -68,17 +61,3 @@ def result_to(result: tuple[int, Sequence[float]] | Failure) -> dict[str, Any]:
 
 def failure_from(entry: dict[str, Any]) -> Failure:
     return Failure(Stage(entry["stage"]), Kind(entry["kind"]), entry["message"])
-
-
-def arrays_to(arrays: Arrays) -> tuple[list[dict[str, Any]], list[bytes]]:
-    specs = [
-        {"name": name, "shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()
-    ]
-    return specs, [np.ascontiguousarray(a).tobytes() for a in arrays.values()]
-
-
-def arrays_from(specs: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> Arrays:
-    return {
-        s["name"]: np.frombuffer(b, np.dtype(s["dtype"])).reshape(s["shape"]).copy()
-        for s, b in zip(specs, blobs, strict=True)
-    }

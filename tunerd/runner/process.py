@@ -219,7 +219,7 @@ class _Runner:
         wire.send(self._connection, {"failure": to_json(failed)})
 
     def _run_model(self, body: Any, blobs: list[bytes]) -> None:
-        from tunerd.runner.messages import arrays_from, arrays_to
+        from tunerd.system.codec import arrays_from, arrays_to
         from tunerd.vocabulary import Stage
 
         try:

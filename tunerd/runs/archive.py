@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from tunerd.errors import FolderError
+from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
 from tunerd.records.sqlite import check_integrity, copy_snapshot
-from tunerd.runs.folder import Paths
 
 MAX_BYTES = 64 << 30
 MAX_MEMBERS = 200_000

@@ -80,7 +80,7 @@ class Dispatch:
         work = worker.work if worker else None
         role = self._crew.role(worker_id)
         self._timekeeper.note(answer, role, work)
-        self._telemetry.worked(role, answer)
+        self._telemetry.worked(role, answer.busy_secs)
         if answer.error:
             if worker:
                 yield ev.WorkerLost(worker_id, answer.error)

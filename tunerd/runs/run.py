@@ -7,21 +7,21 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tunerd.candidates.search import default_candidate
+from tunerd.cluster.layout import Layout, cluster_layout, local_layout, open_cluster
 from tunerd.cluster.membership import Crew
+from tunerd.cluster.metrics import ray_record
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.coordinator import events as ev
 from tunerd.coordinator.coordinator import Coordinator, Limits
 from tunerd.errors import Interrupted
 from tunerd.frontend.kernels import Selection
 from tunerd.frontend.process import Lowerer, Lowering
-from tunerd.records import RunFacts
-from tunerd.report.frame import write_page
-from tunerd.report.page import report_page
-from tunerd.report.story import story_of
+from tunerd.records import RunFacts, Store
+from tunerd.records.paths import Paths
 from tunerd.runner.profiles import within
 from tunerd.runs import plan
 from tunerd.runs.finals.best_builds import BestBuilds
@@ -41,6 +41,7 @@ from tunerd.system import clock, host
 from tunerd.system.files import disk_errors_said
 from tunerd.system.signals import Stop
 from tunerd.telemetry.events import Telemetry
+from tunerd.telemetry.metrics import record_nothing
 from tunerd.telemetry.progress import SEARCHING, Progress, ProgressState, TaskProgress
 from tunerd.vocabulary import SEARCH, CapProof, Phase, Task
 from tunerd.vocabulary.outcome import Correctness, Outcome
@@ -51,18 +52,23 @@ _TICK_SECS = 0.5
 
 
 def tune(
-    settings: TuneSettings, progress: Progress, *, workshop: Workshop | None = None
+    settings: TuneSettings,
+    progress: Progress,
+    *,
+    workshop: Workshop | None = None,
+    write_report: Callable[[Paths, Store], None] | None = None,
 ) -> Outcome:
     """Tune a model as `settings` say and return how it ended; the run folder keeps everything.
 
     Args:
         workshop: of the settings' model, to share with other sessions of this process.
+        write_report: writes the run's page, while the run still holds its folder.
 
     Raises TunerdError for what people can mend. Interrupted (Ctrl-C or SIGTERM, once) comes after
     what was under way has been measured and stored: the same call goes on from there.
     """
     with _opened(settings, progress, None, workshop) as session:
-        return session.run()
+        return session.run(write_report)
 
 
 def search(
@@ -96,22 +102,22 @@ def _opened(
         lowerer = None if lent else stack.enter_context(Lowerer())
         opened = None
         if settings.address is None:  # what this machine cannot do is said before Ray starts
-            layout = plan.local_layout(settings)
+            layout = local_layout(settings)
             workshop = lent or Workshop(plan.read(settings), lowerer)
         else:
             workshop = lent or Workshop(plan.read(settings), lowerer)
             opened = stack.enter_context(_joined(settings, workshop.run))
-            layout = plan.cluster_layout(settings, opened)
+            layout = cluster_layout(settings, opened)
         earlier = plan.warm_starts(settings, layout)
         run_facts = RunFacts.of(
             settings, workshop.model, target=layout.target, device=layout.device, host=facts
         )
         folder = stack.enter_context(RunFolder.open(settings.out, facts=run_facts))
-        is_shared = opened is not None
+        record = record_nothing if opened is None else ray_record()
         told = stack.enter_context(
-            Telemetry(progress, folder.paths, run_facts, settings, is_shared=is_shared)
+            Telemetry(progress, folder.paths, run_facts, settings, record=record)
         )
-        if warning := plan.open_cluster(layout):
+        if warning := open_cluster(layout):
             told.warn(warning)
         if lent is None:
             stack.enter_context(workshop)
@@ -128,7 +134,7 @@ class _Place:
     """Where a session works, and what it knows before."""
 
     workshop: Workshop
-    layout: plan.Layout
+    layout: Layout
     opened: Cluster | None  # of others; None: the workshop's
     earlier: tuple[WarmStart, ...]
 
@@ -165,7 +171,7 @@ class _Session:
         self._best_builds = BestBuilds(FINALISTS)
         self._began = started
 
-    def run(self) -> Outcome:
+    def run(self, write_report: Callable[[Paths, Store], None] | None) -> Outcome:
         """Tune and finish, in a cluster that is open or in a private one."""
         with self._searched(to_finish=True) as (cluster, crew, lowering):
             self._phase = "finishing"
@@ -194,8 +200,9 @@ class _Session:
                 )
             )
             self._timekeeper.end()
-        self._show("writing the report")
-        self._report()
+        if write_report is not None:
+            self._show("writing the report")
+            write_report(self._folder.paths, self._store)
         if outcome.verification.verdict is Correctness.WRONG:
             log.error("%s", outcome.verification.message)
         elif self._team is not None:
@@ -389,9 +396,6 @@ class _Session:
                 search_began_secs=began - self._started,
             )
         )
-
-    def _report(self) -> None:
-        write_page(self._folder.paths.report, report_page(story_of(self._store)))
 
 
 @contextlib.contextmanager

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+from tunerd.cluster.layout import Layout
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.frontend.kernels import Kernels, Selection
 from tunerd.frontend.model import FixedModel
 from tunerd.frontend.process import Lowerer, Lowering
-from tunerd.runs import plan
 from tunerd.system import host
 from tunerd.vocabulary import Build, Candidate, TargetSpec
 
@@ -61,7 +61,7 @@ class Workshop:
         return self._builds.get((target, candidate.candidate_id))
 
     @contextlib.contextmanager
-    def cluster(self, layout: plan.Layout, *, logs: Path) -> Iterator[Cluster]:
+    def cluster(self, layout: Layout, *, logs: Path) -> Iterator[Cluster]:
         """Lend the cluster to one session; its slices are closed when that ends."""
         if self._cluster is None:
             self._cluster = self._stack.enter_context(

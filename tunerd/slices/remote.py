@@ -19,11 +19,12 @@ from dataclasses import replace
 from typing import Any
 
 from tunerd.errors import DiskError, HostError, InfrastructureError, TunerdError
-from tunerd.runner.messages import arrays_from, arrays_to, build_to, failure_from
+from tunerd.runner.messages import build_to, failure_from
 from tunerd.runner.sampling import DEAD
 from tunerd.runner.work import Ran, Work
 from tunerd.slices.base import Slice
 from tunerd.system import processes, wire
+from tunerd.system.codec import arrays_from, arrays_to
 from tunerd.vocabulary import (
     Arrays,
     Build,

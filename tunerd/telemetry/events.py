@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, Self
 
-from tunerd.cluster.actor_bodies import Answer
 from tunerd.records import RunFacts
-from tunerd.runs.folder import Paths
+from tunerd.records.paths import Paths
 from tunerd.settings import TuneSettings
 from tunerd.system.logs import run_logged
 from tunerd.telemetry.metrics import Metrics, Record, record_nothing
@@ -32,7 +31,7 @@ class Telemetry(Progress):
 
     Args:
         progress: shown as well; whoever opened it closes it.
-        is_shared: the session works in a cluster that others may watch; metrics go there.
+        record: where metrics go, if somebody watches them.
     """
 
     def __init__(
@@ -42,13 +41,8 @@ class Telemetry(Progress):
         facts: RunFacts,
         settings: TuneSettings,
         *,
-        is_shared: bool,
+        record: Record = record_nothing,
     ) -> None:
-        record: Record = record_nothing
-        if is_shared:
-            from tunerd.cluster.metrics import ray_record
-
-            record = ray_record()
         share = f"{'cpu' if settings.gpu_pct is None else 'gpu'}{settings.pct}"
         self._metrics = Metrics(record, model=facts.model_name, share=share)
         self._progress = progress
@@ -96,8 +90,9 @@ class Telemetry(Progress):
         self._progress.warn(sentence)
         log.warning("%s", sentence)
 
-    def worked(self, role: str, answer: Answer) -> None:
-        self._metrics.worked(role, answer.busy_secs)
+    def worked(self, role: str, busy_secs: float | None) -> None:
+        """A worker answered; so long it worked, where that is known."""
+        self._metrics.worked(role, busy_secs)
 
     def lost(self, role: str, worker_id: str, message: str) -> None:
         """A worker ended before it should."""

@@ -10,10 +10,41 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
-from tunerd.report import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.vocabulary import Conditions, Failure, Measurement, Origin, Record, Task
 
 _PAUSE_SECS = 120.0  # between trials of merged runs, whose sessions stayed with those
+
+
+@dataclass(frozen=True)
+class HistoryPoint:
+    """How good the best schedules known at one moment of a run were.
+
+    `weighted_best_secs` is the sum over all tasks of calls per inference times the best median
+    so far; None while a task has no number yet. `trials` counts those that had ended.
+    """
+
+    elapsed_secs: float
+    weighted_best_secs: float | None
+    trials: int
+
+
+@dataclass(frozen=True)
+class ConditionPoint:
+    """The device of one slice while one of its trials ran."""
+
+    elapsed_secs: float
+    slice_id: str
+    conditions: Conditions
+
+
+@dataclass(frozen=True)
+class FailureKind:
+    """Trials that failed in one stage in one way, and what the last of them said."""
+
+    name: str  # "build: compile"
+    trials: int
+    message: str  # of the last one
+    trial_id: int  # the last one
 
 
 @dataclass(frozen=True)

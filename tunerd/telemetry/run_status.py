@@ -11,8 +11,8 @@ from typing import Any
 
 from tunerd.errors import FolderError
 from tunerd.records import Store
+from tunerd.records.paths import Paths, holder
 from tunerd.records.tally import Tally, TaskTally
-from tunerd.runs.folder import Paths, holder
 from tunerd.telemetry.progress import RATE_WINDOW_SECS, ProgressState, TaskProgress
 from tunerd.telemetry.status_file import Place, Told, read_status
 

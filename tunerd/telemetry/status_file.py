@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from tunerd.errors import Interrupted, TunerdError
 from tunerd.records import typed
-from tunerd.runs.folder import Paths
+from tunerd.records.paths import Paths
 from tunerd.system import clock
 from tunerd.telemetry.progress import ProgressState
 

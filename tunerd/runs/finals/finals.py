@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tunerd.artifacts.compile import compile_artifact, finish_manifest
+from tunerd.cluster.layout import Layout
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Kernels
@@ -29,7 +30,6 @@ from tunerd.runs.finals.quiet_slice import (
 from tunerd.runs.finals.selection import Say, choose_winners
 from tunerd.runs.finals.verify import onnxruntime_latency, verify
 from tunerd.runs.folder import RunFolder
-from tunerd.runs.plan import Layout
 from tunerd.settings import TuneSettings
 from tunerd.slices.neighbors import NONE
 from tunerd.stats.paired import compare

@@ -23,8 +23,8 @@ from tunerd.artifacts.manifest import (
 from tunerd.errors import FolderError, InputError, WrongResultError
 from tunerd.records import Store, typed
 from tunerd.records.finding import RunQuery
+from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
-from tunerd.runs.folder import Paths
 from tunerd.stats.gate import Timing
 from tunerd.system.store_address import StoreAddress
 from tunerd.vocabulary import CapProof, Measurement, Origin, TensorSpec

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tunerd.artifacts.compile import compile_artifact
+from tunerd.cluster.layout import local_layout
 from tunerd.frontend.kernels import Kernels
-from tunerd.runs import plan
 from tunerd.runs.shared import Workshop
 from tunerd.settings import TuneSettings
 from tunerd.studies.matrix.claims import DEFAULT, said_of
@@ -44,7 +44,7 @@ def build_all(
     if not missing:
         return found
     say(f"building {len(missing)} finalists once for all shares")
-    layout = plan.local_layout(base)
+    layout = local_layout(base)
     with workshop.cluster(layout, logs=kept.root / "logs") as cluster:
         cluster.start_tuners(layout.tuners, target, base.seed)
         cluster.give_tasks(workshop.kernels(target).tasks)

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from tunerd.errors import FolderError
 from tunerd.records import typed
-from tunerd.runs.folder import Paths, prepare
+from tunerd.records.paths import Paths
+from tunerd.runs.folder import prepare
 from tunerd.settings import TuneSettings
 from tunerd.studies.profile.curve import Fits, Found, meets
 from tunerd.studies.profile.folder import write_json
