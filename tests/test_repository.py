@@ -79,8 +79,6 @@ TVM_MODULES = {
     "candidates.space",
     "frontend.tasks",
 }
-# The rest of the package sees a run's end as values: only these write or show reports.
-REPORT_USERS = {"telemetry.history", "telemetry.progress", "runs.run"}
 
 
 def tracked() -> list[Path]:
@@ -138,10 +136,6 @@ def test_few_modules_import_tvm() -> None:
     assert users_of("tvm") | users_of("tvm_ffi") == TVM_MODULES
 
 
-def test_nothing_but_the_program_imports_the_command_line() -> None:
-    assert users_of("tunerd.cli") == {"__main__"}
-
-
 def test_nothing_is_unpickled() -> None:
     # A pickle runs what it says. Ray has its own, between processes of one user, behind a token.
     unsafe = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -150,36 +144,11 @@ def test_nothing_is_unpickled() -> None:
         assert "allow_pickle" not in path.read_text(), path.name
 
 
-def test_few_modules_know_of_reports() -> None:
-    users = {m for m in users_of("tunerd.report") if not m.startswith("cli.")}
-    assert users <= REPORT_USERS
-
-
 def test_the_coordinator_has_no_clock_no_files_and_no_ray() -> None:
     pure = {"array", "bisect", "collections", "dataclasses", "heapq", "itertools", "math"}
     for path in (PACKAGE / "coordinator").glob("*.py"):
         used = {m.split(".")[0] for m in imports(path)}
         assert used <= pure | {"__future__", "tunerd"}
-
-
-@pytest.mark.parametrize("package", ["slices", "records"])
-def test_slices_and_records_know_nothing_of_runs(package: str) -> None:
-    above = {
-        "cli",
-        "cluster",
-        "coordinator",
-        "report",
-        "runs",
-        "studies",
-    }
-    for path in (PACKAGE / package).rglob("*.py"):
-        used = {name.split(".")[1] for name in imports(path) if name.startswith("tunerd.")}
-        assert not used & above, path.name
-
-
-def test_the_vocabulary_and_the_errors_stand_alone() -> None:
-    for path in (PACKAGE / "vocabulary" / "__init__.py", PACKAGE / "errors.py"):
-        assert not any(m.startswith("tunerd") for m in imports(path))
 
 
 def test_the_command_line_imports_what_is_heavy_inside_functions() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tunerd.system.version import __version__
+
 if TYPE_CHECKING:
     from tunerd.artifacts.loading import LoadedModel, LoadError, MismatchWarning, load
 
-__version__ = "0.1.0"
 
 __all__ = ["LoadError", "LoadedModel", "MismatchWarning", "__version__", "load"]
 

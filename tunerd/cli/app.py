@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from tunerd import __version__
 from tunerd.cli.bench import bench
 from tunerd.cli.compare import compare
 from tunerd.cli.doctor import doctor
@@ -24,6 +23,7 @@ from tunerd.cli.run import run
 from tunerd.cli.status import status
 from tunerd.cli.tune import tune
 from tunerd.errors import ExitCode
+from tunerd.system.version import __version__
 
 app = typer.Typer(
     name="tunerd",

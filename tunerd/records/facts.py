@@ -8,11 +8,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tunerd import __version__
 from tunerd.errors import FolderError
 from tunerd.frontend.model import FixedModel
 from tunerd.records import typed
 from tunerd.settings import TuneSettings
+from tunerd.system.version import __version__
 from tunerd.vocabulary import Model, TargetSpec, to_json
 
 

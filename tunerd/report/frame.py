@@ -13,8 +13,8 @@ import os
 from importlib import resources
 from pathlib import Path
 
-from tunerd import __version__
 from tunerd.report.markup import Child, Markup, element, join, script, stylesheet
+from tunerd.system.version import __version__
 
 
 def page(title: str, *children: Child, head: Child = None) -> str:

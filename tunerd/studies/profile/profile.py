@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunerd import __version__
 from tunerd.errors import InputError, Interrupted
 from tunerd.studies.profile.curve import (
     Answer,
@@ -24,6 +23,7 @@ from tunerd.studies.profile.measuring import Effort, measure_shares
 from tunerd.studies.profile.plan import Shares
 from tunerd.studies.profile.subject import Subject, artifacts_of
 from tunerd.system.signals import Stop
+from tunerd.system.version import __version__
 from tunerd.vocabulary import CapProof
 
 LOSS = 0.1
