@@ -1,4 +1,4 @@
-"""What flags and recipe files fill in, checked once, at the edge."""
+"""The settings of one `tunerd tune`."""
 
 from __future__ import annotations
 
