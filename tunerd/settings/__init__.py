@@ -1,5 +1,9 @@
-"""What flags and recipe files fill in, checked once, at the edge."""
+"""What flags and recipe files fill in, checked once, at the edge.
 
-from tunerd.settings.tune import TuneSettings, parse_duration
+Each field says how it is said on a command line and in a recipe; both are derived from here.
+"""
+
+from tunerd.settings.texts import parse_duration
+from tunerd.settings.tune import TuneSettings
 
 __all__ = ["TuneSettings", "parse_duration"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -15,67 +16,174 @@ from pydantic import (
     model_validator,
 )
 
-from tunerd.system.store_address import StoreAddress
+from tunerd.settings import texts
+from tunerd.settings.option import Option
+from tunerd.settings.texts import AUTO, MAX_COUNT, MAX_SECS
 
-MAX_SECS = 366 * 24 * 3600.0
-MAX_COUNT = 2**31 - 1  # of trials, and the largest seed and dimension: what 32 bits hold
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h)?")
-_UNIT_SECS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+if TYPE_CHECKING:
+    from tunerd.system.store_address import StoreAddress
 
+FROZEN = ConfigDict(
+    frozen=True,
+    extra="forbid",
+    strict=True,
+    hide_input_in_errors=True,
+    protected_namespaces=(),
+)
+RESEARCH = "Research"  # the panel of flags that results do not need
 
-def parse_duration(text: str) -> float:
-    """Return the seconds that `90`, `90s`, `500ms`, `10m` or `1.5h` is; ValueError otherwise."""
-    match = _DURATION.fullmatch(text.strip())
-    if not match:
-        raise ValueError(f"'{text}' is not a duration; write for example 90s, 10m or 1.5h")
-    secs = float(match[1]) * _UNIT_SECS[match[2]]
-    if secs > MAX_SECS:
-        raise ValueError(f"'{text}' is longer than a year; write for example 90s, 10m or 1.5h")
-    return secs
+Percent = Annotated[int, Field(ge=1, le=100)]
+Secs = Annotated[float, Field(gt=0, le=MAX_SECS)]
+SliceKind = Literal["mps", "whole", "cpu", "simulated"]
+Level2 = Literal["model", "cold", "warm"]
+Shapes = Annotated[
+    dict[str, tuple[int, ...]],
+    Option(
+        "An input's shape: images:1,3,224,224. Repeatable.",
+        flag="--shape",
+        takes=str,
+        is_repeatable=True,
+    ),
+    BeforeValidator(texts.shapes),
+]
+Dims = Annotated[
+    dict[str, int],
+    Option(
+        "An open dimension's size: batch=1. Repeatable.",
+        flag="--dim",
+        takes=str,
+        is_repeatable=True,
+    ),
+    BeforeValidator(texts.dims),
+]
+Batch = Annotated[int | None, Option("Another batch size."), Field(ge=1, le=MAX_COUNT)]
+Tuners = Annotated[
+    int | None, Option("Search and build processes. [default: by cores]"), Field(ge=1)
+]
+Cache = Annotated[
+    Level2, Option("What of their weights finalists find in the cache.", panel=RESEARCH)
+]
 
 
 class TuneSettings(BaseModel):
-    """One `tunerd tune`. Exactly one of gpu_pct and cpu_pct is set."""
+    """One `tunerd tune`. Exactly one of gpu_pct and cpu_pct is set.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+    What is not given follows from what is: `out` from the model, its sizes and the share, the kind
+    of slice from the share. A share of `auto` stands as 100, and in `share_from`.
+    """
 
-    model: Path
-    out: Path
-    gpu_pct: int | None = Field(None, ge=1, le=100)
-    cpu_pct: int | None = Field(None, ge=1, le=100)
+    model_config = FROZEN
+
+    model: Annotated[Path, Option("An ONNX file.", is_argument=True)]
+    gpu_pct: Annotated[
+        Percent | None,
+        Option(
+            "Tune for this share of a GPU, in percent; auto: choose it by a profile.",
+            metavar="N|auto",
+            takes=Percent | Literal["auto"],
+            parser=texts.share,
+        ),
+        BeforeValidator(texts.share),
+    ] = None
+    cpu_pct: Annotated[
+        Percent | None,
+        Option(
+            "Tune for this share of this machine's cores; auto: choose it by a profile.",
+            metavar="N|auto",
+            takes=Percent | Literal["auto"],
+            parser=texts.share,
+        ),
+        BeforeValidator(texts.share),
+    ] = None
+    slo_ms: Annotated[
+        float | None,
+        Option(
+            "With auto: the smallest share at which 95 of 100 inferences of the default model take "
+            "at most so many milliseconds."
+        ),
+        Field(ge=0.001, le=MAX_SECS),
+    ] = None
+    out: Annotated[
+        Path,
+        Option("Run folder; a run goes on in its own. [default: runs/MODEL-gpu40]", is_filled=True),
+    ]
+    trials: Annotated[
+        int | None,
+        Option("Stop after this many trials, earlier ones included."),
+        Field(ge=1, le=MAX_COUNT),
+    ] = None
+    budget_secs: Annotated[
+        Secs | None,
+        Option("Search for this long: 90s, 10m, 1.5h.", flag="--budget", takes=str),
+        BeforeValidator(texts.budget),
+    ] = None
+    slices: Annotated[
+        int | None, Option("Slices per device. [default: as many as fit]"), Field(ge=1)
+    ] = None
+    shapes: Shapes = Field(default_factory=dict)  # by input name
+    dims: Dims = Field(default_factory=dict)  # by dimension name
+    batch: Batch = None
+    seed: Annotated[int, Option("Seed of the search."), Field(ge=0, le=MAX_COUNT)] = 0
+    slice_kind: Annotated[
+        SliceKind,
+        Option(
+            "Kind of slice. [default: mps for GPUs, cpu for cores]", flag="--slice", is_filled=True
+        ),
+    ]
+    mps: Annotated[
+        Literal["own", "external"],
+        Option("Start an MPS daemon of our own, or use the one that is there."),
+    ] = "own"
+    address: Annotated[
+        str | None,
+        Option(
+            "A Ray cluster: HOST:PORT, auto or local. [default: a Ray job's own, else a private "
+            "local one]"
+        ),
+    ] = None  # None: a private local one
+    tuners: Tuners = None
+    warm_start: Annotated[
+        tuple[Path, ...],
+        Option("Learn from another run, of any share or model. Repeatable.", is_repeatable=True),
+    ] = ()
+    store: Annotated[
+        str | None,
+        Option(
+            "A team's store: postgresql+psycopg://user@host/database, sqlite:////a/file.",
+            variable="TUNERD_STORE",
+        ),
+    ] = None  # the password that it came with is below
+    require_hit: Annotated[bool, Option("Do not tune: build from the store's records.")] = False
+    neighbours: Annotated[
+        Literal["none", "busy", "as-tuned"],
+        Option("What the device's other slices do while finalists are measured.", panel=RESEARCH),
+    ] = "none"
+    l2: Cache = "model"
+    fidelity: Annotated[
+        int,
+        Option(
+            "Measure so many more candidates of each task again, to judge the search's ranking; "
+            "each costs its build and 20 to 40 samples of 2 to 5 ms. They never win.",
+            panel=RESEARCH,
+        ),
+        Field(ge=0, le=1000),
+    ] = 0
     share_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen the share is 100
-    slo_ms: float | None = Field(None, gt=0, le=MAX_SECS)  # what an automatic share is to meet
-    slices: int | None = Field(None, ge=1)  # per device; None: as many as fit
-    slice_kind: Literal["mps", "cpu", "whole", "simulated"]
-    shapes: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # by input name
-    dims: dict[str, int] = Field(default_factory=dict)  # by dimension name
-    batch: int | None = Field(None, ge=1, le=MAX_COUNT)
-    trials: int | None = Field(None, ge=1, le=MAX_COUNT)
-    budget_secs: float | None = Field(None, gt=0, le=MAX_SECS)
-    seed: int = Field(0, ge=0, le=MAX_COUNT)
-    mps: Literal["own", "external"] = "own"
-    address: str | None = None  # of a Ray cluster; None: a local one
-    tuners: int | None = Field(None, ge=1)  # search and build processes; None: by the cores
-    warm_start: tuple[Path, ...] = ()  # folders of other runs that the search learns from
-    store: str | None = None  # of a team; the password that it came with is below
     store_password: SecretStr | None = Field(None, exclude=True, repr=False)  # written nowhere
-    require_hit: bool = False  # of every task in the store: no search
 
     @model_validator(mode="before")
     @classmethod
-    def _password_apart(cls, values: Any) -> Any:
-        given = values.get("store") if isinstance(values, dict) else None
-        if not isinstance(given, str):
-            return values
-        try:
-            address = StoreAddress.parse(given, values.get("store_password"))
-        except ValueError as error:
-            raise ValueError(f"--store cannot be used: {error}") from None
-        return {**values, "store": address.shown, "store_password": address.password}
-
-    neighbours: Literal["none", "busy", "as-tuned"] = "none"  # of the finals
-    l2: Literal["model", "cold", "warm"] = "model"  # of the finals
-    fidelity: int = Field(0, ge=0, le=1000)  # candidates of each task that judge the search
+    def _filled(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        values = {name: value for name, value in given.items() if value is not None}
+        if "model" in values:
+            values.setdefault("out", _default_out(values))
+        values.setdefault("slice_kind", "mps" if "gpu_pct" in values else "cpu")
+        for share in ("gpu_pct", "cpu_pct"):
+            if values.get(share) == AUTO:
+                values |= {share: 100, "share_from": AUTO}
+        return _with_password_apart(values)
 
     @field_validator("model", "out")
     @classmethod
@@ -83,7 +191,7 @@ class TuneSettings(BaseModel):
         try:
             str(path).encode()
         except UnicodeEncodeError:
-            raise ValueError("the path is no text in UTF-8; rename the file or folder") from None
+            raise ValueError("is no text in UTF-8; rename the file or folder") from None
         return path
 
     @model_validator(mode="after")
@@ -93,7 +201,7 @@ class TuneSettings(BaseModel):
         share_of = {"mps": "gpu", "whole": "gpu", "cpu": "cpu"}.get(self.slice_kind)
         if share_of is not None and getattr(self, f"{share_of}_pct") is None:
             raise ValueError(f"--slice {self.slice_kind} takes its share from --{share_of}-pct")
-        if self.share_from == "auto":
+        if self.share_from == AUTO:
             self._require_choice()
         elif self.slo_ms is not None:
             raise ValueError(
@@ -124,8 +232,34 @@ class TuneSettings(BaseModel):
 
     @property
     def store_address(self) -> StoreAddress | None:
+        from tunerd.system.store_address import StoreAddress
+
         return None if self.store is None else StoreAddress(self.store, self.store_password)
 
     @property
     def pct(self) -> int:
         return self.gpu_pct if self.gpu_pct is not None else self.cpu_pct  # type: ignore[return-value]
+
+
+def _default_out(values: Mapping[str, Any]) -> Path:
+    unit = "gpu" if "gpu_pct" in values else "cpu"
+    name = texts.sized_name(
+        Path(str(values["model"])).stem,
+        batch=values.get("batch"),
+        shapes=values.get("shapes"),
+        dims=values.get("dims"),
+    )
+    return Path("runs") / f"{name}-{unit}{values.get(f'{unit}_pct')}"
+
+
+def _with_password_apart(values: dict[str, Any]) -> dict[str, Any]:
+    given = values.get("store")
+    if not isinstance(given, str):
+        return values
+    from tunerd.system.store_address import StoreAddress
+
+    try:
+        address = StoreAddress.parse(given, values.get("store_password"))
+    except ValueError as error:
+        raise ValueError(f"--store cannot be used: {error}") from None
+    return values | {"store": address.shown, "store_password": address.password}

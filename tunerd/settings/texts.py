@@ -1,0 +1,152 @@
+"""Settings as people write them: durations, shares, shapes and lists of numbers.
+
+Each function takes a value that is parsed already as it is, and raises ValueError otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+MAX_SECS = 366 * 24 * 3600.0
+MAX_COUNT = 2**31 - 1  # of trials, and the largest seed and dimension: what 32 bits hold
+AUTO = "auto"  # a share that a profile chooses
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h)?")
+_UNIT_SECS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
+_PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%?")
+_T = TypeVar("_T")
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that `90`, `90s`, `500ms`, `10m` or `1.5h` is; ValueError otherwise."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"'{text}' is not a duration; write for example 90s, 10m or 1.5h")
+    secs = float(match[1]) * _UNIT_SECS[match[2]]
+    if secs > MAX_SECS:
+        raise ValueError(f"'{text}' is longer than a year; write for example 90s, 10m or 1.5h")
+    return secs
+
+
+def duration(value: Any) -> Any:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+def budget(value: Any) -> Any:
+    """Read the time for a search, which is more than none."""
+    secs = duration(value)
+    if isinstance(value, str) and secs <= 0:
+        raise ValueError(f"{value} leaves no time; give more than 0s")
+    return secs
+
+
+def visit(value: Any) -> Any:
+    """Read how long one share of a profile is measured at a time."""
+    secs = duration(value)
+    if isinstance(value, str) and not 0.05 <= secs <= 600:
+        raise ValueError(f"{value} of a visit must be 0.05s to 10m")
+    return secs
+
+
+def share(value: Any) -> Any:
+    """Read a share in percent, or `auto`."""
+    if not isinstance(value, str) or value == AUTO:
+        return value
+    if not (value.isascii() and value.isdecimal() and len(value) <= 9 and 1 <= int(value) <= 100):
+        raise ValueError(f"'{value}' is neither a whole number from 1 to 100 nor {AUTO}")
+    return int(value)
+
+
+def fraction(*, least: str) -> Callable[[Any], Any]:
+    """Return what reads `5%`; `least` is `above 0` or `of 0 or more`."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        match = _PERCENT.fullmatch(value.strip())
+        if not match or (least == "above 0" and not float(match[1])):
+            raise ValueError(f"'{value}' is no percentage {least}; write for example 5%")
+        return float(match[1]) / 100
+
+    return read
+
+
+def numbers(*, most: int, example: str) -> Callable[[Any], Any]:
+    """Return what reads `10,25,40`: distinct whole numbers from 1 on, in order."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        words = [word.strip().removesuffix("%") for word in value.split(",")]
+        found = {int(word) for word in words if _NUMBER.fullmatch(word)}
+        if not all(map(_NUMBER.fullmatch, words)) or not all(1 <= n <= most for n in found):
+            limit = most if most < MAX_COUNT else "more"
+            raise ValueError(
+                f"'{value}' is no list of whole numbers from 1 to {limit}; write for example "
+                f"{example}"
+            )
+        return tuple(sorted(found))
+
+    return read
+
+
+def shapes(value: Any) -> Any:
+    """Read what --shape says, by the inputs' names."""
+    return value if isinstance(value, Mapping) else _once([_shape(text) for text in value])
+
+
+def dims(value: Any) -> Any:
+    """Read what --dim says, by the dimensions' names."""
+    return value if isinstance(value, Mapping) else _once([_dim(text) for text in value])
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, sizes = text.rpartition(":")
+    found = tuple(size for each in sizes.split(",") if (size := _size(each)) is not None)
+    if not name or len(found) != len(sizes.split(",")):
+        raise ValueError(
+            f"'{text}' is not NAME:SIZES with sizes of 1 or more, up to {MAX_COUNT}; write for "
+            "example --shape images:1,3,224,224"
+        )
+    return name, found
+
+
+def _dim(text: str) -> tuple[str, int]:
+    name, _, text_of_size = text.rpartition("=")
+    size = _size(text_of_size)
+    if not name or size is None:
+        raise ValueError(
+            f"'{text}' is not NAME=SIZE with a size of 1 or more, up to {MAX_COUNT}; write for "
+            "example --dim batch=1"
+        )
+    return name, size
+
+
+def _size(text: str) -> int | None:
+    """Return a dimension's size, None where the text is not one."""
+    found = int(text) if _NUMBER.fullmatch(text := text.strip()) else 0
+    return found if 1 <= found <= MAX_COUNT else None
+
+
+def _once(given: Sequence[tuple[str, _T]]) -> dict[str, _T]:
+    values: dict[str, _T] = {}
+    for name, value in given:
+        if values.setdefault(name, value) != value:
+            raise ValueError(f"is given twice for '{name}', with other sizes; give it once")
+    return values
+
+
+def sized_name(name: str, *, batch: object = None, shapes: Any = None, dims: Any = None) -> str:
+    """Return a model's name for a folder, with the sizes that are given to it: `model-b4`."""
+    said = [f"b{batch}"] if batch is not None else []
+    for sizes in (shapes or (), dims or ()):
+        if isinstance(sizes, Mapping):
+            sizes = [f"{of}{_joined(size)}" for of, size in sizes.items()]
+        said += [re.sub("[:=]", "", str(text).replace(",", "x")) for text in sizes]
+    return "-".join((name, *(re.sub(r"[^\w.]+", "_", text) for text in said)))
+
+
+def _joined(size: int | Sequence[int]) -> str:
+    return str(size) if isinstance(size, int) else "x".join(map(str, size))
