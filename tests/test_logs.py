@@ -140,7 +140,7 @@ def test_the_library_configures_no_logging() -> None:
         for path in package.rglob("*.py")
         if "addHandler" in path.read_text() or "logs.set_up" in path.read_text()
     }
-    assert users == {"watching/logs.py", "cli/app.py"}
+    assert users == {"system/logs.py", "cli/app.py"}
 
 
 # --- the run folder ----------------------------------------------------------------------------

@@ -9,42 +9,43 @@ from typing import Annotated
 
 import typer
 
-from tunerd.cli.bench import bench
-from tunerd.cli.compare import compare
-from tunerd.cli.doctor import doctor
-from tunerd.cli.help import Command, Group
-from tunerd.cli.matrix import matrix
-from tunerd.cli.pack import pack
-from tunerd.cli.preflight import preflight
-from tunerd.cli.profile import profile
-from tunerd.cli.records import app as records
-from tunerd.cli.report import report
-from tunerd.cli.run import run
-from tunerd.cli.status import status
-from tunerd.cli.tune import tune
+from tunerd.cli.group import MARKUP, LazyGroup
 from tunerd.errors import ExitCode
 from tunerd.system.version import __version__
+
+# The first line of what each says of itself, which is not imported for it.
+COMMANDS = {
+    "tune": "Tune MODEL for a share of a device; leave a verified artifact and a report.",
+    "bench": "Measure an artifact's latency and throughput in its slice, alone and beside "
+    "neighbours.",
+    "profile": "Measure latency and throughput over shares and batches; find the knee.",
+    "status": "Show how far a run is, while it is alive and afterwards; the run notices nothing.",
+    "compare": "Say whether NEW is slower than BASE by more than is allowed; for CI.",
+    "matrix": "Tune MODEL at each share, run what comes out at every share, and say what the "
+    "share is worth.",
+    "pack": "Join artifacts of several shares into one, which loads the kernels for the share "
+    "it finds.",
+    "report": "Write the report of a run again, of any run there is; or of several side by side.",
+    "doctor": "Check this machine: cores, packages, compiler, Ray, and GPUs with a real slice.",
+    "preflight": "Say whether somebody uses this machine's GPUs or cores. Exit code: 0 quiet, "
+    "19 not quiet.",
+    "run": "Make the runs of RECIPE in order, each in its own folder; the same command goes on.",
+    "records": "Look at the trials of a run; export, merge, pack and unpack runs.",
+}
+
+
+class Program(LazyGroup):
+    table = COMMANDS
+
 
 app = typer.Typer(
     name="tunerd",
     help="Tune neural networks for the share of a GPU on which they will be served.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # in rich's own, "[default: ...]" is markup and left out
-    cls=Group,
+    rich_markup_mode=MARKUP,
+    cls=Program,
 )
-app.command(cls=Command)(tune)
-app.command(cls=Command)(bench)
-app.command(cls=Command)(profile)
-app.command(cls=Command)(status)
-app.command(cls=Command)(compare)
-app.command(cls=Command)(matrix)
-app.command(cls=Command)(pack)
-app.command(cls=Command)(report)
-app.command(cls=Command)(doctor)
-app.command(cls=Command)(preflight)
-app.command(cls=Command)(run)
-app.add_typer(records, name="records")
 
 
 class LogFormat(StrEnum):

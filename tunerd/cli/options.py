@@ -1,10 +1,100 @@
-"""Options that commands share."""
+"""Parameters of commands: options that they share, and those that settings make."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from tunerd.settings.option import Key
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command whose parameters are the keys of the settings that it takes, and its own.
+
+    The settings are its first parameter, and a pydantic model; a command without any stays.
+    """
+    from pydantic import BaseModel
+
+    from tunerd.settings.option import checked, keys_of
+
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    model = own[0].annotation if own else None
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return command
+    keys = keys_of(model)
+
+    def filled(**given: Any) -> Any:
+        values = {key.field: given.pop(key.field) for key in keys}
+        settings = checked(
+            model,
+            {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in values.items()
+                if value is not None
+            },
+        )
+        return command(settings, **given)
+
+    parameters = [*map(_parameter, keys), *own[1:]]
+    filled.__name__, filled.__doc__ = command.__name__, command.__doc__
+    filled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    )
+    filled.__annotations__ = {p.name: p.annotation for p in parameters}
+    return filled
+
+
+def _parameter(key: Key) -> inspect.Parameter:
+    default = inspect.Parameter.empty if key.is_required else key.default
+    kind = str if key.option.parser else key.takes
+    if key.option.is_repeatable:
+        kind = list[kind]  # type: ignore[valid-type]
+    if default is None:
+        kind = kind | None
+    return inspect.Parameter(
+        key.field,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, _info(key)],
+    )
+
+
+def _info(key: Key) -> Any:
+    from tunerd.settings.texts import MAX_COUNT, MAX_SECS
+
+    option = key.option
+    shared: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+    if option.is_argument:
+        return typer.Argument(show_default=False, **shared)
+    limits = {}
+    for constraint in key.constraints:
+        for name, word in (("ge", "min"), ("le", "max")):
+            limit = getattr(constraint, name, None)
+            if limit is not None and limit not in (MAX_COUNT, MAX_SECS):  # which are no news
+                limits[word] = limit
+    return typer.Option(
+        key.flag,
+        envvar=option.variable,
+        parser=_parser(option.parser) if option.parser else None,
+        rich_help_panel=option.panel,
+        show_default=not key.is_required,
+        **limits,
+        **shared,
+    )
+
+
+def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parsed

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from tunerd.cli.help import Command, Group
+from tunerd.cli.group import Command, Group
 from tunerd.cli.options import AsJson
 from tunerd.errors import FolderError, InputError
 

@@ -1,0 +1,89 @@
+"""Groups of commands: each command is imported when it is asked for, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, ClassVar, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+MARKUP: Final = "markdown"  # of help; in rich's own, "[default: ...]" is markup and left out
+
+
+class _PlainFlags:
+    """Leaves out `<bool>`, which typer writes behind a flag as behind one that takes a value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainFlags, TyperCommand):
+    pass
+
+
+class Group(_PlainFlags, TyperGroup):
+    pass
+
+
+class Commands(Mapping[str, Any]):
+    """Commands by name, made of modules of this package when they are looked up.
+
+    Args:
+        about: for each name what the list of commands says of it.
+    """
+
+    def __init__(self, about: Mapping[str, str]) -> None:
+        self.about = about
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.about:
+            raise KeyError(name)
+        if name not in self._made:
+            self._made[name] = _made(name)
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.about
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.about)
+
+    def __len__(self) -> int:
+        return len(self.about)
+
+
+def _made(name: str) -> Any:
+    from tunerd.cli.options import with_settings
+
+    module = import_module(f"tunerd.cli.{name}")
+    if isinstance(getattr(module, "app", None), typer.Typer):  # a group of its own
+        group = typer.main.get_command(module.app)
+        group.name = name
+        return group
+    app = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
+    app.command(name, cls=Command)(with_settings(getattr(module, name)))
+    return typer.main.get_command(app)
+
+
+class LazyGroup(Group):
+    """The program. Its list of commands is said without any of them, and without rich."""
+
+    table: ClassVar[Mapping[str, str]]
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: Any = Commands(self.table)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super(TyperGroup, self).format_help(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.table.items()))
