@@ -1,13 +1,17 @@
-"""What `tunerd bench` found, on the terminal."""
+"""What `tunerd bench` found, on the terminal and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tunerd.artifacts.manifest import obtained_text
+from tunerd.runner.work import Ran
+from tunerd.studies.bench.artifact import BenchResult
 from tunerd.studies.bench.bench import PERCENTILES, Bench, Condition, Side, samples_needed
 from tunerd.system.text import (
     TIMES,
@@ -19,13 +23,72 @@ from tunerd.system.text import (
     secs_text,
     significant,
 )
+from tunerd.vocabulary import to_json
 
 
-def bench_table(title: str, bench: Bench, hog_gbps: Sequence[float | None] = ()) -> RenderableType:
+def bench_table(result: BenchResult) -> RenderableType:
     """Return a line per slice and condition, the slow-down and the spread, for rich to print."""
-    lines: list[RenderableType] = [Text(one_line(title), style="bold"), _speeds(bench, hog_gbps)]
-    lines += [Text(sentence) for sentence in _sentences(bench)]
+    title = Text(one_line(result.request.title(result.proofs[0])), style="bold")
+    lines: list[RenderableType] = [title, _speeds(result.bench, result.hog_gbps)]
+    lines += [Text(sentence) for sentence in _sentences(result.bench)]
+    if result.request.is_packed:
+        tuned = obtained_text(result.tuned_for_sm_counts, is_cuda=result.request.kind == "mps")
+        lines.append(Text(f"with the kernels tuned for {tuned}"))
     return Group(*lines)
+
+
+def bench_json(result: BenchResult) -> dict[str, Any]:
+    """Return the figures of a bench for json.dumps; `rounds_json` has what they come from."""
+    request, bench = result.request, result.bench
+    first = bench.alone.replicas[0]
+    sides = {str(s.condition): s for s in (bench.alone, bench.beside) if s is not None}
+    return {
+        "artifact": str(request.artifact),
+        "model": request.model,
+        "pct": request.pct,
+        "beside": request.beside,
+        "duration_secs": request.duration_secs,
+        "samples": first.samples,
+        "samples_needed": {f"p{p}": samples_needed(p) for p in PERCENTILES},
+        "p50_secs": first.p50_secs,
+        "p95_secs": first.p95_secs,
+        "p99_secs": first.p99_secs,
+        "inferences_per_sec": first.per_sec,
+        "slowdown": to_json(bench.slowdown),
+        "conditions": {
+            name: to_json(side) | {"per_sec": side.per_sec, "spread": side.spread}
+            for name, side in sides.items()
+        },
+        "hog_gbps": list(result.hog_gbps),
+        "proofs": to_json(result.proofs),
+        "tuned_for_sm_counts": list(result.tuned_for_sm_counts),
+    }
+
+
+def rounds_json(result: BenchResult) -> list[dict[str, Any]]:
+    """Return all repeats of all rounds, trimmed ones too; times from the first round's window."""
+    zero = result.rounds[0].window[0]
+
+    def times(rans: Sequence[Ran]) -> list[dict[str, Any]]:
+        return [
+            {
+                "slice_id": ran.slice_id,
+                "calls": ran.calls,
+                "start_secs": [round(s - zero, 7) for s in ran.starts],
+                "latency_secs": [round(s, 9) for s in ran.secs],
+            }
+            for ran in rans
+        ]
+
+    return [
+        {
+            "condition": str(each.condition),
+            "window_secs": [round(t - zero, 7) for t in each.window],
+            "replicas": times(each.replicas),
+            "others": times(each.others),
+        }
+        for each in result.rounds
+    ]
 
 
 def _speeds(bench: Bench, hog_gbps: Sequence[float | None]) -> Table:
