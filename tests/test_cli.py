@@ -22,13 +22,13 @@ from onnx import helper
 
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
-from tunerd.cli.tune import sized_name
 from tunerd.cluster.layout import local_layout
 from tunerd.errors import ExitCode
 from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME
 from tunerd.runs import plan as preparation
 from tunerd.runs.folder import RunFolder
+from tunerd.runs.names import sized_name
 from tunerd.system import host
 from tunerd.vocabulary import SliceSpec
 
@@ -197,7 +197,7 @@ def test_another_size_goes_to_a_folder_of_its_own(
 
 
 def test_a_size_with_a_path_in_its_name_stays_below_the_folder_of_runs() -> None:
-    name = sized_name("net", {"batch": None, "shape": ["a/../b:1,2"], "dim": ["/n=3"]})
+    name = sized_name("net", batch=None, shapes={"a/../b": (1, 2)}, dims={"/n": 3})
     assert name == "net-a_.._b1x2-_n3"
 
 

@@ -1,21 +1,50 @@
-"""Tune neural networks for the share of a GPU on which they will be served."""
+"""Tune neural networks for the share of a GPU on which they will be served.
+
+The names below are imported when they are used: `import tunerd` is light, and an installation that
+only serves artifacts has no more than `tunerd.load` needs.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tunerd.system.version import __version__
 
 if TYPE_CHECKING:
+    from tunerd.api import Artifact, ProfileResult, Run, bench, compare, open_run, profile
     from tunerd.artifacts.loading import LoadedModel, LoadError, MismatchWarning, load
+    from tunerd.errors import TunerdError
 
+_MODULES = {
+    "tunerd.api": ("Artifact", "ProfileResult", "Run", "bench", "compare", "open_run", "profile"),
+    "tunerd.artifacts.loading": ("LoadError", "LoadedModel", "MismatchWarning", "load"),
+    "tunerd.errors": ("TunerdError",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["LoadError", "LoadedModel", "MismatchWarning", "__version__", "load"]
+__all__ = [
+    "Artifact",
+    "LoadError",
+    "LoadedModel",
+    "MismatchWarning",
+    "ProfileResult",
+    "Run",
+    "TunerdError",
+    "__version__",
+    "bench",
+    "compare",
+    "load",
+    "open_run",
+    "profile",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from tunerd.artifacts import loading
-
-        return getattr(loading, name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'tunerd' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

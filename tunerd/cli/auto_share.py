@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunerd.cli.profile import saying, write_report
+from tunerd.cli.consoles import steps_shown
 
 if TYPE_CHECKING:
     from tunerd.settings import TuneSettings
@@ -26,12 +26,13 @@ def chosen(settings: TuneSettings, *, quiet: bool) -> tuple[TuneSettings, Choice
     """Return the settings with a share, and say on stderr which it is."""
     from tunerd.records.paths import Paths
     from tunerd.report.choice_words import choice_sentence
+    from tunerd.report.share_page import write_profile
     from tunerd.studies.profile.auto import resolve_share
 
-    with saying(quiet=quiet) as say:
+    with steps_shown(quiet=quiet) as say:
         resolved, choice, found = resolve_share(settings, say)
     if found is not None:
-        write_report(found, Paths(settings.out).shares / "default")
+        write_profile(found, Paths(settings.out).shares / "default")
     if not quiet:
         print(choice_sentence(choice), file=sys.stderr, flush=True)
     return resolved, choice
@@ -40,14 +41,15 @@ def chosen(settings: TuneSettings, *, quiet: bool) -> tuple[TuneSettings, Choice
 def seen_again(settings: TuneSettings, choice: Choice, artifact: Path, *, quiet: bool) -> ShareSaid:
     """Profile what was tuned and say whether the share was right for it."""
     from tunerd.report.choice_words import aftermath_sentences, choice_sentence
+    from tunerd.report.share_page import write_profile
     from tunerd.report.share_words import profile_json
     from tunerd.studies.profile.auto import look_again
     from tunerd.studies.profile.folder import REPORT
     from tunerd.vocabulary import to_json
 
-    with saying(quiet=quiet) as say:
+    with steps_shown(quiet=quiet) as say:
         after, root = look_again(settings, choice, artifact, say)
-    write_report(after.profile, root)
+    write_profile(after.profile, root)
     said = (choice_sentence(choice), *aftermath_sentences(after))
     document = {
         **to_json(choice),

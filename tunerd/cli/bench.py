@@ -45,19 +45,19 @@ def bench(
     """Measure an artifact's latency and throughput in its slice, alone and beside neighbours."""
     from rich.console import Console
 
+    from tunerd import api
     from tunerd.report.bench_table import bench_json, bench_table, rounds_json
-    from tunerd.studies.bench.artifact import bench_request, measure_artifact
 
-    request = bench_request(
-        artifact,
-        gpu_pct=gpu_pct,
-        cpu_pct=cpu_pct,
-        beside=beside,
-        replicas=replicas,
-        duration_secs=_duration(duration),
-    )
     with Console(stderr=True, quiet=json).status("starting") as status:
-        result = measure_artifact(request, say=status.update)
+        result = api.bench(
+            artifact,
+            gpu_pct=gpu_pct,
+            cpu_pct=cpu_pct,
+            beside=beside,
+            replicas=replicas,
+            duration_secs=_duration(duration),
+            on_step=status.update,
+        )
     document, raw = bench_json(result), {"rounds": rounds_json(result)}
     if to is not None:
         _write(to, json_module.dumps(document | raw) + "\n")

@@ -14,7 +14,7 @@ from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from tunerd.studies.compare import GateResult, Side
+    from tunerd.studies.compare import GateResult
 
 _PERCENT = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,6})?)\s*%?")
 
@@ -75,19 +75,17 @@ def compare(
     if json and format not in (Format.TABLE, Format.JSON):
         raise InputError(f"--json and --format {format} ask for two things; leave one of them out")
     allowed = fraction_of(fail_above)
-    from tunerd.studies.compare import decide, load_sides
+    from tunerd import api
 
-    sides = load_sides(base, new)
-    if measure or any(side.timing is None for side in sides):
-        result = _measured(*sides, gpu_pct, cpu_pct, allowed)
-    elif gpu_pct is not None or cpu_pct is not None:
-        flag = "--gpu-pct" if gpu_pct is not None else "--cpu-pct"
-        raise InputError(
-            f"{flag} is the share to measure at, and stored samples have theirs; add --measure, "
-            "or leave it out"
-        )
-    else:
-        result = decide(*sides, fail_above=allowed)
+    result = api.compare(
+        base,
+        new,
+        fail_above=allowed,
+        measure=measure,
+        gpu_pct=gpu_pct,
+        cpu_pct=cpu_pct,
+        on_step=lambda what: print(what, file=sys.stderr),
+    )
     code = exit_code_of(result, cannot_tell)
     _show(result, Format.JSON if json else format, code)
     return int(code)
@@ -105,35 +103,6 @@ def exit_code_of(result: GateResult, cannot_tell: CannotTell) -> ExitCode:
         GateVerdict.CANNOT_TELL: unsure,
         GateVerdict.NOT_COMPARABLE: ExitCode.NOT_COMPARABLE,
     }[result.verdict]
-
-
-def _measured(
-    base: Side, new: Side, gpu_pct: int | None, cpu_pct: int | None, allowed: float
-) -> GateResult:
-    from tunerd.studies.compare import decide_measured, not_comparable
-    from tunerd.studies.compare.measuring import kind_of, measure_both, require_artifact
-    from tunerd.studies.compare.sides import differences, share_problem
-
-    is_cuda = new.target_kind == "cuda"
-    given, other = (gpu_pct, cpu_pct) if is_cuda else (cpu_pct, gpu_pct)
-    if other is not None:
-        flag = "--gpu-pct" if is_cuda else "--cpu-pct"
-        raise InputError(
-            f"{new.source} is compiled for {new.target_kind}; give its share by {flag}"
-        )
-    found = list(differences(base, new, measured=True))
-    if given is None and (problem := share_problem(base, new)):
-        found.append(problem)
-    if found:
-        return not_comparable(base, new, tuple(found), fail_above=allowed)
-    rounds = measure_both(
-        require_artifact(base),
-        require_artifact(new),
-        kind=kind_of(new),
-        pct=given if given is not None else new.pcts[0],
-        say=lambda what: print(what, file=sys.stderr),
-    )
-    return decide_measured(base, new, rounds, fail_above=allowed)
 
 
 def fraction_of(text: str) -> float:

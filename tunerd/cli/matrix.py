@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunerd.cli.options import AsJson, Debug
-from tunerd.cli.tune import L2, SliceKind, settings_of, sized_name
+from tunerd.cli.tune import L2, SliceKind, dims_of, settings_of, shapes_of
 from tunerd.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
@@ -82,13 +82,17 @@ def matrix(
     The same command in the same folder goes on where it stopped.
     """
     given = dict(locals())
+    from tunerd.runs.names import run_folder, sized_name
+
+    shapes, dims = shapes_of(shape or ()), dims_of(dim or ())
+    name = sized_name(model.stem, batch=batch, shapes=shapes, dims=dims)
     percents = shares_of(shares)
     kind = str(slice_kind or _usual_kind())
     given |= {
         "slice_kind": kind,
         "gpu_pct": max(percents) if kind in ("mps", "whole", "simulated") else None,
         "cpu_pct": max(percents) if kind == "cpu" else None,
-        "out": out or Path("runs") / f"{sized_name(model.stem, given)}-matrix",
+        "out": out or run_folder(name, "matrix"),
         "trials": trials if trials is not None or budget is not None else _TRIALS,
         "mps": "own",
         "neighbours": "none",
@@ -117,7 +121,7 @@ def matrix(
     if json:
         print((kept.root / "matrix-result.json").read_text(), end="")
     else:
-        from tunerd.cli.stdout import stdout_console
+        from tunerd.cli.consoles import stdout_console
         from tunerd.report.matrix_table import matrix_table
 
         console = stdout_console()

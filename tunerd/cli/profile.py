@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json as json_module
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunerd.cli.consoles import steps_shown
 from tunerd.cli.options import AsJson, Debug
-from tunerd.errors import InputError, Interrupted
+from tunerd.errors import InputError
 
 if TYPE_CHECKING:
-    from tunerd.studies.profile.profile import Profile
-    from tunerd.studies.profile.subject import Subject
+    from tunerd.api import ProfileResult
 
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%?")
 _NUMBER = re.compile(r"[0-9]{1,6}", re.ASCII)
@@ -96,36 +94,27 @@ def profile(
         raise InputError("--gpu and --cpu ask for two devices; leave one of them out")
     said = {"shares": shares, "batches": batches, "loss": loss, "duration": duration}
     pcts, wanted, allowed, secs = values_of(said)
-    subject = _subject(model, wanted, shape or (), dim or ())
-    kind = str(slice_kind) if slice_kind else _kind(subject, gpu=gpu, cpu=cpu)
-    if (gpu and kind == "cpu") or (cpu and kind in ("mps", "whole")):
-        raise InputError(f"--slice {kind} is of the other device; leave one of the two flags out")
-    from tunerd.cli.tune import sized_name
-    from tunerd.studies.profile.folder import REPORT
-    from tunerd.studies.profile.measuring import Effort
-    from tunerd.studies.profile.plan import plan_shares
-    from tunerd.studies.profile.profile import profile as measured
-    from tunerd.studies.profile.profile import so_far
+    from tunerd import api
+    from tunerd.cli.tune import dims_of, shapes_of
 
-    planned = plan_shares(kind, pcts)
-    name = sized_name(_name(model), {"shape": shape, "dim": dim})
-    root = out or Path("profiles") / f"{name}-{'cpu' if kind == 'cpu' else 'gpu'}"
-    effort = Effort(rounds, secs, seed)
-    slo_secs = None if slo_ms is None else slo_ms / 1e3
-    try:
-        with saying(quiet=json or format is not Format.TABLE) as say:
-            found = measured(
-                subject, planned, root, effort=effort, say=say, loss=allowed, slo_secs=slo_secs
-            )
-    except Interrupted as stopped:
-        part = so_far(subject, planned, root, loss=allowed, slo_secs=slo_secs)
-        if part is None:
-            raise
-        write_report(part, root)
-        there = f"{part.rounds} of {rounds} rounds are in {root / REPORT}"
-        raise Interrupted(f"{stopped}; {there}") from None
-    write_report(found, root)
-    _show(found, Format.JSON if json else format, root)
+    with steps_shown(quiet=json or format is not Format.TABLE) as show:
+        found = api.profile(
+            model,
+            shares=pcts,
+            batches=wanted,
+            device="gpu" if gpu else "cpu" if cpu else None,
+            slice_kind=None if slice_kind is None else slice_kind.value,
+            loss=allowed,
+            slo_ms=slo_ms,
+            rounds=rounds,
+            duration_secs=secs,
+            seed=seed,
+            shapes=shapes_of(shape or ()),
+            dims=dims_of(dim or ()),
+            out=out,
+            on_step=show,
+        )
+    _show(found, Format.JSON if json else format)
     return 0
 
 
@@ -140,39 +129,12 @@ def values_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...
     )
 
 
-def write_report(found: Profile, root: Path) -> None:
-    """Write the page and the document of a profile into its folder."""
-    from tunerd.report.frame import write_page
-    from tunerd.report.share_page import share_page
+def _show(result: ProfileResult, format: Format) -> None:
     from tunerd.report.share_words import profile_json
-    from tunerd.studies.profile.folder import REPORT, RESULT, write_json
 
-    write_json(root / RESULT, profile_json(found))
-    write_page(root / REPORT, share_page(found))
-
-
-@contextlib.contextmanager
-def saying(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Yield what shows on stderr what is done next: in place on a terminal, else line by line."""
-    if quiet:
-        yield lambda message: None
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda message: print(message, file=sys.stderr, flush=True)
-        return
-    with console.status("starting") as status:
-        yield status.update
-
-
-def _show(found: Profile, format: Format, root: Path) -> None:
-    from tunerd.report.share_words import profile_json
-    from tunerd.studies.profile.folder import REPORT
-
+    found = result.profile
     if format is Format.JSON:
-        document = profile_json(found) | {"report": str(root / REPORT)}
+        document = profile_json(found) | {"report": str(result.report)}
         print(json_module.dumps(document, ensure_ascii=False))
         return
     from tunerd.report.share_table import share_markdown, share_table
@@ -184,40 +146,7 @@ def _show(found: Profile, format: Format, root: Path) -> None:
 
     console = Console(highlight=False)
     console.print(share_table(found))
-    console.print(f"report    {root / REPORT}", soft_wrap=True)
-
-
-def _subject(
-    model: Path, batches: Sequence[int], shapes: Sequence[str], dims: Sequence[str]
-) -> Subject:
-    from tunerd.cli.tune import dims_of, shapes_of
-    from tunerd.studies.profile.subject import is_artifact, subject_of_artifact, subject_of_model
-
-    if model.is_dir() or is_artifact(model):
-        if shapes or dims:
-            raise InputError(
-                f"--shape and --dim fix the inputs of an ONNX file, and {model} has fixed ones; "
-                "leave them out"
-            )
-        return subject_of_artifact(model, batches)
-    return subject_of_model(model, batches, shapes=shapes_of(shapes), dims=dims_of(dims))
-
-
-def _kind(subject: Subject, *, gpu: bool, cpu: bool) -> str:
-    from tunerd.slices import member
-
-    if gpu or cpu:
-        return "mps" if gpu else "cpu"
-    if subject.target_kind:
-        return "mps" if subject.target_kind == "cuda" else "cpu"
-    return "mps" if member("mps").usability().ok else "cpu"
-
-
-def _name(model: Path) -> str:
-    resolved = model.resolve()
-    if resolved.name == "artifact":
-        resolved = resolved.parent
-    return resolved.stem if model.is_file() else resolved.name
+    console.print(f"report    {result.report}", soft_wrap=True)
 
 
 def _numbers(flag: str, text: str, *, most: int) -> tuple[int, ...]:

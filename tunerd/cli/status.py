@@ -39,7 +39,7 @@ def status(
     if json:
         print(json_module.dumps(_document(status_of(run)), ensure_ascii=False))
         return
-    from tunerd.cli.stdout import stdout_console
+    from tunerd.cli.consoles import stdout_console
 
     console = stdout_console()
     if watch:

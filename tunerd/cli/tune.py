@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -342,18 +341,23 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
     from pydantic import ValidationError
 
     from tunerd.cluster.job import cluster_address
+    from tunerd.runs.names import run_folder, sized_name
     from tunerd.settings import TuneSettings
 
     gpu_pct, cpu_pct = given["gpu_pct"], given["cpu_pct"]
     is_auto = _AUTO_PCT in (gpu_pct, cpu_pct)
+    pct = gpu_pct if gpu_pct is not None else cpu_pct
+    share = f"{'cpu' if gpu_pct is None else 'gpu'}{AUTO if pct == _AUTO_PCT else pct}"
+    shapes, dims = shapes_of(given["shape"] or ()), dims_of(given["dim"] or ())
+    name = sized_name(given["model"].stem, batch=given.get("batch"), shapes=shapes, dims=dims)
     values = {name: given[name] for name in TuneSettings.model_fields if name in given} | {
         "gpu_pct": 100 if gpu_pct == _AUTO_PCT else gpu_pct,
         "cpu_pct": 100 if cpu_pct == _AUTO_PCT else cpu_pct,
         "share_from": AUTO if is_auto else "flag",
-        "out": given["out"] or _default_out(given),
+        "out": given["out"] or run_folder(name, share),
         "slice_kind": str(given["slice_kind"] or ("cpu" if gpu_pct is None else "mps")),
-        "shapes": shapes_of(given["shape"] or ()),
-        "dims": dims_of(given["dim"] or ()),
+        "shapes": shapes,
+        "dims": dims,
         "budget_secs": _budget(given["budget"]),
         "mps": str(given["mps"]),
         "neighbours": str(given["neighbours"]),
@@ -387,21 +391,6 @@ def _store(text: str | None) -> dict[str, Any]:
         raise InputError(f"--store cannot be used: {error}") from None
     os.environ.pop("TUNERD_STORE", None)  # Ray's processes would have it, and a password in it
     return {"store": text, "store_password": password_from(os.environ)}
-
-
-def _default_out(given: Mapping[str, Any]) -> Path:
-    gpu_pct, cpu_pct = given["gpu_pct"], given["cpu_pct"]
-    pct = gpu_pct if gpu_pct is not None else cpu_pct
-    share = f"{'cpu' if gpu_pct is None else 'gpu'}{AUTO if pct == _AUTO_PCT else pct}"
-    return Path("runs") / f"{sized_name(given['model'].stem, given)}-{share}"
-
-
-def sized_name(name: str, given: Mapping[str, Any]) -> str:
-    """Return a model's name for a folder, with the sizes that flags give its inputs: `model-b4`."""
-    said = [f"b{given['batch']}"] if given.get("batch") is not None else []
-    texts = (*(given["shape"] or ()), *(given["dim"] or ()))
-    said += [re.sub("[:=]", "", text.replace(",", "x")) for text in texts]
-    return "-".join((name, *(re.sub(r"[^\w.]+", "_", text) for text in said)))
 
 
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -123,7 +123,7 @@ def write_csv(store: Store, stream: IO[bytes]) -> Written:
 
     The samples are a JSON list in one field; traces, of some 10 KB each, are left out.
     """
-    table = _table(store)
+    table = trials_table(store)
     table["run_secs"] = table["run_secs"].map(json.dumps, na_action="ignore")
     stream.write(table.drop(columns="trace_json").to_csv(index=False).encode())
     return Written.of(zip(table["origin"], table["state"], strict=True))
@@ -131,12 +131,13 @@ def write_csv(store: Store, stream: IO[bytes]) -> Written:
 
 def write_parquet(store: Store, stream: IO[bytes]) -> Written:
     """Write a row per trial, the samples as a list, and return how many."""
-    table = _table(store)
+    table = trials_table(store)
     table.to_parquet(stream, engine="pyarrow", index=False, schema=_arrow_schema())
     return Written.of(zip(table["origin"], table["state"], strict=True))
 
 
-def _table(store: Store) -> pd.DataFrame:
+def trials_table(store: Store) -> pd.DataFrame:
+    """Return a row per trial with COLUMNS; what a trial has not is <NA>, and None in run_secs."""
     import pandas as pd
 
     rows = list(export_rows(store))

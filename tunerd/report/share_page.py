@@ -6,20 +6,36 @@ import math
 from typing import TYPE_CHECKING
 
 from tunerd.report.blocks import section, table
-from tunerd.report.frame import page
+from tunerd.report.frame import page, write_page
 from tunerd.report.markup import Markup, element
 from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
 from tunerd.report.scales import Scale, latency_scale, latency_tick_text
-from tunerd.report.share_words import HEADS, mark_text, row_texts, sentences, title_text
+from tunerd.report.share_words import (
+    HEADS,
+    mark_text,
+    profile_json,
+    row_texts,
+    sentences,
+    title_text,
+)
+from tunerd.studies.profile.folder import REPORT, RESULT, write_json
 from tunerd.system.text import count_text, secs_text, significant
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tunerd.studies.profile import curve as shares
     from tunerd.studies.profile.profile import Profile
 
 _HEIGHT = 240
 _LOG_FROM = 20.0
 _FEW_PLACES = 0.07  # of the axis: labels that are nearer would touch
+
+
+def write_profile(profile: Profile, root: Path) -> None:
+    """Write the page and the document of a profile into its folder."""
+    write_json(root / RESULT, profile_json(profile))
+    write_page(root / REPORT, share_page(profile))
 
 
 def share_page(profile: Profile) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tunerd.errors import HostError
 from tunerd.slices import member, plan
+from tunerd.studies.profile.subject import Subject
 from tunerd.vocabulary import SliceSpec, TargetSpec
 
 WHOLE = 100  # percent: what every other share is compared with
@@ -26,6 +27,18 @@ class Shares:
     @property
     def pcts(self) -> tuple[int, ...]:
         return tuple(pct for pct, _ in self.specs)
+
+
+def slice_kind_for(subject: Subject, *, gpu: bool = False, cpu: bool = False) -> str:
+    """Return the kind of slices that a subject is profiled in, on the device that is asked for.
+
+    Without one: on that for which an artifact is compiled, and on a GPU where this host has one.
+    """
+    if gpu or cpu:
+        return "mps" if gpu else "cpu"
+    if subject.target_kind:
+        return "mps" if subject.target_kind == "cuda" else "cpu"
+    return "mps" if member("mps").usability().ok else "cpu"
 
 
 def plan_shares(kind: str, pcts: Sequence[int], *, external: bool = False) -> Shares:

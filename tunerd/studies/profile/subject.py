@@ -47,6 +47,28 @@ class Subject:
         return {"name": self.name, "digest": self.digest, "schedules": self.schedules}
 
 
+def subject_of(
+    path: Path,
+    batches: Sequence[int] = (),
+    *,
+    shapes: Mapping[str, Shape] = MappingProxyType({}),
+    dims: Mapping[str, int] = MappingProxyType({}),
+) -> Subject:
+    """Read an ONNX file, or take a run's artifact or an artifact folder, whichever `path` is.
+
+    Raises as `subject_of_model` and `subject_of_artifact` do, and InputError for shapes of what
+    has fixed ones.
+    """
+    if not (path.is_dir() or is_artifact(path)):
+        return subject_of_model(path, batches, shapes=shapes, dims=dims)
+    if shapes or dims:
+        raise InputError(
+            f"--shape and --dim fix the inputs of an ONNX file, and {path} has fixed ones; leave "
+            "them out"
+        )
+    return subject_of_artifact(path, batches)
+
+
 def subject_of_model(
     path: Path,
     batches: Sequence[int] = (),
