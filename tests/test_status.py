@@ -24,12 +24,12 @@ from rich.console import Console
 from test_records import FACTS, TASK, candidate, measurement
 from tune_process import Run
 
-from tunerd.cli import status as command
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, FolderError, Interrupted
 from tunerd.records import Store
 from tunerd.records.paths import Paths, holder
+from tunerd.report.status import status_page
 from tunerd.runs.folder import RunFolder
 from tunerd.telemetry.progress import ProgressState
 from tunerd.telemetry.run_status import Life, status_of
@@ -296,7 +296,7 @@ def test_no_run_is_an_exit_code_and_a_sentence(tmp_path: Path, capsys: Captured)
 
 def page(folder: Path, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(command._page(status_of(folder), whole=True))
+    console.print(status_page(status_of(folder), whole=True))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().replace("\N{NO-BREAK SPACE}", " ")
 

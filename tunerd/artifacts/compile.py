@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import tunerd
 from tunerd.artifacts.loading import aligned
 from tunerd.artifacts.manifest import (
     FORMAT_VERSION,
@@ -33,6 +32,7 @@ from tunerd.artifacts.manifest import (
 )
 from tunerd.builder import build
 from tunerd.errors import FolderError, HostError, InputError, ModelError
+from tunerd.system.version import __version__
 from tunerd.vocabulary import Arrays, Candidate, CapProof, Model, Origin, TargetSpec, Task, to_json
 from tunerd.vocabulary.outcome import Outcome
 
@@ -81,7 +81,7 @@ def compile_artifact(
             "target": to_json(target),
             "share": _share(pct, proofs),
             "versions": {
-                "tunerd": tunerd.__version__,
+                "tunerd": __version__,
                 "tvm": importlib.metadata.version("apache-tvm"),
                 "tvm-ffi": importlib.metadata.version("apache-tvm-ffi"),
             },

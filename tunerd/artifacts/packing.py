@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tunerd
 from tunerd.artifacts.compile import write_json, written_beside
 from tunerd.artifacts.manifest import (
     LIBRARY,
@@ -25,6 +24,7 @@ from tunerd.artifacts.manifest import (
 )
 from tunerd.errors import FolderError, InputError
 from tunerd.records.paths import Paths
+from tunerd.system.version import __version__
 
 
 def pack_shares(sources: Sequence[Path], to: Path) -> tuple[Manifest, ...]:
@@ -61,7 +61,7 @@ def pack_shares(sources: Sequence[Path], to: Path) -> tuple[Manifest, ...]:
             packed = {
                 "format_version": PACKED_VERSION,
                 "created_at": time.time(),
-                "versions": {"tunerd": tunerd.__version__},
+                "versions": {"tunerd": __version__},
                 "variants": variants,
             }
             write_json(part / MANIFEST, sealed(packed))

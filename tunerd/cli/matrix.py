@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tunerd.cli.options import AsJson, Debug
 from tunerd.cli.tune import L2, SliceKind, dims_of, settings_of, shapes_of
 from tunerd.errors import InputError, Interrupted
-
-if TYPE_CHECKING:
-    from tunerd.studies.matrix.execute import Asked
-    from tunerd.studies.matrix.folder import Kept
-    from tunerd.studies.matrix.result import MatrixResult
 
 _TRIALS = 1000  # of the first level
 
@@ -99,9 +93,10 @@ def matrix(
         "address": "local",
         "warm_start": None,
     }
+    from tunerd.report.matrix_page import write_matrix
     from tunerd.studies.matrix.execute import Asked, carry_out
     from tunerd.studies.matrix.folder import read
-    from tunerd.studies.matrix.result import whole_rounds
+    from tunerd.studies.matrix.result import result_of, whole_rounds
     from tunerd.telemetry.progress import open_progress
 
     asked = Asked(settings_of(given), percents, rounds, independent)
@@ -111,13 +106,13 @@ def matrix(
         kept = read(asked.base.out)
         if not whole_rounds(kept, set(percents)):
             raise
-        result = _result(asked, kept)
-        _write(result, kept.root)
+        result = result_of(kept)
+        write_matrix(result, kept.root)
         there = f"{result.rounds} of {rounds} rounds are in {kept.report}"
         raise Interrupted(f"{stopped}; {there}") from None
     _say("resampling")
-    result = _result(asked, kept)
-    _write(result, kept.root)
+    result = result_of(kept)
+    write_matrix(result, kept.root)
     if json:
         print((kept.root / "matrix-result.json").read_text(), end="")
     else:
@@ -154,26 +149,3 @@ def _say(line: str) -> None:
     from tunerd.system.text import one_line
 
     print(f"tunerd matrix: {one_line(line)}", file=sys.stderr, flush=True)
-
-
-def _result(asked: Asked, kept: Kept) -> MatrixResult:
-    from tunerd.records import Store
-    from tunerd.studies.matrix.result import result_from
-
-    settings = json_module.loads((kept.root / "matrix.json").read_bytes())
-    with Store.read(kept.level(asked.name(asked.shares[0]))) as store:
-        names = {t.task_id: t.name for t in store.tasks()}
-    return result_from(kept, names, settings)
-
-
-def _write(result: MatrixResult, root: Path) -> None:
-    from tunerd.report.frame import write_page
-    from tunerd.report.matrix_markdown import matrix_markdown
-    from tunerd.report.matrix_page import matrix_page, matrix_plot
-    from tunerd.studies.matrix.result import result_json
-
-    text = json_module.dumps(result_json(result), allow_nan=False)
-    write_page(root / "matrix-result.json", text + "\n")
-    write_page(root / "report.md", matrix_markdown(result))
-    write_page(root / "report.html", matrix_page(result))
-    write_page(root / "heatmap.svg", matrix_plot(result))

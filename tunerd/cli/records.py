@@ -11,18 +11,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from tunerd.cli.group import Command, Group
 from tunerd.cli.options import AsJson
 from tunerd.errors import FolderError, InputError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tunerd.records.summary import TaskSummary
 
 app = typer.Typer(
     help="Look at the trials of a run; export, merge, pack and unpack runs.",
@@ -64,12 +59,13 @@ def show(run: Run, as_json: AsJson = False) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from tunerd.report.records_table import task_table
     from tunerd.system.text import one_line
 
     console = Console()
     head = f"{one_line(facts.model_name)}: {facts.pct}% of {one_line(facts.device)}"
     console.print(Text(f"{head}, {facts.slice_kind} slices", style="bold"))
-    console.print(_table(tasks))
+    console.print(task_table(tasks))
     for what, states in counts.items():
         ended = ", ".join(f"{count:,} {state.value}" for state, count in states.items() if count)
         console.print(Text(f"{what}: {ended or 'none'}"))
@@ -106,14 +102,14 @@ def export(
 
             counts = {"trials": export_tvm(store, to)}
         else:
-            from tunerd.records.export import write_csv, write_json, write_parquet
+            from tunerd.records import export as forms
 
             write = {
-                Format.PARQUET: write_parquet,
-                Format.CSV: write_csv,
-                Format.JSON: write_json,
+                Format.PARQUET: forms.write_parquet,
+                Format.CSV: forms.write_csv,
+                Format.JSON: forms.write_json,
             }[format]
-            with _binary_output(to, is_text=format is not Format.PARQUET) as stream:
+            with _output(to, is_text=format is not Format.PARQUET) as stream:
                 counts = asdict(write(store, stream))
     if to is not None:
         _done({"file": str(to), "format": format.value} | counts, as_json)
@@ -158,29 +154,8 @@ def unpack(
     _done({"run": str(run)}, as_json)
 
 
-def _table(tasks: list[TaskSummary]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    from tunerd.system.text import one_line, secs_text
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("task", overflow="fold")
-    for heading in ("calls", "open", "measured", "failed", "default", "best in search"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for task in tasks:
-        numbers = (task.weight, task.open, task.measured, task.failed)
-        table.add_row(
-            Text(one_line(task.name)),
-            *(Text(f"{number:,}") for number in numbers),
-            Text(secs_text(task.default_secs)),
-            Text(secs_text(task.best_secs)),
-        )
-    return table
-
-
 @contextmanager
-def _binary_output(to: Path | None, *, is_text: bool) -> Iterator[BinaryIO]:
+def _output(to: Path | None, *, is_text: bool) -> Iterator[BinaryIO]:
     """Yield stdout or a file that appears under its name when it is whole."""
     if to is None:
         if not is_text and sys.stdout.isatty():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from tunerd.report.blocks import section, table
-from tunerd.report.frame import page
+from tunerd.report.frame import page, write_page
 from tunerd.report.heat_plot import HEAT, HeatMap, heat_of, heat_svg
 from tunerd.report.markup import Child, Markup, element
+from tunerd.report.matrix_markdown import matrix_markdown
 from tunerd.report.matrix_words import (
     CLAIM_SOURCE,
     COST_HEADS,
@@ -26,8 +29,17 @@ from tunerd.report.matrix_words import (
     sms_text,
 )
 from tunerd.studies.matrix.claims import DEFAULT
-from tunerd.studies.matrix.result import MatrixResult
+from tunerd.studies.matrix.result import MatrixResult, result_json
 from tunerd.system.text import secs_text
+
+
+def write_matrix(result: MatrixResult, root: Path) -> None:
+    """Write a matrix's document, Markdown, page and heat map into its folder."""
+    text = json.dumps(result_json(result), allow_nan=False)
+    write_page(root / "matrix-result.json", text + "\n")
+    write_page(root / "report.md", matrix_markdown(result))
+    write_page(root / "report.html", matrix_page(result))
+    write_page(root / "heatmap.svg", matrix_plot(result))
 
 
 def matrix_page(result: MatrixResult) -> str:

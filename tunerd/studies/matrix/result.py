@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
 from tunerd.errors import FolderError
+from tunerd.records import Store
 from tunerd.studies.matrix.changes import Change, change
 from tunerd.studies.matrix.claims import DEFAULT, Answer, Findings, findings
 from tunerd.studies.matrix.folder import Kept
@@ -119,6 +121,14 @@ class MatrixResult:
     def chosen(self) -> tuple[Change, ...]:
         """Return the changes of tasks with a candidate beside the default schedule."""
         return tuple(c for c in self.changes if c.candidates != 1)
+
+
+def result_of(kept: Kept) -> MatrixResult:
+    """Sum up the whole rounds of a matrix's folder; FolderError as `result_from` says."""
+    asked = json.loads((kept.root / "matrix.json").read_bytes())
+    with Store.read(kept.level(f"{asked['unit']}{asked['shares'][0]}")) as store:
+        names = {t.task_id: t.name for t in store.tasks()}
+    return result_from(kept, names, asked)
 
 
 def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> MatrixResult:
