@@ -340,12 +340,12 @@ def test_no_variable_is_set_while_tvm_is_loaded(make_run: MakeRun) -> None:
 
 # The program, whose model is lost once its tasks are known.
 _LOST_MODEL = """
-from tunerd import lowering_process
+from tunerd.frontend import process
 from tunerd.cli import main
 from tunerd.errors import InfrastructureError
 def lost(*_):
     raise InfrastructureError("no memory for the model")
-lowering_process.kernels_from = lost
+process.kernels_from = lost
 main()
 """
 

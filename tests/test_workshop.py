@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TWO = """
 import json, sys
 from pathlib import Path
-from tunerd import preparation, session
+from tunerd.runs import plan as preparation
+from tunerd.runs import run as session
 from tunerd.settings import TuneSettings
 from tunerd.telemetry.progress import QuietProgress
 from tunerd.runs.shared import Workshop
