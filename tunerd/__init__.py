@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from tunerd.system.version import __version__
 
 if TYPE_CHECKING:
-    from tunerd.api import Artifact, ProfileResult, Run, bench, compare, open_run, profile
+    from tunerd.api import Artifact, ProfileResult, Run, bench, compare, open_run, profile, tune
     from tunerd.artifacts.loading import LoadedModel, LoadError, MismatchWarning, load
     from tunerd.errors import TunerdError
 
+_API = ("Artifact", "ProfileResult", "Run", "bench", "compare", "open_run", "profile", "tune")
 _MODULES = {
-    "tunerd.api": ("Artifact", "ProfileResult", "Run", "bench", "compare", "open_run", "profile"),
+    "tunerd.api": _API,
     "tunerd.artifacts.loading": ("LoadError", "LoadedModel", "MismatchWarning", "load"),
     "tunerd.errors": ("TunerdError",),
 }
@@ -37,6 +38,7 @@ __all__ = [
     "load",
     "open_run",
     "profile",
+    "tune",
 ]
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from tunerd.errors import FolderError, InputError, Interrupted, WrongResultError
 from tunerd.records import Store
@@ -27,6 +27,7 @@ from tunerd.studies.profile.folder import REPORT
 from tunerd.studies.profile.measuring import Effort
 from tunerd.studies.profile.plan import SHARES, plan_shares, slice_kind_for
 from tunerd.studies.profile.profile import LOSS, Profile
+from tunerd.telemetry.progress import Progress, ProgressState, QuietProgress
 from tunerd.vocabulary.outcome import (
     Comparison,
     Correctness,
@@ -40,9 +41,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tunerd.artifacts.loading import LoadedModel
+    from tunerd.settings import TuneSettings
+    from tunerd.studies.profile.auto import Aftermath, Choice
 
 StrPath = str | os.PathLike[str]
 OnStep = Callable[[str], None]
+OnProgress = Callable[[ProgressState], None]
 Device = Literal["gpu", "cpu"]
 SliceKind = Literal["mps", "whole", "cpu", "simulated"]
 
@@ -65,6 +69,18 @@ class Artifact:
 
 
 @dataclass(frozen=True)
+class ReviewedShare:
+    """A share that was chosen by a profile, and what the tuned artifact's profile says of it."""
+
+    aftermath: Aftermath
+    folder: Path  # of the artifact's profile
+
+    @property
+    def report(self) -> Path:
+        return self.folder / REPORT
+
+
+@dataclass(frozen=True)
 class Run:
     """A run of `tunerd.tune`, as it was when it was opened. Times are seconds of an inference.
 
@@ -74,6 +90,7 @@ class Run:
 
     folder: Path
     story: Story = field(repr=False)  # all that the report shows
+    share: ReviewedShare | None = None  # where `tunerd.tune` was to choose it
 
     @property
     def name(self) -> str:
@@ -108,7 +125,7 @@ class Run:
             case Correctness.WRONG:
                 raise WrongResultError(
                     f"the tuned model disagrees with ONNX Runtime: {outcome.verification.message}; "
-                    f"it was not kept as an artifact, see {Paths(self.folder).report}"
+                    f"it was not kept as an artifact, see {self.report_path}"
                 )
             case Correctness.CANNOT_TELL:
                 return Verdict.CANNOT_TELL
@@ -135,6 +152,11 @@ class Run:
         """The compiled model; WrongResultError where it is wrong, which is not kept."""
         _ = self.verdict
         return Artifact(Path(self.outcome.artifact))
+
+    @property
+    def report_path(self) -> Path:
+        """Where the run keeps its page."""
+        return Paths(self.folder).report
 
     def trials(self) -> pd.DataFrame:
         """Return a row per trial, also of default schedules, as `tunerd records export` has them.
@@ -175,6 +197,135 @@ class ProfileResult:
     @property
     def report(self) -> Path:
         return self.folder / REPORT
+
+
+# --- tuning --------------------------------------------------------------------------------------
+
+
+class TuneOptions(TypedDict, total=False):
+    """What may be said of a tuning; one of `gpu_pct` and `cpu_pct` must be.
+
+    gpu_pct, cpu_pct: the share to tune for, 1 to 100 percent of a GPU or of this machine's cores;
+        "auto" chooses it by a profile.
+    slo_ms: with "auto", the smallest share at which 95 of 100 inferences of the default model take
+        at most so many milliseconds.
+    out: the run folder, in which the same call goes on; runs/MODEL-gpu40 if not given.
+    trials: stop after so many, earlier ones included.
+    budget_secs: search for so long.
+    slices: per device; as many as fit if not given.
+    shapes, dims, batch: of the inputs, by input name, by dimension name, and the leading dimension.
+    slice_kind: mps for GPUs and cpu for cores, if not given.
+    mps: "external" uses the MPS daemon that is there.
+    address: of a Ray cluster, HOST:PORT, "auto" or "local"; a private local one if not given.
+    tuners: search and build processes; by the cores if not given.
+    warm_start: folders of other runs to learn from.
+    store: a team's, as a URL of SQLAlchemy; `require_hit` builds from its records, with no search.
+    neighbours, l2, fidelity: how finalists are measured, and how many more for judging the search.
+    """
+
+    gpu_pct: int | Literal["auto"]
+    cpu_pct: int | Literal["auto"]
+    slo_ms: float
+    out: StrPath
+    trials: int
+    budget_secs: float
+    slices: int
+    shapes: Mapping[str, Sequence[int]]
+    dims: Mapping[str, int]
+    batch: int
+    seed: int
+    slice_kind: SliceKind
+    mps: Literal["own", "external"]
+    address: str
+    tuners: int
+    warm_start: Sequence[StrPath]
+    store: str
+    require_hit: bool
+    neighbours: Literal["none", "busy", "as-tuned"]
+    l2: Literal["model", "cold", "warm"]
+    fidelity: int
+
+
+def tune(
+    model: StrPath,
+    *,
+    on_progress: OnProgress | None = None,
+    on_warning: OnStep | None = None,
+    on_step: OnStep | None = None,
+    **options: Unpack[TuneOptions],
+) -> Run:
+    """Tune an ONNX file for a share of a device; leave a verified artifact and a report.
+
+    The same call goes on in the same folder where it stopped, after any kill.
+
+    Args:
+        on_progress: is given the state of the run as often as it changes.
+        on_warning: is told what a person should know; the log "tunerd" has it, too.
+        on_step: is told what comes next while a share is chosen or looked at again.
+        options: `TuneOptions` says what there is.
+
+    Raises TunerdError: InputError and ModelError for what cannot be used, FolderError for the
+    folder of something else, HostError where this machine lacks the slices, WrongResultError where
+    the tuned model disagrees with ONNX Runtime, InfrastructureError where Ray or a slice stays
+    down, and Interrupted after SIGINT or SIGTERM, with what was measured kept.
+    """
+    settings, choice = _settings(model, options), None
+    say = on_step or _nothing
+    if settings.share_from == "auto":
+        settings, choice = choose_share(settings, say)
+    run = carry_out(settings, _Callbacks(on_progress, on_warning))
+    _ = run.verdict
+    return run if choice is None else review_share(run, settings, choice, say)
+
+
+def carry_out(settings: TuneSettings, progress: Progress) -> Run:
+    """Tune as settings say, whose share is known, and write the report; raises as `tune` does.
+
+    A model that is wrong is returned, and its `verdict` raises.
+    """
+    from tunerd.report.page import write_report
+    from tunerd.runs.run import tune as tuned
+
+    outcome = tuned(settings, progress, write_report=write_report)
+    run = open_run(settings.out)
+    return replace(run, story=replace(run.story, outcome=outcome))
+
+
+def choose_share(settings: TuneSettings, say: OnStep) -> tuple[TuneSettings, Choice]:
+    """Return settings with the share that a profile of the default model chooses for them."""
+    from tunerd.report.share_page import write_profile
+    from tunerd.studies.profile.auto import resolve_share
+
+    resolved, choice, found = resolve_share(settings, say)
+    if found is not None:
+        write_profile(found, Paths(settings.out).shares / "default")
+    return resolved, choice
+
+
+def review_share(run: Run, settings: TuneSettings, choice: Choice, say: OnStep) -> Run:
+    """Profile what was tuned, and return the run with what that says of the chosen share."""
+    from tunerd.report.share_page import write_profile
+    from tunerd.studies.profile.auto import look_again
+
+    after, folder = look_again(settings, choice, run.artifact.path, say)
+    write_profile(after.profile, folder)
+    return replace(run, share=ReviewedShare(after, folder))
+
+
+class _Callbacks(QuietProgress):
+    def __init__(self, on_progress: OnProgress | None, on_warning: OnStep | None) -> None:
+        self._on_progress, self._on_warning = on_progress, on_warning
+
+    def update(self, state: ProgressState) -> None:
+        if self._on_progress is not None:
+            self._on_progress(state)
+
+    def warn(self, sentence: str) -> None:
+        if self._on_warning is not None:
+            self._on_warning(sentence)
+
+
+# --- looking at what is there --------------------------------------------------------------------
 
 
 def open_run(folder: StrPath) -> Run:
@@ -344,6 +495,25 @@ def compare(
 def _require(is_good: bool, problem: str) -> None:
     if not is_good:
         raise InputError(problem)
+
+
+def _settings(model: StrPath, options: TuneOptions) -> TuneSettings:
+    from tunerd.cluster.job import cluster_address, require_kept
+    from tunerd.settings import TuneSettings
+    from tunerd.settings.option import checked
+
+    if unknown := options.keys() - TuneOptions.__annotations__.keys():
+        raise TypeError(f"tunerd has no option {', '.join(sorted(unknown))} for a tuning")
+    values: dict[str, Any] = {"model": Path(model), **options}
+    values["address"] = cluster_address(options.get("address"))
+    if "out" in options:
+        values["out"] = Path(options["out"])
+    values["shapes"] = {name: tuple(of) for name, of in options.get("shapes", {}).items()}
+    values["dims"] = dict(options.get("dims", {}))
+    values["warm_start"] = tuple(Path(run) for run in options.get("warm_start", ()))
+    settings = checked(TuneSettings, values)
+    require_kept(settings.out)
+    return settings
 
 
 def _folder(given: Run | StrPath) -> Path:

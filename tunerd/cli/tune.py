@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,17 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from tunerd.cli.consoles import steps_shown
 from tunerd.cli.options import AsJson, Debug
 from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
+    from tunerd.api import Run
     from tunerd.cluster.layout import Layout
-    from tunerd.records.tally import Disturbed
     from tunerd.settings import TuneSettings
-    from tunerd.stats.drift import SliceDrift
     from tunerd.studies.profile.auto import Choice
-    from tunerd.telemetry.time_use import TimeUse
-    from tunerd.vocabulary.outcome import Outcome
+    from tunerd.vocabulary.outcome import Verdict
 
 
 _MAX_SIZE = 2**31 - 1  # settings.MAX_COUNT, which is not imported for --help
@@ -186,114 +186,71 @@ def tune(
             )
         _print_plan(settings, json)
         return 0
-    from tunerd.report.page import write_report
-    from tunerd.runs.run import tune as run
+    from tunerd import api
     from tunerd.telemetry.progress import open_progress
 
     choice = None
     if is_auto:
-        from tunerd.cli.auto_share import chosen
-
-        settings, choice = chosen(settings, quiet=json)
+        settings, choice = _choose_share(settings, quiet=json)
     with open_progress(quiet=json) as progress:
-        outcome = run(settings, progress, write_report=write_report)
-    return _conclude(outcome, settings, json, choice)
-
-
-def _conclude(
-    outcome: Outcome, settings: TuneSettings, as_json: bool, choice: Choice | None
-) -> int:
-    from tunerd.errors import WrongResultError
-    from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
-    from tunerd.report.drift_section import drift_json, drift_warnings
-    from tunerd.report.fidelity_section import fidelity_json, fidelity_text
-    from tunerd.report.table import outcome_json, outcome_table
-    from tunerd.report.time_table import time_json, time_table
-    from tunerd.stats.ranking import fidelity as fidelity_of
-    from tunerd.vocabulary.outcome import Correctness, Verdict
-
-    report = settings.out / "report.html"
-    if outcome.verification.verdict is Correctness.WRONG:
-        raise WrongResultError(
-            f"the tuned model disagrees with ONNX Runtime: {outcome.verification.message}; it was "
-            f"not kept as an artifact, see {report}"
-        )
-    is_unproved = outcome.verification.verdict is Correctness.CANNOT_TELL
-    if is_unproved:
-        code = ExitCode.CANNOT_TELL
-    elif not any(t.is_tuned for t in outcome.tasks):  # both models are the same, whatever was timed
-        code = ExitCode.NO_GAIN
-    else:
-        code = {
-            Verdict.FASTER: ExitCode.BETTER,
-            Verdict.CANNOT_TELL: ExitCode.CANNOT_TELL,
-        }.get(outcome.end_to_end.verdict, ExitCode.NO_GAIN)
-    use, drifts = _time_use(settings.out), _drift(settings.out)
-    disturbed = (_disturbed(settings.out), outcome.tasks, outcome.disturbed_by)
-    share = None
+        run = api.carry_out(settings, progress)
+    code = _exit_code(run.verdict)
     if choice is not None:
-        from tunerd.cli.auto_share import seen_again
-
-        share = seen_again(settings, choice, Path(outcome.artifact), quiet=as_json)
-    if as_json:
-        document = outcome_json(outcome) | {
-            "time_use": time_json(use) if use else None,
-            "fidelity": fidelity_json(outcome.tasks),
-            "drift": drift_json(drifts),
-            "disturbed": disturbance_json(*disturbed),
-            "share": share.document if share else None,
-            "report": str(report),
-            "exit_code": int(code),
-        }
-        print(json_module.dumps(document, ensure_ascii=False))
-        return int(code)
-    from rich.console import Console
-    from rich.text import Text
-
-    from tunerd.system.text import one_line
-
-    console = Console()
-    console.print(outcome_table(outcome))
-    if use:
-        console.print("")
-        console.print(time_table(use))
-        console.print("")
-    if is_unproved:
-        why = one_line(outcome.verification.message)
-        said = f"it cannot be told whether the tuned model's results are right: {why}"
-        console.print(Text(said, style="yellow"))
-    for sentence in (*drift_warnings(drifts), *disturbance_sentences(*disturbed)):
-        console.print(sentence, style="yellow", highlight=False)
-    if settings.fidelity:
-        console.print(fidelity_text(fidelity_of(outcome.tasks)), highlight=False)
-    for sentence in share.sentences if share else ():
-        console.print(sentence, highlight=False)
-    console.print(f"artifact  {outcome.artifact}", highlight=False, soft_wrap=True)
-    console.print(f"report    {report}", highlight=False, soft_wrap=True)
+        with steps_shown(quiet=json) as show:
+            run = api.review_share(run, settings, choice, show)
+    if json:
+        _print_json(run, code)
+    else:
+        _print(run, settings)
     return int(code)
 
 
-def _drift(folder: Path) -> tuple[SliceDrift, ...]:
-    from tunerd.records import Store
-    from tunerd.stats.drift import drift
+def _choose_share(settings: TuneSettings, *, quiet: bool) -> tuple[TuneSettings, Choice]:
+    """Return the settings with a share, and say on stderr which it is."""
+    from tunerd import api
+    from tunerd.report.choice_words import choice_sentence
 
-    with Store.read(folder) as store:
-        return drift(store.spot_checks())
-
-
-def _disturbed(folder: Path) -> Disturbed:
-    from tunerd.records import Store
-
-    with Store.read(folder) as store:
-        return store.disturbed()
+    with steps_shown(quiet=quiet) as show:
+        resolved, choice = api.choose_share(settings, show)
+    if not quiet:
+        print(choice_sentence(choice), file=sys.stderr, flush=True)
+    return resolved, choice
 
 
-def _time_use(folder: Path) -> TimeUse | None:
-    from tunerd.records import Store
-    from tunerd.telemetry.time_use import time_use
+def _exit_code(verdict: Verdict) -> ExitCode:
+    from tunerd.vocabulary.outcome import Verdict
 
-    with Store.read(folder) as store:
-        return time_use(store.spans(), store.phases())
+    codes = {Verdict.FASTER: ExitCode.BETTER, Verdict.CANNOT_TELL: ExitCode.CANNOT_TELL}
+    return codes.get(verdict, ExitCode.NO_GAIN)
+
+
+def _print_json(run: Run, code: ExitCode) -> None:
+    from tunerd.report.choice_words import share_json
+    from tunerd.report.run_result import run_json
+
+    share = run.share
+    document = run_json(run.story, run.outcome) | {
+        "share": None
+        if share is None
+        else share_json(share.aftermath) | {"report": str(share.report)},
+        "report": str(run.report_path),
+        "exit_code": int(code),
+    }
+    print(json_module.dumps(document, ensure_ascii=False))
+
+
+def _print(run: Run, settings: TuneSettings) -> None:
+    from rich.console import Console
+
+    from tunerd.report.choice_words import share_sentences
+    from tunerd.report.run_result import run_result
+
+    console = Console()
+    console.print(run_result(run.story, run.outcome, fidelity=bool(settings.fidelity)))
+    for sentence in share_sentences(run.share.aftermath) if run.share else ():
+        console.print(sentence, highlight=False)
+    console.print(f"artifact  {run.artifact.path}", highlight=False, soft_wrap=True)
+    console.print(f"report    {run.report_path}", highlight=False, soft_wrap=True)
 
 
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:

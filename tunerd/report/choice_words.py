@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tunerd.system.text import count_text, percent_text, secs_text
+from tunerd.vocabulary import to_json
 
 if TYPE_CHECKING:
     from tunerd.studies.profile.auto import Aftermath, Choice
@@ -60,3 +61,22 @@ def aftermath_sentences(after: Aftermath) -> tuple[str, ...]:
         return (said, f"no share is known to meet {limit}")
     size = "smaller" if after.better_pct < choice.pct else "larger"
     return (said, f"the {size} share {after.better_pct}% is known to meet it ({other})")
+
+
+def share_sentences(after: Aftermath) -> tuple[str, ...]:
+    """Say which share was chosen, and what the tuned model makes of it."""
+    return (choice_sentence(after.choice), *aftermath_sentences(after))
+
+
+def share_json(after: Aftermath) -> dict[str, Any]:
+    """Return the same for json.dumps, with the tuned model's profile."""
+    from tunerd.report.share_words import profile_json
+
+    return {
+        **to_json(after.choice),
+        "tuned_meets": None if after.meets is None else str(after.meets),
+        "tuned_p95_secs": after.tail_secs,
+        "better_pct": after.better_pct,
+        "tuned": profile_json(after.profile),
+        "sentences": list(share_sentences(after)),
+    }
