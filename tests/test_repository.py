@@ -167,19 +167,29 @@ def test_the_command_line_imports_what_is_heavy_inside_functions() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert set(tunerd.__all__) == {
+        "Artifact",
         "LoadError",
         "LoadedModel",
         "MismatchWarning",
+        "ProfileResult",
+        "Run",
+        "TunerdError",
         "__version__",
+        "bench",
+        "compare",
         "load",
+        "open_run",
+        "profile",
+        "tune",
     }
     for name in tunerd.__all__:
         assert getattr(tunerd, name) is not None
+        assert name in dir(tunerd)
 
 
 def test_an_unknown_public_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'tune'"):
-        _ = tunerd.tune
+    with pytest.raises(AttributeError, match="no attribute 'train'"):
+        _ = tunerd.train
 
 
 def test_the_version_is_that_of_the_project() -> None:
