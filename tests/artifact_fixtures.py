@@ -15,15 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
-from tunerd.vocabulary import (
-    Candidate,
-    CapProof,
-    Model,
-    Origin,
-    TargetSpec,
-    Task,
-    TensorSpec,
-)
+from tunerd.vocabulary import METASCHEDULE, Candidate, CapProof, Model, TargetSpec, Task, TensorSpec
 
 LLVM = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 1}))
 CUDA = TargetSpec(
@@ -94,7 +86,7 @@ def candidate_of(task: Task, trace: Any) -> Candidate:
     """Return the candidate that a search would have made of a trace."""
     text = json.dumps(trace.as_json(), separators=(",", ":"), default=lambda imm: int(imm.value))
     digest = hashlib.sha256((task.task_id + text).encode()).hexdigest()[:16]
-    return Candidate(task.task_id, digest, Origin.SEARCH, text)
+    return Candidate(task.task_id, digest, METASCHEDULE, text)
 
 
 def matmul_winner(tasks: tuple[Task, ...]) -> Candidate:

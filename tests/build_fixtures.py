@@ -15,11 +15,12 @@ import numpy as np
 
 from tunerd.builder import build, nvrtc
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
+    METASCHEDULE,
     Arrays,
     Build,
     Candidate,
     Failure,
-    Origin,
     TargetSpec,
     Task,
     TensorSpec,
@@ -76,7 +77,7 @@ def matmul_task(
 
 
 def default_of(task: Task) -> Candidate:
-    return Candidate(task.task_id, "0" * 16, Origin.DEFAULT)
+    return Candidate(task.task_id, "0" * 16, DEFAULT_SOURCE)
 
 
 def candidate_of(task: Task, schedule: Any) -> Candidate:
@@ -85,7 +86,7 @@ def candidate_of(task: Task, schedule: Any) -> Candidate:
 
     trace = json.dumps(schedule.trace.as_json(), separators=(",", ":"), default=number)
     digest = hashlib.sha256(f"{task.task_id}{trace}".encode()).hexdigest()
-    return Candidate(task.task_id, digest[:16], Origin.SEARCH, trace)
+    return Candidate(task.task_id, digest[:16], METASCHEDULE, trace)
 
 
 def new_schedule(task: Task) -> Any:

@@ -40,7 +40,6 @@ from chaos_slices import FaultySlice
 from coordinator_world import candidate, task
 from simulated_ray import Actor, SimulatedRay
 
-from tunerd.candidates.search import Proposal, Told
 from tunerd.cluster import membership, ray_cluster
 from tunerd.cluster.actor_bodies import Timed
 from tunerd.cluster.layout import Layout
@@ -62,14 +61,7 @@ from tunerd.stats.paired import compare
 from tunerd.system import clock, host
 from tunerd.system.signals import Stop
 from tunerd.telemetry.progress import QuietProgress
-from tunerd.vocabulary import (
-    Build,
-    Candidate,
-    Failure,
-    Kind,
-    Model,
-    Stage,
-)
+from tunerd.vocabulary import Build, Candidate, Failure, Kind, Model, Proposal, Result, Stage
 from tunerd.vocabulary.outcome import Correctness, Latency, Outcome, Verification
 
 TASKS = [task(f"t{i}", weight=i + 1) for i in range(6)]
@@ -143,7 +135,7 @@ class ListTuner:
         return 0.0
 
     def propose(
-        self, task_id: str, count: int, told: Sequence[Told], exclude: Sequence[str], _: Any
+        self, task_id: str, count: int, told: Sequence[Result], exclude: Sequence[str], _: Any
     ) -> Proposal:
         (of,) = (t for t in TASKS if t.task_id == task_id)
         self._told |= {t.candidate.candidate_id for t in told} | set(exclude)
@@ -156,7 +148,7 @@ class ListTuner:
 
 
 def _built(of: Candidate) -> Build | Failure:
-    if of.trace_json and not number_of(of.candidate_id) % _NEVER_BUILT:
+    if of.recipe and not number_of(of.candidate_id) % _NEVER_BUILT:
         return Failure(Stage.BUILD, Kind.COMPILE, "it does not compile, in no run")
     return Build(of, b"", "ab" * 32, 0.1, (), (), "llvm")
 

@@ -25,7 +25,6 @@ from tunerd.vocabulary import (
     Failure,
     Kind,
     Measurement,
-    Origin,
     Profile,
     SliceSpec,
     Stage,
@@ -142,7 +141,7 @@ class FaultySlice(RemoteSlice):
             yield {"result": {"calls": 1, "run_secs": [secs * (1 + 1e-4 * i) for i in samples]}}
 
     def _strike(self, candidate: Candidate) -> None:
-        may_fail = candidate.origin is Origin.SEARCH
+        may_fail = not candidate.is_default
         if may_fail and not number_of(candidate.candidate_id) % _FAULTS:
             self._fault(candidate)
         if may_fail and not number_of(candidate.candidate_id) % _HANGS:
@@ -163,7 +162,7 @@ class FaultySlice(RemoteSlice):
         """Return how a candidate fails without harm to anything else, if it does."""
         number = number_of(candidate.candidate_id)
         divisor = next((d for d in _FAILURES if not number % d), None)
-        if divisor is None or candidate.origin is not Origin.SEARCH:
+        if divisor is None or candidate.is_default:
             return None
         what, failure = _FAILURES[divisor]
         self.chaos.note("own", what)

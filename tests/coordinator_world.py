@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tunerd.candidates.search import candidate_id, default_candidate
 from tunerd.coordinator.coordinator import Coordinator
 from tunerd.coordinator.events import (
     BuildsEnded,
@@ -29,15 +28,17 @@ from tunerd.coordinator.events import (
     WorkerLost,
 )
 from tunerd.vocabulary import (
+    METASCHEDULE,
     Build,
     Candidate,
     Failure,
     Kind,
     Measurement,
-    Origin,
     Stage,
     TargetSpec,
     Task,
+    candidate_id,
+    default_candidate,
 )
 
 
@@ -56,7 +57,7 @@ def task(name: str, *, weight: int = 1, flops: float = 1e9) -> Task:
 
 def candidate(of: Task, number: int) -> Candidate:
     trace = str(number)
-    return Candidate(of.task_id, candidate_id(of.task_id, trace), Origin.SEARCH, trace)
+    return Candidate(of.task_id, candidate_id(of.task_id, trace), METASCHEDULE, trace)
 
 
 def candidates(of: Task, numbers: Iterable[int]) -> tuple[Candidate, ...]:
@@ -143,7 +144,7 @@ class World:
     def _check_examples(self, work: Propose) -> None:
         """They are of trials that have ended, each with its own features, and told once."""
         taught = self.taught.setdefault(work.worker_id, set())
-        for example in work.examples:
+        for example in work.rows:
             assert self.ends[example.candidate_id] == 1
             assert example.features == example.candidate_id.encode()
             assert example.candidate_id not in taught

@@ -17,7 +17,7 @@ from typing import Any
 from build_fixtures import FAULTS, doubling, faulty_compiler, suicide
 
 from tunerd.cluster.tuner import Tuner
-from tunerd.vocabulary import Build, Candidate, Failure, Origin, TargetSpec, Task
+from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec, Task
 
 ONE_IN = "FAULTY_ONE_IN"
 KIND = "FAULTY_KIND"
@@ -26,7 +26,7 @@ build_as_it_is, warm_up_as_it_is = Tuner._build, Tuner.warm_up
 
 
 def is_faulty(candidate: Candidate, one_in: int) -> bool:
-    return candidate.origin is Origin.SEARCH and int(candidate.candidate_id[:8], 16) % one_in == 0
+    return not candidate.is_default and int(candidate.candidate_id[:8], 16) % one_in == 0
 
 
 @functools.cache

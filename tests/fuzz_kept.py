@@ -39,12 +39,12 @@ from tunerd.studies.matrix.result import result_from, whole_rounds
 from tunerd.studies.profile.curve import Curve, Visit, curves, knee
 from tunerd.studies.profile.folder import samples_of
 from tunerd.vocabulary import (
+    METASCHEDULE,
     Build,
     Candidate,
     Failure,
     Kind,
     Measurement,
-    Origin,
     Stage,
     Task,
     TensorSpec,
@@ -93,7 +93,7 @@ def read_lessons(content: bytes, folder: Path) -> None:
         if not str(error).strip():
             raise ValueError("an error without words") from error
         return
-    lessons = [lesson for start in earlier for lesson in start.lessons]
+    lessons = [lesson for start in earlier for lesson in start.transferred]
     for trace_json, secs in (result for lesson in lessons for result in lesson.results):
         assert isinstance(trace_json, str)
         assert secs is None or 0 < secs < 1e9
@@ -106,7 +106,7 @@ def read_lessons(content: bytes, folder: Path) -> None:
 # --- kept builds -------------------------------------------------------------------------------
 
 _SIZE = struct.Struct("<Q")
-_CANDIDATE = Candidate("t", "c" * 16, Origin.SEARCH)
+_CANDIDATE = Candidate("t", "c" * 16, METASCHEDULE)
 
 
 def build_inputs(folder: Path) -> st.SearchStrategy[bytes]:

@@ -58,7 +58,7 @@ from tunerd.frontend.onnx.shapes import MAX_DIM
 from tunerd.records.schema import STORE_NAME
 from tunerd.runs.archive import pack
 from tunerd.runs.folder import RunFolder
-from tunerd.vocabulary import Activity, CapProof, Origin, Phase, PhaseTime, Span
+from tunerd.vocabulary import DEFAULT_SOURCE, Activity, CapProof, Phase, PhaseTime, Span
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _run(folder: Path) -> Path:
         store = made.store
         store.register_tasks([TASK, OTHER_TASK])
         store.save_proof(CapProof("cpu-0-0", "CPU X", 1, 2, "affinity", True))
-        ids = store.propose([candidate(0, origin=Origin.DEFAULT), *map(candidate, range(1, 5))])
+        ids = store.propose([candidate(0, source=DEFAULT_SOURCE), *map(candidate, range(1, 5))])
         store.start(ids[:3], "cpu-0-0")
         store.finish_all({ids[0]: measurement(2e-3), ids[1]: measurement(1e-3), ids[2]: WRONG})
         store.save_outcome(outcome(1, tasks=2))

@@ -11,11 +11,12 @@ import numpy as np
 from tunerd.records import RunFacts
 from tunerd.runs.folder import RunFolder
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
+    METASCHEDULE,
     Candidate,
     CapProof,
     Measurement,
     Model,
-    Origin,
     TargetSpec,
     TensorSpec,
 )
@@ -66,8 +67,8 @@ def noisy(
 def task(index: int, run_secs: tuple[float, ...], default_secs: tuple[float, ...]) -> TaskOutcome:
     task_id, candidate_id = f"{index:012x}", f"{index:016x}"
 
-    def finalist(candidate: str, origin: Origin, secs: tuple[float, ...]) -> Finalist:
-        return Finalist(candidate, origin, None, Measurement(secs, 9, "final-v1", "mps-0-0", 52))
+    def finalist(candidate: str, source: str, secs: tuple[float, ...]) -> Finalist:
+        return Finalist(candidate, source, None, Measurement(secs, 9, "final-v1", "mps-0-0", 52))
 
     return TaskOutcome(
         task_id=task_id,
@@ -77,12 +78,12 @@ def task(index: int, run_secs: tuple[float, ...], default_secs: tuple[float, ...
         failed=0,
         default_secs=default_secs[0],
         best_secs=run_secs[0],
-        winner=Candidate(task_id, candidate_id, Origin.SEARCH),
+        winner=Candidate(task_id, candidate_id, METASCHEDULE),
         comparison=None,
         note="",
         finalists=(
-            finalist("f" * 16, Origin.DEFAULT, default_secs),
-            finalist(candidate_id, Origin.SEARCH, run_secs),
+            finalist("f" * 16, DEFAULT_SOURCE, default_secs),
+            finalist(candidate_id, METASCHEDULE, run_secs),
         ),
     )
 

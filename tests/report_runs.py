@@ -12,6 +12,8 @@ from tunerd.report.story import SliceStory, Story
 from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
+    METASCHEDULE,
     Activity,
     Candidate,
     CapProof,
@@ -20,7 +22,6 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Model,
-    Origin,
     Phase,
     PhaseTime,
     SliceSpec,
@@ -51,7 +52,7 @@ def comparison(base: float, new: float, verdict: Verdict = Verdict.FASTER) -> Co
 def task(index: int, *, tuned: bool = True, rng: random.Random) -> TaskOutcome:
     default = rng.uniform(20e-6, 900e-6)
     best = default / rng.uniform(1.1, 9) if tuned else default
-    origin = Origin.SEARCH if tuned else Origin.DEFAULT
+    origin = METASCHEDULE if tuned else DEFAULT_SOURCE
     name = f"fused_conv2d_add_relu{index}"
     unsure = comparison(default, default / 1.01, Verdict.CANNOT_TELL)
     return TaskOutcome(
@@ -78,7 +79,7 @@ def untried(index: int) -> TaskOutcome:
         failed=0,
         default_secs=None,
         best_secs=None,
-        winner=Candidate(f"{index:012x}", f"{index:016x}", Origin.DEFAULT),
+        winner=Candidate(f"{index:012x}", f"{index:016x}", DEFAULT_SOURCE),
         comparison=None,
         note="the search found no candidate",
     )
@@ -271,7 +272,7 @@ def searched_run(folder: Path, facts: RunFacts | None = None, *, at: float = 100
         store.save_proof(PROOF, now=at)
         for number in range(8):
             task = tasks[number % 2]
-            origin = Origin.SEARCH if number > 1 else Origin.DEFAULT
+            origin = METASCHEDULE if number > 1 else DEFAULT_SOURCE
             candidate = Candidate(
                 task.task_id, f"{number:016x}", origin, "[]" if number > 1 else ""
             )
@@ -306,7 +307,7 @@ def finished_run(
     with Store.create_or_open(folder, facts=facts, now=at + 20) as store:
         outcomes = []
         for number, known in enumerate(store.tasks()):
-            origin = Origin.DEFAULT if number else Origin.SEARCH
+            origin = DEFAULT_SOURCE if number else METASCHEDULE
             winner = Candidate(known.task_id, f"{1 if number else 6:016x}", origin)
             outcomes.append(
                 TaskOutcome(

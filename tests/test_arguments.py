@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tunerd.runner.arguments import MAX_COPIES, Arguments, copies_of
 from tunerd.slices import plan
-from tunerd.vocabulary import Build, Candidate, Origin, TargetSpec, TensorSpec
+from tunerd.vocabulary import METASCHEDULE, Build, Candidate, TargetSpec, TensorSpec
 
 KIB = 1 << 10
 WEIGHT = TensorSpec("w", (8, 4), "float32")  # 128 bytes
@@ -30,7 +30,7 @@ ACTIVATION = TensorSpec("x", (8, 4), "float32")
 
 def kernel(args: Sequence[TensorSpec], weight_args: Sequence[int]) -> Build:
     return Build(
-        candidate=Candidate("task", "id", Origin.SEARCH),
+        candidate=Candidate("task", "id", METASCHEDULE),
         library=b"",
         library_sha256="",
         build_secs=0.0,

@@ -28,21 +28,21 @@ from tunerd.artifacts.compile import compile_artifact, finish_manifest, schedule
 from tunerd.artifacts.loading import map_weights
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sha256_of
 from tunerd.builder.build import build_candidate, build_problem
-from tunerd.candidates.search import default_candidate
 from tunerd.errors import FolderError, InputError
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax.lowering import Lowered, lower
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.runs.finals.verify import verification_inputs, verify
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
     Arrays,
     Build,
     Candidate,
     Model,
-    Origin,
     TargetSpec,
     Task,
     TensorSpec,
+    default_candidate,
 )
 from tunerd.vocabulary.outcome import (
     Comparison,
@@ -132,7 +132,7 @@ def test_only_the_kernel_of_the_winner_is_scheduled(
 def test_a_task_without_a_tuned_winner_keeps_its_default(
     lowered: Lowered, tasks: tuple[Task, ...], *, has_default: bool
 ) -> None:
-    defaults = {t.task_id: Candidate(t.task_id, "0" * 16, Origin.DEFAULT) for t in tasks}
+    defaults = {t.task_id: Candidate(t.task_id, "0" * 16, DEFAULT_SOURCE) for t in tasks}
     mod, _hits = schedule(lowered.mod, tasks, defaults if has_default else {}, LLVM)
     assert not any(f.attrs and f.attrs.get("tirx.is_scheduled") for _, f in mod.functions_items())
 

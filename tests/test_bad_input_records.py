@@ -197,7 +197,7 @@ TIMES: dict[str, tuple[Make, str]] = {
         r"a trial that failed took '0\.001' seconds",
     ),
     "a trace that is a number": (
-        store(sql("UPDATE trials SET trace_json = x'00'"), command=warm_start),
+        store(sql("UPDATE trials SET recipe = x'00'"), command=warm_start),
         "the trace of trial 1 is .*, no str",
     ),
 }

@@ -25,15 +25,7 @@ from build_fixtures import (
 
 from tunerd.builder import build
 from tunerd.errors import HostError
-from tunerd.vocabulary import (
-    Build,
-    Candidate,
-    Failure,
-    Kind,
-    Origin,
-    Stage,
-    TensorSpec,
-)
+from tunerd.vocabulary import METASCHEDULE, Build, Candidate, Failure, Kind, Stage, TensorSpec
 
 # Runs where a slice would: a fresh process that has neither a compiler nor tunerd.
 LOAD_AND_RUN = """
@@ -116,8 +108,8 @@ def test_a_layout_rewrite_changes_the_weights_that_the_library_takes(tmp_path: P
 
 def test_a_trace_that_does_not_apply_is_a_failure_of_the_build() -> None:
     task = matmul_task()
-    trace = candidate_of(task, tiled_matmul(task)).trace_json.replace("T_matmul_NN", "nothing")
-    failure = build.build_candidate(task, Candidate(task.task_id, "1" * 16, Origin.SEARCH, trace))
+    trace = candidate_of(task, tiled_matmul(task)).recipe.replace("T_matmul_NN", "nothing")
+    failure = build.build_candidate(task, Candidate(task.task_id, "1" * 16, METASCHEDULE, trace))
     assert isinstance(failure, Failure)
     assert (failure.stage, failure.kind) == (Stage.BUILD, Kind.COMPILE)
     assert "Cannot find a block" in failure.message
@@ -126,7 +118,7 @@ def test_a_trace_that_does_not_apply_is_a_failure_of_the_build() -> None:
 def test_the_message_of_a_failure_is_short() -> None:
     task = matmul_task()
     failure = build.build_candidate(
-        task, Candidate(task.task_id, "3" * 16, Origin.SEARCH, json.dumps([["no" * 5000], []]))
+        task, Candidate(task.task_id, "3" * 16, METASCHEDULE, json.dumps([["no" * 5000], []]))
     )
     assert isinstance(failure, Failure)
     assert len(failure.message) <= 2000
@@ -134,7 +126,7 @@ def test_the_message_of_a_failure_is_short() -> None:
 
 def test_a_trace_that_is_no_trace_is_a_failure_of_the_build() -> None:
     task = matmul_task()
-    failure = build.build_candidate(task, Candidate(task.task_id, "2" * 16, Origin.SEARCH, "[1]"))
+    failure = build.build_candidate(task, Candidate(task.task_id, "2" * 16, METASCHEDULE, "[1]"))
     assert isinstance(failure, Failure)
     assert (failure.stage, failure.kind) == (Stage.BUILD, Kind.COMPILE)
 

@@ -21,11 +21,12 @@ from tunerd.records import Store
 from tunerd.records.export import COLUMNS
 from tunerd.runs.folder import RunFolder
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
+    METASCHEDULE,
     Candidate,
     CapProof,
     Failure,
     Kind,
-    Origin,
     Stage,
     Task,
     TensorSpec,
@@ -53,7 +54,7 @@ def run(tmp_path: Path):
         live.store.register_tasks([TASK])
         live.store.save_proof(PROOF)
         ids = live.store.propose(
-            [candidate(0, origin=Origin.DEFAULT), *(candidate(i) for i in (1, 2, 3))], now=1.5
+            [candidate(0, source=DEFAULT_SOURCE), *(candidate(i) for i in (1, 2, 3))], now=1.5
         )
         live.store.start(ids, "cpu-0-0", now=2.5)
         live.store.finish(ids[0], measurement(4e-3), now=3.5)
@@ -261,7 +262,7 @@ def tiled(mod: Any, task: Task, outer: int, size: int) -> Candidate:
     schedule.reorder(j, inner)
     schedule.annotate(j, "note", True)
     trace = json.dumps(schedule.trace.as_json(), default=lambda v: v.value, separators=(",", ":"))
-    return Candidate(task.task_id, f"{size:08x}{outer:08x}", Origin.SEARCH, trace_json=trace)
+    return Candidate(task.task_id, f"{size:08x}{outer:08x}", METASCHEDULE, recipe=trace)
 
 
 def test_tvm_reloads_the_measured_trials_and_applies_the_best(tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_tvm_reloads_the_measured_trials_and_applies_the_best(tmp_path: Path) ->
             *(tiled(small, small_task, outer, 16) for outer in (2, 4, 8)),
             tiled(large, large_task, 4, 32),
             tiled(small, same_task, 16, 16),
-            Candidate(small_task.task_id, "0" * 16, Origin.DEFAULT),
+            Candidate(small_task.task_id, "0" * 16, DEFAULT_SOURCE),
         ]
         ids = run.store.propose(candidates)
         run.store.start(ids, "cpu-0-0")
@@ -301,7 +302,7 @@ def test_tvm_reloads_the_measured_trials_and_applies_the_best(tmp_path: Path) ->
     assert [float(s) for s in best.run_secs] == [1e-3, 2e-3]
     assert str(best.target) == str(target)
     again = json.loads(json.dumps(best.trace.as_json(), default=lambda v: v.value))
-    assert again == json.loads(candidates[1].trace_json)
+    assert again == json.loads(candidates[1].recipe)
     built = tvm.tirx.build(database.query_ir_module(small, target, "main"), target=target)
     a = np.arange(256, dtype="float32").reshape(16, 16) / 256
     tensors = [tvm.runtime.tensor(x) for x in (a, a.T.copy(), np.zeros_like(a))]

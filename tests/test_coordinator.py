@@ -20,7 +20,7 @@ from coordinator_world import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.candidates.search import BATCH, Example, default_candidate
+from tunerd.candidates.search import BATCH
 from tunerd.coordinator.coordinator import MAX_ATTEMPTS, Coordinator, Limits
 from tunerd.coordinator.events import (
     BuildsEnded,
@@ -39,7 +39,7 @@ from tunerd.coordinator.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tunerd.vocabulary import Failure, Kind, Stage
+from tunerd.vocabulary import Failure, Kind, Stage, TrainingRow, default_candidate
 
 CONV = task("conv", weight=4)
 DENSE = task("dense", weight=1, flops=1e8)
@@ -110,12 +110,12 @@ def test_a_tuner_is_taught_what_became_of_every_tasks_candidates() -> None:
     coordinator.handle(MeasurementsEnded("slice-0", ((a, measured(2e-3)),)))
     out = coordinator.handle(Proposed(other.worker_id, other.task.task_id, (), False))
     (asked,) = (p for p in of_type(Propose, out) if p.worker_id == other.worker_id)
-    assert set(asked.examples) == {
-        Example(first.task.task_id, a.candidate_id, b"a", 2e-3),
-        Example(first.task.task_id, b.candidate_id, b"b", None),
+    assert set(asked.rows) == {
+        TrainingRow(first.task.task_id, a.candidate_id, b"a", 2e-3),
+        TrainingRow(first.task.task_id, b.candidate_id, b"b", None),
     }
     out = coordinator.handle(Proposed(other.worker_id, asked.task.task_id, (), False))
-    assert all(not p.examples for p in of_type(Propose, out))  # it knows them
+    assert all(not p.rows for p in of_type(Propose, out))  # it knows them
 
 
 def test_the_first_batch_of_a_task_is_proposed_by_one_tuner() -> None:
@@ -140,7 +140,7 @@ def test_a_third_batch_of_a_task_waits_for_what_the_first_two_taught() -> None:
         out = coordinator.handle(BuildsEnded(work.worker_id, failed))
         ended += len(failed)
     assert 0 < ended <= BATCH
-    assert len(third[0].told) == ended
+    assert len(third[0].results) == ended
 
 
 @pytest.mark.parametrize("trials", [1, BATCH - 1, BATCH, 3 * BATCH + 5])
@@ -418,7 +418,7 @@ def test_a_replaced_tuner_is_told_all_results_again() -> None:
     coordinator.handle(MeasurementsEnded("slice-0", ended))
     coordinator.handle(WorkerLost("tuner-0", "it was killed"))
     (asked,) = of_type(Propose, coordinator.handle(WorkerJoined("tuner-0", "tuner")))
-    assert [t.candidate for t in asked.told] == [c for c, _ in ended]
+    assert [t.candidate for t in asked.results] == [c for c, _ in ended]
 
 
 def measuring_open(coordinator: Coordinator) -> Measure:
@@ -439,7 +439,7 @@ def test_a_tuner_is_told_each_result_once() -> None:
     coordinator.handle(MeasurementsEnded("slice-0", ended))
     for _ in range(3):
         out = coordinator.handle(Proposed("tuner-0", CONV.task_id, (), False))
-        told += [t.candidate for p in of_type(Propose, out) for t in p.told]
+        told += [t.candidate for p in of_type(Propose, out) for t in p.results]
     assert sorted(c.candidate_id for c in told) == sorted(c.candidate_id for c, _ in ended)
 
 
@@ -514,7 +514,7 @@ def test_a_candidate_that_two_islands_propose_is_built_once() -> None:
     stored = [c for i in of_type(StoreProposed, out) for c in i.candidates]
     building = [c for i in of_type(BuildThem, out) for c in i.candidates]
     assert stored == list(shared)
-    assert sorted(building, key=lambda c: c.trace_json) == list(shared)
+    assert sorted(building, key=lambda c: c.recipe) == list(shared)
 
 
 def test_what_was_built_before_for_the_target_is_measured_without_a_build() -> None:
@@ -563,7 +563,7 @@ def test_restored_trials_count_and_unfinished_ones_are_built_again() -> None:
     )
     (asked,) = of_type(Propose, out)
     assert asked.count == 1
-    assert [t.candidate for t in asked.told] == list(candidates(CONV, range(3)))
+    assert [t.candidate for t in asked.results] == list(candidates(CONV, range(3)))
 
 
 def test_a_default_that_never_ended_is_proposed_once() -> None:

@@ -10,13 +10,14 @@ from coordinator_world import build, candidate, candidates, measured, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.candidates.search import BATCH, Told, default_candidate
+from tunerd.candidates.search import BATCH
 from tunerd.coordinator.build_queue import BuildQueue
 from tunerd.coordinator.events import BuildThem, Measure, Proposed
 from tunerd.coordinator.task_scheduler import Ranking, Standings
 from tunerd.coordinator.task_state import KnownIds, Results, TaskState
-from tunerd.coordinator.training_rows import Examples
+from tunerd.coordinator.training_rows import TrainingRows
 from tunerd.coordinator.worker_pool import Roster, Worker
+from tunerd.vocabulary import Result, default_candidate
 
 CONV = task("conv")
 
@@ -55,7 +56,7 @@ def test_a_ranking_keeps_nothing_of_what_has_changed() -> None:
 def test_examples_are_told_once_each_and_the_newest_only(
     batches: list[int], asking: list[int]
 ) -> None:
-    examples = Examples()
+    examples = TrainingRows()
     told: dict[int, list[str]] = {n: [] for n in range(4)}
     numbers = dict.fromkeys(told, 0)
     ended: list[str] = []
@@ -142,22 +143,22 @@ def test_of_many_results_the_best_and_the_newest_are_kept_in_order() -> None:
     results = Results(32)
     for number in range(1000):
         secs = 1e-6 if number == 123 else None if number % 7 == 0 else 1e-3
-        results.add(Told(candidate(CONV, number), secs))
+        results.add(Result(candidate(CONV, number), secs))
     kept = [t.candidate for t in results.since(0)]
     assert len(kept) <= 40
     assert results.count == 1000
     assert candidate(CONV, 123) in kept
     assert kept[-16:] == list(candidates(CONV, range(984, 1000)))
-    assert kept == sorted(kept, key=lambda c: int(c.trace_json))
+    assert kept == sorted(kept, key=lambda c: int(c.recipe))
 
 
 def test_a_tuner_that_was_told_all_is_told_only_what_is_new() -> None:
     results = Results(32)
     for number in range(100):
-        results.add(Told(candidate(CONV, number), 1e-3))
+        results.add(Result(candidate(CONV, number), 1e-3))
     told = results.count
     assert results.since(told) == ()
-    results.add(Told(candidate(CONV, 100), 1e-3))
+    results.add(Result(candidate(CONV, 100), 1e-3))
     assert [t.candidate for t in results.since(told)] == [candidate(CONV, 100)]
 
 

@@ -15,7 +15,16 @@ from models import script
 
 from tunerd.report.fidelity_section import fidelity_json, fidelity_section, fidelity_text
 from tunerd.stats.ranking import fidelity
-from tunerd.vocabulary import Candidate, Failure, Kind, Measurement, Origin, Stage, to_json
+from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
+    METASCHEDULE,
+    Candidate,
+    Failure,
+    Kind,
+    Measurement,
+    Stage,
+    to_json,
+)
 from tunerd.vocabulary.outcome import Finalist, TaskOutcome
 
 ROOT = Path(__file__).parent.parent
@@ -33,8 +42,7 @@ def final(secs: Final) -> Measurement | Failure:
 def outcome(pairs: Sequence[tuple[float, Final]], *, default: Final = 9.0) -> TaskOutcome:
     """Return a task whose candidates took these seconds in the search and in the finals."""
     candidates = [
-        Finalist(f"{i}", Origin.SEARCH, s, final(f), may_win=i < 3)
-        for i, (s, f) in enumerate(pairs)
+        Finalist(f"{i}", METASCHEDULE, s, final(f), may_win=i < 3) for i, (s, f) in enumerate(pairs)
     ]
     return TaskOutcome(
         task_id="t",
@@ -44,10 +52,10 @@ def outcome(pairs: Sequence[tuple[float, Final]], *, default: Final = 9.0) -> Ta
         failed=0,
         default_secs=9.0,
         best_secs=1.0,
-        winner=Candidate("t", "0", Origin.SEARCH),
+        winner=Candidate("t", "0", METASCHEDULE),
         comparison=None,
         note="",
-        finalists=(Finalist("d", Origin.DEFAULT, None, final(default)), *candidates),
+        finalists=(Finalist("d", DEFAULT_SOURCE, None, final(default)), *candidates),
     )
 
 

@@ -36,7 +36,6 @@ from tunerd.vocabulary import (
     Failure,
     Kind,
     Measurement,
-    Origin,
     Stage,
 )
 from tunerd.vocabulary.outcome import Correctness, Verdict
@@ -62,7 +61,7 @@ class FakeCluster:
         return getattr(self, method)(*arguments)
 
     def compare(self, builds: Sequence[Build], *_: Any) -> list[Measurement]:
-        return [samples(2.0 if b.candidate.origin is Origin.DEFAULT else 1.0) for b in builds]
+        return [samples(2.0 if b.candidate.is_default else 1.0) for b in builds]
 
     def agree(self, reference: Build, build: Build, *_: Any) -> Failure | None:
         return None

@@ -12,7 +12,7 @@ from tunerd.records import Store
 from tunerd.report.page import report_page
 from tunerd.report.story import Story, story_of
 from tunerd.telemetry.history import RunTime
-from tunerd.vocabulary import Candidate, Measurement, Origin
+from tunerd.vocabulary import METASCHEDULE, Candidate, Measurement
 
 
 def test_a_pause_between_sessions_is_no_time_however_short_it_is() -> None:
@@ -46,7 +46,7 @@ def resumed_run(folder: Path) -> Story:
     searched_run(folder, at=1000.0)
     with Store.create_or_open(folder, facts=run_facts(), now=1060.0) as store:
         task = store.tasks()[0]
-        candidate = Candidate(task.task_id, "f" * 16, Origin.SEARCH, "[]")
+        candidate = Candidate(task.task_id, "f" * 16, METASCHEDULE, "[]")
         (trial,) = store.propose([candidate], now=1061.0)
         store.start([trial], "cpu-0-0", now=1069.0)
         measured = Measurement((1e-5,) * 5, 3, "search-v1", "cpu-0-0", 1)

@@ -36,7 +36,7 @@ from tunerd.studies.matrix.records import CellDone, ContestDone, LevelDone
 from tunerd.studies.matrix.result import Costs, MatrixResult, result_json
 from tunerd.system import host
 from tunerd.system.text import TIMES, UNKNOWN
-from tunerd.vocabulary import Origin
+from tunerd.vocabulary import DEFAULT_SOURCE
 
 
 def result_of_samples(cells: Cells, model: str) -> MatrixResult:
@@ -291,16 +291,16 @@ def test_a_level_builds_nothing_that_an_earlier_one_keeps_for_the_same_target(
     )
     assert ended.returncode == 0, ended.stderr
     first, later = (_build_secs(out / "levels" / f"gpu{pct}") for pct in (50, 100))
-    defaults = {i for i, (origin, _) in later.items() if origin is Origin.DEFAULT}
+    defaults = {i for i, (source, _) in later.items() if source == DEFAULT_SOURCE}
     assert defaults
     assert all(later[i] == first[i] for i in defaults)  # to the last digit: it is one build
     assert any(later[i] == first[i] for i in (later.keys() & first.keys()) - defaults)
 
 
-def _build_secs(level: Path) -> dict[str, tuple[Origin, float | None]]:
+def _build_secs(level: Path) -> dict[str, tuple[str, float | None]]:
     with Store.read(level) as store:
         found = [(r.candidate, r.build_secs) for r in store.records()]
-    return {c.candidate_id: (c.origin, secs) for c, secs in found}
+    return {c.candidate_id: (c.source, secs) for c, secs in found}
 
 
 @pytest.mark.slow
@@ -322,7 +322,7 @@ def test_independent_shares_have_all_trials_and_their_own_kernels(tmp_path: Path
     own = {}
     for level in kept.of(LevelDone):
         with Store.read(kept.level(f"gpu{level.pct}")) as store:
-            searched = [r for r in store.records() if r.candidate.origin is Origin.SEARCH]
+            searched = [r for r in store.records() if not r.candidate.is_default]
             own[level.pct] = {c.candidate_id for of in finalists_of(store).values() for c in of}
         assert len(searched) == level.trials == 8
         assert level.learns_from == ()

@@ -38,12 +38,12 @@ from tunerd.studies.matrix.records import (
 )
 from tunerd.studies.matrix.result import Times, costs_of
 from tunerd.vocabulary import (
+    METASCHEDULE,
     Activity,
     Build,
     Candidate,
     Failure,
     Kind,
-    Origin,
     Phase,
     PhaseTime,
     Span,
@@ -226,14 +226,14 @@ def test_the_lock_of_a_matrix_writes_to_no_other_file(tmp_path: Path) -> None:
 
 
 def test_a_kept_build_whose_bytes_have_changed_is_built_again(tmp_path: Path) -> None:
-    candidate = Candidate("t", "c" * 16, Origin.SEARCH)
+    candidate = Candidate("t", "c" * 16, METASCHEDULE)
     digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"  # of b"hello"
     spec = TensorSpec("x", (1, 3), "float32")
     build = Build(candidate, b"hello", digest, 0.1, (spec,), (0,), "llvm")
     with opened(tmp_path / "m", {}) as kept:
         kept.save_build(build)
         assert kept.build_of(candidate) == build
-        assert kept.build_of(Candidate("u", candidate.candidate_id, Origin.SEARCH)) is None
+        assert kept.build_of(Candidate("u", candidate.candidate_id, METASCHEDULE)) is None
         library = tmp_path / "m" / "builds" / f"{candidate.candidate_id}.so"
         assert library.stat().st_mode & 0o077 == 0
         library.write_bytes(b"other")
@@ -261,7 +261,7 @@ def test_a_kept_build_whose_bytes_have_changed_is_built_again(tmp_path: Path) ->
 def test_a_kept_build_that_cannot_be_read_is_built_again(
     changed: bytes | dict[str, Any], tmp_path: Path
 ) -> None:
-    candidate = Candidate("t", "c" * 16, Origin.SEARCH)
+    candidate = Candidate("t", "c" * 16, METASCHEDULE)
     spec = TensorSpec("x", (1, 3), "float32")
     digest = hashlib.sha256(b"hello").hexdigest()
     with opened(tmp_path / "m", {}) as kept:

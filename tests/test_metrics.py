@@ -29,7 +29,14 @@ from tune_process import Run
 from tunerd.records import Store
 from tunerd.telemetry.metrics import CATALOG, COMMON_LABELS, Metrics, Name
 from tunerd.telemetry.progress import TaskProgress
-from tunerd.vocabulary import CapProof, Conditions, Failure, Kind, Measurement, Origin, Stage
+from tunerd.vocabulary import (
+    CapProof,
+    Conditions,
+    Failure,
+    Kind,
+    Measurement,
+    Stage,
+)
 
 PROOF = CapProof("mps-0-0", "NVIDIA H200", 52, 132, "mps", True)
 MEASURED = Measurement((1e-3,), 1, "search-v1", "mps-0-0", 52)
@@ -296,7 +303,7 @@ def test_prometheus_counts_the_trials_that_the_store_has(scraped: Scraped) -> No
 def test_prometheus_has_the_best_time_of_each_task(scraped: Scraped) -> None:
     with Store.read(scraped.run.folder) as store:
         best = {(t.task_id,): store.best(t.task_id) for t in store.tasks()}
-        default = {(t.task_id,): store.best(t.task_id, Origin.DEFAULT) for t in store.tasks()}
+        default = {(t.task_id,): store.best(t.task_id, is_default=True) for t in store.tasks()}
     for name, found in (("best", best), ("default", default)):
         expected = {key: r.run_secs for key, r in found.items() if r is not None}
         assert scraped.server.last(f"tunerd_task_{name}_seconds") == pytest.approx(expected)

@@ -30,13 +30,13 @@ from tunerd.slices.mps.mps_slice import MpsSlice
 from tunerd.system import host
 from tunerd.system.processes import ProcessId
 from tunerd.vocabulary import (
+    METASCHEDULE,
     SEARCH,
     Build,
     Candidate,
     Failure,
     Kind,
     Measurement,
-    Origin,
     SliceSpec,
 )
 
@@ -97,7 +97,7 @@ def make(fake: FakeMps) -> Iterator[Make]:
 
 
 def build(library: bytes = b"fine") -> Build:
-    candidate = Candidate("task", "candidate", Origin.SEARCH)
+    candidate = Candidate("task", "candidate", METASCHEDULE)
     return Build(candidate, library, "", 0.0, (), (), "nvrtc")
 
 
@@ -422,7 +422,7 @@ from tunerd.cluster import actors
 from tunerd.cluster.actor_bodies import SliceActor
 from tunerd.slices import mps
 from tunerd.slices.mps.guard_client import Lease
-from tunerd.vocabulary import SEARCH, Build, Candidate, Origin, SliceSpec
+from tunerd.vocabulary import Build, Candidate, METASCHEDULE, SEARCH, SliceSpec
 gpu_uuid, command, environment = (json.loads(argument) for argument in sys.argv[1:])
 class OverFakes(SliceActor):
     def start(self, spec):
@@ -433,7 +433,7 @@ specs = [
     SliceSpec(f"mps-0-{i}", "mps", 40, gpu_uuid=gpu_uuid, environment=tuple(environment.items()))
     for i in range(2)
 ]
-hang = Build(Candidate("task", "candidate", Origin.SEARCH), b"hang", "", 0.0, (), (), "nvrtc")
+hang = Build(Candidate("task", "candidate", METASCHEDULE), b"hang", "", 0.0, (), (), "nvrtc")
 with actors.Cluster(address=None, run="test", cpus=1, gpus=1) as cluster:
     proofs = cluster.start_slices([(spec, None) for spec in specs])
     under_way = cluster._slices["mps-0-1"].measure.remote((hang,), SEARCH, 0)

@@ -17,7 +17,6 @@ from onnx import helper
 
 from tunerd.errors import ExitCode
 from tunerd.records import Store
-from tunerd.vocabulary import Origin
 
 RECIPE = """\
 model: net.onnx
@@ -73,7 +72,7 @@ class Pipeline:
 
     def searched(self, name: str) -> int:
         with Store.read(self.folder / "kept" / name / NAME) as store:
-            return sum(r.candidate.origin is Origin.SEARCH for r in store.records())
+            return sum(not r.candidate.is_default for r in store.records())
 
 
 @pytest.fixture

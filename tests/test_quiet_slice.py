@@ -12,9 +12,18 @@ from tunerd.errors import InfrastructureError
 from tunerd.runner.work import Ran
 from tunerd.runs.finals.quiet_slice import RESTARTS, Finals, QuietSlice
 from tunerd.slices.neighbors import BUSY
-from tunerd.vocabulary import MODEL, Build, Candidate, Failure, Kind, Measurement, Origin, Stage
+from tunerd.vocabulary import (
+    METASCHEDULE,
+    MODEL,
+    Build,
+    Candidate,
+    Failure,
+    Kind,
+    Measurement,
+    Stage,
+)
 
-BUILD = Build(Candidate("t" * 16, "c" * 16, Origin.SEARCH, "[]"), b"", "", 0.1, (), (), "llvm")
+BUILD = Build(Candidate("t" * 16, "c" * 16, METASCHEDULE, "[]"), b"", "", 0.1, (), (), "llvm")
 MEASURED = Measurement((1e-3,) * 5, 1, "any", "quiet", 1).beside(0)
 KILLED = Failure(Stage.RUN, Kind.COLLATERAL, "killed from outside")
 

@@ -20,7 +20,7 @@ from ray_processes import clean_environment
 
 from tunerd.errors import ExitCode, FolderError
 from tunerd.records import Store
-from tunerd.vocabulary import Origin, Record, TrialState
+from tunerd.vocabulary import Record, TrialState
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def records(folder: Path) -> dict[int, Record]:
     """Return the search trials so far, by number."""
     try:
         with Store.read(folder) as store:
-            found = [r for r in store.records() if r.candidate.origin is Origin.SEARCH]
+            found = [r for r in store.records() if not r.candidate.is_default]
     except FolderError:
         return {}
     return {r.trial_id: r for r in found}

@@ -23,6 +23,8 @@ from tunerd.records.schema import STORE_NAME, VERSION
 from tunerd.records.tally import Disturbed
 from tunerd.records.trials import MAX_SESSIONS
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
+    METASCHEDULE,
     Activity,
     Build,
     Candidate,
@@ -31,7 +33,6 @@ from tunerd.vocabulary import (
     Failure,
     Kind,
     Measurement,
-    Origin,
     Phase,
     PhaseTime,
     SliceSpec,
@@ -52,8 +53,8 @@ WRONG = Failure(Stage.RUN, Kind.WRONG_ANSWER, "off by one")
 COLLATERAL = Failure(Stage.RUN, Kind.COLLATERAL, "its GPU died")
 
 
-def candidate(number: int, task_id: str = "t0", origin: Origin = Origin.SEARCH) -> Candidate:
-    return Candidate(task_id, f"{number:016x}", origin, trace_json=f"[[{number}],[]]")
+def candidate(number: int, task_id: str = "t0", source: str = METASCHEDULE) -> Candidate:
+    return Candidate(task_id, f"{number:016x}", source, recipe=f"[[{number}],[]]")
 
 
 def measurement(*run_secs: float) -> Measurement:
@@ -106,8 +107,8 @@ def outcome_of(winner: Candidate, note: str = "") -> TaskOutcome:
         comparison=Comparison(Verdict.FASTER, 2.0, 1.0, 2.0, 1.9, 2.1),
         note=note,
         finalists=(
-            Finalist(winner.candidate_id, Origin.SEARCH, 1.1, measurement(1.0, 1.1)),
-            Finalist("f" * 16, Origin.DEFAULT, None, WRONG),
+            Finalist(winner.candidate_id, METASCHEDULE, 1.1, measurement(1.0, 1.1)),
+            Finalist("f" * 16, DEFAULT_SOURCE, None, WRONG),
         ),
     )
 
@@ -256,14 +257,14 @@ def test_open_trials_that_were_lost_with_a_slice_are_known(store: Store) -> None
 
 def test_the_best_trial_is_the_one_of_least_median(store: Store) -> None:
     assert store.best("t0") is None
-    origins = [Origin.DEFAULT, Origin.SEARCH, Origin.SEARCH]
-    ids = store.propose([candidate(i, origin=o) for i, o in enumerate(origins)])
+    origins = [DEFAULT_SOURCE, METASCHEDULE, METASCHEDULE]
+    ids = store.propose([candidate(i, source=o) for i, o in enumerate(origins)])
     store.start(ids, "cpu-0-0")
     store.finish(ids[0], measurement(2.0))
     store.finish(ids[1], measurement(0.1, 1.5, 9.0))
     store.finish(ids[2], WRONG)
     assert store.best("t0").trial_id == ids[1]
-    assert store.best("t0", Origin.DEFAULT).trial_id == ids[0]
+    assert store.best("t0", is_default=True).trial_id == ids[0]
     assert store.best("t1") is None
 
 
@@ -296,7 +297,7 @@ def test_a_tasks_outcome_comes_back_with_its_winners_trace(store: Store) -> None
     store.save_task_outcome(dataclasses.replace(outcome, note="first"))
     store.save_task_outcome(outcome)
     assert store.task_outcomes() == [outcome]
-    assert store.task_outcomes()[0].winner.trace_json == candidate(2).trace_json
+    assert store.task_outcomes()[0].winner.recipe == candidate(2).recipe
     assert store.outcome() is None
 
 
@@ -510,12 +511,12 @@ def test_every_result_comes_back_as_it_was(
 ) -> None:
     with place.fresh().open(FACTS) as store:
         store.register_tasks([TASK])
-        (trial,) = store.propose([dataclasses.replace(candidate(1), trace_json=trace)], now=at)
+        (trial,) = store.propose([dataclasses.replace(candidate(1), recipe=trace)], now=at)
         store.start([trial], "cpu-0-0", now=at)
         store.finish(trial, result, now=at)
         record = store.record(trial)
     assert record.result == result
-    assert record.candidate.trace_json == trace
+    assert record.candidate.recipe == trace
     assert record.proposed_at == record.started_at == record.ended_at == at
 
 

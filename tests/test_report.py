@@ -27,7 +27,7 @@ from tunerd.report.table import outcome_json, outcome_table
 from tunerd.system.text import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
 from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.telemetry.time_use import time_use
-from tunerd.vocabulary import Activity, Conditions, Measurement, Origin, Span
+from tunerd.vocabulary import DEFAULT_SOURCE, Activity, Conditions, Measurement, Span
 from tunerd.vocabulary.outcome import (
     Comparison,
     Correctness,
@@ -499,7 +499,7 @@ def test_a_run_that_nobody_disturbed_says_nothing_of_it() -> None:
 def test_finals_that_did_not_become_quiet_are_told() -> None:
     result = Measurement((1e-3,), 1, "final", "q", 52, Conditions(disturbed_by="power brake"))
     first, *others = gpu_outcome().tasks
-    finalist = Finalist("0" * 16, Origin.DEFAULT, None, result)
+    finalist = Finalist("0" * 16, DEFAULT_SOURCE, None, result)
     tasks = (dataclasses.replace(first, finalists=(finalist,)), *others)
     assert disturbance_sentences(Disturbed(), tasks, CAUSE) == [
         "The device did not become quiet: the finalists of 1 task and the whole model were "

@@ -15,18 +15,26 @@ from artifact_fixtures import CUDA
 from build_fixtures import built, conv_task, default_of, matmul_task
 
 from tunerd.builder.build import build_candidate, scheduled
-from tunerd.candidates.search import BATCH, Example, Searcher, Told, candidate_id, default_candidate
-from tunerd.vocabulary import Candidate, Origin, TargetSpec, Task
+from tunerd.candidates.search import BATCH, Searcher
+from tunerd.vocabulary import (
+    Candidate,
+    Result,
+    TargetSpec,
+    Task,
+    TrainingRow,
+    candidate_id,
+    default_candidate,
+)
 
 
 def searcher(island: int = 0, seed: int = 0) -> Searcher:
     return Searcher(seed=seed, threads=1, island_number=island)
 
 
-def told(candidates: Sequence[Candidate]) -> list[Told]:
+def told(candidates: Sequence[Candidate]) -> list[Result]:
     """Give each candidate a time, the last one none."""
-    times = [Told(c, 1e-3 / (i + 1)) for i, c in enumerate(candidates[:-1])]
-    return [*times, Told(candidates[-1], None)]
+    times = [Result(c, 1e-3 / (i + 1)) for i, c in enumerate(candidates[:-1])]
+    return [*times, Result(candidates[-1], None)]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +51,7 @@ def first(task: Task) -> tuple[Candidate, ...]:
 def test_proposed_candidates_are_distinct(first: tuple[Candidate, ...]) -> None:
     assert len(first) > 1
     assert len({c.candidate_id for c in first}) == len(first)
-    assert len({c.trace_json for c in first}) == len(first)
+    assert len({c.recipe for c in first}) == len(first)
 
 
 def test_a_candidate_is_named_by_its_task_and_trace(
@@ -51,8 +59,8 @@ def test_a_candidate_is_named_by_its_task_and_trace(
 ) -> None:
     for candidate in first:
         assert candidate.task_id == task.task_id
-        assert candidate.origin is Origin.SEARCH
-        assert candidate.candidate_id == candidate_id(task.task_id, candidate.trace_json)
+        assert not candidate.is_default
+        assert candidate.candidate_id == candidate_id(task.task_id, candidate.recipe)
 
 
 def test_no_more_candidates_come_than_were_asked_for(task: Task) -> None:
@@ -62,9 +70,9 @@ def test_no_more_candidates_come_than_were_asked_for(task: Task) -> None:
 def test_later_batches_repeat_nothing(task: Task) -> None:
     search = searcher()
     seen: set[str] = set()
-    results: list[Told] = []
+    results: list[Result] = []
     for _ in range(3):
-        batch = search.propose(task, 6, told=results).candidates
+        batch = search.propose(task, 6, results=results).candidates
         ids = {c.candidate_id for c in batch}
         assert not ids & seen
         seen |= ids
@@ -90,7 +98,7 @@ def test_another_island_proposes_others(task: Task, first: tuple[Candidate, ...]
 def test_results_train_the_cost_model(task: Task) -> None:
     search = searcher()
     batch = search.propose(task, BATCH).candidates
-    search.propose(task, BATCH, told=told(batch))
+    search.propose(task, BATCH, results=told(batch))
     assert search._cost_model.told(task.task_id) == len(batch)
 
 
@@ -100,7 +108,7 @@ def test_each_candidate_comes_with_what_a_cost_model_sees_of_it(task: Task) -> N
     design = search._islands[task.task_id].design
     assert len(proposal.features) == len(proposal.candidates)
     for candidate, features in zip(proposal.candidates, proposal.features, strict=True):
-        sketch = design.find(trace := json.loads(candidate.trace_json))
+        sketch = design.find(trace := json.loads(candidate.recipe))
         assert sketch is not None
         (row,) = sketch.features(sketch.encode(trace)[None]).astype(np.float32)
         np.testing.assert_array_equal(np.frombuffer(features, np.float32), row)
@@ -112,14 +120,14 @@ def test_what_other_processes_found_for_other_tasks_trains_the_cost_model(task: 
     proposal = elsewhere.propose(conv, BATCH)
     pairs = zip(told(proposal.candidates), proposal.features, strict=True)
     examples = [
-        Example(conv.task_id, t.candidate.candidate_id, features, t.run_secs)
+        TrainingRow(conv.task_id, t.candidate.candidate_id, features, t.run_secs)
         for t, features in pairs
     ]
-    assert here.propose(task, BATCH, examples=examples).candidates
+    assert here.propose(task, BATCH, rows=examples).candidates
     assert here._cost_model.told(conv.task_id) == len(examples)
     # An island of that task, which comes to know of them as candidates too, learns nothing twice.
-    elsewhere.propose(conv, BATCH, told=told(proposal.candidates), examples=examples)
-    here.propose(conv, BATCH, told=told(proposal.candidates))
+    elsewhere.propose(conv, BATCH, results=told(proposal.candidates), rows=examples)
+    here.propose(conv, BATCH, results=told(proposal.candidates))
     for search in (elsewhere, here):
         assert search._cost_model.told(conv.task_id) == len(examples)
 
@@ -128,14 +136,14 @@ def test_an_earlier_islands_results_are_learned_and_not_proposed_again(
     task: Task, first: tuple[Candidate, ...]
 ) -> None:
     fresh = searcher()
-    proposal = fresh.propose(task, BATCH, told=told(first))
+    proposal = fresh.propose(task, BATCH, results=told(first))
     assert proposal.candidates
     assert not {c.candidate_id for c in proposal.candidates} & {c.candidate_id for c in first}
     assert fresh._cost_model.told(task.task_id) == len(first)
 
 
 def test_a_result_of_the_default_is_passed_over(task: Task) -> None:
-    proposal = searcher().propose(task, 4, told=[Told(default_candidate(task), 1e-3)])
+    proposal = searcher().propose(task, 4, results=[Result(default_candidate(task), 1e-3)])
     assert proposal.candidates
 
 
@@ -159,10 +167,10 @@ def test_a_task_without_a_search_space_is_exhausted_with_a_message() -> None:
 def test_a_small_space_ends_as_exhausted() -> None:
     tiny = single_element()
     search = searcher()
-    results: list[Told] = []
+    results: list[Result] = []
     for _ in range(40):
-        proposal = search.propose(tiny, BATCH, told=results)
-        results = [Told(c, 1e-6) for c in proposal.candidates]
+        proposal = search.propose(tiny, BATCH, results=results)
+        results = [Result(c, 1e-6) for c in proposal.candidates]
         if proposal.exhausted:
             return
     raise AssertionError("a space of a few candidates was never exhausted")
@@ -212,14 +220,14 @@ import json, sys
 import tvm_ffi
 from build_fixtures import conv_task, default_of
 from tunerd.builder.build import scheduled
-from tunerd.vocabulary import Candidate, Origin, TargetSpec
+from tunerd.vocabulary import Candidate, METASCHEDULE, TargetSpec
 target, traces, default_first = json.load(open(sys.argv[1]))
 task = conv_task(TargetSpec(*target))
 if default_first:
     scheduled(task, default_of(task))
 hashes = []
 for trace in traces:
-    mod = scheduled(task, Candidate(task.task_id, "0" * 16, Origin.SEARCH, trace))
+    mod = scheduled(task, Candidate(task.task_id, "0" * 16, METASCHEDULE, trace))
     hashes.append(str(tvm_ffi.structural_hash(mod)))
 print(json.dumps(hashes))
 """
@@ -240,7 +248,7 @@ def test_another_process_makes_the_same_schedules_of_the_traces(
     assert all(mod is not None for mod in originals)
     path = tmp_path / "traces.json"
     target = [task.target.kind, task.target.json]
-    path.write_text(json.dumps([target, [c.trace_json for c in batch], default_first]))
+    path.write_text(json.dumps([target, [c.recipe for c in batch], default_first]))
     assert json.loads(python(_HASHES, str(path))) == [
         str(tvm_ffi.structural_hash(mod)) for mod in originals
     ]
@@ -262,7 +270,7 @@ def test_a_search_gives_up_its_module_once_the_result_is_told(task: Task) -> Non
     search = searcher()
     (candidate,) = search.propose(task, 1).candidates
     assert search.scheduled(candidate) is not None
-    search.propose(task, 1, told=[Told(candidate, 1e-3)])
+    search.propose(task, 1, results=[Result(candidate, 1e-3)])
     assert search.scheduled(candidate) is None
 
 

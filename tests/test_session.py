@@ -25,7 +25,7 @@ from tunerd.records import Store
 from tunerd.report.page import report_page
 from tunerd.report.story import story_of
 from tunerd.system import host
-from tunerd.vocabulary import Activity, Failure, Kind, Measurement, Origin, Phase, Record
+from tunerd.vocabulary import Activity, Failure, Kind, Measurement, Phase, Record
 
 TRIALS = 48
 FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
@@ -391,7 +391,7 @@ def test_a_device_on_which_everything_faults_ends_the_run(model: Path, tmp_path:
     assert done.returncode == ExitCode.FAULTY_DEVICE, done.stderr
     assert "16 trials more have faulted there than one for every 2" in done.stderr
     with Store.read(out) as store:
-        results = [r.result for r in store.records() if r.candidate.origin is Origin.SEARCH]
+        results = [r.result for r in store.records() if not r.candidate.is_default]
     ended = [r for r in results if r is not None]
     assert len(ended) >= MAX_FAULTS
     assert all(isinstance(r, Failure) and r.kind is Kind.CRASH for r in ended)
@@ -406,7 +406,7 @@ def test_a_run_goes_on_without_a_device_on_which_everything_faults(
     assert "its device is left alone" in done.stderr
     assert (out / "artifact" / "manifest.json").is_file()
     with Store.read(out) as store:
-        found = [r for r in store.records() if r.candidate.origin is Origin.SEARCH]
+        found = [r for r in store.records() if not r.candidate.is_default]
     faulted = [r for r in found if isinstance(r.result, Failure) and r.result.kind is Kind.CRASH]
     assert {r.slice_id for r in faulted} == {"simulated-0-0"}
     assert MAX_FAULTS <= len(faulted) < len(found) / 2

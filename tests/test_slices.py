@@ -35,6 +35,7 @@ from tunerd.slices.cpu import CpuSlice
 from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice, number_of, simulated_secs
 from tunerd.system import host
 from tunerd.vocabulary import (
+    METASCHEDULE,
     SEARCH,
     Build,
     Candidate,
@@ -43,7 +44,6 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Model,
-    Origin,
     Profile,
     SliceSpec,
     Stage,
@@ -549,7 +549,7 @@ def simulated(faults: str = "") -> SimulatedSlice:
 
 
 def imagined(number: int) -> Build:
-    found = Candidate("0" * 12, f"{number:08x}" + "0" * 8, Origin.SEARCH)
+    found = Candidate("0" * 12, f"{number:08x}" + "0" * 8, METASCHEDULE)
     return Build(found, b"", "", 0.1, (), (), "llvm")
 
 

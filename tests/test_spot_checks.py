@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from coordinator_world import COLLATERAL, World, build, candidates, failed, measured, of_type, task
 
-from tunerd.candidates.search import default_candidate
 from tunerd.coordinator.baseline_checks import COST, INTERVAL_SECS
 from tunerd.coordinator.coordinator import Coordinator, Limits
 from tunerd.coordinator.events import (
@@ -32,7 +31,7 @@ from tunerd.coordinator.events import (
 from tunerd.records import RunFacts, Store
 from tunerd.report.drift_section import drift_json, drift_section, drift_warnings
 from tunerd.stats.drift import SliceDrift, SpotCheck, drift
-from tunerd.vocabulary import Measurement, TargetSpec
+from tunerd.vocabulary import Measurement, TargetSpec, default_candidate
 
 LIGHT, HEAVY = task("light"), task("heavy", weight=8)
 

@@ -12,7 +12,6 @@ from postgres_server import PASSWORD, PostgresServer
 from store_places import StorePlace, read_shared
 from test_records import FACTS, LLVM, OTHER_TASK, TASK, measurement
 
-from tunerd.candidates.search import candidate_id, default_candidate
 from tunerd.errors import ExitCode, InputError, StoreError, StoreMissError
 from tunerd.records import Store, task_outcomes
 from tunerd.records import server as shared
@@ -24,14 +23,17 @@ from tunerd.stats.paired import compare
 from tunerd.studies.compare import decide, load_sides
 from tunerd.system.store_address import StoreAddress
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
+    METASCHEDULE,
     Candidate,
     CapProof,
     Failure,
     Kind,
     Model,
-    Origin,
     Stage,
     TensorSpec,
+    candidate_id,
+    default_candidate,
 )
 from tunerd.vocabulary.outcome import (
     Comparison,
@@ -110,7 +112,7 @@ def member(folder: Path, address: StoreAddress) -> Member:
 
 def winner_of(task_id: str, mark: str) -> Candidate:
     trace = f'[["{mark}"],[]]'
-    return Candidate(task_id, candidate_id(task_id, trace), Origin.SEARCH, trace)
+    return Candidate(task_id, candidate_id(task_id, trace), METASCHEDULE, trace)
 
 
 def outcome_of(winner: Candidate, ratio: float) -> TaskOutcome:
@@ -141,7 +143,7 @@ def test_what_one_run_gave_another_takes_with_its_own_names(join: Iterator[Membe
     taken = found["t0"]
     assert (taken.name, taken.weight, taken.trials) == (TASK.name, TASK.weight, 0)
     assert taken.winner == winner_of("t0", "2.0")
-    assert taken.winner.trace_json == winner_of("t0", "2.0").trace_json
+    assert taken.winner.recipe == winner_of("t0", "2.0").recipe
     assert taken.taken is not None
     assert taken.taken.run == first.own.identity
     assert list(second.own.records()) == []
@@ -152,7 +154,7 @@ def test_what_was_obtained_on_something_else_is_no_hit(join: Iterator[Member], f
     first, second = next(join), next(join)
     first.tune()
     first.team.publish()
-    value = 99 if field == "sm_count" else "another"
+    value = 99 if field in ("sm_count", "tenants") else "another"
     assert second.take(on=dataclasses.replace(ON, **{field: value})) == {}
     assert len(second.take()) == 2
 
@@ -204,7 +206,7 @@ def test_what_another_s_fault_left_unsettled_is_neither_given_nor_taken(
     unsettled = dataclasses.replace(
         outcome_of(default, 1.0),
         comparison=None,
-        finalists=(Finalist(default.candidate_id, Origin.DEFAULT, None, spoiled),),
+        finalists=(Finalist(default.candidate_id, DEFAULT_SOURCE, None, spoiled),),
     )
     first = next(join)
     first.own.save_task_outcome(unsettled, on=ON)
@@ -275,7 +277,7 @@ def test_a_record_whose_winner_is_not_what_its_id_says_is_passed_over(
     first, second = next(join), next(join)
     first.tune("t0", "t1")
     good = outcome_of(winner_of("t0", "2.0"), 2.0)
-    forged = dataclasses.replace(good.winner, trace_json="[[],[]]")
+    forged = dataclasses.replace(good.winner, recipe="[[],[]]")
     first.own.save_task_outcome(dataclasses.replace(good, winner=forged), on=ON)
     first.team.publish()
     assert set(second.take()) == {"t1"}

@@ -11,14 +11,13 @@ import pytest
 from coordinator_world import build, candidates, task
 from rich.console import Console
 
-from tunerd.candidates.search import Proposal
 from tunerd.cluster.actor_bodies import Answer, Timed
 from tunerd.coordinator.events import BuildThem, Measure, Propose
 from tunerd.records import RunFacts, Store
 from tunerd.report.time_table import SHOWN_WORKERS, time_json, time_table
 from tunerd.runs.timekeeping import Timekeeper, core_busy_secs
 from tunerd.telemetry.time_use import TimeUse, time_use
-from tunerd.vocabulary import Activity, Phase, PhaseTime, Span, TargetSpec
+from tunerd.vocabulary import Activity, Phase, PhaseTime, Proposal, Span, TargetSpec
 
 CONV = task("conv")
 FACTS = RunFacts("net", "d" * 64, TargetSpec("llvm", "{}"), "CPU X", "cpu", 50, "0.27.0")

@@ -14,7 +14,7 @@ from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
 from tunerd.runs import run as session
-from tunerd.vocabulary import Origin
+from tunerd.vocabulary import DEFAULT_SOURCE
 from tunerd.vocabulary.outcome import Correctness, Outcome, Verdict, Verification
 
 Captured = pytest.CaptureFixture[str]
@@ -23,7 +23,7 @@ WHY = "ONNX Runtime's output '[red]y' holds NaN"
 
 def untuned(outcome: Outcome) -> Outcome:
     tasks = [
-        dataclasses.replace(t, winner=dataclasses.replace(t.winner, origin=Origin.DEFAULT))
+        dataclasses.replace(t, winner=dataclasses.replace(t.winner, source=DEFAULT_SOURCE))
         for t in outcome.tasks
     ]
     return dataclasses.replace(outcome, tasks=tuple(tasks))

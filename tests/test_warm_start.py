@@ -18,7 +18,7 @@ from build_fixtures import conv_task, matmul_task
 from models import conv_net
 
 from tunerd.candidates.knobs import Choices, Location, Option, Tile
-from tunerd.candidates.search import BATCH, Searcher, Told
+from tunerd.candidates.search import BATCH, Searcher
 from tunerd.candidates.space import DesignSpace, design_space
 from tunerd.cluster.layout import local_layout
 from tunerd.errors import ExitCode, FolderError, InputError
@@ -34,16 +34,18 @@ from tunerd.slices.simulated import simulated_secs
 from tunerd.system import host
 from tunerd.telemetry.progress import Progress, ProgressState
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
+    METASCHEDULE,
     Candidate,
     Failure,
     Kind,
-    Lesson,
     Measurement,
-    Origin,
     Record,
+    Result,
     Stage,
     TargetSpec,
     Task,
+    TransferredResults,
 )
 
 ONE_CORE = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 1}))
@@ -59,11 +61,11 @@ def searched(task: Task) -> tuple[Candidate, ...]:
     return Searcher(seed=5, threads=1).propose(task, BATCH).candidates
 
 
-def lesson(task: Task, candidates: Sequence[Candidate], source: int = 1) -> Lesson:
+def lesson(task: Task, candidates: Sequence[Candidate], source: int = 1) -> TransferredResults:
     """Let each candidate be slower than the one before, and the last one fail."""
     times = [1e-3 * (i + 1) for i in range(len(candidates) - 1)]
-    return Lesson(
-        source, task, tuple(zip((c.trace_json for c in candidates), [*times, None], strict=True))
+    return TransferredResults(
+        source, task, tuple(zip((c.recipe for c in candidates), [*times, None], strict=True))
     )
 
 
@@ -87,7 +89,7 @@ def as_row(values: Sequence[int]) -> Choices:
 # --- the search --------------------------------------------------------------------------------
 
 
-def learned(task: Task, *lessons: Lesson) -> Searcher:
+def learned(task: Task, *lessons: TransferredResults) -> Searcher:
     search = searcher()
     search.learn(lessons, {task.task_id: task})
     return search
@@ -112,14 +114,12 @@ def test_the_best_of_another_share_are_proposed_first(
     proposed = learned(task, lesson(other, known)).propose(task, BATCH).candidates
     best: list[str] = []
     for candidate in known[:-1]:
-        if tiles(space, candidate.trace_json) not in [tiles(space, b) for b in best]:
-            best.append(candidate.trace_json)
-    assert [choice(space, c.trace_json) for c in proposed[:4]] == [choice(space, b) for b in best][
-        :4
-    ]
+        if tiles(space, candidate.recipe) not in [tiles(space, b) for b in best]:
+            best.append(candidate.recipe)
+    assert [choice(space, c.recipe) for c in proposed[:4]] == [choice(space, b) for b in best][:4]
     # They are candidates of this share: TVM splits the work over two cores.
-    assert '["b4",32],["meta_schedule.parallel"]' in proposed[0].trace_json
-    assert all(c.origin is Origin.SEARCH and c.task_id == task.task_id for c in proposed)
+    assert '["b4",32],["meta_schedule.parallel"]' in proposed[0].recipe
+    assert all(not c.is_default and c.task_id == task.task_id for c in proposed)
     assert not {c.candidate_id for c in proposed} & {c.candidate_id for c in known}
 
 
@@ -137,8 +137,8 @@ def test_what_an_earlier_session_measured_of_a_lesson_is_not_proposed_again(
 ) -> None:
     first = learned(other, lesson(other, known)).propose(other, 4).candidates
     resumed = learned(other, lesson(other, known))
-    told = [Told(c, 1e-3) for c in first]
-    again = resumed.propose(other, BATCH, told=told).candidates
+    told = [Result(c, 1e-3) for c in first]
+    again = resumed.propose(other, BATCH, results=told).candidates
     assert again
     assert not {c.candidate_id for c in again} & {c.candidate_id for c in first}
 
@@ -168,8 +168,8 @@ def test_lessons_take_turns(other: Task, known: tuple[Candidate, ...]) -> None:
     mine = lesson(other, known[: BATCH // 2])
     others = lesson(other, known[BATCH // 2 :], source=2)
     proposed = learned(other, mine, others).propose(other, 2).candidates
-    expected = [known[0].trace_json, known[BATCH // 2].trace_json]
-    assert [choice(space, c.trace_json) for c in proposed] == [choice(space, t) for t in expected]
+    expected = [known[0].recipe, known[BATCH // 2].recipe]
+    assert [choice(space, c.recipe) for c in proposed] == [choice(space, t) for t in expected]
 
 
 def test_the_same_lessons_and_seed_propose_the_same(
@@ -184,14 +184,14 @@ def test_the_same_lessons_and_seed_propose_the_same(
     ["[[],[]]", "{}", "not JSON", '[[["Unknown",[],[],[]]],[]]'],
 )
 def test_a_trace_that_says_nothing_here_is_passed_over(other: Task, trace_json: str) -> None:
-    search = learned(other, Lesson(1, other, ((trace_json, 1e-3),)))
+    search = learned(other, TransferredResults(1, other, ((trace_json, 1e-3),)))
     assert search._cost_model.told() == 0
     assert search.propose(other, 4).candidates
 
 
 def test_a_lesson_of_a_task_that_cannot_be_read_teaches_nothing(other: Task) -> None:
     broken = dataclasses.replace(other, task_id="f" * 12, mod_json="{}")
-    search = learned(other, Lesson(1, broken, (("[[],[]]", 1e-3),)))
+    search = learned(other, TransferredResults(1, broken, (("[[],[]]", 1e-3),)))
     assert search.propose(other, 4).candidates
 
 
@@ -205,10 +205,10 @@ def on_cuda() -> Task:
 
 def test_decisions_of_traces_that_tvm_unrolled_are_taken_over(on_cuda: Task) -> None:
     space = design_space(on_cuda)
-    candidate = next(c for c in searched(on_cuda) if "unroll_implicit" in c.trace_json)
-    old = candidate.trace_json.replace("unroll_implicit", "unroll_explicit")
+    candidate = next(c for c in searched(on_cuda) if "unroll_implicit" in c.recipe)
+    old = candidate.recipe.replace("unroll_implicit", "unroll_explicit")
     assert space.design.find(json.loads(old)) is None
-    assert choice(space, old) == choice(space, candidate.trace_json)
+    assert choice(space, old) == choice(space, candidate.recipe)
 
 
 def test_what_breaks_a_limit_of_this_gpu_teaches_and_is_not_proposed(on_cuda: Task) -> None:
@@ -257,7 +257,7 @@ def write_run(folder: Path, trials: int, *, tasks: int = 1, facts: RunFacts = FA
         for number in range(tasks):
             task_id = f"{number:012x}"
             store.register_tasks([Task(task_id, "conv", 1, 1e9, (), (), facts.target, "{}")])
-            origins = [*[Origin.SEARCH] * trials, Origin.DEFAULT, Origin.SEARCH]
+            origins = [*[METASCHEDULE] * trials, DEFAULT_SOURCE, METASCHEDULE]
             candidates = [
                 Candidate(task_id, f"{number:04x}{i:012x}", origin, f"[[{i}],[]]")
                 for i, origin in enumerate(origins)
@@ -278,7 +278,7 @@ def read(folder: Path, *more: Path, **changes: Any) -> Any:
 
 def test_a_run_teaches_the_search_trials_that_ended_fastest_first(tmp_path: Path) -> None:
     (found,) = read(write_run(tmp_path / "run", 8))
-    (only,) = found.lessons
+    (only,) = found.transferred
     assert only.key == f"{0:012x}@1"
     assert [secs for _, secs in only.results] == [1e-3, 2e-3, 3e-3, 5e-3, 6e-3, 7e-3, None, None]
     assert found.results == 8
@@ -294,13 +294,13 @@ def test_trials_that_took_no_time_are_no_lessons(tmp_path: Path) -> None:
             "UPDATE trials SET median_secs = 0, run_secs = '[0.0]' WHERE trial_id = 2"
         )
     (found,) = read(folder)
-    assert [secs for _, secs in found.lessons[0].results] == [1e-3, 3e-3, None]
+    assert [secs for _, secs in found.transferred[0].results] == [1e-3, 3e-3, None]
 
 
 def test_runs_are_told_apart_and_one_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
     first, second = write_run(tmp_path / "a", 2), write_run(tmp_path / "b", 2)
     found = read(first, second, tmp_path / "b" / ".." / "a")
-    assert [x.lessons[0].source for x in found] == [1, 2]
+    assert [x.transferred[0].run for x in found] == [1, 2]
 
 
 @pytest.mark.parametrize(("tasks", "most"), [(1, 512), (8, 256), (300, 8)])
@@ -309,8 +309,8 @@ def test_what_is_read_is_bounded_with_the_best_and_others_of_each_task(
 ) -> None:
     trials = 600 if tasks < 100 else 12
     (found,) = read(write_run(tmp_path / "run", trials, tasks=tasks))
-    assert len(found.lessons) == tasks
-    for each in found.lessons:
+    assert len(found.transferred) == tasks
+    for each in found.transferred:
         assert len(each.results) == most
         assert each.results[0][1] == 1e-3
 
@@ -404,7 +404,7 @@ class Tuned:
     def trials(self) -> list[Record]:
         """Return the search's, in the order in which they were proposed."""
         with Store.read(self.folder) as store:
-            return [r for r in store.records() if r.candidate.origin is Origin.SEARCH]
+            return [r for r in store.records() if not r.candidate.is_default]
 
 
 @pytest.fixture(scope="module")
@@ -437,9 +437,9 @@ def warm(tuned: Callable[..., Tuned], measured: Tuned) -> Tuned:
 @needs_two_cores
 def test_a_run_measures_first_what_was_best_at_another_share(measured: Tuned, warm: Tuned) -> None:
     ranked = sorted(measured.trials(), key=lambda r: r.run_secs or 1.0)
-    assert warm.trials()[0].candidate.trace_json == ranked[0].candidate.trace_json
-    first = {r.candidate.trace_json for r in warm.trials()[:3]}
-    assert first <= {r.candidate.trace_json for r in ranked}
+    assert warm.trials()[0].candidate.recipe == ranked[0].candidate.recipe
+    first = {r.candidate.recipe for r in warm.trials()[:3]}
+    assert first <= {r.candidate.recipe for r in ranked}
 
 
 @needs_two_cores
@@ -474,7 +474,7 @@ def test_a_run_that_goes_on_does_not_measure_again_what_it_started_from(
         folder=warm.folder,
     ).trials()
     assert after[: len(before)] == before
-    assert len({r.candidate.trace_json for r in after}) == len(after) == 12
+    assert len({r.candidate.recipe for r in after}) == len(after) == 12
 
 
 def command(model: Path, *options: str) -> subprocess.CompletedProcess[str]:

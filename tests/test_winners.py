@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from tunerd.candidates.search import default_candidate
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import HostError, Interrupted
 from tunerd.records import RunFacts, Store
@@ -19,18 +18,19 @@ from tunerd.runs.finals.selection import FINALISTS, choose_winners
 from tunerd.slices.neighbors import others_on_device, require_neighbours
 from tunerd.studies.matrix.levels import finalists_of
 from tunerd.vocabulary import (
+    METASCHEDULE,
     Build,
     Candidate,
     Conditions,
     Failure,
     Kind,
     Measurement,
-    Origin,
     SliceSpec,
     Stage,
     TargetSpec,
     Task,
     TensorSpec,
+    default_candidate,
 )
 from tunerd.vocabulary.outcome import TaskOutcome
 
@@ -44,7 +44,7 @@ COLLATERAL = Failure(Stage.RUN, Kind.COLLATERAL, "a neighbour's fault")
 
 
 def candidate(number: int, task: Task = TASK) -> Candidate:
-    return Candidate(task.task_id, f"{number:016x}", Origin.SEARCH, f"[[{number}],[]]")
+    return Candidate(task.task_id, f"{number:016x}", METASCHEDULE, f"[[{number}],[]]")
 
 
 def samples(secs: float, profile: str = "final-v1") -> Measurement:
@@ -478,7 +478,7 @@ def test_neighbours_are_the_other_slices_of_the_device() -> None:
 
 
 def finalist_ids(outcome: TaskOutcome) -> list[str]:
-    return [f.candidate_id for f in outcome.finalists if f.origin is Origin.SEARCH]
+    return [f.candidate_id for f in outcome.finalists if not f.is_default]
 
 
 def test_the_best_of_the_disturbed_trials_join_the_best_of_the_quiet_ones(store: Store) -> None:

@@ -24,7 +24,7 @@ from tunerd.settings import TuneSettings
 from tunerd.studies.matrix.building import build_all
 from tunerd.studies.matrix.folder import opened
 from tunerd.system import host
-from tunerd.vocabulary import Build, Candidate, Origin, TargetSpec
+from tunerd.vocabulary import METASCHEDULE, Build, Candidate, TargetSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 # Two levels; prints, of each, its cluster, its tuners, and the slices that it leaves.
@@ -103,7 +103,7 @@ def test_what_a_session_has_built_is_lent_for_its_target_and_kept_by_a_matrix(
     onnx.save(conv_net(), tmp_path / "net.onnx")
     workshop = Workshop(read_model(tmp_path / "net.onnx"))
     one_core, two_cores = (TargetSpec("llvm", f'{{"num-cores":{n}}}') for n in (1, 2))
-    candidate = Candidate("t", "c" * 16, Origin.SEARCH)
+    candidate = Candidate("t", "c" * 16, METASCHEDULE)
     library = b"\x7fELF"
     digest = hashlib.sha256(library).hexdigest()
     build = Build(candidate, library, digest, 0.1, (), (), "llvm")

@@ -15,7 +15,7 @@ import psutil
 
 from tunerd.errors import FolderError
 from tunerd.records import Store
-from tunerd.vocabulary import Measurement, Origin, Record
+from tunerd.vocabulary import Measurement, Record
 
 GONE_SECS = 60.0
 
@@ -86,7 +86,7 @@ class Run:
         """Return the search trials so far."""
         try:
             with Store.read(self.folder) as store:
-                return [r for r in store.records() if r.candidate.origin is Origin.SEARCH]
+                return [r for r in store.records() if not r.candidate.is_default]
         except FolderError:
             return []
 

@@ -33,7 +33,17 @@ from tunerd.artifacts.manifest import (
 from tunerd.builder import build
 from tunerd.errors import FolderError, HostError, InputError, ModelError
 from tunerd.system.version import __version__
-from tunerd.vocabulary import Arrays, Candidate, CapProof, Model, Origin, TargetSpec, Task, to_json
+from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
+    Arrays,
+    Candidate,
+    CapProof,
+    Model,
+    TargetSpec,
+    Task,
+    origin_of,
+    to_json,
+)
 from tunerd.vocabulary.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -161,7 +171,7 @@ def schedule(
 
 
 def _is_tuned(winner: Candidate | None) -> bool:
-    return winner is not None and winner.origin is Origin.SEARCH
+    return winner is not None and not winner.is_default
 
 
 def _task_finder(tasks: Sequence[Task]) -> Callable[[PrimFunc], Task | None]:
@@ -266,11 +276,13 @@ def _share(pct: int, proofs: Sequence[CapProof]) -> dict[str, Any]:
 
 def _task_entry(task: Task, winner: Candidate | None, hits: Mapping[str, int]) -> dict[str, Any]:
     tuned = winner if winner is not None and _is_tuned(winner) else None
+    source = tuned.source if tuned else DEFAULT_SOURCE
     return {
         "task_id": task.task_id,
         "name": task.name,
         "weight": task.weight,
-        "origin": Origin.SEARCH if tuned else Origin.DEFAULT,
+        "source": source,
+        "origin": origin_of(source),
         "candidate_id": tuned.candidate_id if tuned else None,
         "kernels": hits[task.task_id],  # functions of the model that are this task
     }

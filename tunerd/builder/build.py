@@ -39,17 +39,7 @@ from tunerd.builder import nvrtc
 from tunerd.builder.packed_imports import with_cubins
 from tunerd.errors import DiskError, HostError
 from tunerd.system import files
-from tunerd.vocabulary import (
-    Build,
-    Candidate,
-    Failure,
-    Kind,
-    Origin,
-    Stage,
-    TargetSpec,
-    Task,
-    TensorSpec,
-)
+from tunerd.vocabulary import Build, Candidate, Failure, Kind, Stage, TargetSpec, Task, TensorSpec
 
 if TYPE_CHECKING:
     from tvm.ir import GlobalVar, IRModule
@@ -113,16 +103,16 @@ def scheduled(task: Task, candidate: Candidate) -> IRModule:
     """
     tvm = _tvm()
     mod = _unscheduled(task)
-    if candidate.origin is Origin.DEFAULT:
+    if candidate.is_default:
         return default_schedule(mod, tvm.target.Target(task.target.json))
-    if '"Tensorize"' in candidate.trace_json:
+    if '"Tensorize"' in candidate.recipe:
         # Registers the intrinsics. Seconds long, and fp32 schedules without them need none.
         importlib.import_module("tvm.s_tir.tensor_intrin")
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import Trace
 
     schedule = Schedule(mod, error_render_level="fast")
-    Trace.apply_json_to_schedule(json.loads(candidate.trace_json), schedule)
+    Trace.apply_json_to_schedule(json.loads(candidate.recipe), schedule)
     return schedule.mod
 
 

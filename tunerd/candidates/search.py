@@ -10,12 +10,12 @@ different processes: each is told the others' results with its next request. A f
 told an earlier session's results goes on where that session stopped.
 
 All islands of a process share one cost model, which learns from every result of the run, of any
-task and process: with each request come *examples*, some hundred bytes for each result that is new.
-Results, "What one task teaches another", say what that is worth.
+task and process: with each request come *training rows*, some hundred bytes for each result that is
+new. Results, "What one task teaches another", say what that is worth.
 
-*Lessons* are of other runs, at other shares or of other models. They teach the cost model apart
-from this run's results. Where a lesson is of the very task, its best are proposed first, to be
-measured here, and fill up the parents of the evolution while few results are known.
+*Transferred results* are of other runs, at other shares or of other models. They teach the cost
+model apart from this run's results. Where some are of the very task, its best are proposed first,
+to be measured here, and fill up the parents of the evolution while few results are known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,16 @@ from tunerd.candidates.design import SOFTWARE_PIPELINE, Design, Limits
 from tunerd.candidates.gpu_estimate import Columns
 from tunerd.candidates.knobs import UNDECIDED, Choices
 from tunerd.candidates.space import design_space
-from tunerd.vocabulary import Candidate, Lesson, Origin, Task
+from tunerd.vocabulary import (
+    METASCHEDULE,
+    Candidate,
+    Proposal,
+    Result,
+    Task,
+    TrainingRow,
+    TransferredResults,
+    candidate_id,
+)
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -57,37 +66,8 @@ _KNOWN = 32
 _HOPE = 32.0  # by chance, the first by estimate come e^32 times as often as the last
 _MAX_ALIKE = 2  # of a batch that differ in nothing but unrolling, vector widths or locations
 _MAX_TRIES = 4  # traces applied for each candidate asked for
-_PROPOSED_FIRST = 4  # of a lesson, no two with the same tiles
+_PROPOSED_FIRST = 4  # of another run, no two with the same tiles
 _EMPTY_ROUNDS = 3  # after which a task has nothing more to propose
-
-
-@dataclass(frozen=True)
-class Told:
-    """One result, as a search learns it: seconds of a call, or None where the trial failed."""
-
-    candidate: Candidate
-    run_secs: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One result of any task, as a cost model learns it; None where the trial failed."""
-
-    task_id: str
-    candidate_id: str
-    features: bytes  # of Sketch.features, as float32
-    run_secs: float | None
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What an island answers. No candidates and `exhausted`: it has nothing more to propose."""
-
-    candidates: tuple[Candidate, ...]
-    exhausted: bool
-    message: str
-    search_secs: float
-    features: tuple[bytes, ...] = ()  # of each candidate, for its example
 
 
 @dataclass(frozen=True)
@@ -114,19 +94,10 @@ class _Island:
     tried: set[tuple[int, bytes]] = field(default_factory=set)  # choices applied or told
     measured: list[tuple[float, _Choice]] = field(default_factory=list)  # seconds of a call
     open: dict[str, IRModule] = field(default_factory=dict)  # proposed here, not told yet
-    borrowed: Sequence[_Choice] = ()  # of lessons, the best of each in turn
+    borrowed: Sequence[_Choice] = ()  # of other runs, the best of each in turn
     first: Sequence[_Choice] = ()  # of those, what is proposed before all else
     drawn: int = 0  # choices that kept the limits, the last time
     refusal: str = ""  # why the last choice was refused that could not be applied
-
-
-def candidate_id(task_id: str, trace_json: str) -> str:
-    return hashlib.sha256(f"{task_id}\n{trace_json}".encode()).hexdigest()[:16]
-
-
-def default_candidate(task: Task) -> Candidate:
-    """Return the task's default schedule as a candidate."""
-    return Candidate(task.task_id, candidate_id(task.task_id, ""), Origin.DEFAULT)
 
 
 class Searcher:
@@ -142,27 +113,27 @@ class Searcher:
         self._islands: dict[str, _Island] = {}
         self._empty_rounds: dict[str, int] = {}
         self._cost_model = CostModel(seed=_digest(seed, "", island_number), threads=threads)
-        self._borrowed: dict[str, list[list[_Choice]]] = {}  # by task and lesson, best first
+        self._borrowed: dict[str, list[list[_Choice]]] = {}  # by task and run, best first
 
-    def learn(self, lessons: Sequence[Lesson], tasks: Mapping[str, Task]) -> None:
+    def learn(self, transferred: Sequence[TransferredResults], tasks: Mapping[str, Task]) -> None:
         """Take in what other runs measured; `tasks` are this run's, by their ids."""
-        for lesson in lessons:
-            task = tasks.get(lesson.task.task_id)
+        for past in transferred:
+            task = tasks.get(past.task.task_id)
             try:
-                measured = self._learn(lesson, task)
+                measured = self._learn(past, task)
             except Exception as error:  # of a store that something else wrote, or another TVM
-                log.warning("%s teaches nothing: %s", lesson.key, error)
+                log.warning("%s teaches nothing: %s", past.key, error)
                 continue
             if task is not None:
                 self._borrowed.setdefault(task.task_id, []).append(measured)
 
-    def _learn(self, lesson: Lesson, task: Task | None) -> list[_Choice]:
+    def _learn(self, past: TransferredResults, task: Task | None) -> list[_Choice]:
         """Teach the cost model; return what was measured and keeps this target's limits."""
-        space = design_space(task or lesson.task, sms=lesson.sms)
+        space = design_space(task or past.task, sms=past.sms)
         of_sketch: dict[int, tuple[list[Choices], list[float | None]]] = {}
         measured: list[_Choice] = []
-        for trace_json, run_secs in lesson.results:
-            translated = space.design.translate(json.loads(trace_json))
+        for recipe, run_secs in past.results:
+            translated = space.design.translate(json.loads(recipe))
             if translated is None:
                 continue
             sketch, row = translated
@@ -174,7 +145,7 @@ class Searcher:
         for index, (rows, secs) in of_sketch.items():
             features = space.design.sketches[index].features(np.array(rows))
             for i, (own, run_secs) in enumerate(zip(features, secs, strict=True)):
-                self._cost_model.tell(lesson.key, f"{lesson.key}/{index}/{i}", own, run_secs)
+                self._cost_model.tell(past.key, f"{past.key}/{index}/{i}", own, run_secs)
         return measured
 
     def propose(
@@ -182,27 +153,27 @@ class Searcher:
         task: Task,
         count: int,
         *,
-        told: Sequence[Told] = (),
+        results: Sequence[Result] = (),
         exclude: Collection[str] = (),
-        examples: Sequence[Example] = (),
+        rows: Sequence[TrainingRow] = (),
     ) -> Proposal:
         """Learn from what is told, then return at most `count` new candidates of `task`.
 
         Args:
-            told: results of the task that this island has not been told yet.
+            results: of the task that this island has not been told yet.
             exclude: ids of candidates that are under way elsewhere.
-            examples: results of any task that this process has not been told yet.
+            rows: results of any task that this process has not been told yet.
         """
         started = time.perf_counter()
         candidates: tuple[Candidate, ...] = ()
         features: tuple[bytes, ...] = ()
         message = ""
         try:
-            for example in examples:
-                own = np.frombuffer(example.features, dtype=np.float32)
-                self._cost_model.tell(example.task_id, example.candidate_id, own, example.run_secs)
+            for row in rows:
+                own = np.frombuffer(row.features, dtype=np.float32)
+                self._cost_model.tell(row.task_id, row.candidate_id, own, row.run_secs)
             island = self._islands.get(task.task_id) or self._open(task)
-            self._tell(island, told)
+            self._tell(island, results)
             asked = self._ask(island, count, set(exclude))
             candidates = tuple(candidate for candidate, _ in asked)
             features = tuple(own.astype(np.float32).tobytes() for _, own in asked)
@@ -227,14 +198,14 @@ class Searcher:
 
     # --- learning ------------------------------------------------------------------------------
 
-    def _tell(self, island: _Island, told: Sequence[Told]) -> None:
-        for item in told:
+    def _tell(self, island: _Island, results: Sequence[Result]) -> None:
+        for item in results:
             candidate = item.candidate
-            if candidate.origin is not Origin.SEARCH:
+            if candidate.is_default:
                 continue
             island.known.add(candidate.candidate_id)
             island.open.pop(candidate.candidate_id, None)
-            trace = json.loads(candidate.trace_json)
+            trace = json.loads(candidate.recipe)
             sketch = island.design.find(trace)
             if sketch is None:  # made by other rules: nothing to learn here
                 continue
@@ -269,15 +240,15 @@ class Searcher:
             applied = _apply(island, choice)
             if applied is None:
                 continue
-            trace_json, mod = applied
-            name = candidate_id(island.task.task_id, trace_json)
+            recipe, mod = applied
+            name = candidate_id(island.task.task_id, recipe)
             if name in island.known or name in exclude:
                 continue
             island.known.add(name)
             island.open[name] = mod
             sketch = island.design.sketches[choice.sketch]
-            row = sketch.encode(json.loads(trace_json))  # with what TVM has decided
-            candidate = Candidate(island.task.task_id, name, Origin.SEARCH, trace_json)
+            row = sketch.encode(json.loads(recipe))  # with what TVM has decided
+            candidate = Candidate(island.task.task_id, name, METASCHEDULE, recipe)
             found.append((candidate, sketch.features(row[None])[0]))
         return found
 
@@ -351,9 +322,9 @@ class Searcher:
     def _open(self, task: Task) -> _Island:
         rand_state = _digest(self._seed, task.task_id, self._island_number)
         space = design_space(task, sms=self._sms, rand_state=rand_state)
-        lessons = self._borrowed.get(task.task_id, [])
-        borrowed = _in_turn(lessons)
-        first = min(_PROPOSED_FIRST * len(lessons), BATCH // 2)
+        of_runs = self._borrowed.get(task.task_id, [])
+        borrowed = _in_turn(of_runs)
+        first = min(_PROPOSED_FIRST * len(of_runs), BATCH // 2)
         island = _Island(
             task=task,
             mod=space.mod,

@@ -40,14 +40,14 @@ def show(run: Run, as_json: AsJson = False) -> None:
     """Print a run's tasks: trials, and the search's best beside the default."""
     from tunerd.records import Store
     from tunerd.records.summary import summarize
-    from tunerd.vocabulary import Origin, to_json
+    from tunerd.vocabulary import to_json
 
     with Store.read(run) as store:
         facts = store.facts()
         tasks = summarize(store)
         counts = {
-            "trials": store.counts(origin=Origin.SEARCH),
-            "default schedules": store.counts(origin=Origin.DEFAULT),
+            "trials": store.counts(is_default=False),
+            "default schedules": store.counts(is_default=True),
         }
     if as_json:
         value = facts.to_json()

@@ -22,12 +22,12 @@ from tunerd.vocabulary import (
     CapProof,
     Conditions,
     Failure,
-    Lesson,
     Measurement,
     Profile,
     SliceSpec,
     TargetSpec,
     Task,
+    TransferredResults,
 )
 
 _NICENESS = 10  # of tuners
@@ -100,13 +100,13 @@ class TunerActor:
         self._tuner.prepare(target)
 
     def warm_up(
-        self, tasks: tuple[Task, ...], lessons: tuple[Lesson, ...], sms: int | None
+        self, tasks: tuple[Task, ...], transferred: tuple[TransferredResults, ...], sms: int | None
     ) -> float:
-        return self._tuner.warm_up(tasks, lessons, sms)
+        return self._tuner.warm_up(tasks, transferred, sms)
 
-    def propose(self, task_id: str, count: int, told: Any, exclude: Any, examples: Any) -> Timed:
+    def propose(self, task_id: str, count: int, results: Any, exclude: Any, rows: Any) -> Timed:
         return _timed(
-            lambda: self._tuner.propose(task_id, count, told, exclude, examples), in_process=True
+            lambda: self._tuner.propose(task_id, count, results, exclude, rows), in_process=True
         )
 
     def build(self, candidates: tuple[Candidate, ...]) -> Timed:

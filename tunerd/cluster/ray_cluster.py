@@ -43,11 +43,11 @@ from tunerd.vocabulary import (
     Candidate,
     CapProof,
     Failure,
-    Lesson,
     Profile,
     SliceSpec,
     TargetSpec,
     Task,
+    TransferredResults,
 )
 
 log = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ class Cluster:
         self,
         tasks: Sequence[Task],
         *,
-        lessons: Sequence[Lesson] = (),
+        transferred: Sequence[TransferredResults] = (),
         sms: int | None = None,
         profile: Profile = SEARCH,
     ) -> None:
@@ -274,7 +274,7 @@ class Cluster:
         profile: of the search's measurements.
         """
         self._profile = profile
-        self._given = (self._ray.put(tuple(tasks)), self._ray.put(tuple(lessons)), sms)
+        self._given = (self._ray.put(tuple(tasks)), self._ray.put(tuple(transferred)), sms)
         for tuner_id in self._tuners:
             self._warm_up(tuner_id)
 
@@ -322,9 +322,9 @@ class Cluster:
     def submit(self, instruction: ev.Work) -> None:
         """Carry out an instruction; its end comes back from `answers`."""
         match instruction:
-            case ev.Propose(worker_id, task, count, told, exclude, examples):
+            case ev.Propose(worker_id, task, count, results, exclude, rows):
                 call = self._tuners[worker_id].propose.remote(
-                    task.task_id, count, told, exclude, examples
+                    task.task_id, count, results, exclude, rows
                 )
                 self._calls.watch(worker_id, "propose", call, limit_secs=PROPOSE_SECS)
             case ev.BuildThem(worker_id, candidates):

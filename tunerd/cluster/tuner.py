@@ -12,8 +12,19 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tunerd.candidates.search import Example, Proposal, Searcher, Told, default_candidate
-from tunerd.vocabulary import Build, Candidate, Failure, Lesson, TargetSpec, Task
+from tunerd.candidates.search import Searcher
+from tunerd.vocabulary import (
+    Build,
+    Candidate,
+    Failure,
+    Proposal,
+    Result,
+    TargetSpec,
+    Task,
+    TrainingRow,
+    TransferredResults,
+    default_candidate,
+)
 
 BUILD_TIMEOUT_SECS = 60.0
 
@@ -40,7 +51,10 @@ class Tuner:
         build.preload(target)
 
     def warm_up(
-        self, tasks: Sequence[Task], lessons: Sequence[Lesson] = (), sms: int | None = None
+        self,
+        tasks: Sequence[Task],
+        transferred: Sequence[TransferredResults] = (),
+        sms: int | None = None,
     ) -> float:
         """Take the tasks over, learn, and schedule one task; return the seconds it took.
 
@@ -51,7 +65,7 @@ class Tuner:
 
         self._searcher = self._new_searcher(sms=sms)
         self._tasks = {t.task_id: t for t in tasks}
-        self._searcher.learn(lessons, self._tasks)
+        self._searcher.learn(transferred, self._tasks)
         if tasks:
             build.scheduled(tasks[0], default_candidate(tasks[0]))
         return time.perf_counter() - started
@@ -60,12 +74,12 @@ class Tuner:
         self,
         task_id: str,
         count: int,
-        told: Sequence[Told],
+        results: Sequence[Result],
         exclude: Sequence[str],
-        examples: Sequence[Example],
+        rows: Sequence[TrainingRow],
     ) -> Proposal:
         return self._searcher.propose(
-            self._tasks[task_id], count, told=told, exclude=exclude, examples=examples
+            self._tasks[task_id], count, results=results, exclude=exclude, rows=rows
         )
 
     def build(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tunerd.candidates.search import default_candidate
 from tunerd.coordinator.task_state import TaskState
-from tunerd.vocabulary import Build, Candidate, Failure, Measurement, Origin
+from tunerd.vocabulary import Build, Candidate, Failure, Measurement, default_candidate
 
 INTERVAL_SECS = 10.0
 COST = 0.01  # of a slice's time
@@ -38,7 +37,7 @@ class SpotChecks:
 
     def offer(self, build: Build, result: Measurement | Failure, weight: int) -> None:
         """Take note of a default schedule that was measured: it may be the sentinel."""
-        if build.candidate.origin is not Origin.DEFAULT or isinstance(result, Failure):
+        if not build.candidate.is_default or isinstance(result, Failure):
             return
         cost = weight * result.median_secs
         if not self._is_settled and (self._offered is None or cost > self._offered[0]):

@@ -53,9 +53,9 @@ from tunerd.coordinator.events import (
 from tunerd.coordinator.isolation import Suspects
 from tunerd.coordinator.task_scheduler import Standings
 from tunerd.coordinator.task_state import KEPT_MOST, Results, TaskState
-from tunerd.coordinator.training_rows import Examples
+from tunerd.coordinator.training_rows import TrainingRows
 from tunerd.coordinator.worker_pool import Roster, Worker
-from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Origin, Stage, Task
+from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Stage, Task
 
 MAX_ATTEMPTS = 3  # how often a trial may be lost; the last time it is taken for the cause
 BUILD_CHUNK = 4
@@ -107,7 +107,7 @@ class Coordinator:
         self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
         self._elapsed_secs = 0.0
         self._checks = SpotChecks()
-        self._examples = Examples()
+        self._training_rows = TrainingRows()
 
     # --- what an earlier session of the run knows ----------------------------------------------
 
@@ -134,7 +134,7 @@ class Coordinator:
                 state.best_after_batch.append(state.reference_secs)
             self._standings.changed(state)
         for candidate in unfinished:
-            is_default = candidate.origin is Origin.DEFAULT
+            is_default = candidate.is_default
             state = self.tasks[candidate.task_id]
             if is_default or not (self._enough_trials() or state.is_full):
                 self._open(candidate)
@@ -216,7 +216,7 @@ class Coordinator:
         if state.best_secs is not None:  # of the batches before this one
             state.best_after_batch.append(state.reference_secs)
         fresh = tuple(c for c in event.candidates if self._open(c))
-        self._examples.opened(fresh, event)
+        self._training_rows.opened(fresh, event)
         if fresh:
             out.append(StoreProposed(fresh))
         self._unbuilt.add(self._not_known(fresh, out), event.worker_id)
@@ -250,9 +250,9 @@ class Coordinator:
             out.append(StoreBuilt(builds))
         ready = [build for build in builds if not self._suspects.take(build)]
         # Defaults first: the gain of their tasks is a guess until they are measured.
-        defaults = [b for b in ready if b.candidate.origin is Origin.DEFAULT]
+        defaults = [b for b in ready if b.candidate.is_default]
         self._built.extendleft(reversed(defaults))
-        self._built.extend(b for b in ready if b.candidate.origin is not Origin.DEFAULT)
+        self._built.extend(b for b in ready if not b.candidate.is_default)
 
     def _measurements_ended(
         self,
@@ -352,7 +352,7 @@ class Coordinator:
         """Mark a trial as under way; False where it is or was already."""
         state = self.tasks[candidate.task_id]
         is_fresh = state.opened(candidate)
-        self._open_trials += is_fresh and candidate.origin is Origin.SEARCH
+        self._open_trials += is_fresh and not candidate.is_default
         self._standings.changed(state)
         return is_fresh
 
@@ -361,9 +361,9 @@ class Coordinator:
         state.end(candidate, result)
         self._attempts.pop(candidate.candidate_id, None)
         self._suspects.clear(candidate.candidate_id)
-        self._examples.ended(candidate, result)
+        self._training_rows.ended(candidate, result)
         self._standings.changed(state)
-        if candidate.origin is Origin.SEARCH:
+        if not candidate.is_default:
             self._open_trials -= 1
             self.ended_trials += 1
             self.failed_trials += isinstance(result, Failure)
@@ -491,13 +491,13 @@ class Coordinator:
             return False
         count = min(count, state.room(BATCH))
         task_id = state.task.task_id
-        told = state.results.since(worker.islands.get(task_id, 0))
+        results = state.results.since(worker.islands.get(task_id, 0))
         worker.islands[task_id] = state.results.count
-        examples = self._examples.since(worker.examples)
-        worker.examples = self._examples.count
+        rows = self._training_rows.since(worker.training_rows)
+        worker.training_rows = self._training_rows.count
         self._count_proposing(state, 1)
         under_way_ids = tuple(sorted(state.open))
-        work = Propose(worker.worker_id, state.task, count, told, under_way_ids, examples)
+        work = Propose(worker.worker_id, state.task, count, results, under_way_ids, rows)
         self._begin(worker, work, out)
         return True
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunerd.candidates.search import Example, Told
-from tunerd.vocabulary import Build, Candidate, Failure, Measurement, Task
+from tunerd.vocabulary import Build, Candidate, Failure, Measurement, Result, Task, TrainingRow
 
 # --- events ------------------------------------------------------------------------------------
 
@@ -32,7 +31,7 @@ class Proposed:
     candidates: tuple[Candidate, ...]
     exhausted: bool
     message: str = ""
-    features: tuple[bytes, ...] = ()  # of each candidate, for its example
+    features: tuple[bytes, ...] = ()  # of each candidate, for its training row
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,9 @@ class Propose:
     worker_id: str
     task: Task
     count: int
-    told: tuple[Told, ...]
+    results: tuple[Result, ...]
     exclude: tuple[str, ...]
-    examples: tuple[Example, ...] = ()
+    rows: tuple[TrainingRow, ...] = ()
 
 
 @dataclass(frozen=True)

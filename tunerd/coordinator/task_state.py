@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import inf
 
-from tunerd.candidates.search import Told
-from tunerd.vocabulary import Candidate, Failure, Measurement, Origin, Task
+from tunerd.vocabulary import Candidate, Failure, Measurement, Result, Task
 
 _WINDOW = 3  # batches that the recent gain is taken over, as in MetaSchedule's task scheduler
 _FIRST_GUESS = 0.5  # of the latency: what a batch may gain where nothing is known yet
@@ -49,14 +48,14 @@ class Results:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: list[tuple[int, Told]] = []  # numbered as they came
+        self._kept: list[tuple[int, Result]] = []  # numbered as they came
         self.count = 0  # that ever came
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, told: Told) -> None:
-        self._kept.append((self.count, told))
+    def add(self, result: Result) -> None:
+        self._kept.append((self.count, result))
         self.count += 1
         if len(self._kept) > self._most + self._most // 4:
             newest = self._kept[-self._most // 2 :]
@@ -64,17 +63,17 @@ class Results:
             best = nsmallest(self._most - len(newest), older, key=_secs)
             self._kept = sorted(best, key=_number) + newest
 
-    def since(self, number: int) -> tuple[Told, ...]:
+    def since(self, number: int) -> tuple[Result, ...]:
         """Return those kept, in order, except for the first `number` that came."""
         first = bisect_left(self._kept, number, key=_number)
-        return tuple(told for _, told in self._kept[first:])
+        return tuple(result for _, result in self._kept[first:])
 
 
-def _secs(kept: tuple[int, Told]) -> float:
+def _secs(kept: tuple[int, Result]) -> float:
     return inf if kept[1].run_secs is None else kept[1].run_secs
 
 
-def _number(kept: tuple[int, Told]) -> int:
+def _number(kept: tuple[int, Result]) -> int:
     return kept[0]
 
 
@@ -142,7 +141,7 @@ class TaskState:
 
     def opened(self, candidate: Candidate) -> bool:
         """Mark a trial as under way; False where it is or was already."""
-        if candidate.origin is Origin.DEFAULT:
+        if candidate.is_default:
             if self.default_open or self.default_ended:
                 return False
             self.default_open = True
@@ -154,7 +153,7 @@ class TaskState:
 
     def end(self, candidate: Candidate, result: Measurement | Failure) -> None:
         """Take a trial's end; ValueError with its story where it is not under way."""
-        is_default = candidate.origin is Origin.DEFAULT
+        is_default = candidate.is_default
         if not (self.default_open if is_default else candidate.candidate_id in self.open):
             raise ValueError(f"{self._story(candidate)}; now it ended with {result}")
         secs = result.median_secs if isinstance(result, Measurement) else None
@@ -165,15 +164,15 @@ class TaskState:
         self.open.discard(candidate.candidate_id)
         self.ended += 1
         self.failed += secs is None
-        self.results.add(Told(candidate, secs))
+        self.results.add(Result(candidate, secs))
         if secs is not None and (self.best_secs is None or secs < self.best_secs):
             self.best_secs = secs
         if not self.open and self.best_secs is not None:
             self.best_after_batch.append(self.reference_secs)
 
     def _story(self, candidate: Candidate) -> str:
-        name = f"{candidate.candidate_id} ({candidate.origin}) of {self.task.name}"
-        if candidate.origin is Origin.DEFAULT:
+        name = f"{candidate.candidate_id} ({candidate.source}) of {self.task.name}"
+        if candidate.is_default:
             ends = [self.default_secs] if self.default_ended else []
         elif candidate.candidate_id not in self.seen:
             ends = []

@@ -18,7 +18,7 @@ class Worker:
     faults_alone: bool = False  # it ends no other slice of the device
     work: Work | None = None
     islands: dict[str, int] = field(default_factory=dict)  # task_id -> results told so far
-    examples: int = 0  # results of all tasks that its cost model was told so far
+    training_rows: int = 0  # results of all tasks that its cost model was told so far
 
     @property
     def fault_domain(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tunerd.records.facts import RunFacts, architecture
-from tunerd.vocabulary import CapProof
+from tunerd.vocabulary import FP32, CapProof
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Obtained:
     code_for: str  # kind and architecture of the target
     tvm_version: str
     profile: str  # how it was measured, and beside which neighbours
+    precision: str = FP32  # that the kernels compute in
+    tenants: int = 1  # models that share a kernel
 
     @classmethod
     def of(cls, proof: CapProof, facts: RunFacts, profile: str) -> Obtained:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from tunerd.records.store import Store
-from tunerd.vocabulary import Origin, TrialState
+from tunerd.vocabulary import DEFAULT_SOURCE, TrialState, origin_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,8 +19,11 @@ COLUMNS = {
     "task_id": "string",
     "task": "string",
     "weight": "Int64",
+    "precision": "string",
+    "tenants": "Int64",
     "candidate_id": "string",
     "origin": "string",
+    "source": "string",
     "state": "string",
     "median_secs": "Float64",
     "run_secs": "object",
@@ -53,7 +56,7 @@ COLUMNS = {
     "neighbours": "Int64",
     "strangers": "Int64",
     "disturbed_by": "string",
-    "trace_json": "string",
+    "trace_json": "string",  # the recipe, which is a trace where MetaSchedule is the source
 }
 
 
@@ -70,9 +73,9 @@ class Written:
 
     @classmethod
     def of(cls, kinds: Iterable[tuple[str, str]]) -> Self:
-        """Count trials by their origins and states."""
+        """Count trials by their sources and states."""
         found = list(kinds)
-        ended = [state in _ENDED for origin, state in found if origin == Origin.SEARCH.value]
+        ended = [state in _ENDED for source, state in found if source != DEFAULT_SOURCE]
         return cls(sum(ended), len(ended) - sum(ended), len(found) - len(ended))
 
 
@@ -96,7 +99,10 @@ def export_rows(store: Store) -> Iterator[dict[str, Any]]:
         task = tasks.get(trial["task_id"])
         if task is None:
             raise store.damaged(f"trial {trial['trial_id']} is of a task that it has not")
-        row = dict(trial) | run | {"task": task.name, "weight": task.weight}
+        row = dict(trial) | run
+        row |= {"origin": origin_of(trial["source"]), "trace_json": trial["recipe"]}
+        row |= {"task": task.name, "weight": task.weight}
+        row |= {"precision": task.precision, "tenants": task.tenants}
         if row["run_secs"] is not None:
             row["run_secs"] = json.loads(row["run_secs"])
         if (proof := proofs.get(trial["slice_id"])) is not None:
@@ -114,7 +120,7 @@ def write_json(store: Store, stream: IO[bytes]) -> Written:
     kinds = []
     for row in export_rows(store):
         stream.write(json.dumps(row).encode() + b"\n")
-        kinds.append((row["origin"], row["state"]))
+        kinds.append((row["source"], row["state"]))
     return Written.of(kinds)
 
 
@@ -126,14 +132,14 @@ def write_csv(store: Store, stream: IO[bytes]) -> Written:
     table = trials_table(store)
     table["run_secs"] = table["run_secs"].map(json.dumps, na_action="ignore")
     stream.write(table.drop(columns="trace_json").to_csv(index=False).encode())
-    return Written.of(zip(table["origin"], table["state"], strict=True))
+    return Written.of(zip(table["source"], table["state"], strict=True))
 
 
 def write_parquet(store: Store, stream: IO[bytes]) -> Written:
     """Write a row per trial, the samples as a list, and return how many."""
     table = trials_table(store)
     table.to_parquet(stream, engine="pyarrow", index=False, schema=_arrow_schema())
-    return Written.of(zip(table["origin"], table["state"], strict=True))
+    return Written.of(zip(table["source"], table["state"], strict=True))
 
 
 def trials_table(store: Store) -> pd.DataFrame:

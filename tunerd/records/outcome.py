@@ -6,19 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunerd.records import typed
+from tunerd.records.rows import with_sources
 from tunerd.vocabulary import CapProof, Model, TargetSpec, TensorSpec
 from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
 
 
 def outcome_from_json(value: Mapping[str, Any]) -> Outcome:
-    """Read what to_json wrote of an Outcome; its model has no graph, and its winners no trace.
+    """Read what to_json wrote of an Outcome; its model has no graph, and its winners no recipe.
 
     Raises ValueError or LookupError for anything else.
     """
+    tasks = typed.of_kind(tuple[dict[str, Any], ...], value["tasks"])
     return Outcome(
         model=_model(typed.of_kind(dict[str, Any], value["model"])),
         target=typed.of_kind(TargetSpec, value["target"]),
-        tasks=typed.of_kind(tuple[TaskOutcome, ...], value["tasks"]),
+        tasks=tuple(typed.of_kind(TaskOutcome, with_sources(task)) for task in tasks),
         verification=typed.of_kind(Verification, value["verification"]),
         latencies=typed.of_kind(tuple[Latency, ...], value["latencies"]),
         end_to_end=typed.of_kind(Comparison, value["end_to_end"]),

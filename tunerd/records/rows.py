@@ -19,7 +19,6 @@ from tunerd.vocabulary import (
     Failure,
     Kind,
     Measurement,
-    Origin,
     Phase,
     PhaseTime,
     Record,
@@ -29,6 +28,7 @@ from tunerd.vocabulary import (
     Task,
     TensorSpec,
     TrialState,
+    source_of,
     to_json,
 )
 from tunerd.vocabulary.outcome import TaskOutcome
@@ -49,6 +49,8 @@ def task_to_row(task: Task) -> dict[str, Any]:
         "target_kind": task.target.kind,
         "target_json": task.target.json,
         "mod_json": task.mod_json,
+        "precision": task.precision,
+        "tenants": task.tenants,
     }
 
 
@@ -65,6 +67,8 @@ def task_from_row(row: Row) -> Task:
         weight_args=typed.from_json(tuple[int, ...], row["weight_args"]),
         target=TargetSpec(row["target_kind"], row["target_json"]),
         mod_json=row["mod_json"],
+        precision=row["precision"],
+        tenants=row["tenants"],
     )
 
 
@@ -72,8 +76,8 @@ def candidate_to_row(candidate: Candidate, *, now: float) -> dict[str, Any]:
     return {
         "task_id": candidate.task_id,
         "candidate_id": candidate.candidate_id,
-        "origin": candidate.origin.value,
-        "trace_json": candidate.trace_json,
+        "source": candidate.source,
+        "recipe": candidate.recipe,
         "state": TrialState.PROPOSED.value,
         "proposed_at": now,
     }
@@ -192,9 +196,7 @@ def _require(row: Row, *names: str) -> None:
 
 
 def candidate_from_row(row: Row) -> Candidate:
-    return Candidate(
-        row["task_id"], row["candidate_id"], Origin(row["origin"]), trace_json=row["trace_json"]
-    )
+    return Candidate(row["task_id"], row["candidate_id"], row["source"], recipe=row["recipe"])
 
 
 def span_to_row(span: Span) -> dict[str, Any]:
@@ -250,20 +252,30 @@ def phase_from_row(row: Row) -> PhaseTime:
 
 
 def winner_of(row: Row) -> dict[str, Any]:
-    """Return what a row of task_outcomes says of the winner, which lacks its trace."""
-    value = typed.from_json(dict[str, Any], row["outcome"])
+    """Return what a row of task_outcomes says of the winner, which lacks its recipe."""
+    value = with_sources(typed.from_json(dict[str, Any], row["outcome"]))
     return typed.of_kind(dict[str, Any], value["winner"])
+
+
+def with_sources(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Return what to_json said of a task's outcome with sources; old ones have origins alone."""
+
+    def named(entry: dict[str, Any]) -> dict[str, Any]:
+        return {"source": source_of(entry["origin"]), **entry} if "origin" in entry else entry
+
+    finalists = [named(entry) for entry in outcome.get("finalists", ())]
+    return {**outcome, "winner": named(outcome["winner"]), "finalists": finalists}
 
 
 def settled_from_row(row: Row, winner: Candidate | None) -> tuple[TaskOutcome, Obtained | None]:
     """Read an outcome, and what it was measured on where that was noted.
 
-    `winner` is given where the row has not its trace.
+    `winner` is given where the row has not its recipe.
     """
     typed.check_row(row, schema.task_outcomes)
-    value = typed.from_json(dict[str, Any], row["outcome"])
+    value = with_sources(typed.from_json(dict[str, Any], row["outcome"]))
     if winner is None:
-        winner = typed.of_kind(Candidate, {**winner_of(row), "trace_json": row["winner_trace"]})
+        winner = typed.of_kind(Candidate, {**value["winner"], "recipe": row["winner_recipe"]})
     outcome = typed.of_kind(TaskOutcome, {**value, "winner": winner})
     names = [f.name for f in dataclasses.fields(Obtained)]
     is_noted = row["device"] is not None

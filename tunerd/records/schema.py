@@ -13,11 +13,14 @@ from sqlalchemy import Column, Float, ForeignKey, ForeignKeyConstraint, Index, T
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.types import TypeDecorator
 
+from tunerd.vocabulary import DEFAULT_SOURCE
+
 STORE_NAME = "store.sqlite"
 # 2: who worked on what, and how long the phases of a session took
 # 3: runs, what the outcome of a task was obtained on, and spot checks
 # 4: who disturbed a trial
-VERSION = 4
+# 5: sources and their recipes, and what a task computes in and for how many
+VERSION = 5
 
 METADATA = sa.MetaData()
 
@@ -96,6 +99,8 @@ tasks = Table(
     Column("target_kind", Words, nullable=False),
     Column("target_json", Words, nullable=False),
     Column("mod_json", Words, nullable=False),
+    Column("precision", Words, nullable=False),
+    Column("tenants", Int, nullable=False),
     sa.UniqueConstraint("run_id", "task_id"),
 )
 
@@ -125,8 +130,8 @@ trials = Table(
     _of_a_run(),
     Column("task_id", Words, nullable=False),
     Column("candidate_id", Words, nullable=False),
-    Column("origin", Words, nullable=False),
-    Column("trace_json", Words, nullable=False),
+    Column("source", Words, nullable=False),
+    Column("recipe", Words, nullable=False),
     Column("state", Words, nullable=False),
     Column("proposed_at", Float, nullable=False),
     Column("started_at", Float),
@@ -154,9 +159,12 @@ trials = Table(
     sa.UniqueConstraint("run_id", "candidate_id"),
     Index("trials_by_task", "run_id", "task_id", "state", "median_secs"),
     Index("trials_by_state", "run_id", "state"),
-    Index("trials_by_disturbance", "run_id", "disturbed_by"),  # counted without a look at a trace
+    Index("trials_by_disturbance", "run_id", "disturbed_by"),  # counted without a look at a recipe
     sqlite_autoincrement=True,
 )
+
+of_default = trials.c.source == DEFAULT_SOURCE
+of_search = trials.c.source != DEFAULT_SOURCE
 
 # Ends of attempts that were no end of the trial: collateral, interrupted.
 setbacks = Table(
@@ -180,7 +188,7 @@ task_outcomes = Table(
     Column("task_id", Words, primary_key=True),
     Column("saved_at", Float, nullable=False),
     Column("outcome", Words, nullable=False),
-    Column("winner_trace", Words),  # None: it is in the winner's trial
+    Column("winner_recipe", Words),  # None: it is in the winner's trial
     Column("device", Words),
     Column("sm_count", Int),
     Column("mechanism", Words),
@@ -188,6 +196,8 @@ task_outcomes = Table(
     Column("code_for", Words),
     Column("tvm_version", Words),
     Column("profile", Words),
+    Column("precision", Words),
+    Column("tenants", Int),
     _of_a_task(),
     Index("task_outcomes_by_task", "task_id", "device", "sm_count"),
 )

@@ -24,7 +24,6 @@ from tunerd.vocabulary import (
     CapProof,
     Failure,
     Measurement,
-    Origin,
     PhaseTime,
     Record,
     SliceSpec,
@@ -219,21 +218,21 @@ class Store(OpenStore):
             return rows.record_from_row(row)
 
     def counts(
-        self, task_id: str | None = None, origin: Origin | None = None
+        self, task_id: str | None = None, is_default: bool | None = None
     ) -> dict[TrialState, int]:
-        """Return how many trials are in each state, of one task or all, of one origin or both."""
+        """Return how many trials are in each state; `is_default` leaves out defaults or others."""
         with self._transaction() as connection:
-            return trials.counts(connection, self._run_id, task_id, origin)
+            return trials.counts(connection, self._run_id, task_id, is_default)
 
     def tally(self, *, since: float) -> Tally:
         """Return how far the run is, with what ended `since` a time, seconds since the epoch."""
         with self._reading() as connection:
             return tally(connection, self._run_id, since=since)
 
-    def best(self, task_id: str, origin: Origin | None = None) -> Record | None:
+    def best(self, task_id: str, is_default: bool | None = None) -> Record | None:
         """Return the measured trial of least median, the earliest of equals."""
         with self._reading() as connection:
-            return trials.best(connection, self._run_id, task_id, origin)
+            return trials.best(connection, self._run_id, task_id, is_default)
 
     def ranked(self, task_id: str) -> list[tuple[int, float | None]]:
         """Return the ids and medians of a task's ended search trials: fastest first, failed last.

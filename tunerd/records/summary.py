@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tunerd.records.store import Store
-from tunerd.vocabulary import Origin, TrialState
+from tunerd.vocabulary import TrialState
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ def summarize(store: Store) -> list[TaskSummary]:
     """Return a summary of each task, in the order of the tasks."""
     summaries = []
     for task in store.tasks():
-        counts = store.counts(task.task_id, Origin.SEARCH)
-        default = store.best(task.task_id, Origin.DEFAULT)
+        counts = store.counts(task.task_id, is_default=False)
+        default = store.best(task.task_id, is_default=True)
         best = store.best(task.task_id)
         summaries.append(
             TaskSummary(

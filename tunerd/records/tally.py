@@ -10,8 +10,8 @@ from pydantic import Field
 from sqlalchemy.engine import Connection
 
 from tunerd.records import typed
-from tunerd.records.schema import proofs, sessions, slices, tasks, trials
-from tunerd.vocabulary import Origin, TrialState
+from tunerd.records.schema import of_default, of_search, proofs, sessions, slices, tasks, trials
+from tunerd.vocabulary import TrialState
 
 _RECENT = 4096  # trials, by their ids, among which those are that ended lately
 _FAILURES = 5
@@ -138,7 +138,7 @@ def _tasks(connection: Connection, run_id: int) -> tuple[TaskTally, ...]:
     defaults: dict[str, float | None] = {}
     wanted = sa.select(trials.c.task_id, trials.c.state, trials.c.median_secs)
     for task_id, state, secs in connection.execute(
-        wanted.where(trials.c.run_id == run_id, trials.c.origin == Origin.DEFAULT.value)
+        wanted.where(trials.c.run_id == run_id, of_default)
     ):
         counts[task_id, state] -= 1
         defaults[task_id] = secs
@@ -166,7 +166,7 @@ def _ended_since(connection: Connection, run_id: int, since: float) -> int:
     wanted = sa.select(sa.func.count()).where(
         of_run,
         trials.c.trial_id > last - _RECENT,
-        trials.c.origin == Origin.SEARCH.value,
+        of_search,
         trials.c.ended_at > since,
     )
     return connection.execute(wanted).scalar_one()

@@ -37,7 +37,7 @@ def save(
             "task_id": outcome.task_id,
             "saved_at": at,
             "outcome": json.dumps(to_json(outcome)),
-            "winner_trace": outcome.winner.trace_json,
+            "winner_recipe": outcome.winner.recipe,
             **(dataclasses.asdict(on) if on else dict.fromkeys(_NAMES)),
         }
         for outcome, on in settled
@@ -59,7 +59,7 @@ def of_run(connection: Connection, run_id: int) -> list[tuple[TaskOutcome, Obtai
     found = []
     for row in connection.execute(wanted).mappings().all():
         winner = None
-        if row["winner_trace"] is None:  # as versions before 3 left it
+        if row["winner_recipe"] is None:  # as versions before 3 left it
             candidate_id = rows.winner_of(row)["candidate_id"]
             trial = trials.by_candidate(connection, run_id, candidate_id)
             winner = rows.candidate_from_row(trial)
@@ -82,7 +82,7 @@ def measured_on(
             .join(schema.runs, schema.runs.c.run_id == table.c.run_id)
             .where(
                 table.c.task_id.in_(task_ids[start : start + _CHUNK]),
-                table.c.winner_trace.is_not(None),
+                table.c.winner_recipe.is_not(None),
                 schema.runs.c.identity != except_run,
                 *(table.c[name] == getattr(on, name) for name in _NAMES),
             )

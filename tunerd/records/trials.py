@@ -11,14 +11,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from tunerd.records import rows
-from tunerd.records.schema import setbacks, trials
+from tunerd.records.schema import of_default, of_search, setbacks, trials
 from tunerd.vocabulary import (
     Build,
     Candidate,
     Failure,
     Kind,
     Measurement,
-    Origin,
     Record,
     Stage,
     TrialState,
@@ -175,28 +174,30 @@ def page(
 
 
 def counts(
-    connection: Connection, run_id: int, task_id: str | None, origin: Origin | None
+    connection: Connection, run_id: int, task_id: str | None, is_default: bool | None
 ) -> dict[TrialState, int]:
     wanted = (
         sa.select(trials.c.state, sa.func.count())
         .where(trials.c.run_id == run_id)
         .group_by(trials.c.state)
     )
-    if origin is not None:
-        wanted = wanted.where(trials.c.origin == origin.value)
+    if is_default is not None:
+        wanted = wanted.where(of_default if is_default else of_search)
     found: dict[str, int] = dict(connection.execute(_only(wanted, task_id, None)).all())
     return {state: found.get(state.value, 0) for state in TrialState}
 
 
-def best(connection: Connection, run_id: int, task_id: str, origin: Origin | None) -> Record | None:
+def best(
+    connection: Connection, run_id: int, task_id: str, is_default: bool | None
+) -> Record | None:
     wanted = (
         sa.select(trials)
         .where(trials.c.run_id == run_id)
         .order_by(trials.c.median_secs, trials.c.trial_id)
         .limit(1)
     )
-    if origin is not None:
-        wanted = wanted.where(trials.c.origin == origin.value)
+    if is_default is not None:
+        wanted = wanted.where(of_default if is_default else of_search)
     row = connection.execute(_only(wanted, task_id, TrialState.MEASURED)).mappings().one_or_none()
     return None if row is None else rows.record_from_row(row)
 
@@ -208,7 +209,7 @@ def ranked(connection: Connection, run_id: int, task_id: str) -> list[tuple[int,
         .where(
             trials.c.run_id == run_id,
             trials.c.task_id == task_id,
-            trials.c.origin == Origin.SEARCH.value,
+            of_search,
             trials.c.state.in_(ended),
         )
         .order_by(trials.c.median_secs.is_(None), trials.c.median_secs, trials.c.trial_id)
@@ -220,13 +221,13 @@ def ranked(connection: Connection, run_id: int, task_id: str) -> list[tuple[int,
 def traces(connection: Connection, run_id: int, trial_ids: Sequence[int]) -> dict[int, str]:
     found: dict[int, str] = {}
     for chunk in _chunks(trial_ids):
-        wanted = sa.select(trials.c.trial_id, trials.c.trace_json).where(
+        wanted = sa.select(trials.c.trial_id, trials.c.recipe).where(
             trials.c.run_id == run_id, trials.c.trial_id.in_(chunk)
         )
         found.update(dict(connection.execute(wanted).all()))
-    for trial_id, trace_json in found.items():
-        if not isinstance(trace_json, str):
-            raise ValueError(f"the trace of trial {trial_id} is {str(trace_json)[:40]!r}, no str")
+    for trial_id, recipe in found.items():
+        if not isinstance(recipe, str):
+            raise ValueError(f"the trace of trial {trial_id} is {str(recipe)[:40]!r}, no str")
     return found
 
 
@@ -255,7 +256,7 @@ def row(connection: Connection, run_id: int, trial_id: int) -> RowMapping:
 def story(connection: Connection, run_id: int, trial_id: int) -> str:
     trial = row(connection, run_id, trial_id)
     lines = [
-        f"trial {trial_id}: candidate {trial['candidate_id']} ({trial['origin']}) of task "
+        f"trial {trial_id}: candidate {trial['candidate_id']} ({trial['source']}) of task "
         f"{trial['task_id']}, {trial['state']}",
         f"  {_clock(trial['proposed_at'])} proposed",
     ]

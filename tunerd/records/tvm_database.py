@@ -56,7 +56,7 @@ def _write(store: Store, folder: Path) -> int:
             common: list[Any] | None = None
             index = 0
             for record in store.records(task.task_id, TrialState.MEASURED):
-                if not record.candidate.trace_json:
+                if not record.candidate.recipe:
                     continue
                 try:
                     if common is None:
@@ -106,5 +106,5 @@ def _target_and_args(task: Task, mod: Any) -> list[Any]:
 
 def _line(index: int, record: Record, common: list[Any]) -> str:
     assert isinstance(record.result, Measurement)  # of the state that was asked for
-    trace = json.loads(record.candidate.trace_json)
+    trace = json.loads(record.candidate.recipe)
     return json.dumps([index, [trace, list(record.result.run_secs), *common]])

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from tunerd.records.schema import METADATA, runs, version
+from tunerd.vocabulary import FP32, METASCHEDULE
 
 # SQL expressions over a row of the old table, as far as it can be told.
 _ADDED = {
@@ -29,7 +30,6 @@ _ADDED = {
     **{
         ("task_outcomes", name): "NULL"
         for name in (
-            "winner_trace",
             "device",
             "sm_count",
             "mechanism",
@@ -39,10 +39,20 @@ _ADDED = {
             "profile",
         )
     },
+    ("task_outcomes", "winner_recipe"): "NULL",
     # 4
     ("trials", "strangers"): "NULL",
     ("trials", "disturbed_by"): "NULL",
+    # 5
+    ("tasks", "precision"): f"'{FP32}'",
+    ("tasks", "tenants"): "1",
+    ("trials", "source"): (
+        f"CASE old.origin WHEN 'search' THEN '{METASCHEDULE}' ELSE old.origin END"
+    ),
+    ("task_outcomes", "precision"): f"'{FP32}'",
+    ("task_outcomes", "tenants"): "1",
 }
+_RENAMED = {("trials", "recipe"): "trace_json", ("task_outcomes", "winner_recipe"): "winner_trace"}
 _SINCE = {"phases": 2, "runs": 3, "spot_checks": 3}
 _THE_RUN = "1"
 _ASIDE = "old_"
@@ -115,7 +125,9 @@ def _select(table: sa.Table, present: set[str], prefix: str) -> str:
     for column in table.columns:
         value = f'old."{column.name}"'
         if column.name not in present:
-            value = _ADDED.get((table.name, column.name), value)
+            key = (table.name, column.name)
+            before = _RENAMED.get(key)
+            value = f'old."{before}"' if before in present else _ADDED.get(key, value)
             if column.name == "run_id":
                 value = _THE_RUN
         chosen.append(f'{value.format(sessions=f"{prefix}sessions")} AS "{column.name}"')

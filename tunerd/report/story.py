@@ -22,10 +22,10 @@ from tunerd.telemetry.history import (
 )
 from tunerd.telemetry.time_use import TimeUse, time_use
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
     Candidate,
     CapProof,
     Failure,
-    Origin,
     Record,
     SliceSpec,
     Task,
@@ -162,7 +162,7 @@ def _outcome(store: Store, found: dict[str, Any]) -> Outcome:
 
 def _light(record: Record) -> Record:
     """Return a record without its trace: of many trials that would be most of the memory."""
-    return replace(record, candidate=replace(record.candidate, trace_json=""))
+    return replace(record, candidate=replace(record.candidate, recipe=""))
 
 
 def _tasks(
@@ -187,8 +187,8 @@ def _tasks(
 
 
 def _searched(task: Task, records: Sequence[Record]) -> TaskOutcome:
-    defaults = [r.run_secs for r in records if r.candidate.origin is Origin.DEFAULT]
-    trials = [r for r in records if r.candidate.origin is Origin.SEARCH]
+    defaults = [r.run_secs for r in records if r.candidate.is_default]
+    trials = [r for r in records if not r.candidate.is_default]
     known = [r.run_secs for r in records if r.run_secs is not None]
     return TaskOutcome(
         task_id=task.task_id,
@@ -198,7 +198,7 @@ def _searched(task: Task, records: Sequence[Record]) -> TaskOutcome:
         failed=sum(isinstance(r.result, Failure) for r in trials),
         default_secs=defaults[0] if defaults else None,
         best_secs=min(known, default=None),
-        winner=Candidate(task.task_id, "", Origin.DEFAULT),
+        winner=Candidate(task.task_id, "", DEFAULT_SOURCE),
         comparison=None,
         note="the run did not come to measure its finalists",
     )

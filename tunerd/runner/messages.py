@@ -6,16 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunerd.system.codec import specs_from
-from tunerd.vocabulary import (
-    Build,
-    Candidate,
-    Failure,
-    Kind,
-    Origin,
-    Profile,
-    Stage,
-    to_json,
-)
+from tunerd.vocabulary import Build, Candidate, Failure, Kind, Profile, Stage, to_json
 
 
 def build_to(build: Build) -> dict[str, Any]:
@@ -23,7 +14,7 @@ def build_to(build: Build) -> dict[str, Any]:
     return {
         "task_id": build.candidate.task_id,
         "candidate_id": build.candidate.candidate_id,
-        "origin": build.candidate.origin,
+        "source": build.candidate.source,
         "library_sha256": build.library_sha256,
         "build_secs": build.build_secs,
         "args": to_json(build.args),
@@ -34,7 +25,7 @@ def build_to(build: Build) -> dict[str, Any]:
 
 
 def build_from(entry: dict[str, Any], library: bytes) -> Build:
-    candidate = Candidate(entry["task_id"], entry["candidate_id"], Origin(entry["origin"]))
+    candidate = Candidate(entry["task_id"], entry["candidate_id"], entry["source"])
     return Build(
         candidate=candidate,
         library=library,

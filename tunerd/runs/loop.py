@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from tunerd.candidates.search import Proposal
 from tunerd.cluster.actor_bodies import Answer
 from tunerd.cluster.membership import Crew
 from tunerd.cluster.ray_cluster import Cluster
@@ -19,7 +18,7 @@ from tunerd.runs.finals.best_builds import BestBuilds
 from tunerd.runs.ledger import Ledger
 from tunerd.runs.timekeeping import Timekeeper
 from tunerd.telemetry.events import Telemetry
-from tunerd.vocabulary import Candidate
+from tunerd.vocabulary import Candidate, Proposal
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tunerd.records.facts import refuse_other_run
 from tunerd.records.store import Store
 from tunerd.runs.archive import require_new, written_beside
 from tunerd.runs.folder import RunFolder
-from tunerd.vocabulary import Origin, TrialState
+from tunerd.vocabulary import DEFAULT_SOURCE, TrialState
 
 _WORTH = {
     TrialState.MEASURED: 2,
@@ -78,7 +78,7 @@ def _choose(stores: Sequence[Store]) -> tuple[dict[str, int], Merged]:
             total += 1
             worth = _WORTH[TrialState(row["state"])]
             known = keep.get(row["candidate_id"])
-            if row["origin"] == Origin.DEFAULT.value:
+            if row["source"] == DEFAULT_SOURCE:
                 defaults.add(row["candidate_id"])
             if known is None or worth > known[0]:
                 keep[row["candidate_id"]] = (worth, number)

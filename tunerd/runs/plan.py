@@ -102,7 +102,7 @@ def describe(
             {
                 "folder": str(x.folder),
                 "results": x.results,
-                "tasks": len(x.lessons),
+                "tasks": len(x.transferred),
                 "shared_tasks": len(x.shared(task_ids)),
                 "sentence": x.sentence(task_ids),
             }

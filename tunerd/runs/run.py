@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tunerd.candidates.search import default_candidate
 from tunerd.cluster.layout import Layout, cluster_layout, local_layout, open_cluster
 from tunerd.cluster.membership import Crew
 from tunerd.cluster.metrics import ray_record
@@ -43,7 +42,7 @@ from tunerd.system.signals import Stop
 from tunerd.telemetry.events import Telemetry
 from tunerd.telemetry.metrics import record_nothing
 from tunerd.telemetry.progress import SEARCHING, Progress, ProgressState, TaskProgress
-from tunerd.vocabulary import SEARCH, CapProof, Phase, Task
+from tunerd.vocabulary import SEARCH, CapProof, Phase, Task, default_candidate
 from tunerd.vocabulary.outcome import Correctness, Outcome
 
 log = logging.getLogger(__name__)
@@ -243,10 +242,10 @@ class _Session:
             self._log_step("the model is lowered")
             finals = Finals.of(self._settings, extracted.touched_bytes)
             self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
-            lessons = [lesson for x in self._place.earlier for lesson in x.lessons]
+            transferred = [past for x in self._place.earlier for past in x.transferred]
             sms = proofs[0].sm_count if self._layout.target.is_cuda else None
             profile = within(SEARCH, extracted.touched_bytes)
-            cluster.give_tasks(extracted.tasks, lessons=lessons, sms=sms, profile=profile)
+            cluster.give_tasks(extracted.tasks, transferred=transferred, sms=sms, profile=profile)
             self._restore(extracted.tasks, proofs)
             if to_finish:
                 stack.enter_context(_loading(lowering))

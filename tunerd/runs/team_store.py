@@ -15,14 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tunerd.candidates.search import candidate_id
 from tunerd.errors import StoreError, StoreMissError
 from tunerd.records import Store
 from tunerd.records.conditions_key import Obtained
 from tunerd.records.problems import StoreLost
 from tunerd.settings import TuneSettings
 from tunerd.system.store_address import StoreAddress
-from tunerd.vocabulary import CapProof, Task
+from tunerd.vocabulary import CapProof, Task, candidate_id
 from tunerd.vocabulary.outcome import Outcome, TaskOutcome
 
 log = logging.getLogger(__name__)
@@ -171,7 +170,9 @@ def _usable(outcomes: Sequence[TaskOutcome]) -> Iterator[TaskOutcome]:
     for outcome in outcomes:
         winner = outcome.winner
         is_of_task = winner.task_id == outcome.task_id
-        if not is_of_task or winner.candidate_id != candidate_id(winner.task_id, winner.trace_json):
+        if not is_of_task or winner.candidate_id != candidate_id(
+            winner.task_id, winner.recipe, source=winner.source
+        ):
             log.warning("a record of task %s is damaged, and passed over", outcome.task_id)
         elif outcome.is_settled:
             yield outcome

@@ -1,4 +1,4 @@
-"""Other runs' folders -> Lessons: what other shares, models and earlier runs teach a search.
+"""Other runs' folders -> TransferredResults: what other shares and models teach a search.
 
 Those runs measured at another share or on another device. Their times are therefore no records of
 this run: they rank their own run's candidates, and whatever looks good is measured here.
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from tunerd.errors import InputError
 from tunerd.records import RunFacts, Store
-from tunerd.vocabulary import Lesson, TargetSpec, Task
+from tunerd.vocabulary import TargetSpec, Task, TransferredResults
 
 # Each tuner takes all of them in before it starts, and trains on them with every batch: 1 s and
 # 0.2 s of one core for this many.
@@ -29,23 +29,23 @@ class WarmStart:
     """What one other run teaches."""
 
     folder: Path
-    lessons: tuple[Lesson, ...]
+    transferred: tuple[TransferredResults, ...]
 
     @property
     def results(self) -> int:
-        return sum(len(lesson.results) for lesson in self.lessons)
+        return sum(len(past.results) for past in self.transferred)
 
     def shared(self, task_ids: Collection[str]) -> list[str]:
         """Return which of these tasks the run had, too: their best is measured first."""
-        return [x.task.task_id for x in self.lessons if x.task.task_id in task_ids]
+        return [x.task.task_id for x in self.transferred if x.task.task_id in task_ids]
 
     def sentence(self, task_ids: Collection[str]) -> str:
         """Say what a run of these tasks learns."""
         shared = len(self.shared(task_ids)) or "none"
-        tasks = "task" if len(self.lessons) == 1 else "tasks"
+        tasks = "task" if len(self.transferred) == 1 else "tasks"
         return (
-            f"{self.results} results of {len(self.lessons)} {tasks} from {self.folder}, {shared} "
-            "of them of this model"
+            f"{self.results} results of {len(self.transferred)} {tasks} from {self.folder}, "
+            f"{shared} of them of this model"
         )
 
 
@@ -77,11 +77,13 @@ def read_warm_starts(
             WarmStart(
                 folder,
                 tuple(
-                    Lesson(source, task, _results(store, chosen(ranks, most)), _sms(store))
+                    TransferredResults(
+                        number, task, _results(store, chosen(ranks, most)), _sms(store)
+                    )
                     for task, ranks in of_store
                 ),
             )
-            for source, (folder, store, of_store) in enumerate(
+            for number, (folder, store, of_store) in enumerate(
                 zip(distinct.values(), stores, ranked, strict=True), start=1
             )
         )

@@ -23,10 +23,10 @@ from tunerd.vocabulary import (
     Failure,
     Kind,
     Measurement,
-    Origin,
     Profile,
     SliceSpec,
     Stage,
+    source_of,
 )
 
 FAULTS_VARIABLE = "TUNERD_SIMULATED_FAULTS"
@@ -42,7 +42,7 @@ def number_of(candidate_id: str) -> int:
 
 def simulated_secs(candidate: Candidate) -> float:
     """Return a candidate's time: the default's, or 0.1 to 2 times that, evenly spread."""
-    if candidate.origin is Origin.DEFAULT:
+    if candidate.is_default:
         return DEFAULT_SECS
     return DEFAULT_SECS * (0.1 + 1.9 * number_of(candidate.candidate_id) / 0xFFFFFFFF)
 
@@ -142,8 +142,8 @@ class SimulatedSlice(Slice):
 
         total = 0.0
         for task in nearest(read_variants(Path(artifact)), self.spec.pct)["tasks"]:
-            origin = Origin(task["origin"])
-            candidate = Candidate(task["task_id"], task["candidate_id"] or "0" * 16, origin)
+            source = task.get("source") or source_of(task["origin"])
+            candidate = Candidate(task["task_id"], task["candidate_id"] or "0" * 16, source)
             total += task["weight"] * simulated_secs(candidate)
         return self._samples(total, profile, profile.min_samples)
 
@@ -151,10 +151,7 @@ class SimulatedSlice(Slice):
         self, candidate: Candidate, profile: Profile, samples: int
     ) -> Measurement | Failure:
         for kind, divisor in self._faults().items():
-            if (
-                candidate.origin is Origin.SEARCH
-                and not number_of(candidate.candidate_id) % divisor
-            ):
+            if not candidate.is_default and not number_of(candidate.candidate_id) % divisor:
                 return Failure(Stage.RUN, kind, f"simulated: {kind}")
         return self._samples(simulated_secs(candidate), profile, samples)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from tunerd.stats.paired import fastest
-from tunerd.vocabulary import Measurement, Origin
+from tunerd.vocabulary import Measurement
 from tunerd.vocabulary.outcome import Finalist, TaskOutcome, Verdict
 
 TOP_K = 3  # how many the finals take from the search
@@ -91,9 +91,7 @@ def _of_task(outcome: TaskOutcome) -> TaskFidelity:
     pairs = [
         (f.search_secs, f.measurement.median_secs)
         for f in outcome.finalists
-        if f.origin is Origin.SEARCH
-        and f.search_secs is not None
-        and isinstance(f.measurement, Measurement)
+        if not f.is_default and f.search_secs is not None and isinstance(f.measurement, Measurement)
     ]
     fastest = min((f for _, f in pairs), default=0.0)
     near = [pair for pair in pairs if pair[1] <= (1 + NEAR) * fastest]
@@ -150,8 +148,8 @@ def _judged(able: Sequence[Finalist], by: _Samples, other: _Samples) -> float:
 
 def _chosen(able: Sequence[Finalist], samples: _Samples) -> str:
     """Return the winner by the finals' rule, but for what only runs can tell: right results."""
-    ids = [f.candidate_id for f in able if f.origin is Origin.SEARCH]
-    default = next((f.candidate_id for f in able if f.origin is Origin.DEFAULT), "")
+    ids = [f.candidate_id for f in able if not f.is_default]
+    default = next((f.candidate_id for f in able if f.is_default), "")
     if not ids:
         return default
     best, compared = fastest(samples.get(default), {name: samples[name] for name in ids})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
-from tunerd.vocabulary import Conditions, Failure, Measurement, Origin, Record, Task
+from tunerd.vocabulary import Conditions, Failure, Measurement, Record, Task
 
 _PAUSE_SECS = 120.0  # between trials of merged runs, whose sessions stayed with those
 
@@ -113,9 +113,9 @@ def history_of(
     failed_defaults: set[str] = set()
     for elapsed, record in _timed(records, run_time):
         task_id, secs = record.candidate.task_id, record.run_secs
-        trials += record.candidate.origin is Origin.SEARCH
+        trials += not record.candidate.is_default
         if secs is None:
-            if record.candidate.origin is Origin.DEFAULT:
+            if record.candidate.is_default:
                 failed_defaults.add(task_id)
             continue
         if secs < best.get(task_id, float("inf")):

@@ -18,22 +18,32 @@ from __future__ import annotations
 
 from tunerd.vocabulary.json import finite, to_json
 from tunerd.vocabulary.measurement import MODEL, SEARCH, Conditions, Measurement, Profile
-from tunerd.vocabulary.model import Arrays, Model, TargetSpec, Task, TensorSpec
+from tunerd.vocabulary.model import FP32, Arrays, Model, TargetSpec, Task, TensorSpec
+from tunerd.vocabulary.search import Proposal, Result, TrainingRow, TransferredResults
 from tunerd.vocabulary.slices import CapProof, SliceSpec
 from tunerd.vocabulary.time_use import Activity, Phase, PhaseTime, Span
 from tunerd.vocabulary.trials import (
+    DEFAULT_SOURCE,
+    METASCHEDULE,
     Build,
     Candidate,
     Failure,
     Kind,
-    Lesson,
-    Origin,
     Record,
     Stage,
     TrialState,
+    candidate_id,
+    default_candidate,
+    origin_of,
+    source_of,
 )
 
 __all__ = [
+    "DEFAULT_SOURCE",
+    "METASCHEDULE",
+    "FP32",
+    "MODEL",
+    "SEARCH",
     "Activity",
     "Arrays",
     "Build",
@@ -42,23 +52,27 @@ __all__ = [
     "Conditions",
     "Failure",
     "Kind",
-    "Lesson",
-    "MODEL",
     "Measurement",
     "Model",
-    "Origin",
     "Phase",
     "PhaseTime",
     "Profile",
+    "Proposal",
     "Record",
-    "SEARCH",
+    "Result",
     "SliceSpec",
     "Span",
     "Stage",
     "TargetSpec",
     "Task",
     "TensorSpec",
+    "TrainingRow",
+    "TransferredResults",
     "TrialState",
+    "candidate_id",
+    "default_candidate",
     "finite",
+    "origin_of",
+    "source_of",
     "to_json",
 ]

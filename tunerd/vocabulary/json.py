@@ -13,9 +13,9 @@ def to_json(value: Any) -> Any:
     Protocol buffers and arrays are left out: a value is described, its bulk is not copied.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if f.repr
-        }
+        names = [f.name for f in dataclasses.fields(value) if f.repr]
+        names += getattr(value, "IN_JSON", ())  # properties that readers look for
+        return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, tuple | list):

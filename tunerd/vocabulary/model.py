@@ -43,6 +43,9 @@ class TargetSpec:
         return self.kind == "cuda"
 
 
+FP32 = "fp32"
+
+
 @dataclass(frozen=True)
 class Task:
     """One distinct kernel of a model."""
@@ -55,6 +58,8 @@ class Task:
     weight_args: tuple[int, ...]  # which arguments hold constants of the model
     target: TargetSpec = field(repr=False)
     mod_json: str = field(repr=False)  # the unscheduled IRModule, as tvm.ir.save_json writes it
+    precision: str = FP32  # that it computes in, whatever its tensors' types
+    tenants: int = 1  # models whose calls it takes together
 
 
 Arrays = dict[str, "np.ndarray"]

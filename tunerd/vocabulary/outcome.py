@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
     Candidate,
     CapProof,
     Failure,
     Measurement,
     Model,
-    Origin,
     TargetSpec,
+    origin_of,
 )
 
 
@@ -52,10 +53,20 @@ class Finalist:
     """One candidate measured again, in turns with its task's default."""
 
     candidate_id: str
-    origin: Origin
+    source: str
     search_secs: float | None  # its median in the search
     measurement: Measurement | Failure
     may_win: bool = True  # False: measured to judge the search's ranking alone
+
+    IN_JSON = ("origin",)
+
+    @property
+    def is_default(self) -> bool:
+        return self.source == DEFAULT_SOURCE
+
+    @property
+    def origin(self) -> str:
+        return origin_of(self.source)
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class TaskOutcome:
 
     @property
     def is_tuned(self) -> bool:
-        return self.winner.origin is Origin.SEARCH
+        return not self.winner.is_default
 
     @property
     def is_settled(self) -> bool:
@@ -99,13 +110,13 @@ class TaskOutcome:
         What does not stand is decided again by the same command, and is given to no team.
         """
         missed = {
-            f.origin
+            f.source
             for f in self.finalists
             if f.may_win
             and isinstance(f.measurement, Failure)
             and not f.measurement.kind.ends_trial
         }
-        return not missed or (self.is_tuned and Origin.DEFAULT not in missed)
+        return not missed or (self.is_tuned and DEFAULT_SOURCE not in missed)
 
     @property
     def disturbed_by(self) -> str:

@@ -2,46 +2,61 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tunerd.vocabulary.measurement import Measurement
 from tunerd.vocabulary.model import Task, TensorSpec
 
-
-class Origin(StrEnum):
-    """Where a candidate comes from."""
-
-    DEFAULT = "default"  # DLight's schedule on CUDA, TVM's own lowering on llvm
-    SEARCH = "search"
+DEFAULT_SOURCE = "default"  # DLight's schedule on CUDA, TVM's own lowering on llvm
+METASCHEDULE = "metaschedule"
+_NAMELESS = (DEFAULT_SOURCE, METASCHEDULE)  # sources whose ids are older than the others
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One schedule of one task. The default has an empty trace."""
+    """One way to compute one task, as its source makes it from a recipe."""
 
     task_id: str
-    candidate_id: str  # 16 hex digits of the sha256 of task_id and trace_json
-    origin: Origin
-    trace_json: str = field(repr=False, default="")  # TVM's Trace.as_json(), dumped without spaces
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What another run measured of one task: it teaches the search, and is no record of this run.
-
-    Its times come from another share or device. They are comparable among themselves alone.
-    """
-
-    source: int  # number of the run among those that a warm start takes, from 1
-    task: Task  # as that run had it
-    results: tuple[tuple[str, float | None], ...]  # trace_json, and seconds of a call or failed
-    sms: int | None = None  # of its share of a GPU
+    candidate_id: str  # as `candidate_id` makes it
+    source: str  # name of the candidate source
+    recipe: str = field(repr=False, default="")  # opaque to all but its source; "": the default
 
     @property
-    def key(self) -> str:
-        """What tells its times from those of this run and of others."""
-        return f"{self.task.task_id}@{self.source}"
+    def is_default(self) -> bool:
+        return self.source == DEFAULT_SOURCE
+
+    @property
+    def origin(self) -> str:
+        """What documents said of a candidate before there were several sources."""
+        return origin_of(self.source)
+
+    IN_JSON = ("origin",)
+
+
+def candidate_id(task_id: str, recipe: str, *, source: str = METASCHEDULE) -> str:
+    """Return the id of a candidate: 16 hex digits that follow from what it is."""
+    parts = (task_id, recipe) if source in _NAMELESS else (task_id, source, recipe)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def default_candidate(task: Task) -> Candidate:
+    """Return the task's default schedule as a candidate."""
+    name = candidate_id(task.task_id, "", source=DEFAULT_SOURCE)
+    return Candidate(task.task_id, name, DEFAULT_SOURCE)
+
+
+def origin_of(source: str) -> str:
+    """Return the word of older documents and exports for a source: "default" or "search"."""
+    return "default" if source == DEFAULT_SOURCE else "search"
+
+
+def source_of(origin: str) -> str:
+    """Return the source of a candidate that was written before there were several."""
+    if origin not in ("default", "search"):
+        raise ValueError(f"a candidate comes from 'default' or 'search', not {origin[:40]!r}")
+    return DEFAULT_SOURCE if origin == "default" else METASCHEDULE
 
 
 @dataclass(frozen=True)

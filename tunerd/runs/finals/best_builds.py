@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from tunerd.vocabulary import Build, Failure, Measurement, Origin
+from tunerd.vocabulary import Build, Failure, Measurement
 
 
 class BestBuilds:
@@ -25,7 +25,7 @@ class BestBuilds:
             if isinstance(result, Failure):
                 continue
             task_id = build.candidate.task_id
-            if build.candidate.origin is Origin.DEFAULT:
+            if build.candidate.is_default:
                 self._defaults[task_id] = build
                 continue
             best = self._best.setdefault((task_id, result.conditions.is_disturbed), [])

@@ -34,6 +34,7 @@ from tunerd.settings import TuneSettings
 from tunerd.slices.neighbors import NONE
 from tunerd.stats.paired import compare
 from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
     MODEL,
     Build,
     Candidate,
@@ -41,7 +42,6 @@ from tunerd.vocabulary import (
     Failure,
     Measurement,
     Model,
-    Origin,
     Phase,
 )
 from tunerd.vocabulary.outcome import (
@@ -216,7 +216,7 @@ def _stay(outcome: TaskOutcome, why: str) -> TaskOutcome:
         return outcome
     default = Candidate(
         outcome.task_id,
-        next(f.candidate_id for f in outcome.finalists if f.origin is Origin.DEFAULT),
-        Origin.DEFAULT,
+        next(f.candidate_id for f in outcome.finalists if f.is_default),
+        DEFAULT_SOURCE,
     )
     return replace(outcome, winner=default, best_secs=outcome.default_secs, note=why)

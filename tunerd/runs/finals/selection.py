@@ -20,11 +20,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from tunerd.candidates.search import default_candidate
 from tunerd.records import Store
 from tunerd.runs.finals.quiet_slice import QuietSlice
 from tunerd.stats.paired import fastest
-from tunerd.vocabulary import Build, Candidate, Failure, Measurement, Origin, Record, Task
+from tunerd.vocabulary import (
+    Build,
+    Candidate,
+    Failure,
+    Measurement,
+    Record,
+    Task,
+    default_candidate,
+)
 from tunerd.vocabulary.outcome import Comparison, Finalist, TaskOutcome, Verdict
 
 FINALISTS = 3  # of each task, besides its default; of disturbed trials as many more
@@ -105,16 +112,14 @@ def faults_of(outcomes: Iterable[TaskOutcome]) -> dict[str, Failure]:
         f.candidate_id: f.measurement
         for outcome in outcomes
         for f in outcome.finalists
-        if f.origin is Origin.SEARCH
-        and isinstance(f.measurement, Failure)
-        and f.measurement.kind.is_fault
+        if not f.is_default and isinstance(f.measurement, Failure) and f.measurement.kind.is_fault
     }
 
 
 def _ended(found: Iterable[Record]) -> dict[str, list[Record]]:
     by_task: dict[str, list[Record]] = {}
     for record in found:
-        if record.candidate.origin is Origin.SEARCH and record.result is not None:
+        if not record.candidate.is_default and record.result is not None:
             by_task.setdefault(record.candidate.task_id, []).append(record)
     return by_task
 
@@ -188,7 +193,7 @@ def _decide(
         finalists=tuple(
             Finalist(
                 c.candidate_id,
-                c.origin,
+                c.source,
                 searched.get(c.candidate_id),
                 measured[c.candidate_id],
                 may_win=c in may_win,

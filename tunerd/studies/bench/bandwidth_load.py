@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 
 from tunerd.builder.build import build_candidate
-from tunerd.candidates.search import default_candidate
 from tunerd.errors import HostError
 from tunerd.runner.work import Work
 from tunerd.system import host
-from tunerd.vocabulary import Failure, TargetSpec, Task, TensorSpec
+from tunerd.vocabulary import Failure, TargetSpec, Task, TensorSpec, default_candidate
 
 _USUAL_CACHE_BYTES = 64 << 20  # where nobody tells
 _LEAST_ARRAY_BYTES = 32 << 20

@@ -27,7 +27,7 @@ from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
 from tunerd.stats.gate import Timing
 from tunerd.system.store_address import StoreAddress
-from tunerd.vocabulary import CapProof, Measurement, Origin, TensorSpec
+from tunerd.vocabulary import CapProof, Measurement, TensorSpec
 from tunerd.vocabulary.outcome import Correctness, Latency, TaskOutcome, Verification
 
 # Of a call, and calls of a task: what is beyond can be of no run, and ratios of it overflow.
@@ -261,7 +261,7 @@ def _task_timing(task: TaskOutcome) -> TaskTiming | None:
         return None
     if not 0 < task.weight < _MAX_WEIGHT:
         raise ValueError(f"a task that is called {str(task.weight)[:40]} times")
-    defaults = (f.measurement for f in task.finalists if f.origin is Origin.DEFAULT)
+    defaults = (f.measurement for f in task.finalists if f.is_default)
     default = next((m.run_secs for m in defaults if isinstance(m, Measurement)), ())
     return TaskTiming(
         task_id=task.task_id,

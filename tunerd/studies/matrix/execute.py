@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tunerd.artifacts.manifest import MANIFEST
-from tunerd.candidates.search import default_candidate
 from tunerd.coordinator.coordinator import MAX_ATTEMPTS
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
 from tunerd.frontend.kernels import Kernels
@@ -57,11 +56,11 @@ from tunerd.vocabulary import (
     CapProof,
     Failure,
     Measurement,
-    Origin,
     Phase,
     Profile,
     TargetSpec,
     TrialState,
+    default_candidate,
 )
 from tunerd.vocabulary.outcome import Correctness, Verdict
 
@@ -174,7 +173,7 @@ class _Matrix:
                     run.search(settings, progress, workshop=self._workshop)
             with Store.read(out) as store:
                 cost, artifact_cost = cost_of(store), cost_of(store, (Phase.MODEL,))
-                counts = store.counts(origin=Origin.SEARCH)
+                counts = store.counts(is_default=False)
             trials = counts[TrialState.MEASURED] + counts[TrialState.FAILED]
             kept.add(LevelDone(level.pct, level.learns_from, trials, cost, artifact_cost))
 

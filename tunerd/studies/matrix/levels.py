@@ -18,7 +18,7 @@ from tunerd.records import Store
 from tunerd.runs.finals.selection import faults_of
 from tunerd.settings import TuneSettings
 from tunerd.studies.matrix.claims import middle_of
-from tunerd.vocabulary import Activity, Candidate, Origin, Phase
+from tunerd.vocabulary import Activity, Candidate, Phase
 
 LATER = 0.15  # of the first level's trials or time: five later levels add three quarters
 _SLICES = 2  # of a GPU: few trials do not pay for the start of ten, and 16 cores fill no more
@@ -128,7 +128,7 @@ def finalists_of(store: Store) -> dict[str, list[Candidate]]:
     measured: dict[str, list[tuple[float, Candidate]]] = {}
     for record in store.records():
         secs = record.run_secs
-        of_search = record.candidate.origin is Origin.SEARCH
+        of_search = not record.candidate.is_default
         if secs is not None and of_search and record.candidate.candidate_id not in faulted:
             measured.setdefault(record.candidate.task_id, []).append((secs, record.candidate))
     weights = {t.task_id: t.weight for t in store.tasks()}
