@@ -61,7 +61,17 @@ from tunerd.stats.paired import compare
 from tunerd.system import clock, host
 from tunerd.system.signals import Stop
 from tunerd.telemetry.progress import QuietProgress
-from tunerd.vocabulary import Build, Candidate, Failure, Kind, Model, Proposal, Result, Stage
+from tunerd.vocabulary import (
+    Build,
+    Candidate,
+    Failure,
+    Kind,
+    Model,
+    Proposal,
+    Result,
+    SliceRequest,
+    Stage,
+)
 from tunerd.vocabulary.outcome import Correctness, Latency, Outcome, Verification
 
 TASKS = [task(f"t{i}", weight=i + 1) for i in range(6)]
@@ -284,7 +294,7 @@ def watch_stop(chaos: Chaos) -> None:
 @functools.cache
 def planned_once(slices: int) -> Plan:
     """Plan so many slices; the first time takes seconds, of TVM."""
-    return SimulatedSlice.plan(25, slices)
+    return SimulatedSlice.plan(SliceRequest("simulated", 25, per_device=slices))
 
 
 def surveyed(node_id: str, slices: int) -> Survey:

@@ -26,6 +26,7 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Profile,
+    SliceRequest,
     SliceSpec,
     Stage,
     to_json,
@@ -106,8 +107,8 @@ class FaultySlice(RemoteSlice):
         return SimulatedSlice.usability()
 
     @classmethod
-    def plan(cls, pct: int, per_device: int | None = None) -> Plan:
-        return SimulatedSlice.plan(pct, per_device)
+    def plan(cls, request: SliceRequest) -> Plan:
+        return SimulatedSlice.plan(request)
 
     def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
         while self.spoilt:

@@ -20,10 +20,11 @@ GONE_SECS = 60.0
 # A private cluster with a tuner and two slices, open until its stdin ends.
 DRIVER = """
 import json, os, sys
+from tunerd.vocabulary import SliceRequest
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.cluster.nodes import TunerSpec, survey_here
 with Cluster(address=None, run="test", cpus=2, gpus=0) as cluster:
-    plan = survey_here("cpu", 50, None, False).plan
+    plan = survey_here(SliceRequest("cpu", 50)).plan
     cluster.start_tuners([TunerSpec("tuner-0", 1)], plan.target, 0)
     cluster.start_slices([(s, None) for s in plan.slices])
     cluster.give_tasks(())

@@ -32,7 +32,13 @@ from tunerd.frontend.kernels import kernels_of
 from tunerd.frontend.model import read_model
 from tunerd.records import Store
 from tunerd.system.signals import Stop
-from tunerd.vocabulary import Build, SliceSpec, TrialState, default_candidate
+from tunerd.vocabulary import (
+    Build,
+    SliceRequest,
+    SliceSpec,
+    TrialState,
+    default_candidate,
+)
 
 SIMULATED = SliceSpec("simulated-0-0", "simulated", 50)
 
@@ -291,7 +297,7 @@ def test_a_signal_to_stop_is_noted_after_ray_has_ended(runtime: Path) -> None:
 
 
 def test_a_tuner_without_a_free_cpu_is_an_error_that_says_what_is_free(runtime: Path) -> None:
-    target = survey_here("simulated", 50, None, False).plan.target
+    target = survey_here(SliceRequest("simulated", 50)).plan.target
     with Cluster(address=None, run="test", cpus=1, gpus=0, ready_secs=0.0) as cluster:
         cluster.start_tuners([TunerSpec("tuner-0", 1), TunerSpec("tuner-1", 1)], target, 0)
         cluster.give_tasks(())
@@ -343,7 +349,7 @@ def test_slices_are_placed_on_the_gpus_that_they_were_planned_on(runtime: Path) 
 def test_a_lost_worker_is_answered_with_why_and_its_logs_are_kept(
     runtime: Path, tmp_path: Path
 ) -> None:
-    target = survey_here("simulated", 50, None, False).plan.target
+    target = survey_here(SliceRequest("simulated", 50)).plan.target
     logs = tmp_path / "logs" / "ray"
     with Cluster(address=None, run="test", cpus=1, gpus=0, logs=logs) as cluster:
         cluster.start_tuners([TunerSpec("tuner-0", 1)], target, 0)
@@ -364,7 +370,7 @@ def test_a_tuner_that_hangs_is_lost_when_it_is_hurried_and_can_be_started_again(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "HURRY_SECS", 0.0)
-    target = survey_here("simulated", 50, None, False).plan.target
+    target = survey_here(SliceRequest("simulated", 50)).plan.target
     with Cluster(address=None, run="test", cpus=1, gpus=0) as cluster:
         cluster.start_tuners([TunerSpec("tuner-0", 1)], target, 0)
         cluster.give_tasks(())
@@ -383,7 +389,7 @@ def test_a_tuner_that_hangs_is_lost_when_it_is_hurried_and_can_be_started_again(
 
 
 def test_what_is_lost_with_a_tuner_is_built_by_another_one(runtime: Path, tmp_path: Path) -> None:
-    target = survey_here("simulated", 50, None, False).plan.target
+    target = survey_here(SliceRequest("simulated", 50)).plan.target
     onnx.save(conv_net(), tmp_path / "tiny.onnx")
     tasks = kernels_of(read_model(tmp_path / "tiny.onnx"), target).tasks
     wanted = [default_candidate(t) for t in tasks]
@@ -432,7 +438,7 @@ def test_logs_that_cannot_be_kept_hide_no_problem_and_leave_no_cluster(
 
 
 def test_an_error_for_people_in_a_worker_arrives_as_it_is(runtime: Path) -> None:
-    cut = survey_here("cpu", 50, None, False).plan.slices[0]
+    cut = survey_here(SliceRequest("cpu", 50)).plan.slices[0]
     cores = (max(os.sched_getaffinity(0)) + 1,)  # there is none
     spec = SliceSpec(cut.slice_id, "cpu", 50, cores=cores)
     with (

@@ -25,7 +25,7 @@ from tunerd.slices import member
 from tunerd.slices.base import Slice
 from tunerd.slices.cpu import CpuSlice
 from tunerd.system import host
-from tunerd.vocabulary import Build, Failure, Kind, Stage, Task, TensorSpec
+from tunerd.vocabulary import Build, Failure, Kind, SliceRequest, Stage, Task, TensorSpec
 
 ROWS, DEPTH, COLUMNS = 32, 64, 48
 
@@ -33,7 +33,7 @@ ROWS, DEPTH, COLUMNS = 32, 64, 48
 @pytest.fixture(scope="module")
 def cores() -> Iterator[Slice]:
     pct = -(-100 // host.facts().usable_cores)
-    spec = CpuSlice.plan(pct).slices[0]
+    spec = CpuSlice.plan(SliceRequest("cpu", pct)).slices[0]
     with member("cpu")(spec) as started:
         started.start()
         yield started

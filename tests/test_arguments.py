@@ -21,7 +21,14 @@ from hypothesis import strategies as st
 
 from tunerd.runner.arguments import MAX_COPIES, Arguments, copies_of
 from tunerd.slices import plan
-from tunerd.vocabulary import METASCHEDULE, Build, Candidate, TargetSpec, TensorSpec
+from tunerd.vocabulary import (
+    METASCHEDULE,
+    Build,
+    Candidate,
+    SliceRequest,
+    TargetSpec,
+    TensorSpec,
+)
 
 KIB = 1 << 10
 WEIGHT = TensorSpec("w", (8, 4), "float32")  # 128 bytes
@@ -183,7 +190,7 @@ def doubled(target: TargetSpec, copies: int) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["llvm", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_kernel_reads_the_copy_that_its_call_names(kind: str) -> None:
-    target = LLVM if kind == "llvm" else plan("whole", 100).target
+    target = LLVM if kind == "llvm" else plan(SliceRequest("whole", 100)).target
     spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
     with ProcessPoolExecutor(1, spawning) as process:
         found = process.submit(doubled, target, 8).result()

@@ -30,6 +30,7 @@ from tunerd.cluster.nodes import (
 )
 from tunerd.errors import ExitCode, HostError
 from tunerd.system import host
+from tunerd.vocabulary import SliceRequest
 
 TOKEN = "7" * 64
 
@@ -199,7 +200,7 @@ def test_an_actor_on_a_gpu_without_a_waiting_slice_gets_none() -> None:
 def test_a_survey_says_why_a_kind_cannot_be_used_here() -> None:
     if host.facts().gpus:
         pytest.skip("there is a GPU here")
-    survey = survey_here("mps", 40, None, False)
+    survey = survey_here(SliceRequest("mps", 40))
     assert survey.plan.slices == ()
     assert survey.plan.problem.startswith("no mps slices here: ")
 

@@ -9,7 +9,7 @@ import pytest
 from tunerd.slices import plan
 from tunerd.studies.bench.replicas import slices_of_a_device
 from tunerd.system import host
-from tunerd.vocabulary import TargetSpec
+from tunerd.vocabulary import SliceRequest, TargetSpec
 
 FACTS = host.facts()  # of this machine; each test sets its cores
 
@@ -40,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, groups: Groups, quota: float | None
 
 
 def cut(pct: int) -> list[tuple[int, ...]]:
-    return [spec.cores for spec in plan("cpu", pct).slices]
+    return [spec.cores for spec in plan(SliceRequest("cpu", pct)).slices]
 
 
 @pytest.mark.parametrize("quota", [None, 3.5])
@@ -52,7 +52,7 @@ def test_each_share_of_a_thread_or_more_is_cut_and_no_two_slices_share_a_core(
     core_of = {thread: number for number, group in enumerate(groups) for thread in group}
     usable = host.facts().usable_cores
     for pct in range(1, 101):
-        planned = plan("cpu", pct)
+        planned = plan(SliceRequest("cpu", pct))
         threads = usable * pct // 100
         if threads == 0:
             assert planned.slices == ()
@@ -71,12 +71,12 @@ def test_a_share_of_less_than_a_thread_names_the_least_that_works(
 ) -> None:
     machine(monkeypatch, groups)
     for pct in range(1, 101):
-        planned = plan("cpu", pct)
+        planned = plan(SliceRequest("cpu", pct))
         if planned.slices:
             break
         least = int(planned.problem.rpartition("give at least ")[2].removesuffix("%"))
-        assert plan("cpu", least).slices
-        assert plan("cpu", least - 1).slices == ()
+        assert plan(SliceRequest("cpu", least)).slices
+        assert plan(SliceRequest("cpu", least - 1)).slices == ()
 
 
 def test_a_last_core_whose_second_thread_is_not_needed_is_no_other_slices(
@@ -100,7 +100,9 @@ def test_fewer_slices_than_the_percentage_allows_are_explained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine(monkeypatch, LAYOUTS["four cores of two threads"])
-    assert plan("cpu", 13).bound == "4 slice(s) of 1 core(s) fit without sharing a core"
+    assert (
+        plan(SliceRequest("cpu", 13)).bound == "4 slice(s) of 1 core(s) fit without sharing a core"
+    )
 
 
 def test_the_first_device_has_slices_of_a_share_that_ends_within_a_core(

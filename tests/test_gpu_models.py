@@ -17,7 +17,7 @@ from tunerd.frontend.tasks import extract_tasks
 from tunerd.runs.finals.verify import verify
 from tunerd.slices import plan
 from tunerd.slices.whole import WholeSlice
-from tunerd.vocabulary import Model, TargetSpec
+from tunerd.vocabulary import Model, SliceRequest, TargetSpec
 from tunerd.vocabulary.outcome import Correctness
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +31,7 @@ def whole() -> Iterator[tuple[WholeSlice, TargetSpec]]:
     usable = WholeSlice.usability()
     if not usable.ok:
         pytest.skip(usable.why)
-    planned = plan("whole", 100)
+    planned = plan(SliceRequest("whole", 100))
     with WholeSlice(planned.slices[0]) as measured:
         measured.start()
         yield measured, planned.target

@@ -49,6 +49,7 @@ from tunerd.vocabulary import (
     Failure,
     Kind,
     Measurement,
+    SliceRequest,
     SliceSpec,
     Stage,
 )
@@ -78,7 +79,7 @@ def gone(processes: list[ProcessId]) -> bool:
 
 
 def specs(gpu: GpuFacts, pct: int, count: int) -> list[SliceSpec]:
-    plan = MpsSlice.plan(pct, count)
+    plan = MpsSlice.plan(SliceRequest("mps", pct, per_device=count))
     assert plan.problem == ""
     return [spec for spec in plan.slices if spec.gpu_uuid == gpu.uuid]
 
@@ -195,9 +196,12 @@ def test_a_finalist_that_faults_is_named_and_costs_the_others_nothing(
     gpu: GpuFacts, neighbours: str
 ) -> None:
     planned = specs(gpu, 25, 3)
-    default, sound = doubling(plan("mps", 25).target), doubling(plan("mps", 25).target, "sound")
+    default, sound = (
+        doubling(plan(SliceRequest("mps", 25)).target),
+        doubling(plan(SliceRequest("mps", 25)).target, "sound"),
+    )
     with faulty_compiler('asm volatile("trap;");'):
-        trap = doubling(plan("mps", 25).target, "trap")
+        trap = doubling(plan(SliceRequest("mps", 25)).target, "trap")
     actors = Actors(planned)
     try:
         first, *others = (spec.slice_id for spec in planned)
@@ -216,7 +220,7 @@ def test_a_finalist_that_faults_is_named_and_costs_the_others_nothing(
 
 
 def test_a_finalist_that_computes_something_else_is_refused(gpu: GpuFacts) -> None:
-    target = plan("mps", 40).target
+    target = plan(SliceRequest("mps", 40)).target
     right, wrong = (
         built(build_candidate(task, default_of(task)))
         for task in (matmul_task(target), matmul_task(target, after="negative"))
@@ -240,7 +244,7 @@ def conditions_of(measured: MpsSlice, kernel: Build) -> Conditions:
 def test_a_stranger_is_seen_while_it_is_on_the_gpu(gpu: GpuFacts) -> None:
     if gpu.compute_mode != "default":
         pytest.skip(f"GPU {gpu.index} is {gpu.compute_mode}: no stranger can come beside MPS")
-    task = conv_task(MpsSlice.plan(40, 1).target)
+    task = conv_task(MpsSlice.plan(SliceRequest("mps", 40, per_device=1)).target)
     kernel = built(build_candidate(task, default_of(task)))
     (spec,) = specs(gpu, 40, 1)
     with MpsSlice(spec) as measured:
@@ -263,9 +267,7 @@ from tunerd.slices.mps.mps_slice import MpsSlice
 from tunerd.vocabulary import SliceSpec
 slices, pids = [], []
 for fields in json.loads(sys.argv[1]):
-    fields["environment"] = tuple(map(tuple, fields["environment"]))
-    fields["cores"] = tuple(fields["cores"])
-    slices.append(MpsSlice(SliceSpec(**fields)))
+    slices.append(MpsSlice(SliceSpec.from_json(fields)))
     pids.append(slices[-1].start().runner_pid)
 print(json.dumps([slices[0]._lease.guard_pid, *pids]), flush=True)
 time.sleep(600)
@@ -313,7 +315,7 @@ def test_an_external_daemon_is_used_and_stays(
     daemon.start()
     try:
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.pipe_folder))
-        (spec,) = MpsSlice.plan(40, 1, external=True).slices
+        (spec,) = MpsSlice.plan(SliceRequest("mps", 40, per_device=1, mps="external")).slices
         with MpsSlice(spec) as measured:
             proof = measured.start()
             guard = guard_of(measured)
@@ -361,7 +363,7 @@ def test_under_a_strange_daemon_a_slice_is_refused(
         daemon = begin(Path(folder), gpu)
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.pipe_folder))
         try:
-            (spec,) = MpsSlice.plan(40, 1, external=True).slices
+            (spec,) = MpsSlice.plan(SliceRequest("mps", 40, per_device=1, mps="external")).slices
             with (
                 MpsSlice(spec) as measured,
                 pytest.raises((HostError, InfrastructureError)) as refused,
@@ -376,13 +378,13 @@ def test_without_the_external_daemon_nothing_starts(
     gpu: GpuFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    (spec,) = MpsSlice.plan(40, 1, external=True).slices
+    (spec,) = MpsSlice.plan(SliceRequest("mps", 40, per_device=1, mps="external")).slices
     with MpsSlice(spec) as measured, pytest.raises(HostError, match="no MPS daemon answers"):
         measured.start()
 
 
 def test_a_whole_slice_sees_every_sm_and_no_daemon(gpu: GpuFacts) -> None:
-    plan = WholeSlice.plan(100)
+    plan = WholeSlice.plan(SliceRequest("whole", 100))
     with WholeSlice(plan.slices[0]) as measured:
         proof = measured.start()
     assert proof.sm_count == proof.device_sm_count == gpu.sm_count

@@ -20,13 +20,14 @@ from fake_mps import FakeMps, left
 
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.slices.mps import guard_client as lease_module
-from tunerd.slices.mps.control import MpsControl
+from tunerd.slices.mps.control import MpsControl, client_environment
 from tunerd.slices.mps.gpu import UNNAMED, Gpu, clean_orphan
 from tunerd.slices.mps.gpu_runner import runner_environment
 from tunerd.slices.mps.guard_client import Lease
 from tunerd.slices.mps.log import LOG_NAME
 from tunerd.system import wire
 from tunerd.system.processes import ProcessId, with_children
+from tunerd.vocabulary import SliceSpec, to_json
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 GONE_SECS = 60.0  # a bound for the tests' patience, no statement about speed
@@ -52,9 +53,7 @@ class Bench:
         self, lease: Lease, slice_id: str = "mps-0-0", *, pct: int = 40, mode: str = ""
     ) -> tuple[ProcessId, socket.socket, dict[str, str]]:
         """Start a runner and connect to it, as a slice does; returns what it has as environment."""
-        answer = lease.request(
-            "start_runner", slice_id=slice_id, pct=pct, environment={"FAKE_MODE": mode}
-        )
+        answer = lease.request("start_runner", spec=spec_for(lease, slice_id, pct=pct, mode=mode))
         connection = connect(lease, answer["socket"], slice_id)
         environment, _ = wire.receive(connection)
         process = identity(answer["pid"])
@@ -74,6 +73,15 @@ class Bench:
             process.wait(GONE_SECS)
         for process in self.daemons():
             process.signal(signal.SIGKILL)
+
+
+def spec_for(lease: Lease, slice_id: str, *, pct: int = 40, mode: str = "") -> dict[str, Any]:
+    """Return a slice as planned for the daemon of a lease, and how its fake runner behaves."""
+    pipe_folder = Path(lease.request("state")["pipe_folder"])
+    environment = client_environment(pipe_folder, UUID, pct) | {"FAKE_MODE": mode}
+    spec = SliceSpec(slice_id, "mps", pct, environment=tuple(environment.items()))
+    document: dict[str, Any] = to_json(spec)
+    return document
 
 
 def identity(pid: int) -> ProcessId:
@@ -196,13 +204,12 @@ def test_killing_the_process_that_holds_the_slices_leaves_nothing(bench: Bench) 
 
 _HOLDER = """
 import json, sys, time
-from test_guard import connect
+from test_guard import connect, spec_for
 from tunerd.slices.mps.guard_client import Lease
 lease = Lease.acquire(sys.argv[1], "run", runner_command=tuple(json.loads(sys.argv[2])))
 pids, connections = [lease.guard_pid], []
 for slice_id, mode in (("mps-0-0", ""), ("mps-0-1", "hang")):
-    fields = dict(slice_id=slice_id, pct=40, environment={"FAKE_MODE": mode})
-    answer = lease.request("start_runner", **fields)
+    answer = lease.request("start_runner", spec=spec_for(lease, slice_id, mode=mode))
     connections.append(connect(lease, answer["socket"], slice_id))
     connections[-1].recv(1)
     pids.append(answer["pid"])
@@ -598,8 +605,7 @@ def test_pids_of_another_namespace_make_attachment_unknown_rather_than_wrong(
 
 def test_a_runner_that_ends_at_once_is_reported_with_what_it_printed(bench: Bench) -> None:
     lease = bench.lease()
-    environment = {"FAKE_MODE": "crash"}
-    lease.request("start_runner", slice_id="mps-0-0", pct=40, environment=environment)
+    lease.request("start_runner", spec=spec_for(lease, "mps-0-0", mode="crash"))
     while (runner := lease.request("runner", slice_id="mps-0-0"))["exit_status"] is None:
         pass
     assert runner == {"exit_status": 1, "log": "cannot load the CUDA driver"}
@@ -674,4 +680,11 @@ def test_a_folder_too_deep_for_a_socket_is_refused(
 def test_no_runner_is_started_for_a_name_that_is_a_path(tmp_path: Path) -> None:
     gpu = Gpu(UUID, tmp_path, run="run")
     with pytest.raises(ValueError, match="none that a guard can start"):
-        gpu.start_runner("../x", pct=40, environment={})
+        gpu.start_runner(SliceSpec("../x", "mps", 40))
+
+
+def test_no_runner_is_started_with_another_share_than_its_slices(bench: Bench) -> None:
+    lease = bench.lease()
+    fields = spec_for(lease, "mps-0-0", pct=50) | {"pct": 40}
+    with pytest.raises(InfrastructureError, match="THREAD_PERCENTAGE=50, and its runner needs 40"):
+        lease.request("start_runner", spec=fields)

@@ -22,7 +22,7 @@ from tunerd.slices import whole
 from tunerd.slices.mps import mps_slice
 from tunerd.system import host
 from tunerd.system.host import GpuFacts, HostFacts
-from tunerd.vocabulary import Conditions, SliceSpec, to_json
+from tunerd.vocabulary import Conditions, SliceRequest, SliceSpec, to_json
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 H200 = GpuFacts(
@@ -164,7 +164,9 @@ def test_a_gpu_that_does_not_answer_is_left_out_and_named(
     assert index == 1
     assert problem.startswith("GPU 1 ")
     assert failing[1] in problem
-    assert {spec.gpu_uuid for spec in whole.plan_for(facts, 100, None).slices} == {"GPU-0"}
+    assert {spec.gpu_uuid for spec in whole.plan_for(facts, SliceRequest("whole", 100)).slices} == {
+        "GPU-0"
+    }
     found = {finding.name: finding for finding in checks._gpus(facts)}
     assert found["GPU 0"].status is checks.Status.OK
     assert found["GPU 1"].status is checks.Status.WARN
@@ -177,8 +179,8 @@ def test_where_no_gpu_answers_plans_and_doctor_say_which_and_why(
 ) -> None:
     facts = with_failing(monkeypatch, 1, {0: LOST})
     for problem in (
-        whole.plan_for(facts, 100, None).problem,
-        mps_slice.plan_for(facts, 40, None).problem,
+        whole.plan_for(facts, SliceRequest("whole", 100)).problem,
+        mps_slice.plan_for(facts, SliceRequest("mps", 40)).problem,
     ):
         assert "GPU 0" in problem
         assert "GPU is lost" in problem
@@ -281,13 +283,13 @@ def test_a_share_gives_the_sms_that_were_measured_on_an_h200(pct: int, sms: int)
 def test_as_many_slices_are_planned_as_shares_fit(
     gpu_host: HostFacts, pct: int, count: int
 ) -> None:
-    plan = mps_slice.plan_for(with_gpu(gpu_host), pct, None)
+    plan = mps_slice.plan_for(with_gpu(gpu_host), SliceRequest("mps", pct))
     assert [s.slice_id for s in plan.slices] == [f"mps-0-{i}" for i in range(count)]
     assert f"{count} slices of {pct}%" in plan.bound
 
 
 def test_the_environment_of_a_planned_slice_is_complete(gpu_host: HostFacts) -> None:
-    (first, _) = mps_slice.plan_for(with_gpu(gpu_host), 40, None).slices
+    (first, _) = mps_slice.plan_for(with_gpu(gpu_host), SliceRequest("mps", 40)).slices
     environment = dict(first.environment)
     assert environment["CUDA_VISIBLE_DEVICES"] == UUID
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
@@ -299,39 +301,42 @@ def test_an_external_daemon_is_named_in_the_environment(
     gpu_host: HostFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/theirs")
-    plan = mps_slice.plan_for(with_gpu(gpu_host), 40, None, external=True)
+    plan = mps_slice.plan_for(with_gpu(gpu_host), SliceRequest("mps", 40, mps="external"))
     assert dict(plan.slices[0].environment)["CUDA_MPS_PIPE_DIRECTORY"] == "/run/theirs"
 
 
 def test_host_cores_bound_the_number_of_slices_and_the_plan_says_so(gpu_host: HostFacts) -> None:
     few = dataclasses.replace(with_gpu(gpu_host), cores=(0, 1, 2))
-    plan = mps_slice.plan_for(few, 10, None)
+    plan = mps_slice.plan_for(few, SliceRequest("mps", 10))
     assert len(plan.slices) == 3
     assert "3 host cores" in plan.bound
 
 
 def test_gpu_memory_bounds_the_number_of_slices_and_the_plan_says_so(gpu_host: HostFacts) -> None:
-    plan = mps_slice.plan_for(with_gpu(gpu_host, mem_bytes=8 << 30), 10, None)
+    plan = mps_slice.plan_for(with_gpu(gpu_host, mem_bytes=8 << 30), SliceRequest("mps", 10))
     assert len(plan.slices) == 4
     assert "8 GiB" in plan.bound
 
 
 def test_the_client_limit_of_mps_bounds_the_number_of_slices(gpu_host: HostFacts) -> None:
     many = dataclasses.replace(with_gpu(gpu_host, sm_count=400), cores=tuple(range(128)))
-    plan = mps_slice.plan_for(many, 1, None)
+    plan = mps_slice.plan_for(many, SliceRequest("mps", 1))
     assert len(plan.slices) == mps_slice.MPS_CLIENT_LIMIT
     assert "clients" in plan.bound
 
 
 def test_fewer_slices_can_be_asked_for_and_more_cannot(gpu_host: HostFacts) -> None:
-    assert len(mps_slice.plan_for(with_gpu(gpu_host), 40, 1).slices) == 1
-    plan = mps_slice.plan_for(with_gpu(gpu_host), 40, 3)
+    assert (
+        len(mps_slice.plan_for(with_gpu(gpu_host), SliceRequest("mps", 40, per_device=1)).slices)
+        == 1
+    )
+    plan = mps_slice.plan_for(with_gpu(gpu_host), SliceRequest("mps", 40, per_device=3))
     assert plan.slices == ()
     assert "3 slices per GPU do not fit: 2 slices of 40%" in plan.problem
 
 
 def test_a_share_under_two_sms_is_refused_with_the_least_that_works(gpu_host: HostFacts) -> None:
-    plan = mps_slice.plan_for(with_gpu(gpu_host), 1, None)
+    plan = mps_slice.plan_for(with_gpu(gpu_host), SliceRequest("mps", 1))
     assert plan.slices == ()
     assert "at least 2%" in plan.problem
 
@@ -370,15 +375,15 @@ def test_a_host_without_a_gpu_plans_nothing_and_says_what_is_missing(
     if host.facts().gpus:
         pytest.skip("this machine has a GPU")
     assert not kind.usability().ok
-    plan = kind.plan(40)
+    plan = kind.plan(SliceRequest(kind.kind, 40))
     assert plan.slices == ()
     assert "no GPU" in plan.problem
 
 
 def test_a_whole_slice_is_one_for_each_gpu_without_any_daemon(gpu_host: HostFacts) -> None:
-    (only,) = whole.plan_for(with_gpu(gpu_host), 100, None).slices
+    (only,) = whole.plan_for(with_gpu(gpu_host), SliceRequest("whole", 100)).slices
     assert not Path(dict(only.environment)["CUDA_MPS_PIPE_DIRECTORY"]).exists()
-    assert "no whole one" in whole.plan_for(with_gpu(gpu_host), 40, None).problem
+    assert "no whole one" in whole.plan_for(with_gpu(gpu_host), SliceRequest("whole", 40)).problem
 
 
 # --- proofs ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tunerd.cluster.actor_bodies import SliceActor
 from tunerd.errors import HostError
 from tunerd.slices import remote
 from tunerd.slices.mps import mps_slice
-from tunerd.slices.mps.control import MpsControl
+from tunerd.slices.mps.control import MpsControl, client_environment
 from tunerd.slices.mps.guard_client import Lease, gpu_folder
 from tunerd.slices.mps.log import LOG_NAME
 from tunerd.slices.mps.mps_slice import MpsSlice
@@ -75,8 +75,7 @@ def make(fake: FakeMps) -> Iterator[Make]:
     made: list[MpsSlice] = []
 
     def make_slice(position: int = 0, *, refusal: str = NOT_READY, **facts: object) -> MpsSlice:
-        environment = {"FAKE_MODE": "slice", "FAKE_FACTS": json.dumps(FACTS | facts)}
-        environment["FAKE_REFUSAL"] = refusal
+        environment = environment_of(FACTS | facts) | {"FAKE_REFUSAL": refusal}
         spec = SliceSpec(
             slice_id=f"mps-0-{position}",
             kind="mps",
@@ -94,6 +93,15 @@ def make(fake: FakeMps) -> Iterator[Make]:
     for guard in filter(None, guards):
         guard.signal(signal.SIGTERM)
         assert guard.wait(GONE_SECS)
+
+
+def environment_of(facts: dict[str, object]) -> dict[str, str]:
+    """Return what a runner of the GPU gets, and what its fake tells of itself."""
+    return {
+        **client_environment(gpu_folder(UUID) / "pipe", UUID, 40),
+        "FAKE_MODE": "slice",
+        "FAKE_FACTS": json.dumps(facts),
+    }
 
 
 def build(library: bytes = b"fine") -> Build:
@@ -418,23 +426,23 @@ def test_a_slice_whose_daemon_lost_its_pipes_alone_is_refused(make: Make) -> Non
 # the actor that each line names.
 _CLUSTER = """
 import functools, json, sys
-from tunerd.cluster import actors
+from tunerd.cluster import ray_cluster
 from tunerd.cluster.actor_bodies import SliceActor
-from tunerd.slices import mps
+from tunerd.slices.mps import mps_slice
 from tunerd.slices.mps.guard_client import Lease
 from tunerd.vocabulary import Build, Candidate, METASCHEDULE, SEARCH, SliceSpec
 gpu_uuid, command, environment = (json.loads(argument) for argument in sys.argv[1:])
 class OverFakes(SliceActor):
     def start(self, spec):
-        mps.Lease.acquire = functools.partial(Lease.acquire, runner_command=tuple(command))
+        mps_slice.Lease.acquire = functools.partial(Lease.acquire, runner_command=tuple(command))
         return super().start(spec)
-actors.SliceActor = OverFakes
+ray_cluster.SliceActor = OverFakes
 specs = [
     SliceSpec(f"mps-0-{i}", "mps", 40, gpu_uuid=gpu_uuid, environment=tuple(environment.items()))
     for i in range(2)
 ]
 hang = Build(Candidate("task", "candidate", METASCHEDULE), b"hang", "", 0.0, (), (), "nvrtc")
-with actors.Cluster(address=None, run="test", cpus=1, gpus=1) as cluster:
+with ray_cluster.Cluster(address=None, run="test", cpus=1, gpus=1) as cluster:
     proofs = cluster.start_slices([(spec, None) for spec in specs])
     under_way = cluster._slices["mps-0-1"].measure.remote((hang,), SEARCH, 0)
     print(json.dumps({"runners": [p.runner_pid for p in proofs]}), flush=True)
@@ -446,7 +454,7 @@ with actors.Cluster(address=None, run="test", cpus=1, gpus=1) as cluster:
 @contextlib.contextmanager
 def cluster_of(fake: FakeMps) -> Iterator[tuple[Child, list[ProcessId]]]:
     """A driver, and its idle runner, the one in a kernel without end, the daemon and the guard."""
-    environment = {"FAKE_MODE": "slice", "FAKE_FACTS": json.dumps(FACTS)}
+    environment = environment_of(FACTS)
     arguments = [json.dumps(argument) for argument in (UUID, fake.runner_command, environment)]
     runtime = os.environ["TUNERD_RUNTIME_FOLDER"]
     with child(_CLUSTER, *arguments, TUNERD_RUNTIME_FOLDER=runtime) as driver:

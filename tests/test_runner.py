@@ -34,6 +34,7 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Profile,
+    SliceRequest,
     SliceSpec,
     Stage,
     to_json,
@@ -100,7 +101,7 @@ class ThreadSlice(RemoteSlice):
         raise NotImplementedError
 
     @classmethod
-    def plan(cls, pct: int, per_device: int | None = None) -> Plan:
+    def plan(cls, request: SliceRequest) -> Plan:
         raise NotImplementedError
 
     def _launch(self) -> socket.socket:

@@ -365,8 +365,8 @@ import dataclasses
 from tunerd.cli import main
 from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice
 plan = SimulatedSlice.plan
-def faulty(*asked, **more):
-    found = plan(*asked, **more)
+def faulty(request):
+    found = plan(request)
     first, *others = found.slices
     first = dataclasses.replace(first, environment=((FAULTS_VARIABLE, "crash:1"),))
     return dataclasses.replace(found, slices=(first, *others))

@@ -45,6 +45,7 @@ from tunerd.vocabulary import (
     Measurement,
     Model,
     Profile,
+    SliceRequest,
     SliceSpec,
     Stage,
     TargetSpec,
@@ -76,7 +77,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def spec(kind: str) -> SliceSpec:
-    return plan(kind, pct_of(kind)).slices[0]
+    return plan(SliceRequest(kind, pct_of(kind))).slices[0]
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def with_runner(spec: SliceSpec) -> Iterator[Slice]:
 
 
 def target_of(spec: SliceSpec) -> TargetSpec:
-    return plan(spec.kind, spec.pct).target
+    return plan(SliceRequest(spec.kind, spec.pct)).target
 
 
 def builds_for(spec: SliceSpec, count: int = 3) -> list[Build]:
@@ -132,13 +133,13 @@ def test_a_kind_says_whether_it_is_usable_here_and_why(name: str) -> None:
     usable = member(name).usability()
     assert usable.why
     if not usable.ok:
-        planned = plan(name, 40 if name == "mps" else 100)
+        planned = plan(SliceRequest(name, 40 if name == "mps" else 100))
         assert planned.slices == ()
         assert planned.problem
 
 
 def test_shares_of_a_device_sum_to_100_at_most(kind: str) -> None:
-    planned = plan(kind, pct_of(kind))
+    planned = plan(SliceRequest(kind, pct_of(kind)))
     assert planned.problem == ""
     assert planned.bound
     for index in {s.device_index for s in planned.slices}:
@@ -146,14 +147,14 @@ def test_shares_of_a_device_sum_to_100_at_most(kind: str) -> None:
 
 
 def test_slices_are_disjoint(kind: str) -> None:
-    slices = plan(kind, pct_of(kind)).slices
+    slices = plan(SliceRequest(kind, pct_of(kind))).slices
     assert len({s.slice_id for s in slices}) == len(slices)
     cores = [core for s in slices for core in s.cores]
     assert len(set(cores)) == len(cores)
 
 
 def test_more_slices_than_fit_is_a_problem_that_says_how_many_do(kind: str) -> None:
-    planned = plan(kind, pct_of(kind), 1000)
+    planned = plan(SliceRequest(kind, pct_of(kind), per_device=1000))
     assert planned.slices == ()
     assert "1000" in planned.problem
     assert planned.bound in planned.problem
@@ -438,7 +439,8 @@ _HOLDER = """
 import sys
 from test_slices import QUICK, endless, target_of
 from tunerd.slices import member, plan
-spec = plan("cpu", 100).slices[0]
+from tunerd.vocabulary import SliceRequest
+spec = plan(SliceRequest("cpu", 100)).slices[0]
 held = member("cpu")(spec)
 kernel = endless(target_of(spec))
 print(held.start().runner_pid, flush=True)
@@ -485,7 +487,7 @@ def affinities(pid: int) -> list[frozenset[int]]:
 
 @pytest.mark.skipif(host.facts().usable_cores < 2, reason="two slices need two cores")
 def test_two_cpu_slices_keep_to_their_own_cores() -> None:
-    specs = plan("cpu", 50).slices
+    specs = plan(SliceRequest("cpu", 50)).slices
     with CpuSlice(specs[0]) as first, CpuSlice(specs[1]) as second:
         pids = [first.start().runner_pid, second.start().runner_pid]
         wide = [wide_kernel(spec) for spec in specs]
@@ -504,7 +506,7 @@ def test_two_cpu_slices_keep_to_their_own_cores() -> None:
 
 
 def test_a_slice_of_all_cores_has_a_thread_on_each() -> None:
-    (spec,) = plan("cpu", 100).slices
+    (spec,) = plan(SliceRequest("cpu", 100)).slices
     with CpuSlice(spec) as made:
         pid = made.start().runner_pid
         (result,) = made.measure([wide_kernel(spec)], QUICK)
@@ -527,7 +529,7 @@ def wide_kernel(spec: SliceSpec) -> Build:
 
 
 def test_a_share_below_one_core_says_what_is_enough() -> None:
-    planned = CpuSlice.plan(1) if host.facts().usable_cores < 100 else None
+    planned = CpuSlice.plan(SliceRequest("cpu", 1)) if host.facts().usable_cores < 100 else None
     if planned is None:
         pytest.skip("1% of this machine is a core")
     assert planned.slices == ()
@@ -535,7 +537,7 @@ def test_a_share_below_one_core_says_what_is_enough() -> None:
 
 
 def test_cores_that_are_not_there_are_refused() -> None:
-    spec = dataclasses.replace(plan("cpu", 100).slices[0], cores=(0, 4095))
+    spec = dataclasses.replace(plan(SliceRequest("cpu", 100)).slices[0], cores=(0, 4095))
     with CpuSlice(spec) as made, pytest.raises(HostError, match=r"asked for the cores \[0, 4095\]"):
         made.start()
 
@@ -544,7 +546,7 @@ def test_cores_that_are_not_there_are_refused() -> None:
 
 
 def simulated(faults: str = "") -> SimulatedSlice:
-    spec = plan("simulated", 50).slices[0]
+    spec = plan(SliceRequest("simulated", 50)).slices[0]
     return SimulatedSlice(dataclasses.replace(spec, environment=((FAULTS_VARIABLE, faults),)))
 
 

@@ -25,10 +25,10 @@ from tunerd.slices.simulated import SimulatedSlice
 from tunerd.studies.bench.bandwidth_load import memory_hog
 from tunerd.studies.bench.replicas import Cast, run_rounds
 from tunerd.system import host
-from tunerd.vocabulary import Build, Failure, Kind, Stage, TargetSpec
+from tunerd.vocabulary import Build, Failure, Kind, SliceRequest, Stage, TargetSpec
 
 Captured = pytest.CaptureFixture[str]
-SIMULATED = plan("simulated", 50).slices
+SIMULATED = plan(SliceRequest("simulated", 50)).slices
 
 
 def pct_of_a_core() -> int:
@@ -41,14 +41,14 @@ def working(request: pytest.FixtureRequest) -> Iterator[Slice]:
     if not usable.ok:
         pytest.skip(usable.why)
     pct = pct_of_a_core() if request.param == "cpu" else 40
-    (spec, *_) = plan(request.param, pct).slices
+    (spec, *_) = plan(SliceRequest(request.param, pct)).slices
     with member(spec.kind)(spec) as made:
         made.start()
         yield made
 
 
 def kernel(of: Slice) -> Build:
-    task = matmul_task(plan(of.kind, of.spec.pct).target)
+    task = matmul_task(plan(SliceRequest(of.kind, of.spec.pct)).target)
     return built(build_candidate(task, default_of(task)))
 
 
@@ -89,7 +89,7 @@ def test_work_without_an_end_goes_on_until_it_is_stopped_and_the_slice_measures_
 
 
 def test_a_model_is_repeated_an_inference_at_a_time(artifact: Path) -> None:
-    (spec, *_) = plan("cpu", pct_of_a_core()).slices
+    (spec, *_) = plan(SliceRequest("cpu", pct_of_a_core())).slices
     with member("cpu")(spec) as working:
         working.start()
         once_secs = working.ready(Work(artifact=str(artifact)))
@@ -110,7 +110,7 @@ def test_work_that_does_not_load_is_a_failure_and_the_slice_lives(working: Slice
 
 
 def test_work_that_was_never_ready_does_not_begin() -> None:
-    (spec, *_) = plan("cpu", pct_of_a_core()).slices
+    (spec, *_) = plan(SliceRequest("cpu", pct_of_a_core())).slices
     with member("cpu")(spec) as idle:
         idle.start()
         idle.begin(0.0)

@@ -31,8 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TWO = """
 import json, sys
 from pathlib import Path
-from tunerd.runs import plan as preparation
-from tunerd.runs import run as session
+from tunerd.runs import (plan as preparation, run as session, plan, run,)
 from tunerd.settings import TuneSettings
 from tunerd.telemetry.progress import QuietProgress
 from tunerd.runs.shared import Workshop
@@ -42,9 +41,9 @@ def settings(pct):
     return TuneSettings(
         model=model, out=out / str(pct), gpu_pct=pct, slice_kind="simulated", trials=8, tuners=2
     )
-with Workshop(preparation.read(settings(50))) as workshop:
+with Workshop(plan.read(settings(50))) as workshop:
     for pct in (50, 25):
-        session.search(settings(pct), QuietProgress(), workshop=workshop)
+        run.search(settings(pct), QuietProgress(), workshop=workshop)
         cluster = workshop._cluster
         tuners = {name: handle._actor_id.hex() for name, handle in cluster._tuners.items()}
         print(json.dumps({"cluster": id(cluster), "tuners": tuners, "left": [*cluster.slice_ids]}))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import InputError
+from tunerd.vocabulary import unit_name
 
 FORMAT_VERSION = 3
 PACKED_VERSION = 4
@@ -130,8 +131,8 @@ def shares_text(pcts: Sequence[int]) -> str:
 
 def obtained_text(sm_counts: Sequence[int], *, is_cuda: bool) -> str:
     """Return what was obtained as people say it: "1 core", "50 or 52 SMs"."""
-    unit = "SM" if is_cuda else "core"
-    return f"{' or '.join(map(str, sm_counts))} {unit}{'s' * (list(sm_counts) != [1])}"
+    unit = unit_name("cuda" if is_cuda else "llvm", 1 if list(sm_counts) == [1] else None)
+    return f"{' or '.join(map(str, sm_counts))} {unit}"
 
 
 def stored_at(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:

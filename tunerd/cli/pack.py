@@ -26,6 +26,7 @@ def pack(
 ) -> None:
     """Join artifacts of several shares into one, which loads the kernels for the share it finds."""
     from tunerd.artifacts.packing import pack_shares
+    from tunerd.vocabulary import unit_name
 
     variants = pack_shares(sources, to)
     if json:
@@ -35,6 +36,5 @@ def pack(
         ]
         print(json_module.dumps({"artifact": str(to), "variants": shares}))
         return
-    unit = "SMs" if variants[0]["target"]["kind"] == "cuda" else "cores"
     counts = ", ".join("/".join(map(str, v["share"]["sm_counts"])) for v in variants)
-    print(f"{to}: kernels for {counts} {unit}")
+    print(f"{to}: kernels for {counts} {unit_name(variants[0]['target']['kind'])}")

@@ -31,18 +31,13 @@ class Layout:
 
 def local_layout(settings: TuneSettings) -> Layout:
     """Plan slices and tuners on this machine; HostError where it cannot do what is asked."""
-    here = survey_here(
-        settings.slice_kind, settings.pct, settings.slices, external=settings.mps == "external"
-    )
+    here = survey_here(settings.slice_request)
     return layout_of([Node(None, here.cores, here, is_here=True)], settings)
 
 
 def cluster_layout(settings: TuneSettings, cluster: Cluster) -> Layout:
     """Plan slices and tuners on a cluster's nodes; HostError where they cannot do what is asked."""
-    nodes = cluster.nodes(
-        settings.slice_kind, settings.pct, settings.slices, external=settings.mps == "external"
-    )
-    return layout_of(nodes, settings)
+    return layout_of(cluster.nodes(settings.slice_request), settings)
 
 
 def open_cluster(layout: Layout) -> str:

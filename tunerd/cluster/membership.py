@@ -214,8 +214,9 @@ class Crew:
     def _has_share(self, proof: CapProof) -> bool:
         first = self.proofs[0]
         if (proof.device, proof.sm_count) != (first.device, first.sm_count):
+            unit = self._settings.share.unit_name
             message = (
-                f"{proof.slice_id} obtained {proof.sm_count} SMs or cores of {proof.device}, and "
+                f"{proof.slice_id} obtained {proof.sm_count} {unit} of {proof.device}, and "
                 f"others measured with {first.sm_count} of {first.device}"
             )
             log.error("%s; it measures nothing", message)
@@ -252,7 +253,7 @@ class Crew:
             self._extend(node)
         for node_id in living.keys() - self._numbers.keys():
             self._numbers[node_id] = len(self._numbers)
-            self._ask(node_id)
+            self._cluster.survey(node_id, self._settings.slice_request)
         if all(self._has(role) for role in ("tuner", "slice")):
             self._staffed_at = now
         elif now - self._staffed_at > WAIT_SECS:
@@ -276,16 +277,6 @@ class Crew:
         log.info("node %s joined", name)
         self._nodes.append(node)
         self._extend(node)
-
-    def _ask(self, node_id: str) -> None:
-        settings = self._settings
-        self._cluster.survey(
-            node_id,
-            settings.slice_kind,
-            settings.pct,
-            settings.slices,
-            external=settings.mps == "external",
-        )
 
     def _extend(self, node: Node) -> None:
         """Start what a node can have and has not."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tunerd.errors import HostError
-from tunerd.slices import member, plan
+from tunerd.slices import plan
 from tunerd.slices.base import Plan
 from tunerd.system import host
 from tunerd.system.without_torch import keep_torch_from_tvm
-from tunerd.vocabulary import SliceSpec, TargetSpec
+from tunerd.vocabulary import SliceRequest, SliceSpec
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -60,26 +60,20 @@ class TunerSpec:
     node_id: str | None = None
 
 
-def survey_here(kind: str, pct: int, per_device: int | None, external: bool) -> Survey:
-    """Survey this machine for slices of a kind. Creates no CUDA context."""
+def survey_here(request: SliceRequest) -> Survey:
+    """Survey this machine for slices. Creates no CUDA context."""
     keep_torch_from_tvm()
     facts = host.facts()
-    usable = member(kind).usability()
-    if usable.ok:
-        cut = plan(kind, pct, per_device, external=external)
-    else:
-        nothing = TargetSpec("llvm", "{}")
-        cut = Plan((), nothing, "", problem=f"no {kind} slices here: {usable.why}")
-    if kind == "simulated":
+    if request.kind == "simulated":
         device = "simulated device"
-    elif kind == "cpu":
+    elif request.kind == "cpu":
         device = facts.cpu_model
     else:
         device = facts.gpus[0].name if facts.gpus else ""
     boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else facts.hostname
     # Ray's daemons hand the mode they were started with to their workers, and no other one.
     is_open = os.environ.get("RAY_AUTH_MODE", "").lower() in ("", "disabled")
-    return Survey(facts.hostname, boot_id, facts.usable_cores, device, cut, is_open)
+    return Survey(facts.hostname, boot_id, facts.usable_cores, device, plan(request), is_open)
 
 
 def cut_once(nodes: Sequence[Node]) -> list[Node]:

@@ -44,6 +44,7 @@ from tunerd.vocabulary import (
     CapProof,
     Failure,
     Profile,
+    SliceRequest,
     SliceSpec,
     TargetSpec,
     Task,
@@ -137,10 +138,10 @@ class Cluster:
 
     # --- nodes ---------------------------------------------------------------------------------
 
-    def nodes(self, kind: str, pct: int, per_device: int | None, *, external: bool) -> list[Node]:
+    def nodes(self, request: SliceRequest) -> list[Node]:
         """Survey every node that is alive, on that node."""
         alive = self.living_nodes()
-        asked = [self._survey(n, (kind, pct, per_device, external)) for n in alive]
+        asked = [self._survey(n, request) for n in alive]
         surveys: list[Survey] = self._calls.got(asked, "surveying the nodes", self._ready_secs)
         driver = self._ray.get_runtime_context().get_node_id()
         at = dict(zip(alive, surveys, strict=True))
@@ -153,20 +154,17 @@ class Cluster:
             n["NodeID"]: int(n["Resources"].get("CPU", 0)) for n in self._ray.nodes() if n["Alive"]
         }
 
-    def survey(
-        self, node_id: str, kind: str, pct: int, per_device: int | None, *, external: bool
-    ) -> None:
+    def survey(self, node_id: str, request: SliceRequest) -> None:
         """Ask a node what it says of itself; it answers "survey", as a worker of the node's id."""
-        asked = self._survey(node_id, (kind, pct, per_device, external))
-        self._calls.watch(node_id, "survey", asked)
+        self._calls.watch(node_id, "survey", self._survey(node_id, request))
 
     def surveyed(self, answer: Answer) -> Node:
         """Return the node that an answer to `survey` tells of."""
         return self._node(answer.worker_id, answer.value)
 
-    def _survey(self, node_id: str, arguments: tuple[Any, ...]) -> Any:
+    def _survey(self, node_id: str, request: SliceRequest) -> Any:
         survey = self._ray.remote(num_cpus=0, max_retries=0)(survey_here)
-        return survey.options(scheduling_strategy=self._on(node_id)).remote(*arguments)
+        return survey.options(scheduling_strategy=self._on(node_id)).remote(request)
 
     def _node(self, node_id: str, survey: Survey, *, is_driver: bool = False) -> Node:
         return Node(

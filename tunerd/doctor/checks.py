@@ -19,6 +19,7 @@ from tunerd.errors import HostError, TunerdError
 from tunerd.system import host
 from tunerd.system.host import HostFacts
 from tunerd.system.processes import python_path
+from tunerd.vocabulary import SliceRequest
 
 # The versions that work together, as in pyproject.toml; a test compares the two.
 PINS = {
@@ -290,7 +291,7 @@ def _attach(facts: HostFacts) -> Iterator[Finding]:
         )
         return
     try:
-        plan = plan_for(facts, _PROBED_PCT, 1)
+        plan = plan_for(facts, SliceRequest("mps", _PROBED_PCT, per_device=1))
     except HostError as error:
         yield Finding("slice", Status.FAIL, str(error), "mend that: slices of GPUs need it")
         return

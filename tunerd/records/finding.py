@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 
 from tunerd.records import runs, schema, typed
 from tunerd.records.runs import RunRow
+from tunerd.vocabulary import Share
 
 _SHOWN = 8
 
@@ -64,7 +65,7 @@ def ended_runs(connection: Connection) -> list[EndedRun]:
         facts = runs.first_facts(connection, typed.of_kind(int, run_id))
         if facts is None:
             raise ValueError(f"run {run_id} has a result and no session")
-        share = f"{'cpu' if facts.settings.get('gpu_pct') is None else 'gpu'}{facts.pct}"
+        share = Share("cpu" if facts.settings.get("gpu_pct") is None else "gpu", facts.pct).label
         row = RunRow(run_id, typed.of_kind(str, identity))
         found.append(EndedRun(row, facts.model_name, share, typed.of_kind(float, saved_at)))
     return found

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunerd.system.text import count_text, percent_text, secs_text
-from tunerd.vocabulary import to_json
+from tunerd.vocabulary import (
+    to_json,
+    unit_name,
+)
 
 if TYPE_CHECKING:
     from tunerd.studies.profile.auto import Aftermath, Choice
@@ -15,8 +18,7 @@ def choice_sentence(choice: Choice) -> str:
     """Say which share was chosen, by what, and how sure that is."""
     from tunerd.studies.profile.curve import Found
 
-    unit = "core" if choice.slice_kind == "cpu" else "SM"
-    at = f"share {choice.pct}% ({count_text(choice.sm_count, unit)})"
+    at = f"share {choice.pct}% ({count_text(choice.sm_count, unit_name(choice.slice_kind, 1))})"
     if choice.slo_ms is None:
         loss = percent_text(choice.loss).replace(".0%", "%")
         by = f"the knee of the default model, within {loss} of the whole device's latency"

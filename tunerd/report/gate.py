@@ -9,7 +9,7 @@ from tunerd.report.markdown_text import code, folded, table, text
 from tunerd.stats.interval import Interval, median_interval
 from tunerd.studies.compare import GateResult, Judgement, TaskJudgement
 from tunerd.system.text import one_line, secs_text
-from tunerd.vocabulary import to_json
+from tunerd.vocabulary import to_json, unit_name
 from tunerd.vocabulary.outcome import GateVerdict
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def place_text(result: GateResult) -> str:
         pct = side.pcts[0]
     else:
         return side.model_name
-    unit = side.unit if counts != "1" else side.unit.removesuffix("s")
+    unit = unit_name(side.target_kind, 1 if counts == "1" else None)
     return f"{side.model_name} at {pct}% of {device or 'a device'} ({counts} {unit})"
 
 

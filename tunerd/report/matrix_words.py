@@ -16,6 +16,7 @@ from tunerd.system.text import (
     ratio_texts,
     secs_text,
 )
+from tunerd.vocabulary import unit_name
 
 CLAIM_SOURCE = "Dhakal et al., arXiv 2008.03602"
 COST_HEADS = ("", "core time", "time on slices", "wall")
@@ -31,12 +32,12 @@ def ratio_text(ratio: Ratio | None) -> str:
 
 
 def unit_text(result: MatrixResult) -> str:
-    return "SMs" if result.unit == "gpu" else "cores"
+    return unit_name(result.unit)
 
 
 def sms_text(result: MatrixResult, pct: int) -> str:
     """Return how much was obtained at a share: `52 SMs`, `1 core`."""
-    return count_text(result.sms[pct], "SM" if result.unit == "gpu" else "core")
+    return count_text(result.sms[pct], unit_name(result.unit, 1))
 
 
 def row_text(pct: int) -> str:

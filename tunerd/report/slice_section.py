@@ -9,6 +9,7 @@ from tunerd.report.figures import limits_asked, share_asked
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.story import SliceStory, Story
 from tunerd.system.text import TIMES, UNKNOWN, count_text, duration_text, percent_text
+from tunerd.vocabulary import unit_name
 
 SHOWN_SLICES = 32
 _HEADS = ("Slice", "Runs on", "Obtained", "Mechanism", "Proved", "Trials measured", "Driver")
@@ -76,7 +77,7 @@ def _obtained_search(story: Story) -> str:
 
 
 def unit(story: Story) -> str:
-    return "SMs" if story.is_cuda else "cores"
+    return unit_name(story.facts.target.kind)
 
 
 def obtained_texts(story: Story) -> list[str]:

@@ -19,6 +19,7 @@ from pydantic import (
 from tunerd.settings import texts
 from tunerd.settings.option import Option
 from tunerd.settings.texts import AUTO, MAX_COUNT, MAX_SECS
+from tunerd.vocabulary import Share, SliceRequest
 
 if TYPE_CHECKING:
     from tunerd.system.store_address import StoreAddress
@@ -237,8 +238,19 @@ class TuneSettings(BaseModel):
         return None if self.store is None else StoreAddress(self.store, self.store_password)
 
     @property
+    def share(self) -> Share:
+        if self.gpu_pct is not None:
+            return Share("gpu", self.gpu_pct)
+        assert self.cpu_pct is not None
+        return Share("cpu", self.cpu_pct)
+
+    @property
     def pct(self) -> int:
-        return self.gpu_pct if self.gpu_pct is not None else self.cpu_pct  # type: ignore[return-value]
+        return self.share.pct
+
+    @property
+    def slice_request(self) -> SliceRequest:
+        return SliceRequest(self.slice_kind, self.pct, per_device=self.slices, mps=self.mps)
 
 
 def _default_out(values: Mapping[str, Any]) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tunerd.errors import HostError
 from tunerd.slices.base import Plan, Slice
+from tunerd.vocabulary import SliceRequest, TargetSpec
 
 
 def member(kind: str) -> type[Slice]:
@@ -15,10 +17,18 @@ def member(kind: str) -> type[Slice]:
     return {m.kind: m for m in (MpsSlice, WholeSlice, CpuSlice, SimulatedSlice)}[kind]
 
 
-def plan(kind: str, pct: int, per_device: int | None = None, *, external: bool = False) -> Plan:
-    """Plan this host's slices of a kind; `external` uses the MPS daemon that is there."""
-    if kind == "mps":
-        from tunerd.slices.mps.mps_slice import MpsSlice
+def plan(request: SliceRequest) -> Plan:
+    """Cut this host's devices into the slices that are asked for, if it can have such slices."""
+    usable = member(request.kind).usability()
+    if usable.ok:
+        return member(request.kind).plan(request)
+    problem = f"no {request.kind} slices here: {usable.why}"
+    return Plan((), TargetSpec("llvm", "{}"), "", problem=problem)
 
-        return MpsSlice.plan(pct, per_device, external=external)
-    return member(kind).plan(pct, per_device)
+
+def require_plan(request: SliceRequest) -> Plan:
+    """Cut this host's devices as `plan` does; HostError where they cannot be cut so."""
+    planned = plan(request)
+    if planned.problem:
+        raise HostError(planned.problem)
+    return planned

@@ -21,6 +21,7 @@ from tunerd.vocabulary import (
     Failure,
     Measurement,
     Profile,
+    SliceRequest,
     SliceSpec,
     TargetSpec,
 )
@@ -59,8 +60,8 @@ class Slice(ABC):
 
     @classmethod
     @abstractmethod
-    def plan(cls, pct: int, per_device: int | None = None) -> Plan:
-        """Cut this host's devices into slices of `pct` percent, at most `per_device` of each."""
+    def plan(cls, request: SliceRequest) -> Plan:
+        """Cut this host's devices into the slices that are asked for."""
 
     @classmethod
     @contextlib.contextmanager

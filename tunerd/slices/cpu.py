@@ -8,7 +8,7 @@ from tunerd.errors import HostError
 from tunerd.slices.base import Plan, Usability
 from tunerd.slices.child import ChildSlice
 from tunerd.system import host
-from tunerd.vocabulary import CapProof, SliceSpec, TargetSpec
+from tunerd.vocabulary import CapProof, SliceRequest, SliceSpec, TargetSpec
 
 
 class CpuSlice(ChildSlice):
@@ -22,13 +22,14 @@ class CpuSlice(ChildSlice):
         return Usability(True, f"{cores} core(s) may be used by this process")
 
     @classmethod
-    def plan(cls, pct: int, per_device: int | None = None) -> Plan:
+    def plan(cls, request: SliceRequest) -> Plan:
         """Cut the cores that this process may use into slices that share no physical core.
 
-        A slice has `pct` percent of the hardware threads, rounded down, the threads of one core
+        A slice has its percentage of the hardware threads, rounded down, the threads of one core
         together. Where that leaves it one thread of a last core, the sibling stays idle: a thread
         more is nearer to what was asked for than a core less.
         """
+        pct, per_device = request.pct, request.per_device
         facts = host.facts()
         groups = core_groups(facts)
         total = sum(len(g) for g in groups)

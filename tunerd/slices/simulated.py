@@ -24,6 +24,7 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Profile,
+    SliceRequest,
     SliceSpec,
     Stage,
     source_of,
@@ -62,7 +63,8 @@ class SimulatedSlice(Slice):
         return Usability(True, "simulated slices work everywhere and measure nothing")
 
     @classmethod
-    def plan(cls, pct: int, per_device: int | None = None) -> Plan:
+    def plan(cls, request: SliceRequest) -> Plan:
+        pct, per_device = request.pct, request.per_device
         fit = 100 // pct
         bound = f"{fit} simulated slice(s) of {pct}% fit into one device"
         target = host.cpu_target_json(1)

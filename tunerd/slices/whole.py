@@ -13,7 +13,7 @@ from tunerd.slices.mps.guard_client import private_folder
 from tunerd.slices.mps.mps_slice import device_sms, missing_for_gpu, obtained
 from tunerd.system import host
 from tunerd.system.host import HostFacts
-from tunerd.vocabulary import CapProof, Conditions, SliceSpec, TargetSpec
+from tunerd.vocabulary import CapProof, Conditions, SliceRequest, SliceSpec, TargetSpec
 
 
 class WholeSlice(ChildSlice):
@@ -28,8 +28,8 @@ class WholeSlice(ChildSlice):
         return Usability(not missing, missing or f"{len(facts.gpus)} GPU(s)")
 
     @classmethod
-    def plan(cls, pct: int, per_device: int | None = None) -> Plan:
-        return plan_for(host.facts(), pct, per_device)
+    def plan(cls, request: SliceRequest) -> Plan:
+        return plan_for(host.facts(), request)
 
     def _arguments(self) -> tuple[str, ...]:
         return ("--device", "cuda")
@@ -46,7 +46,7 @@ class WholeSlice(ChildSlice):
         return proof_of(self.spec, facts)
 
 
-def plan_for(facts: HostFacts, pct: int, per_device: int | None) -> Plan:
+def plan_for(facts: HostFacts, request: SliceRequest) -> Plan:
     """Plan one slice for each GPU of a host, from its facts alone."""
     missing = missing_for_gpu(facts)
     if missing:
@@ -55,10 +55,13 @@ def plan_for(facts: HostFacts, pct: int, per_device: int | None) -> Plan:
     target = host.cuda_target(first.compute_capability, l2_bytes=first.l2_bytes)
     bound = "a whole slice is 100% of its GPU: one for each"
     problem = ""
-    if pct != 100:
-        problem = f"{pct}% of a GPU is no whole one; give --gpu-pct 100, or slices of the kind mps"
-    elif per_device is not None and per_device > 1:
-        problem = f"{per_device} slices per GPU do not fit: {bound}"
+    if request.pct != 100:
+        problem = (
+            f"{request.pct}% of a GPU is no whole one; give --gpu-pct 100, or slices of the kind "
+            "mps"
+        )
+    elif request.per_device is not None and request.per_device > 1:
+        problem = f"{request.per_device} slices per GPU do not fit: {bound}"
     if problem:
         return Plan((), target, bound, problem=problem)
     slices = tuple(

@@ -43,8 +43,7 @@ class Telemetry(Progress):
         *,
         record: Record = record_nothing,
     ) -> None:
-        share = f"{'cpu' if settings.gpu_pct is None else 'gpu'}{settings.pct}"
-        self._metrics = Metrics(record, model=facts.model_name, share=share)
+        self._metrics = Metrics(record, model=facts.model_name, share=settings.share.label)
         self._progress = progress
         self._status = StatusFile(paths)
         self._stack = contextlib.ExitStack()

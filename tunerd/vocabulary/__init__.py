@@ -18,9 +18,27 @@ from __future__ import annotations
 
 from tunerd.vocabulary.json import finite, to_json
 from tunerd.vocabulary.measurement import MODEL, SEARCH, Conditions, Measurement, Profile
-from tunerd.vocabulary.model import FP32, Arrays, Model, TargetSpec, Task, TensorSpec
-from tunerd.vocabulary.search import Proposal, Result, TrainingRow, TransferredResults
-from tunerd.vocabulary.slices import CapProof, SliceSpec
+from tunerd.vocabulary.model import (
+    FP32,
+    Arrays,
+    Model,
+    TargetSpec,
+    Task,
+    TensorSpec,
+)
+from tunerd.vocabulary.search import (
+    Proposal,
+    Result,
+    TrainingRow,
+    TransferredResults,
+)
+from tunerd.vocabulary.slices import (
+    CapProof,
+    Share,
+    SliceRequest,
+    SliceSpec,
+    unit_name,
+)
 from tunerd.vocabulary.time_use import Activity, Phase, PhaseTime, Span
 from tunerd.vocabulary.trials import (
     DEFAULT_SOURCE,
@@ -60,6 +78,8 @@ __all__ = [
     "Proposal",
     "Record",
     "Result",
+    "Share",
+    "SliceRequest",
     "SliceSpec",
     "Span",
     "Stage",
@@ -75,4 +95,5 @@ __all__ = [
     "origin_of",
     "source_of",
     "to_json",
+    "unit_name",
 ]

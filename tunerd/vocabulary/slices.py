@@ -1,8 +1,50 @@
-"""A slice as planned, and what it obtained."""
+"""A share, the slices that are asked for, a slice as planned, and what it obtained."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, Self
+
+Mps = Literal["own", "external"]  # whose MPS daemon: one of our own, or the one that is there
+
+
+def unit_name(kind: str, count: int | None = None) -> str:
+    """Return what a share is counted in: "SMs" or "cores", of one "SM" or "core".
+
+    Args:
+        kind: of a share, a slice or a target.
+    """
+    name = "core" if kind in ("cpu", "llvm") else "SM"
+    return name if count == 1 else f"{name}s"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A percentage of a device."""
+
+    unit: Literal["gpu", "cpu"]
+    pct: int  # 1..100
+
+    @property
+    def label(self) -> str:
+        """What names it in folders and tables: "gpu40"."""
+        return f"{self.unit}{self.pct}"
+
+    @property
+    def unit_name(self) -> str:
+        return unit_name(self.unit)
+
+
+@dataclass(frozen=True)
+class SliceRequest:
+    """What slices every device is to be cut into."""
+
+    kind: str  # "mps", "cpu", "whole", "simulated"
+    pct: int  # of a device in each slice, 1..100
+    _: KW_ONLY
+    per_device: int | None = None  # as many as fit where it is None
+    mps: Mps = "own"
 
 
 @dataclass(frozen=True)
@@ -17,6 +59,14 @@ class SliceSpec:
     cores: tuple[int, ...] = ()  # for cpu slices: the cores that the runner is pinned to
     lane: str | None = None  # workers of one lane share cores: one of them works at a time
     environment: tuple[tuple[str, str], ...] = ()
+    mps: Mps = "own"  # of slices of kind mps
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Return what `to_json` made a document of; raises LookupError, TypeError or ValueError."""
+        environment = tuple((str(name), str(value)) for name, value in document["environment"])
+        cores = tuple(int(core) for core in document["cores"])
+        return cls(**dict(document) | {"environment": environment, "cores": cores})
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,16 @@ from tunerd.system.processes import ProcessId
 log = logging.getLogger(__name__)
 
 MPS_SERVER = "nvidia-cuda-mps-server"
-EXTERNAL_PIPE_FOLDER = Path("/tmp/nvidia-mps")  # the default of CUDA_MPS_PIPE_DIRECTORY
+PIPE_FOLDER = "CUDA_MPS_PIPE_DIRECTORY"
+EXTERNAL_PIPE_FOLDER = Path("/tmp/nvidia-mps")  # its default
 _COMMAND_SECS = 5.0
 _START_SECS = 15.0
 _QUIT_SECS = 3.0
 
 
-def environment_of(pipe_folder: Path, gpu_uuid: str) -> dict[str, str]:
-    """Return what a process needs in its environment to be a client of a daemon on one GPU."""
-    return {"CUDA_MPS_PIPE_DIRECTORY": str(pipe_folder), "CUDA_VISIBLE_DEVICES": gpu_uuid}
+def client_environment(pipe_folder: Path, gpu_uuid: str, pct: int) -> dict[str, str]:
+    """Return what makes a process a client of a daemon, with a share of one GPU."""
+    return _environment_of(pipe_folder, gpu_uuid) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(pct)}
 
 
 def clean_environment() -> dict[str, str]:
@@ -154,7 +155,7 @@ class MpsControl:
 
         The front end that takes our commands is the daemon's program without its argument.
         """
-        pipe = ("CUDA_MPS_PIPE_DIRECTORY", str(self.pipe_folder))
+        pipe = (PIPE_FOLDER, str(self.pipe_folder))
         return [
             *processes.with_environment(MPS_CONTROL, *pipe, argued=True),
             *processes.with_environment(MPS_SERVER, *pipe),
@@ -163,7 +164,7 @@ class MpsControl:
     def _environment(self) -> dict[str, str]:
         return (
             clean_environment()
-            | environment_of(self.pipe_folder, self.gpu_uuid)
+            | _environment_of(self.pipe_folder, self.gpu_uuid)
             | {"CUDA_MPS_LOG_DIRECTORY": str(self.log_folder)}
         )
 
@@ -184,6 +185,10 @@ class MpsControl:
             return None
         # The front end's status is not zero where the daemon is not found (man page).
         return done.stdout if done.returncode == 0 else None
+
+
+def _environment_of(pipe_folder: Path, gpu_uuid: str) -> dict[str, str]:
+    return {PIPE_FOLDER: str(pipe_folder), "CUDA_VISIBLE_DEVICES": gpu_uuid}
 
 
 def _binary() -> str:

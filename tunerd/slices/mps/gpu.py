@@ -16,10 +16,16 @@ from typing import Any
 
 from tunerd.errors import HostError
 from tunerd.slices.gpu_tenants import Own
-from tunerd.slices.mps.control import EXTERNAL_PIPE_FOLDER, MpsControl, environment_of
+from tunerd.slices.mps.control import (
+    EXTERNAL_PIPE_FOLDER,
+    PIPE_FOLDER,
+    MpsControl,
+    client_environment,
+)
 from tunerd.slices.mps.gpu_runner import RUNNER_COMMAND, GpuRunner, end_client
 from tunerd.slices.mps.log import LOG_NAME, ServerLog, external_log_folder
 from tunerd.system.processes import ProcessId, with_children
+from tunerd.vocabulary import SliceSpec
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +67,7 @@ class Gpu:
         self._daemon: set[ProcessId] = set()  # of ours, and its servers, as far as they were seen
         self._killed: frozenset[ProcessId] = frozenset()  # which may need long to be gone
         self._runners: dict[str, GpuRunner] = {}
-        self._asked: dict[str, tuple[int, dict[str, str]]] = {}  # share and environment, by slice
+        self._specs: dict[str, SliceSpec] = {}  # by slice
         self._successors: dict[str, GpuRunner] = {}  # that no slice has asked for yet
         self._started = 0  # runners so far: makes the name of each socket new
         self._pids: set[int] = set()  # of all runners, daemons and servers so far
@@ -98,30 +104,45 @@ class Gpu:
                 self._control.quit()
             (self._folder / "state.json").unlink(missing_ok=True)
 
-    def start_runner(self, slice_id: str, *, pct: int, environment: dict[str, str]) -> GpuRunner:
+    def start_runner(self, spec: SliceSpec) -> GpuRunner:
         """Start the runner of a slice; a former one of the same slice is stopped first."""
-        asked = _checked(slice_id, pct, environment)
+        self._check(spec)
+        slice_id = spec.slice_id
         with self._lock:
             if slice_id in self._runners:
                 self.stop(self._runners[slice_id], grace_secs=GRACE_SECS)
             self._require_pipe_folder()
             runner = self._successors.pop(slice_id, None)
-            if runner and (runner.exit_status is not None or self._asked[slice_id] != asked):
+            if runner and (runner.exit_status is not None or self._specs[slice_id] != spec):
                 runner.stop(self._control, grace_secs=0)
                 runner = None
-            self._asked[slice_id] = asked
+            self._specs[slice_id] = spec
             self._runners[slice_id] = runner or self._started_anew(slice_id)
             self._save()
             return self._runners[slice_id]
 
-    def expect(self, slice_id: str, *, pct: int, environment: dict[str, str]) -> None:
+    def expect(self, spec: SliceSpec) -> None:
         """Start the runner of a slice that has yet to ask for one: it imports TVM meanwhile."""
-        asked = _checked(slice_id, pct, environment)
+        self._check(spec)
         with self._lock:
             self._require_pipe_folder()
-            self._asked[slice_id] = asked
-            self._successors[slice_id] = self._started_anew(slice_id)
+            self._specs[spec.slice_id] = spec
+            self._successors[spec.slice_id] = self._started_anew(spec.slice_id)
             self._save()
+
+    def _check(self, spec: SliceSpec) -> None:
+        """Raise ValueError unless a runner with this slice's environment has the slice's share."""
+        if not _SLICE_ID.fullmatch(spec.slice_id) or not 1 <= spec.pct <= 100:
+            raise ValueError(
+                f"slice '{spec.slice_id}' at {spec.pct}% is none that a guard can start"
+            )
+        environment = dict(spec.environment)
+        for name, value in client_environment(self.pipe_folder, self._uuid, spec.pct).items():
+            if environment.get(name) != value:
+                raise ValueError(
+                    f"slice '{spec.slice_id}' at {spec.pct}% has {name}={environment.get(name)}, "
+                    f"and its runner needs {value}"
+                )
 
     def _require_pipe_folder(self) -> None:
         """Replace our own daemon where nobody finds it any more: a new client would have no cap.
@@ -132,22 +153,18 @@ class Gpu:
             self.fence("the MPS daemon", "its pipe folder was deleted")
 
     def _started_anew(self, slice_id: str) -> GpuRunner:
-        pct, environment = self._asked[slice_id]
+        spec = self._specs[slice_id]
         self._started += 1
         runner = GpuRunner(
             slice_id,
             self._runner_command,
             socket_path=self._folder / f"{slice_id}.{self._started}.sock",
             log_path=self._folder / f"{slice_id}.log",
-            environment={
-                **environment,
-                **environment_of(self._control.pipe_folder, self._uuid),
-                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(pct),
-            },
+            environment=dict(spec.environment),
         )
         self._pids.add(runner.pid)
         self._past.discard(runner.pid)  # pids come back
-        log.info("started %s at %d%%: pid %d", slice_id, pct, runner.pid)
+        log.info("started %s at %d%%: pid %d", slice_id, spec.pct, runner.pid)
         return runner
 
     def runner(self, slice_id: str) -> GpuRunner | None:
@@ -353,7 +370,7 @@ class Gpu:
 
 def external_pipe_folder() -> Path:
     """Return where CUDA looks for a daemon that is not ours."""
-    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or EXTERNAL_PIPE_FOLDER).absolute()
+    return Path(os.environ.get(PIPE_FOLDER) or EXTERNAL_PIPE_FOLDER).absolute()
 
 
 def clean_orphan(folder: Path, gpu_uuid: str) -> int | None:
@@ -395,12 +412,6 @@ def _stop_orphan(runner: ProcessId, control: MpsControl) -> None:
         runner.signal(number)
         if runner.wait(1.0):
             return
-
-
-def _checked(slice_id: str, pct: int, environment: dict[str, str]) -> tuple[int, dict[str, str]]:
-    if not _SLICE_ID.fullmatch(slice_id) or not 1 <= pct <= 100:
-        raise ValueError(f"slice '{slice_id}' at {pct}% is none that a guard can start")
-    return pct, environment
 
 
 def _plain(process: ProcessId | None) -> dict[str, int]:

@@ -12,7 +12,7 @@ by the next one.
 Requests, one JSON object each in the frames of `wire`; answers are {"ok": ...} or {"error": ...}:
 
     hello         run, pipe_folder                 must come first; "busy" for another live run
-    start_runner  slice_id, pct, environment       -> socket, pid, epoch
+    start_runner  spec                             -> socket, pid, epoch
     runner        slice_id                         -> exit_status (null while it lives), log
     attached      pid                              -> attached: true, false or null (unknown)
     own           slice_id                         -> what of the GPU is this run's: `tenants.Own`
@@ -44,6 +44,7 @@ from tunerd.errors import HostError, InfrastructureError, TunerdError
 from tunerd.slices.mps.gpu import GRACE_SECS, Gpu
 from tunerd.slices.mps.gpu_runner import RUNNER_COMMAND, GpuRunner
 from tunerd.system import wire
+from tunerd.vocabulary import SliceSpec
 
 log = logging.getLogger(__name__)
 
@@ -162,10 +163,8 @@ class Guard:
             log.exception("%s", body)
             return {"error": f"{operation}: {error}"}
 
-    def _start_runner(
-        self, number: int, *, slice_id: str, pct: int, environment: dict[str, str]
-    ) -> dict[str, Any]:
-        runner = self._gpu.start_runner(slice_id, pct=pct, environment=environment)
+    def _start_runner(self, number: int, *, spec: dict[str, Any]) -> dict[str, Any]:
+        runner = self._gpu.start_runner(SliceSpec.from_json(spec))
         self._leases[number].append(runner)
         return {"socket": str(runner.socket_path), "pid": runner.pid, "epoch": self._gpu.epoch}
 
@@ -225,7 +224,7 @@ _REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
 
 def _work(arguments: argparse.Namespace, ready: int, stdin: int) -> None:
     """Be the guard. Writes to `ready`, once, that it is one or why it is not."""
-    expected = json.loads(arguments.expect)
+    expected = [SliceSpec.from_json(spec) for spec in json.loads(arguments.expect)]
     folder: Path = arguments.folder
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -255,8 +254,8 @@ def _work(arguments: argparse.Namespace, ready: int, stdin: int) -> None:
         guard = Guard(gpu)
         if expected:
             guard.lend_to_starter(stdin)
-        for fields in expected:
-            gpu.expect(**fields)
+        for spec in expected:
+            gpu.expect(spec)
         guard.serve_until_expired(listener, stop)
     except (HostError, InfrastructureError, OSError) as error:
         log.exception("the guard cannot work")
@@ -312,7 +311,7 @@ def main() -> None:
     parser.add_argument("--run", required=True, help="which run it works for")
     parser.add_argument("--external", type=Path, metavar="FOLDER", help="use the daemon there")
     parser.add_argument("--runner", default=json.dumps(RUNNER_COMMAND), help="its command, JSON")
-    parser.add_argument("--expect", default="[]", help="what slices will ask for; a list, JSON")
+    parser.add_argument("--expect", default="[]", help="slices that will come, JSON")
     _leave_tree(parser.parse_args())
 
 

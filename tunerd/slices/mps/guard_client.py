@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.slices.mps.gpu_runner import RUNNER_COMMAND, runner_environment
 from tunerd.system import wire
+from tunerd.vocabulary import SliceSpec, to_json
 
 _ACQUIRE_SECS = 60.0  # includes the clean-up after a guard that was killed
 _STARTER_SECS = 5.0  # for whoever started a guard early to be gone
@@ -169,7 +170,7 @@ def _environment() -> dict[str, str]:
 def guarded_early(
     gpu_uuid: str,
     run: str,
-    expected: Sequence[Mapping[str, Any]],
+    expected: Sequence[SliceSpec],
     *,
     external: Path | None = None,
     runner_command: tuple[str, ...] = RUNNER_COMMAND,
@@ -178,13 +179,10 @@ def guarded_early(
 
     It has a lease until the context ends, or this process. Where there can be no such guard, slices
     say so when they start; where there is one, they find it.
-
-    Args:
-        expected: fields of `start_runner` in `guard`.
     """
     command = _command(gpu_folder(gpu_uuid), gpu_uuid, run, external, runner_command)
     starter = subprocess.Popen(
-        [*command, "--expect", json.dumps(list(expected))],
+        [*command, "--expect", json.dumps(to_json(expected))],
         env=_environment(),
         cwd="/",
         stdin=subprocess.PIPE,

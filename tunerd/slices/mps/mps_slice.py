@@ -16,13 +16,13 @@ from tunerd.errors import HostError, InfrastructureError
 from tunerd.slices import gpu_tenants
 from tunerd.slices.base import Plan, Usability
 from tunerd.slices.gpu_tenants import Own
-from tunerd.slices.mps.control import environment_of
+from tunerd.slices.mps.control import PIPE_FOLDER, client_environment
 from tunerd.slices.mps.gpu import external_pipe_folder
 from tunerd.slices.mps.guard_client import Lease, gpu_folder, guarded_early
 from tunerd.slices.remote import EXIT_SECS, START_SECS, RemoteSlice, is_sticky, outside_signal
 from tunerd.system import host
 from tunerd.system.host import GpuFacts, HostFacts
-from tunerd.vocabulary import CapProof, Conditions, SliceSpec, TargetSpec
+from tunerd.vocabulary import CapProof, Conditions, SliceRequest, SliceSpec, TargetSpec, to_json
 
 log = logging.getLogger(__name__)
 
@@ -76,14 +76,8 @@ class MpsSlice(RemoteSlice):
         return usability_of(host.facts())
 
     @classmethod
-    def plan(cls, pct: int, per_device: int | None = None, *, external: bool = False) -> Plan:
-        """Cut every usable GPU into slices of `pct` percent.
-
-        Args:
-            external: use the MPS daemon that exists instead of one of our own. The choice is kept
-                in the environment of the slices.
-        """
-        return plan_for(host.facts(), pct, per_device, external=external)
+    def plan(cls, request: SliceRequest) -> Plan:
+        return plan_for(host.facts(), request)
 
     # --- the runner ----------------------------------------------------------------------------
 
@@ -96,15 +90,14 @@ class MpsSlice(RemoteSlice):
             for spec in specs:
                 by_gpu.setdefault(spec.gpu_uuid or "", []).append(spec)
             for gpu_uuid, of in by_gpu.items():
-                expected = [_runner_of(spec) for spec in of]
-                external = _external_pipe(of[0])
-                stack.enter_context(guarded_early(gpu_uuid, run, expected, external=external))
+                external = _external_pipe_folder(of[0])
+                stack.enter_context(guarded_early(gpu_uuid, run, of, external=external))
             yield
 
     def _launch(self) -> socket.socket:
         spec = self.spec
         lease = self._held_lease()
-        answer = lease.request("start_runner", **_runner_of(spec))
+        answer = lease.request("start_runner", spec=to_json(spec))
         self._epoch = answer["epoch"]
         deadline = time.monotonic() + START_SECS
         while True:
@@ -143,7 +136,7 @@ class MpsSlice(RemoteSlice):
         )
 
     def _revive(self, reason: str) -> None:
-        if _external_pipe(self.spec) is None:
+        if self.spec.mps == "own":
             self._ask_to_fence(reason, scope="gpu", shared=True)
 
     def _ask_to_fence(self, reason: str, **how: Any) -> None:
@@ -189,24 +182,14 @@ class MpsSlice(RemoteSlice):
             spec = self.spec
             if spec.gpu_uuid is None:
                 raise HostError(f"the slice {spec.slice_id} names no GPU")
-            self._lease = Lease.acquire(spec.gpu_uuid, run_name(), external=_external_pipe(spec))
+            external = _external_pipe_folder(spec)
+            self._lease = Lease.acquire(spec.gpu_uuid, run_name(), external=external)
         return self._lease
 
 
-def _runner_of(spec: SliceSpec) -> dict[str, Any]:
-    """Return what a guard is asked for."""
-    return {
-        "slice_id": spec.slice_id,
-        "pct": spec.pct,
-        "environment": dict(spec.environment),
-    }
-
-
-def _external_pipe(spec: SliceSpec) -> Path | None:
+def _external_pipe_folder(spec: SliceSpec) -> Path | None:
     """Return where somebody else's daemon listens for this slice; None for one of our own."""
-    own = gpu_folder(spec.gpu_uuid or "") / "pipe"
-    named = Path(dict(spec.environment).get("CUDA_MPS_PIPE_DIRECTORY", own))
-    return None if named == own else named
+    return None if spec.mps == "own" else Path(dict(spec.environment)[PIPE_FOLDER])
 
 
 def usability_of(facts: HostFacts) -> Usability:
@@ -252,8 +235,9 @@ def problem_of(gpu: GpuFacts) -> str:
     return ""
 
 
-def plan_for(facts: HostFacts, pct: int, per_device: int | None, *, external: bool = False) -> Plan:
-    """Plan the slices of a host from its facts alone."""
+def plan_for(facts: HostFacts, request: SliceRequest) -> Plan:
+    """Cut every usable GPU of a host into slices, from its facts alone."""
+    pct, per_device = request.pct, request.per_device
     usable = usability_of(facts)
     gpus = [gpu for gpu in facts.gpus if problem_of(gpu) == ""]
     if not usable.ok or not gpus:
@@ -277,7 +261,8 @@ def plan_for(facts: HostFacts, pct: int, per_device: int | None, *, external: bo
             pct=pct,
             device_index=gpu.index,
             gpu_uuid=gpu.uuid,
-            environment=_environment(gpu, pct, external=external),
+            environment=_environment(gpu, request),
+            mps=request.mps,
         )
         for gpu in gpus
         for position in range(count)
@@ -315,13 +300,18 @@ def _share_problem(gpus: list[GpuFacts], pct: int) -> str:
     return ""
 
 
-def _environment(gpu: GpuFacts, pct: int, *, external: bool) -> tuple[tuple[str, str], ...]:
-    pipe_folder = external_pipe_folder() if external else gpu_folder(gpu.uuid) / "pipe"
-    environment = environment_of(pipe_folder, gpu.uuid)
-    environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(pct)
-    if not external:  # whose number the GPU has in somebody else's daemon is not known
-        mem_bytes = max(SLICE_MEM_BYTES, gpu.mem_bytes * pct // 100)
-        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={mem_bytes >> 20}M"
+def _environment(gpu: GpuFacts, request: SliceRequest) -> tuple[tuple[str, str], ...]:
+    """Return what the runner of a slice gets; its guard checks that, and adds nothing."""
+    if request.mps == "external":  # in whose daemon the GPU's number is not known
+        return _sorted(client_environment(external_pipe_folder(), gpu.uuid, request.pct))
+    mem_bytes = max(SLICE_MEM_BYTES, gpu.mem_bytes * request.pct // 100)
+    return _sorted(
+        client_environment(gpu_folder(gpu.uuid) / "pipe", gpu.uuid, request.pct)
+        | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={mem_bytes >> 20}M"}
+    )
+
+
+def _sorted(environment: dict[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(environment.items()))
 
 

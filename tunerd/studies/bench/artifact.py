@@ -25,7 +25,7 @@ from tunerd.studies.bench.replicas import (
     slices_of_a_device,
     started,
 )
-from tunerd.vocabulary import CapProof
+from tunerd.vocabulary import CapProof, unit_name
 
 COPIES, HOG = "copies", "memory-hog"
 DURATION_SECS = 10.0
@@ -46,10 +46,9 @@ class BenchRequest:
     is_packed: bool = False  # it holds several shares
 
     def title(self, proof: CapProof) -> str:
-        unit = "SMs" if self.kind == "mps" else "cores"
         return (
             f"{self.model} at {self.pct}% of {proof.device} ({proof.sm_count} of "
-            f"{proof.device_sm_count} {unit}, {proof.mechanism})"
+            f"{proof.device_sm_count} {unit_name(self.kind)}, {proof.mechanism})"
         )
 
 

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tunerd.errors import HostError, InfrastructureError
+from tunerd.errors import InfrastructureError
 from tunerd.runner.work import Ran, Work
-from tunerd.slices import member, plan
+from tunerd.slices import member, require_plan
 from tunerd.slices.base import Plan, Slice
 from tunerd.studies.bench.bench import Condition, Round
-from tunerd.vocabulary import CapProof, Failure, SliceSpec
+from tunerd.vocabulary import CapProof, Failure, SliceRequest, SliceSpec
 
 _T = TypeVar("_T")
 
@@ -34,12 +34,7 @@ class Cast:
 
 def slices_of_a_device(kind: str, pct: int) -> tuple[Plan, tuple[SliceSpec, ...]]:
     """Plan the slices of the first device; HostError where there is none of this kind."""
-    usable = member(kind).usability()
-    if not usable.ok:
-        raise HostError(f"no {kind} slices here: {usable.why}")
-    planned = plan(kind, pct)
-    if planned.problem:
-        raise HostError(planned.problem)
+    planned = require_plan(SliceRequest(kind, pct))
     first = planned.slices[0]
     specs = tuple(s for s in planned.slices if s.device_index == first.device_index)
     return planned, specs

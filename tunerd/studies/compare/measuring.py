@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.artifacts.manifest import check_files, read_variants
-from tunerd.errors import HostError, InfrastructureError, InputError
-from tunerd.slices import member, plan
+from tunerd.errors import InfrastructureError, InputError
+from tunerd.slices import member, require_plan
 from tunerd.studies.compare.sides import Side, is_query
-from tunerd.vocabulary import MODEL, CapProof, Measurement
+from tunerd.vocabulary import MODEL, CapProof, Measurement, SliceRequest
 
 PROCESSES = 3  # fresh ones: what memory a process got stays for its life
 
@@ -32,12 +32,7 @@ def measure_both(
     Raises HostError where there is no such slice here, InfrastructureError where an artifact
     cannot be measured.
     """
-    usable = member(kind).usability()
-    if not usable.ok:
-        raise HostError(f"no {kind} slices here: {usable.why}")
-    planned = plan(kind, pct, 1)
-    if planned.problem:
-        raise HostError(planned.problem)
+    planned = require_plan(SliceRequest(kind, pct, per_device=1))
     rounds: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
     for number in range(PROCESSES):
         say(f"measuring both in turns, process {number + 1} of {PROCESSES}")

@@ -27,7 +27,12 @@ from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
 from tunerd.stats.gate import Timing
 from tunerd.system.store_address import StoreAddress
-from tunerd.vocabulary import CapProof, Measurement, TensorSpec
+from tunerd.vocabulary import (
+    CapProof,
+    Measurement,
+    TensorSpec,
+    unit_name,
+)
 from tunerd.vocabulary.outcome import Correctness, Latency, TaskOutcome, Verification
 
 # Of a call, and calls of a task: what is beyond can be of no run, and ratios of it overflow.
@@ -75,7 +80,7 @@ class Side:
 
     @property
     def unit(self) -> str:
-        return "SMs" if self.target_kind == "cuda" else "cores"
+        return unit_name(self.target_kind)
 
 
 def load_sides(base: str, new: str) -> tuple[Side, Side]:

@@ -83,7 +83,7 @@ class Asked:
 
     @property
     def unit(self) -> str:
-        return "gpu" if self.base.gpu_pct is not None else "cpu"
+        return self.base.share.unit
 
     def name(self, pct: int) -> str:
         return "default" if pct == DEFAULT else f"{self.unit}{pct}"

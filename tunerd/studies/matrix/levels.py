@@ -91,8 +91,11 @@ def settings_of(
     base: TuneSettings, level: Level, folders: Sequence[Path], out: Path
 ) -> TuneSettings:
     """Return what a level is tuned with. `folders` are those of the levels that it learns from."""
-    share = "gpu_pct" if base.gpu_pct is not None else "cpu_pct"
-    changes: dict[str, object] = {share: level.pct, "out": out, "warm_start": tuple(folders)}
+    changes: dict[str, object] = {
+        f"{base.share.unit}_pct": level.pct,
+        "out": out,
+        "warm_start": tuple(folders),
+    }
     if level.learns_from:
         if base.trials is not None:
             changes["trials"] = max(1, math.ceil(base.trials * LATER))

@@ -75,7 +75,7 @@ def resolve_share(
     choice = _chosen_before(settings, folder / _CHOICE, subject)
     found = None
     if choice is None:
-        shares = plan_shares(settings.slice_kind, SHARES, external=settings.mps == "external")
+        shares = plan_shares(settings.slice_kind, SHARES, mps=settings.mps)
         prepare(settings.out)
         found = profile(
             subject,
@@ -87,7 +87,7 @@ def resolve_share(
         )
         choice = choose(found, settings, subject.digest)
         write_json(folder / _CHOICE, to_json(choice))
-    share = "cpu_pct" if settings.gpu_pct is None else "gpu_pct"
+    share = f"{settings.share.unit}_pct"
     return settings.model_copy(update={share: choice.pct}), choice, found
 
 
@@ -113,9 +113,7 @@ def look_again(
 ) -> tuple[Aftermath, Path]:
     """Profile the tuned artifact; return what it says of the choice, and the profile's folder."""
     subject = subject_of_artifact(artifact)
-    shares = plan_shares(
-        settings.slice_kind, (*SHARES, choice.pct), external=settings.mps == "external"
-    )
+    shares = plan_shares(settings.slice_kind, (*SHARES, choice.pct), mps=settings.mps)
     root = Paths(settings.out).shares / f"tuned-{subject.digest[:12]}"
     found = profile(
         subject,

@@ -6,10 +6,22 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tunerd.errors import HostError
-from tunerd.slices import member, plan
-from tunerd.studies.profile.subject import Subject
-from tunerd.vocabulary import SliceSpec, TargetSpec
+from tunerd.slices import (
+    member,
+    plan,
+    require_plan,
+)
+from tunerd.studies.profile.subject import (
+    Subject,
+)
+from tunerd.vocabulary import (
+    SliceRequest,
+    SliceSpec,
+    TargetSpec,
+)
+from tunerd.vocabulary.slices import (
+    Mps,
+)
 
 WHOLE = 100  # percent: what every other share is compared with
 SHARES = tuple(range(10, WHOLE + 1, 10))
@@ -41,18 +53,13 @@ def slice_kind_for(subject: Subject, *, gpu: bool = False, cpu: bool = False) ->
     return "mps" if member("mps").usability().ok else "cpu"
 
 
-def plan_shares(kind: str, pcts: Sequence[int], *, external: bool = False) -> Shares:
+def plan_shares(kind: str, pcts: Sequence[int], *, mps: Mps = "own") -> Shares:
     """Plan a slice of each share, and one of the whole device; HostError where that is not had."""
-    usable = member(kind).usability()
-    if not usable.ok:
-        raise HostError(f"no {kind} slices here: {usable.why}")
-    whole = plan(kind, WHOLE, 1, external=external)
-    if whole.problem:
-        raise HostError(whole.problem)
+    whole = require_plan(SliceRequest(kind, WHOLE, per_device=1, mps=mps))
     specs: list[tuple[int, SliceSpec]] = []
     left_out: list[tuple[int, str]] = []
     for pct in sorted({*pcts, WHOLE}):
-        planned = plan(kind, pct, 1, external=external)
+        planned = plan(SliceRequest(kind, pct, per_device=1, mps=mps))
         if planned.problem:
             left_out.append((pct, planned.problem))
         else:

@@ -24,7 +24,7 @@ from tunerd.studies.profile.plan import Shares
 from tunerd.studies.profile.subject import Subject, artifacts_of
 from tunerd.system.signals import Stop
 from tunerd.system.version import __version__
-from tunerd.vocabulary import CapProof
+from tunerd.vocabulary import CapProof, unit_name
 
 LOSS = 0.1
 
@@ -47,7 +47,7 @@ class Profile:
 
     @property
     def unit(self) -> str:
-        return "cores" if self.kind == "cpu" else "SMs"
+        return unit_name(self.kind)
 
     @property
     def whole(self) -> CapProof:
