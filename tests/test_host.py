@@ -483,7 +483,7 @@ def test_doctor_says_of_one_module_that_it_has_no_bytecode_and_compiles_no_whole
     assert finding.fact.startswith("tunerd has none, and")
     assert "compiles it again" in finding.fact
     command, _, _ = finding.fix.partition(", or")
-    assert command.split()[-2:] == ["-q", str(Path(host.__file__).parent)]
+    assert command.split()[-2:] == ["-q", str(Path(host.__file__).parents[1])]
 
 
 def test_of_what_is_installed_the_folder_of_all_packages_is_compiled() -> None:
