@@ -94,14 +94,6 @@ class Metric:
     def inc(self, *_: Any, **__: Any) -> None: ...
 
 
-class Node:
-    """What a private cluster leaves out of Ray's node."""
-
-    def start_api_server(self) -> None: ...
-    def start_monitor(self) -> None: ...
-    def start_log_monitor(self) -> None: ...
-
-
 class SimulatedRay:
     """What `tunerd.cluster.ray_cluster` uses of the module `ray`."""
 
@@ -116,9 +108,6 @@ class SimulatedRay:
         self.exceptions = types.SimpleNamespace(
             RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError
         )
-        node = types.SimpleNamespace(raylet_socket_name="")
-        worker = types.SimpleNamespace(global_worker=types.SimpleNamespace(node=node))
-        self._private = types.SimpleNamespace(worker=worker)
 
     def install(self) -> None:
         """Become the module `ray` of this process."""
@@ -127,18 +116,11 @@ class SimulatedRay:
             Config=types.SimpleNamespace(initialize=lambda _: None),
             AuthenticationTokenLoader=types.SimpleNamespace(instance=lambda: loader),
         )
-        utils = types.SimpleNamespace(
-            get_dashboard_dependency_error=lambda: None, set_sigterm_handler=lambda _: None
-        )
         affinity = types.SimpleNamespace(NodeAffinitySchedulingStrategy=Affinity)
         metrics = types.SimpleNamespace(Counter=Metric, Gauge=Metric)
         sys.modules |= {  # type: ignore[assignment]
             "ray": self,
             "ray._raylet": raylet,
-            "ray._private": self._private,
-            "ray._private.utils": utils,
-            "ray._private.services": types.SimpleNamespace(get_node=lambda *_: {}),
-            "ray._private.node": types.SimpleNamespace(Node=Node),
             "ray.util": types.SimpleNamespace(),
             "ray.util.metrics": metrics,
             "ray.util.scheduling_strategies": affinity,
@@ -167,7 +149,10 @@ class SimulatedRay:
 
     def nodes(self) -> list[dict[str, Any]]:
         resources = {"CPU": 2.0}
-        return [{"NodeID": n, "Resources": resources, "Alive": True} for n in self.node_ids]
+        return [
+            {"NodeID": n, "Resources": resources, "Alive": True, "RayletSocketName": ""}
+            for n in self.node_ids
+        ]
 
     def get_runtime_context(self) -> Any:
         return types.SimpleNamespace(get_node_id=lambda: self.node_ids[0])

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tunerd.cluster import private_ray
 from tunerd.cluster.actor_bodies import Answer, SliceActor, TunerActor
 from tunerd.cluster.nodes import Node, Survey, TunerSpec, match_slices, survey_here
 from tunerd.cluster.ray_calls import LOOK_SECS, Calls
@@ -25,13 +26,10 @@ from tunerd.cluster.ray_environment import (
     RayFolder,
     environment,
     environment_to_join,
-    forget_token,
-    handlers_kept,
     join,
-    log_lines,
     start_private,
 )
-from tunerd.cluster.reaper import Daemon, leashed, raylet_at, require_alive
+from tunerd.cluster.reaper import Daemon, end_daemons, leashed, raylet_at, require_alive
 from tunerd.cluster.tuner import BUILD_TIMEOUT_SECS
 from tunerd.coordinator import events as ev
 from tunerd.errors import InfrastructureError, Interrupted
@@ -114,20 +112,19 @@ class Cluster:
             import ray
 
             self._ray = ray
-            # It prints the raylet's messages on stdout, which carries results, and has no switch.
-            ray._private.worker.print_to_stdstream = log_lines
-            forget_token()
-            with handlers_kept():
+            has_started = self._stack.enter_context(private_ray.messages_logged())
+            private_ray.forget_token()
+            with private_ray.handlers_kept():
                 if self._folder is not None:
                     hold = self._stack.enter_context(leashed())
                     self._stack.callback(self._shut_down)
-                    start_private(ray.init, self._folder, cpus=cpus, gpus=gpus)
+                    start_private(ray, self._folder, cpus=cpus, gpus=gpus, end_failed=end_daemons)
                     self._daemons = hold()
                 elif address is not None:
                     self._stack.callback(self._shut_down)
-                    join(ray.init, address, run)
-                    node = ray._private.worker.global_worker.node
-                    self._daemons = raylet_at(node.raylet_socket_name)
+                    join(ray, address, run)
+                    self._daemons = raylet_at(self._own_raylet_socket())
+            has_started()
             limits = {"warm_up": ready_secs, "start": ready_secs, "place": place_secs}
             self._calls = Calls(ray, self._daemons, limits | {"survey": ready_secs})
         except BaseException:
@@ -135,6 +132,12 @@ class Cluster:
                 log.error("the run had a problem%s", kept)
             self._stack.close()
             raise
+
+    def _own_raylet_socket(self) -> str:
+        """Return the socket of the raylet through which this process joined."""
+        own = self._ray.get_runtime_context().get_node_id()
+        (socket,) = (n["RayletSocketName"] for n in self._ray.nodes() if n["NodeID"] == own)
+        return str(socket)
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -511,7 +514,7 @@ class Cluster:
 
     def _shut_down(self) -> None:
         if self._ray.is_initialized():
-            with handlers_kept():
+            with private_ray.handlers_kept():
                 self._ray.shutdown()
 
     def __enter__(self) -> Self:

@@ -12,20 +12,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import importlib
 import logging
 import os
 import secrets
 import shutil
-import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tunerd.cluster import private_ray
 from tunerd.errors import HostError, InfrastructureError, InputError
 from tunerd.slices.mps.guard_client import private_folder
 
@@ -40,12 +38,17 @@ _LONGEST_FOLDER = 107 - 1 - 43 - len("/sockets/plasma_store")
 OBJECT_STORE_BYTES = 256 << 20
 _KEPT_LOG_BYTES = 1 << 20
 _PROBE_SECS = 5.0
-_NODE_LOOK_SECS = 0.02
 _MAX_SENTENCE_CHARS = 500
 
 
+@functools.cache
+def _token() -> str:
+    """Return the token of this process's private clusters, which it has one after the other."""
+    return secrets.token_hex(32)
+
+
 def environment(run: str) -> dict[str, str]:
-    """Return what a private cluster is started with, with a token of its own.
+    """Return what a private cluster is started with, with a token of this process.
 
     The token lives in the environment of the cluster's processes alone, and in no file.
     """
@@ -54,7 +57,7 @@ def environment(run: str) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_AUTH_TOKEN": _token(),
         # Leaves CUDA_VISIBLE_DEVICES alone where an actor holds no GPU.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "TUNERD_RUN": run,
@@ -143,86 +146,46 @@ class RayFolder:
             os.close(lock)
 
 
-def start_private(init: Callable[..., object], folder: RayFolder, *, cpus: int, gpus: int) -> None:
-    """Start a private cluster with ray.init; InfrastructureError where it does not start."""
+def start_private(
+    ray: Any, folder: RayFolder, *, cpus: int, gpus: int, end_failed: Callable[[], None]
+) -> None:
+    """Start a private cluster; InfrastructureError where it does not start.
+
+    end_failed: ends what a start that failed has left.
+    """
+    options = {
+        "address": "local",  # whatever RAY_ADDRESS says
+        "num_cpus": cpus,
+        "num_gpus": gpus,
+        "_node_ip_address": "127.0.0.1",
+        "_temp_dir": str(folder.path),
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+        "log_to_driver": False,
+        "configure_logging": False,
+    }
     try:
-        with _bare():
-            init(
-                address="local",  # whatever RAY_ADDRESS says
-                num_cpus=cpus,
-                num_gpus=gpus,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(folder.path),
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-            )
+        try:
+            with private_ray.bare():
+                ray.init(**options)
+        except (AttributeError, ImportError, TypeError) as error:
+            # A Ray whose private functions are others: let it start everything that it has.
+            log.debug("Ray does not start bare: %s", sentence(error))
+            ray.shutdown()
+            end_failed()
+            ray.init(**options)
     except Exception as error:
         raise InfrastructureError(
             f"Ray does not start on this machine: {sentence(error)}"
         ) from error
 
 
-@contextlib.contextmanager
-def _bare() -> Iterator[None]:
-    """Have Ray start what a private cluster needs and nothing else.
-
-    Without the API server, the autoscaler and the monitor of logs, which nobody asks here, Ray
-    starts and ends seconds sooner (results, "What a start takes"). With Ray's extra `default`
-    the agent of the node would serve jobs, on a fixed port that a second private cluster could not
-    have, and `include_dashboard` leaves out the page alone (node.py and services.py of Ray).
-    """
-
-    def no_api_server(node: Any, **_: Any) -> None:
-        node._webui_url = ""
-
-    node: Any = importlib.import_module("ray._private.node").Node
-    utils: Any = importlib.import_module("ray._private.utils")
-    services: Any = importlib.import_module("ray._private.services")
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in (
-            (services, "get_node", functools.partial(_asked_often, services.get_node)),
-            (utils, "get_dashboard_dependency_error", _no_dashboard),
-            (node, "start_api_server", no_api_server),
-            (node, "start_monitor", _nothing),
-            (node, "start_log_monitor", _nothing),
-        ):
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-        yield
-
-
-def _asked_often(get_node: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
-    """Return what Ray knows of a node, RuntimeError where it does not know it within a second.
-
-    Ray's get_node, which it calls until the raylet has registered, looks once a second.
-    """
-    state: Any = importlib.import_module("ray._private.state").GlobalState()
-    services: Any = importlib.import_module("ray._private.services")
-    state._initialize_global_state(services._get_gcs_client_options(gcs_address))
-    until = time.monotonic() + 1.0
-    while all(known["NodeID"] != node_id for known in state.node_table()):
-        if time.monotonic() > until:
-            raise RuntimeError(f"no node {node_id} yet")
-        time.sleep(_NODE_LOOK_SECS)
-    return get_node(gcs_address, node_id)
-
-
-def _no_dashboard() -> ImportError:
-    return ImportError("a private cluster has none")
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
-def join(init: Callable[..., object], address: str, run: str) -> None:
+def join(ray: Any, address: str, run: str) -> None:
     """Join a cluster with ray.init; InfrastructureError where it does not let us in."""
     said: list[str] = []
     try:
         with stderr_kept() as said:
-            init(
+            ray.init(
                 address=address,
                 log_to_driver=False,
                 configure_logging=False,
@@ -244,18 +207,6 @@ def join(init: Callable[..., object], address: str, run: str) -> None:
         else:
             problem = f"the Ray cluster at {address} cannot be used: {sentence(error)}"
         raise InfrastructureError(problem) from error
-
-
-def forget_token() -> None:
-    """Have Ray read the token of this cluster: it keeps what it read for an earlier one."""
-    raylet = importlib.import_module("ray._raylet")  # of compiled code: it has no types
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
-
-
-def log_lines(data: dict[str, Any], ignore_prefix: bool) -> None:
-    for line in data["lines"]:
-        log.info("Ray: %s", line)
 
 
 def _remove_dead(root: Path) -> None:
@@ -284,28 +235,6 @@ def _locked(folder: Path) -> int:
         os.close(handle)
         raise
     return handle
-
-
-@contextlib.contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Keep the handlers of SIGINT and SIGTERM; ray.init and ray.shutdown replace the latter.
-
-    The first puts one there that exits with 15, the signal's number, and without a word: not for a
-    moment. The second leaves the kernel's own, which ends the process, and Python does not know it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    utils: Any = importlib.import_module("ray._private.utils")
-    put = utils.set_sigterm_handler
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    utils.set_sigterm_handler = _nothing
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = put
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

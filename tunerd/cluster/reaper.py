@@ -90,6 +90,14 @@ def leashed() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
             holder.communicate()
 
 
+def end_daemons() -> None:
+    """End the daemons that this process started: those of a start of Ray that failed."""
+    for process in processes.children(os.getpid()):
+        if processes.name(process) in _DAEMONS:
+            process.signal(signal.SIGKILL)
+            process.wait(_RAYLET_SECS)
+
+
 def require_alive(daemons: Sequence[Daemon]) -> None:
     """Raise InfrastructureError where one has ended: Ray would end this process without a word."""
     ended = [d.name for d in daemons if not d.alive]
