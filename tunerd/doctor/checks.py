@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
+import ipaddress
 import os
 import shutil
 import subprocess
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import psutil
+
 from tunerd.errors import HostError, TunerdError
 from tunerd.system import host
 from tunerd.system.host import HostFacts
@@ -23,9 +27,9 @@ from tunerd.vocabulary import SliceRequest
 
 # The versions that work together, as in pyproject.toml; a test compares the two.
 PINS = {
-    "apache-tvm": "0.27.0.post1",
-    "apache-tvm-ffi": "0.1.14.post0",
-    "ray": "2.60.0",
+    "apache-tvm": "==0.27.0.post1",
+    "apache-tvm-ffi": "==0.1.14.post0",
+    "ray": ">=2.55,<3",
 }
 RAY_DASHBOARD_PORT = 8265  # Ray's default; whoever reaches it can run code as its user
 _SHOWN_SHARES = (5, 10, 20, 25, 33, 40, 50, 75, 100)
@@ -96,10 +100,10 @@ def _memory(facts: HostFacts) -> Iterator[Finding]:
 
 def _packages(facts: HostFacts) -> Iterator[Finding]:
     found = dict(facts.packages)
-    wrong = {name: found.get(name) for name, pin in PINS.items() if found.get(name) != pin}
+    wrong = {n: found.get(n) for n, pin in PINS.items() if not _is_within(found.get(n), pin)}
     if wrong:
         fact = ", ".join(f"{name} {version or 'missing'}" for name, version in wrong.items())
-        wanted = " ".join(f"{name}=={PINS[name]}" for name in wrong)
+        wanted = " ".join(_requirement(name) for name in wrong)
         fix = f"pip install {wanted}"
         if "apache-tvm-ffi" in wrong:
             fix += " (with apache-tvm-ffi 0.1.15 this TVM crashes)"
@@ -107,6 +111,18 @@ def _packages(facts: HostFacts) -> Iterator[Finding]:
     else:
         fact = ", ".join(f"{name} {version}" for name, version in facts.packages)
         yield Finding("packages", Status.OK, f"Python {facts.python}, {fact}")
+
+
+def _is_within(version: str | None, pin: str) -> bool:
+    from packaging.specifiers import SpecifierSet  # which Ray needs, too
+
+    return version is not None and SpecifierSet(pin).contains(version, prereleases=True)
+
+
+def _requirement(name: str) -> str:
+    """Return what pip is asked for, quoted where a shell would take `<` for its own."""
+    asked = name + PINS[name]
+    return f"'{asked}'" if "<" in asked else asked
 
 
 def _bytecode(facts: HostFacts) -> Iterator[Finding]:
@@ -146,7 +162,7 @@ def _tvm(_: HostFacts) -> Iterator[Finding]:
         yield Finding("TVM", Status.OK, f"loads, and generates code for {answer.text}")
     else:
         fix = "reinstall it: pip install --force-reinstall " + " ".join(
-            f"{name}=={pin}" for name, pin in PINS.items() if name.startswith("apache")
+            _requirement(name) for name in PINS if name.startswith("apache")
         )
         yield Finding("TVM", Status.FAIL, f"does not load: {answer.text}", fix)
 
@@ -178,7 +194,7 @@ def _ray(_: HostFacts) -> Iterator[Finding]:
     if answer.ok:
         yield Finding("Ray", Status.OK, f"{answer.text} imports in {answer.secs:.1f} s")
     else:
-        fix = f"pip install ray=={PINS['ray']}"
+        fix = f"pip install {_requirement('ray')}"
         yield Finding("Ray", Status.FAIL, f"does not import: {answer.text}", fix)
 
 
@@ -345,41 +361,23 @@ def _python(code: str) -> _Answer:
 
 
 def listening(port: int) -> list[str]:
-    """Return the local addresses, in the kernel's hexadecimal, on which TCP `port` is listened."""
-    found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            address, _, number = fields[1].partition(":")
-            if fields[3] == "0A" and int(number, 16) == port:  # TCP_LISTEN in the kernel's states
-                found.append(address)
-    return found
+    """Return the local addresses on which TCP `port` is listened."""
+    found = psutil.net_connections("tcp")
+    return [c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port == port]
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether an address of /proc/net/tcp is 127.x or ::1; words are in host byte order."""
-    if len(address) == 8:
-        return address.endswith("7F") if sys.byteorder == "little" else address.startswith("7F")
-    v6, mapped = "0" * 24 + "01000000", "0000000000000000FFFF0000"
-    return address == v6 or (address.startswith(mapped) and address.endswith("7F"))
+    ip = ipaddress.ip_address(address)
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
 def mps_processes() -> list[tuple[int, int]]:
     """Return (pid, uid) of the MPS daemons and servers that run now, any user's."""
     found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            uid = folder.stat().st_uid
-        except OSError:
-            continue
-        if program_of(int(folder.name)).startswith("nvidia-cuda-mps"):
-            found.append((int(folder.name), uid))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if program_of(process.pid).startswith("nvidia-cuda-mps"):
+                found.append((process.pid, process.uids().effective))
     return found
 
 
@@ -388,21 +386,17 @@ def multi_user_daemons() -> list[int]:
 
     `-multiuser-server` of nvidia-cuda-mps-control (NVIDIA's MPS guide, "Multi-user server").
     """
-    found = []
-    for pid, _ in mps_processes():
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(word.lstrip(b"-") == b"multiuser-server" for word in words):
-            found.append(pid)
-    return found
+    multi_user = "multiuser-server"
+    return [p for p, _ in mps_processes() if multi_user in (w.lstrip("-") for w in _command(p))]
 
 
 def program_of(pid: int) -> str:
     """Return the name of a process's program as it was started; "" where it has ended."""
+    return os.path.basename(next(iter(_command(pid)), ""))
+
+
+def _command(pid: int) -> list[str]:
     try:
-        started = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-    except OSError:
-        return ""
-    return os.path.basename(started).decode(errors="replace")
+        return list(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return []
