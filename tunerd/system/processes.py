@@ -1,4 +1,7 @@
-"""Processes named so that a recycled pid is not taken for the one that was meant."""
+"""Processes named so that a recycled pid is not taken for the one that was meant.
+
+psutil is imported where it is used: most who import this module do not look at processes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ def python_path() -> str:
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A pid and the process's start, in clock ticks since boot (field 22 of /proc/PID/stat)."""
+    """A pid and the process's start, in clock ticks since boot (field 22 of /proc/PID/stat).
+
+    psutil's create_time, a time of day, differs between processes where the clock is set meanwhile;
+    these two are written to files and told to other processes.
+    """
 
     pid: int
     start_ticks: int
@@ -29,8 +36,12 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> Self | None:
         """Return the identity of a running process, or None where there is none or a zombie."""
-        stat = _stat(pid)
-        return None if stat is None or stat[0] in ("Z", "X") else cls(pid, int(stat[19]))
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return None
+        fields = stat.rpartition(")")[2].split()  # from field 3: the name may hold brackets
+        return None if fields[0] in ("Z", "X") else cls(pid, int(fields[19]))
 
     @property
     def alive(self) -> bool:
@@ -52,29 +63,22 @@ class ProcessId:
         return True
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Return /proc/PID/stat from field 3 on: field 2, the name, may hold blanks and brackets."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
 def running() -> Iterator[ProcessId]:
     """Yield all processes that run, any user's; nothing is read of their memory."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (process := ProcessId.of(int(folder.name))) is not None:
-            yield process
+    import psutil
 
-
-def parent(process: ProcessId) -> int:
-    """Return the pid of who has started a process, or has adopted it; 0 where it has ended."""
-    stat = _stat(process.pid)
-    return int(stat[1]) if stat else 0
+    return (process for pid in psutil.pids() if (process := ProcessId.of(pid)) is not None)
 
 
 def children(pid: int) -> list[ProcessId]:
-    return [process for process in running() if parent(process) == pid]
+    """Return the processes that a process has started and that live."""
+    import psutil
+
+    try:
+        found = psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
+    return [child for p in found if (child := ProcessId.of(p.pid)) is not None]
 
 
 def with_children(of: Iterable[ProcessId]) -> list[ProcessId]:
@@ -82,8 +86,8 @@ def with_children(of: Iterable[ProcessId]) -> list[ProcessId]:
 
     It reads no memory of a process, as its environment is: that waits while a driver holds it.
     """
-    pids = {process.pid for process in of if process.alive}
-    return [p for p in running() if p.pid in pids or parent(p) in pids]
+    living = [process for process in of if process.alive]
+    return list(dict.fromkeys(p for one in living for p in (one, *children(one.pid))))
 
 
 def name(process: ProcessId) -> str:
@@ -97,7 +101,10 @@ def command(process: ProcessId) -> list[bytes]:
 
 
 def has_variable(process: ProcessId, name: str, value: str) -> bool:
-    """Say whether a process of this user's was started with a variable of the environment."""
+    """Say whether a process of this user's was started with a variable of the environment.
+
+    Ray's workers write their title over the first of them. psutil reads up to the gap that follows.
+    """
     return f"{name}={value}".encode() in _read(process, "environ").split(b"\0")
 
 
@@ -110,8 +117,13 @@ def _read(process: ProcessId, file: str) -> bytes:
 
 def is_stopped(pid: int) -> bool:
     """Say whether a process is stopped, by a signal or a debugger, and not ended."""
-    stat = _stat(pid)
-    return stat is not None and stat[0] in ("T", "t")
+    import psutil
+
+    try:
+        stopped = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return psutil.Process(pid).status() in stopped
+    except psutil.NoSuchProcess:
+        return False
 
 
 def with_environment(
