@@ -188,7 +188,7 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nvrtc, "_load", lambda name: None)
-    monkeypatch.setattr(nvrtc, "_include_folders", lambda: ())
+    monkeypatch.setattr(nvrtc, "include_folders", lambda: ())
     nvrtc.preload()  # harmless
     problem = nvrtc.cuda_build_problem()
     assert problem is not None

@@ -1,8 +1,8 @@
 """CUDA source to cubin with NVRTC, on machines with or without a GPU driver.
 
-Everything comes from PyPI wheels (`pip install 'tunerd[cuda]'`); a CUDA toolkit is used where the
-wheels are not installed. This module knows nothing of TVM except what its CUDA code generator
-writes at the top of a source.
+Everything comes from PyPI wheels (`pip install 'tunerd[cuda]'`); cuda.pathfinder finds a CUDA
+toolkit where the wheels of libraries and headers are not installed. This module knows nothing of
+TVM except what its CUDA code generator writes at the top of a source.
 
 A cubin, never PTX: a driver loads the cubin of any CUDA of its own major version ("minor version
 compatibility" in NVIDIA's CUDA Compatibility guide), but it compiles no PTX newer than itself.
@@ -10,26 +10,29 @@ compatibility" in NVIDIA's CUDA Compatibility guide), but it compiles no PTX new
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import hashlib
-import importlib.util
-import os
-import platform
+import importlib
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tunerd.builder.cuda_source import kernel_sources
 from tunerd.system.host import install_command
 
 CUDA_MAJOR = 13  # what TVM's CUDA runtime library is linked against (libcudart.so.13)
-_CUDART = f"libcudart.so.{CUDA_MAJOR}"
-_NVRTC = f"libnvrtc.so.{CUDA_MAJOR}"
+# As cuda.pathfinder names them, and the packages that bring them.
+_LIBRARIES = {"nvrtc": "nvidia-cuda-nvrtc", "cudart": "nvidia-cuda-runtime"}
+_HEADERS = {
+    "cuda_fp16.h": "nvidia-cuda-runtime",
+    "crt/mma.h": "nvidia-cuda-crt",
+    "cuda/std/cstdint": "nvidia-cuda-cccl",
+}
 _EM_CUDA = 190  # e_machine of the ELF files that are cubins
 _CACHED_CUBINS = 512  # about 20 kB each
 
@@ -179,7 +182,7 @@ def preload() -> None:
     TVM's CUDA runtime library needs cudart, which the wheels put where no loader looks, and TVM
     says nothing when it cannot load. Harmless where the libraries are absent.
     """
-    for name in (_CUDART, _NVRTC):
+    for name in reversed(_LIBRARIES):
         _load(name)
 
 
@@ -191,20 +194,16 @@ def cuda_build_problem() -> str | None:
 
 def missing_for_builds() -> str | None:
     """Say what this machine lacks to build for CUDA, or None where it lacks nothing."""
-    missing = [
-        f"{name} (package {package})"
-        for name, package in ((_NVRTC, "nvidia-cuda-nvrtc"), (_CUDART, "nvidia-cuda-runtime"))
-        if _load(name) is None
+    missing = [] if _bindings() else ["cuda.bindings (package cuda-bindings)"]
+    missing += [
+        f"lib{name}.so.{CUDA_MAJOR} (package {package})"
+        for name, package in _LIBRARIES.items()
+        if not _load(name)
     ]
-    headers = {
-        "cuda_fp16.h": "nvidia-cuda-runtime",
-        "crt/mma.h": "nvidia-cuda-crt",
-        "cuda/std/cstdint": "nvidia-cuda-cccl",
-    }
     missing += [
         f"{name} (package {package})"
-        for name, package in headers.items()
-        if not any((folder / name).is_file() for folder in _include_folders())
+        for name, package in _HEADERS.items()
+        if not any((folder / name).is_file() for folder in include_folders())
     ]
     if not missing:
         return None
@@ -239,7 +238,7 @@ def compile_kernels(source: str, arch: str, *, threads: int = 1) -> dict[str, Cu
 def compile_cubin(source: str, arch: str) -> Cubin:
     """Compile a CUDA source; identical ones once per process, also when threads ask at once.
 
-    NVRTC runs without the GIL. Raises CudaCompileError with NVRTC's log.
+    NVRTC runs without the GIL: cuda.bindings releases it. Raises CudaCompileError with NVRTC's log.
     """
     lines = "\n".join(line.rstrip() for line in source.splitlines() if line.strip())
     key = hashlib.sha256(f"{arch}\n{lines}".encode()).hexdigest()
@@ -281,34 +280,32 @@ def _compile_either(source: str, arch: str) -> Cubin:
 
 def run_nvrtc(source: str, arch: str, *, headers: Mapping[str, str] | None = None) -> bytes:
     """Compile with TVM's options and return the cubin. `headers` come before those in files."""
-    nvrtc = _load(_NVRTC)
-    if nvrtc is None:
-        raise CudaCompileError(cuda_build_problem() or f"{_NVRTC} does not load")
+    nvrtc = _bindings()
+    if nvrtc is None or not _load("nvrtc"):
+        raise CudaCompileError(cuda_build_problem() or "NVRTC does not load")
     options = [f"--gpu-architecture={arch}", *_OPTIONS]
-    options += [f"-I{folder}" for folder in _include_folders()]
+    options += [f"-I{folder}" for folder in include_folders()]
     headers = headers or {}
     # tvm.support.nvcc drops this include too: NVRTC has no host headers.
     text = _PREAMBLE + source.replace("#include <cuda.h>", "")
-    program = ctypes.c_void_p()
-    _check(
-        nvrtc,
+    program = _checked(
         nvrtc.nvrtcCreateProgram(
-            ctypes.byref(program),
             text.encode(),
             b"tvm_kernels.cu",
             len(headers),
-            _strings(headers.values()),
-            _strings(headers),
-        ),
+            [content.encode() for content in headers.values()],
+            [name.encode() for name in headers],
+        )
     )
     try:
-        status = nvrtc.nvrtcCompileProgram(program, len(options), _strings(options))
-        if status:
-            log = _read(nvrtc, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
-            raise CudaCompileError(log or _error(nvrtc, status))
-        return _read(nvrtc, "CUBIN", program)
+        compiled = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        if compiled[0]:
+            log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+            text = log.rstrip(b"\0").decode(errors="replace")
+            raise CudaCompileError(text or _error(compiled[0]))
+        return _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        nvrtc.nvrtcDestroyProgram(program)
 
 
 def machine_code(cubin: bytes) -> dict[str, bytes]:
@@ -336,74 +333,53 @@ def code_bytes(library: bytes) -> int:
     return found
 
 
-def _strings(texts: Iterable[str]) -> ctypes.Array[ctypes.c_char_p]:
-    encoded = [text.encode() for text in texts]
-    return (ctypes.c_char_p * len(encoded))(*encoded)
+def _read(size: Callable[[Any], Any], content: Callable[[Any, Any], Any], program: Any) -> bytes:
+    buffer = bytearray(_checked(size(program)))
+    _checked(content(program, buffer))
+    return bytes(buffer)
 
 
-def _read(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
-    size = ctypes.c_size_t()
-    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
-    buffer = ctypes.create_string_buffer(size.value)
-    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
-    return buffer.raw
+def _error(status: Any) -> str:
+    nvrtc: Any = _bindings()
+    return str(_checked(nvrtc.nvrtcGetErrorString(status)).decode())
 
 
-def _error(nvrtc: ctypes.CDLL, status: int) -> str:
-    nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
-    return str(nvrtc.nvrtcGetErrorString(status).decode())
-
-
-def _check(nvrtc: ctypes.CDLL, status: int) -> None:
+def _checked(result: tuple[Any, ...]) -> Any:
+    """Return the value of a call; raise CudaCompileError where it failed."""
+    status, *value = result
     if status:
-        raise CudaCompileError(f"NVRTC: {_error(nvrtc, status)}")
+        raise CudaCompileError(f"NVRTC: {_error(status)}")
+    return value[0] if value else None
 
 
 @functools.cache
-def _load(name: str) -> ctypes.CDLL | None:
-    for folder in _library_folders():
-        if (folder / name).is_file() and (library := _dlopen(folder / name)):
-            # NVRTC opens this one by its bare name, and finds it only when it is loaded already.
-            for builtins in folder.glob(f"libnvrtc-builtins.so.{CUDA_MAJOR}*"):
-                _dlopen(builtins)
-            return library
-    return _dlopen(Path(name))  # wherever the loader looks
-
-
-def _dlopen(path: Path) -> ctypes.CDLL | None:
+def _module(name: str) -> Any | None:
     try:
-        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    except OSError:
+        return importlib.import_module(name)
+    except ImportError:
         return None
 
 
-@functools.cache
-def _roots() -> tuple[Path, ...]:
-    """Folders with `lib` and `include` of CUDA: the wheels', then the toolkit's."""
-    spec = importlib.util.find_spec("nvidia")
-    wheels = [
-        folder
-        for base in (spec.submodule_search_locations or [] if spec else [])
-        for folder in sorted(Path(base).glob("cu*"))
-    ]
-    toolkits = [os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
-    return (*wheels, *(Path(t) for t in toolkits if t))
-
-
-def _library_folders() -> Iterator[Path]:
-    for root in _roots():
-        yield from (root / "lib", root / "lib64", root / "targets" / _triple() / "lib")
+def _bindings() -> Any | None:
+    return _module("cuda.bindings.nvrtc")
 
 
 @functools.cache
-def _include_folders() -> tuple[Path, ...]:
-    folders: list[Path] = []
-    for root in _roots():
-        for include in (root / "include", root / "targets" / _triple() / "include"):
-            folders += [f for f in (include, include / "cccl") if f.is_dir()]
-    return tuple(folders)
+def _load(name: str) -> bool:
+    """Load a library of CUDA for all of the process; False where it is not of our CUDA."""
+    finder = _module("cuda.pathfinder")
+    if finder is None:
+        return False
+    try:
+        path = finder.load_nvidia_dynamic_lib(name).abs_path
+    except RuntimeError:  # DynamicLibNotFoundError, and one that does not load
+        return False
+    return f".so.{CUDA_MAJOR}" in Path(path).resolve().name
 
 
-def _triple() -> str:
-    # NVIDIA's name for 64-bit Arm servers.
-    return "sbsa-linux" if platform.machine() == "aarch64" else f"{platform.machine()}-linux"
+@functools.cache
+def include_folders() -> tuple[Path, ...]:
+    """Return the folders with headers of CUDA and of libcu++."""
+    finder = _module("cuda.pathfinder")
+    found = [finder.find_nvidia_header_directory(n) for n in ("cudart", "cccl")] if finder else []
+    return tuple(Path(folder) for folder in found if folder)
