@@ -32,6 +32,7 @@ from tunerd.artifacts.manifest import (
 )
 from tunerd.builder import build
 from tunerd.errors import FolderError, HostError, InputError, ModelError
+from tunerd.system.files import write_whole
 from tunerd.system.version import __version__
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
@@ -127,9 +128,7 @@ def finish_manifest(folder: Path, outcome: Outcome) -> None:
         for latency in outcome.latencies
     ]
     manifest["finished_at"] = time.time()
-    beside = folder / f".{MANIFEST}.part"
-    write_json(beside, sealed(manifest))
-    beside.replace(folder / MANIFEST)
+    write_json(folder / MANIFEST, sealed(manifest))
 
 
 # --- schedules ---------------------------------------------------------------------------------
@@ -290,11 +289,7 @@ def _task_entry(task: Task, winner: Candidate | None, hits: Mapping[str, int]) -
 
 def write_json(path: Path, value: Any) -> None:
     """Write a manifest, on the disk when this returns."""
-    with path.open("w") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 @contextmanager

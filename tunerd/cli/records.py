@@ -18,6 +18,7 @@ import typer
 from tunerd.cli.group import Command, Group
 from tunerd.cli.options import AsJson
 from tunerd.errors import FolderError, InputError
+from tunerd.system.files import written_whole
 
 app = typer.Typer(
     help="Look at the trials of a run; export, merge, pack and unpack runs.",
@@ -167,13 +168,8 @@ def _output(to: Path | None, *, is_text: bool) -> Iterator[BinaryIO]:
     try:
         if not to.name:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        beside = to.with_name(f".{to.name}.tmp")
-        try:
-            with open(beside, "wb") as stream:
-                yield stream
-            beside.replace(to)
-        finally:
-            beside.unlink(missing_ok=True)
+        with written_whole(to, sync=False) as stream:
+            yield stream
     except OSError as error:
         raise FolderError(
             f"{to} cannot be written: {error.strerror or error}; choose another file with --to"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from importlib import resources
 from pathlib import Path
 
 from tunerd.report.markup import Child, Markup, element, join, script, stylesheet
+from tunerd.system.files import write_whole
 from tunerd.system.version import __version__
 
 
@@ -53,12 +53,7 @@ def page(title: str, *children: Child, head: Child = None) -> str:
 
 def write_page(path: Path, html: str) -> None:
     """Write a page in one step: a reader sees the old page or the new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(html, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, html, sync=False, shared=True)
 
 
 def _asset(name: str) -> str:

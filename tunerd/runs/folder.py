@@ -17,10 +17,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from tunerd.errors import FolderError
 from tunerd.records import RunFacts, Store
@@ -28,6 +28,7 @@ from tunerd.records.facts import refuse_other_run
 from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
 from tunerd.system import files
+from tunerd.system.files import write_whole
 
 
 class RunFolder:
@@ -129,14 +130,8 @@ def _refuse_foreign(paths: Paths) -> None:
 def _write_facts(paths: Paths, facts: RunFacts) -> None:
     value = facts.to_json()
     host = value.pop("host")
-    _replace(paths.settings, value)
-    _replace(paths.host, host)
-
-
-def _replace(path: Path, value: Mapping[str, Any]) -> None:
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+    for path, content in ((paths.settings, value), (paths.host, host)):
+        write_whole(path, json.dumps(content, indent=2) + "\n", sync=False)
 
 
 def names_in(root: Path) -> set[str]:

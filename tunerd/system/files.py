@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from tunerd.errors import DiskError
 
@@ -33,18 +34,32 @@ def disk_error(folder: Path, error: OSError) -> DiskError:
     )
 
 
-def write_whole(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Write a file in one step, on the disk when this returns; where it fails the old one is there.
+def write_whole(
+    path: Path, content: bytes | str, *, mode: int = 0o666, sync: bool = True, shared: bool = False
+) -> None:
+    """Write a file in one step; see `written_whole`."""
+    with written_whole(path, mode=mode, sync=sync, shared=shared) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def written_whole(
+    path: Path, *, mode: int = 0o666, sync: bool = True, shared: bool = False
+) -> Iterator[BinaryIO]:
+    """Yield what becomes a file in one step; where the block or it fails the old one is there.
 
     Args:
         mode: of the file, less the umask.
+        sync: have it on the disk at the end, for what must be there after a power cut.
+        shared: whether other processes may write the same file at the same time.
     """
-    beside = path.with_name(f".{path.name}.part")
+    beside = path.with_name(f".{path.name}{f'.{os.getpid()}' if shared else ''}.part")
     try:
         with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         beside.replace(path)
     finally:
         with suppress(OSError):  # what failed is said

@@ -20,6 +20,7 @@ from tunerd.errors import Interrupted, TunerdError
 from tunerd.records import typed
 from tunerd.records.paths import Paths
 from tunerd.system import clock
+from tunerd.system.files import write_whole
 from tunerd.telemetry.progress import ProgressState
 
 log = logging.getLogger(__name__)
@@ -126,13 +127,11 @@ class StatusFile:
 
     def _write(self, told: Told) -> None:
         self._told = told
-        beside = self._path.with_name(f"{self._path.name}.tmp")
         text = json.dumps({"format": _FORMAT, **dataclasses.asdict(told)})
         try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(self._path)
+            write_whole(self._path, text, sync=False)
         except OSError as error:  # where a disk is full the store ends the run, and says so
-            log.warning("%s cannot be written: %s", beside, error.strerror)
+            log.warning("%s cannot be written: %s", self._path, error.strerror)
 
 
 def read_status(paths: Paths) -> Told | None:

@@ -24,6 +24,7 @@ from tunerd.slices.mps.control import (
 )
 from tunerd.slices.mps.gpu_runner import RUNNER_COMMAND, GpuRunner, end_client
 from tunerd.slices.mps.log import LOG_NAME, ServerLog, external_log_folder
+from tunerd.system.files import write_whole
 from tunerd.system.processes import ProcessId, with_children
 from tunerd.vocabulary import SliceSpec
 
@@ -363,9 +364,7 @@ class Gpu:
 
     def _save(self) -> None:
         """Replace the state file: a reader finds the old one or the new one."""
-        temporary = self._folder / "state.json.new"
-        temporary.write_text(json.dumps(self.state(), indent=1))
-        temporary.replace(self._folder / "state.json")
+        write_whole(self._folder / "state.json", json.dumps(self.state(), indent=1), sync=False)
 
 
 def external_pipe_folder() -> Path:

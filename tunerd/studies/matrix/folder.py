@@ -108,7 +108,7 @@ class Kept:
             compiler=build.compiler,
             rewritten=build.rewritten,
         )
-        write_whole(folder / f"{name}.json", json.dumps(to_json(about)).encode(), mode=0o600)
+        write_whole(folder / f"{name}.json", json.dumps(to_json(about)), mode=0o600)
 
     def build_of(self, candidate: Candidate) -> Build | None:
         """Return a kept build; None where there is none, or it is not what it was."""
@@ -177,7 +177,7 @@ def read(root: Path) -> Kept:
 
 def _require_same(path: Path, wanted: dict[str, Any]) -> None:
     if not path.exists():
-        write_whole(path, (json.dumps(wanted, indent=1) + "\n").encode(), mode=0o600)
+        write_whole(path, json.dumps(wanted, indent=1) + "\n", mode=0o600)
         return
     try:
         found = typed.from_json(dict[str, Any], path.read_text(encoding="utf-8"))

@@ -119,7 +119,7 @@ def samples_of(content: bytes, path: Path) -> Samples:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a document in one step, on the disk when this returns."""
-    write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def _require_same(path: Path, wanted: Mapping[str, Any]) -> None:
