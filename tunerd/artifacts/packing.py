@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from tunerd.artifacts.manifest import (
 )
 from tunerd.errors import FolderError, InputError
 from tunerd.records.paths import Paths
-from tunerd.system.version import __version__
+from tunerd.vocabulary import architecture
 
 
 def pack_shares(sources: Sequence[Path], to: Path) -> tuple[Manifest, ...]:
@@ -111,21 +110,13 @@ def _refuse_strangers(found: Sequence[tuple[Path, Manifest]]) -> None:
             seen[count] = folder
 
 
-def _architecture(manifest: Manifest) -> str:
-    # Of a CPU's target the number of cores follows the share, so it cannot be compared whole.
-    try:
-        fields = json.loads(manifest["target"].get("json", "{}"))
-    except (ValueError, TypeError, RecursionError):
-        return ""
-    return str(fields.get("arch") or fields.get("mcpu") or "") if isinstance(fields, dict) else ""
-
-
 _IDENTITY: dict[str, Any] = {
     "model": lambda m: (m["model"]["name"], m["model"].get("digest")),
     "set of inputs": lambda m: m["inputs"],
     "set of outputs": lambda m: m["outputs"],
     "kind of target": lambda m: m["target"]["kind"],
-    "architecture": _architecture,
+    # A CPU's target has the number of cores, which follows the share.
+    "architecture": lambda m: architecture(m["target"].get("json")),
     "device": lambda m: m["share"].get("device"),
 }
 

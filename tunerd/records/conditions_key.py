@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunerd.records.facts import RunFacts, architecture
+from tunerd.records.facts import RunFacts, code_for
 from tunerd.vocabulary import FP32, CapProof
 
 
@@ -30,7 +30,7 @@ class Obtained:
             sm_count=proof.sm_count,
             mechanism=proof.mechanism,
             driver=proof.driver,
-            code_for=f"{facts.target.kind} {architecture(facts.target)}",
+            code_for=f"{facts.target.kind} {code_for(facts.target)}",
             tvm_version=facts.tvm_version,
             profile=profile,
         )

@@ -13,7 +13,7 @@ from tunerd.frontend.model import FixedModel
 from tunerd.records import typed
 from tunerd.settings import TuneSettings
 from tunerd.system.version import __version__
-from tunerd.vocabulary import Model, TargetSpec, to_json
+from tunerd.vocabulary import Model, TargetSpec, architecture, to_json
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path | str) -> No
     pairs = {
         "device": (found.device, asked.device),
         "target": (found.target.kind, asked.target.kind),
-        "code for": (architecture(found.target), architecture(asked.target)),
+        "code for": (code_for(found.target), code_for(asked.target)),
         "slice kind": (found.slice_kind, asked.slice_kind),
         "share": (f"{found.pct}%", f"{asked.pct}%"),
         "TVM": (found.tvm_version, asked.tvm_version),
@@ -118,9 +118,6 @@ def _sizes(facts: RunFacts) -> str:
     return f"with {' '.join(said)}" if said else "as exported"
 
 
-def architecture(target: TargetSpec) -> str:
-    """Return the GPU's or CPU's architecture that a target's code is for."""
-    # Core counts and host parts of a target may differ between hosts with the same device.
-    is_json = target.json.lstrip().startswith("{")
-    fields = typed.from_json(dict[str, Any], target.json) if is_json else {}
-    return str(fields.get("arch") or fields.get("mcpu") or "any")
+def code_for(target: TargetSpec) -> str:
+    """Return the architecture that a target's code is for."""
+    return architecture(target.json) or "any"

@@ -25,6 +25,7 @@ from tunerd.vocabulary.model import (
     TargetSpec,
     Task,
     TensorSpec,
+    architecture,
 )
 from tunerd.vocabulary.search import (
     Proposal,
@@ -89,6 +90,7 @@ __all__ = [
     "TrainingRow",
     "TransferredResults",
     "TrialState",
+    "architecture",
     "candidate_id",
     "default_candidate",
     "finite",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -63,3 +64,15 @@ class Task:
 
 
 Arrays = dict[str, "np.ndarray"]
+
+
+def architecture(target_json: Any) -> str:
+    """Return the GPU's or CPU's architecture that a target's code is for; empty: it says none.
+
+    Core counts and host parts of a target may differ between hosts with the same device.
+    """
+    try:
+        fields = json.loads(target_json)
+    except (ValueError, TypeError, RecursionError):
+        return ""
+    return str(fields.get("arch") or fields.get("mcpu") or "") if isinstance(fields, dict) else ""

@@ -6,7 +6,6 @@ line in `_load`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from tunerd.vocabulary import (
     CapProof,
     Measurement,
     TensorSpec,
+    architecture,
     unit_name,
 )
 from tunerd.vocabulary.outcome import Correctness, Latency, TaskOutcome, Verification
@@ -237,7 +237,7 @@ def _side_of_store(source: str, store: Store, artifact: Path | None) -> Side:
         model_digest=ended.model.digest,
         inputs=ended.model.inputs,
         target_kind=facts.target.kind,
-        architecture=_architecture(facts.target.json),
+        architecture=architecture(facts.target.json),
         pcts=(facts.pct,),
         versions={"tunerd": facts.tunerd_version, "tvm": facts.tvm_version},
         place=_place(facts.device, ended.proofs),
@@ -297,7 +297,7 @@ def _side_of_artifact(source: str, folder: Path) -> Side:
         model_digest=_text(first["model"], "digest"),
         inputs=tuple(TensorSpec(i["name"], tuple(i["shape"]), i["dtype"]) for i in first["inputs"]),
         target_kind=first["target"]["kind"],
-        architecture=_architecture(_text(first["target"], "json")),
+        architecture=architecture(_text(first["target"], "json")),
         pcts=pcts_of(variants),
         versions=_versions(first),
         place=_place_of_tuning(variants),
@@ -326,15 +326,6 @@ def _versions(manifest: Manifest) -> dict[str, str]:
 def _text(values: Mapping[str, Any], key: str) -> str:
     value = values.get(key)
     return value if isinstance(value, str) else ""
-
-
-def _architecture(target_json: str) -> str:
-    """Return what code is generated for; the number of cores in a target is no part of it."""
-    try:
-        fields = json.loads(target_json)
-    except (ValueError, RecursionError):
-        return ""
-    return str(fields.get("arch") or fields.get("mcpu") or "") if isinstance(fields, dict) else ""
 
 
 def share_problem(base: Side, new: Side) -> str:
