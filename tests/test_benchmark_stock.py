@@ -12,11 +12,11 @@ import onnx
 import pytest
 from models import conv_net, example_models, load_model, script
 
+from lab.curves import curves_svg
 from tunerd.cluster.layout import local_layout
 from tunerd.errors import InputError
 from tunerd.frontend.kernels import Selection, kernels_of
 from tunerd.records import Store
-from tunerd.report.curves import curves_svg
 from tunerd.runs import plan
 from tunerd.runs.run import search
 from tunerd.settings import TuneSettings

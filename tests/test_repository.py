@@ -378,7 +378,7 @@ def test_scripts_import_what_there_is() -> None:
         (node.module, name.name, script)
         for script in extra
         for node in ast.walk(ast.parse((ROOT / script).read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tunerd")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("tunerd", "lab."))
         for name in node.names
     }
     assert len(imports) > 100

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.report.share_plot import Panel, knee_text, shares_svg
+from lab.share_plot import Panel, knee_text, shares_svg
 from tunerd.studies.profile.curve import (
     Answer,
     Curve,

@@ -23,6 +23,7 @@ from tunerd.artifacts.manifest import (
 )
 from tunerd.errors import FolderError, InputError
 from tunerd.records.paths import Paths
+from tunerd.system.version import __version__
 from tunerd.vocabulary import architecture
 
 
