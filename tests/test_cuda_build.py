@@ -17,6 +17,7 @@ from build_fixtures import (
     task_of,
 )
 
+from lab.cubins import machine_code
 from tunerd.builder import build, nvrtc
 from tunerd.system import host
 from tunerd.vocabulary import Failure, Kind, Stage, TargetSpec
@@ -100,14 +101,14 @@ def test_the_stand_in_headers_make_the_same_machine_code_as_those_of_libcuxx() -
     source = KERNEL.replace("BODY", "x[threadIdx.x] = INFINITY + (float)(int64_t)threadIdx.x;")
     lean = nvrtc.run_nvrtc(source, "sm_90", headers=nvrtc.STAND_INS)
     full = nvrtc.run_nvrtc(source, "sm_90")
-    assert nvrtc.machine_code(lean) == nvrtc.machine_code(full) != {}
+    assert machine_code(lean) == machine_code(full) != {}
 
 
 @needs_nvrtc
 def test_tanh_is_not_the_approximate_instruction() -> None:
     def code(body: str) -> dict[str, bytes]:
         source = KERNEL.replace("BODY", body)
-        return nvrtc.machine_code(nvrtc.run_nvrtc(source, "sm_90", headers=nvrtc.STAND_INS))
+        return machine_code(nvrtc.run_nvrtc(source, "sm_90", headers=nvrtc.STAND_INS))
 
     approximate = 'asm("tanh.approx.f32 %0, %1;" : "=f"(x[0]) : "f"(x[0]));'
     assert len(code(approximate)[".text.kernel"]) < len(code("x[0] = tanhf(x[0]);")[".text.kernel"])
@@ -148,8 +149,8 @@ def test_kernels_are_compiled_apart_to_what_they_are_together(threads: int) -> N
     source = two_kernels("x[0] = 5.0f;", "x[0] = sqrtf(x[1]);")
     cubins = nvrtc.compile_kernels(source, "sm_90", threads=threads)
     assert list(cubins) == ["first", "second"]
-    together = nvrtc.machine_code(nvrtc.run_nvrtc(source, "sm_90", headers=nvrtc.STAND_INS))
-    apart = [nvrtc.machine_code(cubin.code) for cubin in cubins.values()]
+    together = machine_code(nvrtc.run_nvrtc(source, "sm_90", headers=nvrtc.STAND_INS))
+    apart = [machine_code(cubin.code) for cubin in cubins.values()]
     assert [list(code) for code in apart] == [[".text.first"], [".text.second"]]
     assert apart[0] | apart[1] == together
 
