@@ -325,7 +325,7 @@ def test_a_selected_task_that_the_model_lacks_is_refused(tmp_path: Path) -> None
     onnx.save(conv_net(), path)
     selection = Selection(("ffffffffffff",), 5)
     with pytest.raises(InputError, match="no task ffffffffffff"):
-        kernels_of(load_model(path), host.cpu_target_json(1), selection)
+        selection.among(kernels_of(load_model(path), host.cpu_target_json(1)).tasks)
 
 
 # --- the plot ----------------------------------------------------------------------------------

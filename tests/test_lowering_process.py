@@ -70,12 +70,14 @@ def test_a_process_that_was_started_before_lowers_one_model(fixed: FixedModel) -
     assert unused.process.returncode == -signal.SIGKILL
 
 
-def test_it_takes_a_selection_and_refuses_one_of_another_model(fixed: FixedModel) -> None:
+def test_a_selection_is_made_of_its_tasks_and_one_of_another_model_refused(
+    fixed: FixedModel,
+) -> None:
     tasks = kernels_of(fixed, LLVM).tasks
-    chosen = Selection((tasks[1].task_id,), 8)
-    assert Lowering(fixed, LLVM, chosen).result().tasks == tasks[1:2]
+    lowered = Lowering(fixed, LLVM).result().tasks
+    assert Selection((tasks[1].task_id,), 8).among(lowered) == tasks[1:2]
     with pytest.raises(InputError, match="the model has no task 0123456789ab"):
-        Lowering(fixed, LLVM, Selection(("0123456789ab",), 8)).result()
+        Selection(("0123456789ab",), 8).among(lowered)
 
 
 def test_its_errors_and_its_log_come_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -36,28 +37,23 @@ class Selection:
     task_ids: tuple[str, ...]
     trials_per_task: int
 
+    def among(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
+        """Return the selected ones of a model's tasks; InputError where it has not all of them."""
+        if missing := set(self.task_ids) - {t.task_id for t in tasks}:
+            raise InputError(
+                f"the model has no task {', '.join(sorted(missing))} for this target; `tunerd "
+                "tune --dry-run --json` lists those that it has"
+            )
+        return tuple(t for t in tasks if t.task_id in self.task_ids)
 
-def kernels_of(
-    fixed: FixedModel, target: TargetSpec, selection: Selection | None = None
-) -> Kernels:
-    """Simplify and lower a model and extract its tasks, or some of them.
 
-    Raises ModelError where that cannot be done, and InputError where the model has not all tasks
-    that are selected.
-    """
+def kernels_of(fixed: FixedModel, target: TargetSpec) -> Kernels:
+    """Simplify and lower a model and extract its tasks; ModelError where that cannot be done."""
     from tunerd.frontend.relax.lowering import lower, touched_bytes
     from tunerd.frontend.tasks import extract_tasks
 
     model = simplified(fixed)
     lowered = lower(model, target)
     tasks = extract_tasks(lowered, target)
-    if selection is not None:
-        missing = set(selection.task_ids) - {t.task_id for t in tasks}
-        if missing:
-            raise InputError(
-                f"the model has no task {', '.join(sorted(missing))} for {target.kind}; `tunerd "
-                "tune --dry-run --json` lists those that it has"
-            )
-        tasks = tuple(t for t in tasks if t.task_id in selection.task_ids)
     model = replace(model, notes=(*model.notes, *lowered.notes))
     return Kernels(tasks, touched_bytes(lowered), model, lowered)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tunerd.frontend.kernels import Extracted, Kernels, Selection
+from tunerd.frontend.kernels import Extracted, Kernels
 from tunerd.frontend.model import FixedModel
 from tunerd.frontend.relax.lowering import Lowered
 from tunerd.system.codec import arrays_from, arrays_to, specs_from
@@ -18,19 +18,15 @@ from tunerd.vocabulary import Model, TargetSpec, Task, to_json
 Message = tuple[dict[str, Any], list[bytes]]
 
 
-def asked_to(model: FixedModel, target: TargetSpec, selection: Selection | None) -> Message:
-    body = {"model": to_json(model), "target": to_json(target), "selection": to_json(selection)}
+def asked_to(model: FixedModel, target: TargetSpec) -> Message:
+    body = {"model": to_json(model), "target": to_json(target)}
     return body, [model.proto.SerializeToString()]
 
 
-def asked_from(
-    body: dict[str, Any], blobs: Sequence[bytes]
-) -> tuple[FixedModel, TargetSpec, Selection | None]:
+def asked_from(body: dict[str, Any], blobs: Sequence[bytes]) -> tuple[FixedModel, TargetSpec]:
     (proto,) = blobs
     model = FixedModel(**_model_from(body["model"], "inputs"), proto=_proto_from(proto))
-    chosen = body["selection"]
-    selection = chosen and Selection(tuple(chosen["task_ids"]), chosen["trials_per_task"])
-    return model, TargetSpec(**body["target"]), selection
+    return model, TargetSpec(**body["target"])
 
 
 def extracted_to(extracted: Extracted) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import IO, Any, Self
 
 from tunerd import errors
 from tunerd.errors import InfrastructureError
-from tunerd.frontend.kernels import Extracted, Kernels, Selection
+from tunerd.frontend.kernels import Extracted, Kernels
 from tunerd.frontend.messages import asked_to, extracted_from, kernels_from
 from tunerd.frontend.model import FixedModel
 from tunerd.system import wire
@@ -88,14 +88,13 @@ class Lowering:
         self,
         model: FixedModel,
         target: TargetSpec,
-        selection: Selection | None = None,
         *,
         lowerer: Lowerer | None = None,
     ) -> None:
         self._extracted: Future[Extracted] = Future()
         self._kernels: Future[Kernels] = Future()
         self._lowerer = lowerer or Lowerer()
-        asked = (model, target, selection)
+        asked = (model, target)
         self._thread = threading.Thread(target=self._exchange, args=(asked,), daemon=True)
         self._thread.start()
 
@@ -125,7 +124,7 @@ class Lowering:
         self._thread.join()
         self._lowerer.close()
 
-    def _exchange(self, asked: tuple[FixedModel, TargetSpec, Selection | None]) -> None:
+    def _exchange(self, asked: tuple[FixedModel, TargetSpec]) -> None:
         with self._lowerer.connection, self._lowerer.printed:
             try:
                 wire.send(self._lowerer.connection, *asked_to(*asked))

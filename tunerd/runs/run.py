@@ -218,7 +218,7 @@ class _Session:
     def _searched(self, *, to_finish: bool) -> Iterator[tuple[Cluster, Crew, Lowering]]:
         """Search, and yield what a search ends with while its workers live."""
         # All that takes seconds at once: the model is lowered while Ray and the workers start.
-        lowering = self._place.workshop.lower(self._layout.target, self._selection)
+        lowering = self._place.workshop.lower(self._layout.target)
         self._say("starting Ray, and lowering the model")
         with contextlib.ExitStack() as stack:
             stack.callback(self._ledger.interrupt)  # last: no worker is left to end a trial
@@ -239,14 +239,15 @@ class _Session:
             # Refuses a folder that no slice sees, before the search.
             quiet_slice = self._quiet_slice(cluster, crew)
             extracted = lowering.extracted()
+            tasks = self._selected(extracted.tasks)
             self._log_step("the model is lowered")
             finals = Finals.of(self._settings, extracted.touched_bytes)
             self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
             transferred = [past for x in self._place.earlier for past in x.transferred]
             sms = proofs[0].sm_count if self._layout.target.is_cuda else None
             profile = within(SEARCH, extracted.touched_bytes)
-            cluster.give_tasks(extracted.tasks, transferred=transferred, sms=sms, profile=profile)
-            self._restore(extracted.tasks, proofs)
+            cluster.give_tasks(tasks, transferred=transferred, sms=sms, profile=profile)
+            self._restore(tasks, proofs)
             if to_finish:
                 stack.enter_context(_loading(lowering))
             self._search(cluster, crew, lowering if to_finish else None)
@@ -286,6 +287,9 @@ class _Session:
         self._taken_over = self._coordinator.ended_trials
         if ended:
             log.info("going on with %d trials of earlier sessions", len(ended))
+
+    def _selected(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        return tasks if self._selection is None else self._selection.among(tasks)
 
     def _to_search(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
         """Return the tasks that a team's store has no record of."""

@@ -15,13 +15,11 @@ from typing import Any, Self
 
 from tunerd.cluster.layout import Layout
 from tunerd.cluster.ray_cluster import Cluster
-from tunerd.frontend.kernels import Kernels, Selection
+from tunerd.frontend.kernels import Kernels
 from tunerd.frontend.model import FixedModel
 from tunerd.frontend.process import Lowerer, Lowering
 from tunerd.system import host
 from tunerd.vocabulary import Build, Candidate, TargetSpec
-
-_Asked = tuple[TargetSpec, Selection | None]
 
 
 class Workshop:
@@ -37,17 +35,16 @@ class Workshop:
         self.run = f"{model.name}-{int(time.time())}-{os.getpid()}"
         self._stack = contextlib.ExitStack()
         self._cluster: Cluster | None = None
-        self._lowerings: dict[_Asked, Lowering] = {}
+        self._lowerings: dict[TargetSpec, Lowering] = {}
         self._builds: dict[tuple[TargetSpec, str], Build] = {}  # a candidate's id names no target
 
-    def lower(self, target: TargetSpec, selection: Selection | None = None) -> Lowering:
-        """Begin to simplify and lower the model, and to extract its tasks or some of them, once."""
-        asked = (target, selection)
-        known = self._lowerings.get(asked)
+    def lower(self, target: TargetSpec) -> Lowering:
+        """Begin to simplify and lower the model, and to extract its tasks, once."""
+        known = self._lowerings.get(target)
         if known is None or known.problem is not None:
             lowerer, self._lowerer = self._lowerer, None
-            self._lowerings[asked] = Lowering(self.model, target, selection, lowerer=lowerer)
-        return self._lowerings[asked]
+            self._lowerings[target] = Lowering(self.model, target, lowerer=lowerer)
+        return self._lowerings[target]
 
     def kernels(self, target: TargetSpec) -> Kernels:
         """Return what `lower` makes; raises as its result does."""
