@@ -120,7 +120,8 @@ def _largest_ring(rooms: set[str], arrows: dict[str, set[str]]) -> int:
 
 
 def _reached(room: str, arrows: dict[str, set[str]]) -> set[str]:
-    found, waiting = set(), [room]
+    found: set[str] = set()
+    waiting = [room]
     while waiting:
         new = arrows.get(waiting.pop(), set()) - found
         found |= new

@@ -54,8 +54,8 @@ WORKSPACE = 32 << 20  # fp32 values for split-K
 # --- the template ------------------------------------------------------------------------------
 
 
-@triton.jit
-def conv(
+@triton.jit  # type: ignore[untyped-decorator]
+def conv(  # type: ignore[no-untyped-def]
     x_ptr,
     w_ptr,
     bias_ptr,
@@ -294,12 +294,15 @@ class Op:
         return (chosen + rest)[:count]
 
 
-def resnet50() -> list[tuple[Op, str, str | None, str]]:
+Steps = list[tuple[Op, str, str | None, str]]  # operation, its input, its residual, its output
+
+
+def resnet50() -> Steps:
     """Return the steps of ResNet-50: operation, name of its input, of its residual, of its output.
 
     The input of the first block is "pooled".
     """
-    steps = [(Op(224, 224, 3, 64, 7, 2, 3, act="relu"), "images", None, "stem")]
+    steps: Steps = [(Op(224, 224, 3, 64, 7, 2, 3, act="relu"), "images", None, "stem")]
     here, size, channels = "pooled", 56, 64
     for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
         for block in range(blocks):
@@ -321,9 +324,9 @@ def resnet50() -> list[tuple[Op, str, str | None, str]]:
     return steps
 
 
-def bert_base(tokens: int = 128) -> list[tuple[Op, str, str | None, str]]:
+def bert_base(tokens: int = 128) -> Steps:
     """Return the GEMMs of BERT-base; what follows qkv reads the first of its values."""
-    steps = []
+    steps: Steps = []
     here = "images"
     for layer in range(12):
         steps += [
@@ -336,7 +339,7 @@ def bert_base(tokens: int = 128) -> list[tuple[Op, str, str | None, str]]:
     return steps
 
 
-CHAINS: dict[str, Callable[[], list[tuple[Op, str, str | None, str]]]] = {
+CHAINS: dict[str, Callable[[], Steps]] = {
     "ResNet-50": resnet50,
     "BERT-base": bert_base,
 }
@@ -457,7 +460,7 @@ def tune(bench: Bench, op: Op, count: int, limit_secs: float) -> tuple[Config, d
     weights = [bench.rand(op.depth, op.filters, scale=op.depth**-0.5) for _ in range(copies)]
     bias, res = bench.rand(op.filters), bench.rand(rows, op.filters)
     out = torch.empty(rows, op.filters, device="cuda", dtype=torch.float16)
-    want = reference(torch, bench.batch, op, x, weights[0], bias, res)
+    want = reference(torch, bench.batch, op, x, weights[0], bias, res if op.has_res else None)
     found: list[tuple[float, Config]] = []
     wrong: list[str] = []
     started = time.monotonic()
@@ -500,7 +503,7 @@ def reference(torch: Any, batch: int, op: Op, x: Any, w: Any, bias: Any, res: An
     filters = w.float().view(op.kernel, op.kernel, op.channels, op.filters).permute(3, 2, 0, 1)
     y = torch.nn.functional.conv2d(images, filters, stride=op.stride, padding=op.pad)
     y = y.permute(0, 2, 3, 1).reshape(-1, op.filters) + bias.float()
-    if op.has_res:
+    if res is not None:
         y = y + res.float()
     return {"": lambda v: v, "relu": torch.relu, "gelu": torch.nn.functional.gelu}[op.act](y)
 
@@ -626,12 +629,15 @@ def _ratio(secs: dict[str, list[float]], mode: str) -> str:
     return f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    numbers = {"type": lambda text: [int(t) for t in text.split(",")]}
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shares", default=[40, 100], **numbers)
-    parser.add_argument("--batches", default=[1, 8], **numbers)
+    parser.add_argument("--shares", type=_numbers, default=[40, 100])
+    parser.add_argument("--batches", type=_numbers, default=[1, 8])
     parser.add_argument("--configs", type=int, default=24, help="of each operation")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--limit", type=float, default=3.0, help="seconds to tune an operation")
