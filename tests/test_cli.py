@@ -28,7 +28,7 @@ from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME
 from tunerd.runs import plan as preparation
 from tunerd.runs.folder import RunFolder
-from tunerd.runs.names import sized_name
+from tunerd.settings.texts import sized_name
 from tunerd.system import host
 from tunerd.vocabulary import SliceSpec
 

@@ -171,6 +171,7 @@ def test_the_public_names_are_these() -> None:
         "LoadError",
         "LoadedModel",
         "MismatchWarning",
+        "Plan",
         "ProfileResult",
         "Run",
         "TunerdError",
@@ -179,6 +180,7 @@ def test_the_public_names_are_these() -> None:
         "compare",
         "load",
         "open_run",
+        "plan",
         "profile",
         "tune",
     }

@@ -12,11 +12,33 @@ from typing import TYPE_CHECKING, Any
 from tunerd.system.version import __version__
 
 if TYPE_CHECKING:
-    from tunerd.api import Artifact, ProfileResult, Run, bench, compare, open_run, profile, tune
+    from tunerd.api import (
+        Artifact,
+        Plan,
+        ProfileResult,
+        Run,
+        bench,
+        compare,
+        open_run,
+        plan,
+        profile,
+        tune,
+    )
     from tunerd.artifacts.loading import LoadedModel, LoadError, MismatchWarning, load
     from tunerd.errors import TunerdError
 
-_API = ("Artifact", "ProfileResult", "Run", "bench", "compare", "open_run", "profile", "tune")
+_API = (
+    "Artifact",
+    "Plan",
+    "ProfileResult",
+    "Run",
+    "bench",
+    "compare",
+    "open_run",
+    "plan",
+    "profile",
+    "tune",
+)
 _MODULES = {
     "tunerd.api": _API,
     "tunerd.artifacts.loading": ("LoadError", "LoadedModel", "MismatchWarning", "load"),
@@ -29,6 +51,7 @@ __all__ = [
     "LoadError",
     "LoadedModel",
     "MismatchWarning",
+    "Plan",
     "ProfileResult",
     "Run",
     "TunerdError",
@@ -37,6 +60,7 @@ __all__ = [
     "compare",
     "load",
     "open_run",
+    "plan",
     "profile",
     "tune",
 ]

@@ -76,7 +76,7 @@ def matrix(
     The same command in the same folder goes on where it stopped.
     """
     given = dict(locals())
-    from tunerd.runs.names import run_folder, sized_name
+    from tunerd.settings.texts import sized_name
 
     shapes, dims = shapes_of(shape or ()), dims_of(dim or ())
     name = sized_name(model.stem, batch=batch, shapes=shapes, dims=dims)
@@ -86,7 +86,7 @@ def matrix(
         "slice_kind": kind,
         "gpu_pct": max(percents) if kind in ("mps", "whole", "simulated") else None,
         "cpu_pct": max(percents) if kind == "cpu" else None,
-        "out": out or run_folder(name, "matrix"),
+        "out": out or Path("runs") / f"{name}-matrix",
         "trials": trials if trials is not None or budget is not None else _TRIALS,
         "mps": "own",
         "neighbours": "none",

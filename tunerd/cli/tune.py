@@ -17,7 +17,6 @@ from tunerd.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from tunerd.api import Run
-    from tunerd.cluster.layout import Layout
     from tunerd.settings import TuneSettings
     from tunerd.studies.profile.auto import Choice
     from tunerd.vocabulary.outcome import Verdict
@@ -179,11 +178,6 @@ def tune(
     require_kept(settings.out)
     is_auto = settings.share_from == AUTO
     if dry_run:
-        if is_auto:
-            raise InputError(
-                "--dry-run measures nothing, and an automatic share is measured; give a number, "
-                "or run `tunerd profile` first"
-            )
         _print_plan(settings, json)
         return 0
     from tunerd import api
@@ -254,40 +248,19 @@ def _print(run: Run, settings: TuneSettings) -> None:
 
 
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:
-    from tunerd.cluster.layout import open_cluster
-    from tunerd.frontend.kernels import kernels_of
-    from tunerd.runs import plan as preparation
+    from tunerd import api
     from tunerd.telemetry.progress import open_progress
 
-    layout = _planned_layout(settings)
-    if warning := open_cluster(layout):
-        with open_progress(quiet=as_json) as progress:
-            progress.warn(warning)
-    earlier = preparation.warm_starts(settings, layout)
-    model = preparation.read(settings)
-    preparation.require_folder(settings, model, layout)
-    kernels = kernels_of(model, layout.target)
-    plan = preparation.describe(settings, kernels.model, layout, kernels.tasks, earlier)
+    with open_progress(quiet=as_json) as progress:
+        plan = api.plan_of(settings, progress.warn)
     if as_json:
-        print(json_module.dumps(plan))
+        print(json_module.dumps(plan.details))
         return
     from rich.console import Console
 
     from tunerd.report.table import plan_table
 
-    Console().print(plan_table(plan))
-
-
-def _planned_layout(settings: TuneSettings) -> Layout:
-    """Plan this machine, or the nodes of a cluster, which is left again."""
-    from tunerd.cluster.layout import cluster_layout, local_layout
-
-    if settings.address is None:
-        return local_layout(settings)
-    from tunerd.cluster.ray_cluster import Cluster
-
-    with Cluster(address=settings.address, run="plan", cpus=0, gpus=0) as cluster:
-        return cluster_layout(settings, cluster)
+    Console().print(plan_table(plan.details))
 
 
 def settings_of(given: Mapping[str, Any]) -> TuneSettings:
@@ -298,8 +271,8 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
     from pydantic import ValidationError
 
     from tunerd.cluster.job import cluster_address
-    from tunerd.runs.names import run_folder, sized_name
     from tunerd.settings import TuneSettings
+    from tunerd.settings.texts import sized_name
 
     gpu_pct, cpu_pct = given["gpu_pct"], given["cpu_pct"]
     is_auto = _AUTO_PCT in (gpu_pct, cpu_pct)
@@ -311,7 +284,7 @@ def settings_of(given: Mapping[str, Any]) -> TuneSettings:
         "gpu_pct": 100 if gpu_pct == _AUTO_PCT else gpu_pct,
         "cpu_pct": 100 if cpu_pct == _AUTO_PCT else cpu_pct,
         "share_from": AUTO if is_auto else "flag",
-        "out": given["out"] or run_folder(name, share),
+        "out": given["out"] or Path("runs") / f"{name}-{share}",
         "slice_kind": str(given["slice_kind"] or ("cpu" if gpu_pct is None else "mps")),
         "shapes": shapes,
         "dims": dims,

@@ -28,6 +28,11 @@ class Paths:
         return self.root / STORE_NAME
 
     @property
+    def model(self) -> Path:
+        """Where a model is kept that a program gave, and no file."""
+        return self.root / "model"
+
+    @property
     def artifact(self) -> Path:
         return self.root / "artifact"
 

@@ -3,6 +3,7 @@
 settings.json      what the last session was asked for, for people; the store keeps every one
 host.json          facts of the machine it ran on
 store.sqlite       the trials
+model/             the ONNX file of a model that a program gave to `tunerd.tune`
 artifact/          the compiled model
 report.html
 logs/trial-N.log   what a failed trial said
@@ -118,7 +119,8 @@ def _refuse_foreign(paths: Paths) -> None:
     if paths.store.exists():
         return
     known = {STORE_NAME + "-wal", STORE_NAME + "-shm", paths.lock.name}
-    known |= {p.name for p in (paths.settings, paths.host, paths.logs, paths.shares)}
+    own = (paths.settings, paths.host, paths.logs, paths.shares, paths.model)
+    known |= {p.name for p in own}
     foreign = sorted(names_in(paths.root) - known)
     if foreign:
         raise FolderError(

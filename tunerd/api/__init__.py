@@ -1,0 +1,43 @@
+"""tunerd from Python: what the commands do, as functions that return values.
+
+    run = tunerd.tune("model.onnx", gpu_pct=40, budget_secs=600)
+    print(run.verdict, run.speedup.ratio)
+    y = run.artifact.load()(x)
+
+Nothing here prints, configures logging or ends the process. Errors for people are TunerdError:
+`tunerd/errors.py` draws their tree. What takes long tells of it through callbacks.
+"""
+
+from __future__ import annotations
+
+from tunerd.api.run import Artifact, ReviewedShare, Run, open_run
+from tunerd.api.studies import ProfileResult, bench, compare, profile
+from tunerd.api.tuning import (
+    Plan,
+    TuneOptions,
+    carry_out,
+    choose_share,
+    plan,
+    plan_of,
+    review_share,
+    tune,
+)
+
+__all__ = [
+    "Artifact",
+    "Plan",
+    "ProfileResult",
+    "ReviewedShare",
+    "Run",
+    "TuneOptions",
+    "bench",
+    "carry_out",
+    "choose_share",
+    "compare",
+    "open_run",
+    "plan",
+    "plan_of",
+    "profile",
+    "review_share",
+    "tune",
+]

@@ -1,0 +1,178 @@
+"""A run and its artifact, as values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunerd.errors import FolderError, WrongResultError
+from tunerd.records import Store
+from tunerd.records.paths import Paths
+from tunerd.report.story import Story, story_of
+from tunerd.studies.profile.folder import REPORT
+from tunerd.vocabulary.outcome import (
+    Comparison,
+    Correctness,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tunerd.artifacts.loading import LoadedModel
+    from tunerd.studies.profile.auto import Aftermath
+
+StrPath = str | os.PathLike[str]
+OnStep = Callable[[str], None]
+
+
+def nothing(step: str) -> None:
+    """Take what comes next, and show it nowhere."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled model: a folder that is loaded without a compiler, and may be copied."""
+
+    path: Path
+
+    def load(self, *, device: int | None = None, beside: Iterable[LoadedModel] = ()) -> LoadedModel:
+        """Check and load it, as `tunerd.load` does."""
+        from tunerd.artifacts.loading import load
+
+        return load(self.path, device=device, beside=beside)
+
+
+@dataclass(frozen=True)
+class ReviewedShare:
+    """A share that was chosen by a profile, and what the tuned artifact's profile says of it."""
+
+    aftermath: Aftermath
+    folder: Path  # of the artifact's profile
+
+    @property
+    def report(self) -> Path:
+        return self.folder / REPORT
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of `tunerd.tune`, as it was when it was opened. Times are seconds of an inference.
+
+    `verdict`, `speedup`, `latencies` and `artifact` are of a run that came to its end: they raise
+    FolderError while there is none.
+    """
+
+    folder: Path
+    story: Story = field(repr=False)  # all that the report shows
+    share: ReviewedShare | None = None  # where `tunerd.tune` was to choose it
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.story.name
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has its result, and no later session is under way or was stopped."""
+        return not self.story.is_unfinished
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the run ended: everything below, and the verification against ONNX Runtime."""
+        if self.story.outcome is None:
+            raise FolderError(
+                f"the run in {self.folder} has not come to its end; tune with the same settings "
+                "to go on"
+            )
+        return self.story.outcome
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the tuned model is faster than the one with default schedules.
+
+        CANNOT_TELL also where its results could not be verified, and SAME where no task was tuned:
+        both models are the same then, whatever was timed. Raises WrongResultError where the tuned
+        model disagrees with ONNX Runtime.
+        """
+        outcome = self.outcome
+        match outcome.verification.verdict:
+            case Correctness.WRONG:
+                raise WrongResultError(
+                    f"the tuned model disagrees with ONNX Runtime: {outcome.verification.message}; "
+                    f"it was not kept as an artifact, see {self.report_path}"
+                )
+            case Correctness.CANNOT_TELL:
+                return Verdict.CANNOT_TELL
+        is_tuned = any(task.is_tuned for task in outcome.tasks)
+        return outcome.end_to_end.verdict if is_tuned else Verdict.SAME
+
+    @property
+    def speedup(self) -> Comparison:
+        """The tuned model against the default one: ratio and 95% interval, above 1 is faster."""
+        return self.outcome.end_to_end
+
+    @property
+    def tasks(self) -> tuple[TaskOutcome, ...]:
+        """The model's tasks: what was chosen for each, or what was found so far."""
+        return self.story.tasks
+
+    @property
+    def latencies(self) -> tuple[Latency, ...]:
+        """Samples of the whole model: tuned, default, and of ONNX Runtime."""
+        return self.outcome.latencies
+
+    @property
+    def artifact(self) -> Artifact:
+        """The compiled model; WrongResultError where it is wrong, which is not kept."""
+        _ = self.verdict
+        return Artifact(Path(self.outcome.artifact))
+
+    @property
+    def report_path(self) -> Path:
+        """Where the run keeps its page."""
+        return Paths(self.folder).report
+
+    def trials(self) -> pd.DataFrame:
+        """Return a row per trial, also of default schedules, as `tunerd records export` has them.
+
+        Seconds are in `median_secs`, raw samples in `run_secs`. Raises FolderError where the
+        folder is gone.
+        """
+        from tunerd.records.export import trials_table
+
+        with Store.read(self.folder) as store:
+            return trials_table(store)
+
+    def report(self, to: StrPath) -> Path:
+        """Write the run's page, one self-contained HTML file, and return its path.
+
+        Raises FolderError where the file cannot be written.
+        """
+        from tunerd.report.frame import write_page
+        from tunerd.report.page import report_page
+
+        path = Path(to)
+        try:
+            write_page(path, report_page(self.story))
+        except OSError as error:
+            raise FolderError(
+                f"{path} cannot be written: {error.strerror or error}; name another file"
+            ) from error
+        return path
+
+
+def open_run(folder: StrPath) -> Run:
+    """Read a run from its folder, also one that is alive, was stopped or was killed.
+
+    Raises FolderError where there is none, or it is damaged.
+    """
+    root = Path(folder)
+    with Store.read(root) as store:
+        return Run(root, story_of(store))

@@ -1,0 +1,280 @@
+"""Plan a tuning, and carry it out."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from tunerd.api.run import OnStep, ReviewedShare, Run, StrPath, nothing, open_run
+from tunerd.errors import InputError
+from tunerd.frontend.onnx.saving import content_name, save_in
+from tunerd.records.paths import Paths
+from tunerd.runs.folder import prepare
+from tunerd.telemetry.progress import Progress, ProgressState, QuietProgress
+
+if TYPE_CHECKING:
+    import onnx
+
+    from tunerd.cluster.layout import Layout
+    from tunerd.settings import TuneSettings
+    from tunerd.studies.profile.auto import Choice
+
+
+_PLAN_COLUMNS = 100
+OnProgress = Callable[[ProgressState], None]
+SliceKind = Literal["mps", "whole", "cpu", "simulated"]
+
+
+class TuneOptions(TypedDict, total=False):
+    """What may be said of a tuning; one of `gpu_pct` and `cpu_pct` must be.
+
+    gpu_pct, cpu_pct: the share to tune for, 1 to 100 percent of a GPU or of this machine's cores;
+        "auto" chooses it by a profile.
+    slo_ms: with "auto", the smallest share at which 95 of 100 inferences of the default model take
+        at most so many milliseconds.
+    out: the run folder, in which the same call goes on; runs/MODEL-gpu40 if not given.
+    trials: stop after so many, earlier ones included.
+    budget_secs: search for so long.
+    slices: per device; as many as fit if not given.
+    shapes, dims, batch: of the inputs, by input name, by dimension name, and the leading dimension.
+    slice_kind: mps for GPUs and cpu for cores, if not given.
+    mps: "external" uses the MPS daemon that is there.
+    address: of a Ray cluster, HOST:PORT, "auto" or "local"; a private local one if not given.
+    tuners: search and build processes; by the cores if not given.
+    warm_start: folders of other runs to learn from.
+    store: a team's, as a URL of SQLAlchemy; `require_hit` builds from its records, with no search.
+    neighbours, l2, fidelity: how finalists are measured, and how many more for judging the search.
+    """
+
+    gpu_pct: int | Literal["auto"]
+    cpu_pct: int | Literal["auto"]
+    slo_ms: float
+    out: StrPath
+    trials: int
+    budget_secs: float
+    slices: int
+    shapes: Mapping[str, Sequence[int]]
+    dims: Mapping[str, int]
+    batch: int
+    seed: int
+    slice_kind: SliceKind
+    mps: Literal["own", "external"]
+    address: str
+    tuners: int
+    warm_start: Sequence[StrPath]
+    store: str
+    require_hit: bool
+    neighbours: Literal["none", "busy", "as-tuned"]
+    l2: Literal["model", "cold", "warm"]
+    fidelity: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do; `print` shows it. The same call of `tunerd.tune` does it."""
+
+    settings: TuneSettings
+    details: Mapping[str, Any] = field(repr=False)  # what `tunerd tune --dry-run --json` prints
+    proto: onnx.ModelProto | None = field(default=None, repr=False)  # where it was no file
+
+    @property
+    def tasks(self) -> Sequence[Mapping[str, Any]]:
+        """The model's tasks: task_id, name, weight (calls of an inference) and flops of a call."""
+        found: Sequence[Mapping[str, Any]] = self.details["tasks"]
+        return found
+
+    @property
+    def estimate_secs(self) -> float | None:
+        """How long it will take, about; None where neither trials nor time are limited."""
+        found: float | None = self.details["estimate_secs"]
+        return found
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from tunerd.report.table import plan_table
+
+        console = Console(file=io.StringIO(), width=_PLAN_COLUMNS, color_system=None)
+        with console.capture() as capture:
+            console.print(plan_table(self.details))
+        return capture.get().rstrip()
+
+    def execute(
+        self, *, on_progress: OnProgress | None = None, on_warning: OnStep | None = None
+    ) -> Run:
+        """Do it, and return the run; raises as `tunerd.tune` does."""
+        settings = self.settings
+        if self.proto is not None:
+            settings = _with_saved(self.proto, settings)
+        run = carry_out(settings, _Callbacks(on_progress, on_warning))
+        _ = run.verdict
+        return run
+
+
+def plan(
+    model: StrPath | onnx.ModelProto,
+    *,
+    on_warning: OnStep | None = None,
+    **options: Unpack[TuneOptions],
+) -> Plan:
+    """Return what `tunerd.tune` with the same arguments will do: slices, environments, tasks, time.
+
+    Nothing is started or written, but for the cluster of `address`, which is joined and left.
+    Raises as `tune` does, and InputError for a share of "auto", which has to be measured.
+    """
+    settings = _settings(model, options)
+    if isinstance(model, str | os.PathLike):
+        return plan_of(settings, on_warning or nothing)
+    with tempfile.TemporaryDirectory(prefix="tunerd-") as folder:
+        path = save_in(Path(folder), model)
+        found = plan_of(settings.model_copy(update={"model": path}), on_warning or nothing)
+    return replace(found, settings=settings, proto=model)
+
+
+def plan_of(settings: TuneSettings, warn: OnStep) -> Plan:
+    """Plan what settings say; raises as `plan` does."""
+    from tunerd.cluster.layout import open_cluster
+    from tunerd.frontend.kernels import kernels_of
+    from tunerd.runs import plan as planning
+
+    if settings.share_from == "auto":
+        raise InputError(
+            "--dry-run measures nothing, and an automatic share is measured; give a number, or run "
+            "`tunerd profile` first"
+        )
+    layout = _planned_layout(settings)
+    if warning := open_cluster(layout):
+        warn(warning)
+    earlier = planning.warm_starts(settings, layout)
+    fixed = planning.read(settings)
+    planning.require_folder(settings, fixed, layout)
+    kernels = kernels_of(fixed, layout.target)
+    details = planning.describe(settings, kernels.model, layout, kernels.tasks, earlier)
+    return Plan(settings, details)
+
+
+def _planned_layout(settings: TuneSettings) -> Layout:
+    """Plan this machine, or the nodes of a cluster, which is left again."""
+    from tunerd.cluster.layout import cluster_layout, local_layout
+
+    if settings.address is None:
+        return local_layout(settings)
+    from tunerd.cluster.ray_cluster import Cluster
+
+    with Cluster(address=settings.address, run="plan", cpus=0, gpus=0) as cluster:
+        return cluster_layout(settings, cluster)
+
+
+def _with_saved(proto: onnx.ModelProto, settings: TuneSettings) -> TuneSettings:
+    """Return settings whose model is a file in the run's folder."""
+    prepare(settings.out)
+    path = save_in(Paths(settings.out).model, proto)
+    return settings.model_copy(update={"model": path})
+
+
+def tune(
+    model: StrPath | onnx.ModelProto,
+    *,
+    on_progress: OnProgress | None = None,
+    on_warning: OnStep | None = None,
+    on_step: OnStep | None = None,
+    **options: Unpack[TuneOptions],
+) -> Run:
+    """Tune an ONNX model for a share of a device; leave a verified artifact and a report.
+
+    The same call goes on in the same folder where it stopped, after any kill.
+
+    Args:
+        model: a file, or a model that the program holds, which is kept in the run's folder.
+        on_progress: is given the state of the run as often as it changes.
+        on_warning: is told what a person should know; the log "tunerd" has it, too.
+        on_step: is told what comes next while a share is chosen or looked at again.
+        options: `TuneOptions` says what there is.
+
+    Raises TunerdError: InputError and ModelError for what cannot be used, FolderError for the
+    folder of something else, HostError where this machine lacks the slices, WrongResultError where
+    the tuned model disagrees with ONNX Runtime, InfrastructureError where Ray or a slice stays
+    down, and Interrupted after SIGINT or SIGTERM, with what was measured kept.
+    """
+    settings, choice = _settings(model, options), None
+    say = on_step or nothing
+    if not isinstance(model, str | os.PathLike):
+        settings = _with_saved(model, settings)
+    if settings.share_from == "auto":
+        settings, choice = choose_share(settings, say)
+    run = carry_out(settings, _Callbacks(on_progress, on_warning))
+    _ = run.verdict
+    return run if choice is None else review_share(run, settings, choice, say)
+
+
+def carry_out(settings: TuneSettings, progress: Progress) -> Run:
+    """Tune as settings say, whose share is known, and write the report; raises as `tune` does.
+
+    A model that is wrong is returned, and its `verdict` raises.
+    """
+    from tunerd.report.page import write_report
+    from tunerd.runs.run import tune as tuned
+
+    outcome = tuned(settings, progress, write_report=write_report)
+    run = open_run(settings.out)
+    return replace(run, story=replace(run.story, outcome=outcome))
+
+
+def choose_share(settings: TuneSettings, say: OnStep) -> tuple[TuneSettings, Choice]:
+    """Return settings with the share that a profile of the default model chooses for them."""
+    from tunerd.report.share_page import write_profile
+    from tunerd.studies.profile.auto import resolve_share
+
+    resolved, choice, found = resolve_share(settings, say)
+    if found is not None:
+        write_profile(found, Paths(settings.out).shares / "default")
+    return resolved, choice
+
+
+def review_share(run: Run, settings: TuneSettings, choice: Choice, say: OnStep) -> Run:
+    """Profile what was tuned, and return the run with what that says of the chosen share."""
+    from tunerd.report.share_page import write_profile
+    from tunerd.studies.profile.auto import look_again
+
+    after, folder = look_again(settings, choice, run.artifact.path, say)
+    write_profile(after.profile, folder)
+    return replace(run, share=ReviewedShare(after, folder))
+
+
+class _Callbacks(QuietProgress):
+    def __init__(self, on_progress: OnProgress | None, on_warning: OnStep | None) -> None:
+        self._on_progress, self._on_warning = on_progress, on_warning
+
+    def update(self, state: ProgressState) -> None:
+        if self._on_progress is not None:
+            self._on_progress(state)
+
+    def warn(self, sentence: str) -> None:
+        if self._on_warning is not None:
+            self._on_warning(sentence)
+
+
+def _settings(model: StrPath | onnx.ModelProto, options: TuneOptions) -> TuneSettings:
+    from tunerd.cluster.job import cluster_address, require_kept
+    from tunerd.settings import TuneSettings
+    from tunerd.settings.option import checked
+
+    if unknown := options.keys() - TuneOptions.__annotations__.keys():
+        raise TypeError(f"tunerd has no option {', '.join(sorted(unknown))} for a tuning")
+    is_file = isinstance(model, str | os.PathLike)
+    path = Path(model) if is_file else Path(f"{content_name(model)}.onnx")
+    values: dict[str, Any] = {"model": path, **options}
+    values["address"] = cluster_address(options.get("address"))
+    if "out" in options:
+        values["out"] = Path(options["out"])
+    values["shapes"] = {name: tuple(of) for name, of in options.get("shapes", {}).items()}
+    values["dims"] = dict(options.get("dims", {}))
+    values["warm_start"] = tuple(Path(run) for run in options.get("warm_start", ()))
+    settings = checked(TuneSettings, values)
+    require_kept(settings.out)
+    return settings
