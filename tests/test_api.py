@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -184,6 +185,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="thesis"):
         tunerd.tune(two_products(), gpu_pct=40, slice_kind="simulated", out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_program_that_uses_ray_is_told_to_end_it_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    with pytest.raises(InputError, match="this process uses Ray"):
+        tunerd.tune(two_products(), gpu_pct=40, slice_kind="simulated", out=tmp_path / "run")
 
 
 def ended(folder: Path, correctness: Correctness) -> tunerd.Run:

@@ -10,6 +10,8 @@ Nothing here prints, configures logging or ends the process. Errors for people a
 
 from __future__ import annotations
 
+import logging
+
 from tunerd.api.run import Artifact, ReviewedShare, Run, open_run
 from tunerd.api.studies import ProfileResult, bench, compare, profile
 from tunerd.api.tuning import (
@@ -22,6 +24,9 @@ from tunerd.api.tuning import (
     review_share,
     tune,
 )
+
+# What a program does not configure logging for is not printed.
+logging.getLogger("tunerd").addHandler(logging.NullHandler())
 
 __all__ = [
     "Artifact",

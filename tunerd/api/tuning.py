@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -220,9 +221,20 @@ def carry_out(settings: TuneSettings, progress: Progress) -> Run:
     from tunerd.report.page import write_report
     from tunerd.runs.run import tune as tuned
 
+    _require_no_ray()
     outcome = tuned(settings, progress, write_report=write_report)
     run = open_run(settings.out)
     return replace(run, story=replace(run.story, outcome=outcome))
+
+
+def _require_no_ray() -> None:
+    """Raise InputError where the program uses Ray itself: the end of a run shuts Ray down."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        raise InputError(
+            "this process uses Ray already, and a run starts Ray and ends it; call ray.shutdown() "
+            "before, or tune in a process of its own"
+        )
 
 
 def choose_share(settings: TuneSettings, say: OnStep) -> tuple[TuneSettings, Choice]:
