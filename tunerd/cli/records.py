@@ -18,7 +18,6 @@ import typer
 from tunerd.cli.group import Command, Group
 from tunerd.cli.options import AsJson
 from tunerd.errors import FolderError, InputError
-from tunerd.system.files import written_whole
 
 app = typer.Typer(
     help="Look at the trials of a run; export, merge, pack and unpack runs.",
@@ -165,6 +164,8 @@ def _output(to: Path | None, *, is_text: bool) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    from tunerd.system.files import written_whole
+
     try:
         if not to.name:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
