@@ -141,7 +141,7 @@ class Listener(logging.Handler):
         self._chaos = chaos
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name == "tunerd.slices.remote":  # of a slice's process, of which nobody hears
+        if record.name == "tunerd.runner.client":  # of a slice's process, of which nobody hears
             return
         self._chaos.note("said", record.getMessage())
         self._chaos.see(record.getMessage())

@@ -14,9 +14,11 @@ from typing import Any, ClassVar
 
 from chaos import AT_A_RESULT, Chaos
 
-from tunerd.slices.base import Plan, Usability
+from tunerd.runner.base import UNKNOWN, Company
+from tunerd.runner.client import RunnerClient
+from tunerd.runner.host import Blame
+from tunerd.slices.base import Plan, ProcessSlice, Usability
 from tunerd.slices.mps.gpu import UNNAMED
-from tunerd.slices.remote import RemoteSlice
 from tunerd.slices.simulated import SimulatedSlice, number_of, simulated_secs
 from tunerd.vocabulary import (
     Build,
@@ -87,7 +89,7 @@ class Connection:
         return got
 
 
-class FaultySlice(RemoteSlice):
+class FaultySlice(ProcessSlice):
     """A slice of a simulated device."""
 
     kind = "simulated"
@@ -97,7 +99,9 @@ class FaultySlice(RemoteSlice):
 
     def __init__(self, spec: SliceSpec) -> None:
         super().__init__(spec)
-        self._builds: Sequence[Build] = ()  # that are asked for
+        self._runner = FaultyRunner(self)
+        self.builds: Sequence[Build] = ()  # that are asked for
+        self.is_alone = False  # while they are measured
         self._killed = ""  # the name of what ended the runner from outside
         self._blamed_on = self._fell_with = ""
         self._devices[spec.gpu_uuid or ""].append(self)
@@ -110,18 +114,6 @@ class FaultySlice(RemoteSlice):
     def plan(cls, request: SliceRequest) -> Plan:
         return SimulatedSlice.plan(request)
 
-    def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
-        while self.spoilt:
-            self.chaos.see(self.spoilt.pop())
-        results = self.measure(builds, profile)
-        self.spoilt += [
-            r.message for r in results if isinstance(r, Failure) and not r.kind.ends_trial
-        ]
-        return results
-
-    def agree(self, reference: Build, build: Build) -> Failure | None:
-        return None
-
     # --- the runner ----------------------------------------------------------------------------
 
     def answers(self, asked: Any) -> Iterator[Any]:
@@ -130,7 +122,7 @@ class FaultySlice(RemoteSlice):
             yield {"facts": {}}
         if asked["op"] != "measure":
             return
-        for build in self._builds:
+        for build in self.builds:
             self._may_fall(build.candidate)
             yield {"starting": ""}
             self._strike(build.candidate)
@@ -190,22 +182,50 @@ class FaultySlice(RemoteSlice):
             self._blamed_on = culprit
             raise Ended
 
-    # --- what members of RemoteSlice say -------------------------------------------------------
+    # --- what members of ProcessSlice say ------------------------------------------------------
 
-    def _measured(
-        self, builds: Sequence[Build], profile: Profile, bests: Sequence[float | None]
-    ) -> Iterator[Measurement | Failure]:
-        self._builds = builds
-        return super()._measured(builds, profile, bests)
-
-    def _launch(self) -> Any:
+    def connect(self) -> Any:
         return Connection(self)
 
-    def _fence(self, reason: str) -> None:
-        self.culprit, self._blamed_on, self._killed = self._blamed_on, "", ""
+    def fence(self, reason: str, *, is_alone: bool) -> Blame:
+        blame, self._blamed_on, self._killed = Blame(self._blamed_on), "", ""
+        return blame
 
-    def _ended_from_outside(self) -> str:
+    def ended_from_outside(self) -> str:
         return self._killed and f"SIGKILL ({self._killed})"
 
-    def _prove(self, facts: dict[str, Any]) -> CapProof:
-        return SimulatedSlice(self.spec).start()
+    def check(self, facts: dict[str, Any]) -> CapProof:
+        return SimulatedSlice(self.spec).prove()
+
+
+class FaultyRunner(RunnerClient):
+    """The client of an object that plays a process."""
+
+    def __init__(self, slice_: FaultySlice) -> None:
+        super().__init__(slice_)
+        self._slice = slice_
+
+    def compare(
+        self, builds: Sequence[Build], profile: Profile, *, company: Company = UNKNOWN
+    ) -> list[Measurement | Failure]:
+        chaos, spoilt = self._slice.chaos, self._slice.spoilt
+        while spoilt:
+            chaos.see(spoilt.pop())
+        results = self.measure(builds, profile, company=company)
+        spoilt += [r.message for r in results if isinstance(r, Failure) and not r.kind.ends_trial]
+        return results
+
+    def agree(
+        self, reference: Build, build: Build, *, company: Company = UNKNOWN
+    ) -> Failure | None:
+        return None
+
+    def _measured(
+        self,
+        builds: Sequence[Build],
+        profile: Profile,
+        bests: Sequence[float | None],
+        company: Company,
+    ) -> Iterator[Measurement | Failure]:
+        self._slice.builds, self._slice.is_alone = builds, company.is_alone
+        return super()._measured(builds, profile, bests, company)

@@ -21,8 +21,8 @@ from tunerd.builder import build
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.search import Searcher
 from tunerd.runner.agreement import SEEDS, TOLERANCES, drawn
+from tunerd.runner.base import Runner
 from tunerd.slices import member
-from tunerd.slices.base import Slice
 from tunerd.slices.cpu import CpuSlice
 from tunerd.system import host
 from tunerd.vocabulary import Build, Failure, Kind, SliceRequest, Stage, Task, TensorSpec
@@ -31,12 +31,11 @@ ROWS, DEPTH, COLUMNS = 32, 64, 48
 
 
 @pytest.fixture(scope="module")
-def cores() -> Iterator[Slice]:
+def cores() -> Iterator[Runner]:
     pct = -(-100 // host.facts().usable_cores)
     spec = CpuSlice.plan(SliceRequest("cpu", pct)).slices[0]
     with member("cpu")(spec) as started:
-        started.start()
-        yield started
+        yield started.launch()
 
 
 def default_build(task: Task) -> Build:
@@ -50,13 +49,13 @@ def planted(library_of: Task, instead_of: Task) -> Build:
     )
 
 
-def test_two_schedules_of_one_task_agree(cores: Slice) -> None:
+def test_two_schedules_of_one_task_agree(cores: Runner) -> None:
     task = matmul_task()
     other = built(build_candidate(task, candidate_of(task, tiled_matmul(task))))
     assert cores.agree(default_build(task), other) is None
 
 
-def test_a_library_that_computes_something_else_is_a_wrong_answer(cores: Slice) -> None:
+def test_a_library_that_computes_something_else_is_a_wrong_answer(cores: Runner) -> None:
     task = matmul_task()
     failure = cores.agree(default_build(task), planted(matmul_task(after="negative"), task))
     assert failure is not None
@@ -65,7 +64,7 @@ def test_a_library_that_computes_something_else_is_a_wrong_answer(cores: Slice) 
 
 
 def test_a_library_that_does_not_load_is_a_failure_after_which_the_slice_works_on(
-    cores: Slice,
+    cores: Runner,
 ) -> None:
     whole = default_build(matmul_task())
     failure = cores.agree(whole, replace(whole, library=whole.library[:100]))
@@ -74,7 +73,7 @@ def test_a_library_that_does_not_load_is_a_failure_after_which_the_slice_works_o
     assert cores.agree(whole, whole) is None
 
 
-def test_where_the_default_does_not_load_the_message_says_so(cores: Slice) -> None:
+def test_where_the_default_does_not_load_the_message_says_so(cores: Runner) -> None:
     whole = default_build(matmul_task())
     failure = cores.agree(replace(whole, library=whole.library[:100]), whole)
     assert failure is not None
@@ -129,7 +128,7 @@ def lookup(row: Callable[[Any], Any] = lambda index: index, *, rows: int = 2) ->
     return task_of([table, ids, te().compute((60, 16), lambda i, j: table[row(ids[i]), j])])
 
 
-def difference(cores: Slice, right: Task, wrong: Task) -> Failure | None:
+def difference(cores: Runner, right: Task, wrong: Task) -> Failure | None:
     return cores.agree(default_build(right), default_build(wrong))
 
 
@@ -185,7 +184,7 @@ WRONG: dict[str, Callable[[], tuple[Task, Task]]] = {
 
 @pytest.mark.parametrize("tasks", WRONG.values(), ids=WRONG)
 def test_what_computes_something_else_is_found(
-    cores: Slice, tasks: Callable[[], tuple[Task, Task]]
+    cores: Runner, tasks: Callable[[], tuple[Task, Task]]
 ) -> None:
     right, wrong = tasks()
     failure = difference(cores, right, wrong)
@@ -193,7 +192,7 @@ def test_what_computes_something_else_is_found(
     assert (failure.stage, failure.kind) == (Stage.VERIFY, Kind.WRONG_ANSWER)
 
 
-def test_a_single_wrong_element_is_counted(cores: Slice) -> None:
+def test_a_single_wrong_element_is_counted(cores: Runner) -> None:
     failure = difference(cores, dense(), dense(with_one_wrong))
     assert failure is not None
     assert "1 of 1536 elements" in failure.message
@@ -224,13 +223,13 @@ SAME: dict[str, Callable[[], tuple[Task, Task]]] = {
 
 @pytest.mark.parametrize("tasks", SAME.values(), ids=SAME)
 def test_what_computes_the_same_agrees(
-    cores: Slice, tasks: Callable[[], tuple[Task, Task]]
+    cores: Runner, tasks: Callable[[], tuple[Task, Task]]
 ) -> None:
     assert difference(cores, *tasks()) is None
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_the_tolerance_is_where_the_table_has_it(cores: Slice, dtype: str) -> None:
+def test_the_tolerance_is_where_the_table_has_it(cores: Runner, dtype: str) -> None:
     # At the largest element the absolute and the relative tolerance add up.
     tolerance = sum(TOLERANCES[dtype])
 
@@ -268,7 +267,7 @@ def test_integers_are_drawn_so_that_they_may_be_indices(dtype: str) -> None:
     assert set(values.tolist()) == {0, 1}
 
 
-def test_a_table_of_one_row_is_asked_for_no_other(cores: Slice) -> None:
+def test_a_table_of_one_row_is_asked_for_no_other(cores: Runner) -> None:
     # What lies behind the table is not its own: equal kernels may find different things there.
     task = lookup(rows=1)
     always_first = lookup(lambda index: index * 0, rows=1)
@@ -292,19 +291,19 @@ def rewritten(task: Task) -> Build:
     return next(b for b in builds if b.args[1].shape != task.args[1].shape)
 
 
-def test_a_schedule_with_its_own_layout_of_the_weights_agrees(cores: Slice) -> None:
+def test_a_schedule_with_its_own_layout_of_the_weights_agrees(cores: Runner) -> None:
     task = matmul_task(weights=(1,))
     assert cores.agree(default_build(task), rewritten(task)) is None
 
 
-def test_a_wrong_schedule_is_found_with_its_own_layout_of_the_weights_too(cores: Slice) -> None:
+def test_a_wrong_schedule_is_found_with_its_own_layout_of_the_weights_too(cores: Runner) -> None:
     task, wrong = matmul_task(weights=(1,)), matmul_task(weights=(1,), after="negative")
     failure = cores.agree(default_build(task), rewritten(wrong))
     assert failure is not None
     assert failure.kind is Kind.WRONG_ANSWER
 
 
-def test_a_wrong_layout_of_the_weights_is_found(cores: Slice) -> None:
+def test_a_wrong_layout_of_the_weights_is_found(cores: Runner) -> None:
     task = matmul_task(weights=(1,))
     right = rewritten(task)
     ((argument, axes),) = right.rewritten
@@ -315,7 +314,7 @@ def test_a_wrong_layout_of_the_weights_is_found(cores: Slice) -> None:
     assert "T_matmul_NN differs" in failure.message
 
 
-def test_a_layout_of_the_weights_that_is_not_known_is_refused(cores: Slice) -> None:
+def test_a_layout_of_the_weights_that_is_not_known_is_refused(cores: Runner) -> None:
     task = matmul_task(weights=(1,))
     failure = cores.agree(default_build(task), replace(rewritten(task), rewritten=()))
     assert failure is not None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.runner.work import Ran
+from tunerd.runner.load import Repeats
 from tunerd.studies.bench.bench import Condition, Round, samples_needed, summarize
 from tunerd.vocabulary.outcome import Verdict
 
 
-def ran(slice_id: str, *, start: float = 0.0, secs: float = 0.01, count: int = 100) -> Ran:
+def ran(slice_id: str, *, start: float = 0.0, secs: float = 0.01, count: int = 100) -> Repeats:
     starts = tuple(start + i * secs for i in range(count))
-    return Ran(slice_id, starts, tuple(s + secs for s in starts))
+    return Repeats(slice_id, starts, tuple(s + secs for s in starts))
 
 
 def alone(secs: float = 0.01, count: int = 100) -> Round:
@@ -79,7 +79,7 @@ def test_replicas_are_told_apart_and_added_up() -> None:
 
 
 def test_a_burst_of_calls_is_one_sample_of_their_mean() -> None:
-    burst = Ran("hog", (0.0, 1.0), (1.0, 2.0), calls=4)
+    burst = Repeats("hog", (0.0, 1.0), (1.0, 2.0), calls=4)
     assert burst.secs == (0.25, 0.25)
     (speed,) = summarize([Round(Condition.ALONE, (burst,))]).alone.replicas
     assert speed.per_sec == 4.0

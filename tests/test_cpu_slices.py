@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tunerd.slices import plan
-from tunerd.studies.bench.replicas import slices_of_a_device
+from tunerd.studies.timing import slices_of_a_device
 from tunerd.system import host
 from tunerd.vocabulary import SliceRequest, TargetSpec
 

@@ -14,6 +14,7 @@ from onnx import helper
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
+from tunerd.runner.base import Runner
 from tunerd.runs.finals.verify import verify
 from tunerd.slices import plan
 from tunerd.slices.whole import WholeSlice
@@ -26,15 +27,14 @@ SHAPE = (2, 4, 6, 6)
 
 
 @pytest.fixture(scope="module")
-def whole() -> Iterator[tuple[WholeSlice, TargetSpec]]:
+def whole() -> Iterator[tuple[Runner, TargetSpec]]:
     """A runner on the first GPU, and the target to compile for."""
     usable = WholeSlice.usability()
     if not usable.ok:
         pytest.skip(usable.why)
     planned = plan(SliceRequest("whole", 100))
     with WholeSlice(planned.slices[0]) as measured:
-        measured.start()
-        yield measured, planned.target
+        yield measured.launch(), planned.target
 
 
 def chain(*operators: tuple[str, dict[str, Any]], **constants: Any) -> Model:
@@ -70,7 +70,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_default_schedules_agree_with_onnx_runtime(
-    whole: tuple[WholeSlice, TargetSpec], tmp_path: Path, name: str
+    whole: tuple[Runner, TargetSpec], tmp_path: Path, name: str
 ) -> None:
     measured, target = whole
     model = MODELS[name]

@@ -95,7 +95,7 @@ def guard_of(measured: MpsSlice) -> ProcessId:
 def test_each_slice_obtains_its_share_side_by_side(gpu: GpuFacts, pct: int, count: int) -> None:
     slices = [MpsSlice(spec) for spec in specs(gpu, pct, count)]
     try:
-        proofs = [measured.start() for measured in slices]
+        proofs = [measured.prove() for measured in slices]
         guard = guard_of(slices[0])
     finally:
         for measured in slices:
@@ -117,7 +117,7 @@ def test_slices_that_were_begun_early_obtain_their_shares(gpu: GpuFacts) -> None
             assert time.monotonic() < deadline, "no guard was started early"
             time.sleep(0.1)
         slices = [stack.enter_context(MpsSlice(spec)) for spec in planned]
-        proofs = [measured.start() for measured in slices]
+        proofs = [measured.prove() for measured in slices]
         guard = guard_of(slices[0])
     assert gpu.sm_count is not None
     assert {proof.sm_count for proof in proofs} == {expected_sms(gpu.sm_count, 40)}
@@ -127,7 +127,7 @@ def test_slices_that_were_begun_early_obtain_their_shares(gpu: GpuFacts) -> None
 def test_the_server_lists_the_runner_as_its_client(gpu: GpuFacts) -> None:
     (spec,) = specs(gpu, 40, 1)
     with MpsSlice(spec) as measured:
-        proof = measured.start()
+        proof = measured.prove()
         guard = guard_of(measured)
         assert measured._lease is not None
         answer = measured._lease.request("attached", pid=proof.runner_pid)
@@ -146,12 +146,12 @@ def test_conditions_are_read_from_the_gpu(gpu: GpuFacts) -> None:
 def test_a_slice_goes_on_after_its_neighbour_was_fenced_alone(gpu: GpuFacts) -> None:
     first, second = (MpsSlice(spec) for spec in specs(gpu, 40, 2))
     with first, second:
-        first.start()
-        neighbour = ProcessId.of(second.start().runner_pid)
-        first._lose("timed out")
+        first.prove()
+        neighbour = ProcessId.of(second.prove().runner_pid)
+        first.launch()._lose("timed out")
         assert neighbour is not None
         assert neighbour.alive
-        assert first.start().attached
+        assert first.prove().attached
         guard = guard_of(first)
     assert gone([guard])
 
@@ -159,15 +159,15 @@ def test_a_slice_goes_on_after_its_neighbour_was_fenced_alone(gpu: GpuFacts) -> 
 def test_new_clients_attach_after_the_gpu_was_fenced(gpu: GpuFacts) -> None:
     first, second = (MpsSlice(spec) for spec in specs(gpu, 40, 2))
     with first, second:
-        first.start()
-        fallen = ProcessId.of(second.start().runner_pid)
-        first.is_alone = True  # its neighbour works on nothing
-        first._lose(f"CUDA_ERROR_ILLEGAL_ADDRESS{DEAD}")
+        first.prove()
+        fallen = ProcessId.of(second.prove().runner_pid)
+        # Its neighbour works on nothing.
+        first.launch()._lose(f"CUDA_ERROR_ILLEGAL_ADDRESS{DEAD}", is_alone=True)
         assert fallen is None or not fallen.alive
-        second._lose("the runner ended")
-        assert second.culprit == first.spec.slice_id
-        assert first.start().attached
-        assert second.start().attached
+        blame = second.launch()._lose("the runner ended")
+        assert blame.culprit == first.spec.slice_id
+        assert first.prove().attached
+        assert second.prove().attached
         guard = guard_of(first)
     assert gone([guard])
 
@@ -227,16 +227,16 @@ def test_a_finalist_that_computes_something_else_is_refused(gpu: GpuFacts) -> No
     )
     (spec,) = specs(gpu, 40, 1)
     with MpsSlice(spec) as measured:
-        assert measured.agree(right, right) is None
-        failure = measured.agree(right, wrong)
-        (after,) = measured.measure([right], SEARCH)
+        assert measured.launch().agree(right, right) is None
+        failure = measured.launch().agree(right, wrong)
+        (after,) = measured.launch().measure([right], SEARCH)
     assert failure is not None
     assert (failure.stage, failure.kind) == (Stage.VERIFY, Kind.WRONG_ANSWER)
     assert isinstance(after, Measurement)
 
 
 def conditions_of(measured: MpsSlice, kernel: Build) -> Conditions:
-    (result,) = measured.measure([kernel], SEARCH)
+    (result,) = measured.launch().measure([kernel], SEARCH)
     assert isinstance(result, Measurement), result
     return result.conditions
 
@@ -248,7 +248,7 @@ def test_a_stranger_is_seen_while_it_is_on_the_gpu(gpu: GpuFacts) -> None:
     kernel = built(build_candidate(task, default_of(task)))
     (spec,) = specs(gpu, 40, 1)
     with MpsSlice(spec) as measured:
-        measured.start()
+        measured.prove()
         guard = guard_of(measured)
         before = conditions_of(measured, kernel)
         with stranger_on(gpu.uuid):
@@ -268,7 +268,7 @@ from tunerd.vocabulary import SliceSpec
 slices, pids = [], []
 for fields in json.loads(sys.argv[1]):
     slices.append(MpsSlice(SliceSpec.from_json(fields)))
-    pids.append(slices[-1].start().runner_pid)
+    pids.append(slices[-1].prove().runner_pid)
 print(json.dumps([slices[0]._lease.guard_pid, *pids]), flush=True)
 time.sleep(600)
 """
@@ -296,12 +296,12 @@ def test_killing_the_process_that_holds_the_slices_leaves_nothing(gpu: GpuFacts)
 def test_the_next_slice_cleans_up_after_a_killed_guard(gpu: GpuFacts) -> None:
     (spec,) = specs(gpu, 40, 1)
     with MpsSlice(spec) as measured:
-        orphan = ProcessId.of(measured.start().runner_pid)
+        orphan = ProcessId.of(measured.prove().runner_pid)
         killed = guard_of(measured)
         killed.signal(signal.SIGKILL)
         assert gone([killed])
         with MpsSlice(spec) as successor:
-            assert successor.start().attached
+            assert successor.prove().attached
             guard = guard_of(successor)
             assert orphan is not None
             assert not orphan.alive
@@ -317,7 +317,7 @@ def test_an_external_daemon_is_used_and_stays(
         monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.pipe_folder))
         (spec,) = MpsSlice.plan(SliceRequest("mps", 40, per_device=1, mps="external")).slices
         with MpsSlice(spec) as measured:
-            proof = measured.start()
+            proof = measured.prove()
             guard = guard_of(measured)
         assert gone([guard])
         assert gpu.sm_count is not None
@@ -368,7 +368,7 @@ def test_under_a_strange_daemon_a_slice_is_refused(
                 MpsSlice(spec) as measured,
                 pytest.raises((HostError, InfrastructureError)) as refused,
             ):
-                measured.start()
+                measured.prove()
             print(f"refused: {refused.value}")
         finally:
             daemon.quit()
@@ -380,13 +380,13 @@ def test_without_the_external_daemon_nothing_starts(
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     (spec,) = MpsSlice.plan(SliceRequest("mps", 40, per_device=1, mps="external")).slices
     with MpsSlice(spec) as measured, pytest.raises(HostError, match="no MPS daemon answers"):
-        measured.start()
+        measured.prove()
 
 
 def test_a_whole_slice_sees_every_sm_and_no_daemon(gpu: GpuFacts) -> None:
     plan = WholeSlice.plan(SliceRequest("whole", 100))
     with WholeSlice(plan.slices[0]) as measured:
-        proof = measured.start()
+        proof = measured.prove()
     assert proof.sm_count == proof.device_sm_count == gpu.sm_count
     assert proof.mechanism == "none"
 

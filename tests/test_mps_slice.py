@@ -21,7 +21,8 @@ from ray_processes import Child, child
 
 from tunerd.cluster.actor_bodies import SliceActor
 from tunerd.errors import HostError
-from tunerd.slices import remote
+from tunerd.runner import client
+from tunerd.runner.base import ALONE, UNKNOWN
 from tunerd.slices.mps import mps_slice
 from tunerd.slices.mps.control import MpsControl, client_environment
 from tunerd.slices.mps.guard_client import Lease, gpu_folder
@@ -117,9 +118,9 @@ def identity(pid: int) -> ProcessId:
 
 def test_a_slice_proves_its_cap_inside_its_client_and_measures(make: Make) -> None:
     measured = make()
-    proof = measured.start()
+    proof = measured.prove()
     assert (proof.sm_count, proof.device_sm_count, proof.attached) == (52, 132, True)
-    (result,) = measured.measure([build()], SEARCH)
+    (result,) = measured.launch().measure([build()], SEARCH)
     assert isinstance(result, Measurement)
     assert (result.sm_count, result.conditions.neighbours) == (52, 0)
 
@@ -129,10 +130,10 @@ def test_a_slice_that_was_begun_early_takes_the_runner_that_waits_for_it(make: M
     with MpsSlice.early([early.spec], mps_slice.run_name()):
         lease = waiting_lease()
         (waits,) = lease.request("state")["runners"]
-        assert early.start().runner_pid == waits["pid"]
-        assert late.start().runner_pid != waits["pid"]
+        assert early.prove().runner_pid == waits["pid"]
+        assert late.prove().runner_pid != waits["pid"]
     lease.close()
-    (result,) = early.measure([build()], SEARCH)  # what it has is its own
+    (result,) = early.launch().measure([build()], SEARCH)  # what it has is its own
     assert isinstance(result, Measurement)
 
 
@@ -160,19 +161,19 @@ def test_nothing_is_left_of_slices_that_were_begun_early_and_never_started(make:
 
 def test_a_client_that_runs_without_the_cap_is_refused(make: Make) -> None:
     with pytest.raises(HostError, match="sees 132 SMs"):
-        make(sm_count=132).start()
+        make(sm_count=132).prove()
 
 
 def test_a_client_that_gets_less_than_its_share_is_refused(make: Make) -> None:
     with pytest.raises(HostError, match=r"its client sees 12 SMs .* where 52 of 132 SMs"):
-        make(sm_count=12).start()
+        make(sm_count=12).prove()
 
 
 def test_a_second_slice_is_a_neighbour(make: Make) -> None:
     first, second = make(0), make(1)
-    first.start()
-    second.start()
-    (result,) = first.measure([build()], SEARCH)
+    first.prove()
+    second.prove()
+    (result,) = first.launch().measure([build()], SEARCH)
     assert isinstance(result, Measurement)
     assert result.conditions.neighbours == 1
 
@@ -181,12 +182,12 @@ def test_a_process_that_is_not_of_the_run_disturbs_until_it_ends(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured, neighbour = make(0), make(1)
-    ours = [each.start().runner_pid for each in (measured, neighbour)]
+    ours = [each.prove().runner_pid for each in (measured, neighbour)]
     nvml = FakeNvml()
     monkeypatch.setattr(host, "nvml_library", lambda: (nvml, ""))
     for others in ([], [os.getpid()], []):
         nvml.through_mps = [*ours, *others]
-        (result,) = measured.measure([build()], SEARCH)
+        (result,) = measured.launch().measure([build()], SEARCH)
         assert isinstance(result, Measurement)
         assert result.conditions.strangers == len(others)
         assert result.conditions.is_disturbed == bool(others)
@@ -194,7 +195,7 @@ def test_a_process_that_is_not_of_the_run_disturbs_until_it_ends(
 
 def test_closing_the_last_slice_leaves_no_runner_no_daemon_and_no_guard(make: Make) -> None:
     measured = make()
-    runner = identity(measured.start().runner_pid)
+    runner = identity(measured.prove().runner_pid)
     assert measured._lease is not None
     guard = identity(measured._lease.guard_pid)
     folder = gpu_folder(UUID)
@@ -211,10 +212,10 @@ def test_a_hung_kernel_is_a_timeout_and_the_next_build_gets_a_new_runner(
     make: Make, fake: FakeMps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured, neighbour = make(0), make(1)
-    hung = identity(measured.start().runner_pid)
-    beside = identity(neighbour.start().runner_pid)
-    monkeypatch.setattr(remote, "BUILD_SECS", 2.0)
-    failure, result = measured.measure([build(b"hang"), build()], SEARCH)
+    hung = identity(measured.prove().runner_pid)
+    beside = identity(neighbour.prove().runner_pid)
+    monkeypatch.setattr(client, "BUILD_SECS", 2.0)
+    failure, result = measured.launch().measure([build(b"hang"), build()], SEARCH)
     assert isinstance(failure, Failure)
     assert failure.kind is Kind.TIMEOUT
     assert isinstance(result, Measurement)
@@ -227,11 +228,11 @@ def test_a_hung_kernel_is_a_timeout_and_the_next_build_gets_a_new_runner(
 def test_a_builds_time_begins_when_it_does_and_not_in_the_queue(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "KNOWN_SECS", 2.0)
+    monkeypatch.setattr(client, "KNOWN_SECS", 2.0)
     measured = make(0)
-    measured.start()
+    measured.prove()
     slow = [build(b"slow")] * 3  # 1 s each
-    results = measured.measure(slow, SEARCH, [1e-6] * len(slow))
+    results = measured.launch().measure(slow, SEARCH, best_secs=[1e-6] * len(slow))
     assert all(isinstance(result, Measurement) for result in results)
 
 
@@ -239,17 +240,17 @@ def test_a_crash_fences_the_gpu_and_the_neighbours_build_is_collateral(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     culprit, neighbour = make(0), make(1)
-    culprit.start()
-    neighbour.start()
-    (failure,) = culprit.measure([build(b"crash")], SEARCH)
+    culprit.prove()
+    neighbour.prove()
+    (failure,) = culprit.launch().measure([build(b"crash")], SEARCH)
     assert isinstance(failure, Failure)
     assert failure.kind is Kind.CRASH
-    (collateral,) = neighbour.measure([build()], SEARCH)
+    (collateral,) = neighbour.launch().measure([build()], SEARCH)
     assert isinstance(collateral, Failure)
     assert collateral.kind is Kind.COLLATERAL
     assert "mps-0-0" in collateral.message
     for each in (culprit, neighbour):
-        (result,) = each.measure([build()], SEARCH)
+        (result,) = each.launch().measure([build()], SEARCH)
         assert isinstance(result, Measurement)
 
 
@@ -258,7 +259,7 @@ def test_what_somebody_else_did_to_a_runner_is_not_its_builds_fault(
     make: Make, library: bytes
 ) -> None:
     measured = make()
-    failure, result = measured.measure([build(library), build()], SEARCH)
+    failure, result = measured.launch().measure([build(library), build()], SEARCH)
     assert isinstance(failure, Failure)
     assert failure.kind is Kind.COLLATERAL
     assert isinstance(result, Measurement)
@@ -266,11 +267,11 @@ def test_what_somebody_else_did_to_a_runner_is_not_its_builds_fault(
 
 def test_a_crash_in_a_fault_that_the_server_tells_of_is_not_its_builds_fault(make: Make) -> None:
     reporter, neighbour = make(0), make(1)
-    pid = reporter.start().runner_pid
-    neighbour.start()
+    pid = reporter.prove().runner_pid
+    neighbour.prove()
     log = gpu_folder(UUID) / "log" / LOG_NAME
     log.write_text(f"Client {{PID: {pid}, Context: 1}} encountered a fatal GPU error.\n")
-    (collateral,) = reporter.measure([build(b"crash")], SEARCH)
+    (collateral,) = reporter.launch().measure([build(b"crash")], SEARCH)
     assert isinstance(collateral, Failure)
     assert collateral.kind is Kind.COLLATERAL
 
@@ -278,9 +279,9 @@ def test_a_crash_in_a_fault_that_the_server_tells_of_is_not_its_builds_fault(mak
 def test_an_error_of_all_clients_is_a_builds_own_where_its_slice_works_alone(make: Make) -> None:
     one, other = make(0), make(1)
     for is_alone, kind in ((False, Kind.COLLATERAL), (True, Kind.CRASH)):
-        other.measure([build()], SEARCH)  # it lives, and is idle
-        one.is_alone = is_alone
-        (failure,) = one.measure([build(b"misaligned")], SEARCH)
+        other.launch().measure([build()], SEARCH)  # it lives, and is idle
+        company = ALONE if is_alone else UNKNOWN
+        (failure,) = one.launch().measure([build(b"misaligned")], SEARCH, company=company)
         assert isinstance(failure, Failure)
         assert failure.kind is kind
         assert ("some client of the GPU" in failure.message) != is_alone
@@ -288,12 +289,13 @@ def test_an_error_of_all_clients_is_a_builds_own_where_its_slice_works_alone(mak
 
 def test_what_an_actor_is_asked_next_is_not_alone(make: Make) -> None:
     actor = SliceActor(None)
-    actor._started = one = make(0)
-    make(1).start()
-    asked = (build(b"misaligned"),)
-    (failure,) = actor.measure(asked, SEARCH, 0, is_alone=True).value
-    assert failure.kind is Kind.CRASH
-    assert not one.is_alone
+    other, asked = make(1), (build(b"misaligned"),)
+    actor.start(make(0).spec)
+    for company, kind in ((ALONE, Kind.CRASH), (UNKNOWN, Kind.COLLATERAL)):
+        other.launch().measure([build(), build()], SEARCH)  # it lives, and is idle
+        (failure,) = actor.measure(asked, SEARCH, (), company).value
+        assert failure.kind is kind
+    actor.close()
 
 
 def refuse(times: int) -> None:
@@ -310,9 +312,9 @@ def test_a_slice_waits_for_a_server_that_recovers_and_its_neighbour_lives(
     make: Make, fake: FakeMps
 ) -> None:
     measured, neighbour = make(0), make(1)
-    beside = identity(neighbour.start().runner_pid)
+    beside = identity(neighbour.prove().runner_pid)
     refuse(2)
-    assert measured.start().sm_count == 52
+    assert measured.prove().sm_count == 52
     assert beside.alive
     assert nobody_was_stopped(fake)
 
@@ -321,14 +323,14 @@ def test_a_daemon_whose_server_takes_no_clients_any_more_is_replaced(
     make: Make, fake: FakeMps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured, neighbour = make(0, refusal="CUDA_ERROR_NO_DEVICE"), make(1)
-    measured.start()
-    neighbour.start()
-    monkeypatch.setattr(remote, "RECOVERY_SECS", 4.0)
-    (failure,) = measured.measure([build(b"misaligned")], SEARCH)
+    measured.prove()
+    neighbour.prove()
+    monkeypatch.setattr(client, "RECOVERY_SECS", 4.0)
+    (failure,) = measured.launch().measure([build(b"misaligned")], SEARCH)
     assert isinstance(failure, Failure)
     refuse(1000)
     for each in (measured, neighbour):
-        result = each.measure([build(), build()], SEARCH)[-1]
+        result = each.launch().measure([build(), build()], SEARCH)[-1]
         assert isinstance(result, Measurement)
     # At first, for the fault, and for the refusals.
     assert fake.journal().count("daemon start") == 3
@@ -338,13 +340,13 @@ def test_a_slice_that_never_had_its_share_is_refused_at_once_and_harms_nobody(
     make: Make, fake: FakeMps
 ) -> None:
     measured, neighbour = make(0, refusal="CUDA_ERROR_NO_DEVICE"), make(1)
-    beside = identity(neighbour.start().runner_pid)
+    beside = identity(neighbour.prove().runner_pid)
     refuse(2)
     with pytest.raises(HostError, match="cannot run: RuntimeError: CUDA: CUDA_ERROR_NO_DEVICE"):
-        measured.start()
+        measured.prove()
     with pytest.raises(HostError, match="NO_DEVICE"):  # and not a fault of what it is to measure
-        measured.measure([build()], SEARCH)
-    (result,) = measured.measure([build()], SEARCH)
+        measured.launch().measure([build()], SEARCH)
+    (result,) = measured.launch().measure([build()], SEARCH)
     assert isinstance(result, Measurement)
     assert beside.alive
     assert nobody_was_stopped(fake)
@@ -352,15 +354,15 @@ def test_a_slice_that_never_had_its_share_is_refused_at_once_and_harms_nobody(
 
 def test_a_slice_survives_the_death_of_its_guard(make: Make) -> None:
     measured = make()
-    runner = identity(measured.start().runner_pid)
+    runner = identity(measured.prove().runner_pid)
     assert measured._lease is not None
     guard = identity(measured._lease.guard_pid)
     guard.signal(signal.SIGKILL)
     assert guard.wait(GONE_SECS)
-    (failure,) = measured.measure([build(b"crash")], SEARCH)
+    (failure,) = measured.launch().measure([build(b"crash")], SEARCH)
     assert isinstance(failure, Failure)
     assert failure.kind is Kind.COLLATERAL  # nobody can tell any more what the build did
-    (result,) = measured.measure([build()], SEARCH)
+    (result,) = measured.launch().measure([build()], SEARCH)
     assert isinstance(result, Measurement)
     assert not runner.alive
 
@@ -377,22 +379,23 @@ def test_slices_without_their_pipe_folder_go_on_and_a_fault_brings_a_new_daemon(
     make: Make, fake: FakeMps, monkeypatch: pytest.MonkeyPatch, library: bytes
 ) -> None:
     one, other = make(0), make(1)
-    before = {s.start().runner_pid for s in (one, other)}
+    before = {s.prove().runner_pid for s in (one, other)}
     delete_pipe_folder()
     for each in (one, other):
-        (result,) = each.measure([build()], SEARCH)
+        (result,) = each.launch().measure([build()], SEARCH)
         assert isinstance(result, Measurement)
-    monkeypatch.setattr(remote, "BUILD_SECS", 2.0)
-    monkeypatch.setattr(remote, "KNOWN_SECS", 2.0)
-    (failure,) = one.measure([build(library)], SEARCH)
+    monkeypatch.setattr(client, "BUILD_SECS", 2.0)
+    monkeypatch.setattr(client, "KNOWN_SECS", 2.0)
+    (failure,) = one.launch().measure([build(library)], SEARCH)
     assert isinstance(failure, Failure)
     for each in (one, other):
-        result = each.measure([build(), build()], SEARCH)[-1]  # the first may tell of the fault
+        # The first may tell of the fault.
+        result = each.launch().measure([build(), build()], SEARCH)[-1]
         assert isinstance(result, Measurement)
         assert result.sm_count == FACTS["sm_count"]
-        assert each._proof is not None
-        assert each._proof.attached
-        assert each._proof.runner_pid not in before
+        assert each.prove() is not None
+        assert each.prove().attached
+        assert each.prove().runner_pid not in before
     assert fake.journal().count("daemon start") == 2
 
 
@@ -400,11 +403,11 @@ def test_a_slice_that_starts_without_the_pipe_folder_has_its_share_under_a_new_d
     make: Make, fake: FakeMps
 ) -> None:
     one, late = make(0), make(1)
-    one.start()
+    one.prove()
     delete_pipe_folder()
-    assert late.start().sm_count == FACTS["sm_count"]
+    assert late.prove().sm_count == FACTS["sm_count"]
     assert fake.journal().count("daemon start") == 2
-    first, second = one.measure([build(), build()], SEARCH)
+    first, second = one.launch().measure([build(), build()], SEARCH)
     assert isinstance(first, Failure)
     assert first.kind is Kind.COLLATERAL  # its runner fell with the old daemon
     assert isinstance(second, Measurement)
@@ -412,11 +415,11 @@ def test_a_slice_that_starts_without_the_pipe_folder_has_its_share_under_a_new_d
 
 def test_a_slice_whose_daemon_lost_its_pipes_alone_is_refused(make: Make) -> None:
     one, late = make(0), make(1)
-    one.start()
+    one.prove()
     (gpu_folder(UUID) / "pipe" / "control").unlink()
     with pytest.raises(HostError, match="did not obtain its 40%: its client runs without MPS"):
-        late.start()
-    (result,) = one.measure([build()], SEARCH)
+        late.prove()
+    (result,) = one.launch().measure([build()], SEARCH)
     assert isinstance(result, Measurement)
 
 
@@ -444,7 +447,7 @@ specs = [
 hang = Build(Candidate("task", "candidate", METASCHEDULE), b"hang", "", 0.0, (), (), "nvrtc")
 with ray_cluster.Cluster(address=None, run="test", cpus=1, gpus=1) as cluster:
     proofs = cluster.start_slices([(spec, None) for spec in specs])
-    under_way = cluster._slices["mps-0-1"].measure.remote((hang,), SEARCH, 0)
+    under_way = cluster._slices["mps-0-1"].measure.remote((hang,), SEARCH)
     print(json.dumps({"runners": [p.runner_pid for p in proofs]}), flush=True)
     for line in sys.stdin:
         cluster._ray.kill(cluster._slices[line.strip()])

@@ -20,8 +20,8 @@ from models import conv_net
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import DiskError, ExitCode, FolderError, Interrupted
-from tunerd.runner.work import Work
-from tunerd.slices.simulated import SimulatedSlice
+from tunerd.runner.load import Load
+from tunerd.slices.simulated import SimulatedRunner
 from tunerd.studies.profile.curve import Visit
 from tunerd.studies.profile.folder import REPORT, RESULT, SAMPLES, ProfileFolder
 from tunerd.studies.profile.measuring import Effort
@@ -48,15 +48,15 @@ def net(tmp_path: Path) -> Path:
 @pytest.fixture
 def knee_at_40(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make simulated slices of less than 40% slower, in proportion."""
-    as_it_was = SimulatedSlice.ready
+    as_it_was = SimulatedRunner.load
 
-    def ready(self: SimulatedSlice, work: Work) -> float | Failure:
-        secs = as_it_was(self, work)
+    def load(self: SimulatedRunner, load: Load) -> float | Failure:
+        secs = as_it_was(self, load)
         assert isinstance(secs, float)
         self._repeat_secs = secs * max(1.0, 40 / self.spec.pct)
         return self._repeat_secs
 
-    monkeypatch.setattr(SimulatedSlice, "ready", ready)
+    monkeypatch.setattr(SimulatedRunner, "load", load)
 
 
 def simulated(
@@ -254,15 +254,15 @@ def test_a_profile_that_is_stopped_leaves_the_report_of_its_whole_rounds(
 ) -> None:
     root, flags = tmp_path / "profile", ("--slice", "simulated", "--duration", "0.05s", "--shares")
     argv = ["profile", str(net), *flags, "40,100", "--out", str(root), "--rounds", "9"]
-    made, visit = [], SimulatedSlice.ready
+    made, visit = [], SimulatedRunner.load
 
-    def ready(self: SimulatedSlice, work: Work) -> float | Failure:
+    def load(self: SimulatedRunner, load: Load) -> float | Failure:
         made.append(self)
         if len(made) in (2, 6):  # in rounds 1 and 3 of two visits each
             os.kill(os.getpid(), signal.SIGTERM)
-        return visit(self, work)
+        return visit(self, load)
 
-    monkeypatch.setattr(SimulatedSlice, "ready", ready)
+    monkeypatch.setattr(SimulatedRunner, "load", load)
     assert run(app, argv) == ExitCode.INTERRUPTED
     capsys.readouterr()
     assert run(app, argv) == ExitCode.INTERRUPTED

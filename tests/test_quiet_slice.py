@@ -9,7 +9,8 @@ import pytest
 
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import InfrastructureError
-from tunerd.runner.work import Ran
+from tunerd.runner.base import ALONE
+from tunerd.runner.load import Repeats
 from tunerd.runs.finals.quiet_slice import RESTARTS, Finals, QuietSlice
 from tunerd.slices.neighbors import BUSY
 from tunerd.vocabulary import (
@@ -17,6 +18,7 @@ from tunerd.vocabulary import (
     MODEL,
     Build,
     Candidate,
+    Conditions,
     Failure,
     Kind,
     Measurement,
@@ -24,7 +26,13 @@ from tunerd.vocabulary import (
 )
 
 BUILD = Build(Candidate("t" * 16, "c" * 16, METASCHEDULE, "[]"), b"", "", 0.1, (), (), "llvm")
-MEASURED = Measurement((1e-3,) * 5, 1, "any", "quiet", 1).beside(0)
+
+
+def measured(neighbours: int) -> Measurement:
+    return Measurement((1e-3,) * 5, 1, "any", "quiet", 1, Conditions(neighbours=neighbours))
+
+
+MEASURED = measured(0)
 KILLED = Failure(Stage.RUN, Kind.COLLATERAL, "killed from outside")
 
 
@@ -51,12 +59,14 @@ class LosingCluster:
     def _answer(self, method: str, *arguments: Any) -> Any:
         if method in ("compare", "compare_models"):
             self.killed_runners -= 1
-            return [KILLED if self.killed_runners >= 0 else MEASURED] * len(arguments[0])
+            (company,) = arguments[2:] or (ALONE,)
+            found = MEASURED if company.neighbours is None else measured(company.neighbours)
+            return [KILLED if self.killed_runners >= 0 else found] * len(arguments[0])
         return {
             "agree": None,
-            "ready": 1e-3,
-            "begin": None,
-            "end": Ran("near", (), (), 0),
+            "load": 1e-3,
+            "repeat": None,
+            "stop": Repeats("near", (), (), 0),
             "run_model": {"y": 1},
         }[method]
 
@@ -105,9 +115,9 @@ def test_a_runner_that_is_killed_from_outside_is_nobody_s_fault(method: str) -> 
     assert work(quiet_in(LosingCluster("", killed_runners=2))) == expected
 
 
-@pytest.mark.parametrize("method", ["ready", "begin", "compare", "end"])
+@pytest.mark.parametrize("method", ["load", "repeat", "compare", "stop"])
 def test_where_neighbours_are_lost_they_all_begin_again(method: str) -> None:
     cluster = LosingCluster(method, losses=1)
-    assert quiet_in(cluster, "near").compare([[BUILD]]) == [[MEASURED.beside(1)]]
+    assert quiet_in(cluster, "near").compare([[BUILD]]) == [[measured(1)]]
     assert cluster.revived == [("quiet", "near")]
-    assert [m for s, m in cluster.asked if s == "near"][-3:] == ["ready", "begin", "end"]
+    assert [m for s, m in cluster.asked if s == "near"][-3:] == ["load", "repeat", "stop"]

@@ -18,12 +18,12 @@ from build_fixtures import LLVM, doubling, raising
 
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.runner import process, sampling
+from tunerd.runner.client import RunnerClient, _limit_secs
+from tunerd.runner.host import Blame, RunnerHost
+from tunerd.runner.load import Load
 from tunerd.runner.messages import build_to
 from tunerd.runner.profiles import final_profile
 from tunerd.runner.sampling import DEAD, CpuDevice, Device
-from tunerd.runner.work import Work
-from tunerd.slices.base import Plan, Usability
-from tunerd.slices.remote import RemoteSlice, _limit_secs
 from tunerd.system import host, wire
 from tunerd.vocabulary import (
     MODEL,
@@ -34,8 +34,6 @@ from tunerd.vocabulary import (
     Kind,
     Measurement,
     Profile,
-    SliceRequest,
-    SliceSpec,
     Stage,
     to_json,
 )
@@ -87,30 +85,22 @@ class DeafDevice(MortalDevice):
         raise wire.Closed("the process has ended")
 
 
-class ThreadSlice(RemoteSlice):
-    """A slice whose runners are threads."""
+class ThreadHost(RunnerHost):
+    """Has threads for a runner's processes."""
 
-    kind = "cpu"
+    slice_id = "cpu-0-0"
 
     def __init__(self) -> None:
-        super().__init__(SliceSpec("cpu-0-0", "cpu", 50))
         self.launches = 0
 
-    @classmethod
-    def usability(cls) -> Usability:
-        raise NotImplementedError
-
-    @classmethod
-    def plan(cls, request: SliceRequest) -> Plan:
-        raise NotImplementedError
-
-    def _launch(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         self.launches += 1
         return runner_of_its_own()
 
-    def _fence(self, reason: str) -> None: ...
+    def fence(self, reason: str, *, is_alone: bool) -> Blame:
+        return Blame()
 
-    def _prove(self, facts: dict[str, Any]) -> CapProof:
+    def check(self, facts: dict[str, Any]) -> CapProof:
         return PROOF
 
 
@@ -130,10 +120,16 @@ def runner_of_its_own() -> socket.socket:
 
 
 @pytest.fixture
-def slice_(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadSlice]:
+def host_(monkeypatch: pytest.MonkeyPatch) -> ThreadHost:
     monkeypatch.setattr(sampling, "CpuDevice", MortalDevice)
-    with ThreadSlice() as made:
-        yield made
+    return ThreadHost()
+
+
+@pytest.fixture
+def runner(host_: ThreadHost) -> Iterator[RunnerClient]:
+    client = RunnerClient(host_)
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="module")
@@ -155,16 +151,16 @@ ERRORS = [
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_whatever_left_a_context_dead_is_a_crash_and_costs_one_build(
-    slice_: ThreadSlice, sound: Build, name: str
+    runner: RunnerClient, host_: ThreadHost, sound: Build, name: str
 ) -> None:
-    before, failure, *after = slice_.measure([sound, raising(LLVM, name), sound, sound], QUICK)
+    before, failure, *after = runner.measure([sound, raising(LLVM, name), sound, sound], QUICK)
     assert isinstance(before, Measurement)
     assert isinstance(failure, Failure)
     assert failure.kind is Kind.CRASH
     assert name in failure.message
     assert failure.message.endswith(DEAD)
     assert all(isinstance(result, Measurement) for result in after)
-    assert slice_.launches == 2
+    assert host_.launches == 2
 
 
 @pytest.mark.parametrize(
@@ -176,75 +172,79 @@ def test_whatever_left_a_context_dead_is_a_crash_and_costs_one_build(
     ],
 )
 def test_what_a_context_outlives_fails_one_build_in_the_same_runner(
-    slice_: ThreadSlice, sound: Build, text: str, kind: Kind
+    runner: RunnerClient, host_: ThreadHost, sound: Build, text: str, kind: Kind
 ) -> None:
-    failure, after = slice_.measure([raising(LLVM, text), sound], QUICK)
+    failure, after = runner.measure([raising(LLVM, text), sound], QUICK)
     assert isinstance(failure, Failure)
     assert failure.kind is kind
     assert isinstance(after, Measurement)
-    assert slice_.launches == 1
+    assert host_.launches == 1
 
 
 def test_of_builds_in_turns_those_from_the_dead_context_on_are_crashes(
-    slice_: ThreadSlice, sound: Build
+    runner: RunnerClient, host_: ThreadHost, sound: Build
 ) -> None:
     builds = [raising(LLVM, "out of memory"), raising(LLVM, "CUDA_ERROR_CONTAINED"), sound]
-    results = slice_.compare(builds, QUICK)
+    results = runner.compare(builds, QUICK)
     kinds = [result.kind for result in results if isinstance(result, Failure)]
     assert kinds == [Kind.OUT_OF_MEMORY, Kind.CRASH, Kind.CRASH]
-    (again,) = slice_.compare([sound], QUICK)
+    (again,) = runner.compare([sound], QUICK)
     assert isinstance(again, Measurement)
-    assert slice_.launches == 2
+    assert host_.launches == 2
 
 
 def test_a_comparison_of_results_and_work_that_kill_their_context_are_crashes(
-    slice_: ThreadSlice, sound: Build
+    runner: RunnerClient, host_: ThreadHost, sound: Build
 ) -> None:
     fatal = raising(LLVM, "CUDA_ERROR_CONTAINED")
-    for ask in (lambda: slice_.agree(fatal, fatal), lambda: slice_.ready(Work(build=fatal))):
-        launches = slice_.launches
+    for ask in (lambda: runner.agree(fatal, fatal), lambda: runner.load(Load(build=fatal))):
+        launches = host_.launches
         failure = ask()
         assert isinstance(failure, Failure)
         assert failure.kind is Kind.CRASH
-        (after,) = slice_.measure([sound], QUICK)
+        (after,) = runner.measure([sound], QUICK)
         assert isinstance(after, Measurement)
-        assert slice_.launches == max(1, launches) + 1
+        assert host_.launches == max(1, launches) + 1
 
 
 def test_a_runner_in_whose_context_no_model_runs_any_more_is_replaced(
-    slice_: ThreadSlice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    runner: RunnerClient, host_: ThreadHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for is_dead, launches in ((False, 1), (True, 2)):
         monkeypatch.setattr(MortalDevice, "is_dead", is_dead)
         with pytest.raises(InfrastructureError, match="the model did not run"):
-            slice_.run_model(str(tmp_path), {})
+            runner.run_model(str(tmp_path), {})
         monkeypatch.setattr(MortalDevice, "is_dead", False)
-        slice_.agree(doubling(LLVM), doubling(LLVM))
-        assert slice_.launches == launches
+        runner.agree(doubling(LLVM), doubling(LLVM))
+        assert host_.launches == launches
 
 
 def test_a_runner_that_ends_as_it_is_asked_for_its_context_costs_one_build(
-    slice_: ThreadSlice, sound: Build, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerClient, host_: ThreadHost, sound: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "CpuDevice", DeafDevice)
-    failure, after = slice_.measure([raising(LLVM, "anything"), sound], QUICK)
+    failure, after = runner.measure([raising(LLVM, "anything"), sound], QUICK)
     assert isinstance(failure, Failure)
     assert failure.kind is Kind.CRASH
     assert isinstance(after, Measurement)
-    assert slice_.launches == 2
+    assert host_.launches == 2
 
 
 @pytest.mark.parametrize("problem", [HostError("no memory"), InfrastructureError("no runner")])
 def test_what_was_measured_is_told_where_no_further_runner_starts(
-    slice_: ThreadSlice, sound: Build, monkeypatch: pytest.MonkeyPatch, problem: Exception
+    runner: RunnerClient,
+    host_: ThreadHost,
+    sound: Build,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Exception,
 ) -> None:
-    slice_.start()
+    runner.prove()
 
     def refuse() -> socket.socket:
         raise problem
 
-    monkeypatch.setattr(slice_, "_launch", refuse)
-    before, crash, left, last = slice_.measure(
+    monkeypatch.setattr(host_, "connect", refuse)
+    before, crash, left, last = runner.measure(
         [sound, raising(LLVM, "CUDA_ERROR_CONTAINED"), sound, sound], QUICK
     )
     assert isinstance(before, Measurement)
@@ -252,7 +252,7 @@ def test_what_was_measured_is_told_where_no_further_runner_starts(
     assert crash.kind is Kind.CRASH
     assert left == last == Failure(Stage.RUN, Kind.COLLATERAL, f"it was not measured: {problem}")
     with pytest.raises(type(problem)):
-        slice_.measure([sound], QUICK)
+        runner.measure([sound], QUICK)
 
 
 def test_a_device_is_alive_unless_it_answers_with_an_error() -> None:
@@ -338,8 +338,8 @@ class Script:
         return got
 
 
-def slice_of(*messages: tuple[float, Any]) -> ThreadSlice:
-    made = ThreadSlice()
+def client_of(*messages: tuple[float, Any]) -> RunnerClient:
+    made = RunnerClient(ThreadHost())
     made._connection, made._proof = cast(Any, Script(list(messages))), PROOF
     return made
 
@@ -347,13 +347,13 @@ def slice_of(*messages: tuple[float, Any]) -> ThreadSlice:
 def test_a_comparison_that_gives_signs_may_take_as_long_as_its_samples_do(sound: Build) -> None:
     profile = final_profile("warm")
     signs = [(59.0, SIGN)] * (1 + profile.min_samples)
-    (result,) = slice_of(*signs, (1.0, {"results": [SAMPLES]})).compare([sound], profile)
+    (result,) = client_of(*signs, (1.0, {"results": [SAMPLES]})).compare([sound], profile)
     assert isinstance(result, Measurement)
 
 
 def test_whole_models_that_give_signs_may_take_as_long_as_their_samples_do() -> None:
     signs = [(300.0, SIGN)] * 2 * MODEL.min_samples
-    script = slice_of(*signs, (1.0, {"results": [SAMPLES] * 2}))
+    script = client_of(*signs, (1.0, {"results": [SAMPLES] * 2}))
     results = script.compare_models(["default", "tuned"], MODEL)
     assert all(isinstance(result, Measurement) for result in results)
 
@@ -363,8 +363,8 @@ def test_a_comparison_that_gives_no_sign_for_its_limit_has_a_kernel_without_end(
     sound: Build, signs: int
 ) -> None:
     told = [(1.0, SIGN)] * signs
-    kernels = slice_of(*told, (61.0, SIGN)).compare([sound] * 2, final_profile("warm"))
-    models = slice_of(*told, (601.0, SIGN)).compare_models(["default", "tuned"], MODEL)
+    kernels = client_of(*told, (61.0, SIGN)).compare([sound] * 2, final_profile("warm"))
+    models = client_of(*told, (601.0, SIGN)).compare_models(["default", "tuned"], MODEL)
     for result in (*kernels, *models):
         assert isinstance(result, Failure)
         assert (result.stage, result.kind) == (Stage.RUN, Kind.TIMEOUT)
@@ -382,8 +382,8 @@ def test_a_comparison_that_gives_no_sign_for_its_limit_has_a_kernel_without_end(
 def test_a_build_of_the_search_has_a_minute_or_less_where_its_tasks_best_is_known(
     sound: Build, best_secs: float | None, secs: float, kind: Kind | None
 ) -> None:
-    script = slice_of((1.0, {"starting": ""}), (secs, {"result": SAMPLES}))
-    (result,) = script.measure([sound], SEARCH, [best_secs])
+    script = client_of((1.0, {"starting": ""}), (secs, {"result": SAMPLES}))
+    (result,) = script.measure([sound], SEARCH, best_secs=[best_secs])
     assert (result.kind if isinstance(result, Failure) else None) is kind
 
 
@@ -392,10 +392,10 @@ def test_a_repeat_that_is_under_way_at_the_end_has_time_by_its_length(
     once_secs: float, kind: Kind | None
 ) -> None:
     told = ((1.0, {"once_secs": once_secs}), (0.0, {"begun": True}), (170.0, {"calls": 1}))
-    script = slice_of(*told)
-    script.ready(Work(artifact="folder"))
-    script.begin(0.0)
-    ended = script.end()
+    script = client_of(*told)
+    script.load(Load(artifact="folder"))
+    script.repeat(0.0)
+    ended = script.stop()
     assert (ended.kind if isinstance(ended, Failure) else None) is kind
 
 

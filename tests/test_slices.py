@@ -29,7 +29,8 @@ from build_fixtures import (
 from tunerd.builder.build import build_candidate
 from tunerd.errors import HostError
 from tunerd.frontend.onnx.reference import Reference, random_inputs
-from tunerd.slices import member, plan, remote
+from tunerd.runner import client
+from tunerd.slices import member, plan
 from tunerd.slices.base import Slice
 from tunerd.slices.cpu import CpuSlice
 from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice, number_of, simulated_secs
@@ -161,7 +162,7 @@ def test_more_slices_than_fit_is_a_problem_that_says_how_many_do(kind: str) -> N
 
 
 def test_start_proves_what_was_obtained(measured: Slice) -> None:
-    proof = measured.start()
+    proof = measured.prove()
     assert proof.slice_id == measured.spec.slice_id
     assert 0 < proof.sm_count <= proof.device_sm_count
     assert proof.attached
@@ -170,8 +171,8 @@ def test_start_proves_what_was_obtained(measured: Slice) -> None:
 
 
 def test_each_build_is_measured_in_order_with_its_profile(measured: Slice) -> None:
-    proof = measured.start()
-    results = measured.measure(builds_for(measured.spec), QUICK)
+    proof = measured.prove()
+    results = measured.launch().measure(builds_for(measured.spec), QUICK)
     assert len(results) == 3
     for result in results:
         assert isinstance(result, Measurement), result
@@ -184,12 +185,12 @@ def test_each_build_is_measured_in_order_with_its_profile(measured: Slice) -> No
 
 
 def test_a_slice_starts_itself_when_it_is_asked_to_measure(measured: Slice) -> None:
-    (result,) = measured.measure(builds_for(measured.spec, 1), QUICK)
+    (result,) = measured.launch().measure(builds_for(measured.spec, 1), QUICK)
     assert isinstance(result, Measurement)
 
 
 def test_no_builds_bring_no_results(measured: Slice) -> None:
-    assert measured.measure([], QUICK) == []
+    assert measured.launch().measure([], QUICK) == []
 
 
 def test_a_kernel_far_slower_than_a_rival_of_its_task_gets_few_samples(
@@ -198,18 +199,18 @@ def test_a_kernel_far_slower_than_a_rival_of_its_task_gets_few_samples(
     if spec.kind == "simulated":
         pytest.skip("simulated samples take no time, so none is left out")
     fast, slow = (kernel(spec, length) for length in (64, 1 << 24))
-    (best,) = measured.measure([fast], SEARCH)
+    (best,) = measured.launch().measure([fast], SEARCH)
     assert isinstance(best, Measurement)
     counts = []
     for build, best_secs in ((slow, None), (slow, best.median_secs), (fast, best.median_secs)):
-        (result,) = measured.measure([build], SEARCH, [best_secs])
+        (result,) = measured.launch().measure([build], SEARCH, best_secs=[best_secs])
         assert isinstance(result, Measurement)
         counts.append(len(result.run_secs))
     assert counts[1] == SEARCH.hopeless_after < min(counts[0], counts[2])
 
 
 def test_compared_builds_have_as_many_samples_each(measured: Slice) -> None:
-    results = measured.compare(builds_for(measured.spec, 2), QUICK)
+    results = measured.launch().compare(builds_for(measured.spec, 2), QUICK)
     lengths = {len(r.run_secs) for r in results if isinstance(r, Measurement)}
     assert len(results) == 2
     assert len(lengths) == 1
@@ -226,7 +227,7 @@ def test_of_compared_builds_the_conditions_are_asked_once(
         return asked[-1]
 
     monkeypatch.setattr(with_runner, "conditions", counted)
-    results = with_runner.compare(builds, QUICK)
+    results = with_runner.launch().compare(builds, QUICK)
     assert [r.conditions for r in results if isinstance(r, Measurement)] == asked * len(builds)
 
 
@@ -237,7 +238,7 @@ def test_of_compared_builds_one_that_cannot_win_gets_fewer_samples(measured: Sli
         "few-v1", max_samples=8, max_total_secs=60.0, hopeless_after=5, hopeless_over=1.05
     )
     builds = [kernel(measured.spec, length) for length in (64, 1 << 24)]
-    fast, slow = measured.compare(builds, profile)
+    fast, slow = measured.launch().compare(builds, profile)
     assert isinstance(fast, Measurement)
     assert isinstance(slow, Measurement)
     assert (len(fast.run_secs), len(slow.run_secs)) == (8, 5)
@@ -245,7 +246,7 @@ def test_of_compared_builds_one_that_cannot_win_gets_fewer_samples(measured: Sli
 
 def test_a_closed_slice_can_be_closed_again(spec: SliceSpec) -> None:
     made = member(spec.kind)(spec)
-    made.start()
+    made.prove()
     made.close()
     made.close()
 
@@ -259,8 +260,8 @@ def test_a_closed_slice_leaves_no_process_and_no_file(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     made = member(spec.kind)(spec)
-    pid = made.start().runner_pid
-    made.measure(builds_for(spec, 1), QUICK)
+    pid = made.prove().runner_pid
+    made.launch().measure(builds_for(spec, 1), QUICK)
     made.close()
     assert list(tmp_path.iterdir()) == []
     if pid:
@@ -283,7 +284,7 @@ def test_a_model_runs_in_the_slice(measured: Slice, artifact: tuple[str, Model])
     skip_on_gpu(measured.spec)
     folder, model = artifact
     inputs = random_inputs(model.inputs, 0)
-    outputs = measured.run_model(folder, inputs)
+    outputs = measured.launch().run_model(folder, inputs)
     expected = Reference(model.proto).run(inputs)
     assert outputs.keys() == expected.keys() == {"scores", "features"}
     for name, array in expected.items():
@@ -293,7 +294,7 @@ def test_a_model_runs_in_the_slice(measured: Slice, artifact: tuple[str, Model])
 def test_models_are_timed_in_turns(measured: Slice, artifact: tuple[str, Model]) -> None:
     skip_on_gpu(measured.spec)
     folder, _ = artifact
-    results = measured.compare_models((folder, folder), QUICK)
+    results = measured.launch().compare_models((folder, folder), QUICK)
     for result in results:
         assert isinstance(result, Measurement)
         assert min(result.run_secs) > 0
@@ -307,7 +308,7 @@ def test_a_build_that_cannot_be_loaded_is_a_failure_and_the_next_is_measured(
     with_runner: Slice,
 ) -> None:
     first, second = builds_for(with_runner.spec, 2)
-    failure, result = with_runner.measure([broken(first), second], QUICK)
+    failure, result = with_runner.launch().measure([broken(first), second], QUICK)
     assert isinstance(failure, Failure)
     assert failure.stage is Stage.LOAD
     assert isinstance(result, Measurement)
@@ -316,7 +317,7 @@ def test_a_build_that_cannot_be_loaded_is_a_failure_and_the_next_is_measured(
 def test_a_build_agrees_with_another_build_of_its_task(measured: Slice) -> None:
     (first,) = builds_for(measured.spec, 1)
     other = dataclasses.replace(first, candidate=named(first.candidate, 7))
-    assert measured.agree(first, other) is None
+    assert measured.launch().agree(first, other) is None
 
 
 def test_a_build_that_computes_something_else_does_not_agree(with_runner: Slice) -> None:
@@ -325,23 +326,23 @@ def test_a_build_that_computes_something_else_does_not_agree(with_runner: Slice)
         built(build_candidate(t, default_of(t)))
         for t in (task, matmul_task(target_of(with_runner.spec), after="negative"))
     )
-    failure = with_runner.agree(right, wrong)
+    failure = with_runner.launch().agree(right, wrong)
     assert isinstance(failure, Failure)
     assert (failure.stage, failure.kind) == (Stage.VERIFY, Kind.WRONG_ANSWER)
 
 
 def test_a_build_that_cannot_be_loaded_does_not_spoil_a_comparison(with_runner: Slice) -> None:
     first, second = builds_for(with_runner.spec, 2)
-    failure, result = with_runner.compare([broken(first), second], QUICK)
+    failure, result = with_runner.launch().compare([broken(first), second], QUICK)
     assert isinstance(failure, Failure)
     assert isinstance(result, Measurement)
 
 
 def test_a_crashed_runner_costs_one_build_and_the_next_one_goes_on(with_runner: Slice) -> None:
-    before = with_runner.start().runner_pid
+    before = with_runner.prove().runner_pid
     first, last = builds_for(with_runner.spec, 2)
     ends = suicide(target_of(with_runner.spec), signal.SIGSEGV)
-    good, crash, after = with_runner.measure([first, ends, last], QUICK)
+    good, crash, after = with_runner.launch().measure([first, ends, last], QUICK)
     assert isinstance(good, Measurement)
     assert isinstance(crash, Failure)
     assert (crash.stage, crash.kind) == (Stage.RUN, Kind.CRASH)
@@ -353,10 +354,10 @@ def test_no_build_is_blamed_for_a_signal_from_outside(with_runner: Slice) -> Non
     # Which build was under way when the runner was killed says nothing: this one stands for any.
     if with_runner.kind == "mps":
         pytest.skip("its guard knows who is to blame")
-    with_runner.start()
+    with_runner.prove()
     (last,) = builds_for(with_runner.spec, 1)
     build = suicide(target_of(with_runner.spec), signal.SIGKILL)
-    lost, after = with_runner.measure([build, last], QUICK)
+    lost, after = with_runner.launch().measure([build, last], QUICK)
     assert isinstance(lost, Failure)
     assert lost.kind is Kind.COLLATERAL
     assert lost.message == "the runner got SIGKILL"
@@ -366,10 +367,12 @@ def test_no_build_is_blamed_for_a_signal_from_outside(with_runner: Slice) -> Non
 def test_a_kernel_that_never_returns_times_out_and_the_rest_goes_on(
     with_runner: Slice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pid = with_runner.start().runner_pid
-    monkeypatch.setattr(remote, "BUILD_SECS", 2.0)
+    pid = with_runner.prove().runner_pid
+    monkeypatch.setattr(client, "BUILD_SECS", 2.0)
     (last,) = builds_for(with_runner.spec, 1)
-    timeout, after = with_runner.measure([endless(target_of(with_runner.spec)), last], QUICK)
+    timeout, after = with_runner.launch().measure(
+        [endless(target_of(with_runner.spec)), last], QUICK
+    )
     assert isinstance(timeout, Failure)
     assert timeout.kind is Kind.TIMEOUT
     assert isinstance(after, Measurement), after
@@ -379,11 +382,11 @@ def test_a_kernel_that_never_returns_times_out_and_the_rest_goes_on(
 def test_no_build_is_blamed_for_a_runner_that_somebody_stopped(
     with_runner: Slice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pid = with_runner.start().runner_pid
-    monkeypatch.setattr(remote, "BUILD_SECS", 2.0)
+    pid = with_runner.prove().runner_pid
+    monkeypatch.setattr(client, "BUILD_SECS", 2.0)
     build, last = builds_for(with_runner.spec, 2)
     psutil.Process(pid).suspend()
-    lost, after = with_runner.measure([build, last], QUICK)
+    lost, after = with_runner.launch().measure([build, last], QUICK)
     assert isinstance(lost, Failure)
     assert lost.kind is Kind.COLLATERAL
     assert isinstance(after, Measurement), after
@@ -393,20 +396,20 @@ def test_no_build_is_blamed_for_a_runner_that_somebody_stopped(
 def test_a_kernel_is_not_blamed_for_its_time_if_somebody_stopped_the_runner(
     with_runner: Slice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "BUILD_SECS", 5.0)
-    stopping = threading.Timer(1, psutil.Process(with_runner.start().runner_pid).suspend)
+    monkeypatch.setattr(client, "BUILD_SECS", 5.0)
+    stopping = threading.Timer(1, psutil.Process(with_runner.prove().runner_pid).suspend)
     stopping.start()  # before, the runner's kernel is as good as any
-    (lost,) = with_runner.measure([endless(target_of(with_runner.spec))], QUICK)
+    (lost,) = with_runner.launch().measure([endless(target_of(with_runner.spec))], QUICK)
     stopping.join()
     assert isinstance(lost, Failure)
     assert lost.kind is Kind.COLLATERAL
 
 
 def test_a_build_that_does_not_run_leaves_the_runner_as_it_is(with_runner: Slice) -> None:
-    pid = with_runner.start().runner_pid
+    pid = with_runner.prove().runner_pid
     (sound,) = builds_for(with_runner.spec, 1)
     refused = raising(target_of(with_runner.spec), "too many resources requested for launch")
-    failure, result = with_runner.measure([refused, sound], QUICK)
+    failure, result = with_runner.launch().measure([refused, sound], QUICK)
     assert isinstance(failure, Failure)
     assert failure.kind is Kind.REFUSED
     assert isinstance(result, Measurement)
@@ -416,21 +419,21 @@ def test_a_build_that_does_not_run_leaves_the_runner_as_it_is(with_runner: Slice
 def test_a_kernel_of_a_task_that_was_measured_has_less_time(
     with_runner: Slice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "KNOWN_SECS", 2.0)
+    monkeypatch.setattr(client, "KNOWN_SECS", 2.0)
     (good,) = builds_for(with_runner.spec, 1)
     never = endless(target_of(with_runner.spec))
-    (measured,) = with_runner.measure([good], QUICK)
+    (measured,) = with_runner.launch().measure([good], QUICK)
     assert isinstance(measured, Measurement)
-    (timeout,) = with_runner.measure([never], QUICK, [measured.median_secs])
+    (timeout,) = with_runner.launch().measure([never], QUICK, best_secs=[measured.median_secs])
     assert isinstance(timeout, Failure)
     assert timeout.kind is Kind.TIMEOUT
 
 
 def test_a_runner_that_was_killed_while_idle_is_replaced(with_runner: Slice) -> None:
-    pid = with_runner.start().runner_pid
+    pid = with_runner.prove().runner_pid
     psutil.Process(pid).kill()
     psutil.Process(pid).wait()
-    first, last = with_runner.measure(builds_for(with_runner.spec, 2), QUICK)
+    first, last = with_runner.launch().measure(builds_for(with_runner.spec, 2), QUICK)
     assert isinstance(first, Measurement) or not first.kind.ends_trial
     assert isinstance(last, Measurement)
 
@@ -443,8 +446,8 @@ from tunerd.vocabulary import SliceRequest
 spec = plan(SliceRequest("cpu", 100)).slices[0]
 held = member("cpu")(spec)
 kernel = endless(target_of(spec))
-print(held.start().runner_pid, flush=True)
-held.measure([kernel], QUICK)
+print(held.prove().runner_pid, flush=True)
+held.launch().measure([kernel], QUICK)
 """
 
 
@@ -470,7 +473,7 @@ def test_a_runner_ends_with_its_slices_process_in_the_middle_of_a_kernel(
 def test_a_model_that_is_not_there_is_a_failure_of_that_model(
     with_runner: Slice, artifact: tuple[str, Model], tmp_path: Path
 ) -> None:
-    missing, found = with_runner.compare_models((str(tmp_path), artifact[0]), QUICK)
+    missing, found = with_runner.launch().compare_models((str(tmp_path), artifact[0]), QUICK)
     assert isinstance(missing, Failure)
     assert missing.stage is Stage.LOAD
     assert isinstance(found, Measurement)
@@ -489,11 +492,11 @@ def affinities(pid: int) -> list[frozenset[int]]:
 def test_two_cpu_slices_keep_to_their_own_cores() -> None:
     specs = plan(SliceRequest("cpu", 50)).slices
     with CpuSlice(specs[0]) as first, CpuSlice(specs[1]) as second:
-        pids = [first.start().runner_pid, second.start().runner_pid]
+        pids = [first.prove().runner_pid, second.prove().runner_pid]
         wide = [wide_kernel(spec) for spec in specs]
         results: list[Any] = []
         at_once = [
-            threading.Thread(target=lambda s=s, w=w: results.extend(s.measure([w], QUICK)))
+            threading.Thread(target=lambda s=s, w=w: results.extend(s.launch().measure([w], QUICK)))
             for s, w in zip((first, second), wide, strict=True)
         ]
         for thread in at_once:
@@ -508,8 +511,8 @@ def test_two_cpu_slices_keep_to_their_own_cores() -> None:
 def test_a_slice_of_all_cores_has_a_thread_on_each() -> None:
     (spec,) = plan(SliceRequest("cpu", 100)).slices
     with CpuSlice(spec) as made:
-        pid = made.start().runner_pid
-        (result,) = made.measure([wide_kernel(spec)], QUICK)
+        pid = made.prove().runner_pid
+        (result,) = made.launch().measure([wide_kernel(spec)], QUICK)
         assert isinstance(result, Measurement)
         own = [cores for cores in affinities(pid) if len(cores) == 1]
         assert frozenset().union(*own, *affinities(pid)) == frozenset(spec.cores)
@@ -539,7 +542,7 @@ def test_a_share_below_one_core_says_what_is_enough() -> None:
 def test_cores_that_are_not_there_are_refused() -> None:
     spec = dataclasses.replace(plan(SliceRequest("cpu", 100)).slices[0], cores=(0, 4095))
     with CpuSlice(spec) as made, pytest.raises(HostError, match=r"asked for the cores \[0, 4095\]"):
-        made.start()
+        made.prove()
 
 
 # --- simulated ---------------------------------------------------------------------------------
@@ -557,7 +560,7 @@ def imagined(number: int) -> Build:
 
 def test_a_simulated_time_follows_from_the_candidate_alone() -> None:
     builds = [imagined(n) for n in (1, 1 << 31, 0xFFFFFFFF)]
-    first, second = simulated().measure(builds, SEARCH), simulated().measure(builds, SEARCH)
+    first, second = (simulated().launch().measure(builds, SEARCH) for _ in range(2))
     assert first == second
     for build, result in zip(builds, first, strict=True):
         assert isinstance(result, Measurement)
@@ -566,7 +569,7 @@ def test_a_simulated_time_follows_from_the_candidate_alone() -> None:
 
 def test_simulated_faults_come_on_cue() -> None:
     builds = [imagined(n) for n in range(1, 23)]
-    results = simulated("crash:7,timeout:11").measure(builds, SEARCH)
+    results = simulated("crash:7,timeout:11").launch().measure(builds, SEARCH)
     for build, result in zip(builds, results, strict=True):
         number = number_of(build.candidate.candidate_id)
         found = result.kind if isinstance(result, Failure) else None

@@ -12,6 +12,7 @@ import pytest
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import HostError, Interrupted
 from tunerd.records import RunFacts, Store
+from tunerd.runner.base import Company
 from tunerd.runs.finals.best_builds import BestBuilds
 from tunerd.runs.finals.quiet_slice import STEP_SECS, WAIT_SECS, Finals, Patience, QuietSlice
 from tunerd.runs.finals.selection import FINALISTS, choose_winners
@@ -96,14 +97,15 @@ class FakeCluster:
             self.disturbed -= 1
         if method == "conditions":
             return Conditions(disturbed_by="pid 7" if self.disturbed >= 0 else "")
-        builds, _, is_alone = arguments
+        builds, _, company = arguments
         self.collateral -= 1
         if self.collateral >= 0:
             return [COLLATERAL] * len(builds)
         if any(b.candidate.candidate_id in self.faulty for b in builds):
-            return [CRASH if is_alone else COLLATERAL] * len(builds)
+            return [CRASH if company.is_alone else COLLATERAL] * len(builds)
         found = [self.quiet_secs[b.candidate.candidate_id] for b in builds]
         results = [secs if isinstance(secs, Failure) else samples(secs) for secs in found]
+        results = [r if isinstance(r, Failure) else taken_in(r, company) for r in results]
         if self.disturbed < 0:
             return results
         return [r if isinstance(r, Failure) else disturbed(r) for r in results]
@@ -116,8 +118,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
+def taken_in(result: Measurement, company: Company) -> Measurement:
+    return dataclasses.replace(result, conditions=company.seen_in(result.conditions))
+
+
 def disturbed(result: Measurement, by: str = "pid 7") -> Measurement:
-    return dataclasses.replace(result, conditions=Conditions(strangers=1, disturbed_by=by))
+    conditions = dataclasses.replace(result.conditions, strangers=1, disturbed_by=by)
+    return dataclasses.replace(result, conditions=conditions)
 
 
 def searched(
@@ -382,7 +389,7 @@ def test_a_task_without_trials_says_what_the_search_said(store: Store) -> None:
 
 def with_load(cluster: FakeCluster, *ends: Any) -> FakeCluster:
     """Have the neighbours' load begin, and end in these ways."""
-    cluster.answers = {"ready": [0.1] * 99, "begin": [], "end": list(ends)}
+    cluster.answers = {"load": [0.1] * 99, "repeat": [], "stop": list(ends)}
     return cluster
 
 
@@ -409,12 +416,12 @@ def test_busy_neighbours_repeat_the_default_while_one_slice_measures(store: Stor
     searched(store, 1e-3)
     cluster = with_load(FakeCluster(times(4e-3, 1e-3)), None, None)
     (outcome,) = decided(store, cluster, Finals(neighbours="busy"))
-    both = [("near-1", m) for m in ("ready", "begin", "end")]
-    both += [("near-2", m) for m in ("ready", "begin", "end")]
+    both = [("near-1", m) for m in ("load", "repeat", "stop")]
+    both += [("near-2", m) for m in ("load", "repeat", "stop")]
     assert sorted(p for p in cluster.places if p[0] != "quiet") == sorted(both)
     (compared,) = (i for i, m in enumerate(cluster.calls) if m == "compare")
-    assert cluster.calls[:compared].count("begin") == 2  # both before, and stopped after
-    assert cluster.calls[compared:].count("end") == 2
+    assert cluster.calls[:compared].count("repeat") == 2  # both before, and stopped after
+    assert cluster.calls[compared:].count("stop") == 2
     assert neighbours_of(outcome) == {2}
     assert outcome.is_tuned
     assert outcome.measured_as == "final-v6-model, neighbours busy"
@@ -435,7 +442,7 @@ def test_as_tuned_each_slice_measures_another_task_and_spare_ones_are_busy(store
     cluster = with_load(FakeCluster(secs), None)
     outcomes = decided(store, cluster, Finals(neighbours="as-tuned"), [TASK, OTHER])
     assert [p for p, m in cluster.places if m == "compare"] == ["quiet", "near-1"]
-    assert [p for p, m in cluster.places if m == "begin"] == ["near-2"]
+    assert [p for p, m in cluster.places if m == "repeat"] == ["near-2"]
     assert {n for o in outcomes for n in neighbours_of(o)} == {2}
     assert [o.is_tuned for o in outcomes] == [True, False]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,14 @@ from tunerd.builder.build import build_candidate
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, InfrastructureError
+from tunerd.runner.load import Load, Repeats
 from tunerd.runner.profiles import final_profile
-from tunerd.runner.work import Ran, Work
 from tunerd.slices import member, plan
 from tunerd.slices.base import Slice
-from tunerd.slices.simulated import SimulatedSlice
+from tunerd.slices.simulated import SimulatedRunner, SimulatedSlice
 from tunerd.studies.bench.bandwidth_load import memory_hog
 from tunerd.studies.bench.replicas import Cast, run_rounds
+from tunerd.studies.timing import StartedSlice
 from tunerd.system import host
 from tunerd.vocabulary import Build, Failure, Kind, SliceRequest, Stage, TargetSpec
 
@@ -43,7 +44,7 @@ def working(request: pytest.FixtureRequest) -> Iterator[Slice]:
     pct = pct_of_a_core() if request.param == "cpu" else 40
     (spec, *_) = plan(SliceRequest(request.param, pct)).slices
     with member(spec.kind)(spec) as made:
-        made.start()
+        made.prove()
         yield made
 
 
@@ -59,16 +60,16 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def went(result: Ran | Failure) -> Ran:
-    assert isinstance(result, Ran), result
+def went(result: Repeats | Failure) -> Repeats:
+    assert isinstance(result, Repeats), result
     return result
 
 
 def test_a_kernel_is_repeated_between_two_moments(working: Slice) -> None:
-    assert isinstance(working.ready(Work(build=kernel(working))), float)
+    assert isinstance(working.launch().load(Load(build=kernel(working))), float)
     start_at = time.monotonic() + 0.05
-    working.begin(start_at, start_at + 0.2)
-    ran = went(working.end())
+    working.launch().repeat(start_at, start_at + 0.2)
+    ran = went(working.launch().stop())
     assert len(ran.starts) > 3
     assert ran.starts[0] >= start_at
     assert all(s < start_at + 0.2 for s in ran.starts)
@@ -80,10 +81,10 @@ def test_work_without_an_end_goes_on_until_it_is_stopped_and_the_slice_measures_
 ) -> None:
     build = kernel(working)
     for _ in range(2):
-        working.ready(Work(build=build))
-        working.begin(0.0)
-        went(working.end())
-    (result,) = working.compare([build], final_profile("warm"))
+        working.launch().load(Load(build=build))
+        working.launch().repeat(0.0)
+        went(working.launch().stop())
+    (result,) = working.launch().compare([build], final_profile("warm"))
     assert not isinstance(result, Failure), result
     assert len(result.run_secs) >= 20
 
@@ -91,12 +92,12 @@ def test_work_without_an_end_goes_on_until_it_is_stopped_and_the_slice_measures_
 def test_a_model_is_repeated_an_inference_at_a_time(artifact: Path) -> None:
     (spec, *_) = plan(SliceRequest("cpu", pct_of_a_core())).slices
     with member("cpu")(spec) as working:
-        working.start()
-        once_secs = working.ready(Work(artifact=str(artifact)))
+        working.prove()
+        once_secs = working.launch().load(Load(artifact=str(artifact)))
         assert isinstance(once_secs, float)
         now = time.monotonic()
-        working.begin(now, now + 0.1)
-        ran = went(working.end())
+        working.launch().repeat(now, now + 0.1)
+        ran = went(working.launch().stop())
         assert (ran.calls, ran.slice_id) == (1, spec.slice_id)
         assert np.median(ran.secs) < 0.1
 
@@ -105,23 +106,23 @@ def test_work_that_does_not_load_is_a_failure_and_the_slice_lives(working: Slice
     if working.kind == "simulated":
         pytest.skip("a simulated slice loads nothing")
     broken = dataclasses.replace(kernel(working), library=b"no library")
-    assert isinstance(working.ready(Work(build=broken)), Failure)
-    assert isinstance(working.ready(Work(build=kernel(working))), float)
+    assert isinstance(working.launch().load(Load(build=broken)), Failure)
+    assert isinstance(working.launch().load(Load(build=kernel(working))), float)
 
 
 def test_work_that_was_never_ready_does_not_begin() -> None:
     (spec, *_) = plan(SliceRequest("cpu", pct_of_a_core())).slices
     with member("cpu")(spec) as idle:
-        idle.start()
-        idle.begin(0.0)
-        ended = idle.end()
+        idle.prove()
+        idle.launch().repeat(0.0)
+        ended = idle.launch().stop()
         assert isinstance(ended, Failure)
         assert "no work is ready" in ended.message
 
 
 def test_work_is_one_thing() -> None:
     with pytest.raises(ValueError, match="either"):
-        Work()
+        Load()
 
 
 def test_a_memory_hog_streams_over_more_than_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,18 +199,25 @@ def test_what_cannot_be_measured_is_said_before_a_slice_starts(
     assert said in capsys.readouterr().err
 
 
+def playing(runners: Sequence[type[SimulatedRunner]]) -> tuple[StartedSlice, ...]:
+    """Start simulated slices whose runners are of these types."""
+    started = (SimulatedSlice(spec) for spec in SIMULATED)
+    pairs = zip(runners, started, strict=False)
+    return tuple(StartedSlice(s, runner(s.spec), s.prove()) for runner, s in pairs)
+
+
 def test_a_round_in_which_slices_miss_each_other_is_run_again_and_longer() -> None:
     asked: list[float] = []
 
-    class Late(SimulatedSlice):
+    class Late(SimulatedRunner):
         """Begins too late until a round is long enough."""
 
-        def begin(self, start_at: float, stop_at: float | None = None) -> None:
+        def repeat(self, start_at: float, stop_at: float | None = None) -> None:
             assert stop_at is not None
             asked.append(stop_at - start_at)
-            super().begin(start_at + (0 if asked[-1] > 0.3 else 10), stop_at + 10)
+            super().repeat(start_at + (0 if asked[-1] > 0.3 else 10), stop_at + 10)
 
-    first, late = (kind(s) for kind, s in zip((SimulatedSlice, Late), SIMULATED, strict=True))
+    first, late = playing([SimulatedRunner, Late])
     rounds = run_rounds(
         Cast((first,), (late,)), duration_secs=0.1, slowest_secs=1e-3, say=lambda _: None, rounds=1
     )
@@ -218,21 +226,19 @@ def test_a_round_in_which_slices_miss_each_other_is_run_again_and_longer() -> No
 
 
 def test_slices_that_never_work_at_once_are_an_error() -> None:
-    class Never(SimulatedSlice):
-        def begin(self, start_at: float, stop_at: float | None = None) -> None:
-            super().begin(start_at, start_at)
+    class Never(SimulatedRunner):
+        def repeat(self, start_at: float, stop_at: float | None = None) -> None:
+            super().repeat(start_at, start_at)
 
-    cast = Cast(tuple(kind(s) for kind, s in zip((SimulatedSlice, Never), SIMULATED, strict=True)))
+    cast = Cast(playing([SimulatedRunner, Never]))
     with pytest.raises(InfrastructureError, match="did not work in a round"):
         run_rounds(cast, duration_secs=0.1, slowest_secs=1e-3, say=lambda _: None)
 
 
 def test_a_slice_that_fails_in_a_round_is_an_error() -> None:
-    class Failing(SimulatedSlice):
-        def end(self) -> Ran | Failure:
+    class Failing(SimulatedRunner):
+        def stop(self) -> Repeats | Failure:
             return Failure(Stage.RUN, Kind.CRASH, "it fell")
 
     with pytest.raises(InfrastructureError, match="simulated-0-0 failed in a round: it fell"):
-        run_rounds(
-            Cast((Failing(SIMULATED[0]),)), duration_secs=1, slowest_secs=1, say=lambda _: None
-        )
+        run_rounds(Cast(playing([Failing])), duration_secs=1, slowest_secs=1, say=lambda _: None)

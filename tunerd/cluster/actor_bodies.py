@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tunerd.errors import TunerdError
-from tunerd.runner.work import Ran, Work
+from tunerd.runner.base import UNKNOWN, Company, Runner
+from tunerd.runner.load import Load, Repeats
 from tunerd.slices.base import Slice
 from tunerd.system import clock
 from tunerd.system.without_torch import keep_torch_from_tvm
@@ -114,24 +114,25 @@ class TunerActor:
 
 
 class SliceActor:
-    """A Slice behind Ray. Makes no CUDA context: its runner does."""
+    """A Slice and its Runner behind Ray. Makes no CUDA context: the runner's process does."""
 
     def __init__(self, scratch: str | None) -> None:
         keep_torch_from_tvm()
         _use_scratch(scratch)
-        self._started: Slice | None = None
+        self._slice: Slice | None = None
+        self._launched: Runner | None = None
 
     @property
-    def _slice(self) -> Slice:
-        if self._started is None:
-            raise RuntimeError("the slice was not started")
-        return self._started
+    def _runner(self) -> Runner:
+        assert self._launched is not None, "the slice was not started"
+        return self._launched
 
     def start(self, spec: SliceSpec) -> CapProof:
         from tunerd.slices import member
 
-        self._started = member(spec.kind)(spec)
-        return self._started.start()
+        self._slice = member(spec.kind)(spec)
+        self._launched = self._slice.launch()
+        return self._slice.prove()
 
     def sees(self, path: str) -> bool:
         return os.path.exists(path)
@@ -140,59 +141,46 @@ class SliceActor:
         self,
         builds: tuple[Build, ...],
         profile: Profile,
-        neighbours: int,
         best_secs: tuple[float | None, ...] = (),
-        is_alone: bool = False,
+        company: Company = UNKNOWN,
     ) -> Timed:
-        def measured() -> list[Measurement | Failure]:
-            with self._told(is_alone) as one:
-                results = one.measure(builds, profile, best_secs)
-            return [r.beside(neighbours) if isinstance(r, Measurement) else r for r in results]
-
-        return _timed(measured, in_process=False)  # the slice's runner does it
+        return _timed(
+            lambda: self._runner.measure(builds, profile, best_secs=best_secs, company=company),
+            in_process=False,  # the runner's process does it
+        )
 
     def compare(
-        self, builds: tuple[Build, ...], profile: Profile, is_alone: bool = False
+        self, builds: tuple[Build, ...], profile: Profile, company: Company = UNKNOWN
     ) -> list[Measurement | Failure]:
-        with self._told(is_alone) as one:
-            return one.compare(builds, profile)
+        return self._runner.compare(builds, profile, company=company)
 
-    def agree(self, reference: Build, build: Build, is_alone: bool = False) -> Failure | None:
-        with self._told(is_alone) as one:
-            return one.agree(reference, build)
-
-    @contextlib.contextmanager
-    def _told(self, is_alone: bool) -> Iterator[Slice]:
-        """Yield the slice, told whether it works alone; of what is asked next nobody says so."""
-        self._slice.is_alone = is_alone
-        try:
-            yield self._slice
-        finally:
-            self._slice.is_alone = False
+    def agree(self, reference: Build, build: Build, company: Company = UNKNOWN) -> Failure | None:
+        return self._runner.agree(reference, build, company=company)
 
     def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
-        return self._slice.run_model(artifact, inputs)
+        return self._runner.run_model(artifact, inputs)
 
     def compare_models(
         self, artifacts: tuple[str, ...], profile: Profile
     ) -> list[Measurement | Failure]:
-        return self._slice.compare_models(artifacts, profile)
+        return self._runner.compare_models(artifacts, profile)
 
-    def ready(self, work: Work) -> float | Failure:
-        return self._slice.ready(work)
+    def load(self, load: Load) -> float | Failure:
+        return self._runner.load(load)
 
-    def begin(self, start_at: float, stop_at: float | None) -> None:
-        self._slice.begin(start_at, stop_at)
+    def repeat(self, start_at: float, stop_at: float | None) -> None:
+        self._runner.repeat(start_at, stop_at)
 
-    def end(self) -> Ran | Failure:
-        return self._slice.end()
+    def stop(self) -> Repeats | Failure:
+        return self._runner.stop()
 
     def conditions(self) -> Conditions:
+        assert self._slice is not None, "the slice was not started"
         return self._slice.conditions(idle=True)
 
     def close(self) -> None:
-        if self._started is not None:
-            self._started.close()
+        if self._slice is not None:
+            self._slice.close()
 
 
 def _use_scratch(folder: str | None) -> None:

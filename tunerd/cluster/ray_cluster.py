@@ -33,6 +33,7 @@ from tunerd.cluster.reaper import Daemon, end_daemons, leashed, raylet_at, requi
 from tunerd.cluster.tuner import BUILD_TIMEOUT_SECS
 from tunerd.coordinator import events as ev
 from tunerd.errors import InfrastructureError, Interrupted
+from tunerd.runner.base import Company
 from tunerd.runner.profiles import SENTINEL
 from tunerd.system import clock
 from tunerd.vocabulary import (
@@ -332,12 +333,14 @@ class Cluster:
                 self._build(worker_id, candidates)
             case ev.Measure(worker_id, builds, neighbours, best_secs, is_alone):
                 call = self._slices[worker_id].measure.remote(
-                    builds, self._profile, neighbours, best_secs, is_alone
+                    builds, self._profile, best_secs, Company(neighbours, is_alone)
                 )
                 limit_secs = MEASURE_SECS * len(builds) + GRACE_SECS
                 self._calls.watch(worker_id, "measure", call, limit_secs=limit_secs)
             case ev.RunSentinel(worker_id, build, neighbours):
-                call = self._slices[worker_id].measure.remote((build,), SENTINEL, neighbours)
+                call = self._slices[worker_id].measure.remote(
+                    (build,), SENTINEL, (), Company(neighbours)
+                )
                 limit_secs = MEASURE_SECS + GRACE_SECS
                 self._calls.watch(worker_id, "measure", call, limit_secs=limit_secs)
 

@@ -318,7 +318,7 @@ def _attach(facts: HostFacts) -> Iterator[Finding]:
         started = time.monotonic()
         try:
             with MpsSlice(spec) as measured:
-                proof = measured.start()
+                proof = measured.prove()
         except TunerdError as error:
             yield Finding(name, Status.FAIL, str(error), "see the logs of the GPU guard and of MPS")
             continue

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.artifacts.manifest import obtained_text
-from tunerd.runner.work import Ran
+from tunerd.runner.load import Repeats
 from tunerd.studies.bench.artifact import BenchResult
 from tunerd.studies.bench.bench import PERCENTILES, Bench, Condition, Side, samples_needed
 from tunerd.system.text import (
@@ -69,7 +69,7 @@ def rounds_json(result: BenchResult) -> list[dict[str, Any]]:
     """Return all repeats of all rounds, trimmed ones too; times from the first round's window."""
     zero = result.rounds[0].window[0]
 
-    def times(rans: Sequence[Ran]) -> list[dict[str, Any]]:
+    def times(rans: Sequence[Repeats]) -> list[dict[str, Any]]:
         return [
             {
                 "slice_id": ran.slice_id,

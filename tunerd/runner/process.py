@@ -14,9 +14,9 @@ Requests are JSON with binary blobs (`wire`):
     agree     two builds              -> null, or how the second differs from the first
     run_model artifact, inputs        -> outputs
     compare_models artifacts, profile -> results of whole models sampled in turns
-    ready     artifact or build       -> seconds of a repeat, or a failure
-    begin     start_at, stop_at       -> at once that it was heard; when it has stopped, how it ran
-    stop                              -> stops what began without stop_at; has no answer
+    load      artifact or build       -> seconds of a repeat, or a failure
+    repeat    start_at, stop_at       -> at once that it was heard; when it has stopped, how it ran
+    stop                              -> stops what repeats without stop_at; has no answer
     close                             -> the process ends
 
 Before the results of `compare` and `compare_models` come signs, one a second at most, that samples
@@ -47,7 +47,7 @@ from tunerd.system.files import disk_errors_said
 from tunerd.system.without_torch import keep_torch_from_tvm
 
 if TYPE_CHECKING:
-    from tunerd.runner import repeating
+    from tunerd.runner.load import Repeated
     from tunerd.vocabulary import Stage
 
 _FIRST_CONNECTION_SECS = 60.0
@@ -139,7 +139,7 @@ class _Runner:
         except Exception as error:  # told to whoever asks for a proof
             self._problem = f"{type(error).__name__}: {error}"
         self._models: dict[str, Any] = {}
-        self._work: repeating.Repeated | None = None
+        self._repeated: Repeated | None = None
         self._said_at = 0.0  # time.monotonic() of the last request or sign
 
     def serve(self) -> None:
@@ -148,7 +148,7 @@ class _Runner:
             operation = body["op"]
             if operation == "close":
                 return
-            if operation == "stop":  # of work that had stopped by itself
+            if operation == "stop":  # of a load that had stopped by itself
                 continue
             if self._problem:
                 wire.send(self._connection, {"error": self._problem})
@@ -160,8 +160,8 @@ class _Runner:
                 "agree": self._agree,
                 "run_model": self._run_model,
                 "compare_models": self._compare_models,
-                "ready": self._ready,
-                "begin": self._begin,
+                "load": self._load,
+                "repeat": self._repeat,
             }[operation]
             self._said_at = time.monotonic()
             try:
@@ -248,29 +248,29 @@ class _Runner:
         assert all(isinstance(r, Failure | tuple) for r in results)
         wire.send(self._connection, {"results": [result_to(r) for r in results]})
 
-    def _ready(self, body: Any, blobs: list[bytes]) -> None:
-        from tunerd.runner import repeating
+    def _load(self, body: Any, blobs: list[bytes]) -> None:
+        from tunerd.runner.load import repeated_kernel, repeated_model
         from tunerd.runner.messages import build_from
         from tunerd.vocabulary import Stage
 
         try:
             if body["artifact"]:
                 model = self._loaded(body["artifact"])
-                self._work = repeating.repeated_model(self._device, model)
+                self._repeated = repeated_model(self._device, model)
             else:
                 build = build_from(body["build"], blobs[0])
                 with tempfile.TemporaryDirectory(prefix="tunerd-load-") as folder:
-                    self._work = repeating.repeated_kernel(self._device, build, Path(folder))
+                    self._repeated = repeated_kernel(self._device, build, Path(folder))
         except Exception as error:
             self._send_failure(Stage.LOAD, error)
             return
-        wire.send(self._connection, {"once_secs": self._work.once_secs})
+        wire.send(self._connection, {"once_secs": self._repeated.once_secs})
 
-    def _begin(self, body: Any, _: list[bytes]) -> None:
+    def _repeat(self, body: Any, _: list[bytes]) -> None:
         from tunerd.vocabulary import Stage
 
-        work = self._work
-        if work is None:
+        repeated = self._repeated
+        if repeated is None:
             wire.send(self._connection, {"error": "no work is ready"})
             return
         wire.send(self._connection, {"begun": True})
@@ -281,12 +281,12 @@ class _Runner:
             return bool(select.select(heard, (), (), 0)[0])
 
         try:
-            work.run(body["start_at"], math.inf if stop_at is None else stop_at, told)
+            repeated.run(body["start_at"], math.inf if stop_at is None else stop_at, told)
         except Exception as error:
             self._send_failure(Stage.RUN, error)
             return
-        times = [work.starts.tobytes(), work.ends.tobytes()]
-        wire.send(self._connection, {"calls": work.calls}, times)
+        times = [repeated.starts.tobytes(), repeated.ends.tobytes()]
+        wire.send(self._connection, {"calls": repeated.calls}, times)
 
     def _loaded(self, artifact: str) -> Any:
         from tunerd.artifacts.loading import load

@@ -1,7 +1,7 @@
-"""The contract of a slice: a share of a device in which builds are measured.
+"""The contract of a slice: a share of a device in which a runner works.
 
-A family member says whether it is usable here, plans its slices, starts one, proves what it
-obtained, measures in it, and stops it. Members: mps, cpu, whole, simulated.
+A family member says whether it is usable here, plans its slices, launches the runner of one, proves
+what it obtained, and stops it. Members: mps, cpu, whole, simulated.
 """
 
 from __future__ import annotations
@@ -12,19 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from tunerd.runner.work import Ran, Work
-from tunerd.vocabulary import (
-    Arrays,
-    Build,
-    CapProof,
-    Conditions,
-    Failure,
-    Measurement,
-    Profile,
-    SliceRequest,
-    SliceSpec,
-    TargetSpec,
-)
+from tunerd.runner.base import Runner
+from tunerd.runner.client import RunnerClient
+from tunerd.runner.host import RunnerHost
+from tunerd.vocabulary import CapProof, Conditions, SliceRequest, SliceSpec, TargetSpec
 
 
 @dataclass(frozen=True)
@@ -74,62 +65,15 @@ class Slice(ABC):
         yield
 
     @abstractmethod
-    def start(self) -> CapProof:
-        """Start the runner and prove the cap inside it; HostError where it is not obtained."""
+    def launch(self) -> Runner:
+        """Start the runner, unless it runs; prove the cap inside it, and return it.
 
-    # Whoever asks for work may say that no other slice of the device works meanwhile: a fault that
-    # all of them see is then this one's.
-    is_alone = False
-
-    @abstractmethod
-    def measure(
-        self, builds: Sequence[Build], profile: Profile, best_secs: Sequence[float | None] = ()
-    ) -> list[Measurement | Failure]:
-        """Measure each build on its own, in order. A fault is the Failure of the build it hit.
-
-        What keeps a slice from measuring is raised, unless some of the builds have results: then
-        the rest are COLLATERAL, and the next call raises.
-
-        Args:
-            best_secs: the best time known of each build's task, None where none is: what is far
-                slower may be ended early. Of no task where nothing is given.
+        Raises HostError where the share is not obtained: nothing is measured without a proof.
         """
 
     @abstractmethod
-    def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
-        """Measure the builds interleaved: sample i of each is taken before sample i + 1 of any."""
-
-    @abstractmethod
-    def agree(self, reference: Build, build: Build) -> Failure | None:
-        """Run two builds of a task on equal random arguments; None where their results agree."""
-
-    @abstractmethod
-    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
-        """Load an artifact folder and return its outputs by name for these inputs by name.
-
-        artifact: absolute, as every path that a slice gets: it works in another folder.
-        """
-
-    @abstractmethod
-    def compare_models(
-        self, artifacts: Sequence[str], profile: Profile
-    ) -> list[Measurement | Failure]:
-        """Measure whole models end to end, interleaved, on seeded random inputs."""
-
-    @abstractmethod
-    def ready(self, work: Work) -> float | Failure:
-        """Load work and run it; return the seconds of a repeat. It replaces earlier work."""
-
-    @abstractmethod
-    def begin(self, start_at: float, stop_at: float | None = None) -> None:
-        """Repeat the work that is ready, between two moments of time.monotonic(); do not wait.
-
-        Without `stop_at` it goes on until `end`. Nothing else is asked of the slice before `end`.
-        """
-
-    @abstractmethod
-    def end(self) -> Ran | Failure:
-        """Wait for `stop_at`, or stop the work where there is none; return how it went."""
+    def prove(self) -> CapProof:
+        """Return what the runner obtained, read inside it; start one where none runs."""
 
     def conditions(self, *, idle: bool = False) -> Conditions:
         """Read the state of the device now; of one that tells nothing, nothing.
@@ -148,3 +92,25 @@ class Slice(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class ProcessSlice(Slice, RunnerHost):
+    """A slice whose runner is a process; members are its host."""
+
+    def __init__(self, spec: SliceSpec) -> None:
+        super().__init__(spec)
+        self.slice_id = spec.slice_id
+        self._runner = RunnerClient(self)
+
+    def launch(self) -> RunnerClient:
+        self._runner.prove()
+        return self._runner
+
+    def prove(self) -> CapProof:
+        return self._runner.prove()
+
+    def conditions(self, *, idle: bool = False) -> Conditions:
+        return Conditions()
+
+    def close(self) -> None:
+        self._runner.close()

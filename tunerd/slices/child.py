@@ -10,15 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import abstractmethod
 from pathlib import Path
 
 from tunerd.errors import InfrastructureError
-from tunerd.slices.remote import EXIT_SECS, START_SECS, RemoteSlice, outside_signal
+from tunerd.runner.host import EXIT_SECS, START_SECS, Blame, outside_signal
+from tunerd.slices.base import ProcessSlice
 from tunerd.system.processes import python_path
 from tunerd.vocabulary import SliceSpec
 
 
-class ChildSlice(RemoteSlice):
+class ChildSlice(ProcessSlice):
     """A slice whose runner ends with it, by signal if need be."""
 
     def __init__(self, spec: SliceSpec) -> None:
@@ -26,18 +28,18 @@ class ChildSlice(RemoteSlice):
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
 
-    def _arguments(self) -> tuple[str, ...]:
+    @abstractmethod
+    def arguments(self) -> tuple[str, ...]:
         """Return what the runner is told besides its socket."""
-        raise NotImplementedError
 
-    def _launch(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="tunerd-"))
         path, log_path = self._folder / "runner.sock", self._folder / "runner.log"
         # Its end of this pipe closes with this process, however that ends: the runner exits then.
         command = [sys.executable, "-m", "tunerd.runner.process", "--socket", str(path), "--leash"]
         with log_path.open("ab") as log_file:
             self._process = subprocess.Popen(
-                [*command, *self._arguments()],
+                [*command, *self.arguments()],
                 env={**os.environ, "PYTHONPATH": python_path(), **dict(self.spec.environment)},
                 cwd="/",  # as the guard of a GPU starts them
                 stdin=subprocess.PIPE,
@@ -61,7 +63,7 @@ class ChildSlice(RemoteSlice):
                 )
             time.sleep(0.02)
 
-    def _ended_from_outside(self) -> str:
+    def ended_from_outside(self) -> str:
         if self._process is None:
             return ""
         try:
@@ -70,11 +72,12 @@ class ChildSlice(RemoteSlice):
             return ""
         return outside_signal(status)
 
-    def _fence(self, reason: str) -> None:
+    def fence(self, reason: str, *, is_alone: bool) -> Blame:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             _reap(process)
+        return Blame()
 
     def close(self) -> None:
         super().close()

@@ -62,10 +62,10 @@ class CpuSlice(ChildSlice):
         )
         return Plan(slices, host.cpu_target_json(per_slice), bound)
 
-    def _arguments(self) -> tuple[str, ...]:
+    def arguments(self) -> tuple[str, ...]:
         return ("--device", "cpu", "--cores", ",".join(map(str, self.spec.cores)))
 
-    def _prove(self, facts: dict[str, Any]) -> CapProof:
+    def check(self, facts: dict[str, Any]) -> CapProof:
         if tuple(facts["cores"]) != self.spec.cores:
             raise HostError(
                 f"the slice {self.spec.slice_id} asked for the cores {list(self.spec.cores)} and "

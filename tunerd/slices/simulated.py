@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tunerd.runner.base import UNKNOWN, Company, Runner
+from tunerd.runner.load import Load, Repeats
 from tunerd.runner.profiles import LOAD
-from tunerd.runner.work import Ran, Work
 from tunerd.slices.base import Plan, Slice, Usability
 from tunerd.system import host
 from tunerd.vocabulary import (
@@ -20,6 +21,7 @@ from tunerd.vocabulary import (
     Build,
     Candidate,
     CapProof,
+    Conditions,
     Failure,
     Kind,
     Measurement,
@@ -49,14 +51,13 @@ def simulated_secs(candidate: Candidate) -> float:
 
 
 class SimulatedSlice(Slice):
-    """Answers at once, from the model above."""
+    """A share of a device that is not there."""
 
     kind = "simulated"
 
     def __init__(self, spec: SliceSpec) -> None:
         super().__init__(spec)
-        self._repeat_secs = DEFAULT_SECS
-        self._from_to: tuple[float, float | None] = (0.0, None)
+        self._runner = SimulatedRunner(spec)
 
     @classmethod
     def usability(cls) -> Usability:
@@ -78,7 +79,10 @@ class SimulatedSlice(Slice):
         )
         return Plan(slices, target, bound)
 
-    def start(self) -> CapProof:
+    def launch(self) -> SimulatedRunner:
+        return self._runner
+
+    def prove(self) -> CapProof:
         return CapProof(
             slice_id=self.spec.slice_id,
             device=_DEVICE,
@@ -88,56 +92,74 @@ class SimulatedSlice(Slice):
             attached=True,
         )
 
+    def close(self) -> None:
+        pass
+
+
+class SimulatedRunner(Runner):
+    """Answers at once, from the model above."""
+
+    def __init__(self, spec: SliceSpec) -> None:
+        self.spec = spec
+        self._repeat_secs = DEFAULT_SECS
+        self._from_to: tuple[float, float | None] = (0.0, None)
+
     def measure(
-        self, builds: Sequence[Build], profile: Profile, best_secs: Sequence[float | None] = ()
+        self,
+        builds: Sequence[Build],
+        profile: Profile,
+        *,
+        best_secs: Sequence[float | None] = (),
+        company: Company = UNKNOWN,
     ) -> list[Measurement | Failure]:
-        return [self._answer(b.candidate, profile, profile.min_samples) for b in builds]
+        return [self._answer(b.candidate, profile, profile.min_samples, company) for b in builds]
 
-    def compare(self, builds: Sequence[Build], profile: Profile) -> list[Measurement | Failure]:
-        return self.measure(builds, profile)
+    def compare(
+        self, builds: Sequence[Build], profile: Profile, *, company: Company = UNKNOWN
+    ) -> list[Measurement | Failure]:
+        return self.measure(builds, profile, company=company)
 
-    def agree(self, reference: Build, build: Build) -> Failure | None:
+    def agree(
+        self, reference: Build, build: Build, *, company: Company = UNKNOWN
+    ) -> Failure | None:
         """Agree always: a simulated slice runs nothing."""
         return None
 
-    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
+    def run_model(self, artifact: str, inputs: Arrays, *, company: Company = UNKNOWN) -> Arrays:
         """Run the compiled model on this machine's CPU: outputs are real even here."""
         from tunerd.artifacts.loading import load
 
         return load(artifact)(inputs)
 
     def compare_models(
-        self, artifacts: Sequence[str], profile: Profile
+        self, artifacts: Sequence[str], profile: Profile, *, company: Company = UNKNOWN
     ) -> list[Measurement | Failure]:
         """Return the sums of the models' simulated kernels, from their manifests."""
-        return [self._sum(artifact, profile) for artifact in artifacts]
+        return [self._sum(artifact, profile, company) for artifact in artifacts]
 
-    def ready(self, work: Work) -> float | Failure:
-        if work.build is not None:
-            answer = self._answer(work.build.candidate, LOAD, 1)
+    def load(self, load: Load) -> float | Failure:
+        if load.build is not None:
+            answer = self._answer(load.build.candidate, LOAD, 1)
         else:
-            answer = self._sum(work.artifact, LOAD)
+            answer = self._sum(load.artifact, LOAD)
         if isinstance(answer, Failure):
             return answer
         self._repeat_secs = answer.median_secs
         return self._repeat_secs
 
-    def begin(self, start_at: float, stop_at: float | None = None) -> None:
+    def repeat(self, start_at: float, stop_at: float | None = None) -> None:
         self._from_to = (start_at, stop_at)
 
-    def end(self) -> Ran | Failure:
+    def stop(self) -> Repeats | Failure:
         """Return repeats without a gap between the two moments, at once; without `stop_at` none."""
         start_at, stop_at = self._from_to
         count = 0 if stop_at is None else math.ceil((stop_at - start_at) / self._repeat_secs)
         times = [start_at + i * self._repeat_secs for i in range(count + 1)]
         if count > 1 and stop_at is not None and times[-2] >= stop_at:  # rounded up
             times.pop()
-        return Ran(self.spec.slice_id, tuple(times[:-1]), tuple(times[1:]))
+        return Repeats(self.spec.slice_id, tuple(times[:-1]), tuple(times[1:]))
 
-    def close(self) -> None:
-        pass
-
-    def _sum(self, artifact: str, profile: Profile) -> Measurement:
+    def _sum(self, artifact: str, profile: Profile, company: Company = UNKNOWN) -> Measurement:
         from pathlib import Path
 
         from tunerd.artifacts.manifest import nearest, read_variants
@@ -147,23 +169,26 @@ class SimulatedSlice(Slice):
             source = task.get("source") or source_of(task["origin"])
             candidate = Candidate(task["task_id"], task["candidate_id"] or "0" * 16, source)
             total += task["weight"] * simulated_secs(candidate)
-        return self._samples(total, profile, profile.min_samples)
+        return self._samples(total, profile, profile.min_samples, company)
 
     def _answer(
-        self, candidate: Candidate, profile: Profile, samples: int
+        self, candidate: Candidate, profile: Profile, samples: int, company: Company = UNKNOWN
     ) -> Measurement | Failure:
         for kind, divisor in self._faults().items():
             if not candidate.is_default and not number_of(candidate.candidate_id) % divisor:
                 return Failure(Stage.RUN, kind, f"simulated: {kind}")
-        return self._samples(simulated_secs(candidate), profile, samples)
+        return self._samples(simulated_secs(candidate), profile, samples, company)
 
-    def _samples(self, secs: float, profile: Profile, samples: int) -> Measurement:
+    def _samples(
+        self, secs: float, profile: Profile, samples: int, company: Company
+    ) -> Measurement:
         return Measurement(
             run_secs=tuple(secs * (1 + 1e-4 * i) for i in range(samples)),
             calls_per_sample=1,
             profile=profile.name,
             slice_id=self.spec.slice_id,
             sm_count=self.spec.pct,
+            conditions=company.seen_in(Conditions()),
         )
 
     def _faults(self) -> dict[Kind, int]:

@@ -31,7 +31,7 @@ class WholeSlice(ChildSlice):
     def plan(cls, request: SliceRequest) -> Plan:
         return plan_for(host.facts(), request)
 
-    def _arguments(self) -> tuple[str, ...]:
+    def arguments(self) -> tuple[str, ...]:
         return ("--device", "cuda")
 
     def conditions(self, *, idle: bool = False) -> Conditions:
@@ -42,7 +42,7 @@ class WholeSlice(ChildSlice):
             return None
         return Own(frozenset({self._process.pid}), runners=1)
 
-    def _prove(self, facts: dict[str, Any]) -> CapProof:
+    def check(self, facts: dict[str, Any]) -> CapProof:
         return proof_of(self.spec, facts)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,6 @@ class Measurement:
     slice_id: str
     sm_count: int
     conditions: Conditions = Conditions()
-
-    def beside(self, neighbours: int) -> Self:
-        """Say how many neighbours worked; a slice knows only how many there are."""
-        return replace(self, conditions=replace(self.conditions, neighbours=neighbours))
 
     @property
     def median_secs(self) -> float:

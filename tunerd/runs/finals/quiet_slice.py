@@ -16,8 +16,9 @@ from typing import Any, Self, TypeVar
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.coordinator.coordinator import MAX_ATTEMPTS
 from tunerd.errors import InfrastructureError
+from tunerd.runner.base import ALONE, Company
+from tunerd.runner.load import Load
 from tunerd.runner.profiles import final_profile, within
-from tunerd.runner.work import Work
 from tunerd.runs.finals.faults import Results, is_final, without_cause
 from tunerd.settings import TuneSettings
 from tunerd.slices.neighbors import AS_TUNED, NONE
@@ -216,7 +217,7 @@ class QuietSlice:
         No other slice of the device works meanwhile.
         """
         for _ in range(MAX_ATTEMPTS):
-            failure: Failure | None = self._call("agree", reference, build, True)
+            failure: Failure | None = self._call("agree", reference, build, ALONE)
             if failure is None or failure.kind.ends_trial:
                 break
         return failure
@@ -240,14 +241,14 @@ class QuietSlice:
         if not loaded:
             return self._measured(measuring, contests, len(contests) - 1)
         # The default: the same load for all of its rivals.
-        ready = self._ask(loaded, "ready", Work(build=contests[0][0]))
-        if failures := [r for r in ready if isinstance(r, Failure)]:
+        once = self._ask(loaded, "load", Load(build=contests[0][0]))
+        if failures := [r for r in once if isinstance(r, Failure)]:
             return _spoiled(contests, failures[0])
         try:
-            self._ask(loaded, "begin", 0.0, None)
+            self._ask(loaded, "repeat", 0.0, None)
             results = self._measured(measuring, contests, len(places) - 1)
         finally:
-            ended = self._ask(loaded, "end")
+            ended = self._ask(loaded, "stop")
         if failures := [r for r in ended if isinstance(r, Failure)]:
             return _spoiled(contests, failures[0])
         return results
@@ -256,16 +257,14 @@ class QuietSlice:
         self, places: Sequence[str], contests: Sequence[Sequence[Build]], neighbours: int
     ) -> list[Results]:
         profile = self.finals.profile
-        is_alone = neighbours == 0  # a fault is then of one of the builds
+        # Where it is alone, a fault is of one of the builds.
+        company = Company(neighbours, is_alone=neighbours == 0)
         asked = [
-            (place, "compare", (tuple(contest), profile, is_alone))
+            (place, "compare", (tuple(contest), profile, company))
             for place, contest in zip(places, contests, strict=True)
         ]
         answers: list[Results] = self.cluster.call_all(asked)
-        return [
-            [r.beside(neighbours) if isinstance(r, Measurement) else r for r in results]
-            for results in answers
-        ]
+        return answers
 
     def _ask(self, places: Sequence[str], method: str, *arguments: object) -> list[object]:
         return list(self.cluster.call_all([(p, method, arguments) for p in places]))

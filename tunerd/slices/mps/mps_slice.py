@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError, InfrastructureError
+from tunerd.runner.host import EXIT_SECS, START_SECS, Blame, is_sticky, outside_signal
 from tunerd.slices import gpu_tenants
-from tunerd.slices.base import Plan, Usability
+from tunerd.slices.base import Plan, ProcessSlice, Usability
 from tunerd.slices.gpu_tenants import Own
 from tunerd.slices.mps.control import PIPE_FOLDER, client_environment
 from tunerd.slices.mps.gpu import external_pipe_folder
 from tunerd.slices.mps.guard_client import Lease, gpu_folder, guarded_early
-from tunerd.slices.remote import EXIT_SECS, START_SECS, RemoteSlice, is_sticky, outside_signal
 from tunerd.system import host
 from tunerd.system.host import GpuFacts, HostFacts
 from tunerd.vocabulary import CapProof, Conditions, SliceRequest, SliceSpec, TargetSpec, to_json
@@ -59,7 +59,7 @@ def run_name() -> str:
     return os.environ.get("TUNERD_RUN") or f"pid {os.getpid()}"
 
 
-class MpsSlice(RemoteSlice):
+class MpsSlice(ProcessSlice):
     """One share of a GPU. Its runner is the one MPS client, and no child of this process."""
 
     kind = "mps"
@@ -94,7 +94,7 @@ class MpsSlice(RemoteSlice):
                 stack.enter_context(guarded_early(gpu_uuid, run, of, external=external))
             yield
 
-    def _launch(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         spec = self.spec
         lease = self._held_lease()
         answer = lease.request("start_runner", spec=to_json(spec))
@@ -116,7 +116,7 @@ class MpsSlice(RemoteSlice):
                     ) from error
             time.sleep(0.05)
 
-    def _ended_from_outside(self) -> str:
+    def ended_from_outside(self) -> str:
         deadline = time.monotonic() + EXIT_SECS
         status = None
         with contextlib.suppress(InfrastructureError):  # the guard is gone: the fence starts anew
@@ -126,20 +126,20 @@ class MpsSlice(RemoteSlice):
                 time.sleep(0.02)
         return outside_signal(status)
 
-    def _fence(self, reason: str) -> None:
-        alone = any(word in reason.upper() for word in _FAULTS_OF_ONE_RUNNER)
-        self._ask_to_fence(
+    def fence(self, reason: str, *, is_alone: bool) -> Blame:
+        of_one = any(word in reason.upper() for word in _FAULTS_OF_ONE_RUNNER)
+        return self._ask_to_fence(
             reason,
-            scope="runner" if alone else "gpu",
+            scope="runner" if of_one else "gpu",
             shared=is_sticky(reason),
-            alone=self.is_alone,
+            alone=is_alone,
         )
 
-    def _revive(self, reason: str) -> None:
+    def revive(self, reason: str) -> None:
         if self.spec.mps == "own":
             self._ask_to_fence(reason, scope="gpu", shared=True)
 
-    def _ask_to_fence(self, reason: str, **how: Any) -> None:
+    def _ask_to_fence(self, reason: str, **how: Any) -> Blame:
         fields = {
             "slice_id": self.spec.slice_id,
             "epoch": self._epoch,
@@ -152,7 +152,7 @@ class MpsSlice(RemoteSlice):
             # The guard was killed. A new one first stops what the old one has left.
             log.warning("the guard of %s is gone; starting another", self.spec.gpu_uuid)
             answer = self._held_lease().request("fence", **fields)
-        self.culprit, self.fault = answer.get("culprit", ""), answer.get("reason", "")
+        return Blame(answer.get("culprit", ""), answer.get("reason", ""))
 
     def conditions(self, *, idle: bool = False) -> Conditions:
         return gpu_tenants.conditions(self.spec.gpu_uuid or "", self._own, idle=idle)
@@ -164,7 +164,7 @@ class MpsSlice(RemoteSlice):
             return None
         return Own(**answer | {"pids": frozenset(answer["pids"])})
 
-    def _prove(self, facts: dict[str, Any]) -> CapProof:
+    def check(self, facts: dict[str, Any]) -> CapProof:
         listed = self._held_lease().request("attached", pid=facts["pid"])["attached"]
         return proof_of(self.spec, facts, listed=listed)
 

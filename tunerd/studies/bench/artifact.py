@@ -15,16 +15,11 @@ from tunerd.artifacts.manifest import (
     shares_text,
 )
 from tunerd.errors import InfrastructureError, InputError
-from tunerd.runner.work import Work
+from tunerd.runner.load import Load
 from tunerd.studies.bench.bandwidth_load import memory_hog
 from tunerd.studies.bench.bench import Bench, Round, summarize
-from tunerd.studies.bench.replicas import (
-    Cast,
-    make_ready,
-    run_rounds,
-    slices_of_a_device,
-    started,
-)
+from tunerd.studies.bench.replicas import Cast, run_rounds
+from tunerd.studies.timing import load_in, slices_of_a_device, started
 from tunerd.vocabulary import CapProof, unit_name
 
 COPIES, HOG = "copies", "memory-hog"
@@ -114,21 +109,22 @@ def measure_artifact(request: BenchRequest, *, say: Callable[[str], None]) -> Be
     Raises HostError where this host has no such slices, InputError where they do not suffice, and
     InfrastructureError where one of them fails.
     """
-    planned, specs = slices_of_a_device(request.kind, request.pct)
-    count, others = _counts(request, len(specs), planned.bound)
-    work, neighbour, bytes_of_hog = Work(artifact=str(request.artifact)), None, 0
+    plan, specs = slices_of_a_device(request.kind, request.pct)
+    count, others = _counts(request, len(specs), plan.bound)
+    load, neighbour, bytes_of_hog = Load(artifact=str(request.artifact)), None, 0
     if others and request.beside == HOG:
         say("building the memory hog")
         cores = max(1, len(specs[0].cores))
-        neighbour, bytes_of_hog = memory_hog(planned.target, cores=cores, hogs=others)
+        neighbour, bytes_of_hog = memory_hog(plan.target, cores=cores, hogs=others)
     elif others:
-        neighbour = Work(artifact=str(request.beside))
+        neighbour = Load(artifact=str(request.beside))
     say(f"starting {count + others} slice(s) of {request.pct}%")
-    with started(specs[: count + others]) as (slices, proofs):
+    with started(specs[: count + others]) as slices:
+        proofs = tuple(each.proof for each in slices)
         _require_same_share(proofs)
         cast = Cast(slices[:count], slices[count:])
-        once = [make_ready(each, work) for each in cast.replicas]
-        once += [make_ready(each, neighbour) for each in cast.others if neighbour is not None]
+        once = [load_in(each, load) for each in cast.replicas]
+        once += [load_in(each, neighbour) for each in cast.others if neighbour is not None]
         rounds = run_rounds(
             cast, duration_secs=request.duration_secs, slowest_secs=max(once), say=say
         )

@@ -10,7 +10,7 @@ import hashlib
 
 from tunerd.builder.build import build_candidate
 from tunerd.errors import HostError
-from tunerd.runner.work import Work
+from tunerd.runner.load import Load
 from tunerd.system import host
 from tunerd.vocabulary import Failure, TargetSpec, Task, TensorSpec, default_candidate
 
@@ -20,7 +20,7 @@ _ARRAYS = 3
 _FACTOR = 3.0
 
 
-def memory_hog(target: TargetSpec, *, cores: int, hogs: int = 1) -> tuple[Work, int]:
+def memory_hog(target: TargetSpec, *, cores: int, hogs: int = 1) -> tuple[Load, int]:
     """Build a hog; return it and how many bytes one repeat reads and writes.
 
     Args:
@@ -32,7 +32,7 @@ def memory_hog(target: TargetSpec, *, cores: int, hogs: int = 1) -> tuple[Work, 
     build = build_candidate(task, default_candidate(task))
     if isinstance(build, Failure):
         raise HostError(f"the memory hog cannot be built here: {build.message[-300:]}")
-    return Work(build=build), _ARRAYS * 4 * length
+    return Load(build=build), _ARRAYS * 4 * length
 
 
 def _array_bytes(target: TargetSpec, hogs: int) -> int:

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from tunerd.runner.work import Ran
+from tunerd.runner.load import Repeats
 from tunerd.stats.paired import compare
 from tunerd.vocabulary.outcome import Comparison
 
@@ -35,8 +35,8 @@ class Round:
     """What ran at once: replicas of the artifact, the first of them in every round, and others."""
 
     condition: Condition
-    replicas: tuple[Ran, ...]
-    others: tuple[Ran, ...] = ()
+    replicas: tuple[Repeats, ...]
+    others: tuple[Repeats, ...] = ()
 
     @property
     def window(self) -> tuple[float, float]:
@@ -61,12 +61,13 @@ class Round:
             return f"{', '.join(empty)} ended no inference while all slices worked"
         return ""
 
-    def trimmed(self, ran: Ran) -> Ran:
+    def trimmed(self, ran: Repeats) -> Repeats:
         """Return the repeats of a slice that lie in the window."""
         first, last = self.window
         pairs = zip(ran.starts, ran.ends, strict=True)
         kept = [(s, e) for s, e in pairs if s >= first and e <= last]
-        return Ran(ran.slice_id, tuple(s for s, _ in kept), tuple(e for _, e in kept), ran.calls)
+        starts, ends = (tuple(pair[i] for pair in kept) for i in (0, 1))
+        return Repeats(ran.slice_id, starts, ends, ran.calls)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _side(condition: Condition, rounds: Sequence[Round]) -> Side:
     )
 
 
-def _speed(rans: Sequence[Ran]) -> Speed:
+def _speed(rans: Sequence[Repeats]) -> Speed:
     """Sum up one slice's rounds."""
     secs = [s for ran in rans for s in ran.secs]
     worked_secs = sum(ran.ends[-1] - ran.starts[0] for ran in rans if ran.starts)

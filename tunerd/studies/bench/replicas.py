@@ -2,81 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from tunerd.errors import InfrastructureError
-from tunerd.runner.work import Ran, Work
-from tunerd.slices import member, require_plan
-from tunerd.slices.base import Plan, Slice
 from tunerd.studies.bench.bench import Condition, Round
-from tunerd.vocabulary import CapProof, Failure, SliceRequest, SliceSpec
-
-_T = TypeVar("_T")
+from tunerd.studies.timing import StartedSlice, repeat_together
 
 ROUNDS = 10  # of each condition; the interval of the slow-down is of their medians
 _LEAST_REPEATS = 3  # of the slowest work in a round
 _TRIES = 5  # of a round: where others keep the cores busy, slices may miss each other
-_LEAD_SECS = 0.02  # for each slice to hear when to begin
 
 
 @dataclass(frozen=True)
 class Cast:
     """Who runs what: the first replica measures alone, too."""
 
-    replicas: tuple[Slice, ...]
-    others: tuple[Slice, ...] = ()
-
-
-def slices_of_a_device(kind: str, pct: int) -> tuple[Plan, tuple[SliceSpec, ...]]:
-    """Plan the slices of the first device; HostError where there is none of this kind."""
-    planned = require_plan(SliceRequest(kind, pct))
-    first = planned.slices[0]
-    specs = tuple(s for s in planned.slices if s.device_index == first.device_index)
-    return planned, specs
-
-
-@contextlib.contextmanager
-def started(specs: Sequence[SliceSpec]) -> Iterator[tuple[tuple[Slice, ...], tuple[CapProof, ...]]]:
-    """Start slices together and yield them with what each has proved; close them together."""
-    slices = tuple(member(s.kind)(s) for s in specs)
-    try:
-        yield slices, tuple(_at_once(lambda each: each.start(), slices))
-    finally:
-        _at_once(lambda each: each.close(), slices)
-
-
-def _at_once(call: Callable[[Slice], _T], slices: Sequence[Slice]) -> list[_T]:
-    """Call for each slice in a thread of its own; all have ended when this returns or raises."""
-    with ThreadPoolExecutor(max(1, len(slices))) as pool:
-        return list(pool.map(call, slices))
-
-
-@contextlib.contextmanager
-def started_at(
-    specs: Mapping[int, SliceSpec],
-) -> Iterator[dict[int, tuple[Slice, CapProof]]]:
-    """Start a slice of each share of one device together, and yield them by share.
-
-    The shares may come to more than the device: at most one of the slices may work at a time. An
-    idle one holds memory, and neither SMs nor cores.
-    """
-    named = [replace(spec, slice_id=f"{spec.slice_id}-{pct}") for pct, spec in specs.items()]
-    with started(named) as (slices, proofs):
-        yield dict(zip(specs, zip(slices, proofs, strict=True), strict=True))
-
-
-def make_ready(each: Slice, work: Work) -> float:
-    """Have a slice load its work; return the seconds of a repeat."""
-    secs = each.ready(work)
-    if isinstance(secs, Failure):
-        what = work.artifact or "the neighbours' load"
-        raise InfrastructureError(f"{what} does not run in {each.spec.slice_id}: {secs.message}")
-    return secs
+    replicas: tuple[StartedSlice, ...]
+    others: tuple[StartedSlice, ...] = ()
 
 
 def run_rounds(
@@ -87,7 +30,7 @@ def run_rounds(
     say: Callable[[str], None],
     rounds: int = ROUNDS,
 ) -> list[Round]:
-    """Have slices that are ready work, alone and all together in turns.
+    """Have slices repeat what they have loaded, alone and all together in turns.
 
     Args:
         duration_secs: of each condition; more where a round would hold too few repeats.
@@ -120,15 +63,6 @@ def _usable_round(condition: Condition, cast: Cast, secs: float) -> Round:
 
 
 def _round(condition: Condition, cast: Cast, secs: float) -> Round:
-    everybody = (*cast.replicas, *cast.others)
-    start_at = time.monotonic() + _LEAD_SECS * len(everybody)
-    for each in everybody:
-        each.begin(start_at, start_at + secs)
-    ended = [each.end() for each in everybody]  # of all, also where one has failed
-    rans: list[Ran] = []
-    for each, ran in zip(everybody, ended, strict=True):
-        if isinstance(ran, Failure):
-            raise InfrastructureError(f"{each.spec.slice_id} failed in a round: {ran.message}")
-        rans.append(ran)
+    repeats = repeat_together((*cast.replicas, *cast.others), secs)
     count = len(cast.replicas)
-    return Round(condition, tuple(rans[:count]), tuple(rans[count:]))
+    return Round(condition, tuple(repeats[:count]), tuple(repeats[count:]))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.artifacts.manifest import check_files, read_variants
-from tunerd.errors import InfrastructureError, InputError
-from tunerd.slices import member, require_plan
+from tunerd.errors import InputError
+from tunerd.slices import require_plan
 from tunerd.studies.compare.sides import Side, is_query
-from tunerd.vocabulary import MODEL, CapProof, Measurement, SliceRequest
+from tunerd.studies.timing import require_measured, started
+from tunerd.vocabulary import MODEL, CapProof, SliceRequest
 
 PROCESSES = 3  # fresh ones: what memory a process got stays for its life
 
@@ -32,25 +33,20 @@ def measure_both(
     Raises HostError where there is no such slice here, InfrastructureError where an artifact
     cannot be measured.
     """
-    planned = require_plan(SliceRequest(kind, pct, per_device=1))
+    (spec, *_) = require_plan(SliceRequest(kind, pct, per_device=1)).slices
     rounds: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
     for number in range(PROCESSES):
         say(f"measuring both in turns, process {number + 1} of {PROCESSES}")
-        paths = [base.resolve(), new.resolve()]
+        paths = [str(base.resolve()), str(new.resolve())]
         if number % 2:
             paths.reverse()
-        with member(kind)(planned.slices[0]) as one:
-            proof = one.start()
-            results = one.compare_models([str(path) for path in paths], MODEL)
-        samples: list[tuple[float, ...]] = []
-        for path, result in zip(paths, results, strict=True):
-            if not isinstance(result, Measurement):
-                raise InfrastructureError(f"{path} could not be measured: {result.message}")
-            samples.append(result.run_secs)
+        with started([spec]) as (one,):
+            results = one.runner.compare_models(paths, MODEL)
+        samples = [result.run_secs for result in require_measured(results, paths, one.slice_id)]
         if number % 2:
             samples.reverse()
         rounds.append((samples[0], samples[1]))
-    return Rounds(pct, proof, tuple(rounds))
+    return Rounds(pct, one.proof, tuple(rounds))
 
 
 def kind_of(side: Side) -> str:

@@ -25,6 +25,7 @@ from tunerd.coordinator.coordinator import MAX_ATTEMPTS
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
 from tunerd.frontend.kernels import Kernels
 from tunerd.records import Store
+from tunerd.runner.base import ALONE, Runner
 from tunerd.runner.profiles import final_profile, within
 from tunerd.runs import plan, run
 from tunerd.runs.finals.faults import is_final, without_cause
@@ -32,8 +33,8 @@ from tunerd.runs.finals.verify import Expected, expected_of
 from tunerd.runs.shared import Workshop
 from tunerd.runs.timekeeping import core_busy_secs
 from tunerd.settings import TuneSettings
+from tunerd.slices import require_plan
 from tunerd.stats.paired import fastest
-from tunerd.studies.bench.replicas import slices_of_a_device, started_at
 from tunerd.studies.matrix.building import build_all, compile_all
 from tunerd.studies.matrix.claims import DEFAULT, said_of
 from tunerd.studies.matrix.folder import Kept, opened
@@ -47,10 +48,11 @@ from tunerd.studies.matrix.records import (
     StageDone,
     StageName,
 )
-from tunerd.studies.matrix.timed_slice import Worked
+from tunerd.studies.timing import StartedSlice, require_measured, started_at
 from tunerd.system.signals import Stop
 from tunerd.telemetry.progress import Progress
 from tunerd.vocabulary import (
+    Arrays,
     Build,
     Candidate,
     CapProof,
@@ -58,6 +60,7 @@ from tunerd.vocabulary import (
     Measurement,
     Phase,
     Profile,
+    SliceRequest,
     TargetSpec,
     TrialState,
     default_candidate,
@@ -111,7 +114,7 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
     """
     fixed = plan.read(asked.base)
     for pct in asked.shares:  # what this machine cannot do is said before hours of work
-        slices_of_a_device(asked.base.slice_kind, pct)
+        require_plan(SliceRequest(asked.base.slice_kind, pct))
     with (
         opened(asked.base.out, asked.identity(fixed.digest)) as kept,
         Stop() as stop,
@@ -120,14 +123,14 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
         work = _Matrix(asked, kept, say, stop, workshop)
         work.levels(showing)
         if not work.is_measured:
-            planned, _ = slices_of_a_device(asked.base.slice_kind, max(asked.shares))
+            target = require_plan(SliceRequest(asked.base.slice_kind, max(asked.shares))).target
             say("lowering the model")
-            kernels = workshop.kernels(planned.target)
-            builds = work.build(kernels, planned.target)
+            kernels = workshop.kernels(target)
+            builds = work.build(kernels, target)
             workshop.end_cluster()
-            work.contests(builds, planned.target, kernels.touched_bytes)
-            work.artifacts(kernels, planned.target)
-            work.cells(planned.target)
+            work.contests(builds, target, kernels.touched_bytes)
+            work.artifacts(kernels, target)
+            work.cells(target)
         return kept
 
 
@@ -231,20 +234,19 @@ class _Matrix:
             return
         with self._costs("finalists"), self._slices(todo_at) as slices:
             for pct, todo in todo_at.items():
-                one, proof = slices[pct]
+                one = slices[pct]
                 for number, task_id in enumerate(todo):
                     if number % 10 == 0:
                         self._go_on(
-                            f"finalists of all levels at {pct}% ({proof.sm_count} of "
-                            f"{proof.device_sm_count}), task {number + 1} of {len(todo)}"
+                            f"finalists of all levels at {pct}% ({one.proof.sm_count} of "
+                            f"{one.proof.device_sm_count}), task {number + 1} of {len(todo)}"
                         )
                     self._require_not_stopped()
-                    self._contest(one, proof, task_id, builds[task_id], profile)
+                    self._contest(one, task_id, builds[task_id], profile)
 
     def _contest(
         self,
-        one: Worked,
-        proof: CapProof,
+        one: StartedSlice,
         task_id: str,
         entries: Sequence[tuple[Candidate, Build | Failure]],
         profile: Profile,
@@ -256,7 +258,8 @@ class _Matrix:
         results: dict[str, Result] = {c: b for c, b in entered.items() if isinstance(b, Failure)}
 
         def measure(builds: Sequence[Build]) -> list[Result]:
-            return _final(lambda: one.compare(builds, profile))
+            with self._working():
+                return _final(lambda: one.runner.compare(builds, profile, company=ALONE))
 
         answers = measure(ready) if ready else []
         answers = without_cause(
@@ -265,15 +268,18 @@ class _Matrix:
         results |= {b.candidate.candidate_id: r for b, r in zip(ready, answers, strict=True)}
         builds = {b.candidate.candidate_id: b for b in ready}
         default = entries[0][0].candidate_id
-        may_win = self._may_win(one.spec.pct, task_id)
+        may_win = self._may_win(one.pct, task_id)
         agreed = self._kept.agreed(task_id)
         while (winner := winner_of(results, default, may_win)) != default and default in builds:
-            failure = None if winner in agreed else one.agree(builds[default], builds[winner])
+            if winner in agreed:
+                break
+            with self._working():
+                failure = one.runner.agree(builds[default], builds[winner], company=ALONE)
             if failure is None:
                 break
             results[winner] = failure
         self._kept.add(
-            ContestDone(one.spec.pct, task_id, winner, default, results, proof, time.time())
+            ContestDone(one.pct, task_id, winner, default, results, one.proof, time.time())
         )
 
     def _contests_done(self) -> set[tuple[int, str]]:
@@ -316,14 +322,18 @@ class _Matrix:
             self._go_on("comparing outputs with ONNX Runtime")
             most, expected = max(asked.shares), expected_of(kernels.model)
             with self._slices([most]) as slices:
-                one, _ = slices[most]
                 for pct in todo:
                     self._require_not_stopped()
-                    self._verify(one, expected, pct)
+                    self._verify(slices[most].runner, expected, pct)
 
-    def _verify(self, one: Worked, expected: Expected, pct: int) -> None:
+    def _verify(self, runner: Runner, expected: Expected, pct: int) -> None:
         folder = str(self._kept.artifact(self._asked.name(pct)))
-        verification = expected.verify(lambda inputs: one.run_model(folder, inputs))
+
+        def run_model(inputs: Arrays) -> Arrays:
+            with self._working():
+                return runner.run_model(folder, inputs, company=ALONE)
+
+        verification = expected.verify(run_model)
         if verification.verdict is Correctness.WRONG:
             raise WrongResultError(
                 f"the model {said_of(pct)} disagrees with ONNX Runtime: {verification.message}; "
@@ -349,24 +359,21 @@ class _Matrix:
                 for pct in todo:
                     self._go_on(f"every model at {pct}%, round {number + 1} of {asked.rounds}")
                     order = random.Random(f"{asked.base.seed} {number} {pct}")
-                    self._cell(number, *slices[pct], order.sample(rows, len(rows)), profile)
+                    self._cell(number, slices[pct], order.sample(rows, len(rows)), profile)
 
-    def _cell(
-        self, number: int, one: Worked, proof: CapProof, rows: Sequence[int], profile: Profile
-    ) -> None:
+    def _cell(self, number: int, one: StartedSlice, rows: Sequence[int], profile: Profile) -> None:
         """Run the artifacts of `rows` in turns at a slice's share."""
-        pct = one.spec.pct
-        self._require_same_share(pct, proof)
+        self._require_same_share(one.pct, one.proof)
         paths = [str(self._kept.artifact(self._asked.name(row))) for row in rows]
-        results = _final(lambda: one.compare_models(paths, profile))
-        times = []
-        for row, result in zip(rows, results, strict=True):
-            if isinstance(result, Failure):
-                raise InfrastructureError(
-                    f"the model {said_of(row)} does not run at {pct}%: {result.message}"
-                )
-            times.append(ModelTimes(**vars(result), tuned_at=row))
-        self._kept.add(CellDone(number, pct, tuple(times), proof, time.time()))
+        with self._working():
+            results = _final(lambda: one.runner.compare_models(paths, profile, company=ALONE))
+        names = [f"the model {said_of(row)}" for row in rows]
+        measured = require_measured(results, names, one.slice_id)
+        times = tuple(
+            ModelTimes(**vars(result), tuned_at=row)
+            for row, result in zip(rows, measured, strict=True)
+        )
+        self._kept.add(CellDone(number, one.pct, times, one.proof, time.time()))
 
     def _require_same_share(self, pct: int, proof: CapProof) -> None:
         """Refuse a share that is another than in an earlier part of this matrix."""
@@ -390,18 +397,20 @@ class _Matrix:
         random.Random(f"{self._asked.base.seed} {what}").shuffle(shares)
         return shares
 
-    @contextmanager
-    def _slices(self, shares: Iterable[int]) -> Iterator[dict[int, tuple[Worked, CapProof]]]:
+    def _slices(self, shares: Iterable[int]) -> AbstractContextManager[dict[int, StartedSlice]]:
+        """Start a slice of each share; no two of them work at once."""
         kind = self._asked.base.slice_kind
-        specs = {pct: slices_of_a_device(kind, pct)[1][0] for pct in shares}
-        with started_at(specs) as slices:
-            for one, _ in slices.values():
-                one.is_alone = True  # no two of them work at once
-            found = {pct: (Worked(one), proof) for pct, (one, proof) in slices.items()}
-            try:
-                yield found
-            finally:
-                self._slice_secs += sum(one.secs for one, _ in found.values())
+        plans = {pct: require_plan(SliceRequest(kind, pct)) for pct in shares}
+        return started_at({pct: plan.slices[0] for pct, plan in plans.items()})
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Count what a slice takes; between such times it is idle."""
+        since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._slice_secs += time.monotonic() - since
 
     @contextmanager
     def _costs(self, stage: StageName) -> Iterator[None]:
@@ -480,4 +489,4 @@ def _final(measure: Callable[[], list[Result]]) -> list[Result]:
         results = measure()
         if all(map(is_final, results)):
             break
-    return [r.beside(0) if isinstance(r, Measurement) else r for r in results]
+    return results

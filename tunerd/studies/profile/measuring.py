@@ -7,26 +7,23 @@ for their own visit. Each round has new ones: what a process got for its life is
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.errors import InfrastructureError
-from tunerd.runner.work import Ran, Work
-from tunerd.slices.base import Slice
-from tunerd.studies.bench.replicas import started_at
+from tunerd.runner.base import ALONE
+from tunerd.runner.load import Load, Repeats
 from tunerd.studies.profile.curve import Visit
 from tunerd.studies.profile.folder import ProfileFolder
 from tunerd.studies.profile.plan import Shares, order_of
-from tunerd.vocabulary import CapProof, Failure
+from tunerd.studies.timing import StartedSlice, load_in, repeat_together, started_at
 
 LEAST_REPEATS = 5  # of a visit, however long one takes
 _WARM_UP_SECS = 0.2  # a GPU that was idle raises its clock
 # After the seconds in which slices start more rises: four profiles of an H200 were up to 12%
 # slower on the whole device in the one round that began there, at the same clock.
 _FIRST_WARM_UP_SECS = 1.0
-_LEAD_SECS = 0.02
 
 
 @dataclass(frozen=True)
@@ -62,19 +59,17 @@ def measure_shares(
         say(f"round {number} of {effort.rounds}: starting {len(order)} slices")
         specs, warm_up_secs = dict(shares.specs), _FIRST_WARM_UP_SECS
         with started_at({pct: specs[pct] for pct in order}) as slices:
-            for pct, (_, proof) in slices.items():
-                folder.prove(pct, proof)
-            for place, (pct, (one, proof)) in enumerate(slices.items(), 1):
+            for pct, one in slices.items():
+                folder.prove(pct, one.proof)
+            for place, (pct, one) in enumerate(slices.items(), 1):
                 todo = _todo(folder, number, pct, artifacts, seed=effort.seed)
                 if todo:
                     say(f"round {number} of {effort.rounds}, share {place} of {len(order)}: {pct}%")
                 for batch in todo:
-                    visit = _visit(
-                        one, proof, batch, artifacts[batch], number, effort, warm_up_secs
-                    )
+                    visit = _visit(one, batch, artifacts[batch], number, effort, warm_up_secs)
                     warm_up_secs = _WARM_UP_SECS
-                    here = replace(one.conditions(), neighbours=0) if one.spec.gpu_uuid else None
-                    folder.add(visit, here)
+                    is_gpu = one.slice.spec.gpu_uuid is not None
+                    folder.add(visit, ALONE.seen_in(one.slice.conditions()) if is_gpu else None)
 
 
 def _todo(
@@ -96,40 +91,31 @@ def _todo(
 
 
 def _visit(
-    one: Slice,
-    proof: CapProof,
+    one: StartedSlice,
     batch: int,
     artifact: Path,
     number: int,
     effort: Effort,
     warm_up_secs: float,
 ) -> Visit:
-    once_secs = one.ready(Work(artifact=str(artifact)))
-    if isinstance(once_secs, Failure):
-        raise InfrastructureError(
-            f"batch {batch} does not run at {one.spec.pct}%: {once_secs.message}"
-        )
+    once_secs = load_in(one, Load(artifact=str(artifact)), name=f"batch {batch}")
     _repeat(one, min(warm_up_secs, 2 * effort.duration_secs))
-    ran = _repeat(one, max(effort.duration_secs, LEAST_REPEATS * once_secs))
+    repeats = _repeat(one, max(effort.duration_secs, LEAST_REPEATS * once_secs))
     return Visit(
         round=number,
-        pct=one.spec.pct,
-        sm_count=proof.sm_count,
+        pct=one.pct,
+        sm_count=one.proof.sm_count,
         batch=batch,
-        run_secs=tuple(round(secs, 9) for secs in ran.secs),  # as they are kept
-        worked_secs=ran.ends[-1] - ran.starts[0],
+        run_secs=tuple(round(secs, 9) for secs in repeats.secs),  # as they are kept
+        worked_secs=repeats.ends[-1] - repeats.starts[0],
     )
 
 
-def _repeat(one: Slice, secs: float) -> Ran:
-    start_at = time.monotonic() + _LEAD_SECS
-    one.begin(start_at, start_at + secs)
-    ran = one.end()
-    if isinstance(ran, Failure):
-        raise InfrastructureError(f"{one.spec.slice_id} failed: {ran.message}")
-    if not ran.starts:
+def _repeat(one: StartedSlice, secs: float) -> Repeats:
+    (repeats,) = repeat_together([one], secs)
+    if not repeats.starts:
         raise InfrastructureError(
-            f"{one.spec.slice_id} ended no inference in {secs:.2g} s; see what else keeps this "
+            f"{one.slice_id} ended no inference in {secs:.2g} s; see what else keeps this "
             "machine busy, or give a longer --duration"
         )
-    return ran
+    return repeats

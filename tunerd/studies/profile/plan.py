@@ -6,22 +6,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tunerd.slices import (
-    member,
-    plan,
-    require_plan,
-)
-from tunerd.studies.profile.subject import (
-    Subject,
-)
-from tunerd.vocabulary import (
-    SliceRequest,
-    SliceSpec,
-    TargetSpec,
-)
-from tunerd.vocabulary.slices import (
-    Mps,
-)
+from tunerd.slices import member, plan, require_plan
+from tunerd.studies.profile.subject import Subject
+from tunerd.vocabulary import SliceRequest, SliceSpec, TargetSpec
+from tunerd.vocabulary.slices import Mps
 
 WHOLE = 100  # percent: what every other share is compared with
 SHARES = tuple(range(10, WHOLE + 1, 10))

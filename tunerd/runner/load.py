@@ -1,4 +1,4 @@
-"""Repeats work in a slice's runner, between two moments or until it is told to stop."""
+"""What a runner repeats between two moments, beside which others measure, and how that went."""
 
 from __future__ import annotations
 
@@ -17,9 +17,48 @@ from tunerd.vocabulary import Build
 _SPIN_SECS = 0.002  # before the start: a sleep may end this much too late
 
 
+@dataclass(frozen=True)
+class Load:
+    """A whole model or one kernel, to be run again and again. Exactly one of the two is set."""
+
+    artifact: str = ""  # path of a folder
+    build: Build | None = None  # a kernel; several calls of it are one repeat
+
+    def __post_init__(self) -> None:
+        if bool(self.artifact) == (self.build is not None):
+            raise ValueError("a load is either an artifact or a build")
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Every repeat of a load: when it began and ended, in seconds of CLOCK_MONOTONIC.
+
+    That clock is one for all processes of a machine, so that slices can be told when to begin, and
+    their repeats can be laid side by side.
+    """
+
+    slice_id: str
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+    calls: int = 1  # in a repeat
+
+    def __post_init__(self) -> None:
+        if len(self.starts) != len(self.ends):
+            raise ValueError(f"{len(self.starts)} repeats began and {len(self.ends)} ended")
+
+    @property
+    def secs(self) -> tuple[float, ...]:
+        """How long each call took, the mean of a repeat's calls."""
+        pairs = zip(self.starts, self.ends, strict=True)
+        return tuple((end - start) / self.calls for start, end in pairs)
+
+
+# --- in the runner's process -------------------------------------------------------------------
+
+
 @dataclass
 class Repeated:
-    """Work that is loaded and has run; `repeat` runs it once and waits for its end."""
+    """A load that has run; `repeat` runs it once and waits for its end."""
 
     repeat: Callable[[], object]
     calls: int  # of a repeat
@@ -50,7 +89,7 @@ class Repeated:
 
 
 def repeated_model(device: Device, model: Any) -> Repeated:
-    """Make an inference of a loaded artifact the work: its inputs are on the device."""
+    """Make an inference of a loaded artifact the load: its inputs are on the device."""
     inputs = {s.name: device.tensor(random_array(s, i)) for i, s in enumerate(model.inputs)}
 
     def repeat() -> float:
@@ -63,7 +102,7 @@ def repeated_model(device: Device, model: Any) -> Repeated:
 
 
 def repeated_kernel(device: Device, build: Build, folder: Path) -> Repeated:
-    """Make a burst of calls of a kernel the work."""
+    """Make a burst of calls of a kernel the load."""
     path = folder / "kernel.so"
     path.write_bytes(build.library)
     timed = device.prepare(build, path, LOAD)
