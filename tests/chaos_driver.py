@@ -72,7 +72,8 @@ from tunerd.vocabulary import (
     SliceRequest,
     Stage,
 )
-from tunerd.vocabulary.outcome import Correctness, Latency, Outcome, Verification
+from tunerd.vocabulary.outcome import Latency, Outcome, Verification
+from tunerd.vocabulary.verdict import Verdict
 
 TASKS = [task(f"t{i}", weight=i + 1) for i in range(6)]
 SPACE = 66  # candidates of each task
@@ -347,7 +348,7 @@ def finish(ending: Ending) -> Outcome:
         model=ending.model,
         target=ending.layout.target,
         tasks=outcomes,
-        verification=Verification(Correctness.RIGHT, 1, 1e-3, 1e-3, 0.0, ""),
+        verification=Verification(Verdict.RIGHT, 1, 1e-3, 1e-3, 0.0, ""),
         latencies=(Latency("default", times), Latency("tuned", times)),
         end_to_end=compare(times, times),
         artifact=str(ending.folder.paths.artifact),

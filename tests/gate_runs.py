@@ -22,14 +22,13 @@ from tunerd.vocabulary import (
 )
 from tunerd.vocabulary.outcome import (
     Comparison,
-    Correctness,
     Finalist,
     Latency,
     Outcome,
     TaskOutcome,
-    Verdict,
     Verification,
 )
+from tunerd.vocabulary.verdict import Verdict
 
 GPU = TargetSpec("cuda", '{"kind": "cuda", "arch": "sm_90"}')
 PROOF = CapProof("mps-0-0", "NVIDIA H200", 52, 132, "mps", True, "580.159.04", "9.0", 4242)
@@ -40,7 +39,7 @@ MODEL = Model(
     outputs=(TensorSpec("scores", (1, 1000), "float32"),),
     proto=None,  # type: ignore[arg-type]
 )
-RIGHT = Verification(Correctness.RIGHT, 3, 1e-3, 1e-3, 0.1, "all outputs agree")
+RIGHT = Verification(Verdict.RIGHT, 3, 1e-3, 1e-3, 0.1, "all outputs agree")
 TUNED_SECS, DEFAULT_SECS, TASK_SECS = 5.87e-3, 12.3e-3, 200e-6
 
 

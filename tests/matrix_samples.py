@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tunerd.studies.matrix.claims import Answer, Findings
+from tunerd.studies.matrix.claims import Findings
 from tunerd.vocabulary import CapProof, Conditions, Failure, Kind, Measurement, Stage
-from tunerd.vocabulary.outcome import Correctness, Verification
+from tunerd.vocabulary.outcome import Verification
+from tunerd.vocabulary.verdict import Answer, Verdict
 
 SHARES = (10, 40, 100)
 Cells = dict[tuple[int, int], list[list[float]]]
@@ -39,5 +40,5 @@ def measured(secs: float) -> Measurement:
 
 
 PROOF = CapProof("cpu-0-0", "CPU", 1, 2, "affinity", True)
-RIGHT = Verification(Correctness.RIGHT, 3, 1e-3, 1e-5, 0.1, "")
+RIGHT = Verification(Verdict.RIGHT, 3, 1e-3, 1e-5, 0.1, "")
 FAILED = Failure(Stage.RUN, Kind.CRASH, "gone")

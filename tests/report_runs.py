@@ -31,15 +31,8 @@ from tunerd.vocabulary import (
     Task,
     TensorSpec,
 )
-from tunerd.vocabulary.outcome import (
-    Comparison,
-    Correctness,
-    Latency,
-    Outcome,
-    TaskOutcome,
-    Verdict,
-    Verification,
-)
+from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
+from tunerd.vocabulary.verdict import Verdict
 
 HOSTILE = "<script>alert('x')</script>\x1b[31m&\"\u202e"
 
@@ -108,7 +101,7 @@ def gpu_outcome(tasks: int = 43, seed: int = 1) -> Outcome:
         ),
         target=TargetSpec("cuda", "{}"),
         tasks=(*done, untried(tasks)) if tasks else (),
-        verification=Verification(Correctness.RIGHT, 3, 1e-3, 1e-4, 0.118, "3 of 3 seeds agree"),
+        verification=Verification(Verdict.RIGHT, 3, 1e-3, 1e-4, 0.118, "3 of 3 seeds agree"),
         latencies=(
             Latency("default", sampled(default, rng)),
             Latency("tuned", sampled(tuned, rng)),

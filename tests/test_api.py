@@ -28,7 +28,8 @@ from tunerd.records.export import COLUMNS
 from tunerd.settings import TuneSettings
 from tunerd.settings.option import keys_of
 from tunerd.telemetry.progress import ProgressState
-from tunerd.vocabulary.outcome import Comparison, Correctness, TaskOutcome, Verdict, Verification
+from tunerd.vocabulary.outcome import Comparison, TaskOutcome, Verification
+from tunerd.vocabulary.verdict import Correctness, Verdict
 
 ROOT = Path(__file__).parent.parent
 
@@ -205,14 +206,14 @@ def ended(folder: Path, correctness: Correctness) -> tunerd.Run:
 
 
 def test_a_wrong_model_has_no_verdict_and_no_artifact(tmp_path: Path) -> None:
-    run = ended(tmp_path / "run", Correctness.WRONG)
+    run = ended(tmp_path / "run", Verdict.WRONG)
     for ask in (lambda: run.verdict, lambda: run.artifact):
         with pytest.raises(WrongResultError, match="output 'y' differs"):
             ask()
 
 
 def test_of_a_model_that_could_not_be_verified_nothing_can_be_told(tmp_path: Path) -> None:
-    assert ended(tmp_path / "run", Correctness.CANNOT_TELL).verdict is Verdict.CANNOT_TELL
+    assert ended(tmp_path / "run", Verdict.CANNOT_TELL).verdict is Verdict.CANNOT_TELL
 
 
 def test_a_run_without_a_result_says_so(tmp_path: Path) -> None:

@@ -44,15 +44,8 @@ from tunerd.vocabulary import (
     TensorSpec,
     default_candidate,
 )
-from tunerd.vocabulary.outcome import (
-    Comparison,
-    Correctness,
-    Latency,
-    Outcome,
-    TaskOutcome,
-    Verdict,
-    Verification,
-)
+from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
+from tunerd.vocabulary.verdict import Verdict
 
 REPOSITORY = Path(__file__).parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
@@ -90,7 +83,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_tuned_artifact_agrees_with_onnx_runtime(artifact: Path, model: Model) -> None:
     result = verify(tunerd.load(artifact), model)
-    assert result.verdict is Correctness.RIGHT, result.message
+    assert result.verdict is Verdict.RIGHT, result.message
 
 
 def test_the_folder_holds_three_files_and_no_pickle(artifact: Path) -> None:
@@ -140,7 +133,7 @@ def test_a_task_without_a_tuned_winner_keeps_its_default(
 def test_the_default_model_has_no_hits_and_is_right(tmp_path: Path, model: Model) -> None:
     tiny_artifact(tmp_path / "default", tuned=False)
     assert read_manifest(tmp_path / "default")["hit_rate"] == 0.0
-    assert verify(tunerd.load(tmp_path / "default"), model).verdict is Correctness.RIGHT
+    assert verify(tunerd.load(tmp_path / "default"), model).verdict is Verdict.RIGHT
 
 
 def test_a_winner_of_another_model_is_refused(
@@ -257,7 +250,7 @@ def test_the_finished_manifest_holds_medians_and_verdicts(
         model=model,
         target=LLVM,
         tasks=(tuned,),
-        verification=Verification(Correctness.RIGHT, 3, 1e-3, 1e-4, 0.01, "all agree"),
+        verification=Verification(Verdict.RIGHT, 3, 1e-3, 1e-4, 0.01, "all agree"),
         latencies=(Latency("tuned", (1e-3, 3e-3, 2e-3)), Latency("default", ())),
         end_to_end=comparison,
         artifact=str(folder),
@@ -347,7 +340,7 @@ def test_a_real_network_compiles_and_agrees(tmp_path: Path) -> None:
         lowered, extract_tasks(lowered, LLVM), {}, LLVM, tmp_path / "a", model=model, pct=50
     )
     result = verify(tunerd.load(folder), model)
-    assert result.verdict is Correctness.RIGHT, result.message
+    assert result.verdict is Verdict.RIGHT, result.message
 
 
 def test_the_manifest_is_json_that_other_programs_read(artifact: Path) -> None:

@@ -25,11 +25,12 @@ from tunerd.runs.folder import RunFolder
 from tunerd.settings import TuneSettings
 from tunerd.studies.profile import auto
 from tunerd.studies.profile.auto import aftermath, choose, resolve_share
-from tunerd.studies.profile.curve import Fits, Found, knee, share_for
+from tunerd.studies.profile.curve import knee, share_for
 from tunerd.studies.profile.measuring import Effort
 from tunerd.studies.profile.profile import Profile
 from tunerd.studies.recipes import read_recipe
 from tunerd.system.host import cpu_target_json
+from tunerd.vocabulary.verdict import Verdict
 
 Captured = pytest.CaptureFixture[str]
 DEFAULT = {10: 10e-3, 25: 4e-3, 40: 2.15e-3, 50: 2.05e-3, 100: 2e-3}
@@ -95,14 +96,14 @@ def test_the_share_is_the_knee_or_the_smallest_that_meets_a_latency(
 @pytest.mark.parametrize(
     ("slo_ms", "faster", "meets", "better", "said"),
     [
-        (5.0, 1.0, Fits.YES, None, "no smaller share is known to do"),
-        (5.0, 4.0, Fits.YES, 10, "the smaller share 10% is known to meet it"),
-        (5.0, 0.5, Fits.NO, 40, "misses 5.00"),
-        (1.0, 1.0, Fits.NO, None, "no share is known to meet"),
+        (5.0, 1.0, Verdict.YES, None, "no smaller share is known to do"),
+        (5.0, 4.0, Verdict.YES, 10, "the smaller share 10% is known to meet it"),
+        (5.0, 0.5, Verdict.NO, 40, "misses 5.00"),
+        (1.0, 1.0, Verdict.NO, None, "no share is known to meet"),
     ],
 )
 def test_the_tuned_model_says_whether_the_choice_was_right(
-    slo_ms: float, faster: float, meets: Fits, better: int | None, said: str, tmp_path: Path
+    slo_ms: float, faster: float, meets: Verdict, better: int | None, said: str, tmp_path: Path
 ) -> None:
     settings = asked(tmp_path / "net.onnx", tmp_path, slo_ms=slo_ms)
     choice = choose(profiled(DEFAULT, settings.slo_secs), settings, "digest")
@@ -116,7 +117,7 @@ def test_the_tuned_model_says_whether_the_choice_was_right(
 def test_a_choice_is_kept_for_sessions_to_come(net: Path, tmp_path: Path) -> None:
     said: list[str] = []
     first, choice, found = resolve_share(asked(net, tmp_path / "run"), said.append)
-    assert (first.cpu_pct, choice.found) == (40, Found.FOUND)
+    assert (first.cpu_pct, choice.found) == (40, "found")
     assert found is not None
     assert said
     said.clear()

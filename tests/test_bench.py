@@ -6,7 +6,7 @@ import pytest
 
 from tunerd.runner.load import Repeats
 from tunerd.studies.bench.bench import Condition, Round, samples_needed, summarize
-from tunerd.vocabulary.outcome import Verdict
+from tunerd.vocabulary.verdict import Verdict
 
 
 def ran(slice_id: str, *, start: float = 0.0, secs: float = 0.01, count: int = 100) -> Repeats:

@@ -17,7 +17,8 @@ from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
 from tunerd.vocabulary import CapProof
-from tunerd.vocabulary.outcome import Correctness, Latency, Outcome
+from tunerd.vocabulary.outcome import Latency, Outcome
+from tunerd.vocabulary.verdict import Verdict
 
 Captured = pytest.CaptureFixture[str]
 HOSTILE = "a`|<b>@all [x](y)\x1b[31m"
@@ -254,7 +255,7 @@ def nowhere(place: Place) -> list[object]:
 
 WRONG = dataclasses.replace(
     outcome(1),
-    verification=dataclasses.replace(outcome(1).verification, verdict=Correctness.WRONG),
+    verification=dataclasses.replace(outcome(1).verification, verdict=Verdict.WRONG),
 )
 NO_TIMES = dataclasses.replace(outcome(1), latencies=(Latency("tuned", (0.0,) * 9),))
 NOT_TIMED = dataclasses.replace(outcome(1), latencies=())

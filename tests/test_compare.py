@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunerd.stats.paired import compare, fastest
-from tunerd.vocabulary.outcome import Verdict
+from tunerd.vocabulary.verdict import Verdict
 
 OPPOSITE = {
     Verdict.FASTER: Verdict.SLOWER,

@@ -38,7 +38,7 @@ from tunerd.vocabulary import (
     Measurement,
     Stage,
 )
-from tunerd.vocabulary.outcome import Correctness, Verdict
+from tunerd.vocabulary.verdict import Verdict
 
 
 @dataclass
@@ -145,7 +145,7 @@ def left(ending: Ending) -> list[str]:
 def test_a_model_that_is_right_and_faster_becomes_the_artifact(ending: Ending) -> None:
     outcome = finish(ending)
     assert outcome.end_to_end.verdict is Verdict.FASTER
-    assert outcome.verification.verdict is Correctness.RIGHT
+    assert outcome.verification.verdict is Verdict.RIGHT
     assert left(ending) == ["artifact"]
     manifest = read_manifest(Path(outcome.artifact))
     assert manifest["hit_rate"] == outcome.hit_rate > 0
@@ -169,7 +169,7 @@ def test_a_wrong_model_is_rejected_and_no_artifact_is_left(ending: Ending) -> No
     finish(ending)
     spoiled, _ = with_cluster(ending, tuned_secs=[0.5], spoil=True)
     outcome = finish(spoiled)
-    assert outcome.verification.verdict is Correctness.WRONG
+    assert outcome.verification.verdict is Verdict.WRONG
     assert left(ending) == ["artifact.rejected"]
 
 

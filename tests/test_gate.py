@@ -12,15 +12,15 @@ from gate_runs import DEFAULT_SECS, TASK_SECS, TUNED_SECS, noisy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tunerd.stats.blocks import median_interval
 from tunerd.stats.gate import Timing, judge, judge_rounds
-from tunerd.stats.interval import median_interval
-from tunerd.vocabulary.outcome import GateVerdict
+from tunerd.vocabulary.verdict import Verdict
 
 BETTER, SAME, WORSE, CANNOT_TELL = (
-    GateVerdict.BETTER,
-    GateVerdict.SAME,
-    GateVerdict.WORSE,
-    GateVerdict.CANNOT_TELL,
+    Verdict.FASTER,
+    Verdict.SAME,
+    Verdict.SLOWER,
+    Verdict.CANNOT_TELL,
 )
 TIMES = 200  # comparisons of a simulation
 
@@ -47,13 +47,13 @@ def shares(
     new: Callable[[np.random.Generator], Timing],
     *,
     fail_above: float = 0.05,
-) -> dict[GateVerdict, float]:
+) -> dict[Verdict, float]:
     """Return how often each verdict comes; the seeds are fixed, so it is always as often."""
-    found: Counter[GateVerdict] = Counter()
+    found: Counter[Verdict] = Counter()
     for seed in range(TIMES):
         rng = np.random.default_rng(seed)
         found[judge(base(rng), new(rng), fail_above=fail_above).verdict] += 1
-    return {verdict: found[verdict] / TIMES for verdict in GateVerdict}
+    return {verdict: found[verdict] / TIMES for verdict in Verdict}
 
 
 # --- how often it is wrong ---------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_no_task_of_a_model_is_called_worse_by_chance() -> None:
     def timing() -> Timing:
         return Timing(noisy(TASK_SECS, 40, rng), noisy(3 * TASK_SECS, 8, rng))
 
-    def verdicts() -> set[GateVerdict]:
+    def verdicts() -> set[Verdict]:
         confidence = 1 - 0.05 / tasks
         return {
             judge(timing(), timing(), fail_above=0.0, confidence=confidence).verdict
@@ -235,7 +235,7 @@ def test_the_unit_of_time_does_not_matter(base: Timing, new: Timing, scale: floa
 @given(base=timings, new=timings)
 def test_the_interval_of_a_change_holds_the_change_and_all_views(base: Timing, new: Timing) -> None:
     judged = judge(base, new, fail_above=0.05)
-    assert judged.change.low <= judged.change.ratio <= judged.change.high
+    assert judged.change.low <= judged.change.value <= judged.change.high
     for view in judged.views:
         assert judged.change.low <= view.change.low <= view.change.high <= judged.change.high
 
@@ -264,6 +264,6 @@ def test_the_interval_of_a_median_is_wider_where_samples_resemble_their_neighbou
 
     def width(memory: float) -> float:
         found = [median_interval(noisy(1.0, 60, rng, memory=memory)) for _ in range(40)]
-        return float(np.mean([high - low for low, high in found]))
+        return float(np.mean([high - low for low, high in ((i.low, i.high) for i in found)]))
 
     assert width(0.8) > 1.3 * width(0.0)

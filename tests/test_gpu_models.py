@@ -19,7 +19,7 @@ from tunerd.runs.finals.verify import verify
 from tunerd.slices import plan
 from tunerd.slices.whole import WholeSlice
 from tunerd.vocabulary import Model, SliceRequest, TargetSpec
-from tunerd.vocabulary.outcome import Correctness
+from tunerd.vocabulary.verdict import Verdict
 
 pytestmark = pytest.mark.gpu
 
@@ -79,4 +79,4 @@ def test_the_default_schedules_agree_with_onnx_runtime(
         lowered, extract_tasks(lowered, target), {}, target, tmp_path / "a", model=model, pct=100
     )
     found = verify(lambda inputs: measured.run_model(str(folder), inputs), model)
-    assert found.verdict is Correctness.RIGHT, found.message
+    assert found.verdict is Verdict.RIGHT, found.message

@@ -12,32 +12,33 @@ from hypothesis import strategies as st
 from matrix_samples import FAILED, OFF, SHARES, Cells, answers, losses, measured, noisy, samples_of
 
 from tunerd.studies.matrix.changes import change
-from tunerd.studies.matrix.claims import DEFAULT, Answer, findings
+from tunerd.studies.matrix.claims import DEFAULT, findings
 from tunerd.studies.matrix.execute import winner_of
+from tunerd.vocabulary.verdict import Verdict
 
 
 def test_where_each_share_has_its_own_best_artifact_the_first_claim_holds() -> None:
-    assert answers(findings(samples_of(losses(OFF))))["own"] is Answer.YES
+    assert answers(findings(samples_of(losses(OFF))))["own"] is Verdict.YES
 
 
 def test_where_one_artifact_is_as_fast_as_the_own_one_the_first_claim_does_not_hold() -> None:
-    assert answers(findings(samples_of(losses(OFF | {(40, 10): 1.0}))))["own"] is Answer.NO
+    assert answers(findings(samples_of(losses(OFF | {(40, 10): 1.0}))))["own"] is Verdict.NO
 
 
 def test_what_is_tuned_at_full_and_slow_when_cut_is_poor() -> None:
     found = findings(samples_of(losses({(100, 10): 1.5, (100, 40): 1.2})))
-    assert answers(found)["cut"] is Answer.YES
+    assert answers(found)["cut"] is Verdict.YES
     assert {g.run_at: round(g.ratio.value, 2) for g in found.gains} == {10: 1.5, 40: 1.2}
 
 
 def test_what_is_tuned_at_full_and_as_fast_when_cut_is_not_poor() -> None:
-    assert answers(findings(samples_of(losses({}))))["cut"] is Answer.NO
+    assert answers(findings(samples_of(losses({}))))["cut"] is Verdict.NO
 
 
 def test_the_middle_is_robust_where_both_ends_lose_more_at_worst() -> None:
     table = {(10, 100): 2.0, (100, 10): 1.5, (40, 10): 1.1, (40, 100): 1.1}
     found = findings(samples_of(losses(table)))
-    assert answers(found)["middle"] is Answer.YES
+    assert answers(found)["middle"] is Verdict.YES
     assert found.robust == 40
     (first, *_) = found.robustness
     assert (first.tuned_at, round(first.worst.value, 2)) == (40, 1.1)
@@ -45,13 +46,13 @@ def test_the_middle_is_robust_where_both_ends_lose_more_at_worst() -> None:
 
 def test_the_middle_is_not_robust_where_an_end_loses_less() -> None:
     found = findings(samples_of(losses({(40, 10): 1.3, (100, 10): 1.05})))
-    assert answers(found)["middle"] is Answer.NO
+    assert answers(found)["middle"] is Verdict.NO
 
 
 def test_equal_artifacts_leave_none_the_most_robust() -> None:
     found = findings(samples_of(losses({})))
     assert found.robust is None
-    assert {c.answer for c in found.claims} == {Answer.NO}
+    assert {c.answer for c in found.claims} == {Verdict.NO}
 
 
 def test_rounds_that_contradict_each_other_cannot_tell() -> None:
@@ -59,7 +60,7 @@ def test_rounds_that_contradict_each_other_cannot_tell() -> None:
     cells[100, 10] = [
         [x * f for x in of] for of, f in zip(cells[100, 10], (0.7, 1, 1.5), strict=True)
     ]
-    assert answers(findings(cells))["cut"] is Answer.CANNOT_TELL
+    assert answers(findings(cells))["cut"] is Verdict.CANNOT_TELL
 
 
 def drawn(times: Mapping[tuple[int, int], float], seed: int, noise: float = 0.02) -> Cells:
@@ -74,8 +75,8 @@ def test_noise_alone_makes_neither_a_false_yes_nor_a_false_no() -> None:
     own_is_best = losses(dict.fromkeys(OFF, 1.025))
     for seed in range(20):
         nothing = answers(findings(drawn(losses({}), seed)))
-        assert Answer.YES not in nothing.values()
-        assert answers(findings(drawn(own_is_best, seed)))["own"] is not Answer.NO
+        assert Verdict.YES not in nothing.values()
+        assert answers(findings(drawn(own_is_best, seed)))["own"] is not Verdict.NO
 
 
 def of_rounds(times: Mapping[tuple[int, int], float], seed: int, count: int) -> Cells:
@@ -96,7 +97,7 @@ def test_what_differs_between_rounds_is_no_finding(count: int) -> None:
     times = losses(dict.fromkeys(OFF, 1.01))
     found = [answers(findings(of_rounds(times, seed, count))) for seed in range(200)]
     for claim in ("own", "cut"):
-        false = sum(answer[claim] is not Answer.CANNOT_TELL for answer in found)
+        false = sum(answer[claim] is not Verdict.CANNOT_TELL for answer in found)
         assert false <= 0.05 * 200 + 6  # two standard deviations over what 95% intervals allow
     gains = [findings(of_rounds(times, seed, count)).gains[0].ratio for seed in range(200)]
     assert sum(g.low <= 1.01 <= g.high for g in gains) >= 0.95 * 200 - 6
@@ -105,7 +106,7 @@ def test_what_differs_between_rounds_is_no_finding(count: int) -> None:
 def test_one_round_has_no_interval_and_answers_nothing() -> None:
     cells = {cell: rounds[:1] for cell, rounds in samples_of(losses(OFF)).items()}
     found = findings(cells)
-    assert {c.answer for c in found.claims} == {Answer.CANNOT_TELL}
+    assert {c.answer for c in found.claims} == {Verdict.CANNOT_TELL}
     assert found.robust is None
     own = next(c for c in found.claims if c.name == "own")
     assert own.ratio is not None
@@ -114,14 +115,14 @@ def test_one_round_has_no_interval_and_answers_nothing() -> None:
 
 def test_one_share_answers_nothing() -> None:
     found = findings({(100, 100): [[1.0, 1.1]]})
-    assert {c.answer for c in found.claims} == {Answer.CANNOT_TELL}
+    assert {c.answer for c in found.claims} == {Verdict.CANNOT_TELL}
     assert found.robust is None
 
 
 def test_two_shares_have_no_middle_and_no_full_one_is_no_claim() -> None:
     times = {(a, b): 1.0 for a in (25, 50) for b in (25, 50)}
     claims = {c.name: c for c in findings(samples_of(times)).claims}
-    assert claims["middle"].answer is Answer.CANNOT_TELL
+    assert claims["middle"].answer is Verdict.CANNOT_TELL
     assert "between" in claims["middle"].why
     assert "not the full device" in claims["cut"].why
 
@@ -184,8 +185,8 @@ def test_an_answer_follows_from_its_interval_and_repeats(
     assert first == findings(cells)
     for claim in first.claims:
         assert claim.ratio is not None
-        assert (claim.answer is Answer.YES) == (claim.ratio.low > 1.01)
-        assert (claim.answer is Answer.NO) == (claim.ratio.high < 1.01)
+        assert (claim.answer is Verdict.YES) == (claim.ratio.low > 1.01)
+        assert (claim.answer is Verdict.NO) == (claim.ratio.high < 1.01)
 
 
 # --- kernels -----------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ def test_an_answer_follows_from_its_interval_and_repeats(
 
 def test_a_task_whose_best_is_faster_than_the_best_of_another_share_changes() -> None:
     found = change("t", {10: {"a": noisy(1), "b": noisy(2)}, 100: {"a": noisy(2), "b": noisy(1)}})
-    assert found.answer is Answer.YES
+    assert found.answer is Verdict.YES
     assert found.best == {10: "a", 100: "b"}
     assert found.comparison is not None
     assert found.comparison.ratio == pytest.approx(2, rel=0.01)
@@ -201,7 +202,7 @@ def test_a_task_whose_best_is_faster_than_the_best_of_another_share_changes() ->
 
 def test_a_task_with_one_best_at_all_shares_does_not_change() -> None:
     times = {"a": noisy(1), "b": noisy(2)}
-    assert change("t", {10: times, 100: times}).answer is Answer.NO
+    assert change("t", {10: times, 100: times}).answer is Verdict.NO
 
 
 def test_best_candidates_within_a_percent_are_no_change() -> None:
@@ -209,12 +210,12 @@ def test_best_candidates_within_a_percent_are_no_change() -> None:
         "t", {10: {"a": noisy(1), "b": noisy(1.002)}, 100: {"a": noisy(1.002), "b": noisy(1)}}
     )
     assert len(set(found.best.values())) == 2
-    assert found.answer is Answer.NO
+    assert found.answer is Verdict.NO
 
 
 def test_few_samples_cannot_tell_and_a_candidate_that_failed_at_a_share_takes_no_part() -> None:
     few = {10: {"a": [1.0, 1.0], "b": [2.0, 2.0]}, 100: {"a": [2.0, 2.0], "b": [1.0, 1.0]}}
-    assert change("t", few).answer is Answer.CANNOT_TELL
+    assert change("t", few).answer is Verdict.CANNOT_TELL
     gone = {10: {"a": noisy(1), "b": noisy(2)}, 100: {"b": noisy(1)}}
     assert change("t", gone).best == {10: "b", 100: "b"}
 
@@ -224,7 +225,7 @@ def test_few_samples_cannot_tell_and_a_candidate_that_failed_at_a_share_takes_no
 def test_what_judges_a_best_candidate_is_not_what_has_chosen_it(noise: list[float]) -> None:
     # The other candidate's odd samples, which judge, are the same at both shares.
     times = {"a": [1.0] * 20, "b": noise}
-    assert change("t", {10: times, 100: times}).answer is Answer.NO
+    assert change("t", {10: times, 100: times}).answer is Verdict.NO
 
 
 def test_a_winner_is_faster_than_the_default_by_an_interval_or_the_default() -> None:

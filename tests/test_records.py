@@ -43,7 +43,8 @@ from tunerd.vocabulary import (
     TensorSpec,
     TrialState,
 )
-from tunerd.vocabulary.outcome import Comparison, Finalist, TaskOutcome, Verdict
+from tunerd.vocabulary.outcome import Comparison, Finalist, TaskOutcome
+from tunerd.vocabulary.verdict import Verdict
 
 LLVM = TargetSpec("llvm", '{"kind":"llvm","mcpu":"znver3"}')
 FACTS = RunFacts("net", "d" * 64, LLVM, "CPU X", "cpu", 50, "0.27.0")

@@ -18,25 +18,19 @@ from rich.console import Console
 
 from tunerd.records.tally import Disturbed
 from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
-from tunerd.report.figures import by_share, outcome_headline, spread
+from tunerd.report.figures import by_share, outcome_headline
 from tunerd.report.frame import write_page
 from tunerd.report.page import report_page
 from tunerd.report.plot import history_plot
 from tunerd.report.svg import ratio_mark
 from tunerd.report.table import outcome_json, outcome_table
+from tunerd.stats.interval import median_interval
 from tunerd.system.text import duration_text, percent_text, ratio_texts, secs_range_text, secs_text
 from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import DEFAULT_SOURCE, Activity, Conditions, Measurement, Span
-from tunerd.vocabulary.outcome import (
-    Comparison,
-    Correctness,
-    Finalist,
-    Latency,
-    Outcome,
-    Verdict,
-    Verification,
-)
+from tunerd.vocabulary.outcome import Comparison, Finalist, Latency, Outcome, Verification
+from tunerd.vocabulary.verdict import Verdict
 
 
 def write(folder: Path, outcome: Outcome | None, **changes: Any) -> str:
@@ -282,7 +276,7 @@ def test_the_old_page_stays_where_the_new_one_cannot_be_made(tmp_path: Path) -> 
 
 def test_a_wrong_result_outweighs_any_speed() -> None:
     outcome = gpu_outcome()
-    wrong = Verification(Correctness.WRONG, 3, 1e-3, 1e-4, 31.4, "output 0 differs")
+    wrong = Verification(Verdict.WRONG, 3, 1e-3, 1e-4, 31.4, "output 0 differs")
     said = outcome_headline(dataclasses.replace(outcome, verification=wrong))
     assert said.tone == "bad"
     assert said.text == (
@@ -293,7 +287,7 @@ def test_a_wrong_result_outweighs_any_speed() -> None:
 
 def test_speed_without_a_checked_result_is_not_celebrated() -> None:
     outcome = gpu_outcome()
-    unknown = Verification(Correctness.CANNOT_TELL, 3, 1e-3, 1e-4, 0.0, "the reference is constant")
+    unknown = Verification(Verdict.CANNOT_TELL, 3, 1e-3, 1e-4, 0.0, "the reference is constant")
     said = outcome_headline(dataclasses.replace(outcome, verification=unknown))
     assert said.tone == "neutral"
     assert "cannot tell whether its results are right" in said.text
@@ -351,12 +345,12 @@ def test_a_tight_interval_gets_the_digits_to_be_seen() -> None:
 
 
 def test_the_interval_of_a_median_is_that_of_the_sign_test() -> None:
-    seen = spread([float(i) for i in range(1, 21)])
+    seen = median_interval([float(i) for i in range(1, 21)])
     assert seen is not None
-    assert (seen.low_secs, seen.median_secs, seen.high_secs) == (6.0, 10.5, 15.0)
-    few = spread([1.0, 2.0, 3.0])
+    assert (seen.low, seen.value, seen.high) == (6.0, 10.5, 15.0)
+    few = median_interval([1.0, 2.0, 3.0])
     assert few is not None
-    assert few.low_secs is None
+    assert (few.low, few.high) == (-math.inf, math.inf)
 
 
 # --- plots -------------------------------------------------------------------------------------

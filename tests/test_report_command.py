@@ -23,7 +23,7 @@ from tunerd.report.markdown import story_markdown
 from tunerd.report.markdown_text import code, text
 from tunerd.report.page import report_page
 from tunerd.report.story import Story, story_of
-from tunerd.vocabulary.outcome import Verdict
+from tunerd.vocabulary.verdict import Verdict
 
 
 def told(folder: Path) -> Story:

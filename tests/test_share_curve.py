@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from lab.share_plot import Panel, knee_text, shares_svg
 from tunerd.studies.profile.curve import (
-    Answer,
     Curve,
-    Fits,
-    Found,
     Visit,
     curves,
     estimate,
@@ -24,6 +21,7 @@ from tunerd.studies.profile.curve import (
     share_for,
     whole_rounds,
 )
+from tunerd.vocabulary.verdict import Answer, Verdict
 
 ROUNDS = 5
 
@@ -112,36 +110,36 @@ def test_nothing_is_no_picture() -> None:
 
 def test_the_knee_is_the_smallest_share_within_the_loss() -> None:
     found = knee(exact(FALLING), 0.1)
-    assert (found.found, pcts(found)) == (Found.FOUND, (40, 40))
+    assert (found.found, pcts(found)) == ("found", (40, 40))
     assert pcts(knee(exact(FALLING), 0.05)) == (50, 50)
     assert pcts(knee(exact(FALLING), 1.5)) == (25, 25)
 
 
 def test_a_curve_that_is_flat_has_its_knee_at_the_smallest_share_or_below() -> None:
     found = knee(exact({10: 1e-3, 50: 1e-3, 100: 1e-3}), 0.1)
-    assert (found.found, pcts(found)) == (Found.AT_MOST, (10, 10))
+    assert (found.found, pcts(found)) == ("at most", (10, 10))
 
 
 def test_a_curve_that_falls_to_its_end_has_its_knee_at_the_whole_device() -> None:
     found = knee(exact({25: 4e-3, 50: 2e-3, 100: 1e-3}), 0.1)
-    assert (found.found, pcts(found)) == (Found.FOUND, (100, 100))
+    assert (found.found, pcts(found)) == ("found", (100, 100))
 
 
 def test_a_share_below_one_that_is_too_slow_is_no_knee() -> None:
     found = knee(exact({10: 1e-3, 25: 2e-3, 50: 1e-3, 100: 1e-3}), 0.1)
-    assert (found.found, pcts(found)) == (Found.FOUND, (50, 50))
+    assert (found.found, pcts(found)) == ("found", (50, 50))
 
 
 def test_noise_of_the_size_of_the_loss_leaves_the_knee_open() -> None:
     (curve,) = curves(noisy({40: 2.18e-3, 100: 2e-3}, 0.05, 1))
     found = knee(curve, 0.1)
-    assert found.found is Found.CANNOT_TELL
+    assert found.found == "cannot tell"
     assert pcts(found) == (100, 40)
 
 
 def test_one_round_tells_nothing() -> None:
     found = knee(exact(FALLING, rounds=1), 0.1)
-    assert (found.found, pcts(found)) == (Found.CANNOT_TELL, (100, 10))
+    assert (found.found, pcts(found)) == ("cannot tell", (100, 10))
 
 
 def test_a_drift_that_slows_whole_rounds_hides_no_knee() -> None:
@@ -164,7 +162,7 @@ def test_without_noise_the_knee_is_what_the_definition_says(
     near = [p for p, secs in some.items() if abs(secs / some[100] / (1 + loss) - 1) < 1e-9]
     if not near:  # where rounding decides either is right
         assert pcts(found)[0] == min(p for p, secs in some.items() if secs / some[100] <= limit)
-        assert found.found is not Found.CANNOT_TELL
+        assert found.found != "cannot tell"
 
 
 @given(latencies, losses, losses)
@@ -207,7 +205,7 @@ def test_what_is_sure_is_never_below_what_may_be(
     assert found.least is not None
     assert found.least.sm_count <= found.safe.sm_count
     is_open = found.least.sm_count < found.safe.sm_count
-    assert is_open == (found.found is Found.CANNOT_TELL)
+    assert is_open == (found.found == "cannot tell")
     assert all(p.latency.low <= p.latency.value <= p.latency.high for p in curve.points)
 
 
@@ -227,20 +225,20 @@ def test_the_smallest_share_that_meets_a_latency() -> None:
     curve = exact(FALLING)
     assert pcts(share_for(curve, 5e-3)) == (25, 25)
     assert pcts(share_for(curve, 2.1e-3)) == (50, 50)
-    assert share_for(curve, 20e-3).found is Found.AT_MOST
+    assert share_for(curve, 20e-3).found == "at most"
 
 
 def test_a_latency_that_no_share_meets() -> None:
     found = share_for(exact(FALLING), 1e-3)
-    assert (found.found, pcts(found)) == (Found.NONE, (None, None))
+    assert (found.found, pcts(found)) == ("none", (None, None))
 
 
 def test_a_latency_is_met_by_95_of_100_inferences_and_not_by_the_median() -> None:
     slow_tail = (1e-3,) * 9 + (9e-3,)
     visits = [Visit(number, 100, 100, 1, slow_tail, 0.02) for number in (1, 2, 3)]
     (curve,) = curves(visits)
-    assert meets(curve.full, 5e-3) is Fits.NO
-    assert meets(curve.full, 9.5e-3) is Fits.YES
+    assert meets(curve.full, 5e-3) is Verdict.NO
+    assert meets(curve.full, 9.5e-3) is Verdict.YES
 
 
 @given(falling, st.floats(1e-4, 1e-1), st.floats(1e-4, 1e-1))

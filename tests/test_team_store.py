@@ -37,15 +37,13 @@ from tunerd.vocabulary import (
 )
 from tunerd.vocabulary.outcome import (
     Comparison,
-    Correctness,
     Finalist,
-    GateVerdict,
     Latency,
     Outcome,
     TaskOutcome,
-    Verdict,
     Verification,
 )
+from tunerd.vocabulary.verdict import Verdict
 
 TASKS = (TASK, OTHER_TASK)
 ON = Obtained.of(CapProof("cpu-0-0", "CPU X", 1, 2, "affinity", True, "6.1"), FACTS, "p")
@@ -480,7 +478,7 @@ def whole_model(model: Model, secs: float) -> Outcome:
         model=model,
         target=FACTS.target,
         tasks=(),
-        verification=Verification(Correctness.RIGHT, 1, 1e-3, 1e-3, 0.0, ""),
+        verification=Verification(Verdict.RIGHT, 1, 1e-3, 1e-3, 0.0, ""),
         latencies=(Latency("default", defaults), Latency("tuned", times)),
         end_to_end=compare(defaults, times),
         artifact="artifact",
@@ -506,7 +504,7 @@ def test_the_gate_compares_a_run_with_the_newest_other_one_of_the_store(
     assert base.timing is not None
     assert new.timing is not None
     assert (base.timing.run_secs[0], new.timing.run_secs[0]) == (1.0, 2.0)
-    assert decide(base, new, fail_above=0.05).verdict is GateVerdict.WORSE
+    assert decide(base, new, fail_above=0.05).verdict is Verdict.SLOWER
     absent = f"{address.shown}#run={next(join).own.identity}"
     with pytest.raises(InputError, match=r"no run that has ended with run=.*model=net,share=cpu50"):
         load_sides(absent, str(tmp_path / "run2"))

@@ -15,7 +15,8 @@ from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
 from tunerd.runs import run as session
 from tunerd.vocabulary import DEFAULT_SOURCE
-from tunerd.vocabulary.outcome import Correctness, Outcome, Verdict, Verification
+from tunerd.vocabulary.outcome import Outcome, Verification
+from tunerd.vocabulary.verdict import Verdict
 
 Captured = pytest.CaptureFixture[str]
 WHY = "ONNX Runtime's output '[red]y' holds NaN"
@@ -35,7 +36,7 @@ def timed(outcome: Outcome, verdict: Verdict) -> Outcome:
 
 
 def unproved(outcome: Outcome) -> Outcome:
-    verification = Verification(Correctness.CANNOT_TELL, 3, 1e-3, 1e-3, 0.2, WHY)
+    verification = Verification(Verdict.CANNOT_TELL, 3, 1e-3, 1e-3, 0.2, WHY)
     return dataclasses.replace(outcome, verification=verification)
 
 

@@ -15,7 +15,7 @@ from tunerd.errors import ModelError
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.runs.finals.verify import onnxruntime_latency, verification_inputs, verify
 from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
-from tunerd.vocabulary.outcome import Correctness
+from tunerd.vocabulary.verdict import Correctness, Verdict
 
 Run = Callable[[Arrays], Arrays]
 
@@ -36,7 +36,7 @@ def changed(run: Run, change: Callable[[Arrays], Arrays]) -> Run:
 
 def test_a_model_that_agrees_is_right(model: Model, right: Run) -> None:
     result = verify(right, model)
-    assert result.verdict is Correctness.RIGHT
+    assert result.verdict is Verdict.RIGHT
     assert result.worst_error < 0.1
     assert result.seeds == 3
 
@@ -44,13 +44,13 @@ def test_a_model_that_agrees_is_right(model: Model, right: Run) -> None:
 def test_a_kernel_that_returns_a_constant_is_wrong(model: Model, right: Run) -> None:
     first = right(verification_inputs(model.inputs, 0))
     result = verify(lambda _inputs: first, model)
-    assert result.verdict is Correctness.WRONG
+    assert result.verdict is Verdict.WRONG
     assert result.worst_error > 1
 
 
 def test_zeros_are_wrong(model: Model, right: Run) -> None:
     zeros = changed(right, lambda outputs: {n: np.zeros_like(o) for n, o in outputs.items()})
-    assert verify(zeros, model).verdict is Correctness.WRONG
+    assert verify(zeros, model).verdict is Verdict.WRONG
 
 
 def test_one_element_that_is_wrong_by_little_is_caught(model: Model, right: Run) -> None:
@@ -59,7 +59,7 @@ def test_one_element_that_is_wrong_by_little_is_caught(model: Model, right: Run)
         return outputs
 
     result = verify(changed(right, nudge), model)
-    assert result.verdict is Correctness.WRONG
+    assert result.verdict is Verdict.WRONG
     assert "features" in result.message
 
 
@@ -72,7 +72,7 @@ def test_rounding_of_a_reordered_sum_is_right(model: Model, right: Run) -> None:
             for n, o in outputs.items()
         }
 
-    assert verify(changed(right, round_off), model).verdict is Correctness.RIGHT
+    assert verify(changed(right, round_off), model).verdict is Verdict.RIGHT
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -82,13 +82,13 @@ def test_an_element_that_is_no_number_never_passes(model: Model, right: Run, val
         return outputs
 
     result = verify(changed(right, poison), model)
-    assert result.verdict is Correctness.WRONG
+    assert result.verdict is Verdict.WRONG
     assert result.worst_error == math.inf
 
 
 def test_a_missing_output_and_a_wrong_shape_are_named(model: Model, right: Run) -> None:
     missing = verify(changed(right, lambda o: {"scores": o["scores"]}), model)
-    assert missing.verdict is Correctness.WRONG
+    assert missing.verdict is Verdict.WRONG
     assert "no output 'features'" in missing.message
     turned = verify(changed(right, lambda o: o | {"scores": o["scores"].T}), model)
     assert "float32[10, 2]" in turned.message
@@ -98,7 +98,7 @@ def test_a_reference_that_ignores_its_input_proves_nothing() -> None:
     nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
     ignoring = model_of(nodes, {"w": np.zeros((4,))}, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
     result = verify(Reference(ignoring.proto).run, ignoring)
-    assert result.verdict is Correctness.CANNOT_TELL
+    assert result.verdict is Verdict.CANNOT_TELL
     assert "output 'y' hardly depends on the input" in result.message
 
 
@@ -111,16 +111,16 @@ def test_a_reference_that_hardly_depends_on_its_input_proves_nothing() -> None:
     flat = model_of(nodes, weights, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
     constant = {"y": np.ones((2, 4), "float32")}
     result = verify(lambda _inputs: constant, flat)
-    assert result.verdict is Correctness.CANNOT_TELL
+    assert result.verdict is Verdict.CANNOT_TELL
     assert "output 'y' hardly depends on the input" in result.message
-    assert verify(lambda _inputs: off_in("y")(constant), flat).verdict is Correctness.WRONG
+    assert verify(lambda _inputs: off_in("y")(constant), flat).verdict is Verdict.WRONG
 
 
 def test_a_reference_that_is_not_finite_proves_nothing() -> None:
     nodes = [helper.make_node("Sqrt", ["x"], ["y"])]
     model = model_of(nodes, {}, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
     result = verify(Reference(model.proto).run, model)
-    assert result.verdict is Correctness.CANNOT_TELL
+    assert result.verdict is Verdict.CANNOT_TELL
     assert "NaN or infinity" in result.message
 
 
@@ -142,9 +142,9 @@ def test_integer_outputs_must_be_equal() -> None:
         proto,
     )
     right = Reference(proto).run
-    assert verify(right, model).verdict is Correctness.RIGHT
+    assert verify(right, model).verdict is Verdict.RIGHT
     off_by_one = changed(right, lambda o: {"y": o["y"] + np.eye(1, 8, 3, dtype="int64")[0]})
-    assert verify(off_by_one, model).verdict is Correctness.WRONG
+    assert verify(off_by_one, model).verdict is Verdict.WRONG
 
 
 def test_a_model_that_onnx_runtime_cannot_run_is_refused_by_name() -> None:
@@ -218,10 +218,10 @@ def off_in(name: str) -> Callable[[Arrays], Arrays]:
 def test_a_constant_output_beside_one_that_tells_is_compared_and_spoils_nothing() -> None:
     model = with_a_constant()
     run = Reference(model.proto).run
-    assert verify(run, model).verdict is Correctness.RIGHT
+    assert verify(run, model).verdict is Verdict.RIGHT
     for name in ("y", "k"):
         result = verify(changed(run, off_in(name)), model)
-        assert result.verdict is Correctness.WRONG
+        assert result.verdict is Verdict.WRONG
         assert f"output '{name}'" in result.message
 
 
@@ -230,9 +230,9 @@ def test_what_is_finite_beside_nan_is_compared(name: str) -> None:
     model = with_a_root()
     run = Reference(model.proto).run
     right = verify(run, model)
-    assert right.verdict is Correctness.CANNOT_TELL
+    assert right.verdict is Verdict.CANNOT_TELL
     assert "output 'root' holds NaN" in right.message
-    assert verify(changed(run, off_in(name)), model).verdict is Correctness.WRONG
+    assert verify(changed(run, off_in(name)), model).verdict is Verdict.WRONG
 
 
 def test_a_model_of_constants_alone_proves_nothing() -> None:
@@ -240,10 +240,10 @@ def test_a_model_of_constants_alone_proves_nothing() -> None:
     model = model_of(nodes, {"one": np.ones((3,))}, inputs={"x": (2, 4)}, outputs={"k": (3,)})
     run = Reference(model.proto).run
     result = verify(run, model)
-    assert result.verdict is Correctness.CANNOT_TELL
+    assert result.verdict is Verdict.CANNOT_TELL
     assert "'k'" in result.message
     assert "trained weights" not in result.message
-    assert verify(changed(run, off_in("k")), model).verdict is Correctness.WRONG
+    assert verify(changed(run, off_in("k")), model).verdict is Verdict.WRONG
 
 
 def test_an_input_without_axes_is_drawn_as_an_array() -> None:
@@ -251,7 +251,7 @@ def test_an_input_without_axes_is_drawn_as_an_array() -> None:
     model = model_of(nodes, {}, inputs={"x": (2, 4), "t": ()}, outputs={"y": (2, 4)})
     for seed in range(3):
         assert isinstance(verification_inputs(model.inputs, seed)["t"], np.ndarray)
-    assert verify(Reference(model.proto).run, model).verdict is Correctness.RIGHT
+    assert verify(Reference(model.proto).run, model).verdict is Verdict.RIGHT
 
 
 # --- types on the way --------------------------------------------------------------------------
@@ -294,10 +294,10 @@ def off_by(share: float, name: str) -> Callable[[Arrays], Arrays]:
 @pytest.mark.parametrize(
     ("name", "share", "verdict"),
     [
-        ("half", 0.006, Correctness.RIGHT),
-        ("half", 0.2, Correctness.WRONG),
-        ("single", 0.0005, Correctness.RIGHT),
-        ("single", 0.006, Correctness.WRONG),
+        ("half", 0.006, Verdict.RIGHT),
+        ("half", 0.2, Verdict.WRONG),
+        ("single", 0.0005, Verdict.RIGHT),
+        ("single", 0.006, Verdict.WRONG),
     ],
 )
 def test_an_output_is_judged_by_the_lowest_type_that_it_is_computed_in(
@@ -316,7 +316,7 @@ def test_a_sum_that_overflows_in_half_precision_is_wrong() -> None:
         return outputs
 
     result = verify(changed(Reference(model.proto).run, overflow), model)
-    assert result.verdict is Correctness.WRONG
+    assert result.verdict is Verdict.WRONG
 
 
 def test_a_type_inside_a_branch_counts() -> None:
@@ -348,4 +348,4 @@ def test_a_type_inside_a_branch_counts() -> None:
     x, y = (TensorSpec(name, (8, 64), "float32") for name in ("x", "y"))
     branching = Model("branches", "0" * 64, (x,), (y,), proto)
     run = changed(Reference(proto).run, off_by(0.006, "y"))
-    assert verify(run, branching).verdict is Correctness.RIGHT
+    assert verify(run, branching).verdict is Verdict.RIGHT

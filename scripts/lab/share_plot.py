@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tunerd.report.markup import Markup, element, join
 from tunerd.report.scales import Scale
 from tunerd.report.svg_file import FONT, SERIES_STYLE, svg_file
-from tunerd.studies.profile.curve import Answer, Curve, Found, Point
+from tunerd.studies.profile.curve import Curve, Point, SmallestShare
 from tunerd.system.text import EN_DASH, TIMES, secs_text, significant
 
 _IN_A_ROW = 2
@@ -36,7 +36,7 @@ class Panel:
 
     name: str
     curves: tuple[Curve, ...]
-    knees: tuple[Answer, ...]
+    knees: tuple[SmallestShare, ...]
 
 
 def shares_svg(title: str, panels: Sequence[Panel]) -> str:
@@ -73,17 +73,17 @@ def shares_svg(title: str, panels: Sequence[Panel]) -> str:
     )
 
 
-def knee_text(answer: Answer) -> str:
+def knee_text(answer: SmallestShare) -> str:
     """Return a knee in short: `40%`, `40% or less`, or the shares that it may be.
 
-    >>> knee_text(Answer(Found.NONE, None, None))
+    >>> knee_text(SmallestShare("none", None, None))
     'unknown'
     """
     if answer.safe is None or answer.least is None:
         return "unknown"
-    if answer.found is Found.CANNOT_TELL:
+    if answer.found == "cannot tell":
         return f"{answer.least.pct}{EN_DASH}{answer.safe.pct}%"
-    return f"{answer.safe.pct}% or less" if answer.found is Found.AT_MOST else f"{answer.safe.pct}%"
+    return f"{answer.safe.pct}% or less" if answer.found == "at most" else f"{answer.safe.pct}%"
 
 
 def _panel(panel: Panel, scale: Scale) -> Markup:
@@ -131,7 +131,7 @@ def _axes(scale: Scale) -> Markup:
     return join(marks)
 
 
-def _curve(curve: Curve, answer: Answer, scale: Scale, number: int) -> Markup:
+def _curve(curve: Curve, answer: SmallestShare, scale: Scale, number: int) -> Markup:
     def at(point: Point) -> tuple[float, float]:
         return _x(point.sm_count / curve.full.sm_count), _y(scale, point.slowdown.value)
 
@@ -158,14 +158,14 @@ def _curve(curve: Curve, answer: Answer, scale: Scale, number: int) -> Markup:
                 ),
                 element("circle", class_=f"fill-{number}", cx=x, cy=y, r=2.5),
                 element("circle", class_=f"knee stroke-{number}", cx=x, cy=y, r=6)
-                if point == answer.safe and answer.found is not Found.CANNOT_TELL
+                if point == answer.safe and answer.found != "cannot tell"
                 else None,
             )
         )  # fmt: skip
     return join(drawn)
 
 
-def _is_between(point: Point, answer: Answer) -> bool:
+def _is_between(point: Point, answer: SmallestShare) -> bool:
     assert answer.safe is not None
     assert answer.least is not None
     return answer.least.sm_count <= point.sm_count <= answer.safe.sm_count

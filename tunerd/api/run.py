@@ -13,14 +13,8 @@ from tunerd.records import Store
 from tunerd.records.paths import Paths
 from tunerd.report.story import Story, story_of
 from tunerd.studies.profile.folder import REPORT
-from tunerd.vocabulary.outcome import (
-    Comparison,
-    Correctness,
-    Latency,
-    Outcome,
-    TaskOutcome,
-    Verdict,
-)
+from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome
+from tunerd.vocabulary.verdict import Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,12 +97,12 @@ class Run:
         """
         outcome = self.outcome
         match outcome.verification.verdict:
-            case Correctness.WRONG:
+            case Verdict.WRONG:
                 raise WrongResultError(
                     f"the tuned model disagrees with ONNX Runtime: {outcome.verification.message}; "
                     f"it was not kept as an artifact, see {self.report_path}"
                 )
-            case Correctness.CANNOT_TELL:
+            case Verdict.CANNOT_TELL:
                 return Verdict.CANNOT_TELL
         is_tuned = any(task.is_tuned for task in outcome.tasks)
         return outcome.end_to_end.verdict if is_tuned else Verdict.SAME

@@ -93,15 +93,15 @@ def compare(
 
 def exit_code_of(result: GateResult, cannot_tell: CannotTell) -> ExitCode:
     """Return what CI sees of a result."""
-    from tunerd.vocabulary.outcome import GateVerdict
+    from tunerd.vocabulary.verdict import Verdict
 
     unsure = ExitCode.CANNOT_TELL if cannot_tell is CannotTell.FAIL else ExitCode.BETTER
     return {
-        GateVerdict.BETTER: ExitCode.BETTER,
-        GateVerdict.SAME: ExitCode.BETTER,
-        GateVerdict.WORSE: ExitCode.REGRESSION,
-        GateVerdict.CANNOT_TELL: unsure,
-        GateVerdict.NOT_COMPARABLE: ExitCode.NOT_COMPARABLE,
+        Verdict.FASTER: ExitCode.BETTER,
+        Verdict.SAME: ExitCode.BETTER,
+        Verdict.SLOWER: ExitCode.REGRESSION,
+        Verdict.CANNOT_TELL: unsure,
+        None: ExitCode.NOT_COMPARABLE,
     }[result.verdict]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tunerd.api import Run
     from tunerd.settings import TuneSettings
     from tunerd.studies.profile.auto import Choice
-    from tunerd.vocabulary.outcome import Verdict
+    from tunerd.vocabulary.verdict import Verdict
 
 
 _MAX_SIZE = 2**31 - 1  # settings.MAX_COUNT, which is not imported for --help
@@ -212,7 +212,7 @@ def _choose_share(settings: TuneSettings, *, quiet: bool) -> tuple[TuneSettings,
 
 
 def _exit_code(verdict: Verdict) -> ExitCode:
-    from tunerd.vocabulary.outcome import Verdict
+    from tunerd.vocabulary.verdict import Verdict
 
     codes = {Verdict.FASTER: ExitCode.BETTER, Verdict.CANNOT_TELL: ExitCode.CANNOT_TELL}
     return codes.get(verdict, ExitCode.NO_GAIN)

@@ -13,7 +13,8 @@ from tunerd.report.story import Story
 from tunerd.stats.gate import Timing, judge
 from tunerd.stats.paired import SAME_WITHIN
 from tunerd.system.text import is_known
-from tunerd.vocabulary.outcome import Comparison, GateVerdict, TaskOutcome, Verdict
+from tunerd.vocabulary.outcome import Comparison, TaskOutcome
+from tunerd.vocabulary.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -131,17 +132,14 @@ def _compared(first: Story, other: Story) -> Comparison | None:
     if not base.run_secs or not new.run_secs:
         return None
     judged = judge(base, new, fail_above=SAME_WITHIN)
-    change = judged.change
-    verdicts = {
-        GateVerdict.BETTER: Verdict.FASTER,
-        GateVerdict.WORSE: Verdict.SLOWER,
-        GateVerdict.SAME: Verdict.SAME if change.low >= 1.0 - SAME_WITHIN else Verdict.CANNOT_TELL,
-    }
+    change, verdict = judged.change, judged.verdict
+    if verdict is Verdict.SAME and change.low < 1.0 - SAME_WITHIN:  # the gate asks one way alone
+        verdict = Verdict.CANNOT_TELL
     return Comparison(
-        verdict=verdicts.get(judged.verdict, Verdict.CANNOT_TELL),
+        verdict=verdict,
         base_secs=judged.base_secs,
         new_secs=judged.new_secs,
-        ratio=1.0 / change.ratio,
+        ratio=1.0 / change.value,
         ratio_low=1.0 / change.high,
         ratio_high=1.0 / change.low,
     )

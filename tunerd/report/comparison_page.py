@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tunerd.report.blocks import pairs, section, table
 from tunerd.report.comparison import AgainstFirst, NamedRun, TaskRow, against_first, task_rows
 from tunerd.report.facts_section import version_pairs
-from tunerd.report.figures import Spread, headline, share_asked, spread
+from tunerd.report.figures import headline, median_of, share_asked
 from tunerd.report.frame import page
 from tunerd.report.latency_section import bar_row, bar_scale
 from tunerd.report.markup import Child, Markup, element
@@ -22,7 +22,8 @@ from tunerd.system.text import (
     ratio_texts,
     secs_text,
 )
-from tunerd.vocabulary.outcome import Comparison, Latency, Verdict
+from tunerd.vocabulary.outcome import Comparison, Latency
+from tunerd.vocabulary.verdict import Interval, Verdict
 
 SHOWN_TASKS = 25
 _RUN_HEADS = (
@@ -136,10 +137,10 @@ def _comparable_section(first: NamedRun, others: Sequence[AgainstFirst]) -> Mark
 
 
 def _latency_section(runs: Sequence[NamedRun]) -> Markup:
-    groups: list[tuple[NamedRun, list[tuple[Latency, Spread]]]] = []
+    groups: list[tuple[NamedRun, list[tuple[Latency, Interval]]]] = []
     for run in runs:
         latencies = run.story.outcome.latencies if run.story.outcome else ()
-        known = [(la, s) for la in latencies if (s := spread(la.run_secs)) is not None]
+        known = [(la, s) for la in latencies if (s := median_of(la)) is not None]
         if known:
             groups.append((run, known))
     if not groups:

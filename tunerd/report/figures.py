@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
+from tunerd.stats.interval import median_interval
 from tunerd.system.text import TIMES, count_text, duration_text, is_known, ratio_texts, significant
-from tunerd.vocabulary.outcome import Correctness, Outcome, TaskOutcome, Verdict, Verification
+from tunerd.vocabulary.outcome import Latency, Outcome, TaskOutcome, Verification
+from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
 if TYPE_CHECKING:
     from tunerd.report.story import Story  # which needs the store, and the terminal does not
@@ -46,16 +46,6 @@ class TaskShare:
     share: float | None  # of the sum over all tasks, 0..1
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Samples in short. The interval of the median holds 95% without assuming a distribution."""
-
-    median_secs: float
-    low_secs: float | None  # None with fewer than six samples: no interval holds 95%
-    high_secs: float | None
-    samples: int
-
-
 def by_share(tasks: Sequence[TaskOutcome]) -> tuple[TaskShare, ...]:
     """Return the tasks with their shares of the model's time, the heaviest first."""
     secs = [_known(t.best_secs if is_known(t.best_secs) else t.default_secs, t) for t in tasks]
@@ -71,26 +61,9 @@ def _known(secs: float | None, task: TaskOutcome) -> float | None:
     return secs * task.weight if secs is not None and is_known(secs) else None
 
 
-def spread(samples: Sequence[float]) -> Spread | None:
-    """Return the median of `samples` with its interval; None where there are none.
-
-    The interval runs between two order statistics: below the k-th of n samples the median lies
-    with the probability of fewer than k heads in n tosses (Conover, Practical Nonparametric
-    Statistics, section 3.2).
-    """
-    ordered = sorted(s for s in samples if is_known(s))
-    size = len(ordered)
-    if not size:
-        return None
-    below = 0.0
-    rank = 0
-    while rank < size:
-        below += math.comb(size, rank) * 0.5**size
-        if below > 0.025:
-            break
-        rank += 1
-    low, high = (ordered[rank - 1], ordered[size - rank]) if rank else (None, None)
-    return Spread(median(ordered), low, high, size)
+def median_of(latency: Latency) -> Interval | None:
+    """Return the median of the samples that are numbers; None where there are none."""
+    return median_interval([s for s in latency.run_secs if is_known(s)])
 
 
 def weighted_secs(tasks: Sequence[TaskOutcome]) -> tuple[float | None, float | None]:
@@ -127,7 +100,7 @@ def outcome_headline(outcome: Outcome) -> Headline:
     verification = outcome.verification
     compared = outcome.end_to_end
     verified = _verified(verification, compared.verdict)
-    if verification.verdict is Correctness.WRONG:
+    if verification.verdict is Verdict.WRONG:
         return Headline(
             "Wrong result: the tuned model disagrees with ONNX Runtime", verified, "bad"
         )
@@ -137,7 +110,7 @@ def outcome_headline(outcome: Outcome) -> Headline:
     match compared.verdict:
         case Verdict.FASTER:
             claim = f"{ratio}{TIMES} faster than the default schedules"
-            tone = "better" if verification.verdict is Correctness.RIGHT else "neutral"
+            tone = "better" if verification.verdict is Verdict.RIGHT else "neutral"
         case Verdict.SLOWER:
             claim = f"No gain: {ratio}{TIMES} the speed of the default schedules, slower"
         case Verdict.SAME:
@@ -153,16 +126,16 @@ def outcome_headline(outcome: Outcome) -> Headline:
     return Headline(claim, f"({inside}), {verified}", tone)
 
 
-def _verified(verification: Verification, speed: Verdict | None) -> str:
+def _verified(verification: Verification, speed: SpeedVerdict | None) -> str:
     seeds = f"{verification.seeds} seed{'' if verification.seeds == 1 else 's'}"
     match verification.verdict:
-        case Correctness.RIGHT:
+        case Verdict.RIGHT:
             return f"verified against ONNX Runtime on {seeds}"
-        case Correctness.CANNOT_TELL:
+        case Verdict.CANNOT_TELL:
             if speed is Verdict.CANNOT_TELL:  # the sentence began with that
                 return "nor whether its results are right"
             return "but tunerd cannot tell whether its results are right"
-        case Correctness.WRONG:
+        case Verdict.WRONG:
             return f"on {seeds}, by {error_text(verification)}"
 
 

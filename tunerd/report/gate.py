@@ -6,23 +6,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunerd.report.markdown_text import code, folded, table, text
-from tunerd.stats.interval import Interval, median_interval
+from tunerd.stats.blocks import median_interval
 from tunerd.studies.compare import GateResult, Judgement, TaskJudgement
 from tunerd.system.text import one_line, secs_text
 from tunerd.vocabulary import to_json, unit_name
-from tunerd.vocabulary.outcome import GateVerdict
+from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
 MAX_TASKS = 10  # shown to people; JSON has all
-_COLOURS = {
-    GateVerdict.BETTER: "green",
-    GateVerdict.SAME: "green",
-    GateVerdict.WORSE: "red",
-    GateVerdict.CANNOT_TELL: "yellow",
-    GateVerdict.NOT_COMPARABLE: "red",
+# What a gate calls NEW, and its colour. None: the sides are not comparable.
+_VERDICTS: dict[SpeedVerdict | None, tuple[str, str]] = {
+    Verdict.FASTER: ("better", "green"),
+    Verdict.SAME: ("same", "green"),
+    Verdict.SLOWER: ("worse", "red"),
+    Verdict.CANNOT_TELL: ("cannot tell", "yellow"),
+    None: ("not comparable", "red"),
 }
 _HEADINGS = ("", "base", "new", "change", "interval", "")
 _Row = tuple[str, ...]
@@ -32,14 +33,19 @@ def headline(result: GateResult) -> str:
     """Return one line: the verdict and what it means."""
     allowed = f"{100 * result.fail_above:.3g}%"
     judged = result.end_to_end
-    meaning = {
-        GateVerdict.BETTER: "NEW is faster than BASE",
-        GateVerdict.SAME: f"NEW is not slower than BASE by more than {allowed}",
-        GateVerdict.WORSE: f"NEW is slower than BASE by more than {allowed}",
-        GateVerdict.CANNOT_TELL: judged.why if judged else "",
-        GateVerdict.NOT_COMPARABLE: "; ".join(result.differences),
-    }[result.verdict]
-    return f"{result.verdict}: {meaning}"
+    meanings: dict[SpeedVerdict | None, str] = {
+        Verdict.FASTER: "NEW is faster than BASE",
+        Verdict.SAME: f"NEW is not slower than BASE by more than {allowed}",
+        Verdict.SLOWER: f"NEW is slower than BASE by more than {allowed}",
+        Verdict.CANNOT_TELL: judged.why if judged else "",
+        None: "; ".join(result.differences),
+    }
+    return f"{verdict_text(result.verdict)}: {meanings[result.verdict]}"
+
+
+def verdict_text(verdict: SpeedVerdict | None) -> str:
+    """Return what a gate calls NEW: better, same or worse, or that it cannot say."""
+    return _VERDICTS[verdict][0]
 
 
 def place_text(result: GateResult) -> str:
@@ -68,8 +74,28 @@ def _how(result: GateResult) -> str:
 def gate_json(result: GateResult, exit_code: int) -> dict[str, Any]:
     """Return the whole result as what json.dumps takes, the samples measured now included."""
     value: dict[str, Any] = to_json(result)
-    value["tasks"] = [to_json(t) | {"added_secs": t.added_secs} for t in result.tasks]
+    value["verdict"] = verdict_text(result.verdict)
+    value["end_to_end"] = _judgement_json(result.end_to_end) if result.end_to_end else None
+    value["tasks"] = [
+        to_json(t) | {"judgement": _judgement_json(t.judgement), "added_secs": t.added_secs}
+        for t in result.tasks
+    ]
     return value | {"headline": headline(result), "exit_code": exit_code}
+
+
+def _judgement_json(judged: Judgement) -> dict[str, Any]:
+    views = [{"name": view.name, "change": _ratio_json(view.change)} for view in judged.views]
+    value: dict[str, Any] = to_json(judged)
+    return value | {
+        "verdict": verdict_text(judged.verdict),
+        "change": _ratio_json(judged.change),
+        "views": views,
+        "control": _ratio_json(judged.control) if judged.control else None,
+    }
+
+
+def _ratio_json(change: Interval) -> dict[str, float]:
+    return {"ratio": change.value, "low": change.low, "high": change.high}
 
 
 def gate_benchmark(result: GateResult) -> list[dict[str, Any]]:
@@ -83,7 +109,7 @@ def gate_benchmark(result: GateResult) -> list[dict[str, Any]]:
         run_secs = list(result.new.timing.run_secs) if result.new.timing else []
     if not run_secs:
         return []
-    low, high = median_interval(run_secs)
+    middle = median_interval(run_secs)
     extra = [headline(result), f"base {result.base.source}", f"new {result.new.source}"]
     if result.end_to_end is not None:
         extra.insert(1, f"change {_change(result.end_to_end.change)}")
@@ -92,7 +118,7 @@ def gate_benchmark(result: GateResult) -> list[dict[str, Any]]:
             "name": one_line(place_text(result)),
             "unit": "ms",
             "value": 1e3 * sorted(run_secs)[len(run_secs) // 2],
-            "range": f"± {1e3 * (high - low) / 2:.3g}",
+            "range": f"± {1e3 * (middle.high - middle.low) / 2:.3g}",
             "extra": "\n".join(one_line(line) for line in extra),
         }
     ]
@@ -137,7 +163,7 @@ def gate_table(result: GateResult) -> Group:
     if shown := result.tasks[:MAX_TASKS]:
         parts += [Text(""), Text(_tasks_text(result)), _rich_table(list(map(_task_row, shown)))]
     parts += [Text(f"note: {one_line(note)}") for note in result.notes]
-    parts.append(Text(one_line(headline(result)), style=f"bold {_COLOURS[result.verdict]}"))
+    parts.append(Text(one_line(headline(result)), style=f"bold {_VERDICTS[result.verdict][1]}"))
     return Group(*parts)
 
 
@@ -159,21 +185,21 @@ def _rich_table(rows: Sequence[_Row]) -> Table:
 
 
 def _summary_rows(judged: Judgement) -> list[_Row]:
-    rows = [_row("end to end", judged, str(judged.verdict))]
+    rows = [_row("end to end", judged, verdict_text(judged.verdict))]
     if len(judged.views) > 1:
         rows += [
-            (view.name, "", "", f"{view.change.ratio - 1:+.1%}", _interval(view.change), "")
+            (view.name, "", "", f"{view.change.value - 1:+.1%}", _interval(view.change), "")
             for view in judged.views
         ]
     if judged.control is not None:
         change = judged.control
-        control = ("default schedules", "", "", f"{change.ratio - 1:+.1%}")
+        control = ("default schedules", "", "", f"{change.value - 1:+.1%}")
         rows.append((*control, _interval(change), ""))
     return rows
 
 
 def _task_row(task: TaskJudgement) -> _Row:
-    verdict = str(task.judgement.verdict) + (", same kernel" if task.same_kernel else "")
+    verdict = verdict_text(task.judgement.verdict) + (", same kernel" if task.same_kernel else "")
     calls = f" x{task.weight}" if task.weight > 1 else ""
     return _row(one_line(task.name) + calls, task.judgement, verdict)
 
@@ -181,7 +207,7 @@ def _task_row(task: TaskJudgement) -> _Row:
 def _row(name: str, judged: Judgement, verdict: str) -> _Row:
     times = (secs_text(judged.base_secs), secs_text(judged.new_secs))
     change = judged.change
-    return (name, *times, f"{change.ratio - 1:+.1%}", _interval(change), verdict)
+    return (name, *times, f"{change.value - 1:+.1%}", _interval(change), verdict)
 
 
 def _tasks_text(result: GateResult) -> str:
@@ -191,7 +217,7 @@ def _tasks_text(result: GateResult) -> str:
 
 
 def _change(change: Interval) -> str:
-    return f"{change.ratio - 1:+.1%} ({_interval(change)})"
+    return f"{change.value - 1:+.1%} ({_interval(change)})"
 
 
 def _interval(change: Interval) -> str:

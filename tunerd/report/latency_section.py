@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tunerd.report import svg
 from tunerd.report.blocks import section
-from tunerd.report.figures import LATENCY_NAMES, Spread, spread
+from tunerd.report.figures import LATENCY_NAMES, median_of
 from tunerd.report.markup import Markup, element
 from tunerd.system.text import (
     count_text,
@@ -16,11 +16,12 @@ from tunerd.system.text import (
     secs_text,
     significant,
 )
-from tunerd.vocabulary.outcome import Latency, Outcome, Verdict
+from tunerd.vocabulary.outcome import Latency, Outcome
+from tunerd.vocabulary.verdict import Interval, Verdict
 
 
 def latency_section(outcome: Outcome) -> Markup:
-    seen = [(latency, spread(latency.run_secs)) for latency in outcome.latencies]
+    seen = [(latency, median_of(latency)) for latency in outcome.latencies]
     known = [(latency, s) for latency, s in seen if s is not None]
     if not known:
         return section("Before and after", lead="No end-to-end latency was measured.")
@@ -48,41 +49,37 @@ def latency_section(outcome: Outcome) -> Markup:
     )
 
 
-def _against_onnxruntime(by_name: dict[str, Spread]) -> str:
+def _against_onnxruntime(by_name: dict[str, Interval]) -> str:
     if "onnxruntime" not in by_name or "tuned" not in by_name:
         return ""
-    tuned_secs = by_name["tuned"].median_secs
+    tuned_secs = by_name["tuned"].value
     if tuned_secs <= 0:
         return ""
-    part = by_name["onnxruntime"].median_secs / tuned_secs
+    part = by_name["onnxruntime"].value / tuned_secs
     return f" The median of ONNX Runtime is {significant(part)} times that of the tuned model."
 
 
-def bar_scale(known: Sequence[tuple[Latency, Spread]]) -> float:
+def bar_scale(known: Sequence[tuple[Latency, Interval]]) -> float:
     """Return the end of the scale: all samples, but no straggler may flatten every bar."""
-    slowest = max(s.median_secs for _, s in known)
+    slowest = max(s.value for _, s in known)
     highest = max(v for latency, _ in known for v in latency.run_secs if is_known(v))
     return min(highest, 1.3 * slowest) * 1.02 or 1.0
 
 
-def bar_row(latency: Latency, seen: Spread, scale_secs: float) -> Markup:
+def bar_row(latency: Latency, seen: Interval, scale_secs: float) -> Markup:
     name = LATENCY_NAMES.get(latency.name, latency.name)
     style = latency.name if latency.name in LATENCY_NAMES else "other"
-    interval: tuple[float, float] | None = None
-    spoken = count_text(seen.samples, "sample")
-    if seen.low_secs is not None and seen.high_secs is not None:
-        interval = (seen.low_secs, seen.high_secs)
-        spoken = secs_range_text(seen.low_secs, seen.high_secs)
     samples = [s for s in latency.run_secs if is_known(s)]
+    spoken = count_text(len(samples), "sample")
+    if is_known(seen.high):
+        spoken = secs_range_text(seen.low, seen.high)
     return element(
         "div",
         element("span", element("bdi", name), class_="name"),
-        svg.sample_bar(
-            name, samples, seen.median_secs, interval, scale_secs=scale_secs, style=style
-        ),
+        svg.sample_bar(name, samples, seen, scale_secs=scale_secs, style=style),
         element(
             "span",
-            element("strong", secs_text(seen.median_secs)),
+            element("strong", secs_text(seen.value)),
             element("small", spoken),
             class_="value",
         ),

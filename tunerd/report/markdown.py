@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tunerd.report.comparison import NamedRun, against_first, task_rows
 from tunerd.report.comparison_page import title_text
 from tunerd.report.facts_section import version_pairs
-from tunerd.report.figures import LATENCY_NAMES, by_share, headline, share_asked, spread
+from tunerd.report.figures import LATENCY_NAMES, by_share, headline, median_of, share_asked
 from tunerd.report.markdown_text import MOST_CHARS, code, folded, table, text
 from tunerd.report.slice_section import obtained_texts
 from tunerd.report.story import Story
@@ -16,12 +16,14 @@ from tunerd.system.text import (
     UNKNOWN,
     count_text,
     duration_text,
+    is_known,
     percent_text,
     ratio_texts,
     secs_range_text,
     secs_text,
 )
-from tunerd.vocabulary.outcome import Comparison, TaskOutcome, Verdict
+from tunerd.vocabulary.outcome import Comparison, TaskOutcome
+from tunerd.vocabulary.verdict import Verdict
 
 SHOWN_TASKS = 100  # a comment on GitHub holds 65,536 characters
 
@@ -100,12 +102,11 @@ def _verdict(story: Story) -> str:
 def _latency_table(story: Story) -> str:
     rows = []
     for latency in story.outcome.latencies if story.outcome else ():
-        seen = spread(latency.run_secs)
-        interval = UNKNOWN
-        if seen and seen.low_secs is not None and seen.high_secs is not None:
-            interval = secs_range_text(seen.low_secs, seen.high_secs)
+        seen = median_of(latency)
+        is_bounded = seen is not None and is_known(seen.high)
+        interval = secs_range_text(seen.low, seen.high) if seen and is_bounded else UNKNOWN
         name = LATENCY_NAMES.get(latency.name)
-        median = secs_text(seen.median_secs if seen else None)
+        median = secs_text(seen.value if seen else None)
         rows.append((name or code(latency.name), median, interval))
     return table(("Model", "Median", "95% interval"), rows, numbers=range(1, 3)) if rows else ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tunerd.studies.matrix.claims import DEFAULT, Answer, Ratio
+from tunerd.studies.matrix.claims import DEFAULT, MARGIN
 from tunerd.studies.matrix.levels import Cost
 from tunerd.studies.matrix.result import MatrixResult, Times
 from tunerd.system.text import (
@@ -17,13 +17,14 @@ from tunerd.system.text import (
     secs_text,
 )
 from tunerd.vocabulary import unit_name
+from tunerd.vocabulary.verdict import Interval, Verdict
 
 CLAIM_SOURCE = "Dhakal et al., arXiv 2008.03602"
 COST_HEADS = ("", "core time", "time on slices", "wall")
 _MOST_CHANGES = 20
 
 
-def ratio_text(ratio: Ratio | None) -> str:
+def ratio_text(ratio: Interval | None) -> str:
     """Return a ratio with its interval."""
     if ratio is None:
         return UNKNOWN
@@ -66,7 +67,7 @@ def robust_text(result: MatrixResult) -> str:
         return f"Most robust: {loses}."
     if found.robust_ratio is None:
         return "There is one artifact only."
-    if found.robust_ratio.answer is Answer.NO:
+    if found.robust_ratio.is_above(1 + MARGIN) is Verdict.NO:
         return f"None is the most robust: {loses}, and another loses as little within 1%."
     return f"Most robust: cannot tell; {loses}, and the intervals of others overlap it."
 
@@ -86,7 +87,7 @@ def robust_rows(result: MatrixResult) -> list[tuple[str, str, str, str]]:
 def changed_text(result: MatrixResult) -> str:
     """Say for how many of the tasks that had candidates the winner changes with the share."""
     changed, total = result.changed, len(result.chosen)
-    yes, unsure = changed[Answer.YES], changed[Answer.CANNOT_TELL]
+    yes, unsure = changed[Verdict.YES], changed[Verdict.CANNOT_TELL]
     alone = len(result.names) - total
     if not total:
         return "No task was measured with a candidate beside its default schedule."
@@ -98,7 +99,7 @@ def changed_text(result: MatrixResult) -> str:
     between = least if least == most else f"between {least} and {most}"
     return (
         f"The best candidate changes with the share for {of}, does not for "
-        f"{changed[Answer.NO]}, and cannot be told for {unsure}: {between}.{others}"
+        f"{changed[Verdict.NO]}, and cannot be told for {unsure}: {between}.{others}"
     )
 
 
@@ -107,14 +108,15 @@ def change_rows(result: MatrixResult) -> list[tuple[str, str, str]]:
     found = [
         (c.comparison.ratio_low, c)
         for c in result.changes
-        if c.answer is Answer.YES and c.comparison is not None
+        if c.answer is Verdict.YES and c.comparison is not None
     ]
     rows = []
     for _, c in sorted(found, key=lambda f: -f[0])[:_MOST_CHANGES]:
         assert c.comparison is not None
-        ratio = Ratio(c.comparison.ratio, c.comparison.ratio_low, c.comparison.ratio_high)
         where = f"the best at {c.tuned_at}%, run at {c.run_at}%"
-        rows.append((result.names.get(c.task_id, c.task_id), where, ratio_text(ratio)))
+        rows.append(
+            (result.names.get(c.task_id, c.task_id), where, ratio_text(c.comparison.interval))
+        )
     return rows
 
 
@@ -206,7 +208,7 @@ def facts_text(result: MatrixResult) -> str:
     )
 
 
-def cell_title(row: int, run_at: int, secs: float, beside: Ratio | None, loss: Ratio) -> str:
+def cell_title(row: int, run_at: int, secs: float, beside: Interval | None, loss: Interval) -> str:
     """Return what the pointer shows of a cell."""
     own = "" if beside is None else f"; over the one tuned there {ratio_text(beside)}"
     return (

@@ -15,7 +15,8 @@ from tunerd.report.table import outcome_json, outcome_table
 from tunerd.report.time_table import time_json, time_table
 from tunerd.stats.ranking import fidelity as fidelity_of
 from tunerd.system.text import one_line
-from tunerd.vocabulary.outcome import Correctness, Outcome
+from tunerd.vocabulary.outcome import Outcome
+from tunerd.vocabulary.verdict import Verdict
 
 
 def run_json(story: Story, outcome: Outcome) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def run_result(story: Story, outcome: Outcome, *, fidelity: bool) -> RenderableT
     lines: list[RenderableType] = [outcome_table(outcome)]
     if story.time_use:
         lines += [Text(""), time_table(story.time_use), Text("")]
-    if outcome.verification.verdict is Correctness.CANNOT_TELL:
+    if outcome.verification.verdict is Verdict.CANNOT_TELL:
         why = one_line(outcome.verification.message)
         said = f"it cannot be told whether the tuned model's results are right: {why}"
         lines.append(Text(said, style="yellow"))

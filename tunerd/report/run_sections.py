@@ -18,7 +18,8 @@ from tunerd.system.text import (
     secs_text,
 )
 from tunerd.telemetry.history import HistoryPoint
-from tunerd.vocabulary.outcome import Correctness, Outcome
+from tunerd.vocabulary.outcome import Outcome
+from tunerd.vocabulary.verdict import Verdict
 
 
 def history_section(history: Sequence[HistoryPoint]) -> Markup:
@@ -44,9 +45,9 @@ def history_section(history: Sequence[HistoryPoint]) -> Markup:
 def correctness_section(outcome: Outcome) -> Markup:
     verification = outcome.verification
     lead = {
-        Correctness.RIGHT: "The outputs agree with ONNX Runtime.",
-        Correctness.WRONG: "The outputs disagree with ONNX Runtime.",
-        Correctness.CANNOT_TELL: "Cannot tell whether the outputs are right.",
+        Verdict.RIGHT: "The outputs agree with ONNX Runtime.",
+        Verdict.WRONG: "The outputs disagree with ONNX Runtime.",
+        Verdict.CANNOT_TELL: "Cannot tell whether the outputs are right.",
     }[verification.verdict]
     rows: list[tuple[str, Child]] = [
         ("Seeds", f"{verification.seeds}"),

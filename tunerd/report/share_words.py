@@ -18,8 +18,9 @@ from tunerd.system.text import (
 )
 
 if TYPE_CHECKING:
-    from tunerd.studies.profile.curve import Answer, Curve, Estimate, Point
+    from tunerd.studies.profile.curve import Curve, Point, SmallestShare
     from tunerd.studies.profile.profile import Profile
+    from tunerd.vocabulary.verdict import Interval
 
 HEADS = ("Share", "Obtained", "Median", "95% interval", "p95", "Inputs/s", f"{TIMES} whole")
 
@@ -43,10 +44,8 @@ def mark_text(profile: Profile, curve: Curve, point: Point) -> str:
     return ", ".join(what for what, answer in answers if answer.safe == point and _is_told(answer))
 
 
-def _is_told(answer: Answer) -> bool:
-    from tunerd.studies.profile.curve import Found
-
-    return answer.found in (Found.FOUND, Found.AT_MOST)
+def _is_told(answer: SmallestShare) -> bool:
+    return answer.found in ("found", "at most")
 
 
 def row_texts(point: Point) -> tuple[str, ...]:
@@ -91,35 +90,31 @@ def notes(profile: Profile) -> Iterator[str]:
         yield "one round has no intervals: nothing can be told; give more --rounds"
 
 
-def slo_sentence(profile: Profile, answer: Answer) -> str:
+def slo_sentence(profile: Profile, answer: SmallestShare) -> str:
     """Say which share meets the latency that was asked for."""
-    from tunerd.studies.profile.curve import Found
-
     limit = secs_text(profile.slo_secs)
     match answer.found:
-        case Found.NONE:
+        case "none":
             return f"no share meets {limit}, not even the whole device"
-        case Found.FOUND if answer.safe is not None:
+        case "found" if answer.safe is not None:
             return f"{_at(profile, answer.safe)} is the smallest share that meets {limit}"
-        case Found.AT_MOST if answer.safe is not None:
+        case "at most" if answer.safe is not None:
             return f"{limit} is met at {_at(profile, answer.safe)}, the smallest share measured"
     return f"cannot tell which share is the smallest that meets {limit}: {_between(answer)}"
 
 
-def _knee_sentence(profile: Profile, curve: Curve, answer: Answer) -> str:
-    from tunerd.studies.profile.curve import Found
-
+def _knee_sentence(profile: Profile, curve: Curve, answer: SmallestShare) -> str:
     loss = f"within {percent_text(profile.loss).replace('.0%', '%')} of the whole device's latency"
-    if answer.safe is not None and answer.found is Found.FOUND:
+    if answer.safe is not None and answer.found == "found":
         return f"the knee is {_at(profile, answer.safe)}, the smallest share {loss}"
-    if answer.safe is not None and answer.found is Found.AT_MOST:
+    if answer.safe is not None and answer.found == "at most":
         if len(curve.points) == 1:
             return "no knee: one share alone was measured"
         return f"the knee is at {_at(profile, answer.safe)} or below it: all shares are {loss}"
     return f"cannot tell the knee, the smallest share {loss}: {_between(answer)}"
 
 
-def _between(answer: Answer) -> str:
+def _between(answer: SmallestShare) -> str:
     least = f"it may be {answer.least.pct}%" if answer.least else "none may be"
     safe = f"{answer.safe.pct}% is sure" if answer.safe else "none is sure"
     return f"{least}, and {safe}; more --rounds or a longer --duration narrow it"
@@ -133,11 +128,11 @@ def _pcts(point: Point) -> list[str]:
     return [f"{pct}%" for pct in point.pcts]
 
 
-def _interval_text(value: Estimate) -> str:
+def _interval_text(value: Interval) -> str:
     return secs_range_text(value.low, value.high) if math.isfinite(value.high) else "unknown"
 
 
-def _ratio_text(value: Estimate) -> str:
+def _ratio_text(value: Interval) -> str:
     ratio, interval = ratio_texts(value.value, value.low, value.high)
     return "1" if value.low == value.high == 1 else f"{ratio} ({interval})"
 
@@ -173,7 +168,7 @@ def profile_json(profile: Profile) -> dict[str, Any]:
     }
 
 
-def answer_json(answer: Answer) -> dict[str, Any]:
+def answer_json(answer: SmallestShare) -> dict[str, Any]:
     return {
         "found": str(answer.found),
         "pct": answer.safe.pct if answer.safe else None,

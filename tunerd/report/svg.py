@@ -20,7 +20,8 @@ from tunerd.system.text import (
     secs_text,
 )
 from tunerd.telemetry.time_use import Stretch
-from tunerd.vocabulary.outcome import Comparison, Verdict
+from tunerd.vocabulary.outcome import Comparison
+from tunerd.vocabulary.verdict import Interval, Verdict
 
 
 def percent(fraction: float) -> str:
@@ -36,8 +37,7 @@ def canvas(height: int, label: str, *children: Markup, class_: str = "plot") -> 
 def sample_bar(
     name: str,
     samples: Sequence[float],
-    median_secs: float,
-    interval: tuple[float, float] | None,
+    middle: Interval,
     *,
     scale_secs: float,
     style: str,
@@ -47,24 +47,24 @@ def sample_bar(
     Samples beyond `scale_secs` are counted in the title and drawn at the end of the scale.
     """
     beyond = sum(s > scale_secs for s in samples)
-    title = f"{name}: median {secs_text(median_secs)}, {count_text(len(samples), 'sample')}"
-    if interval:
-        title += f", 95% interval {secs_range_text(*interval)}"
+    title = f"{name}: median {secs_text(middle.value)}, {count_text(len(samples), 'sample')}"
+    if is_known(middle.high):
+        title += f", 95% interval {secs_range_text(middle.low, middle.high)}"
     if beyond:
         title += f", {beyond} beyond the end of the scale"
     marks = [
         element("title", title),
         element("rect", class_="track", x=0, y=6, width="100%", height=20),
         element(
-            "rect", class_=f"bar {style}", x=0, y=6, width=percent(median_secs / scale_secs),
+            "rect", class_=f"bar {style}", x=0, y=6, width=percent(middle.value / scale_secs),
             height=20,
         ),
     ]  # fmt: skip
     for sample in samples:
         at = percent(sample / scale_secs)
         marks.append(element("line", class_="sample", x1=at, x2=at, y1=9, y2=23))
-    if interval:
-        low, high = (percent(value / scale_secs) for value in interval)
+    if is_known(middle.high):
+        low, high = (percent(value / scale_secs) for value in (middle.low, middle.high))
         marks.append(element("line", class_="interval", x1=low, x2=high, y1=3, y2=3))
         marks += [element("line", class_="interval", x1=x, x2=x, y1=0, y2=6) for x in (low, high)]
     return canvas(32, title, *marks)

@@ -14,8 +14,8 @@ from tunerd.report.figures import (
     LATENCY_NAMES,
     TaskShare,
     by_share,
+    median_of,
     outcome_headline,
-    spread,
     weighted_secs,
 )
 from tunerd.system.text import (
@@ -23,6 +23,7 @@ from tunerd.system.text import (
     UNKNOWN,
     count_text,
     duration_text,
+    is_known,
     one_line,
     percent_text,
     ratio_texts,
@@ -30,7 +31,8 @@ from tunerd.system.text import (
     secs_text,
 )
 from tunerd.vocabulary import finite, to_json
-from tunerd.vocabulary.outcome import Comparison, Outcome, Verdict
+from tunerd.vocabulary.outcome import Comparison, Outcome
+from tunerd.vocabulary.verdict import Verdict
 
 SHOWN_TASKS = 20
 PLANNED_TASKS = 15
@@ -64,10 +66,10 @@ def _latency_line(outcome: Outcome) -> Text:
     parts = []
     for latency in outcome.latencies:
         name = LATENCY_NAMES.get(latency.name, one_line(latency.name))
-        seen = spread(latency.run_secs)
-        text = f"{name} {secs_text(seen.median_secs if seen else None)}"
-        if seen and seen.low_secs is not None and seen.high_secs is not None:
-            text += f" ({secs_range_text(seen.low_secs, seen.high_secs)})"
+        seen = median_of(latency)
+        text = f"{name} {secs_text(seen.value if seen else None)}"
+        if seen and is_known(seen.high):
+            text += f" ({secs_range_text(seen.low, seen.high)})"
         parts.append(text)
     return Text("; ".join(parts))
 
@@ -256,11 +258,11 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
             "share_of_time": shares[task.task_id],
         }
     for latency, described in zip(outcome.latencies, document["latencies"], strict=True):
-        seen = spread(latency.run_secs)
+        seen = median_of(latency)
         described |= {
-            "median_secs": seen.median_secs if seen else None,
-            "median_low_secs": seen.low_secs if seen else None,
-            "median_high_secs": seen.high_secs if seen else None,
+            "median_secs": seen.value if seen else None,
+            "median_low_secs": seen.low if seen else None,
+            "median_high_secs": seen.high if seen else None,
         }
     document |= {
         "verdict": outcome.end_to_end.verdict,

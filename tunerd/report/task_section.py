@@ -9,7 +9,8 @@ from tunerd.report.figures import TaskShare, by_share
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.story import Story
 from tunerd.system.text import TIMES, UNKNOWN, count_text, percent_text, ratio_texts, secs_text
-from tunerd.vocabulary.outcome import TaskOutcome, Verdict
+from tunerd.vocabulary.outcome import TaskOutcome
+from tunerd.vocabulary.verdict import Verdict
 
 SHOWN_TASKS = 25
 _HEADS = (

@@ -43,7 +43,8 @@ from tunerd.telemetry.events import Telemetry
 from tunerd.telemetry.metrics import record_nothing
 from tunerd.telemetry.progress import SEARCHING, Progress, ProgressState, TaskProgress
 from tunerd.vocabulary import SEARCH, CapProof, Phase, Task, default_candidate
-from tunerd.vocabulary.outcome import Correctness, Outcome
+from tunerd.vocabulary.outcome import Outcome
+from tunerd.vocabulary.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ class _Session:
         if write_report is not None:
             self._show("writing the report")
             write_report(self._folder.paths, self._store)
-        if outcome.verification.verdict is Correctness.WRONG:
+        if outcome.verification.verdict is Verdict.WRONG:
             log.error("%s", outcome.verification.message)
         elif self._team is not None:
             states = self._coordinator.tasks.items()

@@ -1,11 +1,11 @@
-"""Two sides' samples -> better, same, worse, or cannot tell.
+"""Two sessions' samples -> faster, same, slower, or cannot tell.
 
-The question is one of a margin: is `new` slower than `base` by more than `fail_above`? WORSE says
-that the interval of new / base lies above the margin, SAME and BETTER that it lies below
+The question is one of a margin: is `new` slower than `base` by more than `fail_above`? SLOWER says
+that the interval of new / base lies above the margin, SAME and FASTER that it lies below
 (non-inferiority by interval inclusion: Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987).
 Everything else is CANNOT_TELL. With a confidence of 95%, where the true slowdown is just the
-margin, WORSE is said in at most 2.5% of comparisons, and so is SAME or BETTER; where there is no
-slowdown, WORSE is far rarer.
+margin, SLOWER is said in at most 2.5% of comparisons, and so is SAME or FASTER; where there is no
+slowdown, SLOWER is far rarer.
 
 Samples of two nights were not taken in turns. Between them the machine may have changed (a clock,
 a temperature, a neighbour, another virtual machine), and an interval of the samples knows nothing
@@ -37,8 +37,9 @@ from statistics import median
 
 import numpy as np
 
-from tunerd.stats.interval import MIN_SAMPLES, Interval, interval, session
-from tunerd.vocabulary.outcome import GateVerdict
+from tunerd.stats.blocks import interval, session
+from tunerd.stats.interval import CONFIDENCE, MIN_SAMPLES
+from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
 _RAW, _CORRECTED, _TWICE = "as measured", "corrected", "corrected twice"
 _BASE, _NEW = 1, 2  # seeds: sessions are drawn apart
@@ -64,7 +65,7 @@ class View:
 class Judgement:
     """`new` against `base`: ratios are new / base, so above 1 is slower."""
 
-    verdict: GateVerdict
+    verdict: SpeedVerdict
     why: str  # "" or what kept it from telling
     base_secs: float  # medians
     new_secs: float
@@ -73,7 +74,9 @@ class Judgement:
     control: Interval | None = None  # what the default schedules, the same code, did
 
 
-def judge(base: Timing, new: Timing, *, fail_above: float, confidence: float = 0.95) -> Judgement:
+def judge(
+    base: Timing, new: Timing, *, fail_above: float, confidence: float = CONFIDENCE
+) -> Judgement:
     """Judge samples of two sessions; `fail_above` is a fraction: 0.05 allows 5% more time.
 
     Raises ValueError for no samples, and for times that are not positive and finite.
@@ -101,9 +104,9 @@ def judge(base: Timing, new: Timing, *, fail_above: float, confidence: float = 0
             views.append(View(name, corrected))
     change = functools.reduce(Interval.hull, (view.change for view in views))
     verdict, why = _verdict(change, fail_above)
-    if verdict is GateVerdict.CANNOT_TELL and control is not None and moved:
+    if verdict is Verdict.CANNOT_TELL and control is not None and moved:
         why += (
-            f"; between the sessions the default schedules changed by {control.ratio - 1:+.1%}, so "
+            f"; between the sessions the default schedules changed by {control.value - 1:+.1%}, so "
             "the machine was not the same: measure both now with --measure"
         )
     return Judgement(verdict, why, one.secs, other.secs, change, tuple(views), control)
@@ -113,7 +116,7 @@ def judge_rounds(
     rounds: Sequence[tuple[Sequence[float], Sequence[float]]],
     *,
     fail_above: float,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
 ) -> Judgement:
     """Judge samples of (base, new) that were taken in turns, a round for each process."""
     if few := _too_few([samples for pair in rounds for samples in pair]):
@@ -126,21 +129,21 @@ def judge_rounds(
         found = interval(other.secs / one.secs, other.medians - one.medians, confidence=confidence)
         views.append(View(f"process {number}", found))
     hull = functools.reduce(Interval.hull, (view.change for view in views))
-    change = Interval(median(view.change.ratio for view in views), hull.low, hull.high)
+    change = Interval(median(view.change.value for view in views), hull.low, hull.high)
     verdict, why = _verdict(change, fail_above)
     base_median, new_median = (median(s for pair in rounds for s in pair[i]) for i in (0, 1))
     return Judgement(verdict, why, base_median, new_median, change, tuple(views))
 
 
-def _verdict(change: Interval, fail_above: float) -> tuple[GateVerdict, str]:
+def _verdict(change: Interval, fail_above: float) -> tuple[SpeedVerdict, str]:
     margin = 1.0 + fail_above
     if change.low > margin:
-        return GateVerdict.WORSE, ""
+        return Verdict.SLOWER, ""
     if change.high < 1.0:
-        return GateVerdict.BETTER, ""
+        return Verdict.FASTER, ""
     if change.high <= margin:
-        return GateVerdict.SAME, ""
-    return GateVerdict.CANNOT_TELL, (
+        return Verdict.SAME, ""
+    return Verdict.CANNOT_TELL, (
         f"the change lies between {change.low - 1:+.1%} and {change.high - 1:+.1%}, so neither "
         f"surely above nor surely below the {fail_above:+.1%} that are allowed"
     )
@@ -164,7 +167,7 @@ def _too_few(sides: Sequence[Sequence[float]]) -> Judgement | None:
     widest = Interval(ratio, min(new) / max(base), max(new) / min(base))
     why = f"there are {fewest} samples, and fewer than {MIN_SAMPLES} tell nothing"
     return Judgement(
-        GateVerdict.CANNOT_TELL,
+        Verdict.CANNOT_TELL,
         why,
         float(np.median(base)),
         float(np.median(new)),

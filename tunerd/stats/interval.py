@@ -1,106 +1,58 @@
-"""Samples -> an interval of how much slower one is, when neighbouring samples resemble each other.
+"""Samples of one side -> the interval of their median, and what the other intervals are made with.
 
-Run times of one session are no independent draws: a clock or a neighbour stays for many samples
-(of 60 samples of a model on a shared core, the correlation of one with the next was 0.8). A
-bootstrap of single samples then gives intervals that are too narrow. Here whole stretches of a
-session are drawn: the circular block bootstrap (Politis and Romano, 1992, after Kunsch, 1989), with
-stretches of the square root of the number of samples. Of what was sampled in turns, both sides are
-drawn with the same stretches, so that what slowed both cancels. Sessions are drawn apart.
+The values themselves, `Interval` and `Verdict`, are in `tunerd.vocabulary.verdict`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tunerd.vocabulary.verdict import Interval
+
+CONFIDENCE = 0.95
+MIN_SAMPLES = 5  # of a side: fewer tell nothing
 RESAMPLES = 4000
-MIN_SAMPLES = 5
 
-_Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A ratio of times, new / base: above 1 is slower."""
-
-    ratio: float
-    low: float
-    high: float
-
-    def hull(self, other: Interval) -> Interval:
-        """Return what holds both intervals, around this one's ratio."""
-        return Interval(self.ratio, min(self.low, other.low), max(self.high, other.high))
+Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Session:
-    """Medians of one side in redrawn sessions, as logarithms: of the samples, and of a control's.
+def median_interval(samples: Sequence[float]) -> Interval | None:
+    """Return the median of samples with its interval; None where there are none.
 
-    `control` is None where there are too few samples of one.
+    It runs between two order statistics, and assumes no distribution: below the k-th of n samples
+    the median lies with the probability of fewer than k heads in n tosses (Conover, Practical
+    Nonparametric Statistics, section 3.2). With fewer than six samples it is everything.
     """
-
-    secs: float  # median of the samples
-    medians: _Floats
-    control_secs: float | None
-    control: _Floats | None
-
-
-def session(run_secs: Sequence[float], control_secs: Sequence[float], *, seed: int) -> Session:
-    """Redraw a session of samples and of a control that were taken in turns."""
-    samples, control = _checked(run_secs), _checked(control_secs)
-    has_control = control.size >= MIN_SAMPLES
-    return Session(
-        secs=float(np.median(samples)),
-        medians=_log_medians(samples, seed),
-        control_secs=float(np.median(control)) if has_control else None,
-        control=_log_medians(control, seed) if has_control else None,
-    )
+    ordered = sorted(samples)
+    size = len(ordered)
+    if not size:
+        return None
+    below = 0.0
+    rank = 0
+    while rank < size:
+        below += math.comb(size, rank) * 0.5**size
+        if below > (1 - CONFIDENCE) / 2:
+            break
+        rank += 1
+    low, high = (ordered[rank - 1], ordered[size - rank]) if rank else (-math.inf, math.inf)
+    return Interval(statistics.median(ordered), low, high)
 
 
-def interval(ratio: float, log_ratios: _Floats, *, confidence: float) -> Interval:
-    """Return the percentile interval of redrawn ratios, never without the ratio itself."""
-    tail = 50.0 * (1.0 - confidence)
-    low, high = (math.exp(q) for q in np.percentile(log_ratios, [tail, 100.0 - tail]))
-    return Interval(ratio, min(low, ratio), max(high, ratio))
-
-
-def median_interval(run_secs: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float]:
-    """Return an interval of the median of one session's samples; of few, their range."""
-    samples = _checked(run_secs)
-    if samples.size < MIN_SAMPLES:
-        return float(samples.min()), float(samples.max())
-    median = float(np.median(samples))
-    found = interval(median, _log_medians(samples, 0), confidence=confidence)
-    return found.low, found.high
-
-
-def _checked(secs: Sequence[float]) -> _Floats:
+def checked_times(secs: Sequence[float], name: str = "a session") -> Floats:
+    """Return samples as an array; ValueError where one is not positive and finite."""
     samples = np.asarray(secs, dtype=np.float64)
     if not np.all(np.isfinite(samples)) or np.any(samples <= 0.0):
-        raise ValueError(f"a time is not positive and finite: {list(secs)[:8]}")
+        raise ValueError(f"{name} holds a time that is not positive and finite: {list(secs)[:8]}")
     return samples
 
 
-def _log_medians(samples: _Floats, seed: int) -> _Floats:
-    drawn = np.sort(samples[_rows(samples.size, seed)], axis=1)  # a third of np.median's time
-    middle = samples.size // 2
-    upper, lower = drawn[:, middle], drawn[:, middle if samples.size % 2 else middle - 1]
-    return np.asarray(np.log(0.5 * (lower + upper)))
-
-
-@functools.lru_cache(maxsize=8)
-def _rows(size: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return redrawn indices: stretches that run on from the last sample to the first.
-
-    They depend on size and seed alone, so that sides of one size are drawn together.
-    """
-    length = max(1, round(math.sqrt(size)))
-    rng = np.random.default_rng([seed, size])
-    starts = rng.integers(0, size, size=(RESAMPLES, math.ceil(size / length), 1))
-    rows = (starts + np.arange(length)) % size
-    return np.asarray(rows.reshape(RESAMPLES, -1)[:, :size])
+def percentiles(values: Floats, confidence: float) -> tuple[float, float]:
+    """Return the two between which redrawn values lie with a confidence."""
+    tail = 50.0 * (1.0 - confidence)
+    low, high = np.percentile(values, [tail, 100.0 - tail])
+    return float(low), float(high)

@@ -12,20 +12,25 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.vocabulary.outcome import Comparison, Verdict
+from tunerd.stats.interval import (
+    CONFIDENCE,
+    MIN_SAMPLES,
+    RESAMPLES,
+    Floats,
+    checked_times,
+    percentiles,
+)
+from tunerd.vocabulary.outcome import Comparison
+from tunerd.vocabulary.verdict import SpeedVerdict, Verdict
 
-MIN_SAMPLES = 5
-RESAMPLES = 4000
 SAME_WITHIN = 0.01  # of a ratio of one
-
-_Floats = npt.NDArray[np.float64]
 
 
 def compare(
     base_secs: Sequence[float],
     new_secs: Sequence[float],
     *,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     of: int = 1,
     seed: int = 0,
 ) -> Comparison:
@@ -53,18 +58,21 @@ def compare(
 
     Raises ValueError for no samples, and for samples that are not positive and finite.
     """
-    base, new = _checked(base_secs, "base_secs"), _checked(new_secs, "new_secs")
+    for secs, name in ((base_secs, "base_secs"), (new_secs, "new_secs")):
+        if not len(secs):
+            raise ValueError(f"{name} holds no samples; a comparison needs some on each side")
+    base, new = checked_times(base_secs, "base_secs"), checked_times(new_secs, "new_secs")
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence is {confidence}; it must lie between 0 and 1")
     base_median, new_median = float(np.median(base)), float(np.median(new))
     ratio = base_median / new_median
     if min(base.size, new.size) < MIN_SAMPLES:
         low, high = float(base.min() / new.max()), float(base.max() / new.min())
-        verdict = Verdict.CANNOT_TELL
+        verdict: SpeedVerdict = Verdict.CANNOT_TELL
     else:
         log_ratios = _bootstrap_log_ratios(base, new, seed)
-        low, high = map(math.exp, _between(log_ratios, confidence))
-        verdict = _verdict(math.log(ratio), *_between(log_ratios, 1.0 - (1.0 - confidence) / of))
+        low, high = map(math.exp, percentiles(log_ratios, confidence))
+        verdict = _verdict(math.log(ratio), *percentiles(log_ratios, 1.0 - (1.0 - confidence) / of))
     return Comparison(
         verdict=verdict,
         base_secs=base_median,
@@ -92,28 +100,13 @@ def fastest(
     return best, compare(base_secs, rivals[best], of=len(rivals))
 
 
-def _between(log_ratios: _Floats, confidence: float) -> tuple[float, float]:
-    tail = 50.0 * (1.0 - confidence)
-    low, high = np.percentile(log_ratios, [tail, 100.0 - tail])
-    return float(low), float(high)
-
-
-def _checked(secs: Sequence[float], name: str) -> _Floats:
-    samples = np.asarray(secs, dtype=np.float64)
-    if samples.ndim != 1 or samples.size == 0:
-        raise ValueError(f"{name} holds no samples; a comparison needs some on each side")
-    if not np.all(np.isfinite(samples)) or np.any(samples <= 0.0):
-        raise ValueError(f"{name} holds a time that is not positive and finite: {list(secs)[:8]}")
-    return samples
-
-
-def _bootstrap_log_ratios(base: _Floats, new: _Floats, seed: int) -> _Floats:
+def _bootstrap_log_ratios(base: Floats, new: Floats, seed: int) -> Floats:
     base_rows = _resampled_rows(base.size, seed)
     # The rows depend on the length alone: the same for both sides where the lengths are equal,
     # which makes pairs, and the same after a swap where they are not.
     new_rows = base_rows if base.size == new.size else _resampled_rows(new.size, seed)
-    base_medians: _Floats = np.median(base[base_rows], axis=1)
-    new_medians: _Floats = np.median(new[new_rows], axis=1)
+    base_medians: Floats = np.median(base[base_rows], axis=1)
+    new_medians: Floats = np.median(new[new_rows], axis=1)
     return np.asarray(np.log(base_medians) - np.log(new_medians), dtype=np.float64)
 
 
@@ -122,7 +115,7 @@ def _resampled_rows(size: int, seed: int) -> npt.NDArray[np.int64]:
     return rng.integers(0, size, size=(RESAMPLES, size))
 
 
-def _verdict(log_ratio: float, log_low: float, log_high: float) -> Verdict:
+def _verdict(log_ratio: float, log_low: float, log_high: float) -> SpeedVerdict:
     if log_low > 0.0 and log_ratio > 0.0:
         return Verdict.FASTER
     if log_high < 0.0 and log_ratio < 0.0:

@@ -21,7 +21,8 @@ from statistics import fmean, median
 
 from tunerd.stats.paired import fastest
 from tunerd.vocabulary import Measurement
-from tunerd.vocabulary.outcome import Finalist, TaskOutcome, Verdict
+from tunerd.vocabulary.outcome import Finalist, TaskOutcome
+from tunerd.vocabulary.verdict import Verdict
 
 TOP_K = 3  # how many the finals take from the search
 NEAR = 0.25  # over the fastest: what is close to it

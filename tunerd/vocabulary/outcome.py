@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
@@ -15,37 +14,24 @@ from tunerd.vocabulary import (
     TargetSpec,
     origin_of,
 )
-
-
-class Verdict(StrEnum):
-    """What a comparison of two sets of samples allows to say."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    SAME = "same"  # the interval of the ratio lies within 1% of one
-    CANNOT_TELL = "cannot tell"
-
-
-class GateVerdict(StrEnum):
-    """What a gate says of a new model beside an old one; `tunerd.stats.gate` says when."""
-
-    BETTER = "better"
-    SAME = "same"  # not slower by more than is allowed
-    WORSE = "worse"
-    CANNOT_TELL = "cannot tell"
-    NOT_COMPARABLE = "not comparable"
+from tunerd.vocabulary.verdict import Correctness, Interval, SpeedVerdict
 
 
 @dataclass(frozen=True)
 class Comparison:
     """`new` against `base`: the ratio is base / new, so above 1 is faster."""
 
-    verdict: Verdict
+    verdict: SpeedVerdict
     base_secs: float  # medians
     new_secs: float
     ratio: float
     ratio_low: float  # 95% interval
     ratio_high: float
+
+    @property
+    def interval(self) -> Interval:
+        """The ratio, as stores keep it in three fields, with its interval."""
+        return Interval(self.ratio, self.ratio_low, self.ratio_high)
 
 
 @dataclass(frozen=True)
@@ -124,12 +110,6 @@ class TaskOutcome:
         results = (f.measurement for f in self.finalists)
         causes = (r.conditions.disturbed_by for r in results if isinstance(r, Measurement))
         return next(filter(None, causes), "")
-
-
-class Correctness(StrEnum):
-    RIGHT = "right"
-    WRONG = "wrong"
-    CANNOT_TELL = "cannot tell"
 
 
 @dataclass(frozen=True)

@@ -44,15 +44,8 @@ from tunerd.vocabulary import (
     Model,
     Phase,
 )
-from tunerd.vocabulary.outcome import (
-    Comparison,
-    Correctness,
-    Latency,
-    Outcome,
-    TaskOutcome,
-    Verdict,
-    Verification,
-)
+from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
+from tunerd.vocabulary.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -154,7 +147,7 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
         proofs=ending.proofs,
         disturbed_by=trial.disturbed_by,
     )
-    if trial.verification.verdict is Correctness.WRONG:
+    if trial.verification.verdict is Verdict.WRONG:
         place = artifact.with_name("artifact.rejected")
     else:
         place = artifact

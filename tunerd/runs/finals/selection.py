@@ -32,7 +32,8 @@ from tunerd.vocabulary import (
     Task,
     default_candidate,
 )
-from tunerd.vocabulary.outcome import Comparison, Finalist, TaskOutcome, Verdict
+from tunerd.vocabulary.outcome import Comparison, Finalist, TaskOutcome
+from tunerd.vocabulary.verdict import Verdict
 
 FINALISTS = 3  # of each task, besides its default; of disturbed trials as many more
 _T = TypeVar("_T")

@@ -18,7 +18,8 @@ from tunerd.frontend.onnx.reference import Reference, random_inputs
 from tunerd.frontend.onnx.rewrites import subgraphs
 from tunerd.frontend.onnx.simplify import shapes_without_weights
 from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
-from tunerd.vocabulary.outcome import Correctness, Latency, Verification
+from tunerd.vocabulary.outcome import Latency, Verification
+from tunerd.vocabulary.verdict import Correctness, Verdict
 
 if TYPE_CHECKING:
     import onnx
@@ -87,17 +88,17 @@ class Expected:
             found = run(given)
             for output in self.outputs:
                 if problem := _shape_problem(output.name, found, expected[output.name]):
-                    return self._verdict(Correctness.WRONG, math.inf, f"seed {seed}: {problem}")
+                    return self._verdict(Verdict.WRONG, math.inf, f"seed {seed}: {problem}")
                 error = output.error(found[output.name], expected[output.name])
                 if error > worst:
                     worst, where = error, f"output '{output.name}', seed {seed}"
         if worst > 1.0:
             message = f"{where} is {worst:.3g} times the tolerance away from ONNX Runtime"
-            return self._verdict(Correctness.WRONG, worst, message)
+            return self._verdict(Verdict.WRONG, worst, message)
         if doubt := _doubt(self.outputs, self.references):
-            return self._verdict(Correctness.CANNOT_TELL, worst, doubt)
+            return self._verdict(Verdict.CANNOT_TELL, worst, doubt)
         message = f"all outputs agree with ONNX Runtime on {len(self.inputs)} seeds"
-        return self._verdict(Correctness.RIGHT, worst, message)
+        return self._verdict(Verdict.RIGHT, worst, message)
 
     def _verdict(self, is_right: Correctness, worst: float, message: str) -> Verification:
         # The tolerances in force for the widest output; exact ones show as 0.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tunerd.stats.gate import Judgement, judge, judge_rounds
 from tunerd.studies.compare.measuring import Rounds
 from tunerd.studies.compare.sides import Side, differences
-from tunerd.vocabulary.outcome import GateVerdict
+from tunerd.vocabulary.verdict import SpeedVerdict
 
 CONFIDENCE = 0.95
 
@@ -39,11 +39,11 @@ class TaskJudgement:
 class GateResult:
     """What a gate says; `tasks` are those that both sides have, the most time lost first."""
 
-    verdict: GateVerdict
+    verdict: SpeedVerdict | None  # None where the sides are not comparable
     fail_above: float  # a fraction
     base: Side
     new: Side
-    end_to_end: Judgement | None = None  # None where the sides are not comparable
+    end_to_end: Judgement | None = None  # likewise
     tasks: tuple[TaskJudgement, ...] = ()
     differences: tuple[str, ...] = ()  # why they are not comparable
     notes: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ def not_comparable(
     base: Side, new: Side, found: tuple[str, ...], *, fail_above: float
 ) -> GateResult:
     """Return the result for sides of which one says nothing about the other."""
-    return GateResult(GateVerdict.NOT_COMPARABLE, fail_above, base, new, differences=found)
+    return GateResult(None, fail_above, base, new, differences=found)
 
 
 def _tasks(base: Side, new: Side, fail_above: float) -> tuple[TaskJudgement, ...]:

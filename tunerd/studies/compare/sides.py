@@ -33,7 +33,8 @@ from tunerd.vocabulary import (
     architecture,
     unit_name,
 )
-from tunerd.vocabulary.outcome import Correctness, Latency, TaskOutcome, Verification
+from tunerd.vocabulary.outcome import Latency, TaskOutcome, Verification
+from tunerd.vocabulary.verdict import Verdict
 
 # Of a call, and calls of a task: what is beyond can be of no run, and ratios of it overflow.
 _MIN_SECS, _MAX_SECS, _MAX_WEIGHT = 1e-12, 1e9, 2**31
@@ -226,7 +227,7 @@ def _side_of_store(source: str, store: Store, artifact: Path | None) -> Side:
         tasks = tuple(t for task in ended.tasks if (t := _task_timing(task)) is not None)
     except (ValueError, LookupError) as error:
         raise store.damaged(str(error)) from error
-    if ended.verification.verdict is Correctness.WRONG:
+    if ended.verification.verdict is Verdict.WRONG:
         raise WrongResultError(
             f"the model of {source} disagrees with ONNX Runtime ({ended.verification.message}), "
             "so its speed says nothing; tune again, or give another run"

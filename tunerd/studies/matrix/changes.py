@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tunerd.stats.paired import MIN_SAMPLES, compare
-from tunerd.studies.matrix.claims import MARGIN, Answer
+from tunerd.stats.interval import MIN_SAMPLES
+from tunerd.stats.paired import compare
+from tunerd.studies.matrix.claims import MARGIN
 from tunerd.vocabulary.outcome import Comparison
+from tunerd.vocabulary.verdict import Answer, Verdict
 
 Times = Mapping[str, Sequence[float]]  # samples in turns, by candidate
 
@@ -42,7 +44,7 @@ def change(task_id: str, times: Mapping[int, Times], *, seed: int = 0) -> Change
     """
     known = sorted(set.intersection(*(set(t) for t in times.values()))) if times else []
     if not known:
-        return Change(task_id, Answer.CANNOT_TELL, {})
+        return Change(task_id, Verdict.CANNOT_TELL, {})
     best = {
         share: min(known, key=lambda c, of=of: (float(np.median(of[c][::2])), c))  # type: ignore[misc]
         for share, of in times.items()
@@ -53,9 +55,9 @@ def change(task_id: str, times: Mapping[int, Times], *, seed: int = 0) -> Change
     faster = [(c, a, b) for c, a, b in found if c is not None and c.ratio_low > 1 + MARGIN]
     if faster:
         compared, a, b = max(faster, key=lambda f: f[0].ratio_low)
-        return Change(task_id, Answer.YES, best, a, b, compared, len(known))
+        return Change(task_id, Verdict.YES, best, a, b, compared, len(known))
     is_same = all(c is not None and c.ratio_high < 1 + MARGIN for c, _, _ in found)
-    answer = Answer.NO if is_same else Answer.CANNOT_TELL
+    answer: Answer = Verdict.NO if is_same else Verdict.CANNOT_TELL
     return Change(task_id, answer, best, candidates=len(known))
 
 

@@ -18,12 +18,8 @@ tell otherwise: a difference within 1% is none. The nulls are answers, too.
 
 A round is one value: the median of its samples, of which sample i of all artifacts at a share was
 taken in turns. Times are the geometric means of rounds, and intervals are Student's t over rounds
-(tunerd/stats/rounds.py); one round alone has none.
-
-The interval of an extreme is made of those of the ratios that it is taken over: of a minimum over n
-ratios the least of their lower ends, and the least of their upper ends at n times the confidence
-(Bonferroni); of a maximum likewise. It covers the true extreme in 95% of cases or more, whichever
-ratio that is: a yes says that all ratios lie above, a no that one surely does not.
+(tunerd/stats/rounds.py); one round alone has none. Of an extreme a yes says that all ratios lie
+above, a no that one surely does not.
 """
 
 from __future__ import annotations
@@ -31,43 +27,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
-from tunerd.stats.rounds import CONFIDENCE, exp, mean_of
+from tunerd.stats.interval import Floats
+from tunerd.stats.rounds import (
+    largest_over_rounds,
+    least_over_rounds,
+    least_quotient,
+    mean_over_rounds,
+)
+from tunerd.vocabulary.verdict import Answer, Interval, Verdict
 
 MARGIN = 0.01
 DEFAULT = 0  # the share of an artifact that was not tuned
 
 Rounds = Sequence[Sequence[float]]  # samples in seconds, by round
 Samples = Mapping[tuple[int, int], Rounds]  # by (tuned at, run at); DEFAULT: not tuned
-_Floats = npt.NDArray[np.float64]
-
-
-class Answer(StrEnum):
-    YES = "yes"
-    NO = "no"
-    CANNOT_TELL = "cannot tell"
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A statistic and its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def answer(self) -> Answer:
-        """Say whether it lies above one by more than MARGIN."""
-        if self.low > 1 + MARGIN:
-            return Answer.YES
-        if self.high < 1 + MARGIN:
-            return Answer.NO
-        return Answer.CANNOT_TELL
 
 
 @dataclass(frozen=True)
@@ -77,7 +53,7 @@ class Claim:
     name: str  # "own", "cut", "middle"
     text: str
     answer: Answer
-    ratio: Ratio | None
+    ratio: Interval | None
     why: str = ""
 
 
@@ -88,8 +64,8 @@ class Cell:
     tuned_at: int
     run_at: int
     secs: float  # median
-    loss: Ratio  # over the best artifact at that share
-    beside_own: Ratio | None  # over the artifact tuned there; None for that one itself
+    loss: Interval  # over the best artifact at that share
+    beside_own: Interval | None  # over the artifact tuned there; None for that one itself
     samples: int
 
 
@@ -98,9 +74,9 @@ class Robustness:
     """How one artifact does over all shares: 1.1 is 10% over the best one at a share."""
 
     tuned_at: int
-    worst: Ratio
+    worst: Interval
     worst_at: int
-    mean: Ratio  # geometric
+    mean: Interval  # geometric
 
 
 @dataclass(frozen=True)
@@ -108,7 +84,7 @@ class Gain:
     """What tuning at a share gains over tuning at the largest: above one is faster."""
 
     run_at: int
-    ratio: Ratio
+    ratio: Interval
 
 
 @dataclass(frozen=True)
@@ -121,7 +97,9 @@ class Findings:
     gains: tuple[Gain, ...]
     robustness: tuple[Robustness, ...]  # the least worst loss first
     robust: int | None
-    robust_ratio: Ratio | None  # the least worst loss of any other artifact over that of the first
+    robust_ratio: (
+        Interval | None
+    )  # the least worst loss of any other artifact over that of the first
     claims: tuple[Claim, ...]
 
 
@@ -172,20 +150,21 @@ class _Times:
 
     shares: tuple[int, ...]
     middle: int
-    log: Mapping[tuple[int, int], _Floats]
+    log: Mapping[tuple[int, int], Floats]
 
-    def over(self, a: int, x: int, b: int) -> _Floats:
+    def over(self, a: int, x: int, b: int) -> Floats:
         """Return T(a, b) / T(x, b)."""
         return np.asarray(self.log[a, b] - self.log[x, b], dtype=np.float64)
 
-    def over_best(self, a: int, places: Sequence[int], family: int = 1) -> Ratio:
+    def over_best(self, a: int, places: Sequence[int], family: int = 1) -> Interval:
         """Return the largest loss(a, b) of some shares b; `family`: of so many intervals at once.
 
         A loss is the largest ratio over any artifact, over itself as well, which is one.
         """
-        return _highest([self.over(a, x, b) for b in places for x in self.shares if x != a], family)
+        ratios = [self.over(a, x, b) for b in places for x in self.shares if x != a]
+        return largest_over_rounds(ratios, family=family)
 
-    def mean_loss(self, a: int) -> _Floats:
+    def mean_loss(self, a: int) -> Floats:
         """Return the mean of its ratios over what is best at each share by all rounds."""
         losses = [self.over(a, self.best_at(b), b) for b in self.shares]
         return np.asarray(np.mean(losses, axis=0), dtype=np.float64)
@@ -202,7 +181,7 @@ def _findings(times: _Times, samples: Samples, rows: Sequence[int]) -> Findings:
             run_at=b,
             secs=math.exp(times.log[a, b].mean()),
             loss=times.over_best(a, [b]),
-            beside_own=None if a == b else _ratio(times.over(a, b, b)),
+            beside_own=None if a == b else mean_over_rounds(times.over(a, b, b)),
             samples=sum(map(len, samples[a, b])),
         )
         for a in rows
@@ -212,13 +191,13 @@ def _findings(times: _Times, samples: Samples, rows: Sequence[int]) -> Findings:
     robust_ratio = None
     if len(ranked) > 1:
         first, *others = (times.over_best(r.tuned_at, shares, len(shares)) for r in ranked)
-        robust_ratio = _least_over(others, first)
-    is_sure = robust_ratio is not None and robust_ratio.answer is Answer.YES
+        robust_ratio = least_quotient(others, first)
+    is_sure = robust_ratio is not None and robust_ratio.is_above(1 + MARGIN) is Verdict.YES
     return Findings(
         shares=shares,
         middle=times.middle,
         cells=cells,
-        gains=tuple(Gain(b, _ratio(times.over(full, b, b))) for b in shares if b != full),
+        gains=tuple(Gain(b, mean_over_rounds(times.over(full, b, b))) for b in shares if b != full),
         robustness=tuple(ranked),
         robust=ranked[0].tuned_at if is_sure else None,
         robust_ratio=robust_ratio,
@@ -231,7 +210,7 @@ def _robustness(times: _Times, a: int) -> Robustness:
         tuned_at=a,
         worst=times.over_best(a, times.shares),
         worst_at=max(times.shares, key=lambda b: times.over_best(a, [b]).value),
-        mean=_ratio(times.mean_loss(a)),
+        mean=mean_over_rounds(times.mean_loss(a)),
     )
 
 
@@ -239,67 +218,38 @@ def _own(times: _Times) -> Claim:
     text = "A model performs best at the share that it was tuned at."
     pairs = [times.over(a, b, b) for a in times.shares for b in times.shares if a != b]
     if not pairs:
-        return Claim("own", text, Answer.CANNOT_TELL, None, "there is one share only")
-    ratio = _lowest(pairs)
-    return Claim("own", text, ratio.answer, ratio)
+        return Claim("own", text, Verdict.CANNOT_TELL, None, "there is one share only")
+    ratio = least_over_rounds(pairs)
+    return _claim("own", text, ratio)
 
 
 def _cut(times: _Times) -> Claim:
     text = "Tuned with the full device, it is poor when the device is cut."
     *cut, full = times.shares
     if not cut:
-        return Claim("cut", text, Answer.CANNOT_TELL, None, "there is one share only")
+        return Claim("cut", text, Verdict.CANNOT_TELL, None, "there is one share only")
     if full != 100:
         why = f"the largest share is {full}%, which is not the full device"
-        return Claim("cut", text, Answer.CANNOT_TELL, None, why)
-    ratio = _ratio(np.mean([times.over(full, b, b) for b in cut], axis=0))
-    return Claim("cut", text, ratio.answer, ratio)
+        return Claim("cut", text, Verdict.CANNOT_TELL, None, why)
+    ratio = mean_over_rounds(np.mean([times.over(full, b, b) for b in cut], axis=0))
+    return _claim("cut", text, ratio)
 
 
 def _middle(times: _Times) -> Claim:
     text = "Tuned at a middle share, it is robust: it loses least where it does worst."
     if len(times.shares) < 3:
         why = "there is no share between the least and the largest"
-        return Claim("middle", text, Answer.CANNOT_TELL, None, why)
+        return Claim("middle", text, Verdict.CANNOT_TELL, None, why)
     least, middle, largest = (
         times.over_best(a, times.shares, 3)
         for a in (times.shares[0], times.middle, times.shares[-1])
     )
-    ratio = _least_over([least, largest], middle)
-    return Claim("middle", text, ratio.answer, ratio)
+    ratio = least_quotient([least, largest], middle)
+    return _claim("middle", text, ratio)
 
 
-def _ratio(logs: _Floats) -> Ratio:
-    return Ratio(*map(exp, mean_of(logs)))
-
-
-def _lowest(logs: Sequence[_Floats]) -> Ratio:
-    """Return the least of some ratios."""
-    value, low, _ = _each(logs, 1)
-    _, _, high = _each(logs, len(logs))
-    return Ratio(*(exp(min(of)) for of in (value, low, high)))
-
-
-def _highest(logs: Sequence[_Floats], family: int) -> Ratio:
-    """Return the largest of one and some ratios."""
-    value, low, _ = _each(logs, family * len(logs))
-    _, _, high = _each(logs, family)
-    return Ratio(*(exp(max((0.0, *of))) for of in (value, low, high)))
-
-
-def _each(logs: Sequence[_Floats], family: int) -> list[tuple[float, ...]]:
-    """Return the means, the lower and the upper ends; `family`: of so many intervals at once."""
-    found = [mean_of(x, confidence=1 - (1 - CONFIDENCE) / family) for x in logs]
-    return list(zip(*found, strict=True)) if found else [(), (), ()]
-
-
-def _least_over(ratios: Sequence[Ratio], one: Ratio) -> Ratio:
-    """Return the least of some ratios over one; all are intervals of one family."""
-    return Ratio(
-        min(r.value for r in ratios) / one.value,
-        min(r.low for r in ratios) / one.high,
-        min(r.high for r in ratios) / one.low,
-    )
+def _claim(name: str, text: str, ratio: Interval) -> Claim:
+    return Claim(name, text, ratio.is_above(1 + MARGIN), ratio)
 
 
 def said_of(pct: int) -> str:

@@ -65,7 +65,7 @@ from tunerd.vocabulary import (
     TrialState,
     default_candidate,
 )
-from tunerd.vocabulary.outcome import Correctness, Verdict
+from tunerd.vocabulary.verdict import Verdict
 
 Result = Measurement | Failure
 _SAMPLES = 10  # of each artifact in a round
@@ -334,7 +334,7 @@ class _Matrix:
                 return runner.run_model(folder, inputs, company=ALONE)
 
         verification = expected.verify(run_model)
-        if verification.verdict is Correctness.WRONG:
+        if verification.verdict is Verdict.WRONG:
             raise WrongResultError(
                 f"the model {said_of(pct)} disagrees with ONNX Runtime: {verification.message}; "
                 f"see {folder}"

@@ -7,16 +7,17 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from tunerd.errors import FolderError
 from tunerd.records import Store
 from tunerd.studies.matrix.changes import Change, change
-from tunerd.studies.matrix.claims import DEFAULT, Answer, Findings, findings
+from tunerd.studies.matrix.claims import DEFAULT, Findings, findings
 from tunerd.studies.matrix.folder import Kept
 from tunerd.studies.matrix.levels import NOTHING, UNKNOWN, Cost
 from tunerd.studies.matrix.records import ArtifactDone, CellDone, ContestDone, LevelDone, StageDone
 from tunerd.vocabulary import finite, to_json
+from tunerd.vocabulary.verdict import Answer, Verdict
 
 _NO_LEVEL = LevelDone(0, (), 0, NOTHING, NOTHING)
 
@@ -112,10 +113,10 @@ class MatrixResult:
     clocks_mhz: tuple[int, int] | None  # the least and the largest seen, where there are any
 
     @property
-    def changed(self) -> dict[Answer, int]:
+    def changed(self) -> dict[Verdict, int]:
         """Return how many of `chosen` have another winner at another share, or not, or maybe."""
         counts = Counter(c.answer for c in self.chosen)
-        return {answer: counts[answer] for answer in Answer}
+        return {answer: counts[answer] for answer in get_args(Answer)}
 
     @property
     def chosen(self) -> tuple[Change, ...]:

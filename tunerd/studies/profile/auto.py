@@ -24,13 +24,14 @@ from tunerd.records import typed
 from tunerd.records.paths import Paths
 from tunerd.runs.folder import prepare
 from tunerd.settings import TuneSettings
-from tunerd.studies.profile.curve import Fits, Found, meets
+from tunerd.studies.profile.curve import Found, meets
 from tunerd.studies.profile.folder import write_json
 from tunerd.studies.profile.measuring import Effort
 from tunerd.studies.profile.plan import WHOLE, plan_shares
 from tunerd.studies.profile.profile import Profile, at_share, profile
 from tunerd.studies.profile.subject import Subject, subject_of_artifact, subject_of_model
 from tunerd.vocabulary import to_json
+from tunerd.vocabulary.verdict import Answer, Verdict
 
 SHARES = (10, 20, 30, 40, 50, 75, WHOLE)  # coarse: each costs a visit in every round
 EFFORT = Effort(rounds=5, duration_secs=1.0)
@@ -57,7 +58,7 @@ class Aftermath:
 
     choice: Choice
     profile: Profile
-    meets: Fits | None  # None without a latency to meet
+    meets: Answer | None  # None without a latency to meet
     tail_secs: float  # at the chosen share
     better_pct: int | None  # the smallest share that is known to do for it, if another one
 
@@ -136,7 +137,7 @@ def aftermath(choice: Choice, found: Profile) -> Aftermath:
     better = None
     if answer.safe is not None and answer.safe.sm_count != here.sm_count:
         is_smaller = answer.safe.sm_count < here.sm_count
-        better = answer.safe.pct if is_smaller or verdict is not Fits.YES else None
+        better = answer.safe.pct if is_smaller or verdict is not Verdict.YES else None
     return Aftermath(choice, found, verdict, here.tail.value, better)
 
 

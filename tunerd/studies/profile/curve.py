@@ -23,11 +23,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 
-from tunerd.stats.rounds import exp, mean_of
+from tunerd.stats.rounds import mean_over_rounds
+from tunerd.vocabulary.verdict import Answer, Interval, Verdict
 
 TAIL = 95  # the percentile of a round that has to meet a latency
 
@@ -52,15 +53,6 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A value with its interval; of a single round the interval is everything."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Point:
     """A batch at one number of SMs."""
 
@@ -68,10 +60,10 @@ class Point:
     pcts: tuple[int, ...]  # that obtained it, the smallest first
     rounds: int
     samples: int
-    latency: Estimate  # medians of rounds
-    tail: Estimate  # 95th percentiles of rounds; of fewer than 20 inferences the slowest
+    latency: Interval  # medians of rounds
+    tail: Interval  # 95th percentiles of rounds; of fewer than 20 inferences the slowest
     per_sec: float  # inputs, of one client that waits for each answer
-    slowdown: Estimate  # latency over the whole device's, of the same rounds
+    slowdown: Interval  # latency over the whole device's, of the same rounds
 
     @property
     def pct(self) -> int:
@@ -90,25 +82,13 @@ class Curve:
         return self.points[-1]
 
 
-class Fits(StrEnum):
-    """Whether a share is good enough."""
-
-    YES = "yes"
-    NO = "no"
-    CANNOT_TELL = "cannot tell"
-
-
-class Found(StrEnum):
-    """How sure it is which share is the smallest that is good enough."""
-
-    FOUND = "found"
-    AT_MOST = "at most"  # the smallest that was measured is good enough
-    CANNOT_TELL = "cannot tell"
-    NONE = "none"  # not even the whole device is
+# How sure it is which share is the smallest that is good enough: "at most" where the smallest that
+# was measured is, "none" where not even the whole device is.
+Found = Literal["found", "at most", "cannot tell", "none"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class SmallestShare:
     """The smallest share that is good enough.
 
     `safe` is the smallest of those that are, with all larger ones; None where even the whole device
@@ -149,28 +129,28 @@ def whole_rounds(visits: Iterable[Visit]) -> int:
     return number
 
 
-def knee(curve: Curve, loss: float) -> Answer:
+def knee(curve: Curve, loss: float) -> SmallestShare:
     """Return the smallest share at which an inference takes at most 1 + `loss` of the whole's."""
     if not 0 < loss < math.inf:
         raise ValueError(f"the loss is {loss}; it is above 0")
-    return _smallest(curve, lambda point: _fits(point.slowdown, 1 + loss))
+    return _smallest(curve, lambda point: point.slowdown.is_within(1 + loss))
 
 
-def share_for(curve: Curve, slo_secs: float) -> Answer:
+def share_for(curve: Curve, slo_secs: float) -> SmallestShare:
     """Return the smallest share at which 95 of 100 inferences take at most `slo_secs`."""
     if not 0 < slo_secs < math.inf:
         raise ValueError(f"the latency to meet is {slo_secs} s; it is above 0")
     return _smallest(curve, lambda point: meets(point, slo_secs))
 
 
-def meets(point: Point, slo_secs: float) -> Fits:
+def meets(point: Point, slo_secs: float) -> Answer:
     """Say whether 95 of 100 inferences take at most `slo_secs` at a share."""
-    return _fits(point.tail, slo_secs)
+    return point.tail.is_within(slo_secs)
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float]) -> Interval:
     """Return the geometric mean of one positive value for each round, with its interval."""
-    return Estimate(*map(exp, mean_of(np.log(np.asarray(values, dtype=np.float64)))))
+    return mean_over_rounds(np.log(np.asarray(values, dtype=np.float64)))
 
 
 def _curve(batch: int, visits: Sequence[Visit], pcts: dict[int, set[int]]) -> Curve:
@@ -195,7 +175,7 @@ def _curve(batch: int, visits: Sequence[Visit], pcts: dict[int, set[int]]) -> Cu
                 per_sec=batch
                 * sum(len(v.run_secs) for v in rounds)
                 / sum(v.worked_secs for v in rounds),
-                slowdown=estimate(ratios) if count != counts[-1] else Estimate(1.0, 1.0, 1.0),
+                slowdown=estimate(ratios) if count != counts[-1] else Interval(1.0, 1.0, 1.0),
             )
         )
     return Curve(batch, tuple(points))
@@ -209,27 +189,21 @@ def _tail(visit: Visit) -> float:
     return float(np.percentile(visit.run_secs, TAIL, method="higher"))
 
 
-def _fits(value: Estimate, limit: float) -> Fits:
-    if value.high <= limit:
-        return Fits.YES
-    return Fits.NO if value.low > limit else Fits.CANNOT_TELL
-
-
-def _smallest(curve: Curve, judge: Callable[[Point], Fits]) -> Answer:
+def _smallest(curve: Curve, fits: Callable[[Point], Answer]) -> SmallestShare:
     """Walk from the whole device down to the first share that is not good enough."""
     safe: Point | None = None
     least: Point | None = None
     is_sure = True
     for point in reversed(curve.points):
-        fits = judge(point)
-        if fits is Fits.NO:
+        answer = fits(point)
+        if answer is Verdict.NO:
             break
-        is_sure = is_sure and fits is Fits.YES
+        is_sure = is_sure and answer is Verdict.YES
         least = point
         if is_sure:
             safe = point
     else:
-        return Answer(Found.AT_MOST if is_sure else Found.CANNOT_TELL, safe, least)
+        return SmallestShare("at most" if is_sure else "cannot tell", safe, least)
     if least is None:
-        return Answer(Found.NONE, None, None)
-    return Answer(Found.FOUND if is_sure else Found.CANNOT_TELL, safe, least)
+        return SmallestShare("none", None, None)
+    return SmallestShare("found" if is_sure else "cannot tell", safe, least)

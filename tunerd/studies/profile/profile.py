@@ -9,9 +9,9 @@ from typing import Any
 
 from tunerd.errors import InputError, Interrupted
 from tunerd.studies.profile.curve import (
-    Answer,
     Curve,
     Point,
+    SmallestShare,
     Visit,
     curves,
     knee,
@@ -40,8 +40,8 @@ class Profile:
     loss: float
     slo_secs: float | None
     curves: tuple[Curve, ...]
-    knees: tuple[Answer, ...]  # of the curves, in their order
-    for_slo: tuple[Answer, ...]  # likewise; empty without a latency to meet
+    knees: tuple[SmallestShare, ...]  # of the curves, in their order
+    for_slo: tuple[SmallestShare, ...]  # likewise; empty without a latency to meet
     proofs: tuple[tuple[int, CapProof], ...]  # by the share asked for
     left_out: tuple[tuple[int, str], ...]
 

@@ -20,7 +20,6 @@ from tunerd.errors import ExitCode, FolderError, TunerdError
 from tunerd.records import Store
 from tunerd.studies.recipes.recipe import Gate, PlannedRun, Recipe
 from tunerd.system.processes import python_path
-from tunerd.vocabulary.outcome import GateVerdict
 
 _ENDED_WELL = (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)  # there is an artifact
 
@@ -113,7 +112,7 @@ def _carry_out_one(run: PlannedRun, children: _Children) -> Ended:
         _point(gate, run)
         return Ended(run, code, is_base=True, outcome=outcome)
     gate_code, said = children.ask(gate.argv)
-    is_better = said is not None and said.get("verdict") == GateVerdict.BETTER
+    is_better = said is not None and said.get("verdict") == "better"
     if gate.base_follows and is_better:
         _point(gate, run)
     return Ended(run, code, gate_code, said, gate.base_follows and is_better, outcome)
