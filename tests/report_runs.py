@@ -1,4 +1,4 @@
-"""Runs as a report sees them, made up: outcomes, stories, and stores on disk."""
+"""Runs as a report sees them, made up: outcomes, views, and stores on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.records import RunFacts, Store
-from tunerd.report.story import SliceStory, Story
+from tunerd.report.run_view import RunView, SliceView
 from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import (
@@ -193,8 +193,8 @@ def conditions(gpus: int = 1) -> tuple[ConditionPoint, ...]:
     )
 
 
-def story(outcome: Outcome | None, **changes: Any) -> Story:
-    """Return the story of a run that ended with this outcome; changes are of any field of it.
+def view(outcome: Outcome | None, **changes: Any) -> RunView:
+    """Return the view of a run that ended with this outcome; changes are of any field of it.
 
     `settings`, `host` and `model` change its facts.
     """
@@ -210,7 +210,7 @@ def story(outcome: Outcome | None, **changes: Any) -> Story:
         settings=changes.pop("settings", SETTINGS),
         host=changes.pop("host", HOST),
     )
-    told = Story(
+    told = RunView(
         facts=facts,
         began_at=1.8e9,
         sessions=1,
@@ -224,7 +224,7 @@ def story(outcome: Outcome | None, **changes: Any) -> Story:
         conditions=conditions() if facts.target.is_cuda else (),
         failures=FAILURES,
         slices=tuple(
-            SliceStory(p.slice_id, SliceSpec(p.slice_id, facts.slice_kind, 40), p, 1, 250)
+            SliceView(p.slice_id, SliceSpec(p.slice_id, facts.slice_kind, 40), p, 1, 250)
             for p in (outcome.proofs if outcome else ())
         ),
         time_use=TIME_USE,

@@ -123,7 +123,7 @@ def test_the_same_call_goes_on_in_the_same_folder(
     monkeypatch.chdir(tuned.folder)
     again = tunerd.plan(two_products(), gpu_pct=40, slice_kind="simulated", trials=8).execute()
     assert again.folder == tuned.run.folder
-    assert again.story.sessions == 2
+    assert again.view.sessions == 2
     assert sum(task.trials for task in again.tasks) == 8  # none was repeated
     assert tunerd.open_run(again.folder).speedup == again.speedup
 
@@ -202,7 +202,7 @@ def ended(folder: Path, correctness: Correctness) -> tunerd.Run:
     run = tunerd.open_run(folder)
     verification = Verification(correctness, 3, 1e-3, 1e-3, 2.0, "output 'y' differs")
     outcome = dataclasses.replace(gpu_outcome(), verification=verification)
-    return dataclasses.replace(run, story=dataclasses.replace(run.story, outcome=outcome))
+    return dataclasses.replace(run, view=dataclasses.replace(run.view, outcome=outcome))
 
 
 def test_a_wrong_model_has_no_verdict_and_no_artifact(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_of_a_model_that_could_not_be_verified_nothing_can_be_told(tmp_path: Pat
 def test_a_run_without_a_result_says_so(tmp_path: Path) -> None:
     finished_run(tmp_path / "run")
     run = tunerd.open_run(tmp_path / "run")
-    run = dataclasses.replace(run, story=dataclasses.replace(run.story, outcome=None))
+    run = dataclasses.replace(run, view=dataclasses.replace(run.view, outcome=None))
     assert not run.is_finished
     with pytest.raises(FolderError, match="has not come to its end"):
         _ = run.verdict

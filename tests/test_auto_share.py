@@ -19,7 +19,7 @@ from tunerd.cli.tune import settings_of
 from tunerd.errors import ExitCode, FolderError
 from tunerd.frontend.model import read_model
 from tunerd.records import RunFacts
-from tunerd.report.choice_words import aftermath_sentences, choice_sentence
+from tunerd.report.choice_text import aftermath_sentences, choice_sentence
 from tunerd.runs.archive import pack, unpack
 from tunerd.runs.folder import RunFolder
 from tunerd.settings import TuneSettings

@@ -10,7 +10,7 @@ from report_runs import run_facts, searched_run
 
 from tunerd.records import Store
 from tunerd.report.page import report_page
-from tunerd.report.story import Story, story_of
+from tunerd.report.run_view import RunView, run_view_of
 from tunerd.telemetry.history import RunTime
 from tunerd.vocabulary import METASCHEDULE, Candidate, Measurement
 
@@ -41,7 +41,7 @@ def test_a_moment_that_is_no_number_spoils_no_other(odd: float) -> None:
     assert RunTime.of([], []).secs_at(odd) == 0.0
 
 
-def resumed_run(folder: Path) -> Story:
+def resumed_run(folder: Path) -> RunView:
     """Go on for ten seconds in a run whose first session was heard of last after seven."""
     searched_run(folder, at=1000.0)
     with Store.create_or_open(folder, facts=run_facts(), now=1060.0) as store:
@@ -52,7 +52,7 @@ def resumed_run(folder: Path) -> Story:
         measured = Measurement((1e-5,) * 5, 3, "search-v1", "cpu-0-0", 1)
         store.finish(trial, measured, now=1070.0)
     with Store.read(folder) as store:
-        return story_of(store)
+        return run_view_of(store)
 
 
 def test_a_report_draws_a_resumed_run_without_its_pause(tmp_path: Path) -> None:
@@ -63,4 +63,4 @@ def test_a_report_says_whose_limits_it_names(tmp_path: Path) -> None:
     assert "6 trials, by the last of 2 sessions" in report_page(resumed_run(tmp_path / "resumed"))
     searched_run(tmp_path / "once")
     with Store.read(tmp_path / "once") as store:
-        assert "by the last of" not in report_page(story_of(store))
+        assert "by the last of" not in report_page(run_view_of(store))

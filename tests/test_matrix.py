@@ -27,7 +27,7 @@ from tunerd.records import Store
 from tunerd.report.matrix_markdown import matrix_markdown
 from tunerd.report.matrix_page import matrix_page, matrix_plot
 from tunerd.report.matrix_table import matrix_table
-from tunerd.report.matrix_words import changed_text, facts_text, limits_text
+from tunerd.report.matrix_text import changed_text, facts_text, limits_text
 from tunerd.studies.matrix.changes import change
 from tunerd.studies.matrix.claims import DEFAULT, findings
 from tunerd.studies.matrix.folder import read

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import HOSTILE, conditions, cpu_outcome, gpu_outcome, story, untried
+from report_runs import HOSTILE, conditions, cpu_outcome, gpu_outcome, untried, view
 from rich.console import Console
 
 from tunerd.records.tally import Disturbed
-from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
+from tunerd.report.disturbance_text import disturbance_json, disturbance_sentences
 from tunerd.report.figures import by_share, outcome_headline
-from tunerd.report.frame import write_page
+from tunerd.report.layout import write_page
 from tunerd.report.page import report_page
 from tunerd.report.plot import history_plot
 from tunerd.report.svg import ratio_mark
@@ -35,7 +35,7 @@ from tunerd.vocabulary.verdict import Verdict
 
 def write(folder: Path, outcome: Outcome | None, **changes: Any) -> str:
     path = folder / "report.html"
-    write_page(path, report_page(story(outcome, **changes)))
+    write_page(path, report_page(view(outcome, **changes)))
     return path.read_text(encoding="utf-8")
 
 

@@ -16,14 +16,14 @@ from report_runs import (
     gpu_outcome,
     run_facts,
     searched_run,
-    story,
+    view,
 )
 
 from tunerd.records import Store
 from tunerd.report.comparison import NamedRun, named
 from tunerd.report.comparison_page import comparison_page
 from tunerd.report.page import report_page
-from tunerd.report.story import SliceStory, Story, story_of
+from tunerd.report.run_view import RunView, SliceView, run_view_of
 from tunerd.telemetry.history import FailureKind
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import Activity, SliceSpec, Span
@@ -48,7 +48,7 @@ def tab() -> Iterator[Tab]:
         yield opened
 
 
-def hostile_story() -> Story:
+def hostile_view() -> RunView:
     """A run in which everything that comes from outside is out to do harm."""
     outcome = gpu_outcome(tasks=30)
     tasks = tuple(
@@ -66,13 +66,13 @@ def hostile_story() -> Story:
         verification=dataclasses.replace(outcome.verification, message=NAMES[2]),
         artifact=NAMES[7],
     )
-    return story(
+    return view(
         outcome,
         settings={NAMES[0]: NAMES, "gpu_pct": NAMES[1], "dims": {NAMES[5]: 3}, "model": NAMES[7]},
         host={"hostname": NAMES[6], "packages": [[NAMES[0], NAMES[4]]], "gpus": [{NAMES[2]: 1}]},
         failures=tuple(FailureKind(name, 3, name, i) for i, name in enumerate(NAMES)),
         slices=tuple(
-            SliceStory(name, SliceSpec(name, "mps", 40, gpu_uuid=NAMES[4]), proofs[0], 2, 3)
+            SliceView(name, SliceSpec(name, "mps", 40, gpu_uuid=NAMES[4]), proofs[0], 2, 3)
             for name in NAMES
         ),
         time_use=time_use([Span(n, Activity.BUILD, 0.0, 9.0, NAMES[0]) for n in NAMES], []),
@@ -83,18 +83,18 @@ def hostile_story() -> Story:
 
 
 def pages() -> dict[str, str]:
-    hostile = hostile_story()
+    hostile = hostile_view()
     runs = (
         NamedRun(NAMES[4], Path("a"), hostile),
-        NamedRun(NAMES[0], Path("b"), story(cpu_outcome())),
-        NamedRun(NAMES[5], Path("c"), story(None)),
-        *(NamedRun(f"run {i}", Path(str(i)), story(gpu_outcome())) for i in range(5)),
+        NamedRun(NAMES[0], Path("b"), view(cpu_outcome())),
+        NamedRun(NAMES[5], Path("c"), view(None)),
+        *(NamedRun(f"run {i}", Path(str(i)), view(gpu_outcome())) for i in range(5)),
     )
     return {
-        "gpu": report_page(story(gpu_outcome())),
-        "several-gpus": report_page(story(gpu_outcome(), conditions=conditions(gpus=8))),
-        "cpu": report_page(story(cpu_outcome())),
-        "killed": report_page(story(None, history=(), time_use=None)),
+        "gpu": report_page(view(gpu_outcome())),
+        "several-gpus": report_page(view(gpu_outcome(), conditions=conditions(gpus=8))),
+        "cpu": report_page(view(cpu_outcome())),
+        "killed": report_page(view(None, history=(), time_use=None)),
         "hostile": report_page(hostile),
         "runs": comparison_page(runs),
     }
@@ -261,11 +261,11 @@ def test_pages_of_real_stores_open(tab: Tab, tmp_path: Path) -> None:
         finished_run(tmp_path / "other", run_facts(device="NVIDIA H200")),
         searched_run(tmp_path / "killed"),
     ]
-    stories = []
+    views = []
     for folder in folders:
         with Store.read(folder) as store:
-            stories.append(story_of(store))
-    texts = [*map(report_page, stories), comparison_page(named(folders, stories))]
+            views.append(run_view_of(store))
+    texts = [*map(report_page, views), comparison_page(named(folders, views))]
     for number, page in enumerate(texts):
         path = tmp_path / f"{number}.html"
         path.write_text(page, encoding="utf-8")

@@ -12,23 +12,23 @@ from pathlib import Path
 import cmarkgfm
 import pytest
 from cmarkgfm.cmark import Options
-from report_runs import HOSTILE, cpu_outcome, finished_run, run_facts, searched_run, story
+from report_runs import HOSTILE, cpu_outcome, finished_run, run_facts, searched_run, view
 
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
 from tunerd.records import Store
 from tunerd.report.comparison import against_first, named
-from tunerd.report.markdown import story_markdown
+from tunerd.report.markdown import run_markdown
 from tunerd.report.markdown_text import code, text
 from tunerd.report.page import report_page
-from tunerd.report.story import Story, story_of
+from tunerd.report.run_view import RunView, run_view_of
 from tunerd.vocabulary.verdict import Verdict
 
 
-def told(folder: Path) -> Story:
+def told(folder: Path) -> RunView:
     with Store.read(folder) as store:
-        return story_of(store)
+        return run_view_of(store)
 
 
 def report(*argv: object) -> int:
@@ -332,6 +332,6 @@ def test_a_name_that_never_ends_is_cut() -> None:
 def test_markdown_of_a_large_model_fits_into_a_comment() -> None:
     outcome = cpu_outcome()
     many = tuple(task for _ in range(40) for task in outcome.tasks)
-    told = story(outcome, tasks=many)
+    told = view(outcome, tasks=many)
     assert len(many) > 700
-    assert len(story_markdown(told)) < 65_536
+    assert len(run_markdown(told)) < 65_536

@@ -23,7 +23,7 @@ from tunerd.cluster.membership import MAX_FAULTS, MAX_RESTARTS
 from tunerd.errors import ExitCode
 from tunerd.records import Store
 from tunerd.report.page import report_page
-from tunerd.report.story import story_of
+from tunerd.report.run_view import run_view_of
 from tunerd.system import host
 from tunerd.vocabulary import Activity, Failure, Kind, Measurement, Phase, Record
 
@@ -65,7 +65,7 @@ def check_finished(run: Run, code: int, out: str, err: str) -> None:
     assert json.loads(out)["exit_code"] == code
     assert read_manifest(run.folder / "artifact")["files"]
     with Store.read(run.folder) as store:
-        assert (run.folder / "report.html").read_text() == report_page(story_of(store))
+        assert (run.folder / "report.html").read_text() == report_page(run_view_of(store))
 
 
 # --- kill -9 -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tunerd.errors import FolderError, WrongResultError
 from tunerd.records import Store
 from tunerd.records.paths import Paths
-from tunerd.report.story import Story, story_of
+from tunerd.report.run_view import RunView, run_view_of
 from tunerd.studies.profile.folder import REPORT
 from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome
 from tunerd.vocabulary.verdict import Verdict
@@ -64,28 +64,28 @@ class Run:
     """
 
     folder: Path
-    story: Story = field(repr=False)  # all that the report shows
+    view: RunView = field(repr=False)  # all that the report shows
     share: ReviewedShare | None = None  # where `tunerd.tune` was to choose it
 
     @property
     def name(self) -> str:
         """The model's name."""
-        return self.story.name
+        return self.view.name
 
     @property
     def is_finished(self) -> bool:
         """Whether the run has its result, and no later session is under way or was stopped."""
-        return not self.story.is_unfinished
+        return not self.view.is_unfinished
 
     @property
     def outcome(self) -> Outcome:
         """How the run ended: everything below, and the verification against ONNX Runtime."""
-        if self.story.outcome is None:
+        if self.view.outcome is None:
             raise FolderError(
                 f"the run in {self.folder} has not come to its end; tune with the same settings "
                 "to go on"
             )
-        return self.story.outcome
+        return self.view.outcome
 
     @property
     def verdict(self) -> Verdict:
@@ -115,7 +115,7 @@ class Run:
     @property
     def tasks(self) -> tuple[TaskOutcome, ...]:
         """The model's tasks: what was chosen for each, or what was found so far."""
-        return self.story.tasks
+        return self.view.tasks
 
     @property
     def latencies(self) -> tuple[Latency, ...]:
@@ -149,12 +149,12 @@ class Run:
 
         Raises FolderError where the file cannot be written.
         """
-        from tunerd.report.frame import write_page
+        from tunerd.report.layout import write_page
         from tunerd.report.page import report_page
 
         path = Path(to)
         try:
-            write_page(path, report_page(self.story))
+            write_page(path, report_page(self.view))
         except OSError as error:
             raise FolderError(
                 f"{path} cannot be written: {error.strerror or error}; name another file"
@@ -169,4 +169,4 @@ def open_run(folder: StrPath) -> Run:
     """
     root = Path(folder)
     with Store.read(root) as store:
-        return Run(root, story_of(store))
+        return Run(root, run_view_of(store))

@@ -224,7 +224,7 @@ def carry_out(settings: TuneSettings, progress: Progress) -> Run:
     _require_no_ray()
     outcome = tuned(settings, progress, write_report=write_report)
     run = open_run(settings.out)
-    return replace(run, story=replace(run.story, outcome=outcome))
+    return replace(run, view=replace(run.view, outcome=outcome))
 
 
 def _require_no_ray() -> None:

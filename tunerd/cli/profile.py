@@ -130,7 +130,7 @@ def values_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...
 
 
 def _show(result: ProfileResult, format: Format) -> None:
-    from tunerd.report.share_words import profile_json
+    from tunerd.report.share_text import profile_json
 
     found = result.profile
     if format is Format.JSON:

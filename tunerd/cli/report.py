@@ -50,13 +50,13 @@ def report(
     to = to or _default_place(runs, wanted)
     from tunerd.records import Store
     from tunerd.report.comparison import named
-    from tunerd.report.story import story_of
+    from tunerd.report.run_view import run_view_of
 
-    stories = []
+    views = []
     for run in runs:
         with Store.read(run) as store:
-            stories.append(story_of(store))
-    text = _text(named(runs, stories), wanted)
+            views.append(run_view_of(store))
+    text = _text(named(runs, views), wanted)
     if to == STDOUT:
         sys.stdout.write(text)
         return
@@ -75,19 +75,19 @@ def _default_place(runs: list[Path], wanted: Format) -> Path:
 def _text(runs: tuple[NamedRun, ...], wanted: Format) -> str:
     from tunerd.report import comparison_page, document, markdown, page
 
-    only = runs[0].story if len(runs) == 1 else None
+    only = runs[0].view if len(runs) == 1 else None
     match wanted:
         case Format.HTML:
             return page.report_page(only) if only else comparison_page.comparison_page(runs)
         case Format.MARKDOWN:
-            return markdown.story_markdown(only) if only else markdown.comparison_markdown(runs)
+            return markdown.run_markdown(only) if only else markdown.comparison_markdown(runs)
         case Format.JSON:
-            value = document.story_json(only) if only else document.comparison_json(runs)
+            value = document.run_view_json(only) if only else document.comparison_json(runs)
             return json_module.dumps(value, allow_nan=False) + "\n"
 
 
 def _write(to: Path, text: str) -> None:
-    from tunerd.report.frame import write_page
+    from tunerd.report.layout import write_page
 
     try:
         if not to.name or to.is_dir():

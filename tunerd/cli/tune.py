@@ -202,7 +202,7 @@ def tune(
 def _choose_share(settings: TuneSettings, *, quiet: bool) -> tuple[TuneSettings, Choice]:
     """Return the settings with a share, and say on stderr which it is."""
     from tunerd import api
-    from tunerd.report.choice_words import choice_sentence
+    from tunerd.report.choice_text import choice_sentence
 
     with steps_shown(quiet=quiet) as show:
         resolved, choice = api.choose_share(settings, show)
@@ -219,11 +219,11 @@ def _exit_code(verdict: Verdict) -> ExitCode:
 
 
 def _print_json(run: Run, code: ExitCode) -> None:
-    from tunerd.report.choice_words import share_json
+    from tunerd.report.choice_text import share_json
     from tunerd.report.run_result import run_json
 
     share = run.share
-    document = run_json(run.story, run.outcome) | {
+    document = run_json(run.view, run.outcome) | {
         "share": None
         if share is None
         else share_json(share.aftermath) | {"report": str(share.report)},
@@ -236,11 +236,11 @@ def _print_json(run: Run, code: ExitCode) -> None:
 def _print(run: Run, settings: TuneSettings) -> None:
     from rich.console import Console
 
-    from tunerd.report.choice_words import share_sentences
+    from tunerd.report.choice_text import share_sentences
     from tunerd.report.run_result import run_result
 
     console = Console()
-    console.print(run_result(run.story, run.outcome, fidelity=bool(settings.fidelity)))
+    console.print(run_result(run.view, run.outcome, fidelity=bool(settings.fidelity)))
     for sentence in share_sentences(run.share.aftermath) if run.share else ():
         console.print(sentence, highlight=False)
     console.print(f"artifact  {run.artifact.path}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
 """What people are shown at the end of a run: a page, a table, Markdown, a JSON document.
 
-A run folder's store -> Story -> page | markdown | document, of one run or of several.
+A run folder's store -> RunView -> page | markdown | document, of one run or of several.
 """

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.report.figures import by_share
+from tunerd.report.run_view import RunView
 from tunerd.report.slice_section import obtained_texts
-from tunerd.report.story import Story
 from tunerd.stats.gate import Timing, judge
 from tunerd.stats.paired import SAME_WITHIN
 from tunerd.system.text import is_known
@@ -23,7 +23,7 @@ class NamedRun:
 
     label: str
     folder: Path
-    story: Story
+    view: RunView
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class TaskRow:
     tasks: tuple[TaskOutcome | None, ...]
 
 
-def named(folders: Sequence[Path], stories: Sequence[Story]) -> tuple[NamedRun, ...]:
+def named(folders: Sequence[Path], views: Sequence[RunView]) -> tuple[NamedRun, ...]:
     """Return the runs by the names of their folders, in full where two have one name."""
     names = [folder.resolve().name or str(folder) for folder in folders]
     twice = {name for name, count in Counter(names).items() if count > 1}
     return tuple(
-        NamedRun(str(folder) if name in twice else name, folder, story)
-        for folder, name, story in zip(folders, names, stories, strict=True)
+        NamedRun(str(folder) if name in twice else name, folder, view)
+        for folder, name, view in zip(folders, names, views, strict=True)
     )
 
 
@@ -64,11 +64,11 @@ def against_first(runs: Sequence[NamedRun]) -> tuple[AgainstFirst, ...]:
     first, *others = runs
     found = []
     for other in others:
-        obstacles = _obstacles(first.story, other.story)
-        compared = None if obstacles else _compared(first.story, other.story)
+        obstacles = _obstacles(first.view, other.view)
+        compared = None if obstacles else _compared(first.view, other.view)
         if not obstacles and compared is None:
             obstacles = ["one of the two has no end-to-end latency"]
-        remarks = _remarks(first.story, other.story)
+        remarks = _remarks(first.view, other.view)
         found.append(AgainstFirst(other, compared, tuple(obstacles), tuple(remarks)))
     return tuple(found)
 
@@ -77,16 +77,16 @@ def task_rows(runs: Sequence[NamedRun]) -> tuple[TaskRow, ...]:
     """Return the kernels of all runs: the first run's by their time, then what others add."""
     names: dict[str, str] = {}
     for run in runs:
-        for share in by_share(run.story.tasks):
+        for share in by_share(run.view.tasks):
             names.setdefault(share.task.task_id, share.task.name)
-    by_run = [{t.task_id: t for t in run.story.tasks} for run in runs]
+    by_run = [{t.task_id: t for t in run.view.tasks} for run in runs]
     return tuple(
         TaskRow(task_id, name, tuple(of.get(task_id) for of in by_run))
         for task_id, name in names.items()
     )
 
 
-def _obstacles(first: Story, other: Story) -> list[str]:
+def _obstacles(first: RunView, other: RunView) -> list[str]:
     """Return what makes two latencies answers to different questions."""
     pairs = {
         "model": (_model(first), _model(other)),
@@ -98,7 +98,7 @@ def _obstacles(first: Story, other: Story) -> list[str]:
     return _different(pairs)
 
 
-def _remarks(first: Story, other: Story) -> list[str]:
+def _remarks(first: RunView, other: RunView) -> list[str]:
     pairs = {
         "share asked": (f"{first.facts.pct}%", f"{other.facts.pct}%"),
         "tunerd": (first.facts.tunerd_version, other.facts.tunerd_version),
@@ -114,19 +114,19 @@ def _different(pairs: dict[str, tuple[str, str]]) -> list[str]:
     return [f"{what} {b} (the first: {a})" for what, (a, b) in pairs.items() if a != b]
 
 
-def _model(story: Story) -> str:
-    return f"{story.name} (sha256 {story.facts.model_digest[:12]})"
+def _model(view: RunView) -> str:
+    return f"{view.name} (sha256 {view.facts.model_digest[:12]})"
 
 
-def _obtained(story: Story) -> str:
-    return "; ".join(t.partition(",")[0] for t in obtained_texts(story)) or "none proved"
+def _obtained(view: RunView) -> str:
+    return "; ".join(t.partition(",")[0] for t in obtained_texts(view)) or "none proved"
 
 
-def _drivers(story: Story) -> str:
-    return ", ".join(sorted({p.driver for p in story.proofs if p.driver})) or "none"
+def _drivers(view: RunView) -> str:
+    return ", ".join(sorted({p.driver for p in view.proofs if p.driver})) or "none"
 
 
-def _compared(first: Story, other: Story) -> Comparison | None:
+def _compared(first: RunView, other: RunView) -> Comparison | None:
     """Compare the tuned models as the gate does: they were not timed in turns."""
     base, new = _timing(first), _timing(other)
     if not base.run_secs or not new.run_secs:
@@ -145,9 +145,9 @@ def _compared(first: Story, other: Story) -> Comparison | None:
     )
 
 
-def _timing(story: Story) -> Timing:
+def _timing(view: RunView) -> Timing:
     found: dict[str, list[float]] = {"tuned": [], "default": []}
-    for latency in story.outcome.latencies if story.outcome else ():
+    for latency in view.outcome.latencies if view.outcome else ():
         if latency.name in found:
             found[latency.name] += [s for s in latency.run_secs if is_known(s) and s > 0]
     return Timing(tuple(found["tuned"]), tuple(found["default"]))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.report.blocks import pairs, section, table
 from tunerd.report.comparison import AgainstFirst, NamedRun, TaskRow, against_first, task_rows
+from tunerd.report.components import pairs, section, table
 from tunerd.report.facts_section import version_pairs
 from tunerd.report.figures import headline, median_of, share_asked
-from tunerd.report.frame import page
 from tunerd.report.latency_section import bar_row, bar_scale
+from tunerd.report.layout import page
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.plot import MOST_LINES, histories_plot, legend
 from tunerd.report.slice_section import obtained_texts
@@ -58,7 +58,7 @@ def comparison_page(runs: Sequence[NamedRun]) -> str:
 
 def title_text(runs: Sequence[NamedRun]) -> str:
     """Return `3 runs of resnet50`; without a name where the models differ."""
-    names = {run.story.name for run in runs}
+    names = {run.view.name for run in runs}
     of = f" of {names.pop()}" if len(names) == 1 else ""
     return f"{count_text(len(runs), 'run')}{of}"
 
@@ -79,25 +79,25 @@ def _runs_section(runs: Sequence[NamedRun], others: Sequence[AgainstFirst]) -> M
 
 
 def _run_cells(run: NamedRun, beside: AgainstFirst | None) -> tuple[Child, ...]:
-    story, outcome = run.story, run.story.outcome
+    view, outcome = run.view, run.view.outcome
     compared = outcome.end_to_end if outcome else None
     # A verdict of its own, where the numbers alone would not say it: wrong, without an end.
-    verdict = headline(story)
+    verdict = headline(view)
     said = None
-    if outcome is None or story.is_stale or verdict.tone == "bad":
-        said = element("small", verdict.claim if outcome is None or not story.is_stale else "stale")
+    if outcome is None or view.is_stale or verdict.tone == "bad":
+        said = element("small", verdict.claim if outcome is None or not view.is_stale else "stale")
     return (
         element(
-            "div", element("bdi", run.label), element("small", moment_text(story.began_at)), said
+            "div", element("bdi", run.label), element("small", moment_text(view.began_at)), said
         ),
-        share_asked(story.settings),
-        element("div", *(element("div", element("bdi", t)) for t in obtained_texts(story))),
+        share_asked(view.settings),
+        element("div", *(element("div", element("bdi", t)) for t in obtained_texts(view))),
         secs_text(compared.base_secs if compared else None),
         secs_text(compared.new_secs if compared else None),
         ratio_cell(compared),
         _beside_cell(beside),
-        f"{story.trials:,}",
-        duration_text(story.tuning_secs),
+        f"{view.trials:,}",
+        duration_text(view.tuning_secs),
     )
 
 
@@ -139,7 +139,7 @@ def _comparable_section(first: NamedRun, others: Sequence[AgainstFirst]) -> Mark
 def _latency_section(runs: Sequence[NamedRun]) -> Markup:
     groups: list[tuple[NamedRun, list[tuple[Latency, Interval]]]] = []
     for run in runs:
-        latencies = run.story.outcome.latencies if run.story.outcome else ()
+        latencies = run.view.outcome.latencies if run.view.outcome else ()
         known = [(la, s) for la in latencies if (s := median_of(la)) is not None]
         if known:
             groups.append((run, known))
@@ -164,13 +164,13 @@ def _latency_section(runs: Sequence[NamedRun]) -> Markup:
 
 
 def _digest(run: NamedRun) -> str:
-    return run.story.facts.model_digest
+    return run.view.facts.model_digest
 
 
 def _history_section(runs: Sequence[NamedRun]) -> Markup:
     title = "Best latency over time"
     shown = runs[:MOST_LINES]
-    plot = histories_plot({run.label: run.story.history for run in shown})
+    plot = histories_plot({run.label: run.view.history for run in shown})
     if plot is None:
         return section(title, lead="No run has a search to show.")
     caption = "From measurements of the search, each run from its own beginning."
@@ -210,7 +210,7 @@ def _task_row(row: TaskRow, runs: Sequence[NamedRun]) -> Markup:
     for task, run in zip(row.tasks, runs, strict=True):
         shown: Child = UNKNOWN
         if task is not None:
-            undecided = task.task_id in run.story.undecided
+            undecided = task.task_id in run.view.undecided
             state = (
                 "undecided, " if undecided else "" if task.is_tuned else "stays at its default, "
             )
@@ -232,7 +232,7 @@ def _versions_section(runs: Sequence[NamedRun]) -> Markup:
         element(
             "details",
             element("summary", element("bdi", run.label)),
-            pairs([*version_pairs(run.story), ("Folder", str(run.folder))], "pairs facts"),
+            pairs([*version_pairs(run.view), ("Folder", str(run.folder))], "pairs facts"),
         )
         for run in runs
     ]

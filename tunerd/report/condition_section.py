@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tunerd.report.blocks import section, table
-from tunerd.report.disturbance_words import disturbance_sentences
+from tunerd.report.components import section, table
+from tunerd.report.disturbance_text import disturbance_sentences
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
+from tunerd.report.run_view import RunView
 from tunerd.report.scales import Scale, time_scale
-from tunerd.report.story import Story
 from tunerd.system.text import UNKNOWN, count_text, duration_text, percent_text
 from tunerd.telemetry.history import ConditionPoint
 from tunerd.vocabulary import Conditions
@@ -44,13 +44,13 @@ _QUANTITIES = (
 )
 
 
-def condition_section(story: Story) -> Markup | None:
+def condition_section(view: RunView) -> Markup | None:
     """Return what is known of the devices; a sentence where nothing is known."""
-    if not story.conditions:
-        return section(_TITLE, lead=_nothing(story))
-    devices = _by_device(story)
+    if not view.conditions:
+        return section(_TITLE, lead=_nothing(view))
+    devices = _by_device(view)
     time = time_scale(
-        min(p.elapsed_secs for p in story.conditions), max(p.elapsed_secs for p in story.conditions)
+        min(p.elapsed_secs for p in view.conditions), max(p.elapsed_secs for p in view.conditions)
     )
     plots = [p for q in _QUANTITIES if (p := _figure(q, devices, time)) is not None]
     names = list(devices)
@@ -68,28 +68,28 @@ def condition_section(story: Story) -> Markup | None:
         element("p", caption, class_="caption"),
         lead=" ".join(
             [
-                *disturbance_sentences(story.disturbed, story.tasks, story.model_disturbed_by),
-                *_unknown(story),
-                _lead(story.conditions),
+                *disturbance_sentences(view.disturbed, view.tasks, view.model_disturbed_by),
+                *_unknown(view),
+                _lead(view.conditions),
             ]
         ),
     )
 
 
-def _nothing(story: Story) -> str:
-    kind = story.facts.slice_kind
-    if not any(s.trials for s in story.slices):
+def _nothing(view: RunView) -> str:
+    kind = view.facts.slice_kind
+    if not any(s.trials for s in view.slices):
         return "No trial was measured."
     if kind in ("cpu", "simulated"):
         return f"None: slices of kind {kind} record no clocks, power or temperature."
     return "None: the driver told none for any trial of this run."
 
 
-def _by_device(story: Story) -> dict[str, list[ConditionPoint]]:
+def _by_device(view: RunView) -> dict[str, list[ConditionPoint]]:
     """Return the points by GPU or, where it is not known whose slice it was, by slice."""
-    specs = {s.slice_id: s.spec for s in story.slices}
+    specs = {s.slice_id: s.spec for s in view.slices}
     found: dict[str, list[ConditionPoint]] = {}
-    for point in story.conditions:
+    for point in view.conditions:
         spec = specs.get(point.slice_id)
         name = spec.gpu_uuid if spec is not None and spec.gpu_uuid else point.slice_id
         found.setdefault(name, []).append(point)
@@ -163,8 +163,8 @@ def _table(devices: dict[str, list[ConditionPoint]]) -> Markup:
     return table(heads, rows, "conditions")
 
 
-def _unknown(story: Story) -> list[str]:
-    unknown = sum(p.conditions.strangers is None for p in story.conditions)
+def _unknown(view: RunView) -> list[str]:
+    unknown = sum(p.conditions.strangers is None for p in view.conditions)
     if not unknown:
         return []
     return [f"Whether others had processes there is unknown of {count_text(unknown, 'trial')}."]

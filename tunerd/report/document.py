@@ -6,44 +6,44 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunerd.report.comparison import NamedRun, against_first, task_rows
-from tunerd.report.disturbance_words import disturbance_json
+from tunerd.report.disturbance_text import disturbance_json
 from tunerd.report.drift_section import drift_json
 from tunerd.report.fidelity_section import fidelity_json
 from tunerd.report.figures import headline
-from tunerd.report.story import Story
+from tunerd.report.run_view import RunView
 from tunerd.report.table import outcome_json
 from tunerd.report.time_table import time_json
 from tunerd.vocabulary import finite, to_json
 
 
-def story_json(story: Story) -> dict[str, Any]:
+def run_view_json(view: RunView) -> dict[str, Any]:
     """Return a run for json.dumps. `result` is as `tunerd tune --json` has it; None without one."""
     document: dict[str, Any] = finite(
-        story.facts.to_json()
+        view.facts.to_json()
         | {
-            "headline": headline(story).text,
-            "is_finished": not story.is_unfinished,
-            "began_at": story.began_at,
-            "sessions": story.sessions,
-            "tuning_secs": story.tuning_secs,
-            "trials": story.trials,
-            "trials_failed": story.failed,
-            "trials_open": story.open_trials,
-            "attempts_repeated": story.repeated,
-            "result": outcome_json(story.outcome) if story.outcome else None,
+            "headline": headline(view).text,
+            "is_finished": not view.is_unfinished,
+            "began_at": view.began_at,
+            "sessions": view.sessions,
+            "tuning_secs": view.tuning_secs,
+            "trials": view.trials,
+            "trials_failed": view.failed,
+            "trials_open": view.open_trials,
+            "attempts_repeated": view.repeated,
+            "result": outcome_json(view.outcome) if view.outcome else None,
             "tasks": [
                 to_json(task)
-                | {"is_tuned": task.is_tuned, "is_decided": task.task_id not in story.undecided}
-                for task in story.tasks
+                | {"is_tuned": task.is_tuned, "is_decided": task.task_id not in view.undecided}
+                for task in view.tasks
             ],
-            "slices": to_json(story.slices),
-            "failures": to_json(story.failures),
-            "history": to_json(story.history),
-            "conditions": to_json(story.conditions),
-            "fidelity": fidelity_json(story.tasks),
-            "drift": drift_json(story.drift),
-            "disturbed": disturbance_json(story.disturbed, story.tasks, story.model_disturbed_by),
-            "time_use": time_json(story.time_use) if story.time_use else None,
+            "slices": to_json(view.slices),
+            "failures": to_json(view.failures),
+            "history": to_json(view.history),
+            "conditions": to_json(view.conditions),
+            "fidelity": fidelity_json(view.tasks),
+            "drift": drift_json(view.drift),
+            "disturbed": disturbance_json(view.disturbed, view.tasks, view.model_disturbed_by),
+            "time_use": time_json(view.time_use) if view.time_use else None,
         }
     )
     return document
@@ -54,7 +54,7 @@ def comparison_json(runs: Sequence[NamedRun]) -> dict[str, Any]:
     document: dict[str, Any] = finite(
         {
             "runs": [
-                {"label": run.label, "folder": str(run.folder)} | story_json(run.story)
+                {"label": run.label, "folder": str(run.folder)} | run_view_json(run.view)
                 for run in runs
             ],
             "against_first": [

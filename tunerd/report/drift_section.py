@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunerd.report.blocks import section, table
+from tunerd.report.components import section, table
 from tunerd.report.markup import Markup, element
 from tunerd.stats.drift import WARN_ABOVE, SliceDrift
 from tunerd.system.text import (

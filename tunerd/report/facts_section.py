@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunerd.report.blocks import pairs, section
+from tunerd.report.components import pairs, section
 from tunerd.report.markup import Child, Markup, element
-from tunerd.report.story import Story
+from tunerd.report.run_view import RunView
 from tunerd.system.text import UNKNOWN, moment_text
 
 
-def facts_section(story: Story) -> Markup:
+def facts_section(view: RunView) -> Markup:
     """Return what the result depends on; settings and host as they were recorded fold away."""
     recorded = [
-        *_flat(story.settings, "settings"),
-        *_flat(story.host, "host"),
-        ("target", story.facts.target.json),
+        *_flat(view.settings, "settings"),
+        *_flat(view.host, "host"),
+        ("target", view.facts.target.json),
     ]
     return section(
         "Versions and machine",
-        pairs(version_pairs(story), "pairs facts"),
+        pairs(version_pairs(view), "pairs facts"),
         element(
             "details",
             element("summary", "Settings, host and target as recorded"),
@@ -29,14 +29,14 @@ def facts_section(story: Story) -> Markup:
     )
 
 
-def version_pairs(story: Story) -> list[tuple[str, Child]]:
+def version_pairs(view: RunView) -> list[tuple[str, Child]]:
     """Return versions and machine in the order in which they matter; what is unknown is left out.
 
     Values come from the store, which may hold anything under any name.
     """
-    host = story.host
+    host = view.host
     packages = versions_of(host.get("packages"))
-    tvm = f"apache-tvm {story.facts.tvm_version}"
+    tvm = f"apache-tvm {view.facts.tvm_version}"
     if "apache-tvm-ffi" in packages:
         tvm += f", apache-tvm-ffi {packages['apache-tvm-ffi']}"
     others = [
@@ -45,18 +45,18 @@ def version_pairs(story: Story) -> list[tuple[str, Child]]:
         if name not in ("tunerd", "apache-tvm", "apache-tvm-ffi")
     ]
     commit = host.get("commit")
-    drivers = sorted({p.driver for p in story.proofs if p.driver})
+    drivers = sorted({p.driver for p in view.proofs if p.driver})
     rows: list[tuple[str, Any]] = [
-        ("tunerd", story.facts.tunerd_version + (f", commit {str(commit)[:12]}" if commit else "")),
+        ("tunerd", view.facts.tunerd_version + (f", commit {str(commit)[:12]}" if commit else "")),
         ("Compiler", tvm),
         ("Packages", ", ".join(others)),
         ("Python", host.get("python")),
-        ("Device", story.facts.device),
+        ("Device", view.facts.device),
         ("Driver", ", ".join(drivers) or host.get("driver")),
         ("Newest CUDA of the driver", host.get("cuda_version")),
         ("Host", ", ".join(str(host[k]) for k in ("hostname", "platform") if host.get(k))),
         ("CPU", host.get("cpu_model")),
-        ("Begun", moment_text(story.began_at)),
+        ("Begun", moment_text(view.began_at)),
     ]
     return [(name, str(value)) for name, value in rows if value]
 

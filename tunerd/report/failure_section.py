@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from tunerd.report.blocks import section, table
+from tunerd.report.components import section, table
 from tunerd.report.markup import Markup, element
-from tunerd.report.story import Story
+from tunerd.report.run_view import RunView
 from tunerd.system.text import UNKNOWN, count_text, percent_text
 
 _HEADS = ("Kind", "Trials", "Last message")
 _LAST_LINES = 6  # of a message; the whole is in the run folder's log
 
 
-def failure_section(story: Story) -> Markup:
+def failure_section(view: RunView) -> Markup:
     """Return how often trials failed in which way, and the last lines of the last of each."""
     title = "Failed trials"
     again = (
-        f" {count_text(story.repeated, 'attempt')} ended through no fault of the candidate, and "
-        + ("was" if story.repeated == 1 else "were")
+        f" {count_text(view.repeated, 'attempt')} ended through no fault of the candidate, and "
+        + ("was" if view.repeated == 1 else "were")
         + " repeated."
-        if story.repeated
+        if view.repeated
         else ""
     )
-    if not story.failures:
+    if not view.failures:
         return section(title, lead=f"None.{again}")
     rows = [
         element(
@@ -35,10 +35,10 @@ def failure_section(story: Story) -> Markup:
                 data_label=_HEADS[2],
             ),
         )
-        for kind in story.failures
+        for kind in view.failures
     ]
-    failed = sum(kind.trials for kind in story.failures)
-    of = f" ({percent_text(story.failed / story.trials)} of the search)" if story.trials else ""
+    failed = sum(kind.trials for kind in view.failures)
+    of = f" ({percent_text(view.failed / view.trials)} of the search)" if view.trials else ""
     lead = f"{count_text(failed, 'trial')} ended without a number{of}.{again}"
     return section(title, table(_HEADS, rows, "failures"), lead=lead)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tunerd.report.blocks import section, table
+from tunerd.report.components import section, table
 from tunerd.report.markup import Markup, element
 from tunerd.stats.ranking import NEAR, TOP_K, Fidelity, TaskFidelity, fidelity
 from tunerd.system.text import UNKNOWN, count_text, percent_text, significant

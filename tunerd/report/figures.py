@@ -12,7 +12,7 @@ from tunerd.vocabulary.outcome import Latency, Outcome, TaskOutcome, Verificatio
 from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
 if TYPE_CHECKING:
-    from tunerd.report.story import Story  # which needs the store, and the terminal does not
+    from tunerd.report.run_view import RunView  # which needs the store, and the terminal does not
 
 Tone = Literal["better", "neutral", "bad"]
 
@@ -81,15 +81,15 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-def headline(story: Story) -> Headline:
+def headline(view: RunView) -> Headline:
     """Return the verdict on a run; of one without a result, how far it got."""
-    if story.outcome is None:
-        got = f"{count_text(story.trials, 'trial')} of {count_text(len(story.tasks), 'task')}"
+    if view.outcome is None:
+        got = f"{count_text(view.trials, 'trial')} of {count_text(len(view.tasks), 'task')}"
         return Headline(
             "No result yet", f"(the run has not come to its end), with {got}", "neutral"
         )
-    verdict = outcome_headline(story.outcome)
-    if not story.is_stale:
+    verdict = outcome_headline(view.outcome)
+    if not view.is_stale:
         return verdict
     later = "a later session has gone on from there and has not come to its end"
     return Headline(verdict.claim, f"{verdict.grounds}; {later}", verdict.tone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tunerd.report import svg
-from tunerd.report.blocks import section
+from tunerd.report.components import section
 from tunerd.report.figures import LATENCY_NAMES, median_of
 from tunerd.report.markup import Markup, element
 from tunerd.system.text import (

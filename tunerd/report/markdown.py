@@ -9,8 +9,8 @@ from tunerd.report.comparison_page import title_text
 from tunerd.report.facts_section import version_pairs
 from tunerd.report.figures import LATENCY_NAMES, by_share, headline, median_of, share_asked
 from tunerd.report.markdown_text import MOST_CHARS, code, folded, table, text
+from tunerd.report.run_view import RunView
 from tunerd.report.slice_section import obtained_texts
-from tunerd.report.story import Story
 from tunerd.system.text import (
     TIMES,
     UNKNOWN,
@@ -28,14 +28,14 @@ from tunerd.vocabulary.verdict import Verdict
 SHOWN_TASKS = 100  # a comment on GitHub holds 65,536 characters
 
 
-def story_markdown(story: Story) -> str:
+def run_markdown(view: RunView) -> str:
     """Return a run's verdict, its latencies, and its tasks folded away."""
     parts = [
-        _verdict(story),
-        _latency_table(story),
-        _failures(story),
-        folded(_tasks_title(story), _task_table(story)),
-        _provenance(story),
+        _verdict(view),
+        _latency_table(view),
+        _failures(view),
+        folded(_tasks_title(view), _task_table(view)),
+        _provenance(view),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -46,7 +46,7 @@ def comparison_markdown(runs: Sequence[NamedRun]) -> str:
     beside = {id(other.run): other for other in others}
     rows = []
     for run in runs:
-        outcome = run.story.outcome
+        outcome = run.view.outcome
         compared = outcome.end_to_end if outcome else None
         other = beside.get(id(run))
         first = "the first"
@@ -55,8 +55,8 @@ def comparison_markdown(runs: Sequence[NamedRun]) -> str:
         rows.append(
             (
                 code(run.label),
-                text(share_asked(run.story.settings)),
-                "<br>".join(text(t) for t in obtained_texts(run.story)) or UNKNOWN,
+                text(share_asked(run.view.settings)),
+                "<br>".join(text(t) for t in obtained_texts(run.view)) or UNKNOWN,
                 secs_text(compared.base_secs if compared else None),
                 secs_text(compared.new_secs if compared else None),
                 _ratio(compared),
@@ -93,15 +93,15 @@ def comparison_markdown(runs: Sequence[NamedRun]) -> str:
 # --- pieces ------------------------------------------------------------------------------------
 
 
-def _verdict(story: Story) -> str:
-    verdict = headline(story)
-    what = f"{code(story.name)} at {text(share_asked(story.settings))}"
+def _verdict(view: RunView) -> str:
+    verdict = headline(view)
+    what = f"{code(view.name)} at {text(share_asked(view.settings))}"
     return f"**{what}: {text(verdict.claim)}** {text(verdict.grounds)}"
 
 
-def _latency_table(story: Story) -> str:
+def _latency_table(view: RunView) -> str:
     rows = []
-    for latency in story.outcome.latencies if story.outcome else ():
+    for latency in view.outcome.latencies if view.outcome else ():
         seen = median_of(latency)
         is_bounded = seen is not None and is_known(seen.high)
         interval = secs_range_text(seen.low, seen.high) if seen and is_bounded else UNKNOWN
@@ -111,20 +111,20 @@ def _latency_table(story: Story) -> str:
     return table(("Model", "Median", "95% interval"), rows, numbers=range(1, 3)) if rows else ""
 
 
-def _failures(story: Story) -> str:
-    if not story.failures:
+def _failures(view: RunView) -> str:
+    if not view.failures:
         return ""
-    kinds = ", ".join(f"{kind.trials:,} {text(kind.name)}" for kind in story.failures)
+    kinds = ", ".join(f"{kind.trials:,} {text(kind.name)}" for kind in view.failures)
     return f"Failed trials: {kinds}."
 
 
-def _tasks_title(story: Story) -> str:
-    tuned = sum(t.is_tuned for t in story.tasks)
-    return f"{tuned} of {count_text(len(story.tasks), 'task')} use a tuned schedule"
+def _tasks_title(view: RunView) -> str:
+    tuned = sum(t.is_tuned for t in view.tasks)
+    return f"{tuned} of {count_text(len(view.tasks), 'task')} use a tuned schedule"
 
 
-def _task_table(story: Story) -> str:
-    shares = by_share(story.tasks)
+def _task_table(view: RunView) -> str:
+    shares = by_share(view.tasks)
     rows = [
         (
             code(share.task.name),
@@ -134,7 +134,7 @@ def _task_table(story: Story) -> str:
             secs_text(share.task.best_secs),
             _ratio(share.task.comparison),
             f"{share.task.trials:,}",
-            _winner(share.task, story),
+            _winner(share.task, view),
         )
         for share in shares[:SHOWN_TASKS]
     ]
@@ -144,8 +144,8 @@ def _task_table(story: Story) -> str:
     return f"{shown}\n\nand {rest:,} more" if rest > 0 else shown
 
 
-def _winner(task: TaskOutcome, story: Story) -> str:
-    if task.task_id in story.undecided:
+def _winner(task: TaskOutcome, view: RunView) -> str:
+    if task.task_id in view.undecided:
         return "undecided"
     if task.is_tuned:
         return "tuned"
@@ -164,17 +164,17 @@ def _ratio(compared: Comparison | None) -> str:
 def _best(task: TaskOutcome | None, run: NamedRun) -> str:
     if task is None:
         return UNKNOWN
-    mark = "?" if task.task_id in run.story.undecided else ""
+    mark = "?" if task.task_id in run.view.undecided else ""
     return f"{secs_text(task.best_secs)}{mark} ({secs_text(task.default_secs)})"
 
 
-def _provenance(story: Story) -> str:
-    known = dict(version_pairs(story))
+def _provenance(view: RunView) -> str:
+    known = dict(version_pairs(view))
     versions = [str(known[name]) for name in ("Compiler", "Driver") if known.get(name)]
     words = [
-        *obtained_texts(story),
-        count_text(story.trials, "trial"),
-        duration_text(story.tuning_secs),
+        *obtained_texts(view),
+        count_text(view.trials, "trial"),
+        duration_text(view.tuning_secs),
         f"tunerd {known.get('tunerd', UNKNOWN)}",
         *versions,
     ]

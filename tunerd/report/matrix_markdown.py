@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunerd.report.markdown_text import table, text
 from tunerd.report.matrix_parts import Grid, matrix_parts
-from tunerd.report.matrix_words import headline
+from tunerd.report.matrix_text import headline
 from tunerd.studies.matrix.result import MatrixResult
 
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tunerd.report.blocks import section, table
-from tunerd.report.frame import page, write_page
+from tunerd.report.components import section, table
 from tunerd.report.heat_plot import HEAT, HeatMap, heat_of, heat_svg
+from tunerd.report.layout import page, write_page
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.matrix_markdown import matrix_markdown
-from tunerd.report.matrix_words import (
+from tunerd.report.matrix_text import (
     CLAIM_SOURCE,
     COST_HEADS,
     cell_title,

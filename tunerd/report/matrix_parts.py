@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tunerd.report.matrix_words import (
+from tunerd.report.matrix_text import (
     CLAIM_SOURCE,
     COST_HEADS,
     change_rows,

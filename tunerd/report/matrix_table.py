@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.report.matrix_parts import Grid, matrix_parts
-from tunerd.report.matrix_words import headline
+from tunerd.report.matrix_text import headline
 from tunerd.studies.matrix.result import MatrixResult
 from tunerd.system.text import one_line
 

@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tunerd.report.disturbance_words import disturbance_json, disturbance_sentences
+from tunerd.report.disturbance_text import disturbance_json, disturbance_sentences
 from tunerd.report.drift_section import drift_json, drift_warnings
 from tunerd.report.fidelity_section import fidelity_json, fidelity_text
-from tunerd.report.story import Story
+from tunerd.report.run_view import RunView
 from tunerd.report.table import outcome_json, outcome_table
 from tunerd.report.time_table import time_json, time_table
 from tunerd.stats.ranking import fidelity as fidelity_of
@@ -19,27 +19,27 @@ from tunerd.vocabulary.outcome import Outcome
 from tunerd.vocabulary.verdict import Verdict
 
 
-def run_json(story: Story, outcome: Outcome) -> dict[str, Any]:
+def run_json(view: RunView, outcome: Outcome) -> dict[str, Any]:
     """Return a run's outcome, and what it says of its own measuring, for json.dumps."""
     return outcome_json(outcome) | {
-        "time_use": time_json(story.time_use) if story.time_use else None,
+        "time_use": time_json(view.time_use) if view.time_use else None,
         "fidelity": fidelity_json(outcome.tasks),
-        "drift": drift_json(story.drift),
-        "disturbed": disturbance_json(story.disturbed, outcome.tasks, outcome.disturbed_by),
+        "drift": drift_json(view.drift),
+        "disturbed": disturbance_json(view.disturbed, outcome.tasks, outcome.disturbed_by),
     }
 
 
-def run_result(story: Story, outcome: Outcome, *, fidelity: bool) -> RenderableType:
+def run_result(view: RunView, outcome: Outcome, *, fidelity: bool) -> RenderableType:
     """Return the same for rich to print; `fidelity`: what was asked to judge the ranking, too."""
     lines: list[RenderableType] = [outcome_table(outcome)]
-    if story.time_use:
-        lines += [Text(""), time_table(story.time_use), Text("")]
+    if view.time_use:
+        lines += [Text(""), time_table(view.time_use), Text("")]
     if outcome.verification.verdict is Verdict.CANNOT_TELL:
         why = one_line(outcome.verification.message)
         said = f"it cannot be told whether the tuned model's results are right: {why}"
         lines.append(Text(said, style="yellow"))
-    warnings = drift_warnings(story.drift)
-    warnings += disturbance_sentences(story.disturbed, outcome.tasks, outcome.disturbed_by)
+    warnings = drift_warnings(view.drift)
+    warnings += disturbance_sentences(view.disturbed, outcome.tasks, outcome.disturbed_by)
     lines += [Text(warning, style="yellow") for warning in warnings]
     if fidelity:
         lines.append(Text(fidelity_text(fidelity_of(outcome.tasks))))

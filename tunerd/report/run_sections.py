@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.report.blocks import pairs, section
+from tunerd.report.components import pairs, section
 from tunerd.report.figures import error_text, weighted_secs
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.plot import history_plot
-from tunerd.report.story import Story
+from tunerd.report.run_view import RunView
 from tunerd.system.text import (
     TIMES,
     count_text,
@@ -58,21 +58,21 @@ def correctness_section(outcome: Outcome) -> Markup:
     return section("Correctness", pairs(rows), lead=lead)
 
 
-def model_section(story: Story) -> Markup:
+def model_section(view: RunView) -> Markup:
     rows: list[tuple[str, Child]] = []
-    if story.outcome is not None:
-        model = story.outcome.model
-        default, best = weighted_secs(story.outcome.tasks)
+    if view.outcome is not None:
+        model = view.outcome.model
+        default, best = weighted_secs(view.outcome.tasks)
         rows += [
             *((f"Input {t.name}", f"{list(t.shape)} {t.dtype}") for t in model.inputs),
             *((f"Output {t.name}", f"{list(t.shape)} {t.dtype}") for t in model.outputs),
-            ("Hit rate", f"{percent_text(story.outcome.hit_rate)} of the tasks use a tuned record"),
+            ("Hit rate", f"{percent_text(view.outcome.hit_rate)} of the tasks use a tuned record"),
             (
                 "Sum of kernels",
                 f"{secs_text(default)} with the defaults, {secs_text(best)} as shipped",
             ),
-            ("Artifact", story.outcome.artifact),
+            ("Artifact", view.outcome.artifact),
             *(("Changed on import", note) for note in model.notes),
         ]
-    rows.append(("Digest", story.facts.model_digest))
+    rows.append(("Digest", view.facts.model_digest))
     return section("Model", pairs(rows, "pairs facts"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tunerd.report.blocks import section, table
-from tunerd.report.frame import page, write_page
+from tunerd.report.components import section, table
+from tunerd.report.layout import page, write_page
 from tunerd.report.markup import Markup, element
 from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
 from tunerd.report.scales import Scale, latency_scale, latency_tick_text
-from tunerd.report.share_words import (
+from tunerd.report.share_text import (
     HEADS,
     mark_text,
     profile_json,

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.report.markdown_text import table, text
-from tunerd.report.share_words import HEADS, row_texts, sentences, title_text
+from tunerd.report.share_text import HEADS, row_texts, sentences, title_text
 from tunerd.system.text import one_line
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunerd.report.blocks import pairs, section, table
+from tunerd.report.components import pairs, section, table
 from tunerd.report.figures import limits_asked, share_asked
 from tunerd.report.markup import Child, Markup, element
-from tunerd.report.story import SliceStory, Story
+from tunerd.report.run_view import RunView, SliceView
 from tunerd.system.text import TIMES, UNKNOWN, count_text, duration_text, percent_text
 from tunerd.vocabulary import unit_name
 
@@ -15,31 +15,31 @@ SHOWN_SLICES = 32
 _HEADS = ("Slice", "Runs on", "Obtained", "Mechanism", "Proved", "Trials measured", "Driver")
 
 
-def slice_section(story: Story) -> Markup:
+def slice_section(view: RunView) -> Markup:
     """Return what the settings ask for beside what was obtained, and the slices' proofs."""
     title = "Asked and obtained"
-    summary = pairs(_asked_and_obtained(story))
-    if not story.slices:
+    summary = pairs(_asked_and_obtained(view))
+    if not view.slices:
         return section(title, summary, lead="The run ended before its slices were planned.")
-    unproved = sum(s.proof is None for s in story.slices)
+    unproved = sum(s.proof is None for s in view.slices)
     lead = "Each slice read inside its own process what it obtained, before it measured anything."
-    if unproved == len(story.slices):
+    if unproved == len(view.slices):
         lead = "No slice has proved its cap, so nothing was measured."
     elif unproved:
         lead += f" {count_text(unproved, 'slice')} proved nothing, and measured nothing."
-    shown, rest = story.slices[:SHOWN_SLICES], story.slices[SHOWN_SLICES:]
-    rows = [_row(each, story) for each in shown]
+    shown, rest = view.slices[:SHOWN_SLICES], view.slices[SHOWN_SLICES:]
+    rows = [_row(each, view) for each in shown]
     more = element("p", f"And {count_text(len(rest), 'more slice')}.", class_="caption")
     return section(title, summary, table(_HEADS, rows, "proofs"), more if rest else None, lead=lead)
 
 
-def _asked_and_obtained(story: Story) -> list[tuple[str, Child]]:
-    settings: dict[str, Any] = story.settings
+def _asked_and_obtained(view: RunView) -> list[tuple[str, Child]]:
+    settings: dict[str, Any] = view.settings
     rows: list[tuple[str, Child]] = [
         ("Share asked", share_asked(settings)),
-        ("Share obtained", "; ".join(obtained_texts(story)) or "none was proved"),
-        ("Search asked", _asked_search(story)),
-        ("Search obtained", _obtained_search(story)),
+        ("Share obtained", "; ".join(obtained_texts(view)) or "none was proved"),
+        ("Search asked", _asked_search(view)),
+        ("Search obtained", _obtained_search(view)),
     ]
     given = [
         *(f"{name} {list(sizes)}" for name, sizes in _items(settings.get("shapes"))),
@@ -57,38 +57,36 @@ def _items(value: object) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, dict) else []
 
 
-def _asked_search(story: Story) -> str:
+def _asked_search(view: RunView) -> str:
     """Return the limits of the last session, whose settings are the ones that are known."""
-    by = f", by the last of {story.sessions} sessions" if story.sessions > 1 else ""
-    return limits_asked(story.settings) + by
+    by = f", by the last of {view.sessions} sessions" if view.sessions > 1 else ""
+    return limits_asked(view.settings) + by
 
 
-def _obtained_search(story: Story) -> str:
-    parts = [
-        count_text(story.trials, "trial") + (f", {story.failed:,} failed" * bool(story.failed))
-    ]
-    if story.tuning_secs is not None:
-        parts.append(f"{duration_text(story.tuning_secs)} with all else")
-    if story.sessions > 1:
-        parts.append(f"in {story.sessions} sessions")
-    if story.repeated:
-        parts.append(f"{count_text(story.repeated, 'attempt')} repeated without blame")
+def _obtained_search(view: RunView) -> str:
+    parts = [count_text(view.trials, "trial") + (f", {view.failed:,} failed" * bool(view.failed))]
+    if view.tuning_secs is not None:
+        parts.append(f"{duration_text(view.tuning_secs)} with all else")
+    if view.sessions > 1:
+        parts.append(f"in {view.sessions} sessions")
+    if view.repeated:
+        parts.append(f"{count_text(view.repeated, 'attempt')} repeated without blame")
     return ", ".join(parts)
 
 
-def unit(story: Story) -> str:
-    return unit_name(story.facts.target.kind)
+def unit(view: RunView) -> str:
+    return unit_name(view.facts.target.kind)
 
 
-def obtained_texts(story: Story) -> list[str]:
+def obtained_texts(view: RunView) -> list[str]:
     """Return `52 of 132 SMs, NVIDIA H200` for each distinct share and device obtained."""
     return sorted(
-        {f"{p.sm_count} of {p.device_sm_count} {unit(story)}, {p.device}" for p in story.proofs}
+        {f"{p.sm_count} of {p.device_sm_count} {unit(view)}, {p.device}" for p in view.proofs}
     )
 
 
-def _row(each: SliceStory, story: Story) -> Markup:
-    cells = _cells(each, story)
+def _row(each: SliceView, view: RunView) -> Markup:
+    cells = _cells(each, view)
     return element(
         "tr",
         *(element("td", cell, data_label=head) for head, cell in zip(_HEADS, cells, strict=True)),
@@ -96,7 +94,7 @@ def _row(each: SliceStory, story: Story) -> Markup:
     )
 
 
-def _cells(each: SliceStory, story: Story) -> tuple[Child, ...]:
+def _cells(each: SliceView, view: RunView) -> tuple[Child, ...]:
     proof = each.proof
     name = element("code", each.slice_id)
     trials = f"{each.trials:,}"
@@ -108,7 +106,7 @@ def _cells(each: SliceStory, story: Story) -> tuple[Child, ...]:
     return (
         name,
         _place(each, proof.device),
-        f"{proof.sm_count} of {whole} {unit(story)}{part}",
+        f"{proof.sm_count} of {whole} {unit(view)}{part}",
         proof.mechanism,
         again if proof.attached else f"{again}, not attached",
         trials,
@@ -116,7 +114,7 @@ def _cells(each: SliceStory, story: Story) -> tuple[Child, ...]:
     )
 
 
-def _place(each: SliceStory, device: str) -> Markup:
+def _place(each: SliceView, device: str) -> Markup:
     spec = each.spec
     where = None
     if spec is not None and spec.gpu_uuid:

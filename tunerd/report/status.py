@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tunerd.report.disturbance_words import trials_sentence
+from tunerd.report.disturbance_text import trials_sentence
 from tunerd.system.text import count_text, duration_text, one_line, secs_text
 from tunerd.telemetry.progress import Display, Pace
 from tunerd.telemetry.run_status import Life, RunStatus

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tunerd.report import svg
 from tunerd.report.figures import TaskShare, by_share
 from tunerd.report.markup import Child, Markup, element
-from tunerd.report.story import Story
+from tunerd.report.run_view import RunView
 from tunerd.system.text import TIMES, UNKNOWN, count_text, percent_text, ratio_texts, secs_text
 from tunerd.vocabulary.outcome import TaskOutcome
 from tunerd.vocabulary.verdict import Verdict
@@ -26,31 +26,31 @@ _HEADS = (
 )
 
 
-def task_section(story: Story) -> Markup:
+def task_section(view: RunView) -> Markup:
     """Return the tasks, the heaviest first; those after the 25th fold away."""
     heading = element("h2", "Tasks")
-    shares = by_share(story.tasks)
+    shares = by_share(view.tasks)
     if not shares:
         words = "The model has no task that can be tuned."
-        if story.outcome is None:
+        if view.outcome is None:
             words = "The run ended before the model was cut into tasks."
         return element("section", heading, element("p", words, class_="lead"))
-    lead = element("p", tasks_text(story), class_="lead")
+    lead = element("p", tasks_text(view), class_="lead")
     compared = [c for s in shares if (c := s.task.comparison) is not None]
     scale = svg.ratio_scale([end for c in compared for end in (c.ratio_low, c.ratio_high)])
     shown, folded = shares[:SHOWN_TASKS], shares[SHOWN_TASKS:]
     return element(
-        "section", heading, lead, _table(shown, scale, story), _folded(folded, scale, story),
+        "section", heading, lead, _table(shown, scale, view), _folded(folded, scale, view),
         class_="tasks",
     )  # fmt: skip
 
 
-def tasks_text(story: Story) -> str:
+def tasks_text(view: RunView) -> str:
     """Return how many tasks are tuned, stay at the default and are undecided."""
-    of = count_text(len(story.tasks), "task")
-    tuned = sum(t.is_tuned for t in story.tasks)
-    undecided = len(story.undecided)
-    stays = len(story.tasks) - tuned - undecided
+    of = count_text(len(view.tasks), "task")
+    tuned = sum(t.is_tuned for t in view.tasks)
+    undecided = len(view.undecided)
+    stays = len(view.tasks) - tuned - undecided
     words = f"{tuned} of {of} use a tuned schedule"
     if stays:
         words += f", {stays} stay{'s' if stays == 1 else ''} at the default"
@@ -60,27 +60,29 @@ def tasks_text(story: Story) -> str:
     return f"{words}, {undecided} {verb} not decided. The share is of the best time known."
 
 
-def _folded(shares: Sequence[TaskShare], scale: tuple[float, float], story: Story) -> Markup | None:
+def _folded(
+    shares: Sequence[TaskShare], scale: tuple[float, float], view: RunView
+) -> Markup | None:
     if not shares:
         return None
     left = percent_text(sum(s.share or 0.0 for s in shares))
     return element(
         "details",
         element("summary", f"and {len(shares)} more, {left} of the time"),
-        _table(shares, scale, story),
+        _table(shares, scale, view),
     )
 
 
-def _table(shares: Sequence[TaskShare], scale: tuple[float, float], story: Story) -> Markup:
+def _table(shares: Sequence[TaskShare], scale: tuple[float, float], view: RunView) -> Markup:
     heads = (element("th", head, class_=style, scope="col") for head, style in _HEADS)
     return element(
         "table",
         element("thead", element("tr", *heads)),
-        element("tbody", *(_row(share, scale, story) for share in shares)),
+        element("tbody", *(_row(share, scale, view) for share in shares)),
     )
 
 
-def _row(entry: TaskShare, scale: tuple[float, float], story: Story) -> Markup:
+def _row(entry: TaskShare, scale: tuple[float, float], view: RunView) -> Markup:
     task = entry.task
     ratio, mark = _compared(task, scale)
     cells: tuple[Child, ...] = (
@@ -92,7 +94,7 @@ def _row(entry: TaskShare, scale: tuple[float, float], story: Story) -> Markup:
         ratio,
         mark,
         _trials(task),
-        _winner(task, is_decided=task.task_id not in story.undecided),
+        _winner(task, is_decided=task.task_id not in view.undecided),
     )
     return element(
         "tr",

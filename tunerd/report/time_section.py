@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunerd.report import svg
-from tunerd.report.blocks import section
+from tunerd.report.components import section
 from tunerd.report.markup import Markup, element
 from tunerd.report.time_table import cores_text, phases_text
 from tunerd.system.text import count_text, duration_text, percent_text

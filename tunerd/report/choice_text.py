@@ -66,7 +66,7 @@ def share_sentences(after: Aftermath) -> tuple[str, ...]:
 
 def share_json(after: Aftermath) -> dict[str, Any]:
     """Return the same for json.dumps, with the tuned model's profile."""
-    from tunerd.report.share_words import profile_json
+    from tunerd.report.share_text import profile_json
 
     return {
         **to_json(after.choice),

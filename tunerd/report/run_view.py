@@ -35,7 +35,7 @@ from tunerd.vocabulary.outcome import Outcome, TaskOutcome
 
 
 @dataclass(frozen=True)
-class SliceStory:
+class SliceView:
     """A slice as planned, as last proved, and what it did. `proofs` above one: it was restarted."""
 
     slice_id: str
@@ -46,7 +46,7 @@ class SliceStory:
 
 
 @dataclass(frozen=True)
-class Story:
+class RunView:
     """A run. `outcome` is None while it has no result; its tasks are then as far as they got."""
 
     facts: RunFacts  # of the last session
@@ -61,7 +61,7 @@ class Story:
     history: tuple[HistoryPoint, ...]
     conditions: tuple[ConditionPoint, ...]
     failures: tuple[FailureKind, ...]
-    slices: tuple[SliceStory, ...]
+    slices: tuple[SliceView, ...]
     time_use: TimeUse | None
     drift: tuple[SliceDrift, ...] = ()
     disturbed: Disturbed = field(default_factory=Disturbed)
@@ -113,7 +113,7 @@ class Story:
         return tuple(s.proof for s in self.slices if s.proof is not None)
 
 
-def story_of(store: Store) -> Story:
+def run_view_of(store: Store) -> RunView:
     """Read a run from its store, whatever it holds.
 
     Raises FolderError where no session has begun in it, or it is damaged.
@@ -133,7 +133,7 @@ def story_of(store: Store) -> Story:
     run_time = RunTime.of((at for at, _ in sessions), (at for at in ends if at is not None))
     if outcome is not None and not is_stale:
         lines, undecided = outcome.tasks, frozenset()
-    return Story(
+    return RunView(
         facts=sessions[-1][1],
         began_at=began_at,
         sessions=len(sessions),
@@ -204,7 +204,7 @@ def _searched(task: Task, records: Sequence[Record]) -> TaskOutcome:
     )
 
 
-def _slices(store: Store, records: Sequence[Record]) -> tuple[SliceStory, ...]:
+def _slices(store: Store, records: Sequence[Record]) -> tuple[SliceView, ...]:
     specs = {spec.slice_id: spec for spec in store.slices()}
     last: dict[str, CapProof] = {}
     proofs: Counter[str] = Counter()
@@ -213,6 +213,6 @@ def _slices(store: Store, records: Sequence[Record]) -> tuple[SliceStory, ...]:
         proofs[proof.slice_id] += 1
     trials = Counter(r.slice_id for r in records if r.state is TrialState.MEASURED)
     return tuple(
-        SliceStory(name, specs.get(name), last.get(name), proofs[name], trials[name])
+        SliceView(name, specs.get(name), last.get(name), proofs[name], trials[name])
         for name in dict.fromkeys([*specs, *last])
     )
