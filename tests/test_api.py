@@ -28,8 +28,8 @@ from tunerd.records.export import COLUMNS
 from tunerd.settings import TuneSettings
 from tunerd.settings.option import keys_of
 from tunerd.telemetry.progress import ProgressState
-from tunerd.vocabulary.outcome import Comparison, TaskOutcome, Verification
-from tunerd.vocabulary.verdict import Correctness, Verdict
+from tunerd.vocabulary.outcome import TaskOutcome, Verification
+from tunerd.vocabulary.verdict import Correctness, Interval, Verdict
 
 ROOT = Path(__file__).parent.parent
 
@@ -70,7 +70,7 @@ def test_a_run_is_values(tuned: Tuned) -> None:
     run = tuned.run
     assert run.is_finished
     assert run.verdict in Verdict
-    assert isinstance(run.speedup, Comparison)
+    assert isinstance(run.speedup, Interval)
     assert {latency.name for latency in run.latencies} >= {"tuned", "default"}
     assert all(isinstance(task, TaskOutcome) for task in run.tasks)
     assert sum(task.trials for task in run.tasks) == 8

@@ -1,7 +1,7 @@
 """tunerd from Python: what the commands do, as functions that return values.
 
     run = tunerd.tune("model.onnx", gpu_pct=40, budget_secs=600)
-    print(run.verdict, run.speedup.ratio)
+    print(run.verdict, run.speedup.value)
     y = run.artifact.load()(x)
 
 Nothing here prints, configures logging or ends the process. Errors for people are TunerdError:

@@ -13,8 +13,8 @@ from tunerd.records import Store
 from tunerd.records.paths import Paths
 from tunerd.report.run_view import RunView, run_view_of
 from tunerd.studies.profile.folder import REPORT
-from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome
-from tunerd.vocabulary.verdict import Verdict
+from tunerd.vocabulary.outcome import Latency, Outcome, TaskOutcome
+from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,7 @@ class Run:
         return self.view.outcome
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> SpeedVerdict:
         """Whether the tuned model is faster than the one with default schedules.
 
         CANNOT_TELL also where its results could not be verified, and SAME where no task was tuned:
@@ -108,9 +108,12 @@ class Run:
         return outcome.end_to_end.verdict if is_tuned else Verdict.SAME
 
     @property
-    def speedup(self) -> Comparison:
-        """The tuned model against the default one: ratio and 95% interval, above 1 is faster."""
-        return self.outcome.end_to_end
+    def speedup(self) -> Interval:
+        """Time with default schedules over time as tuned, above 1 is faster, and its interval.
+
+        `outcome.end_to_end` has the two times.
+        """
+        return self.outcome.end_to_end.interval
 
     @property
     def tasks(self) -> tuple[TaskOutcome, ...]:
