@@ -24,9 +24,8 @@ from rich.console import Console
 
 from tunerd.errors import ExitCode, InputError
 from tunerd.records import Store
-from tunerd.report.matrix_markdown import matrix_markdown
 from tunerd.report.matrix_page import matrix_page, matrix_plot
-from tunerd.report.matrix_table import matrix_table
+from tunerd.report.matrix_tables import matrix_markdown, matrix_table
 from tunerd.report.matrix_text import changed_text, facts_text, limits_text
 from tunerd.studies.matrix.changes import change
 from tunerd.studies.matrix.claims import DEFAULT, findings

@@ -14,7 +14,7 @@ from rich.console import Console
 from tunerd.cluster.actor_bodies import Answer, Timed
 from tunerd.coordinator.events import BuildThem, Measure, Propose
 from tunerd.records import RunFacts, Store
-from tunerd.report.time_table import SHOWN_WORKERS, time_json, time_table
+from tunerd.report.time_section import SHOWN_WORKERS, time_json, time_table
 from tunerd.runs.timekeeping import Timekeeper, core_busy_secs
 from tunerd.telemetry.time_use import TimeUse, time_use
 from tunerd.vocabulary import Activity, Phase, PhaseTime, Proposal, Span, TargetSpec

@@ -117,7 +117,7 @@ def matrix(
         print((kept.root / "matrix-result.json").read_text(), end="")
     else:
         from tunerd.cli.consoles import stdout_console
-        from tunerd.report.matrix_table import matrix_table
+        from tunerd.report.matrix_tables import matrix_table
 
         console = stdout_console()
         console.print(matrix_table(result))

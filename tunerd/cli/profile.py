@@ -137,7 +137,7 @@ def _show(result: ProfileResult, format: Format) -> None:
         document = profile_json(found) | {"report": str(result.report)}
         print(json_module.dumps(document, ensure_ascii=False))
         return
-    from tunerd.report.share_table import share_markdown, share_table
+    from tunerd.report.share_text import share_markdown, share_table
 
     if format is Format.MARKDOWN:
         print(share_markdown(found), end="")

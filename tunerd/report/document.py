@@ -12,7 +12,7 @@ from tunerd.report.fidelity_section import fidelity_json
 from tunerd.report.figures import headline
 from tunerd.report.run_view import RunView
 from tunerd.report.table import outcome_json
-from tunerd.report.time_table import time_json
+from tunerd.report.time_section import time_json
 from tunerd.vocabulary import finite, to_json
 
 

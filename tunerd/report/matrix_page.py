@@ -10,7 +10,7 @@ from tunerd.report.components import section, table
 from tunerd.report.heat_plot import HEAT, HeatMap, heat_of, heat_svg
 from tunerd.report.layout import page, write_page
 from tunerd.report.markup import Child, Markup, element
-from tunerd.report.matrix_markdown import matrix_markdown
+from tunerd.report.matrix_tables import matrix_markdown
 from tunerd.report.matrix_text import (
     CLAIM_SOURCE,
     COST_HEADS,

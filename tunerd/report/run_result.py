@@ -12,7 +12,7 @@ from tunerd.report.drift_section import drift_json, drift_warnings
 from tunerd.report.fidelity_section import fidelity_json, fidelity_text
 from tunerd.report.run_view import RunView
 from tunerd.report.table import outcome_json, outcome_table
-from tunerd.report.time_table import time_json, time_table
+from tunerd.report.time_section import time_json, time_table
 from tunerd.stats.ranking import fidelity as fidelity_of
 from tunerd.system.text import one_line
 from tunerd.vocabulary.outcome import Outcome

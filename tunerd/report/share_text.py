@@ -1,4 +1,4 @@
-"""A profile over shares in sentences and as JSON, for the page, the terminal and Markdown."""
+"""A profile over shares: in sentences, on the terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tunerd.report.markdown_text import table
+from tunerd.report.markdown_text import text as plain
 from tunerd.system.text import (
     EN_DASH,
     TIMES,
     count_text,
+    one_line,
     percent_text,
     ratio_texts,
     secs_range_text,
@@ -135,6 +142,40 @@ def _interval_text(value: Interval) -> str:
 def _ratio_text(value: Interval) -> str:
     ratio, interval = ratio_texts(value.value, value.low, value.high)
     return "1" if value.low == value.high == 1 else f"{ratio} ({interval})"
+
+
+# --- the terminal and Markdown ------------------------------------------------------------------
+
+
+_SHOWN = (0, 1, 2, 4, 5, 6)  # of HEADS: what 80 columns hold
+
+
+def share_table(profile: Profile) -> RenderableType:
+    """Return a line for each batch and share, and what they say, for rich to print."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    shown.add_column("batch", justify="right")
+    shown.add_column("share", no_wrap=True)
+    for head in (profile.unit, *(HEADS[i].lower() for i in _SHOWN[2:])):
+        shown.add_column(head, justify="right", no_wrap=True)
+    for curve in profile.curves:
+        for point in curve.points:
+            cells = row_texts(point)
+            shown.add_row(Text(str(curve.batch)), *(Text(cells[i]) for i in _SHOWN))
+    title = Text(one_line(title_text(profile)), style="bold")
+    return Group(title, shown, *(Text(each) for each in sentences(profile)))
+
+
+def share_markdown(profile: Profile) -> str:
+    """Return a heading, a table and what it says."""
+    heads = ("Batch", HEADS[0], profile.unit, *HEADS[2:])
+    rows = [
+        [plain(cell) for cell in (str(curve.batch), *row_texts(point))]
+        for curve in profile.curves
+        for point in curve.points
+    ]
+    lines = [f"### {plain(title_text(profile))}", "", table(heads, rows, numbers=range(len(heads)))]
+    lines += ["", *(f"- {plain(each)}" for each in sentences(profile))]
+    return "\n".join(lines) + "\n"
 
 
 # --- JSON --------------------------------------------------------------------------------------

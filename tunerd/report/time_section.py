@@ -1,30 +1,38 @@
-"""The section of the page that says where the time went."""
+"""Where a run's time went: on the page, on the terminal and in the JSON document."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from tunerd.report import svg
 from tunerd.report.components import section
 from tunerd.report.markup import Markup, element
-from tunerd.report.time_table import cores_text, phases_text
-from tunerd.system.text import count_text, duration_text, percent_text
-from tunerd.telemetry.time_use import TimeUse, WorkerTime
-from tunerd.vocabulary import Activity
+from tunerd.system.text import count_text, duration_text, one_line, percent_text
+from tunerd.telemetry.time_use import WORK, TimeUse, WorkerTime
+from tunerd.vocabulary import Activity, Phase
 
-SHOWN_WORKERS = 64  # timelines on the page; of more the rest is counted
+_TIMELINES = 64  # on the page; of more the rest is counted
+SHOWN_WORKERS = 8  # of a role on the terminal; of more the busiest and the idlest are shown
 
 
 def where_time_went_section(use: TimeUse | None) -> Markup | None:
     if use is None:
         return None
     workers = [w for of in use.roles.values() for w in of]
-    rest = len(workers) - SHOWN_WORKERS
+    rest = len(workers) - _TIMELINES
     lead = f"{phases_text(use).capitalize()}. {_roles_text(use)}."
     return section(
         "Where the time went",
         element(
             "table",
             element("thead", element("tr", *_heads())),
-            element("tbody", *map(_row, workers[:SHOWN_WORKERS])),
+            element("tbody", *map(_row, workers[:_TIMELINES])),
             class_="spans",
         ),
         element("p", f"And {count_text(rest, 'more worker')}.", class_="caption")
@@ -79,3 +87,94 @@ def _row(worker: WorkerTime) -> Markup:
 
 def _label(worker: WorkerTime) -> str:
     return ", ".join(f"{a.value} {duration_text(secs)}" for a, secs in worker.secs.items())
+
+
+def time_table(use: TimeUse) -> RenderableType:
+    """Return the phases, each role's and each worker's time in the search, and the cores."""
+    lines: list[RenderableType] = [Text(phases_text(use)), _worker_table(use)]
+    if use.cores:
+        lines.append(Text(cores_text(use)))
+    return Group(*lines)
+
+
+def phases_text(use: TimeUse) -> str:
+    """Return `start-up 9 s (first trial after 12 s), search 60 s, ...`."""
+    parts = []
+    for phase in Phase:
+        if phase not in use.phases:
+            continue
+        text = f"{phase} {duration_text(use.phases[phase])}"
+        if phase is Phase.START and use.first_trial_secs is not None:
+            text += f" (first trial after {duration_text(use.first_trial_secs)})"
+        parts.append(text)
+    of = f" of {use.sessions} sessions" if use.sessions > 1 else ""
+    return f"time{of}: {', '.join(parts)}"
+
+
+def cores_text(use: TimeUse) -> str:
+    """Return how busy this machine's cores were in the search, whoever used them."""
+    busy = list(use.cores.values())
+    text = f"{count_text(len(busy), 'core')} {percent_text(fmean(busy))} busy in the search"
+    if len(busy) > 1:
+        text += f", from {percent_text(min(busy))} to {percent_text(max(busy))}"
+    return text
+
+
+def _worker_table(use: TimeUse) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("of the search", overflow="fold", min_width=10)
+    for heading in ("busy", *(a.value for a in Activity), "candidates"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for role, workers in use.roles.items():
+        if len(workers) > 1:
+            name = f"{count_text(len(workers), role)}, mean"
+            _add_row(table, name, workers)
+        for worker in _shown(workers):
+            _add_row(table, one_line(worker.worker), [worker])
+    return table
+
+
+def _shown(workers: Sequence[WorkerTime]) -> Sequence[WorkerTime]:
+    if len(workers) <= SHOWN_WORKERS:
+        return workers
+    by_busy = sorted(workers, key=lambda w: w.busy)
+    return [by_busy[-1], by_busy[0]]
+
+
+def _add_row(table: Table, name: str, workers: Sequence[WorkerTime]) -> None:
+    table.add_row(
+        Text(name),
+        Text(percent_text(fmean(w.busy for w in workers))),
+        *(Text(duration_text(fmean(w.secs[a] for w in workers))) for a in Activity),
+        Text(f"{sum(_candidates(w) for w in workers):,}"),
+    )
+
+
+def _candidates(worker: WorkerTime) -> int:
+    """Return what a worker finished: builds of a tuner, measurements of a slice."""
+    done = Activity.MEASURE if worker.role == "slice" else Activity.BUILD
+    return worker.items[done]
+
+
+def time_json(use: TimeUse) -> dict[str, Any]:
+    """Return the same for json.dumps, less the timelines."""
+    return {
+        "sessions": use.sessions,
+        "phase_secs": {phase.value: secs for phase, secs in use.phases.items()},
+        "first_trial_secs": use.first_trial_secs,
+        "search_secs": use.search_secs,
+        "busy": {role: use.busy(role) for role in use.roles},
+        "workers": [
+            {
+                "worker": worker.worker,
+                "role": worker.role,
+                "of_secs": worker.of_secs,
+                "busy": worker.busy,
+                "secs": {a.value: secs for a, secs in worker.secs.items()},
+                "candidates": {a.value: worker.items[a] for a in WORK},
+                "cpu_secs": worker.cpu_secs,
+            }
+            for worker in use.workers
+        ],
+        "core_busy": {str(core): busy for core, busy in use.cores.items()},
+    }

@@ -1,10 +1,15 @@
-"""What the Markdown and the terminal show of a matrix, in one order: sentences and tables."""
+"""A matrix on a terminal and as Markdown: sentences and tables, in one order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tunerd.report.markdown_text import table, text
 from tunerd.report.matrix_text import (
     CLAIM_SOURCE,
     COST_HEADS,
@@ -13,6 +18,7 @@ from tunerd.report.matrix_text import (
     claim_rows,
     cost_rows,
     facts_text,
+    headline,
     limits_text,
     ratio_text,
     robust_rows,
@@ -22,7 +28,38 @@ from tunerd.report.matrix_text import (
 )
 from tunerd.studies.matrix.claims import DEFAULT
 from tunerd.studies.matrix.result import MatrixResult
-from tunerd.system.text import secs_text
+from tunerd.system.text import one_line, secs_text
+
+
+def matrix_table(result: MatrixResult) -> Group:
+    """Return the verdicts and tables of a whole matrix, with a blank line after each."""
+    shown: list[RenderableType] = [
+        Text.assemble((one_line(result.model), "bold"), f": {headline(result)}\n")
+    ]
+    for part in matrix_parts(result):
+        shown += [Text(f"{one_line(part)}\n")] if isinstance(part, str) else [_rich_table(part), ""]
+    return Group(*shown)
+
+
+def _rich_table(grid: Grid) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in grid.heads:
+        table.add_column(head, overflow="fold")
+    for row in grid.rows:
+        table.add_row(*(Text(one_line(value)) for value in row))
+    return table
+
+
+def matrix_markdown(result: MatrixResult) -> str:
+    """Return the verdicts and tables of a whole matrix."""
+    title = f"**{text(result.model)}**: {headline(result)}"
+    return "\n\n".join([title, *map(_markdown, matrix_parts(result))]) + "\n"
+
+
+def _markdown(part: str | Grid) -> str:
+    if isinstance(part, str):
+        return text(part)
+    return table(part.heads, ([text(v) for v in row] for row in part.rows))
 
 
 @dataclass(frozen=True)
