@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 from models import example_models, load_model
 
-from tunerd.frontend.onnx.reference import Reference, agree, random_inputs
+from tunerd.frontend.onnx.reference import Reference, agree
 from tunerd.frontend.relax.lowering import Lowered, lower, make_target
+from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import Model, TargetSpec
 
 if TYPE_CHECKING:

@@ -20,11 +20,12 @@ from build_fixtures import (
 from tunerd.builder import build
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.search import Searcher
-from tunerd.runner.agreement import SEEDS, TOLERANCES, drawn
+from tunerd.runner.agreement import SEEDS
 from tunerd.runner.base import Runner
 from tunerd.slices import member
 from tunerd.slices.cpu import CpuSlice
 from tunerd.system import host
+from tunerd.system.arrays import KERNEL_TOLERANCES, comparison_values
 from tunerd.vocabulary import Build, Failure, Kind, SliceRequest, Stage, Task, TensorSpec
 
 ROWS, DEPTH, COLUMNS = 32, 64, 48
@@ -228,10 +229,10 @@ def test_what_computes_the_same_agrees(
     assert difference(cores, *tasks()) is None
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("dtype", KERNEL_TOLERANCES)
 def test_the_tolerance_is_where_the_table_has_it(cores: Runner, dtype: str) -> None:
     # At the largest element the absolute and the relative tolerance add up.
-    tolerance = sum(TOLERANCES[dtype])
+    tolerance = sum(KERNEL_TOLERANCES[dtype])
 
     def off_by(tolerances: float) -> Task:
         def scaled(x: Any, y: Any) -> Any:
@@ -251,9 +252,9 @@ def test_the_tolerance_is_where_the_table_has_it(cores: Runner, dtype: str) -> N
 # --- inputs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("dtype", KERNEL_TOLERANCES)
 def test_floats_are_drawn_with_both_signs(dtype: str) -> None:
-    values = drawn(TensorSpec("x", (1000,), dtype), 0, 0)
+    values = comparison_values(TensorSpec("x", (1000,), dtype), 0, 0)
     assert values.dtype == dtype
     assert values.min() < -0.9
     assert values.max() > 0.9
@@ -262,7 +263,7 @@ def test_floats_are_drawn_with_both_signs(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64"])
 def test_integers_are_drawn_so_that_they_may_be_indices(dtype: str) -> None:
-    values = drawn(TensorSpec("x", (1000,), dtype), 0, 0)
+    values = comparison_values(TensorSpec("x", (1000,), dtype), 0, 0)
     assert values.dtype == dtype
     assert set(values.tolist()) == {0, 1}
 
@@ -276,9 +277,9 @@ def test_a_table_of_one_row_is_asked_for_no_other(cores: Runner) -> None:
 
 def test_no_two_arguments_and_no_two_seeds_are_alike() -> None:
     spec = TensorSpec("x", (1000,), "float32")
-    draws = [drawn(spec, seed, nth).tobytes() for seed in SEEDS for nth in range(3)]
+    draws = [comparison_values(spec, seed, nth).tobytes() for seed in SEEDS for nth in range(3)]
     assert len(set(draws)) == len(draws) == 3 * len(SEEDS) >= 6
-    assert drawn(spec, 0, 0).tobytes() == draws[0]
+    assert comparison_values(spec, 0, 0).tobytes() == draws[0]
 
 
 # --- weights in a layout of the schedule's own -------------------------------------------------

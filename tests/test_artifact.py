@@ -32,7 +32,8 @@ from tunerd.errors import FolderError, InputError
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax.lowering import Lowered, lower
 from tunerd.frontend.tasks import extract_tasks
-from tunerd.runs.finals.verify import verification_inputs, verify
+from tunerd.runs.finals.verify import verify
+from tunerd.system.arrays import verification_inputs
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     Arrays,

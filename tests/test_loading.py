@@ -26,7 +26,7 @@ from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sealed
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax.lowering import lower
-from tunerd.runs.finals.verify import verification_inputs
+from tunerd.system.arrays import verification_inputs
 from tunerd.vocabulary import Arrays, Model
 
 REPOSITORY = Path(__file__).parent.parent

@@ -16,11 +16,11 @@ from onnx import TensorProto, helper
 from tvm import relax
 
 from tunerd.errors import ModelError
-from tunerd.frontend.onnx.reference import random_inputs
 from tunerd.frontend.relax import lowering
 from tunerd.frontend.relax.constants import remove_redundant_reshapes
 from tunerd.frontend.relax.lowering import lower, touched_bytes
 from tunerd.frontend.tasks import extract_tasks
+from tunerd.system.arrays import random_inputs
 
 # --- graphs ------------------------------------------------------------------------------------
 

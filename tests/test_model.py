@@ -25,7 +25,8 @@ from models import (
 from onnx import TensorProto, helper
 
 from tunerd.errors import InputError, ModelError
-from tunerd.frontend.onnx.reference import Reference, agree, random_inputs
+from tunerd.frontend.onnx.reference import Reference, agree
+from tunerd.system.arrays import random_inputs
 
 
 def save(tmp_path: Path, proto: onnx.ModelProto, name: str = "net.onnx") -> Path:

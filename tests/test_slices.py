@@ -28,13 +28,14 @@ from build_fixtures import (
 
 from tunerd.builder.build import build_candidate
 from tunerd.errors import HostError
-from tunerd.frontend.onnx.reference import Reference, random_inputs
+from tunerd.frontend.onnx.reference import Reference
 from tunerd.runner import client
 from tunerd.slices import member, plan
 from tunerd.slices.base import Slice
 from tunerd.slices.cpu import CpuSlice
 from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice, number_of, simulated_secs
 from tunerd.system import host
+from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import (
     METASCHEDULE,
     SEARCH,

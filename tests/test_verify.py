@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.reference import Reference
-from tunerd.runs.finals.verify import onnxruntime_latency, verification_inputs, verify
+from tunerd.runs.finals.verify import onnxruntime_latency, verify
+from tunerd.system.arrays import verification_inputs
 from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
 from tunerd.vocabulary.verdict import Correctness, Verdict
 

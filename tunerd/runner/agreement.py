@@ -6,26 +6,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tunerd.runner.sampling import Device, failure
+from tunerd.system.arrays import KERNEL_TOLERANCES, Array, comparison_values
 from tunerd.vocabulary import Build, Failure, Kind, Stage, TensorSpec
 
-Array = np.ndarray[Any, Any]
 Call = Callable[[Sequence[Array]], list[Array]]
-
-# Relative error, and absolute error in units of an argument's scale (its largest value). Other
-# types: exact. Measured on a CPU: searched schedules of ResNet-50's convolutions in float32 were up
-# to 4.1e-6 of the scale away from the default's; 4,608 products of random values, summed one by
-# one, were 1.7e-6 in float32, 3.3e-15 in float64 and 1.8e-2 in float16 away from the exact sum. The
-# rest is room for other operations, and for fast math on GPUs.
-TOLERANCES = {
-    "float64": (1e-9, 1e-9),
-    "float32": (1e-4, 1e-4),
-    "float16": (2e-2, 3e-2),
-}
 
 SEEDS = (0, 1)
 
@@ -36,9 +24,9 @@ def disagreement(device: Device, reference: Build, build: Build) -> Failure | No
     """Run both on equal random arguments, of each seed; None where the results agree.
 
     An element agrees when |out - ref| <= atol * scale + rtol * |ref|, with the largest finite |ref|
-    as the scale and the TOLERANCES of the lowest floating type among the arguments, as in `verify`:
-    what float16 has rounded off, a result in float32 lacks, too. All arguments are compared: inputs
-    must stay as they are.
+    as the scale and the KERNEL_TOLERANCES of the lowest floating type among the arguments: what
+    float16 has rounded off, a result in float32 lacks, too. All arguments are compared: inputs must
+    stay as they are.
 
     Where a schedule has its weights in a layout of its own, they are put into it. A layout that is
     not known (`Build.rewritten`) is a failure: only weights that are all one value would be the
@@ -61,7 +49,7 @@ def _first_difference(device: Device, reference: Build, build: Build, folder: Pa
     """Say how the results of a build differ, or nothing; raises what loading and running raise."""
     known = dict(build.rewritten)
     floats = {spec.dtype for spec in _floats(reference.args)}
-    tolerance = max((TOLERANCES[dtype] for dtype in floats), default=(0.0, 0.0))
+    tolerance = max((KERNEL_TOLERANCES[dtype] for dtype in floats), default=(0.0, 0.0))
 
     def laid_out(arrays: Sequence[Array]) -> list[Array]:
         return [
@@ -92,27 +80,6 @@ def _said_of_the_default() -> Iterator[None]:
         raise RuntimeError(message) from error
 
 
-def drawn(
-    spec: TensorSpec, seed: int, nth: int, *, least: float = -1.0, integers: int = 2
-) -> Array:
-    """Return the seeded values of an argument: floats from `least` to 1, integers below `integers`.
-
-    Signed, because a kernel that loses a ReLU, or takes an absolute value, does nothing wrong to
-    values that are not; and sums of them stay small, so that one wrong term shows. Below 1, because
-    a float may be cast to an index. Integers may be indices of a table, as in `random_inputs`:
-    what is wrong for others than 0 and 1 alone does not show.
-    """
-    rng = np.random.default_rng((seed, nth))
-    dtype = np.dtype(spec.dtype)
-    if dtype.kind != "f":
-        return rng.integers(0, integers, spec.shape, np.uint8).astype(dtype)
-    wide = np.float64 if dtype == np.float64 else np.float32
-    values: Array = np.asarray(rng.random(spec.shape, wide))
-    np.multiply(values, 1.0 - least, out=values)
-    np.add(values, least, out=values)
-    return values.astype(dtype, copy=False)
-
-
 def _loaded(device: Device, build: Build, path: Path) -> Call:
     path.write_bytes(build.library)
     return device.loaded(path)
@@ -128,12 +95,19 @@ def _expected(
     """
     # An index may be of an embedding, and an embedding of one row has no second one.
     integers = 1 if any(len(s.shape) == 2 and s.shape[0] == 1 for s in _floats(specs)) else 2
-    given = [drawn(spec, seed, i, integers=integers) for i, spec in enumerate(specs)]
+
+    def draw(least: float) -> list[Array]:
+        return [
+            comparison_values(spec, seed, i, least=least, integers=integers)
+            for i, spec in enumerate(specs)
+        ]
+
+    given = draw(least=-1.0)
     expected = call(given)
     # Sums of many positive halves lose more to rounding than a wrong kernel would.
     if all(_is_finite(array) for array in expected) or any(s.dtype == "float16" for s in specs):
         return given, expected
-    given = [drawn(spec, seed, i, least=0.0, integers=integers) for i, spec in enumerate(specs)]
+    given = draw(least=0.0)
     return given, call(given)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tunerd.system.arrays import timing_values
 from tunerd.vocabulary import Build, TensorSpec
 
 MAX_COPIES = 512  # of the weights of a kernel
@@ -122,7 +123,7 @@ class Arguments:
         piece = self._empty((count,), dtype)
         item = np.dtype(dtype).itemsize
         have = min(count, _MADE_ON_HOST // item)
-        values = random_array(TensorSpec("", (have,), dtype), seed=0)
+        values = timing_values(TensorSpec("", (have,), dtype), seed=0)
         _view(piece, (have,), 0).copyfrom(values)
         while have < count:
             more = min(have, count - have)
@@ -143,19 +144,6 @@ def copies_of(bytes_each: int, range_bytes: int) -> int:
         return 1
     wanted = math.ceil(range_bytes / bytes_each)
     return max(1, min(wanted, MAX_COPIES, MAX_COPY_BYTES // bytes_each))
-
-
-def random_array(spec: TensorSpec, seed: int) -> np.ndarray[Any, Any]:
-    """Return seeded values in [-1, 1); zeros for integers, which may be indices.
-
-    Of both signs, because some functions take as long as their argument lets them: a product of
-    two matrices of positive values is so large that erf has nothing left to compute.
-    """
-    dtype = np.dtype(spec.dtype)
-    if dtype.kind != "f":
-        return np.zeros(spec.shape, dtype)
-    values = np.random.default_rng(seed).random(spec.shape, np.float32)
-    return (2 * values - 1).astype(dtype)
 
 
 def _bytes_of(spec: TensorSpec) -> int:

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tunerd.runner.arguments import Arguments, random_array
+from tunerd.runner.arguments import Arguments
 from tunerd.runner.profiles import range_of
+from tunerd.system.arrays import timing_values
 from tunerd.vocabulary import Build, Failure, Kind, Profile, Stage
 
 log = logging.getLogger(__name__)
@@ -309,7 +310,7 @@ class TimedModel:
     """A loaded artifact on seeded random inputs that lie on the device."""
 
     def __init__(self, model: Any, profile: Profile) -> None:
-        inputs = {s.name: random_array(s, seed=i) for i, s in enumerate(model.inputs)}
+        inputs = {s.name: timing_values(s, seed=i) for i, s in enumerate(model.inputs)}
         self._model, self._inputs = model, inputs
         for _ in range(2):  # the second call replays what the first one captured
             model.timed_calls(inputs, 1)

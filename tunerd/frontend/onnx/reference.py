@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunerd.vocabulary import Arrays, TensorSpec
+from tunerd.vocabulary import Arrays
 
 if TYPE_CHECKING:
     import onnx
-
-
-def random_inputs(specs: Iterable[TensorSpec], seed: int) -> Arrays:
-    """Return seeded inputs by name: standard normal floats; integers and booleans of 0 and 1.
-
-    Zero and one are valid where integers are indices into a table or a mask.
-    """
-    rng = np.random.default_rng(seed)
-    arrays: Arrays = {}
-    for spec in specs:
-        dtype = np.dtype(spec.dtype)
-        is_float = np.issubdtype(dtype, np.floating)
-        values = rng.standard_normal(spec.shape) if is_float else rng.integers(0, 2, spec.shape)
-        arrays[spec.name] = np.asarray(values).astype(dtype)
-    return arrays
 
 
 class Reference:

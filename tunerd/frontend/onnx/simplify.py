@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunerd.errors import ModelError
-from tunerd.frontend.onnx.reference import Reference, agree, random_inputs
+from tunerd.frontend.onnx.reference import Reference, agree
 from tunerd.frontend.onnx.rewrites import expanded, rewrite_graph
+from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import Arrays, TensorSpec
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,26 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tunerd.errors import ModelError
-from tunerd.frontend.onnx.reference import Reference, random_inputs
+from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.onnx.rewrites import subgraphs
 from tunerd.frontend.onnx.simplify import shapes_without_weights
-from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
+from tunerd.system.arrays import MODEL_TOLERANCES, verification_inputs
+from tunerd.vocabulary import Arrays, Model, Profile
 from tunerd.vocabulary.outcome import Latency, Verification
 from tunerd.vocabulary.verdict import Correctness, Verdict
 
 if TYPE_CHECKING:
     import onnx
-
-# Relative error, and absolute error in units of an output's scale (its largest value). Sums
-# in another order move float32 outputs of light_densenet121 by 5e-5 of their scale, with ONNX
-# Runtime against itself; the rest is room for fast math on GPUs. In float16, 4,096 products summed
-# one by one are up to 8.6e-3 of the scale away from ONNX Runtime, which sums in float32, and up to
-# 6.2e-3 where the output is small. Other types: exact.
-TOLERANCES = {
-    "float64": (1e-6, 1e-7),
-    "float32": (1e-3, 1e-3),
-    "float16": (2e-2, 8e-3),
-}
 
 SEEDS = 3  # two at least: a model that ignores its input must differ from one of them
 
@@ -51,7 +41,7 @@ def verify(run: Callable[[Arrays], Arrays], model: Model) -> Verification:
     largest finite |ref| of that output for that seed. Where the reference is finite, NaN and
     infinity are never right. Integers and booleans must be equal.
 
-    `rtol` and `atol` are the TOLERANCES of the lowest floating type among the values that an
+    `rtol` and `atol` are the MODEL_TOLERANCES of the lowest floating type among the values that an
     output is computed from: a cast to float32 does not bring back what float16 has rounded off. A
     sum of n terms in a type of unit roundoff u is off by up to n u sum |term| (Higham, Accuracy and
     Stability of Numerical Algorithms, 2002, section 4.2), with u = 2**-11 in float16 and 2**-24 in
@@ -112,28 +102,6 @@ class Expected:
         )
 
 
-def verification_inputs(specs: Iterable[TensorSpec], seed: int) -> Arrays:
-    """Return seeded inputs: those of `random_inputs`, in odd seeds with a mean of each channel.
-
-    Noise alone would not do: a network that averages over an image maps any two images of
-    independent noise to nearly the same outputs. Shifted channels, or rows, alone would not do
-    either: they drive some networks into a softmax that is all zeros and a one.
-    """
-    specs = tuple(specs)
-    arrays = random_inputs(specs, seed)
-    if seed % 2 == 0:
-        return arrays
-    rng = np.random.default_rng(seed)
-    for spec in specs:
-        values = arrays[spec.name]
-        if np.issubdtype(values.dtype, np.floating):
-            kept = spec.shape[: max(1, len(spec.shape) - 2)]
-            means = rng.standard_normal(kept).reshape(kept + (1,) * (len(spec.shape) - len(kept)))
-            shifted = values + means.astype(values.dtype)
-            arrays[spec.name] = np.asarray(shifted)  # a sum of arrays without axes is a scalar
-    return arrays
-
-
 @dataclass(frozen=True)
 class _Output:
     """An output, its tolerance, and whether it is computed from an input."""
@@ -184,9 +152,9 @@ def _outputs(model: Model) -> list[_Output]:
     for spec in model.outputs:
         behind = _behind(spec.name, sources)
         tolerance = (0.0, 0.0)
-        if spec.dtype in TOLERANCES:
+        if spec.dtype in MODEL_TOLERANCES:
             floats = {spec.dtype} | {types[name] for name in behind & types.keys()}
-            tolerance = max(TOLERANCES[dtype] for dtype in floats)
+            tolerance = max(MODEL_TOLERANCES[dtype] for dtype in floats)
         outputs.append(_Output(spec.name, *tolerance, depends=bool(behind & given)))
     return outputs
 
@@ -202,10 +170,10 @@ def _sources(graph: onnx.GraphProto) -> dict[str, list[str]]:
 
 
 def _float_types(graph: onnx.GraphProto) -> dict[str, str]:
-    """Return by name the values that have TOLERANCES, and their types."""
+    """Return by name the values that have MODEL_TOLERANCES, and their types."""
     from onnx import helper
 
-    known = {helper.np_dtype_to_tensor_dtype(np.dtype(dtype)): dtype for dtype in TOLERANCES}
+    known = {helper.np_dtype_to_tensor_dtype(np.dtype(dtype)): dtype for dtype in MODEL_TOLERANCES}
     types = {}
     for part in subgraphs(graph):
         for value in (*part.input, *part.value_info, *part.output):
