@@ -17,7 +17,7 @@ from artifact_fixtures import tiny_artifact
 from build_fixtures import LLVM, doubling, raising
 
 from tunerd.errors import HostError, InfrastructureError
-from tunerd.runner import process, sampling
+from tunerd.runner import sampling, service
 from tunerd.runner.client import RunnerClient, _limit_secs
 from tunerd.runner.host import Blame, RunnerHost
 from tunerd.runner.load import Load
@@ -113,7 +113,7 @@ def runner_of_its_own() -> socket.socket:
 
     def serve() -> None:
         with its, contextlib.suppress(wire.Closed, OSError):
-            process._Runner(its, "cpu", CORES).serve()
+            service.RunnerService(its, "cpu", CORES).serve()
 
     threading.Thread(target=serve, daemon=True).start()
     return ours
@@ -279,7 +279,7 @@ def answers(asked: dict[str, Any], blobs: Sequence[bytes] = ()) -> list[Any]:
 def test_a_sign_follows_each_build_that_is_loaded_and_each_sample(
     sound: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_SIGN_SECS", 0.0)
+    monkeypatch.setattr(service, "_SIGN_SECS", 0.0)
     asked = {"op": "compare", "builds": [build_to(sound)] * 2, "profile": to_json(TEN)}
     *signs, results = answers(asked, [sound.library] * 2)
     assert signs == [{"goes_on": True}] * (2 + 2 * 10)
@@ -289,7 +289,7 @@ def test_a_sign_follows_each_build_that_is_loaded_and_each_sample(
 def test_a_sign_follows_each_model_that_is_loaded_and_each_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_SIGN_SECS", 0.0)
+    monkeypatch.setattr(service, "_SIGN_SECS", 0.0)
     tiny_artifact(tmp_path / "tiny")
     artifacts = [str(tmp_path / "tiny"), str(tmp_path / "missing")]
     *signs, _ = answers({"op": "compare_models", "artifacts": artifacts, "profile": to_json(TEN)})
@@ -299,7 +299,7 @@ def test_a_sign_follows_each_model_that_is_loaded_and_each_sample(
 def test_what_takes_less_than_a_second_gives_no_sign(
     sound: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_SIGN_SECS", 1e9)
+    monkeypatch.setattr(service, "_SIGN_SECS", 1e9)
     asked = {"op": "compare", "builds": [build_to(sound)], "profile": to_json(TEN)}
     (results,) = answers(asked, [sound.library])
     assert results["results"]
