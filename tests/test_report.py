@@ -30,7 +30,7 @@ from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import DEFAULT_SOURCE, Activity, Conditions, Measurement, Span
 from tunerd.vocabulary.outcome import Comparison, Finalist, Latency, Outcome, Verification
-from tunerd.vocabulary.verdict import Verdict
+from tunerd.vocabulary.verdict import Interval, Verdict
 
 
 def write(folder: Path, outcome: Outcome | None, **changes: Any) -> str:
@@ -340,8 +340,8 @@ def test_durations_and_shares_read_as_people_say_them() -> None:
 
 
 def test_a_tight_interval_gets_the_digits_to_be_seen() -> None:
-    assert ratio_texts(2.1, 2.05, 2.16) == ("2.10", "2.05–2.16")
-    assert ratio_texts(1.013, 1.0122, 1.0138) == ("1.0130", "1.0122–1.0138")
+    assert ratio_texts(Interval(2.1, 2.05, 2.16)) == ("2.10", "2.05–2.16")
+    assert ratio_texts(Interval(1.013, 1.0122, 1.0138)) == ("1.0130", "1.0122–1.0138")
 
 
 def test_the_interval_of_a_median_is_that_of_the_sign_test() -> None:

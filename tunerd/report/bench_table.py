@@ -128,7 +128,7 @@ def _sentences(bench: Bench) -> list[str]:
     found = []
     if bench.slowdown is not None and bench.beside is not None:
         slow = bench.slowdown
-        ratio, interval = ratio_texts(slow.ratio, slow.ratio_low, slow.ratio_high)
+        ratio, interval = ratio_texts(slow.interval)
         found.append(
             f"{ratio}{TIMES} the latency of alone beside neighbours (95% interval {interval}, "
             f"medians of {count_text(bench.beside.rounds, 'round')})"

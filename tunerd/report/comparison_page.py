@@ -104,7 +104,7 @@ def _run_cells(run: NamedRun, beside: AgainstFirst | None) -> tuple[Child, ...]:
 def ratio_cell(compared: Comparison | None) -> Child:
     if compared is None:
         return UNKNOWN
-    ratio, interval = ratio_texts(compared.ratio, compared.ratio_low, compared.ratio_high)
+    ratio, interval = ratio_texts(compared.interval)
     said = "cannot tell" if compared.verdict is Verdict.CANNOT_TELL else f"{ratio}{TIMES}"
     return element("div", said, element("small", interval))
 

@@ -104,7 +104,7 @@ def outcome_headline(outcome: Outcome) -> Headline:
         return Headline(
             "Wrong result: the tuned model disagrees with ONNX Runtime", verified, "bad"
         )
-    ratio, interval = ratio_texts(compared.ratio, compared.ratio_low, compared.ratio_high)
+    ratio, interval = ratio_texts(compared.interval)
     inside = f"95% interval {interval}"
     tone: Tone = "neutral"
     match compared.verdict:

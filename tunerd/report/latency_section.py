@@ -27,7 +27,7 @@ def latency_section(outcome: Outcome) -> Markup:
         return section("Before and after", lead="No end-to-end latency was measured.")
     scale = bar_scale(known)
     compared = outcome.end_to_end
-    ratio, interval = ratio_texts(compared.ratio, compared.ratio_low, compared.ratio_high)
+    ratio, interval = ratio_texts(compared.interval)
     said = {
         Verdict.FASTER: f"Default over tuned is {ratio}, 95% interval {interval}.",
         Verdict.SLOWER: f"Default over tuned is {ratio}, 95% interval {interval}: slower.",

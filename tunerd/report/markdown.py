@@ -155,7 +155,7 @@ def _winner(task: TaskOutcome, view: RunView) -> str:
 def _ratio(compared: Comparison | None) -> str:
     if compared is None:
         return UNKNOWN
-    ratio, interval = ratio_texts(compared.ratio, compared.ratio_low, compared.ratio_high)
+    ratio, interval = ratio_texts(compared.interval)
     if compared.verdict is Verdict.CANNOT_TELL:
         return f"cannot tell ({interval})"
     return f"{ratio}{TIMES} ({interval})"

@@ -28,7 +28,7 @@ def ratio_text(ratio: Interval | None) -> str:
     """Return a ratio with its interval."""
     if ratio is None:
         return UNKNOWN
-    text, interval = ratio_texts(ratio.value, ratio.low, ratio.high)
+    text, interval = ratio_texts(ratio)
     return f"{text}{TIMES} ({interval})"
 
 

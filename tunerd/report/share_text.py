@@ -140,7 +140,7 @@ def _interval_text(value: Interval) -> str:
 
 
 def _ratio_text(value: Interval) -> str:
-    ratio, interval = ratio_texts(value.value, value.low, value.high)
+    ratio, interval = ratio_texts(value)
     return "1" if value.low == value.high == 1 else f"{ratio} ({interval})"
 
 

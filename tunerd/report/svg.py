@@ -99,7 +99,7 @@ def ratio_mark(compared: Comparison, *, scale: tuple[float, float]) -> Markup:
         return percent(math.log(max(value, scale[0]) / scale[0]) / width)
 
     style = {Verdict.FASTER: "better", Verdict.SLOWER: "worse"}.get(compared.verdict, "open")
-    text, interval = ratio_texts(ratio, low, high)
+    text, interval = ratio_texts(compared.interval)
     marks = [
         element("title", f"{text}{TIMES}, 95% interval {interval}"),
         element("line", class_="one", x1=at(1), x2=at(1), y1=0, y2=20),

@@ -110,7 +110,7 @@ def _ratio_cell(comparison: Comparison | None, *, is_tuned: bool) -> Text:
         return Text(UNKNOWN)
     if comparison.verdict is Verdict.CANNOT_TELL:
         return Text("cannot tell", style="yellow")
-    ratio, _ = ratio_texts(comparison.ratio, comparison.ratio_low, comparison.ratio_high)
+    ratio, _ = ratio_texts(comparison.interval)
     return Text(f"{ratio}{TIMES}", style="green" if is_tuned else "")
 
 

@@ -115,7 +115,7 @@ def _compared(task: TaskOutcome, scale: tuple[float, float]) -> tuple[Child, Chi
     compared = task.comparison
     if compared is None:
         return UNKNOWN, None
-    ratio, interval = ratio_texts(compared.ratio, compared.ratio_low, compared.ratio_high)
+    ratio, interval = ratio_texts(compared.interval)
     mark = None
     if UNKNOWN not in (ratio, interval):
         mark = svg.ratio_mark(compared, scale=scale)

@@ -6,6 +6,8 @@ import math
 import re
 from datetime import UTC, datetime
 
+from tunerd.vocabulary.verdict import Interval
+
 EN_DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 UNKNOWN = EN_DASH
@@ -96,8 +98,9 @@ def percent_text(fraction: float | None) -> str:
     return f"{100 * fraction:.1f}%"
 
 
-def ratio_texts(ratio: float, low: float, high: float) -> tuple[str, str]:
+def ratio_texts(interval: Interval) -> tuple[str, str]:
     """Return a ratio and its interval, both with the decimals that the interval deserves."""
+    ratio, low, high = interval.value, interval.low, interval.high
     if not is_known(ratio):
         return UNKNOWN, UNKNOWN
     decimals = 2 if ratio < 10 else 1 if ratio < 100 else 0
