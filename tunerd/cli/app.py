@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from enum import StrEnum
 from typing import Annotated
 
@@ -64,16 +63,12 @@ def _end_with_stdin() -> None:
 
     Whoever started it was killed then. What it has stored goes on, as after a kill of its own.
     """
+    from tunerd.system.spawn import end_with
+
     leash = os.dup(0)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-
-    def watch() -> None:
-        while os.read(leash, 1):
-            pass
-        os._exit(ExitCode.INTERRUPTED)
-
-    threading.Thread(target=watch, daemon=True).start()
+    end_with(leash, ExitCode.INTERRUPTED)
 
 
 @app.callback()

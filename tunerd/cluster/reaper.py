@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tunerd.errors import InfrastructureError
-from tunerd.system import processes
-from tunerd.system.processes import ProcessId, python_path
+from tunerd.system import processes, spawn
+from tunerd.system.processes import ProcessId
 
 _LOOK_SECS = 0.5
 _START_LOOK_SECS = 0.1  # less than an agent takes until it has a title
@@ -57,10 +57,9 @@ def leashed() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
     The cluster's token is in the environment already. Yields what is to be called once the cluster
     is there: it returns its daemons, and from then on the cluster ends with its raylet as well.
     """
-    holder = subprocess.Popen(
-        [sys.executable, "-m", "tunerd.cluster.reaper", str(os.getpid())],
-        env={**os.environ, "PYTHONPATH": python_path()},
-        cwd="/",  # no module of the user's folder is taken for one of Python's
+    holder = spawn.start(
+        "tunerd.cluster.reaper",
+        str(os.getpid()),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

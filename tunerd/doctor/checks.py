@@ -20,9 +20,8 @@ from pathlib import Path
 import psutil
 
 from tunerd.errors import HostError, TunerdError
-from tunerd.system import host
+from tunerd.system import host, spawn
 from tunerd.system.host import HostFacts
-from tunerd.system.processes import python_path
 from tunerd.vocabulary import SliceRequest
 
 # The versions that work together, as in pyproject.toml; a test compares the two.
@@ -346,7 +345,7 @@ def _python(code: str) -> _Answer:
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONPATH": python_path()},
+            env=spawn.environment(),
             capture_output=True,
             text=True,
             timeout=_IMPORT_SECS,

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -24,8 +21,7 @@ from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Extracted, Kernels
 from tunerd.frontend.messages import asked_to, extracted_from, kernels_from
 from tunerd.frontend.model import FixedModel
-from tunerd.system import wire
-from tunerd.system.processes import python_path
+from tunerd.system import spawn, wire
 from tunerd.vocabulary import TargetSpec
 
 _TAIL_CHARS = 2000
@@ -41,10 +37,8 @@ class Lowerer:
         self.connection, theirs = socket.socketpair()
         self.printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         with theirs, _deaf_children():
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tunerd.frontend.worker"],
-                env={**os.environ, "PYTHONPATH": python_path()},
-                cwd="/",
+            self.process = spawn.start(
+                "tunerd.frontend.worker",
                 stdin=theirs.fileno(),
                 stdout=self.printed,
                 stderr=self.printed,

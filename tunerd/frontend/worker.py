@@ -2,7 +2,7 @@
 
     python -m tunerd.frontend.worker
 
-Standard input is a socket (`slices.wire`, `lowering_messages`). The process ends when the other end
+Standard input is a socket (`system.wire`, `frontend.messages`). The process ends when the other end
 of it does, so with its parent, however that ends.
 """
 
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 
 from tunerd.errors import TunerdError
 from tunerd.frontend.kernels import kernels_of
 from tunerd.frontend.messages import asked_from, extracted_to, kernels_to
 from tunerd.frontend.relax.lowering import import_all
-from tunerd.system import wire
+from tunerd.system import spawn, wire
 from tunerd.system.logs import collect
 from tunerd.system.without_torch import keep_torch_from_tvm
 
@@ -26,7 +25,7 @@ def main() -> None:
     connection = socket.socket(fileno=0)
     import_all()
     asked = asked_from(*wire.receive(connection))
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    spawn.end_with(connection.fileno(), 1)
     log = collect()
     try:
         kernels = kernels_of(*asked)
@@ -37,11 +36,6 @@ def main() -> None:
         wire.send(connection, {**extracted_to(kernels), "log": log})
         wire.send(connection, *kernels_to(kernels))
     os._exit(0)  # TVM takes its time to throw everything away
-
-
-def _end_with(connection: socket.socket) -> None:
-    connection.recv(1)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunerd.system import wire
+from tunerd.system.spawn import end_with
 from tunerd.system.without_torch import keep_torch_from_tvm
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def main() -> None:
     if arguments.cores:  # before any thread is started: each inherits it
         os.sched_setaffinity(0, arguments.cores)
     if arguments.leash:
-        threading.Thread(target=_end_with_input, daemon=True).start()
+        end_with(0, 1)
     listener = socket.socket(socket.AF_UNIX)
     # Bound under another name first: a path that exists can be connected to.
     hidden = f"{arguments.socket}.new"
@@ -77,12 +77,6 @@ def _preload(device: str) -> None:
         tvm_runtime.import_runtime()
         if device == "cuda":
             cuda_device.preload()
-
-
-def _end_with_input() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(1)  # kernels run without the GIL, so this thread gets its turn
 
 
 def _cores(text: str) -> tuple[int, ...]:

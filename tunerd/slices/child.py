@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from abc import abstractmethod
@@ -16,7 +14,7 @@ from pathlib import Path
 from tunerd.errors import InfrastructureError
 from tunerd.runner.host import EXIT_SECS, START_SECS, Blame, outside_signal
 from tunerd.slices.base import ProcessSlice
-from tunerd.system.processes import python_path
+from tunerd.system import spawn
 from tunerd.vocabulary import SliceSpec
 
 
@@ -36,12 +34,12 @@ class ChildSlice(ProcessSlice):
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="tunerd-"))
         path, log_path = self._folder / "runner.sock", self._folder / "runner.log"
         # Its end of this pipe closes with this process, however that ends: the runner exits then.
-        command = [sys.executable, "-m", "tunerd.runner.process", "--socket", str(path), "--leash"]
+        arguments = ("--socket", str(path), "--leash", *self.arguments())
         with log_path.open("ab") as log_file:
-            self._process = subprocess.Popen(
-                [*command, *self.arguments()],
-                env={**os.environ, "PYTHONPATH": python_path(), **dict(self.spec.environment)},
-                cwd="/",  # as the guard of a GPU starts them
+            self._process = spawn.start(
+                "tunerd.runner.process",
+                *arguments,
+                changes=dict(self.spec.environment),
                 stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,

@@ -16,12 +16,6 @@ from typing import Self
 _POLL_SECS = 0.02
 
 
-def python_path() -> str:
-    """Return the PYTHONPATH of a child that finds this package in whatever folder it starts."""
-    root = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-
-
 @dataclass(frozen=True)
 class ProcessId:
     """A pid and the process's start, in clock ticks since boot (field 22 of /proc/PID/stat).

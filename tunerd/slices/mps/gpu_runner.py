@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tunerd.slices.mps.control import MpsControl, clean_environment
-from tunerd.system.processes import ProcessId, python_path
+from tunerd.system.processes import ProcessId
+from tunerd.system.spawn import python_path
 
 log = logging.getLogger(__name__)
 

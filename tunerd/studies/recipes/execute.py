@@ -19,7 +19,7 @@ from typing import IO, Any
 from tunerd.errors import ExitCode, FolderError, TunerdError
 from tunerd.records import Store
 from tunerd.studies.recipes.recipe import Gate, PlannedRun, Recipe
-from tunerd.system.processes import python_path
+from tunerd.system import spawn
 
 _ENDED_WELL = (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)  # there is an artifact
 
@@ -193,7 +193,7 @@ class _Children:
                 # Out of the terminal's group: it would get Ctrl-C twice, from there and from here.
                 self._child = subprocess.Popen(
                     [*self._program, *argv],
-                    env={**os.environ, "PYTHONPATH": python_path()},
+                    env=spawn.environment(),
                     stdin=stdin,
                     stdout=stdout,
                     process_group=0,
