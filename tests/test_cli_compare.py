@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from gate_runs import MODEL, PROOF, on, outcome, run_of
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
+from tunerd.records.schema import STORE_NAME
 from tunerd.vocabulary import CapProof
 from tunerd.vocabulary.outcome import Latency, Outcome
 from tunerd.vocabulary.verdict import Verdict
@@ -41,6 +44,22 @@ def document(capsys: Captured, *argv: str, code: ExitCode) -> Any:
     found = json.loads(capsys.readouterr().out)
     assert found["exit_code"] == code
     return found
+
+
+def test_a_run_whose_candidates_have_origins_and_no_sources_is_compared(
+    make: MakeRun, capsys: Captured
+) -> None:
+    base, new = make("base", outcome(1)), make("new", outcome(2, slower=1.2))
+    now = document(capsys, base, new, code=ExitCode.REGRESSION)
+    with contextlib.closing(sqlite3.connect(Path(base) / STORE_NAME)) as store, store:
+        ((text,),) = store.execute("SELECT outcome FROM outcomes")
+        value = json.loads(text)
+        for task in value["tasks"]:
+            for entry in (task["winner"], *task["finalists"]):
+                assert entry.pop("source")
+                assert entry["origin"]
+        store.execute("UPDATE outcomes SET outcome = ?", (json.dumps(value),))
+    assert document(capsys, base, new, code=ExitCode.REGRESSION) == now
 
 
 # --- what CI sees ------------------------------------------------------------------------------

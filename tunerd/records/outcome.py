@@ -16,11 +16,10 @@ def outcome_from_json(value: Mapping[str, Any]) -> Outcome:
 
     Raises ValueError or LookupError for anything else.
     """
-    tasks = typed.of_kind(tuple[dict[str, Any], ...], value["tasks"])
     return Outcome(
         model=_model(typed.of_kind(dict[str, Any], value["model"])),
         target=typed.of_kind(TargetSpec, value["target"]),
-        tasks=tuple(typed.of_kind(TaskOutcome, with_sources(task)) for task in tasks),
+        tasks=task_outcomes_from_json(value["tasks"]),
         verification=typed.of_kind(Verification, value["verification"]),
         latencies=typed.of_kind(tuple[Latency, ...], value["latencies"]),
         end_to_end=typed.of_kind(Comparison, value["end_to_end"]),
@@ -28,6 +27,12 @@ def outcome_from_json(value: Mapping[str, Any]) -> Outcome:
         proofs=typed.of_kind(tuple[CapProof, ...], value["proofs"]),
         disturbed_by=typed.of_kind(str, value.get("disturbed_by", "")),
     )
+
+
+def task_outcomes_from_json(value: Any) -> tuple[TaskOutcome, ...]:
+    """Read the tasks of an outcome, also those of older tunerds; raises as `outcome_from_json`."""
+    tasks = typed.of_kind(tuple[dict[str, Any], ...], value)
+    return tuple(typed.of_kind(TaskOutcome, with_sources(task)) for task in tasks)
 
 
 def _model(value: Mapping[str, Any]) -> Model:

@@ -22,6 +22,7 @@ from tunerd.artifacts.manifest import (
 from tunerd.errors import FolderError, InputError, WrongResultError
 from tunerd.records import Store, typed
 from tunerd.records.finding import RunQuery
+from tunerd.records.outcome import task_outcomes_from_json
 from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
 from tunerd.stats.gate import Timing
@@ -167,10 +168,9 @@ class _NamedModel:
 
 @dataclass(frozen=True)
 class _Ended:
-    """What is read of a stored outcome."""
+    """What is read of a stored outcome, less its tasks."""
 
     model: _NamedModel
-    tasks: tuple[TaskOutcome, ...]
     verification: Verification
     latencies: tuple[Latency, ...]
     proofs: tuple[CapProof, ...]
@@ -224,7 +224,8 @@ def _side_of_store(source: str, store: Store, artifact: Path | None) -> Side:
         ended = typed.of_kind(_Ended, value)
         samples = {latency.name: latency.run_secs for latency in ended.latencies}
         timing = Timing(_times(samples["tuned"]), _times(samples.get("default", ())))
-        tasks = tuple(t for task in ended.tasks if (t := _task_timing(task)) is not None)
+        timings = map(_task_timing, task_outcomes_from_json(value["tasks"]))
+        tasks = tuple(timing for timing in timings if timing is not None)
     except (ValueError, LookupError) as error:
         raise store.damaged(str(error)) from error
     if ended.verification.verdict is Verdict.WRONG:
