@@ -14,8 +14,6 @@ from test_share_curve import exact
 
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
-from tunerd.cli.flags import recipe_commands
-from tunerd.cli.tune import settings_of
 from tunerd.errors import ExitCode, FolderError
 from tunerd.frontend.model import read_model
 from tunerd.records import RunFacts
@@ -23,6 +21,7 @@ from tunerd.report.choice_text import aftermath_sentences, choice_sentence
 from tunerd.runs.archive import pack, unpack
 from tunerd.runs.folder import RunFolder
 from tunerd.settings import TuneSettings
+from tunerd.settings.option import checked
 from tunerd.studies.profile import auto
 from tunerd.studies.profile.auto import aftermath, choose, resolve_share
 from tunerd.studies.profile.curve import knee, share_for
@@ -201,16 +200,12 @@ def test_shares_that_cannot_be_chosen_are_refused(
 def test_a_recipe_may_leave_the_share_to_tunerd(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("model: net.onnx\ncpu-pct: auto\nslo-ms: 3\n")
-    (planned,) = read_recipe(path, recipe_commands(app)).runs
-    assert planned.argv[planned.argv.index("--cpu-pct") :][:2] == ("--cpu-pct", "auto")
+    (planned,) = read_recipe(path).runs
+    argv = planned.command.argv
+    assert argv[argv.index("--cpu-pct") :][:2] == ("--cpu-pct", "auto")
 
 
 def test_the_default_folder_names_no_share_that_is_not_known(tmp_path: Path) -> None:
-    given: dict[str, Any] = dict.fromkeys(
-        ("cpu_pct", "out", "slice_kind", "shape", "dim", "budget", "address", "warm_start")
-    )
-    given |= {"model": tmp_path / "net.onnx", "gpu_pct": 0, "mps": "own", "neighbours": "none"}
-    given["l2"] = "model"
-    settings = settings_of(given)
+    settings = checked(TuneSettings, {"model": tmp_path / "net.onnx", "gpu_pct": "auto"})
     assert settings.out == Path("runs/net-gpuauto")
     assert (settings.gpu_pct, settings.share_from) == (100, "auto")

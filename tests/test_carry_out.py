@@ -18,8 +18,6 @@ from gate_runs import outcome, run_of
 from models import ROOT, conv_net
 from tune_process import GONE_SECS, Run
 
-from tunerd.cli.app import app
-from tunerd.cli.flags import recipe_commands
 from tunerd.errors import ExitCode, FolderError
 from tunerd.studies.recipes import read_recipe
 from tunerd.studies.recipes.execute import Result, carry_out
@@ -27,10 +25,12 @@ from tunerd.studies.recipes.execute import Result, carry_out
 # Stands in for tunerd: writes down what it was asked, and ends as plan.json says of that command.
 PROGRAM = """
 import json, os, shutil, signal, sqlite3, sys, time
+request = json.loads(sys.stdin.readline())
+command, said = request["command"], request["settings"]
+key = " ".join([command, said.get("base") or said.get("model") or ""]).strip()
 with open("asked", "a") as asked:
-    asked.write(" ".join(sys.argv[1:]) + "\\n")
+    asked.write(key + "\\n")
 plan = json.load(open("plan.json"))
-key = sys.argv[1] if sys.argv[1] == "preflight" else sys.argv[1] + " " + sys.argv[2]
 step = plan.get(key, 0)
 if step == "wait":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(16))
@@ -45,8 +45,8 @@ if step == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if step == "not begun":  # as Python ends where a module is missing
     sys.exit(1)
-if sys.argv[1] == "tune" and step in (0, 1, 2):
-    out = sys.argv[sys.argv.index("--out") + 1]
+if command == "tune" and step in (0, 1, 2):
+    out = said["out"]
     shutil.copytree("ended", out, dirs_exist_ok=True)
     with sqlite3.connect(out + "/store.sqlite") as store:
         store.execute("update outcomes set saved_at = ?", [time.time()])
@@ -71,7 +71,7 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Carry:
         Path("r.yaml").write_text(text)
         Path("plan.json").write_text(json.dumps(plan))
         Path("asked").write_text("")
-        recipe = read_recipe(Path("r.yaml"), recipe_commands(app))
+        recipe = read_recipe(Path("r.yaml"))
         return carry_out(recipe, recipe.runs, fail_fast=fail_fast, program=program)
 
     return carry
@@ -203,14 +203,41 @@ def test_a_run_learns_of_the_end_of_who_carries_the_recipe_out(tmp_path: Path) -
     wait_for((tmp_path / "let go").exists)
 
 
+def test_a_command_ends_with_the_standard_input_that_named_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LONG_COMMAND],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        request = {"command": "preflight", "settings": {"wait_secs": "90s"}, "json": False}
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"alive 90.0\n"
+        assert process.poll() is None
+        process.stdin.close()
+        assert process.wait() == ExitCode.INTERRUPTED
+
+
+LONG_COMMAND = """
+import time
+from tunerd.cli import child, preflight
+def look(settings, json):
+    print("alive", settings.wait_secs, flush=True)
+    time.sleep(600)
+preflight.preflight = look
+child.main()
+"""
+
+
 CARRIER = """
 import sys
 from pathlib import Path
-from tunerd.cli.app import app
-from tunerd.cli.flags import recipe_commands
 from tunerd.studies.recipes import read_recipe
 from tunerd.studies.recipes.execute import carry_out
-recipe = read_recipe(Path("r.yaml"), recipe_commands(app))
+recipe = read_recipe(Path("r.yaml"))
 carry_out(recipe, recipe.runs, program=(sys.executable, "program.py"))
 """
 

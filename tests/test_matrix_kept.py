@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from matrix_samples import FAILED, PROOF, RIGHT, measured
 from test_records import FACTS
 
-from tunerd.cli.matrix import shares_of
 from tunerd.errors import DiskError, FolderError, InputError
 from tunerd.records import Store
 from tunerd.settings import TuneSettings
+from tunerd.settings.option import checked
+from tunerd.settings.studies import MatrixSettings
 from tunerd.studies.matrix.claims import DEFAULT, middle_of
 from tunerd.studies.matrix.folder import Kept, opened, read
 from tunerd.studies.matrix.levels import UNKNOWN, Cost, cost_of, levels_of, settings_of
@@ -109,6 +110,10 @@ def test_a_later_level_has_a_part_of_the_trials_and_the_first_all_of_them() -> N
     assert (later.pct, later.trials, later.slices) == (50, 150, 2)
     assert later.warm_start == (Path("a"),)
     assert settings_of(base, last, [Path("a")], Path("c")).pct == 10
+
+
+def shares_of(text: str) -> tuple[int, ...]:
+    return checked(MatrixSettings, {"model": Path("a.onnx"), "shares": text}).shares
 
 
 @pytest.mark.parametrize("text", ["", "40", "10,,20", "0,50", "50,101", "a,b", "1.5,3", "40,40"])

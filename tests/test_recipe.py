@@ -16,9 +16,10 @@ from models import ROOT
 
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
-from tunerd.cli.flags import recipe_commands
 from tunerd.errors import ExitCode, InputError
-from tunerd.studies.recipes import Commands, Recipe, json_schema, read_recipe
+from tunerd.settings import TuneSettings
+from tunerd.settings.option import keys_of
+from tunerd.studies.recipes import Recipe, json_schema, read_recipe
 from tunerd.studies.recipes.document import MAX_BYTES, MAX_VALUES
 from tunerd.studies.recipes.execute import Result
 from tunerd.studies.recipes.recipe import MAX_RUNS
@@ -31,26 +32,21 @@ OF_OTHER_COMMANDS = {"claims.yaml", "shares.yaml"}
 RECIPES = sorted(p for p in (ROOT / "recipes").glob("*.yaml") if p.name not in OF_OTHER_COMMANDS)
 
 
-@pytest.fixture(scope="module")
-def commands() -> Commands:
-    return recipe_commands(app)
-
-
 @pytest.fixture
-def read(tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch) -> Read:
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     """Return what reads a recipe's text, in a file `r.yaml` in this process's folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TUNERD_STORE", raising=False)
 
     def reading(text: str, *overrides: str) -> Recipe:
         Path("r.yaml").write_text(text)
-        return read_recipe(Path("r.yaml"), commands, overrides)
+        return read_recipe(Path("r.yaml"), overrides)
 
     return reading
 
 
 def lines(recipe: Recipe) -> list[str]:
-    return [shlex.join(run.argv) for run in recipe.runs]
+    return [shlex.join(run.command.argv) for run in recipe.runs]
 
 
 # --- runs --------------------------------------------------------------------------------------
@@ -107,27 +103,25 @@ def test_a_flag_without_a_value_is_true_or_false(read: Read) -> None:
     assert "--require-hit" not in lines(read(text + "false"))[0]
 
 
-def test_paths_are_relative_to_the_recipe(
-    tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("recipes", "elsewhere"):
         (tmp_path / name).mkdir()
     path = tmp_path / "recipes" / "r.yaml"
     path.write_text("model: ../a.onnx\ncpu-pct: 50\nout: '../runs/{name}'\n")
     monkeypatch.chdir(tmp_path)
-    assert lines(read_recipe(path, commands)) == ["tune a.onnx --cpu-pct 50 --out runs/a-cpu50"]
+    assert lines(read_recipe(path)) == ["tune a.onnx --cpu-pct 50 --out runs/a-cpu50"]
     monkeypatch.chdir(tmp_path / "elsewhere")
-    (line,) = lines(read_recipe(path, commands))
+    (line,) = lines(read_recipe(path))
     assert f"tune {tmp_path}/a.onnx " in line
 
 
 def test_the_command_line_says_it_last_and_its_paths_are_its_own(
-    read: Read, tmp_path: Path, commands: Commands
+    read: Read, tmp_path: Path
 ) -> None:
     (tmp_path / "sub").mkdir()
     path = tmp_path / "sub" / "r.yaml"
     path.write_text("model: a.onnx\ncpu-pct: 50\nruns: {x: {trials: 4}}\n")
-    recipe = read_recipe(path, commands, ["trials=7", "model=b.onnx", "cpu-pct=[10, 20]"])
+    recipe = read_recipe(path, ["trials=7", "model=b.onnx", "cpu-pct=[10, 20]"])
     assert lines(recipe) == [
         f"tune b.onnx --cpu-pct {pct} --out sub/runs/x-cpu{pct} --trials 7" for pct in (10, 20)
     ]
@@ -139,8 +133,9 @@ def test_a_gate_and_a_check_before_are_the_flags_of_their_commands(read: Read) -
         "gate: {base: 'best/{name}', fail-above: 3%}\n"
         "runs: {x: , y: {gate: {fail-above: 9%}}, z: {gate: null}}\n"
     )
-    assert recipe.preflight == ("preflight", "--cpu-only")
-    gates = [run.gate and shlex.join(run.gate.argv) for run in recipe.runs]
+    assert recipe.preflight is not None
+    assert recipe.preflight.argv == ("preflight", "--cpu-only")
+    gates = [run.gate and shlex.join(run.gate.command.argv) for run in recipe.runs]
     assert gates == [
         "compare best/x runs/x --fail-above 3%",
         "compare best/y runs/y --fail-above 9%",
@@ -265,41 +260,38 @@ def test_a_file_that_is_no_recipe(
     content: bytes | None,
     said: str,
     tmp_path: Path,
-    commands: Commands,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path("r.yaml").write_bytes(content)
     with pytest.raises(InputError, match=said):
-        read_recipe(Path("r.yaml"), commands)
+        read_recipe(Path("r.yaml"))
 
 
 # --- keys and the schema -----------------------------------------------------------------------
 
 
-def test_every_flag_of_tune_is_a_key_but_those_of_run_itself(commands: Commands) -> None:
+def test_every_flag_of_tune_is_a_key_but_those_of_run_itself() -> None:
     program: Any = typer.main.get_command(app)
     flags = {p.opts[0].removeprefix("--") for p in program.commands["tune"].params}
     own = {p.opts[0].removeprefix("--") for p in program.commands["run"].params}
-    assert {key.name for key in commands.tune.keys} == flags - own
+    assert {key.name for key in keys_of(TuneSettings)} == flags - own
     assert {"model", "gpu-pct", "warm-start", "store"} <= flags - own
 
 
-def test_the_published_schema_is_up_to_date(commands: Commands) -> None:
+def test_the_published_schema_is_up_to_date() -> None:
     """`tunerd run --schema > recipes/schema.json` makes it so."""
     published = json.loads((ROOT / "recipes" / "schema.json").read_text())
-    assert published == json.loads(json.dumps(json_schema(commands)))
+    assert published == json.loads(json.dumps(json_schema()))
     jsonschema.Draft7Validator.check_schema(published)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_a_recipe_of_the_repository_is_read_and_fits_the_schema(
-    path: Path, commands: Commands
-) -> None:
-    assert read_recipe(path, commands).runs
+def test_a_recipe_of_the_repository_is_read_and_fits_the_schema(path: Path) -> None:
+    assert read_recipe(path).runs
     text = path.read_text()
-    jsonschema.validate(yaml.safe_load(text), json_schema(commands))
+    jsonschema.validate(yaml.safe_load(text), json_schema())
     assert text.startswith("# yaml-language-server: $schema=schema.json\n")
 
 
@@ -320,9 +312,9 @@ def test_a_recipe_of_the_repository_is_read_and_fits_the_schema(
         "a name that is a path",
     ],
 )
-def test_the_schema_refuses_what_an_editor_can_see(what: str, commands: Commands) -> None:
+def test_the_schema_refuses_what_an_editor_can_see(what: str) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(yaml.safe_load(BAD[what][0]), json_schema(commands))
+        jsonschema.validate(yaml.safe_load(BAD[what][0]), json_schema())
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -357,7 +349,8 @@ def test_quiet_is_waited_for_where_a_run_is_possible_and_what_is_not_is_said_bef
     monkeypatch.setattr(host, "gpus", lambda: ((), "no NVIDIA driver answers here"))
     read("model: a.onnx\npreflight: {wait: 30m}\nruns: {x: {gpu-pct: 40}, y: {cpu-pct: 50}}\n")
     assert run(app, ["run", "r.yaml"]) == run(app, ["run", "r.yaml", "--only", "x"]) == 0
-    assert [recipe.preflight for recipe in asked] == [("preflight", "--wait", "30m"), None]
+    checks = [recipe.preflight for recipe in asked]
+    assert [check and check.argv for check in checks] == [("preflight", "--wait", "30m"), None]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tunerd run: x is impossible here: ")
     assert "no NVIDIA driver answers here" in line

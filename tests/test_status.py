@@ -362,24 +362,6 @@ def test_watching_ends_with_the_run(folder: RunFolder, capsys: Captured) -> None
     assert capsys.readouterr().out.startswith("finished: finished 5")
 
 
-def test_a_command_on_a_leash_ends_with_its_standard_input(folder: RunFolder) -> None:
-    StatusFile(folder.paths).tell(STATE)
-    watching = ["status", str(folder.paths.root), "--watch"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tunerd", "--leash", *watching],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith(b"alive")
-        assert process.poll() is None
-        process.stdin.close()
-        assert process.wait() == ExitCode.INTERRUPTED
-
-
 # --- a real run --------------------------------------------------------------------------------
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from tunerd.cli.group import MARKUP, LazyGroup
-from tunerd.errors import ExitCode
 from tunerd.system.version import __version__
 
 # The first line of what each says of itself, which is not imported for it.
@@ -58,19 +56,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _end_with_stdin() -> None:
-    """Have this process end, at once, when its standard input does; its children get an empty one.
-
-    Whoever started it was killed then. What it has stored goes on, as after a kill of its own.
-    """
-    from tunerd.system.spawn import end_with
-
-    leash = os.dup(0)
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    end_with(leash, ExitCode.INTERRUPTED)
-
-
 @app.callback()
 def main(
     version: Annotated[
@@ -84,12 +69,7 @@ def main(
             help="json: log what is done to stderr, one JSON object per line, and nothing else.",
         ),
     ] = LogFormat.TEXT,
-    leash: Annotated[
-        bool, typer.Option("--leash", hidden=True, help="End with the standard input.")
-    ] = False,
 ) -> None:
     from tunerd.system import logs
 
-    if leash:
-        _end_with_stdin()
     logs.set_up(verbose=verbose, as_json=log_format is LogFormat.JSON)

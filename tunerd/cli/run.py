@@ -18,7 +18,7 @@ from tunerd.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tunerd.studies.recipes import PlannedRun, Recipe
+    from tunerd.studies.recipes import Command, PlannedRun, Recipe
     from tunerd.studies.recipes.execute import Ended, Result
 
 
@@ -49,24 +49,21 @@ def run(
 
     The exit code is the worst of the runs and their gates: the largest.
     """
-    from tunerd.cli.app import app
-    from tunerd.cli.flags import recipe_commands
     from tunerd.studies.recipes import json_schema, read_recipe
 
-    commands = recipe_commands(app)
     if schema:
-        print(json_module.dumps(json_schema(commands), indent=2, ensure_ascii=False))
+        print(json_module.dumps(json_schema(), indent=2, ensure_ascii=False))
         return 0
     if recipe is None:
         raise InputError("a recipe is missing; give a YAML file, for example recipes/cpu.yaml")
-    read = read_recipe(recipe, commands, set_ or ())
+    read = read_recipe(recipe, set_ or ())
     runs = read.only(only) if only else read.runs
     if dry_run:
         _print_plan(read, runs, json)
         return 0
     from tunerd.studies.recipes.execute import carry_out
 
-    impossible = _impossible(app, runs) if read.preflight is not None else {}
+    impossible = _impossible(runs) if read.preflight is not None else {}
     if len(impossible) == len(runs):  # each says so itself, and none needs a quiet machine
         read = replace(read, preflight=None)
     else:
@@ -82,13 +79,18 @@ def run(
     return result.exit_code
 
 
-def _impossible(app: typer.Typer, runs: Sequence[PlannedRun]) -> dict[str, str]:
+def _impossible(runs: Sequence[PlannedRun]) -> dict[str, str]:
     """Return by name why this machine cannot make a run, as far as its kind of slice tells."""
-    from tunerd.cli.flags import tune_settings
+    from tunerd.cluster.job import cluster_address
+    from tunerd.settings import TuneSettings
     from tunerd.slices import member
 
-    settings = {run.name: tune_settings(app, run.argv) for run in runs}
-    here = {name: each.slice_kind for name, each in settings.items() if each.address is None}
+    asked = {run.name: run.command.settings for run in runs}
+    here = {
+        name: each.slice_kind
+        for name, each in asked.items()
+        if isinstance(each, TuneSettings) and cluster_address(each.address) is None
+    }
     usable = {kind: member(kind).usability() for kind in set(here.values())}
     return {name: usable[kind].why for name, kind in here.items() if not usable[kind].ok}
 
@@ -99,8 +101,8 @@ def _say(line: str) -> None:
     print(f"tunerd run: {one_line(line)}", file=sys.stderr, flush=True)
 
 
-def _command_text(argv: Sequence[str]) -> str:
-    return shlex.join(["tunerd", *argv])
+def _command_text(command: Command) -> str:
+    return shlex.join(["tunerd", *command.argv])
 
 
 def _planned_json(run: PlannedRun) -> dict[str, Any]:
@@ -109,13 +111,13 @@ def _planned_json(run: PlannedRun) -> dict[str, Any]:
         "name": run.name,
         "entry": run.entry or None,
         "out": str(run.out),
-        "command": _command_text(run.argv),
+        "command": _command_text(run.command),
         "gate": None
         if gate is None
         else {
             "base": str(gate.base),
             "base_follows": gate.base_follows,
-            "command": _command_text(gate.argv),
+            "command": _command_text(gate.command),
         },
     }
 
@@ -130,9 +132,9 @@ def _print_plan(recipe: Recipe, runs: Sequence[PlannedRun], as_json: bool) -> No
 
     lines = [f"# before the first run\n{before}"] if before else []
     for run in runs:
-        lines.append(f"# {run.name}\n{_command_text(run.argv)}")
+        lines.append(f"# {run.name}\n{_command_text(run.command)}")
         if run.gate is not None:
-            lines.append(_command_text(run.gate.argv))
+            lines.append(_command_text(run.gate.command))
     print(printable("\n".join(lines)))
 
 

@@ -10,7 +10,17 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from tunerd.settings import texts
 from tunerd.settings.option import Option
 from tunerd.settings.texts import MAX_COUNT, MAX_SECS
-from tunerd.settings.tune import FROZEN, Batch, Cache, Dims, Secs, Shapes, SliceKind, Tuners
+from tunerd.settings.tune import (
+    FROZEN,
+    Batch,
+    Cache,
+    Dims,
+    Secs,
+    Shapes,
+    SliceKind,
+    Tuners,
+    TuneSettings,
+)
 
 
 class ProfileSettings(BaseModel):
@@ -210,3 +220,12 @@ class PreflightSettings(BaseModel):
         ),
         BeforeValidator(texts.duration),
     ] = 0.0
+
+
+COMMANDS: dict[str, type[BaseModel]] = {
+    "tune": TuneSettings,
+    "profile": ProfileSettings,
+    "matrix": MatrixSettings,
+    "compare": CompareSettings,
+    "preflight": PreflightSettings,
+}

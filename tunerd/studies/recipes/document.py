@@ -1,7 +1,7 @@
-"""YAML text to values that know their line and column; nothing but text, lists and mappings.
+"""YAML text to values that know their line and column: text, lists and mappings, and no more.
 
 The events of PyYAML's safe parser are put together here and not by its constructors: that keeps
-the text of each value, which the flag's own parser reads, refuses keys that are said twice, tags
+the text of each value, which the setting's own parser reads, refuses keys that are said twice, tags
 and merge keys, and bounds what aliases unfold to.
 """
 
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -45,29 +46,18 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Scalar:
-    """Text as it is written, without its quotes; None for `null`."""
+class Value:
+    """What was said at a place: text as it is written, without its quotes, None for `null`."""
 
     place: Place
-    text: str | None
+    content: str | tuple[Value, ...] | dict[str, Value] | None
+    key: Place | None = None  # of what is said by a key: where the key stands
 
-
-@dataclass(frozen=True)
-class Items:
-    place: Place
-    values: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class Mapping:
-    place: Place
-    entries: tuple[tuple[Scalar, Value], ...]
-
-    def get(self, key: str) -> Value | None:
-        return next((value for name, value in self.entries if name.text == key), None)
-
-
-Value = Scalar | Items | Mapping
+    def entries(self, what: str) -> dict[str, Value]:
+        """Return the values by key; InputError where there are no keys, which `what` needs."""
+        if isinstance(self.content, dict):
+            return self.content
+        raise self.place.error(f"{what} is made of lines `key: value`, and this is none")
 
 
 def read_file(path: Path) -> Value:
@@ -111,8 +101,7 @@ class _Reader:
     def __init__(self, text: str, place: Place) -> None:
         self._place = place
         self._events: Iterator[yaml.Event] = yaml.parse(text, yaml.SafeLoader)
-        self._anchors: dict[str, Value] = {}
-        self._sizes: dict[str, int] = {}  # of the anchors' values
+        self._anchors: dict[str, tuple[Value, int]] = {}  # and how many values it holds
         self._count = 0
 
     def document(self) -> Value:
@@ -148,16 +137,16 @@ class _Reader:
         tag = getattr(event, "tag", None)
         if tag is not None:
             raise place.error(f"tags such as {tag} are not read; leave it out")
-        value: Value
+        content: Any
         if isinstance(event, yaml.ScalarEvent):
-            value = self._scalar(event, place)
+            content = self._text(event, place)
         elif isinstance(event, yaml.SequenceStartEvent):
-            value = Items(place, tuple(self._items(depth)))
+            content = tuple(self._items(depth))
         else:
-            value = Mapping(place, tuple(self._pairs(depth)))
+            content = self._pairs(depth)
+        value = Value(place, content)
         if event.anchor is not None:
-            self._anchors[event.anchor] = value
-            self._sizes[event.anchor] = self._count - before
+            self._anchors[event.anchor] = (value, self._count - before)
         return value
 
     def _count_in(self, place: Place, values: int) -> None:
@@ -169,32 +158,36 @@ class _Reader:
         # An anchor counts once its value has ended, so none can hold itself.
         if event.anchor not in self._anchors:
             raise place.error(f"the alias *{event.anchor} has no anchor before it that is complete")
-        self._count_in(place, self._sizes[event.anchor])
-        return self._anchors[event.anchor]
+        value, size = self._anchors[event.anchor]
+        self._count_in(place, size)
+        return value
 
-    def _scalar(self, event: yaml.ScalarEvent, place: Place) -> Scalar:
+    def _text(self, event: yaml.ScalarEvent, place: Place) -> str | None:
         if event.implicit[0] and event.value in _NULLS:
-            return Scalar(place, None)
+            return None
         if found := _NOT_TEXT.search(event.value):
             raise place.error(f"the character U+{ord(found[0]):04X} is allowed in no value")
-        return Scalar(place, event.value)
+        return str(event.value)
 
     def _items(self, depth: int) -> Iterator[Value]:
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             yield self._value(event, depth + 1)
 
-    def _pairs(self, depth: int) -> Iterator[tuple[Scalar, Value]]:
-        seen: dict[str, Place] = {}
+    def _pairs(self, depth: int) -> dict[str, Value]:
+        pairs: dict[str, Value] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key = self._value(event, depth + 1)
-            if not isinstance(key, Scalar) or not key.text:
+            word = key.content
+            if not isinstance(word, str) or not word:
                 raise key.place.error("a key must be a word")
-            if key.text == "<<":
+            if word == "<<":
                 raise key.place.error("merge keys are not read; say it at the top, for all runs")
-            if key.text in seen:
-                first = seen[key.text]
+            if word in pairs:
+                first = pairs[word].key
+                assert first is not None
                 raise key.place.error(
-                    f"{key.text} is said twice, first in line {first.line}; say it once"
+                    f"{word} is said twice, first in line {first.line}; say it once"
                 )
-            seen[key.text] = key.place
-            yield key, self._value(next(self._events), depth + 1)
+            value = self._value(next(self._events), depth + 1)
+            pairs[word] = replace(value, key=key.place)
+        return pairs

@@ -1,11 +1,14 @@
-"""The runs of a recipe, one after the other, each a process of its own.
+"""The runs of a recipe, one after the other, each in a process of its own.
 
-A process per run, so that one that crashes takes no other with it, and memory goes back. Each is
-on a leash: its standard input ends with this process, however that ends, and then it ends, too.
+A process per run, so that native code that crashes in one takes no other with it, and memory goes
+back. A process is handed its settings as JSON on its standard input, calls the function that the
+command of that name is, and is on a leash: its standard input ends with this process, however that
+ends, and then it ends, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,9 +21,11 @@ from typing import IO, Any
 
 from tunerd.errors import ExitCode, FolderError, TunerdError
 from tunerd.records import Store
-from tunerd.studies.recipes.recipe import Gate, PlannedRun, Recipe
+from tunerd.studies.recipes.recipe import Command, Gate, PlannedRun, Recipe
 from tunerd.system import spawn
 
+# Of the command line, which is above this module: what calls a command with settings.
+PROGRAM = (sys.executable, "-P", "-m", "tunerd.cli.child")
 _ENDED_WELL = (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)  # there is an artifact
 
 
@@ -67,7 +72,7 @@ def carry_out(
     fail_fast: bool = False,
     say: Callable[[str], None] = lambda line: None,
     stdout: IO[Any] | int | None = None,
-    program: Sequence[str] = (sys.executable, "-P", "-m", "tunerd", "--leash"),
+    program: Sequence[str] = PROGRAM,
 ) -> Result:
     """Make `runs`, and go on after one that fails unless `fail_fast`.
 
@@ -97,7 +102,7 @@ def carry_out(
 
 def _carry_out_one(run: PlannedRun, children: _Children) -> Ended:
     before, _ = _outcome(run)
-    code = children.run(run.argv)
+    code = children.run(run.command)
     if code == ExitCode.INTERRUPTED:
         children.is_stopped = True
     if code not in _ENDED_WELL:
@@ -111,7 +116,7 @@ def _carry_out_one(run: PlannedRun, children: _Children) -> Ended:
     if gate.base_follows and not os.path.lexists(gate.base):
         _point(gate, run)
         return Ended(run, code, is_base=True, outcome=outcome)
-    gate_code, said = children.ask(gate.argv)
+    gate_code, said = children.ask(gate.command)
     is_better = said is not None and said.get("verdict") == "better"
     if gate.base_follows and is_better:
         _point(gate, run)
@@ -170,29 +175,32 @@ class _Children:
         if child is not None and child.returncode is None:
             child.send_signal(number)
 
-    def run(self, argv: Sequence[str]) -> int:
-        """Run a command line and return its exit code; 128 and the number after a signal."""
+    def run(self, command: Command) -> int:
+        """Run a command and return its exit code; 128 and the number after a signal."""
         if self._stdout is None:
             sys.stdout.flush()
-        code, _ = self._run(argv, self._stdout)
+        code, _ = self._run(command, self._stdout, as_json=False)
         return code
 
-    def ask(self, argv: Sequence[str]) -> tuple[int, dict[str, Any] | None]:
-        """Run a command line with --json; return its exit code and its document, if it has one."""
-        code, printed = self._run([*argv, "--json"], subprocess.PIPE)
+    def ask(self, command: Command) -> tuple[int, dict[str, Any] | None]:
+        """Run a command for its document; return its exit code, and the document if it has one."""
+        code, printed = self._run(command, subprocess.PIPE, as_json=True)
         try:
             said = json.loads(printed)
         except ValueError:  # it was killed
             return code, None
         return code, said if isinstance(said, dict) else None
 
-    def _run(self, argv: Sequence[str], stdout: IO[Any] | int | None) -> tuple[int, bytes]:
+    def _run(
+        self, command: Command, stdout: IO[Any] | int | None, *, as_json: bool
+    ) -> tuple[int, bytes]:
+        request = {"command": command.name, "settings": dict(command.said), "json": as_json}
         leash, held = os.pipe()  # no other process has `held`
-        with os.fdopen(held, "wb"):
+        with os.fdopen(held, "wb", buffering=0) as wire:
             with os.fdopen(leash, "rb") as stdin:
                 # Out of the terminal's group: it would get Ctrl-C twice, from there and from here.
                 self._child = subprocess.Popen(
-                    [*self._program, *argv],
+                    self._program,
                     env=spawn.environment(),
                     stdin=stdin,
                     stdout=stdout,
@@ -200,6 +208,8 @@ class _Children:
                 )
             if self.is_stopped:  # the signal came while the process was being made
                 self._child.send_signal(signal.SIGTERM)
+            with contextlib.suppress(BrokenPipeError):  # its exit code says what became of it
+                wire.write(json.dumps(request).encode() + b"\n")
             printed, _ = self._child.communicate()
         code = self._child.returncode
         self._child = None

@@ -1,35 +1,79 @@
-"""A recipe to the runs that it asks for, each as the command line that makes it."""
+"""A recipe to the runs that it asks for: lists of settings, each checked and with a name.
+
+A recipe says the keys of a command's settings: at its top for all runs, in each entry under `runs`
+again, and on the command line last of all. `null` takes back what was said before.
+"""
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ValidationError
 
 from tunerd.errors import InputError
-from tunerd.studies.recipes.document import Items, Place, Scalar, Value, read_file
-from tunerd.studies.recipes.keys import BASE_FOLLOWS, NAME, Command, Commands, Key, did_you_mean
-from tunerd.studies.recipes.merge import Entry, Section, read_entries, read_overrides, read_top
+from tunerd.settings.option import Key, Option, keys_of, problem_of, with_environment
+from tunerd.settings.studies import COMMANDS, CompareSettings, PreflightSettings
+from tunerd.studies.recipes import document
+from tunerd.studies.recipes.document import Place, Value
 
 MAX_RUNS = 1000
+RUNS, GATE, PREFLIGHT = "runs", "gate", "preflight"
 MODEL, OUT = "model", "out"  # the keys that name a run, and where it goes
+NAME = "{name}"  # in a path: the name of the run
 DEFAULT_OUT = f"runs/{NAME}"
+ENTRY_NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}"
 _NAMING = (MODEL, "batch")
-# How the command line begins, which knows no places.
-_BEGINNING = re.compile(r"(Invalid value for '[^']*': )?(Value error, )?(--[a-z-]+: )?")
+
+Said = dict[str, Value]  # by key
+Chosen = dict[str, tuple[Value, ...]]  # one value, or more of a key that may be repeated
+
+
+class GateSettings(CompareSettings):
+    """What a recipe says of a gate: all of `tunerd compare`, and one thing that needs many runs."""
+
+    base_follows: Annotated[
+        bool,
+        Option("The base is a link: the first run makes it, and each run that is better moves it."),
+    ] = False
+
+
+GATE_KEYS = tuple(key for key in keys_of(GateSettings) if key.field != "new")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of tunerd, and its settings as texts by field, which are all good."""
+
+    name: str
+    said: Mapping[str, str | tuple[str, ...]]
+    settings: BaseModel
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Return the command line that is the same, less the program's name."""
+        words = [self.name]
+        for key in keys_of(COMMANDS[self.name]):
+            texts = self.said.get(key.field, ())
+            for text in (texts,) if isinstance(texts, str) else texts:
+                words += key.words(text)
+        return tuple(words)
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What a run is compared with, and the command line of it, less the program's name."""
+    """What a run is compared with."""
 
     base: Path
     base_follows: bool
-    argv: tuple[str, ...]
+    command: Command
 
 
 @dataclass(frozen=True)
@@ -37,14 +81,14 @@ class PlannedRun:
     name: str
     entry: str  # its name under `runs`; "" where the recipe has no `runs`
     out: Path
-    argv: tuple[str, ...]  # a command line, less the program's name
+    command: Command
     gate: Gate | None
 
 
 @dataclass(frozen=True)
 class Recipe:
     path: Path
-    preflight: tuple[str, ...] | None  # a command line; None: nothing is looked at before
+    preflight: Command | None  # None: nothing is looked at before
     runs: tuple[PlannedRun, ...]
 
     def only(self, names: Sequence[str]) -> tuple[PlannedRun, ...]:
@@ -58,171 +102,244 @@ class Recipe:
         return tuple(run for run in self.runs if {run.name, run.entry} & set(names))
 
 
-def read_recipe(path: Path, commands: Commands, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and plan its runs; no other file is looked at, and nothing is done.
 
     `overrides` are `KEY=VALUE`, said of every run after all that the recipe says; of a gate or of
     the check before the runs they are `gate.KEY=VALUE` and `preflight.KEY=VALUE`.
     """
-    return plan_recipe(read_file(path), path, commands, overrides)
+    return plan_recipe(document.read_file(path), path, overrides)
 
 
 def plan_recipe(
-    root: Value, path: Path, commands: Commands, overrides: Sequence[str] = ()
+    root: Value, path: Path, overrides: Sequence[str] = (), *, command: str = "tune"
 ) -> Recipe:
-    """Plan the runs of a recipe that has been read; `root` may be a part of a file."""
-    top = read_top(root, commands)
-    changes = read_overrides(overrides, commands)
+    """Plan the runs of a recipe that has been read, each of `command`; `root` may be a part."""
+    keys = keys_of(COMMANDS[command])
+    top = _known("a recipe", root, keys, (PREFLIGHT, GATE, RUNS))
+    changes = _overrides(overrides, keys)
     runs: list[PlannedRun] = []
-    for entry in read_entries(root, commands):
-        said = top.then(entry.sayings).then(changes)
-        runs += _runs(Entry(entry.name, entry.place, said), commands)
+    for name, place, said in _entries(top.pop(RUNS, None), root.place, keys):
+        runs += _runs(command, name, place, _then(_then(top, said), changes))
         if len(runs) > MAX_RUNS:
             raise root.place.error(f"these are more than {MAX_RUNS:,} runs; make several recipes")
     _require_distinct(runs, root.place)
-    before = top.then(changes).preflight
-    return Recipe(path, _preflight(before, commands.preflight), tuple(runs))
+    check = _section(_then(top, changes).get(PREFLIGHT), keys_of(PreflightSettings))
+    before = None if check is None else _command("preflight", check[1], "", check[0])
+    return Recipe(path, before, tuple(runs))
 
 
-def _runs(entry: Entry, commands: Commands) -> list[PlannedRun]:
+def did_you_mean(word: str, allowed: Iterable[str]) -> str:
+    """Return what to do about an unknown word: the likely one, or all that are allowed."""
+    known = sorted(allowed)
+    near = difflib.get_close_matches(word.lower().replace("_", "-").lstrip("-"), known, n=1)
+    return f"did you mean {near[0]}?" if near else f"allowed are {', '.join(known)}"
+
+
+# --- what is said ------------------------------------------------------------------------------
+
+
+def _known(what: str, value: Value, keys: Sequence[Key], sections: Sequence[str]) -> Said:
+    """Return what is said by key; InputError for a key that is not known there."""
+    said = dict(value.entries(what))
+    allowed = {key.name for key in keys} | set(sections)
+    for word, inner in said.items():
+        if word not in allowed:
+            is_elsewhere = word in (RUNS, GATE, PREFLIGHT) and sections
+            hint = (
+                "it belongs at the top of the recipe"
+                if is_elsewhere
+                else did_you_mean(word, allowed)
+            )
+            subject = f"there is no key {word}" if sections else f"{what} has no key {word}"
+            raise _key_place(inner).error(f"{subject}; {hint}")
+    for section, its_keys in ((GATE, GATE_KEYS), (PREFLIGHT, keys_of(PreflightSettings))):
+        if section in sections and section in said and said[section].content:
+            _known(section, said[section], its_keys, ())
+    return said
+
+
+def _key_place(value: Value) -> Place:
+    return value.key or value.place
+
+
+def _then(first: Said, later: Said) -> Said:
+    """Return what holds when `later` is said after `first`; sections are joined key by key."""
+    both = first | later
+    for section in {GATE, PREFLIGHT} & first.keys() & later.keys():
+        old, new = first[section].content, later[section].content
+        if isinstance(old, dict) and new is not None:
+            joined = old | (new if isinstance(new, dict) else {})
+            both[section] = replace(later[section], content=joined)
+    return both
+
+
+def _entries(
+    runs: Value | None, place: Place, keys: Sequence[Key]
+) -> Iterator[tuple[str, Place, Said]]:
+    """Yield name, place and keys of each entry; without `runs` the top is the one entry."""
+    if runs is None:
+        yield "", place, {}
+        return
+    entries = runs.entries(RUNS)
+    if not entries:
+        raise runs.place.error(f"{RUNS}: there is no entry; write NAME: and its keys below")
+    for name, value in entries.items():
+        if not re.fullmatch(ENTRY_NAME, name):
+            raise _key_place(value).error(
+                f"{RUNS}: '{name}' cannot be a name; names are letters, digits and . _ + -, "
+                "at most 100, a letter or digit first"
+            )
+        if not value.content:  # an entry of a name alone takes all from the top
+            value = replace(value, content={})
+        yield name, _key_place(value), _known("an entry", value, keys, (GATE,))
+
+
+def _overrides(overrides: Sequence[str], keys: Sequence[Key]) -> Said:
+    total: Said = {}
+    place = Place("--set", Path(), has_lines=False)
+    for text in overrides:
+        path, equals, value_text = text.partition("=")
+        if not equals:
+            raise place.error(f"'{text}' is not KEY=VALUE; write for example --set trials=100")
+        value = document.read(value_text, place) if value_text.strip() else Value(place, "")
+        for word in reversed(path.split(".", 1)):
+            value = Value(place, {word: replace(value, key=place)})
+        total = _then(total, _known("this", value, keys, (PREFLIGHT, GATE)))
+    return total
+
+
+# --- runs --------------------------------------------------------------------------------------
+
+
+def _runs(command: str, entry: str, place: Place, said: Said) -> list[PlannedRun]:
     """Return the runs of one entry: each combination of the values that it gives to its keys."""
-    tune = entry.sayings.tune
-    choices = {
-        key.name: _choices(key, tune[key.name]) for key in commands.tune.keys if key.name in tune
-    }
-    choices = {name: values for name, values in choices.items() if values}
+    choices = _choices(keys_of(COMMANDS[command]), said)
     if MODEL not in choices:
-        raise entry.place.error(f"{MODEL} is missing; give an ONNX file")
+        raise place.error(f"{MODEL} is missing; give an ONNX file")
     if math.prod(map(len, choices.values())) > MAX_RUNS:
-        raise entry.place.error(f"these are more than {MAX_RUNS:,} runs; make several recipes")
+        raise place.error(f"these are more than {MAX_RUNS:,} runs; make several recipes")
     varied = [name for name, values in choices.items() if len(values) > 1]
-    return [
-        _run(entry, dict(zip(choices, chosen, strict=True)), varied, commands)
-        for chosen in itertools.product(*choices.values())
-    ]
+    gate = _section(said.get(GATE), GATE_KEYS)
+    runs = []
+    for each in itertools.product(*choices.values()):
+        chosen = dict(zip(choices, each, strict=True))
+        name = _name(entry, chosen, varied)
+        chosen.setdefault(OUT, (Value(place, DEFAULT_OUT),))
+        planned = _command(command, chosen, name, place)
+        out = Path(str(planned.said[OUT]))
+        runs.append(PlannedRun(name, entry, out, planned, _gate(gate, name, out)))
+    return runs
 
 
-Chosen = tuple[Scalar, ...]  # of a key: one value, or more of a flag that may be repeated
+def _choices(keys: Sequence[Key], said: Said) -> dict[str, list[tuple[Value, ...]]]:
+    """Return the values that each key takes in turn, of those keys that are not taken back."""
+    found: dict[str, list[tuple[Value, ...]]] = {}
+    for key in keys:
+        value = said.get(key.name)
+        if value is None or value.content is None:
+            continue
+        several = value.content if isinstance(value.content, tuple) else (value,)
+        if not several and not key.option.is_repeatable:
+            raise value.place.error(
+                f"{key.name}: the list is empty; give a value, or null for none"
+            )
+        for each in several:
+            _require_text(key, each)
+        if several:
+            found[key.name] = [several] if key.option.is_repeatable else [(v,) for v in several]
+    return found
 
 
-def _choices(key: Key, value: Value) -> list[Chosen]:
-    """Return the values that a key takes in turn; none where `null` takes an earlier one back."""
-    if isinstance(value, Scalar) and value.text is None:
-        return []
-    said = value.values if isinstance(value, Items) else (value,)
-    scalars = tuple(_scalar(key, each) for each in said)
-    if not scalars and not key.is_repeatable:
-        raise value.place.error(f"{key.name}: the list is empty; give a value, or null for none")
-    if key.is_repeatable:
-        return [scalars] if scalars else []
-    return [(scalar,) for scalar in scalars]
-
-
-def _scalar(key: Key, value: Value) -> Scalar:
-    if not isinstance(value, Scalar):
+def _require_text(key: Key, value: Value) -> None:
+    if isinstance(value.content, tuple | dict):
         raise value.place.error(f"{key.name}: a value is wanted here, not a list or a mapping")
-    if not value.text:
+    if not value.content:
         raise value.place.error(f"{key.name} has no value; write null to take back an earlier one")
-    if key.kind == "boolean" and value.text not in ("true", "false"):
-        raise value.place.error(f"{key.name}: '{value.text}' is neither true nor false")
-    return value
+    if key.takes is bool and value.content not in ("true", "false"):
+        raise value.place.error(f"{key.name}: '{value.content}' is neither true nor false")
 
 
-def _run(
-    entry: Entry, chosen: dict[str, Chosen], varied: Sequence[str], commands: Commands
-) -> PlannedRun:
-    name = _name(entry, chosen, varied)
-    chosen.setdefault(OUT, (Scalar(entry.place, DEFAULT_OUT),))
-    argv = _command_line(commands.tune, chosen, name, entry.place)
-    (out,) = chosen[OUT]
-    folder = Path(_path(out, name))
-    gate = _gate(entry.sayings.gate, commands.gate, name, folder)
-    return PlannedRun(name, entry.name, folder, argv, gate)
-
-
-def _name(entry: Entry, chosen: Mapping[str, Chosen], varied: Sequence[str]) -> str:
+def _name(entry: str, chosen: Chosen, varied: Sequence[str]) -> str:
     """Return what tells a run from the others: its entry and what varies within it."""
     # Without an entry of a name, model, share and batch are the name, as in `tunerd tune`.
-    told = [*varied] if entry.name else [k for k in chosen if k in _NAMING or k.endswith("-pct")]
+    told = [*varied] if entry else [k for k in chosen if k in _NAMING or k.endswith("-pct")]
     told += [key for key in varied if key not in told]
-    parts = [entry.name] if entry.name else []
+    parts = [entry] if entry else []
     for key in told:
         ((value),) = chosen[key]
-        text = Path(str(value.text)).stem if key == MODEL else str(value.text)
+        text = Path(str(value.content)).stem if key == MODEL else str(value.content)
         prefix = "" if key == MODEL else key.removesuffix("-pct")
         parts.append(re.sub(r"[^\w.+-]+", "-", prefix + text).strip("-.") or "x")
     return "-".join(parts)[:200]
 
 
-def _gate(section: Section | None, command: Command, name: str, out: Path) -> Gate | None:
-    if section is None or section.is_null:
+def _section(value: Value | None, keys: Sequence[Key]) -> tuple[Place, Chosen] | None:
+    """Return where a gate or a check is asked for, and what is said of it; None for neither."""
+    if value is None or value.content is None:
         return None
-    chosen = _once_each(section, (*command.keys, BASE_FOLLOWS))
-    follows = chosen.pop(BASE_FOLLOWS.name, None)
-    base, new = command.arguments
-    if base.name not in chosen:
-        raise section.place.error(f"gate: {base.name} is missing; give the run to compare with")
-    chosen[new.name] = (Scalar(Place("", Path(), has_lines=False), str(out.absolute())),)
-    argv = _command_line(command, chosen, name, section.place)
-    is_following = follows is not None and follows[0].text == "true"
-    return Gate(Path(_path(chosen[base.name][0], name)), is_following, argv)
-
-
-def _preflight(section: Section | None, command: Command) -> tuple[str, ...] | None:
-    if section is None or section.is_null:
-        return None
-    return _command_line(command, _once_each(section, command.keys), "", section.place)
-
-
-def _once_each(section: Section, keys: Sequence[Key]) -> dict[str, Chosen]:
-    chosen: dict[str, Chosen] = {}
-    for key in keys:
-        if key.name not in section.said:
-            continue
-        value = section.said[key.name]
-        choices = _choices(key, value)
+    said = value.content if isinstance(value.content, dict) else {}
+    chosen: Chosen = {}
+    for name, choices in _choices(keys, said).items():
         if len(choices) > 1:
-            raise value.place.error(f"{key.name}: one value is wanted here, and this is a list")
-        if choices:
-            chosen[key.name] = choices[0]
-    return chosen
+            raise said[name].place.error(f"{name}: one value is wanted here, and this is a list")
+        chosen[name] = choices[0]
+    return _key_place(value), chosen
 
 
-def _command_line(
-    command: Command, chosen: Mapping[str, Chosen], name: str, place: Place
-) -> tuple[str, ...]:
-    """Return a command line that the command takes; an error is said where its value is."""
-    argv = [command.name]
-    for key in command.keys:
-        for value in chosen.get(key.name, ()):
-            text = _path(value, name) if key.kind == "path" else str(value.text)
-            argv += key.words(text)
+def _gate(section: tuple[Place, Chosen] | None, name: str, out: Path) -> Gate | None:
+    if section is None:
+        return None
+    place, chosen = section
+    if "base" not in chosen:
+        raise place.error("gate: base is missing; give the run to compare with")
+    follows = chosen.get("base-follows")
+    new = Value(Place("", Path(), has_lines=False), str(out.absolute()))
+    others = {key: value for key, value in chosen.items() if key != "base-follows"}
+    command = _command("compare", others | {"new": (new,)}, name, place)
+    is_following = follows is not None and follows[0].content == "true"
+    return Gate(Path(str(command.said["base"])), is_following, command)
+
+
+def _command(name: str, chosen: Chosen, run: str, place: Place) -> Command:
+    """Return a command whose settings are good; an error is said where its value is."""
+    model = COMMANDS[name]
+    said: dict[str, str | tuple[str, ...]] = {}
+    for key in keys_of(model):
+        if key.name in chosen:
+            texts = tuple(
+                _path(value, run) if key.is_path else str(value.content)
+                for value in chosen[key.name]
+            )
+            said[key.field] = texts if key.option.is_repeatable else texts[0]
     try:
-        command.check(argv)
-    except InputError as error:
-        raise _placed(str(error), command, chosen, place) from None
-    return tuple(argv)
+        settings = model.model_validate(with_environment(model, said), strict=False)
+    except ValidationError as error:
+        raise _placed(*problem_of(error, model), model, chosen, place) from None
+    if "store" in said and getattr(settings, "store_password", None) is not None:
+        raise chosen["store"][0].place.error(
+            "store: it holds a password, which a recipe must not; leave it out, and set "
+            "PGPASSWORD or ~/.pgpass where the recipe runs"
+        )
+    return Command(name, said, settings)
 
 
 def _placed(
-    message: str, command: Command, chosen: Mapping[str, Chosen], place: Place
+    of: Key | None, message: str, model: type[BaseModel], chosen: Chosen, place: Place
 ) -> InputError:
-    """Return the error at the value of the first key that it speaks of."""
-    named = {key.flag: key.name for key in command.keys} | {
-        key.name.upper(): key.name for key in command.arguments
-    }
-    for word in re.findall(r"--[a-z][a-z-]*|\b[A-Z]{2,}\b", message):
-        key = named.get(word, "")
-        if key in chosen:
-            said = [value for value in chosen[key] if str(value.text) in message]
-            where = (said or chosen[key])[0].place
-            return where.error(f"{key}: {_BEGINNING.sub('', message, count=1)}")
+    """Return the error at its value: that of its key, or of the first key that it speaks of."""
+    named = {key.shown: key.name for key in keys_of(model)}
+    words = [of.shown] if of else re.findall(r"--[a-z][a-z0-9-]*|\b[A-Z]{2,}\b", message)
+    for word in words:
+        if (key := named.get(word, "")) in chosen:
+            said = [value for value in chosen[key] if str(value.content) in message]
+            return (said or chosen[key])[0].place.error(f"{key}: {message}")
     return place.error(message)
 
 
-def _path(value: Scalar, name: str) -> str:
+def _path(value: Value, run: str) -> str:
     """Return a path that is right from this process's folder, relative where it is below."""
-    text = os.path.expanduser(str(value.text).replace(NAME, name))
+    text = os.path.expanduser(str(value.content).replace(NAME, run))
     path = os.path.normpath(os.path.join(os.path.realpath(value.place.folder), text))
     here = os.getcwd()
     inside = os.path.commonpath([here, path]) == here

@@ -1,74 +1,73 @@
-"""The JSON Schema of recipes, for editors; made of the commands' flags."""
+"""The JSON Schema of recipes, for editors: pydantic's, of the settings' keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from tunerd.studies.recipes.keys import Command, Commands, Key
-from tunerd.studies.recipes.merge import GATE, PREFLIGHT, RUNS
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.json_schema import GenerateJsonSchema
 
-_JSON_TYPES = {
-    "integer": ["integer"],
-    "number": ["number"],
-    "boolean": ["boolean"],
-    # YAML reads `90` as a number, which is a text and a path as well.
-    "text": ["string", "number"],
-    "path": ["string", "number"],
-}
+from tunerd.settings.option import Key, keys_of
+from tunerd.settings.studies import COMMANDS, PreflightSettings
+from tunerd.studies.recipes.recipe import ENTRY_NAME, GATE_KEYS
+
+_DRAFT = "http://json-schema.org/draft-07/schema#"  # which editors' YAML servers read
+_TEXT = str | float  # YAML reads `90` as a number, which is a text and a path as well
 
 
-def json_schema(commands: Commands) -> dict[str, Any]:
-    """Return the schema as draft 7, which editors' YAML servers read."""
-    tune = {key.name: _property(key, varies=True) for key in commands.tune.keys}
-    gate = _section(commands.gate, commands.gate_keys, "Compare each run with a base.")
-    before = _section(
-        commands.preflight, commands.preflight.keys, "Look at the machine before the first run."
-    )
-    entry = {"type": ["object", "null"], "additionalProperties": False}
-    return {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "A recipe of tunerd",
-        "description": (
-            "Keys are the flags of `tunerd tune`. A list for a flag that takes one value makes a "
-            "run of each. Relative paths are relative to the recipe."
+def json_schema() -> dict[str, Any]:
+    """Return the schema of what `read_recipe` reads."""
+    tune = keys_of(COMMANDS["tune"])
+    gate = _model("Gate", GATE_KEYS, "The keys of `tunerd compare`.")
+    check = _model("Preflight", keys_of(PreflightSettings), "The keys of `tunerd preflight`.")
+    gated = {"gate": (gate | None, Field(description="Compare each run with a base."))}
+    entry = _model("Entry", tune, "What a run says again.", varies=True, **gated)
+    sections = gated | {
+        "preflight": (check | None, Field(description="Look at the machine before the first run.")),
+        "runs": (
+            Annotated[
+                dict[Annotated[str, Field(pattern=f"^{ENTRY_NAME}$")], entry | None],  # type: ignore[valid-type]
+                Field(min_length=1, json_schema_extra={"additionalProperties": False}),
+            ],
+            Field(description="Entries by name; each may say again what the top says."),
         ),
-        "type": "object",
-        "additionalProperties": False,
-        "properties": tune
-        | {
-            PREFLIGHT: before,
-            GATE: gate,
-            RUNS: {
-                "description": "Entries by name; each may say again what the top says.",
-                "type": "object",
-                "minProperties": 1,
-                "propertyNames": {"pattern": "^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$"},
-                "additionalProperties": entry | {"properties": tune | {GATE: gate}},
-            },
-        },
     }
+    about = (
+        "Keys are the flags of `tunerd tune`. A list for a flag that takes one value makes a run "
+        "of each. Relative paths are relative to the recipe."
+    )
+    recipe = _model("Recipe", tune, about, varies=True, **sections)
+    return {"$schema": _DRAFT} | recipe.model_json_schema(schema_generator=_Plain)
 
 
-def _section(command: Command, keys: Sequence[Key], description: str) -> dict[str, Any]:
-    return {
-        "description": f"{description} Keys are the flags of `tunerd {command.name}`.",
-        "type": ["object", "null"],
-        "additionalProperties": False,
-        "properties": {key.name: _property(key, varies=False) for key in keys},
-    }
+class _Plain(GenerateJsonSchema):
+    """Says of a key what it takes, and that none is needed."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return False
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
 
 
-def _property(key: Key, *, varies: bool) -> dict[str, Any]:
-    one: dict[str, Any] = {"type": _JSON_TYPES[key.kind]}
-    if key.choices:
-        one = {"enum": list(key.choices)}
-    for word, limit in (("minimum", key.minimum), ("maximum", key.maximum)):
-        if limit is not None:
-            one[word] = limit
-    if key.words_too:
-        one = {"anyOf": [one, {"enum": list(key.words_too)}]}
-    forms = [one, {"type": "null"}]
-    if varies or key.is_repeatable:
-        forms.append({"type": "array", "items": one, "minItems": 0 if key.is_repeatable else 1})
-    return {"description": key.help, "anyOf": forms}
+def _model(
+    name: str, keys: Sequence[Key], about: str, *, varies: bool = False, **sections: Any
+) -> type[BaseModel]:
+    fields = {key.field: _field(key, varies=varies) for key in keys}
+    config = ConfigDict(
+        extra="forbid", protected_namespaces=(), json_schema_extra={"description": about}
+    )
+    return create_model(name, __config__=config, **(fields | sections))
+
+
+def _field(key: Key, *, varies: bool) -> tuple[Any, Any]:
+    one: Any = _TEXT if key.takes is str or key.is_path else key.takes
+    if key.constraints:
+        one = Annotated[one, *key.constraints]
+    forms: Any = one | None
+    if key.option.is_repeatable:
+        forms |= list[one]
+    elif varies:
+        forms |= Annotated[list[one], Field(min_length=1)]
+    return forms, Field(alias=key.name, description=key.option.help)
