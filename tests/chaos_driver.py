@@ -334,7 +334,7 @@ def settings_of(folder: Path, *, is_joined: bool) -> TuneSettings:
 
 def finish(ending: Ending) -> Outcome:
     """End a run with its winners, without a model."""
-    quiet = QuietSlice(ending.cluster, ending.quiet_slice, revive=ending.revive)
+    quiet = QuietSlice(ending.quiet.cluster, ending.quiet.slice_id, revive=ending.quiet.revive)
     outcomes = choose_winners(
         TASKS,
         ending.folder.store,
@@ -346,7 +346,7 @@ def finish(ending: Ending) -> Outcome:
     times = (1e-3, 1.1e-3, 0.9e-3)
     outcome = Outcome(
         model=ending.model,
-        target=ending.layout.target,
+        target=ending.plan.layout.target,
         tasks=outcomes,
         verification=Verification(Verdict.RIGHT, 1, 1e-3, 1e-3, 0.0, ""),
         latencies=(Latency("default", times), Latency("tuned", times)),
@@ -374,11 +374,11 @@ def run_session(
     if planned is None:
         join_clusters(chaos, ray[0])
     else:
-        run.local_layout = lambda _: planned
+        preparation.local_layout = lambda _: planned
     FaultySlice.chaos = chaos
     fixed = FixedModel("net", "d" * 64, (), proto=None)
     sqlite.BUSY_TIMEOUT_SECS = 0.05
-    preparation.read = lambda _: fixed
+    preparation.read = run.read = lambda _: fixed
     run.Lowerer = contextlib.nullcontext  # type: ignore[misc,assignment]
     shared.Lowering = NoLowering  # type: ignore[misc,assignment]
     ray_cluster.leashed = lambda: contextlib.nullcontext(tuple)  # type: ignore[assignment]

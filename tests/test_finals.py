@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,19 +15,16 @@ from models import conv_net
 from tunerd.artifacts.loading import load
 from tunerd.artifacts.manifest import read_manifest
 from tunerd.candidates.search import Searcher
-from tunerd.cluster.layout import local_layout
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.cluster.tuner import Tuner
 from tunerd.errors import InfrastructureError, Interrupted
 from tunerd.frontend.kernels import kernels_of
-from tunerd.records import RunFacts
 from tunerd.records.outcome import outcome_from_json
-from tunerd.runs import plan
 from tunerd.runs.finals.finals import Ending, finish
-from tunerd.runs.finals.quiet_slice import STEP_SECS
+from tunerd.runs.finals.quiet_slice import STEP_SECS, Finals, Patience, QuietSlice
 from tunerd.runs.folder import RunFolder
+from tunerd.runs.plan import plan_run
 from tunerd.settings import TuneSettings
-from tunerd.system import host
 from tunerd.vocabulary import (
     Arrays,
     Build,
@@ -94,38 +91,35 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     settings = TuneSettings(
         model=folder / "tiny.onnx", out=folder / "run", cpu_pct=50, slice_kind="simulated"
     )
-    layout = local_layout(settings)
-    model = plan.read(settings)
-    kernels = kernels_of(model, layout.target)
+    planned = plan_run(settings)
+    kernels = kernels_of(planned.model, planned.layout.target)
     conv = max(kernels.tasks, key=lambda t: t.flops)
     (candidate,) = Searcher(seed=0, threads=1).propose(conv, 1).candidates
     tuner = Tuner(seed=0, threads=1, island_number=0)
     tuner.warm_up(kernels.tasks)
-    return settings, layout, model, kernels, candidate, tuner
+    return planned, kernels, candidate, tuner
 
 
 @pytest.fixture
 def ending(prepared: tuple[Any, ...], tmp_path: Path) -> Iterator[Ending]:
     """A run with one measured trial, before its finals."""
-    settings, layout, model, kernels, candidate, tuner = prepared
-    facts = RunFacts.of(
-        settings, model, target=layout.target, device=layout.device, host=host.facts()
-    )
-    with RunFolder.open(tmp_path / "run", facts=facts) as folder:
+    planned, kernels, candidate, tuner = prepared
+    with RunFolder.open(tmp_path / "run", facts=planned.facts) as folder:
+        first = planned.layout.slices[0][0]
         folder.store.register_tasks(kernels.tasks)
         trial_ids = folder.store.propose([candidate])
         folder.store.start(trial_ids, "quiet")
         folder.store.finish_all({trial_ids[0]: samples(1.0)})
         yield Ending(
-            settings=settings,
+            plan=planned,
             folder=folder,
-            model=kernels.model,
-            layout=layout,
             kernels=kernels,
-            cluster=cast(Cluster, FakeCluster(tuner, [0.5])),
-            quiet_slice=layout.slices[0][0].slice_id,
-            beside=(),
-            cores=layout.slices[0][0].cores,
+            quiet=QuietSlice(
+                cast(Cluster, FakeCluster(tuner, [0.5])),
+                first.slice_id,
+                finals=Finals(model_bytes=kernels.touched_bytes),
+            ),
+            cores=first.cores,
             proofs=(),
             say=lambda message: None,
             enter=lambda phase: None,
@@ -133,8 +127,14 @@ def ending(prepared: tuple[Any, ...], tmp_path: Path) -> Iterator[Ending]:
 
 
 def with_cluster(ending: Ending, **changes: Any) -> tuple[Ending, FakeCluster]:
-    cluster = replace(cast(FakeCluster, ending.cluster), timed=[], **changes)
-    return replace(ending, cluster=cast(Cluster, cluster)), cluster
+    cluster = replace(cast(FakeCluster, ending.quiet.cluster), timed=[], **changes)
+    quiet = replace(ending.quiet, cluster=cast(Cluster, cluster))
+    return replace(ending, quiet=quiet), cluster
+
+
+def sleeping(ending: Ending, sleep: Callable[[float], None]) -> Ending:
+    """Have the finals wait so for a quiet device."""
+    return replace(ending, quiet=replace(ending.quiet, patience=Patience(sleep=sleep)))
 
 
 def left(ending: Ending) -> list[str]:
@@ -195,7 +195,7 @@ def test_an_artifact_stays_until_the_next_one_is_verified(ending: Ending) -> Non
 def test_a_model_that_was_timed_beside_others_is_timed_again(ending: Ending) -> None:
     ending, cluster = with_cluster(ending, tuned_secs=[0.9, 0.5], disturbed=2)
     slept: list[float] = []
-    outcome = finish(replace(ending, sleep=slept.append))
+    outcome = finish(sleeping(ending, slept.append))
     assert len(cluster.timed) == 2
     assert slept == [STEP_SECS]
     assert outcome.end_to_end.new_secs == pytest.approx(0.5, rel=0.01)
@@ -204,7 +204,7 @@ def test_a_model_that_was_timed_beside_others_is_timed_again(ending: Ending) -> 
 
 def test_a_model_whose_device_does_not_become_quiet_says_so(ending: Ending) -> None:
     ending, cluster = with_cluster(ending, tuned_secs=[0.5], disturbed=10**6)
-    outcome = finish(replace(ending, sleep=lambda secs: None))
+    outcome = finish(sleeping(ending, lambda secs: None))
     assert len(cluster.timed) == 1
     assert outcome.disturbed_by == "pid 7"
     stored = ending.folder.store.outcome()

@@ -19,7 +19,7 @@ from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Selection
 from tunerd.frontend.model import read_model
 from tunerd.records import Store
-from tunerd.runs.shared import Workshop
+from tunerd.runs.shared import SharedResources
 from tunerd.settings import TuneSettings
 from tunerd.studies.matrix.building import build_all
 from tunerd.studies.matrix.folder import opened
@@ -34,20 +34,20 @@ from pathlib import Path
 from tunerd.runs import (plan as preparation, run as session, plan, run,)
 from tunerd.settings import TuneSettings
 from tunerd.telemetry.progress import QuietProgress
-from tunerd.runs.shared import Workshop
+from tunerd.runs.shared import SharedResources
 
 model, out = map(Path, sys.argv[1:])
 def settings(pct):
     return TuneSettings(
         model=model, out=out / str(pct), gpu_pct=pct, slice_kind="simulated", trials=8, tuners=2
     )
-with Workshop(plan.read(settings(50))) as workshop:
+with SharedResources(plan.read(settings(50))) as shared:
     for pct in (50, 25):
-        run.search(settings(pct), QuietProgress(), workshop=workshop)
-        cluster = workshop._cluster
+        run.search(settings(pct), QuietProgress(), shared=shared)
+        cluster = shared._cluster
         tuners = {name: handle._actor_id.hex() for name, handle in cluster._tuners.items()}
         print(json.dumps({"cluster": id(cluster), "tuners": tuners, "left": [*cluster.slice_ids]}))
-    workshop.end_cluster()
+    shared.end_cluster()
     print(json.dumps(cluster._ray.is_initialized()))
 """
 
@@ -77,44 +77,44 @@ def test_sessions_share_ray_and_its_tuners_and_leave_no_slice(tmp_path: Path) ->
 
 def test_a_model_is_lowered_once_for_each_target(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    workshop = Workshop(read_model(tmp_path / "net.onnx"))
+    shared = SharedResources(read_model(tmp_path / "net.onnx"))
     target = host.cpu_target_json(1)
-    kernels = workshop.kernels(target)
-    assert workshop.kernels(target) is kernels
+    kernels = shared.kernels(target)
+    assert shared.kernels(target) is kernels
     chosen = Selection((kernels.tasks[0].task_id,), 8)
-    assert chosen.among(workshop.lower(target).result().tasks) == kernels.tasks[:1]
+    assert chosen.among(shared.lower(target).result().tasks) == kernels.tasks[:1]
 
 
 def test_a_model_whose_lowering_was_ended_is_lowered_once_more(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    workshop = Workshop(read_model(tmp_path / "net.onnx"))
+    shared = SharedResources(read_model(tmp_path / "net.onnx"))
     target = host.cpu_target_json(1)
-    ended = workshop.lower(target)
+    ended = shared.lower(target)
     os.kill(ended.pid, signal.SIGKILL)
     with pytest.raises(InfrastructureError, match="SIGKILL"):
         ended.result()
-    assert workshop.kernels(target).tasks
+    assert shared.kernels(target).tasks
 
 
 def test_what_a_session_has_built_is_lent_for_its_target_and_kept_by_a_matrix(
     tmp_path: Path,
 ) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    workshop = Workshop(read_model(tmp_path / "net.onnx"))
+    shared = SharedResources(read_model(tmp_path / "net.onnx"))
     one_core, two_cores = (TargetSpec("llvm", f'{{"num-cores":{n}}}') for n in (1, 2))
     candidate = Candidate("t", "c" * 16, METASCHEDULE)
     library = b"\x7fELF"
     digest = hashlib.sha256(library).hexdigest()
     build = Build(candidate, library, digest, 0.1, (), (), "llvm")
-    workshop.keep(one_core, [build])
-    assert workshop.build_of(one_core, candidate) == build
-    assert workshop.build_of(two_cores, candidate) is None
+    shared.keep(one_core, [build])
+    assert shared.build_of(one_core, candidate) == build
+    assert shared.build_of(two_cores, candidate) is None
     base = TuneSettings(
         model=tmp_path / "net.onnx", out=tmp_path / "m", slice_kind="cpu", cpu_pct=50
     )
     with opened(tmp_path / "m", {}) as kept:
         said: list[str] = []
-        found = build_all([candidate], kept, one_core, base, workshop, said.append)
+        found = build_all([candidate], kept, one_core, base, shared, said.append)
         assert found == {candidate.candidate_id: build}
         assert kept.build_of(candidate) == build
         assert not said  # no tuner was asked

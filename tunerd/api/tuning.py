@@ -21,7 +21,7 @@ from tunerd.telemetry.progress import Progress, ProgressState, QuietProgress
 if TYPE_CHECKING:
     import onnx
 
-    from tunerd.cluster.layout import Layout
+    from tunerd.runs.plan import RunPlan
     from tunerd.settings import TuneSettings
     from tunerd.studies.profile.auto import Choice
 
@@ -80,8 +80,13 @@ class Plan:
     """What a run will do; `print` shows it. The same call of `tunerd.tune` does it."""
 
     settings: TuneSettings
-    details: Mapping[str, Any] = field(repr=False)  # what `tunerd tune --dry-run --json` prints
+    planned: RunPlan = field(repr=False)
     proto: onnx.ModelProto | None = field(default=None, repr=False)  # where it was no file
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What `tunerd tune --dry-run --json` prints."""
+        return self.planned.describe()
 
     @property
     def tasks(self) -> Sequence[Mapping[str, Any]]:
@@ -92,8 +97,7 @@ class Plan:
     @property
     def estimate_secs(self) -> float | None:
         """How long it will take, about; None where neither trials nor time are limited."""
-        found: float | None = self.details["estimate_secs"]
-        return found
+        return self.planned.estimate_secs
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -110,9 +114,10 @@ class Plan:
     ) -> Run:
         """Do it, and return the run; raises as `tunerd.tune` does."""
         settings = self.settings
-        if self.proto is not None:
-            settings = _with_saved(self.proto, settings)
-        run = carry_out(settings, _Callbacks(on_progress, on_warning))
+        planned: RunPlan | None = self.planned
+        if self.proto is not None:  # from here on it is a file
+            settings, planned = _with_saved(self.proto, settings), None
+        run = carry_out(settings, _Callbacks(on_progress, on_warning), planned)
         _ = run.verdict
         return run
 
@@ -139,36 +144,17 @@ def plan(
 
 def plan_of(settings: TuneSettings, warn: OnStep) -> Plan:
     """Plan what settings say; raises as `plan` does."""
-    from tunerd.cluster.layout import open_cluster
-    from tunerd.frontend.kernels import kernels_of
-    from tunerd.runs import plan as planning
+    from tunerd.runs.run import plan as plan_tasks
 
     if settings.share_from == "auto":
         raise InputError(
             "--dry-run measures nothing, and an automatic share is measured; give a number, or run "
             "`tunerd profile` first"
         )
-    layout = _planned_layout(settings)
-    if warning := open_cluster(layout):
-        warn(warning)
-    earlier = planning.warm_starts(settings, layout)
-    fixed = planning.read(settings)
-    planning.require_folder(settings, fixed, layout)
-    kernels = kernels_of(fixed, layout.target)
-    details = planning.describe(settings, kernels.model, layout, kernels.tasks, earlier)
-    return Plan(settings, details)
-
-
-def _planned_layout(settings: TuneSettings) -> Layout:
-    """Plan this machine, or the nodes of a cluster, which is left again."""
-    from tunerd.cluster.layout import cluster_layout, local_layout
-
-    if settings.address is None:
-        return local_layout(settings)
-    from tunerd.cluster.ray_cluster import Cluster
-
-    with Cluster(address=settings.address, run="plan", cpus=0, gpus=0) as cluster:
-        return cluster_layout(settings, cluster)
+    planned = plan_tasks(settings)
+    if planned.warning:
+        warn(planned.warning)
+    return Plan(settings, planned)
 
 
 def _with_saved(proto: onnx.ModelProto, settings: TuneSettings) -> TuneSettings:
@@ -213,16 +199,22 @@ def tune(
     return run if choice is None else review_share(run, settings, choice, say)
 
 
-def carry_out(settings: TuneSettings, progress: Progress) -> Run:
+def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | None = None) -> Run:
     """Tune as settings say, whose share is known, and write the report; raises as `tune` does.
 
     A model that is wrong is returned, and its `verdict` raises.
+
+    Args:
+        planned: for the settings, earlier.
     """
     from tunerd.report.page import write_report
-    from tunerd.runs.run import tune as tuned
+    from tunerd.runs import run as runs
 
     _require_no_ray()
-    outcome = tuned(settings, progress, write_report=write_report)
+    if planned is None:
+        outcome = runs.tune(settings, progress, write_report=write_report)
+    else:
+        outcome = runs.execute(planned, progress, write_report=write_report)
     run = open_run(settings.out)
     return replace(run, view=replace(run.view, outcome=outcome))
 

@@ -8,9 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
-from tunerd.cluster.layout import Layout, cluster_layout, local_layout, open_cluster
 from tunerd.cluster.membership import Crew
 from tunerd.cluster.metrics import ray_record
 from tunerd.cluster.ray_cluster import Cluster
@@ -18,25 +16,25 @@ from tunerd.coordinator import events as ev
 from tunerd.coordinator.coordinator import Coordinator, Limits
 from tunerd.errors import Interrupted
 from tunerd.frontend.kernels import Selection
+from tunerd.frontend.model import FixedModel
 from tunerd.frontend.process import Lowerer, Lowering
-from tunerd.records import RunFacts, Store
+from tunerd.records import Store
 from tunerd.records.paths import Paths
 from tunerd.runner.profiles import within
-from tunerd.runs import plan
 from tunerd.runs.finals.best_builds import BestBuilds
 from tunerd.runs.finals.finals import Ending, finish
-from tunerd.runs.finals.quiet_slice import Finals
+from tunerd.runs.finals.quiet_slice import Finals, Patience, QuietSlice
 from tunerd.runs.finals.selection import FINALISTS
 from tunerd.runs.folder import RunFolder
 from tunerd.runs.ledger import Ledger
 from tunerd.runs.loop import Dispatch
-from tunerd.runs.shared import Workshop
+from tunerd.runs.plan import RunPlan, plan_run, read
+from tunerd.runs.shared import SharedResources, run_name
 from tunerd.runs.team_store import obtained_in, team_store
 from tunerd.runs.timekeeping import Timekeeper
-from tunerd.runs.warm_start import WarmStart
 from tunerd.settings import TuneSettings
 from tunerd.slices import member
-from tunerd.system import clock, host
+from tunerd.system import clock
 from tunerd.system.files import disk_errors_said
 from tunerd.system.signals import Stop
 from tunerd.telemetry.events import Telemetry
@@ -49,26 +47,57 @@ from tunerd.vocabulary.verdict import Verdict
 log = logging.getLogger(__name__)
 
 _TICK_SECS = 0.5
+WriteReport = Callable[[Paths, Store], None]
+
+
+def plan(settings: TuneSettings) -> RunPlan:
+    """Plan a run up to its tasks. Changes nothing, and leaves a cluster again.
+
+    Raises as `plan_run` does, FolderError where the folder is another run's, and ModelError where
+    the model cannot be lowered.
+    """
+    with contextlib.ExitStack() as stack:
+        lowerer = stack.enter_context(Lowerer())
+        joined = None
+        if settings.address is not None:
+            cluster = Cluster(address=settings.address, run="plan", cpus=0, gpus=0)
+            joined = stack.enter_context(cluster)
+        planned = plan_run(settings, cluster=joined)
+        planned.require_folder()
+        lowering = Lowering(planned.model, planned.layout.target, lowerer=lowerer)
+        stack.callback(lowering.close)
+        return planned.with_tasks(lowering.result())
 
 
 def tune(
     settings: TuneSettings,
     progress: Progress,
     *,
-    workshop: Workshop | None = None,
-    write_report: Callable[[Paths, Store], None] | None = None,
+    shared: SharedResources | None = None,
+    write_report: WriteReport | None = None,
 ) -> Outcome:
     """Tune a model as `settings` say and return how it ended; the run folder keeps everything.
 
     Args:
-        workshop: of the settings' model, to share with other sessions of this process.
+        shared: of the settings' model, by other sessions of this process.
         write_report: writes the run's page, while the run still holds its folder.
 
     Raises TunerdError for what people can mend. Interrupted (Ctrl-C or SIGTERM, once) comes after
     what was under way has been measured and stored: the same call goes on from there.
     """
-    with _opened(settings, progress, None, workshop) as session:
-        return session.run(write_report)
+    with _opened(settings, progress, shared) as run:
+        return run.tune(write_report)
+
+
+def execute(
+    planned: RunPlan, progress: Progress, *, write_report: WriteReport | None = None
+) -> Outcome:
+    """Do what was planned; returns and raises as `tune` does.
+
+    On a cluster the nodes are asked again: they may have come and gone since.
+    """
+    with _opened(planned.settings, progress, planned=planned) as run:
+        return run.tune(write_report)
 
 
 def search(
@@ -76,87 +105,81 @@ def search(
     progress: Progress,
     selection: Selection | None = None,
     *,
-    workshop: Workshop | None = None,
+    shared: SharedResources | None = None,
 ) -> None:
     """Search a model's tasks, or some, and store their trials; compile and report nothing.
 
     Raises as `tune` does, and InputError where the model has no such task.
     """
-    with _opened(settings, progress, selection, workshop) as session:
-        session.search()
+    with _opened(settings, progress, shared, selection=selection) as run:
+        run.search()
 
 
 @contextlib.contextmanager
 def _opened(
     settings: TuneSettings,
     progress: Progress,
-    selection: Selection | None,
-    lent: Workshop | None,
-) -> Iterator[_Session]:
+    lent: SharedResources | None = None,
+    *,
+    selection: Selection | None = None,
+    planned: RunPlan | None = None,
+) -> Iterator[Run]:
     started = time.monotonic()
-    facts = host.facts()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop())  # first: a job may be stopped at any moment
         stack.enter_context(disk_errors_said(settings.out))
-        # TVM is imported there while the host and the model are read here.
-        lowerer = None if lent else stack.enter_context(Lowerer())
-        opened = None
-        if settings.address is None:  # what this machine cannot do is said before Ray starts
-            layout = local_layout(settings)
-            workshop = lent or Workshop(plan.read(settings), lowerer)
+        if lent is not None:
+            shared = lent
+            planned = plan_run(settings, model=shared.model, selection=selection)
+        elif settings.address is None:  # what this machine cannot do is said before Ray starts
+            # TVM is imported there while the host and the model are read here.
+            lowerer = stack.enter_context(Lowerer())
+            planned = planned or plan_run(settings, selection=selection)
+            shared = SharedResources(planned.model, lowerer)
         else:
-            workshop = lent or Workshop(plan.read(settings), lowerer)
-            opened = stack.enter_context(_joined(settings, workshop.run))
-            layout = cluster_layout(settings, opened)
-        earlier = plan.warm_starts(settings, layout)
-        run_facts = RunFacts.of(
-            settings, workshop.model, target=layout.target, device=layout.device, host=facts
+            lowerer = stack.enter_context(Lowerer())
+            model = read(settings) if planned is None else planned.model
+            joined = stack.enter_context(_joined(settings.address, model))
+            planned = plan_run(settings, model=model, cluster=joined, selection=selection)
+            shared = SharedResources(model, lowerer, joined=joined)
+        folder = stack.enter_context(RunFolder.open(settings.out, facts=planned.facts))
+        record = record_nothing if shared.joined is None else ray_record()
+        telemetry = stack.enter_context(
+            Telemetry(progress, folder.paths, planned.facts, settings, record=record)
         )
-        folder = stack.enter_context(RunFolder.open(settings.out, facts=run_facts))
-        record = record_nothing if opened is None else ray_record()
-        told = stack.enter_context(
-            Telemetry(progress, folder.paths, run_facts, settings, record=record)
-        )
-        if warning := open_cluster(layout):
-            told.warn(warning)
+        if planned.warning:
+            telemetry.warn(planned.warning)
         if lent is None:
-            stack.enter_context(workshop)
-        place = _Place(workshop, layout, opened, earlier)
-        yield _Session(settings, folder, place, told, stop, started, selection)
+            stack.enter_context(shared)
+        yield Run(planned, folder, shared, telemetry, stop=stop, started=started)
 
 
-def _joined(settings: TuneSettings, run: str) -> Cluster:
-    return Cluster(address=settings.address, run=run, cpus=0, gpus=0)
+def _joined(address: str, model: FixedModel) -> Cluster:
+    return Cluster(address=address, run=run_name(model), cpus=0, gpus=0)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a session works, and what it knows before."""
+class Run:
+    """Does what was planned, in the run's folder.
 
-    workshop: Workshop
-    layout: Layout
-    opened: Cluster | None  # of others; None: the workshop's
-    earlier: tuple[WarmStart, ...]
+    Args:
+        started: when it began, by time.monotonic().
+    """
 
-
-class _Session:
     def __init__(
         self,
-        settings: TuneSettings,
+        plan: RunPlan,
         folder: RunFolder,
-        place: _Place,
+        shared: SharedResources,
         telemetry: Telemetry,
+        *,
         stop: Stop,
         started: float,
-        selection: Selection | None,
     ) -> None:
-        self._settings = settings
+        self._plan = plan
         self._folder = folder
         self._store = folder.store
-        self._team = team_store(settings, folder.store, self._say)
-        self._place = place
-        self._layout = place.layout
-        self._selection = selection
+        self._shared = shared
+        self._team = team_store(plan.settings, folder.store, self._say)
         self._telemetry = telemetry
         self._stop = stop
         self._started = started
@@ -171,27 +194,29 @@ class _Session:
         self._best_builds = BestBuilds(FINALISTS)
         self._began = started
 
-    def run(self, write_report: Callable[[Paths, Store], None] | None) -> Outcome:
+    def tune(self, write_report: WriteReport | None) -> Outcome:
         """Tune and finish, in a cluster that is open or in a private one."""
         with self._searched(to_finish=True) as (cluster, crew, lowering):
             self._phase = "finishing"
             self._warn_if_nothing_was_left()
             self._show("choosing finalists")
             kernels = lowering.result()
-            quiet_slice = self._quiet_slice(cluster, crew)
+            slice_id = self._quiet_slice(cluster, crew)
             cluster.on_wait = self._require_not_stopped
             outcome = finish(
                 Ending(
-                    settings=self._settings,
+                    plan=self._plan,
                     folder=self._folder,
-                    model=kernels.model,
-                    layout=self._layout,
                     kernels=kernels,
-                    cluster=cluster,
-                    quiet_slice=quiet_slice,
-                    beside=crew.beside(quiet_slice),
-                    cores=crew.cores_here(quiet_slice),
-                    revive=crew.revive,
+                    quiet=QuietSlice(
+                        cluster,
+                        slice_id,
+                        crew.beside(slice_id),
+                        Finals.of(self._plan.settings, kernels.touched_bytes),
+                        Patience(self._say),
+                        crew.revive,
+                    ),
+                    cores=crew.cores_here(slice_id),
                     proofs=crew.proofs,
                     say=self._say,
                     enter=self._timekeeper.enter,
@@ -219,21 +244,21 @@ class _Session:
     def _searched(self, *, to_finish: bool) -> Iterator[tuple[Cluster, Crew, Lowering]]:
         """Search, and yield what a search ends with while its workers live."""
         # All that takes seconds at once: the model is lowered while Ray and the workers start.
-        lowering = self._place.workshop.lower(self._layout.target)
+        lowering = self._shared.lower(self._plan.layout.target)
         self._say("starting Ray, and lowering the model")
         with contextlib.ExitStack() as stack:
             stack.callback(self._ledger.interrupt)  # last: no worker is left to end a trial
-            cluster = self._place.opened or stack.enter_context(self._private_cluster())
+            cluster = stack.enter_context(self._cluster())
             cluster.on_call = self._timekeeper.called
             stack.callback(self._timekeeper.end)
             self._log_step("Ray is there")
             crew = self._crew = Crew(
                 cluster,
-                self._layout,
-                self._settings,
+                self._plan.layout,
+                self._plan.settings,
                 self._store,
                 self._telemetry,
-                elastic=self._settings.address is not None,
+                elastic=self._plan.settings.address is not None,
             )
             proofs = self._start_workers(crew)
             self._log_step("the slices have their shares")
@@ -242,46 +267,46 @@ class _Session:
             extracted = lowering.extracted()
             tasks = self._selected(extracted.tasks)
             self._log_step("the model is lowered")
-            finals = Finals.of(self._settings, extracted.touched_bytes)
+            finals = Finals.of(self._plan.settings, extracted.touched_bytes)
             self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
-            transferred = [past for x in self._place.earlier for past in x.transferred]
-            sms = proofs[0].sm_count if self._layout.target.is_cuda else None
+            transferred = [past for x in self._plan.warm_starts for past in x.transferred]
+            sms = proofs[0].sm_count if self._plan.layout.target.is_cuda else None
             profile = within(SEARCH, extracted.touched_bytes)
             cluster.give_tasks(tasks, transferred=transferred, sms=sms, profile=profile)
             self._restore(tasks, proofs)
             if to_finish:
                 stack.enter_context(_loading(lowering))
             self._search(cluster, crew, lowering if to_finish else None)
-            self._place.workshop.keep(self._layout.target, self._best_builds.all())
+            self._shared.keep(self._plan.layout.target, self._best_builds.all())
             self._timekeeper.end()
             self._require_not_stopped()
             yield cluster, crew, lowering
 
     @contextlib.contextmanager
-    def _private_cluster(self) -> Iterator[Cluster]:
-        workshop, layout = self._place.workshop, self._layout
-        logs = self._folder.paths.logs / "ray"
-        specs = [spec for spec, _ in layout.slices]
-        with (
-            member(self._settings.slice_kind).early(specs, workshop.run),
-            workshop.cluster(layout, logs=logs) as cluster,
-        ):
-            yield cluster
+    def _cluster(self) -> Iterator[Cluster]:
+        shared, layout = self._shared, self._plan.layout
+        with contextlib.ExitStack() as stack:
+            if shared.joined is None:
+                specs = [spec for spec, _ in layout.slices]
+                early = member(self._plan.settings.slice_kind).early(specs, shared.run)
+                stack.enter_context(early)
+            logs = self._folder.paths.logs / "ray"
+            yield stack.enter_context(shared.cluster(layout, logs=logs))
 
     def _log_step(self, what: str) -> None:
         log.info("%s after %.1f s", what, time.monotonic() - self._started)
 
     def _restore(self, tasks: tuple[Task, ...], proofs: Sequence[CapProof]) -> None:
         """Take over what earlier sessions in this folder have measured."""
-        settings = self._settings
-        per_task = self._selection.trials_per_task if self._selection else None
+        settings = self._plan.settings
+        per_task = self._plan.selection.trials_per_task if self._plan.selection else None
         limits = Limits(settings.trials, settings.budget_secs, per_task)
         self._store.register_tasks(tasks)
         for proof in proofs:
             self._store.save_proof(proof)
             self._telemetry.proved(proof)
         self._tasks = self._to_search(tasks)
-        known = functools.partial(self._place.workshop.build_of, self._layout.target)
+        known = functools.partial(self._shared.build_of, self._plan.layout.target)
         self._coordinator = Coordinator(self._tasks, limits, known=known)
         ended, unfinished, suspects = self._ledger.take_over({t.task_id for t in self._tasks})
         self._coordinator.restore(ended, unfinished, suspects)
@@ -290,18 +315,19 @@ class _Session:
             log.info("going on with %d trials of earlier sessions", len(ended))
 
     def _selected(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-        return tasks if self._selection is None else self._selection.among(tasks)
+        selection = self._plan.selection
+        return tasks if selection is None else selection.among(tasks)
 
     def _to_search(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
         """Return the tasks that a team's store has no record of."""
         if self._team is None or self._store.obtained is None:
             return tasks
-        on, require = self._store.obtained, self._settings.require_hit
+        on, require = self._store.obtained, self._plan.settings.require_hit
         taken = self._team.take(tasks, on, require=require)
         return tuple(t for t in tasks if t.task_id not in taken)
 
     def _start_workers(self, crew: Crew) -> tuple[CapProof, ...]:
-        layout = self._layout
+        layout = self._plan.layout
         self._say(
             f"starting {len(layout.tuners)} tuners and {len(layout.slices)} slices, and lowering "
             "the model"
@@ -321,7 +347,7 @@ class _Session:
         self._began = time.monotonic()
         self._timekeeper.enter(Phase.SEARCH)
         known = [t.task_id for t in self._tasks]
-        earlier = self._place.earlier
+        earlier = self._plan.warm_starts
         self._show("; ".join(f"warm start: {x.sentence(known)}" for x in earlier))
         self._timekeeper.expect(crew.tuner_ids, "tuner")
         self._timekeeper.expect(crew.slice_ids, "slice")
@@ -367,7 +393,7 @@ class _Session:
         self._show(message)
 
     def _show(self, message: str) -> None:
-        coordinator, layout, crew = self._coordinator, self._layout, self._crew
+        coordinator, layout, crew = self._coordinator, self._plan.layout, self._crew
         states = coordinator.tasks.values()
         total = coordinator.weighted_best_secs() or 0.0
         now = time.monotonic()
@@ -375,10 +401,10 @@ class _Session:
         self._telemetry.update(
             ProgressState(
                 elapsed_secs=now - self._started,
-                budget_secs=self._settings.budget_secs,
+                budget_secs=self._plan.settings.budget_secs,
                 trials_done=coordinator.ended_trials,
                 trials_failed=coordinator.failed_trials,
-                trials_budget=self._settings.trials,
+                trials_budget=self._plan.settings.trials,
                 slices_busy=coordinator.busy("slice"),
                 slices=len(crew.slice_ids if crew else layout.slices),
                 tuners_busy=coordinator.busy("tuner"),

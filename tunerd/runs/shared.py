@@ -22,17 +22,26 @@ from tunerd.system import host
 from tunerd.vocabulary import Build, Candidate, TargetSpec
 
 
-class Workshop:
-    """A model, its kernels for each target, and a private cluster with its tuners.
+def run_name(model: FixedModel) -> str:
+    """Name the runs of a model in this process, apart from all others of its user."""
+    return f"{model.name}-{int(time.time())}-{os.getpid()}"
+
+
+class SharedResources:
+    """A model, its kernels for each target, and a cluster with its tuners.
 
     Args:
         lowerer: a process for the first lowering, if one was started already.
+        joined: a cluster of others, which they close; a private one is started where it is None.
     """
 
-    def __init__(self, model: FixedModel, lowerer: Lowerer | None = None) -> None:
+    def __init__(
+        self, model: FixedModel, lowerer: Lowerer | None = None, *, joined: Cluster | None = None
+    ) -> None:
         self.model = model
         self._lowerer = lowerer
-        self.run = f"{model.name}-{int(time.time())}-{os.getpid()}"
+        self.joined = joined
+        self.run = run_name(model)
         self._stack = contextlib.ExitStack()
         self._cluster: Cluster | None = None
         self._lowerings: dict[TargetSpec, Lowering] = {}
@@ -59,7 +68,10 @@ class Workshop:
 
     @contextlib.contextmanager
     def cluster(self, layout: Layout, *, logs: Path) -> Iterator[Cluster]:
-        """Lend the cluster to one session; its slices are closed when that ends."""
+        """Lend the cluster to one session; slices of a private one are closed when that ends."""
+        if self.joined is not None:
+            yield self.joined
+            return
         if self._cluster is None:
             self._cluster = self._stack.enter_context(
                 Cluster(

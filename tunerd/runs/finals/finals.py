@@ -8,29 +8,22 @@ tuned model is slower, the default schedules ship.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tunerd.artifacts.compile import compile_artifact, finish_manifest
-from tunerd.cluster.layout import Layout
-from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Kernels
 from tunerd.runs.finals.quiet_slice import (
-    Finals,
-    Patience,
     QuietSlice,
-    Revive,
     disturbed_by,
-    leave_lost,
 )
 from tunerd.runs.finals.selection import Say, choose_winners
 from tunerd.runs.finals.verify import onnxruntime_latency, verify
 from tunerd.runs.folder import RunFolder
-from tunerd.settings import TuneSettings
+from tunerd.runs.plan import RunPlan
 from tunerd.slices.neighbors import NONE
 from tunerd.stats.paired import compare
 from tunerd.vocabulary import (
@@ -52,22 +45,20 @@ from tunerd.vocabulary.verdict import Verdict
 class Ending:
     """What the end of a run works with."""
 
-    settings: TuneSettings
+    plan: RunPlan
     folder: RunFolder
-    model: Model
-    layout: Layout
     kernels: Kernels
-    cluster: Cluster
-    quiet_slice: str  # sees the run folder
-    beside: tuple[str, ...]  # the other slices of its device that live
+    quiet: QuietSlice  # sees the run folder; with the other slices of its device that live
     cores: tuple[int, ...]  # of it, where they are this machine's
     proofs: tuple[CapProof, ...]
     say: Say
     enter: Callable[[Phase], None]
     unsearched: Mapping[str, str] = field(default_factory=dict)  # task_id -> why it has no trials
     built: Sequence[Build] = ()  # by the search
-    sleep: Callable[[float], None] = time.sleep
-    revive: Revive = leave_lost
+
+    @property
+    def model(self) -> Model:
+        return self.kernels.model
 
 
 @dataclass(frozen=True)
@@ -88,7 +79,7 @@ class _Trial:
 def finish(ending: Ending) -> Outcome:
     """Choose the winners, compile, verify and time the model; store and return the outcome."""
     ending.enter(Phase.FINALS)
-    quiet = _quiet(ending)
+    quiet = _with_neighbours(ending.quiet)
     outcomes = choose_winners(
         ending.kernels.tasks,
         ending.folder.store,
@@ -118,19 +109,16 @@ def finish(ending: Ending) -> Outcome:
         shutil.rmtree(trials, ignore_errors=True)
 
 
-def _quiet(ending: Ending) -> QuietSlice:
-    """Say where and how finalists are measured."""
-    finals = Finals.of(ending.settings, ending.kernels.touched_bytes)
-    others: tuple[str, ...] = ()
-    if finals.neighbours != NONE:
-        others = ending.beside
-        if not others:
-            raise InfrastructureError(
-                f"the finals are to have neighbours, and no other slice of {ending.quiet_slice}'s "
-                "device lives; what was measured is stored, and the same command goes on"
-            )
-    patience = Patience(ending.say, sleep=ending.sleep)
-    return QuietSlice(ending.cluster, ending.quiet_slice, others, finals, patience, ending.revive)
+def _with_neighbours(quiet: QuietSlice) -> QuietSlice:
+    """Have the others of the device idle, unless they are to work beside the finalists."""
+    if quiet.finals.neighbours == NONE:
+        return replace(quiet, others=())
+    if not quiet.others:
+        raise InfrastructureError(
+            f"the finals are to have neighbours, and no other slice of {quiet.slice_id}'s "
+            "device lives; what was measured is stored, and the same command goes on"
+        )
+    return quiet
 
 
 def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> Outcome:
@@ -138,7 +126,7 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
     artifact = ending.folder.paths.artifact
     outcome = Outcome(
         model=ending.model,
-        target=ending.layout.target,
+        target=ending.plan.layout.target,
         tasks=outcomes,
         verification=trial.verification,
         latencies=(trial.default, trial.tuned, *_onnxruntime(ending)),
@@ -181,10 +169,10 @@ def _compile(ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path) -> N
         ending.kernels.lowered,
         ending.kernels.tasks,
         winners,
-        ending.layout.target,
+        ending.plan.layout.target,
         folder,
         model=ending.model,
-        pct=ending.settings.pct,
+        pct=ending.plan.settings.pct,
         proofs=ending.proofs,
     )
 

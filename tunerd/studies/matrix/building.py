@@ -9,7 +9,7 @@ from pathlib import Path
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.cluster.layout import local_layout
 from tunerd.frontend.kernels import Kernels
-from tunerd.runs.shared import Workshop
+from tunerd.runs.shared import SharedResources
 from tunerd.settings import TuneSettings
 from tunerd.studies.matrix.claims import DEFAULT, said_of
 from tunerd.studies.matrix.folder import Kept
@@ -27,7 +27,7 @@ def build_all(
     kept: Kept,
     target: TargetSpec,
     base: TuneSettings,
-    workshop: Workshop,
+    shared: SharedResources,
     say: Say,
 ) -> dict[str, Build | Failure]:
     """Return a build of each candidate by its id; those of the levels and on disk are not built."""
@@ -36,7 +36,7 @@ def build_all(
     for candidate in candidates:
         if build := kept.build_of(candidate):
             found[candidate.candidate_id] = build
-        elif build := workshop.build_of(target, candidate):
+        elif build := shared.build_of(target, candidate):
             found[candidate.candidate_id] = build
             kept.save_build(build)
         else:
@@ -45,9 +45,9 @@ def build_all(
         return found
     say(f"building {len(missing)} finalists once for all shares")
     layout = local_layout(base)
-    with workshop.cluster(layout, logs=kept.root / "logs") as cluster:
+    with shared.cluster(layout, logs=kept.root / "logs") as cluster:
         cluster.start_tuners(layout.tuners, target, base.seed)
-        cluster.give_tasks(workshop.kernels(target).tasks)
+        cluster.give_tasks(shared.kernels(target).tasks)
         for start in range(0, len(missing), _AT_ONCE):
             if start:
                 say(f"built {start} of {len(missing)} finalists")

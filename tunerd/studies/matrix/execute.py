@@ -27,10 +27,11 @@ from tunerd.frontend.kernels import Kernels
 from tunerd.records import Store
 from tunerd.runner.base import ALONE, Runner
 from tunerd.runner.profiles import final_profile, within
-from tunerd.runs import plan, run
+from tunerd.runs import run
 from tunerd.runs.finals.faults import is_final, without_cause
 from tunerd.runs.finals.verify import Expected, expected_of
-from tunerd.runs.shared import Workshop
+from tunerd.runs.plan import read
+from tunerd.runs.shared import SharedResources
 from tunerd.runs.timekeeping import core_busy_secs
 from tunerd.settings import TuneSettings
 from tunerd.slices import require_plan
@@ -112,22 +113,22 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
     Raises TunerdError as `session.tune` does, WrongResultError where an artifact disagrees with
     ONNX Runtime, and Interrupted after what was under way is kept.
     """
-    fixed = plan.read(asked.base)
+    fixed = read(asked.base)
     for pct in asked.shares:  # what this machine cannot do is said before hours of work
         require_plan(SliceRequest(asked.base.slice_kind, pct))
     with (
         opened(asked.base.out, asked.identity(fixed.digest)) as kept,
         Stop() as stop,
-        Workshop(fixed) as workshop,
+        SharedResources(fixed) as shared,
     ):
-        work = _Matrix(asked, kept, say, stop, workshop)
+        work = _Matrix(asked, kept, say, stop, shared)
         work.levels(showing)
         if not work.is_measured:
             target = require_plan(SliceRequest(asked.base.slice_kind, max(asked.shares))).target
             say("lowering the model")
-            kernels = workshop.kernels(target)
+            kernels = shared.kernels(target)
             builds = work.build(kernels, target)
-            workshop.end_cluster()
+            shared.end_cluster()
             work.contests(builds, target, kernels.touched_bytes)
             work.artifacts(kernels, target)
             work.cells(target)
@@ -141,10 +142,10 @@ class _Matrix:
         kept: Kept,
         say: Callable[[str], None],
         stop: Stop,
-        workshop: Workshop,
+        shared: SharedResources,
     ) -> None:
         self._asked = asked
-        self._workshop = workshop
+        self._shared = shared
         self._kept = kept
         self._say = say
         self._slice_secs = 0.0
@@ -171,9 +172,9 @@ class _Matrix:
             self._go_on(f"level {number} of {len(todo)}: {level.pct}%")
             with showing() as progress:
                 if number == 1:
-                    run.tune(settings, progress, workshop=self._workshop)
+                    run.tune(settings, progress, shared=self._shared)
                 else:
-                    run.search(settings, progress, workshop=self._workshop)
+                    run.search(settings, progress, shared=self._shared)
             with Store.read(out) as store:
                 cost, artifact_cost = cost_of(store), cost_of(store, (Phase.MODEL,))
                 counts = store.counts(is_default=False)
@@ -210,7 +211,7 @@ class _Matrix:
         wanted = list(itertools.chain.from_iterable(contests.values()))
         with self._costs("finalists"):
             builds = build_all(
-                wanted, self._kept, target, self._asked.base, self._workshop, self._go_on
+                wanted, self._kept, target, self._asked.base, self._shared, self._go_on
             )
         return {
             task_id: [(c, builds[c.candidate_id]) for c in of] for task_id, of in contests.items()
