@@ -16,7 +16,7 @@ from fuzz_mutations import changed_bytes, changed_json, changed_stores
 from hypothesis import strategies as st
 from matrix_samples import FAILED, PROOF, RIGHT, measured
 
-from tunerd.candidates.search import Searcher
+from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.errors import TunerdError
 from tunerd.records import RunFacts, Store
 from tunerd.records.schema import STORE_NAME

@@ -19,7 +19,7 @@ from build_fixtures import (
 
 from tunerd.builder import build
 from tunerd.builder.build import build_candidate
-from tunerd.candidates.search import Searcher
+from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.runner.agreement import SEEDS
 from tunerd.runner.base import Runner
 from tunerd.slices import member

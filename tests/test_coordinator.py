@@ -20,7 +20,7 @@ from coordinator_world import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.candidates.search import BATCH
+from tunerd.candidates.metaschedule.search import BATCH
 from tunerd.coordinator.coordinator import MAX_ATTEMPTS, Coordinator, Limits
 from tunerd.coordinator.events import (
     BuildsEnded,

@@ -10,7 +10,7 @@ from coordinator_world import build, candidate, candidates, measured, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.candidates.search import BATCH
+from tunerd.candidates.metaschedule.search import BATCH
 from tunerd.coordinator.build_queue import BuildQueue
 from tunerd.coordinator.events import BuildThem, Measure, Proposed
 from tunerd.coordinator.task_scheduler import Ranking, Standings

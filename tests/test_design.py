@@ -12,11 +12,11 @@ from artifact_fixtures import CUDA
 from build_fixtures import LLVM, conv_task, matmul_task, task_of
 
 from tunerd.builder.build import _tvm
-from tunerd.candidates.access import accesses_of
-from tunerd.candidates.cost_model import CostModel
-from tunerd.candidates.design import FEATURES, Limits, Sketch
-from tunerd.candidates.knobs import UNDECIDED, Choices, Location, Tile
-from tunerd.candidates.search import Searcher, _Island
+from tunerd.candidates.metaschedule.access import accesses_of
+from tunerd.candidates.metaschedule.cost_model import CostModel
+from tunerd.candidates.metaschedule.design import FEATURES, Limits, Sketch
+from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices, Location, Tile
+from tunerd.candidates.metaschedule.search import Searcher, _Island
 from tunerd.vocabulary import TargetSpec, Task
 
 NO_LIMITS = Limits(min_threads=0, max_threads=10**9, shared_bytes=10**12, max_accumulators=10**12)
@@ -92,7 +92,7 @@ def test_a_choice_survives_its_trace(island: _Island) -> None:
 
 
 def test_an_applied_trace_is_found_among_the_sketches(island: _Island) -> None:
-    from tunerd.candidates.search import _apply, _Choice
+    from tunerd.candidates.metaschedule.search import _apply, _Choice
 
     for sketch in island.design.sketches:
         rows = random_rows(sketch, 3000)
@@ -106,7 +106,7 @@ def test_an_applied_trace_is_found_among_the_sketches(island: _Island) -> None:
 
 
 def test_tvm_decides_locations_when_a_trace_is_applied(llvm_conv: _Island) -> None:
-    from tunerd.candidates.search import _apply, _Choice
+    from tunerd.candidates.metaschedule.search import _apply, _Choice
 
     sketch = llvm_conv.design.sketches[0]
     assert any(isinstance(k, Location) for k in sketch.knobs)
@@ -150,7 +150,7 @@ def test_a_kernel_with_fewer_outputs_than_a_warp_has_threads_has_candidates() ->
 
 @pytest.mark.parametrize("limit", ["threads", "shared memory"])
 def test_what_does_not_fit_fails_tvms_checks(limit: str) -> None:
-    from tunerd.candidates.space import _limits
+    from tunerd.candidates.metaschedule.space import _limits
 
     target = json.loads(CUDA.json)
     target["max_shared_memory_per_block"] = 2048 if limit == "shared memory" else 10**6
@@ -194,7 +194,7 @@ def written_out(mod: Any) -> int:
 
 
 def test_what_a_cpu_kernel_writes_out_is_counted_beforehand(llvm_conv: _Island) -> None:
-    from tunerd.candidates.search import _apply, _Choice
+    from tunerd.candidates.metaschedule.search import _apply, _Choice
 
     sketch, counts = llvm_conv.design.sketches[0], []
     assert sketch.block is not None

@@ -14,7 +14,7 @@ from models import conv_net
 
 from tunerd.artifacts.loading import load
 from tunerd.artifacts.manifest import read_manifest
-from tunerd.candidates.search import Searcher
+from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.cluster.tuner import Tuner
 from tunerd.errors import InfrastructureError, Interrupted

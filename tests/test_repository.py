@@ -74,9 +74,9 @@ TVM_MODULES = {
     "frontend.relax.lowering",
     "frontend.relax.powers",
     "records.tvm_database",
-    "candidates.search",
-    "candidates.access",
-    "candidates.space",
+    "candidates.metaschedule.search",
+    "candidates.metaschedule.access",
+    "candidates.metaschedule.space",
     "frontend.tasks",
 }
 

@@ -15,7 +15,7 @@ from artifact_fixtures import CUDA
 from build_fixtures import built, conv_task, default_of, matmul_task
 
 from tunerd.builder.build import build_candidate, scheduled
-from tunerd.candidates.search import BATCH, Searcher
+from tunerd.candidates.metaschedule.search import BATCH, Searcher
 from tunerd.vocabulary import (
     Candidate,
     Result,
@@ -188,7 +188,7 @@ _IMPORTS = """
 import sys
 from build_fixtures import default_of, matmul_task
 from tunerd.builder.build import build_candidate
-from tunerd.candidates.search import Searcher
+from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.vocabulary import Build
 task = matmul_task()
 (candidate,) = Searcher(seed=0, threads=1).propose(task, 1).candidates

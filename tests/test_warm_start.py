@@ -17,9 +17,9 @@ from artifact_fixtures import CUDA
 from build_fixtures import conv_task, matmul_task
 from models import conv_net
 
-from tunerd.candidates.knobs import Choices, Location, Option, Tile
-from tunerd.candidates.search import BATCH, Searcher
-from tunerd.candidates.space import DesignSpace, design_space
+from tunerd.candidates.metaschedule.knobs import Choices, Location, Option, Tile
+from tunerd.candidates.metaschedule.search import BATCH, Searcher
+from tunerd.candidates.metaschedule.space import DesignSpace, design_space
 from tunerd.cluster.layout import local_layout
 from tunerd.errors import ExitCode, FolderError, InputError
 from tunerd.frontend.kernels import Selection, kernels_of

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tunerd.candidates.search import Searcher
+from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.vocabulary import (
     Build,
     Candidate,

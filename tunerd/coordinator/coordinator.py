@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tunerd.candidates.search import BATCH
+from tunerd.candidates.metaschedule.search import BATCH
 from tunerd.coordinator.baseline_checks import SpotChecks
 from tunerd.coordinator.build_queue import BuildQueue
 from tunerd.coordinator.events import (

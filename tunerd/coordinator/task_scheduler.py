@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Collection, Mapping
 
-from tunerd.candidates.search import BATCH
+from tunerd.candidates.metaschedule.search import BATCH
 from tunerd.coordinator.task_state import TaskState
 
 _ABROAD = 0.3  # what a gain counts for a tuner that has no island of the task: it must be told all

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.candidates.gpu_estimate import Columns
+from tunerd.candidates.metaschedule.gpu_estimate import Columns
 
 # How well these rank what was not told: scripts/benchmark_search --records.
 _PARAMETERS = {

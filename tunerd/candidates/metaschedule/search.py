@@ -1,6 +1,6 @@
 """Task -> Candidates: ask/tell over the sketches that MetaSchedule's rules make of a task.
 
-The search evolves *choices*, rows of numbers (tunerd/candidates/design.py), and a cost model scores
+The search evolves *choices*, rows of numbers (tunerd/candidates/metaschedule/design.py), and a cost model scores
 them by what they amount to. Only the best few are applied as traces. MetaSchedule's own search
 applies each trace that it looks at, at 15 to 36 ms, and on CUDA 91 to 99% of random ones break a
 GPU's limits.
@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.candidates.cost_model import CostModel
-from tunerd.candidates.design import SOFTWARE_PIPELINE, Design, Limits
-from tunerd.candidates.gpu_estimate import Columns
-from tunerd.candidates.knobs import UNDECIDED, Choices
-from tunerd.candidates.space import design_space
+from tunerd.candidates.metaschedule.cost_model import CostModel
+from tunerd.candidates.metaschedule.design import SOFTWARE_PIPELINE, Design, Limits
+from tunerd.candidates.metaschedule.gpu_estimate import Columns
+from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices
+from tunerd.candidates.metaschedule.space import design_space
 from tunerd.vocabulary import (
     METASCHEDULE,
     Candidate,

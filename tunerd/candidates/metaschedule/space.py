@@ -7,9 +7,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from tunerd.candidates.access import accesses_of
-from tunerd.candidates.design import SOFTWARE_PIPELINE, Design, Limits, Sketch
-from tunerd.candidates.knobs import Choices
+from tunerd.candidates.metaschedule.access import accesses_of
+from tunerd.candidates.metaschedule.design import SOFTWARE_PIPELINE, Design, Limits, Sketch
+from tunerd.candidates.metaschedule.knobs import Choices
 from tunerd.vocabulary import Task
 
 
@@ -103,7 +103,7 @@ def _tune_context(mod: Any, target: Any, *, space: Any, name: str, rand_state: i
     return context
 
 
-_search_log = logging.getLogger("tunerd.candidates.search.tvm")
+_search_log = logging.getLogger("tunerd.candidates.metaschedule.search.tvm")
 _search_log.setLevel(logging.ERROR)  # TVM tells every rule that it does not have
 
 

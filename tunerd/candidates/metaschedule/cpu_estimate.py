@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.candidates.gpu_estimate import Columns
+from tunerd.candidates.metaschedule.gpu_estimate import Columns
 
 STRUCTURE = "SSRSRS"  # of the kernels that it knows: levels of loops, outermost first
 

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.candidates import cpu_estimate
-from tunerd.candidates.access import MAX_READS, Access
-from tunerd.candidates.gpu_estimate import Columns, Tiling, estimated_secs
-from tunerd.candidates.knobs import UNDECIDED, Choices, Knob, Location, Option, Tile
+from tunerd.candidates.metaschedule import cpu_estimate
+from tunerd.candidates.metaschedule.access import MAX_READS, Access
+from tunerd.candidates.metaschedule.gpu_estimate import Columns, Tiling, estimated_secs
+from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices, Knob, Location, Option, Tile
 
 FEATURES = 96  # that a cost model sees of a choice
 SOFTWARE_PIPELINE = "software_pipeline_stage"  # TVM's annotation of a loop
