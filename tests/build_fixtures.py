@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tunerd.builder import build, nvrtc
+from tunerd.builder import build, library, nvrtc
+from tunerd.candidates.base import LoweredKernel
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     METASCHEDULE,
@@ -30,7 +31,7 @@ LLVM = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 2}))
 
 
 def task_of(tensors: list[Any], target: TargetSpec = LLVM, weights: tuple[int, ...] = ()) -> Task:
-    tvm = build._tvm()
+    tvm = library.load_tvm()
     func = tvm.te.create_prim_func(tensors)
     if weights:
         func = func.with_attr("layout_free_buffers", list(weights))
@@ -52,7 +53,7 @@ def task_of(tensors: list[Any], target: TargetSpec = LLVM, weights: tuple[int, .
 
 def conv_task(target: TargetSpec = LLVM) -> Task:
     """Convolution 3x3, NHWC, with bias and ReLU."""
-    build._tvm()
+    library.load_tvm()
     from tvm import te, topi
 
     data = te.placeholder((1, 14, 14, 16), name="data")
@@ -65,7 +66,7 @@ def conv_task(target: TargetSpec = LLVM) -> Task:
 def matmul_task(
     target: TargetSpec = LLVM, *, after: str = "", weights: tuple[int, ...] = ()
 ) -> Task:
-    build._tvm()
+    library.load_tvm()
     from tvm import te, topi
 
     left = te.placeholder((32, 64), name="left")
@@ -90,7 +91,7 @@ def candidate_of(task: Task, schedule: Any) -> Candidate:
 
 
 def new_schedule(task: Task) -> Any:
-    tvm = build._tvm()
+    tvm = library.load_tvm()
     from tvm.s_tir import Schedule
 
     return Schedule(tvm.ir.load_json(task.mod_json))
@@ -116,14 +117,13 @@ def named(task: Task, name: str, mod: Any = None) -> Build:
     """Build a task's default, or a module that is scheduled already, as a candidate of a name."""
     digest = hashlib.sha256(name.encode()).hexdigest()
     candidate = replace(default_of(task), candidate_id=digest[:16])
-    if mod is not None:
-        return built(build.build_module(task, candidate, mod))
-    return built(build.build_candidate(task, candidate))
+    lowered = None if mod is None else LoweredKernel(mod)
+    return built(build.build_candidate(task, candidate, lowered=lowered))
 
 
 def doubling(target: TargetSpec, name: str = "doubling") -> Build:
     """Build a kernel that doubles 64 Ki numbers."""
-    build._tvm()
+    library.load_tvm()
     from tvm import te
 
     data = te.placeholder((1 << 16,), name="data")
@@ -171,7 +171,7 @@ def raising(target: TargetSpec, name: str) -> Build:
 
 
 def _calling(call: Callable[[Any, Any], Any], target: TargetSpec, number: int) -> Build:
-    tvm = build._tvm()
+    tvm = library.load_tvm()
     from tvm import te
 
     data = te.placeholder((1,), "int32", name="data")
@@ -183,7 +183,7 @@ def _calling(call: Callable[[Any, Any], Any], target: TargetSpec, number: int) -
 
 def endless(target: TargetSpec) -> Build:
     """Build a kernel that would take hours."""
-    tvm = build._tvm()
+    tvm = library.load_tvm()
     from tvm import te
 
     data = te.placeholder((64,), name="data")

@@ -62,6 +62,7 @@ from tunerd.system import clock, host
 from tunerd.system.signals import Stop
 from tunerd.telemetry.progress import QuietProgress
 from tunerd.vocabulary import (
+    METASCHEDULE,
     Build,
     Candidate,
     Failure,
@@ -146,8 +147,15 @@ class ListTuner:
         return 0.0
 
     def propose(
-        self, task_id: str, count: int, told: Sequence[Result], exclude: Sequence[str], _: Any
+        self,
+        task_id: str,
+        source: str,
+        count: int,
+        told: Sequence[Result],
+        exclude: Sequence[str],
+        _: Any,
     ) -> Proposal:
+        assert source == METASCHEDULE
         (of,) = (t for t in TASKS if t.task_id == task_id)
         self._told |= {t.candidate.candidate_id for t in told} | set(exclude)
         fresh = [c for n in range(SPACE) if (c := candidate(of, n)).candidate_id not in self._told]

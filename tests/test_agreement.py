@@ -17,7 +17,7 @@ from build_fixtures import (
     tiled_matmul,
 )
 
-from tunerd.builder import build
+from tunerd.builder import library
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.runner.agreement import SEEDS
@@ -85,14 +85,14 @@ def test_where_the_default_does_not_load_the_message_says_so(cores: Runner) -> N
 
 
 def te() -> Any:
-    build._tvm()
+    library.load_tvm()
     from tvm import te
 
     return te
 
 
 def topi() -> Any:
-    build._tvm()
+    library.load_tvm()
     from tvm import topi
 
     return topi
@@ -135,7 +135,7 @@ def difference(cores: Runner, right: Task, wrong: Task) -> Failure | None:
 
 def with_one_wrong(product: Any) -> Any:
     def wrong(i: Any, j: Any) -> Any:
-        is_it = build._tvm().tirx.all(i == 17, j == 5)
+        is_it = library.load_tvm().tirx.all(i == 17, j == 5)
         return te().if_then_else(is_it, -product[i, j], product[i, j])
 
     return te().compute(product.shape, wrong)
@@ -236,7 +236,7 @@ def test_the_tolerance_is_where_the_table_has_it(cores: Runner, dtype: str) -> N
 
     def off_by(tolerances: float) -> Task:
         def scaled(x: Any, y: Any) -> Any:
-            const = build._tvm().tirx.const
+            const = library.load_tvm().tirx.const
             return (x.astype("float64") * const(1 + tolerances * tolerance, "float64")).astype(
                 dtype
             )

@@ -23,7 +23,8 @@ from build_fixtures import (
     tiled_matmul,
 )
 
-from tunerd.builder import build
+from tunerd.builder import build, library
+from tunerd.candidates.base import LoweredKernel
 from tunerd.errors import HostError
 from tunerd.vocabulary import METASCHEDULE, Build, Candidate, Failure, Kind, Stage, TensorSpec
 
@@ -84,7 +85,7 @@ def test_a_scheduled_module_builds_to_what_its_trace_builds_to() -> None:
     schedule = tiled_matmul(task)
     candidate = candidate_of(task, schedule)
     from_trace = built(build.build_candidate(task, candidate))
-    from_module = built(build.build_module(task, candidate, schedule.mod))
+    from_module = built(build.build_candidate(task, candidate, lowered=LoweredKernel(schedule.mod)))
     assert from_module.library == from_trace.library
 
 
@@ -158,20 +159,20 @@ def test_a_linker_that_is_asked_to_end_links_again(
         '#!/bin/sh\nif [ ! -e "$0.asked" ]; then : > "$0.asked"; kill -TERM $$; fi\n: > "$3"\n'
     )
     linker.chmod(0o700)
-    monkeypatch.setattr(build, "_linker", lambda: build._Linker(str(linker), ()))
-    build._link(str(tmp_path / "library.so"), [])
+    monkeypatch.setattr(library, "linker", lambda: library._Linker(str(linker), ()))
+    library._link(str(tmp_path / "library.so"), [])
     assert (tmp_path / "library.so").exists()
 
 
 def test_without_a_linker_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     task = matmul_task()
     monkeypatch.setenv("PATH", "/nowhere")
-    build._linker.cache_clear()
+    library.linker.cache_clear()
     try:
         with pytest.raises(HostError, match="apt-get install binutils"):
             build.build_candidate(task, default_of(task))
     finally:
-        build._linker.cache_clear()
+        library.linker.cache_clear()
 
 
 def test_the_slow_import_of_tensor_intrinsics_is_left_out() -> None:

@@ -20,7 +20,7 @@ from coordinator_world import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.candidates.metaschedule.search import BATCH
+from tunerd.candidates.base import BATCH
 from tunerd.coordinator.coordinator import MAX_ATTEMPTS, Coordinator, Limits
 from tunerd.coordinator.events import (
     BuildsEnded,
@@ -39,7 +39,7 @@ from tunerd.coordinator.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tunerd.vocabulary import Failure, Kind, Stage, TrainingRow, default_candidate
+from tunerd.vocabulary import METASCHEDULE, Failure, Kind, Stage, TrainingRow, default_candidate
 
 CONV = task("conv", weight=4)
 DENSE = task("dense", weight=1, flops=1e8)
@@ -72,7 +72,7 @@ def test_a_new_run_goes_on_with_the_heaviest_task_after_a_batch_of_each() -> Non
         state.end(default_candidate(state.task), measured(10 * secs))
         first = candidate(state.task, 1)
         state.opened(first)
-        state.batches += 1
+        state.sources[METASCHEDULE].batches += 1
         state.end(first, measured(secs))
     states = coordinator.tasks.values()
     assert all(0 < s.gain_secs() < s.reference_secs for s in states)
@@ -712,7 +712,9 @@ def test_any_run_ends_with_every_trial_ended_once(
     assert world.finished, "nobody works and the run has not ended"
     assert set(world.ends) == {c.candidate_id for c in world.proposed}
     assert set(world.ends.values()) == {1}
-    if not any(s.lost_proposals >= MAX_ATTEMPTS for s in coordinator.tasks.values()):
+    if not any(
+        s.sources[METASCHEDULE].lost_proposals >= MAX_ATTEMPTS for s in coordinator.tasks.values()
+    ):
         assert coordinator.ended_trials == trials
     assert len(world.proposed) == coordinator.ended_trials + tasks
 

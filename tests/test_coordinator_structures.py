@@ -10,14 +10,15 @@ from coordinator_world import build, candidate, candidates, measured, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.candidates.metaschedule.search import BATCH
+from tunerd.candidates.base import BATCH
 from tunerd.coordinator.build_queue import BuildQueue
 from tunerd.coordinator.events import BuildThem, Measure, Proposed
+from tunerd.coordinator.kept_results import KnownIds, Results
 from tunerd.coordinator.task_scheduler import Ranking, Standings
-from tunerd.coordinator.task_state import KnownIds, Results, TaskState
+from tunerd.coordinator.task_state import TaskState
 from tunerd.coordinator.training_rows import TrainingRows
 from tunerd.coordinator.worker_pool import Roster, Worker
-from tunerd.vocabulary import Result, default_candidate
+from tunerd.vocabulary import METASCHEDULE, Result, default_candidate
 
 CONV = task("conv")
 
@@ -81,13 +82,13 @@ def most_to_gain_of_all(states: Collection[TaskState], islands: set[str]) -> flo
     """Return the highest score that any task has, taken over all of them."""
 
     def score(state: TaskState) -> float:
-        under_way = state.proposing + math.ceil(len(state.open) / BATCH)
+        under_way = state.proposing + math.ceil(state.open / BATCH)
         at_home = 1.0 if state.task.task_id in islands else 0.3
         return at_home * state.gain_secs() / (1 + under_way) ** 2
 
     def has_learnt(state: TaskState) -> bool:
-        open_trials = len(state.open) + BATCH * state.proposing
-        is_known = state.batches or state.ended
+        open_trials = state.open + BATCH * state.proposing
+        is_known = state.sources[METASCHEDULE].batches or state.ended
         return open_trials <= (BATCH + state.ended // 8 if is_known else 0)
 
     ready = [s for s in states if not s.exhausted and has_learnt(s)]
@@ -104,10 +105,10 @@ def test_standings_find_the_task_that_a_look_at_all_tasks_finds(seed: int) -> No
     for number in range(60):
         state = rng.choice(list(states.values()))
         if rng.random() < 0.05:
-            state.exhausted = True
+            state.sources[METASCHEDULE].exhausted = True
         elif rng.random() < 0.4:
-            state.batches += 1
-            state.proposing = rng.randint(0, 2)
+            state.sources[METASCHEDULE].batches += 1
+            state.sources[METASCHEDULE].proposing = rng.randint(0, 2)
         else:
             trial = candidate(state.task, number)
             state.opened(trial)

@@ -18,7 +18,8 @@ from build_fixtures import (
 )
 
 from lab.cubins import machine_code
-from tunerd.builder import build, nvrtc
+from tunerd.builder import build, library, nvrtc
+from tunerd.candidates.base import LoweredKernel
 from tunerd.system import host
 from tunerd.vocabulary import Failure, Kind, Stage, TargetSpec
 
@@ -79,7 +80,8 @@ def test_a_scheduled_candidate_is_embedded_as_a_cubin() -> None:
 @needs_nvrtc
 def test_a_schedule_without_threads_is_a_failure_of_the_build() -> None:
     task = matmul_task(CUDA)
-    failure = build.build_module(task, default_of(task), new_schedule(task).mod)
+    kernel = LoweredKernel(new_schedule(task).mod)
+    failure = build.build_candidate(task, default_of(task), lowered=kernel)
     assert isinstance(failure, Failure)
     assert (failure.stage, failure.kind) == (Stage.BUILD, Kind.COMPILE)
     assert "no kernel" in failure.message
@@ -87,7 +89,7 @@ def test_a_schedule_without_threads_is_a_failure_of_the_build() -> None:
 
 @needs_nvrtc
 def test_fp16_compiles_with_the_stand_in_headers() -> None:
-    build._tvm()
+    library.load_tvm()
     from tvm import te, topi
 
     left = te.placeholder((32, 64), name="left", dtype="float16")
@@ -174,13 +176,13 @@ def test_kernels_that_cannot_be_compiled_apart_are_compiled_together() -> None:
 
 @needs_nvrtc
 def test_the_module_by_which_tvm_would_make_a_cuda_context_is_not_used() -> None:
-    tvm = build._tvm()
+    tvm = library.load_tvm()
 
     def create(*_: object) -> None:
         raise AssertionError("TVM's CUDA module was made in a process that builds")
 
     tvm.register_global_func("ffi.Module.create.cuda", create)  # as beside a GPU driver
-    build._tvm.cache_clear()
+    library.load_tvm.cache_clear()
     task = matmul_task(CUDA)
     assert embedded_cubins(built(build.build_candidate(task, default_of(task))).library) == [90]
 

@@ -11,7 +11,7 @@ import pytest
 from artifact_fixtures import CUDA
 from build_fixtures import LLVM, conv_task, matmul_task, task_of
 
-from tunerd.builder.build import _tvm
+from tunerd.builder.library import load_tvm
 from tunerd.candidates.metaschedule.access import accesses_of
 from tunerd.candidates.metaschedule.cost_model import CostModel
 from tunerd.candidates.metaschedule.design import FEATURES, Limits, Sketch
@@ -234,7 +234,7 @@ def test_a_cpu_kernel_is_estimated_by_what_fits_into_registers() -> None:
 
 
 def test_a_tile_touches_its_window_and_no_more_than_the_buffer() -> None:
-    _tvm()
+    load_tvm()
     import tvm
 
     data, weight, output = accesses_of(tvm.ir.load_json(conv_task().mod_json))["conv2d_nhwc"]

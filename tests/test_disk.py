@@ -40,9 +40,9 @@ def test_a_linker_without_room_is_no_failure_of_its_candidate(
         "#!/bin/sh\necho 'ld: final link failed: No space left on device' >&2\nexit 1\n"
     )
     (tmp_path / "ld").chmod(0o755)
-    from tunerd.builder import build
+    from tunerd.builder import library
 
-    monkeypatch.setattr(build, "_linker", lambda: build._Linker(str(tmp_path / "ld"), ()))
+    monkeypatch.setattr(library, "linker", lambda: library._Linker(str(tmp_path / "ld"), ()))
     task = matmul_task()
     with pytest.raises(DiskError, match="No space left on device"):
         build_candidate(task, default_of(task))

@@ -14,8 +14,9 @@ import pytest
 from artifact_fixtures import CUDA
 from build_fixtures import built, conv_task, default_of, matmul_task
 
-from tunerd.builder.build import build_candidate, scheduled
+from tunerd.builder.build import build_candidate
 from tunerd.candidates.metaschedule.search import BATCH, Searcher
+from tunerd.candidates.registry import lower
 from tunerd.vocabulary import (
     Candidate,
     Result,
@@ -219,15 +220,17 @@ _HASHES = """
 import json, sys
 import tvm_ffi
 from build_fixtures import conv_task, default_of
-from tunerd.builder.build import scheduled
+from tunerd.builder.library import load_tvm
+from tunerd.candidates.registry import lower
 from tunerd.vocabulary import Candidate, METASCHEDULE, TargetSpec
 target, traces, default_first = json.load(open(sys.argv[1]))
+load_tvm()
 task = conv_task(TargetSpec(*target))
 if default_first:
-    scheduled(task, default_of(task))
+    lower(task, default_of(task))
 hashes = []
 for trace in traces:
-    mod = scheduled(task, Candidate(task.task_id, "0" * 16, METASCHEDULE, trace))
+    mod = lower(task, Candidate(task.task_id, "0" * 16, METASCHEDULE, trace)).mod
     hashes.append(str(tvm_ffi.structural_hash(mod)))
 print(json.dumps(hashes))
 """
@@ -244,13 +247,12 @@ def test_another_process_makes_the_same_schedules_of_the_traces(
     search = searcher()
     batch = search.propose(task, 3).candidates
     assert batch
-    originals = [search.scheduled(c) for c in batch]
-    assert all(mod is not None for mod in originals)
+    originals = [search.lowered(c) for c in batch]
     path = tmp_path / "traces.json"
     target = [task.target.kind, task.target.json]
     path.write_text(json.dumps([target, [c.recipe for c in batch], default_first]))
     assert json.loads(python(_HASHES, str(path))) == [
-        str(tvm_ffi.structural_hash(mod)) for mod in originals
+        str(tvm_ffi.structural_hash(kernel.mod)) for kernel in originals if kernel
     ]
 
 
@@ -260,18 +262,19 @@ def test_this_process_makes_the_same_schedules_after_the_default_was_built() -> 
     task = conv_task(CUDA)
     search = searcher()
     batch = search.propose(task, 3).candidates
-    scheduled(task, default_of(task))
+    lower(task, default_of(task))
     for candidate in batch:
-        original = search.scheduled(candidate)
-        assert tvm_ffi.structural_equal(scheduled(task, candidate), original)
+        original = search.lowered(candidate)
+        assert original is not None
+        assert tvm_ffi.structural_equal(lower(task, candidate).mod, original.mod)
 
 
 def test_a_search_gives_up_its_module_once_the_result_is_told(task: Task) -> None:
     search = searcher()
     (candidate,) = search.propose(task, 1).candidates
-    assert search.scheduled(candidate) is not None
+    assert search.lowered(candidate) is not None
     search.propose(task, 1, results=[Result(candidate, 1e-3)])
-    assert search.scheduled(candidate) is None
+    assert search.lowered(candidate) is None
 
 
 def test_candidates_of_a_search_build(task: Task, first: tuple[Candidate, ...]) -> None:

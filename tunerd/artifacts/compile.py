@@ -30,7 +30,11 @@ from tunerd.artifacts.manifest import (
     sealed,
     sha256_of,
 )
-from tunerd.builder import build
+from tunerd.builder.build import build_problem
+from tunerd.builder.library import export_library, load_tvm
+from tunerd.candidates import registry
+from tunerd.candidates.base import ENTRY
+from tunerd.candidates.default import default_schedule
 from tunerd.errors import FolderError, HostError, InputError, ModelError
 from tunerd.system.files import write_whole
 from tunerd.system.version import __version__
@@ -74,7 +78,7 @@ def compile_artifact(
     Raises InputError where a winner fits no kernel of the model, FolderError where `folder` holds
     something else, and HostError where this machine cannot compile for the target.
     """
-    if problem := build.build_problem(target):
+    if problem := build_problem(target):
         raise HostError(problem)
     library_mod, hits = schedule(lowered.mod, tasks, winners, target)
     with written_beside(folder) as part:
@@ -143,7 +147,7 @@ def schedule(
     database. Raises InputError for a winner whose task covers no kernel of `mod`, or whose trace
     does not apply, and ModelError for a kernel that has no default.
     """
-    tvm = build._tvm()
+    tvm = load_tvm()
     wanted = {task_id: c for task_id, c in winners.items() if _is_tuned(c)}
     find_task = _task_finder(tasks)
     hits = dict.fromkeys((*(t.task_id for t in tasks), *wanted), 0)
@@ -164,7 +168,7 @@ def schedule(
     mod = mod.clone()
     mod.update(tvm.IRModule(scheduled))
     try:
-        return build.default_schedule(mod, tvm.target.Target(target.json)), hits
+        return default_schedule(mod, tvm.target.Target(target.json)), hits
     except ValueError as error:
         raise ModelError(f"{error}; export the model without this operator") from error
 
@@ -193,7 +197,7 @@ def _task_finder(tasks: Sequence[Task]) -> Callable[[PrimFunc], Task | None]:
 
 def _scheduled_kernel(func: PrimFunc, task: Task, winner: Candidate) -> PrimFunc:
     try:
-        best = build.scheduled(task, winner)[build.ENTRY]
+        best = registry.lower(task, winner).mod[ENTRY]
     except Exception as error:  # whatever TVM throws belongs to this trace
         reason = next(iter(reversed(str(error).strip().splitlines())), type(error).__name__)
         raise InputError(
@@ -207,7 +211,7 @@ def _scheduled_kernel(func: PrimFunc, task: Task, winner: Candidate) -> PrimFunc
 
 
 def _compile_library(mod: IRModule, target: TargetSpec, path: Path) -> None:
-    tvm = build._tvm()
+    tvm = load_tvm()
     from tvm import relax
 
     if target.is_cuda:
@@ -224,7 +228,7 @@ def _compile_library(mod: IRModule, target: TargetSpec, path: Path) -> None:
         )
     arch = str(tvm_target.attrs["arch"]) if target.is_cuda else None
     threads = len(os.sched_getaffinity(0))
-    build.export_library(executable, path, arch=arch, threads=threads)
+    export_library(executable, path, arch=arch, threads=threads)
 
 
 # --- the folder --------------------------------------------------------------------------------

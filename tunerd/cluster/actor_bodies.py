@@ -104,9 +104,12 @@ class TunerActor:
     ) -> float:
         return self._tuner.warm_up(tasks, transferred, sms)
 
-    def propose(self, task_id: str, count: int, results: Any, exclude: Any, rows: Any) -> Timed:
+    def propose(
+        self, task_id: str, source: str, count: int, results: Any, exclude: Any, rows: Any
+    ) -> Timed:
         return _timed(
-            lambda: self._tuner.propose(task_id, count, results, exclude, rows), in_process=True
+            lambda: self._tuner.propose(task_id, source, count, results, exclude, rows),
+            in_process=True,
         )
 
     def build(self, candidates: tuple[Candidate, ...]) -> Timed:

@@ -324,9 +324,9 @@ class Cluster:
     def submit(self, instruction: ev.Work) -> None:
         """Carry out an instruction; its end comes back from `answers`."""
         match instruction:
-            case ev.Propose(worker_id, task, count, results, exclude, rows):
+            case ev.Propose(worker_id, task, count, results, exclude, rows, source):
                 call = self._tuners[worker_id].propose.remote(
-                    task.task_id, count, results, exclude, rows
+                    task.task_id, source, count, results, exclude, rows
                 )
                 self._calls.watch(worker_id, "propose", call, limit_secs=PROPOSE_SECS)
             case ev.BuildThem(worker_id, candidates):

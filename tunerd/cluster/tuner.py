@@ -6,13 +6,14 @@ keeps its cores busy and pays TVM's imports once.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
-from tunerd.candidates.metaschedule.search import Searcher
+from tunerd.candidates import registry
+from tunerd.candidates.base import Search, SearchSettings
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -30,7 +31,7 @@ BUILD_TIMEOUT_SECS = 60.0
 
 
 class Tuner:
-    """Searches and builds the tasks of warm_up(), on the cores it was given."""
+    """Searches and builds the tasks of warm_up(), on the cores it was given, by all sources."""
 
     def __init__(
         self, *, seed: int, threads: int, island_number: int, cores: Sequence[int] = ()
@@ -38,10 +39,8 @@ class Tuner:
         if cores:
             os.sched_setaffinity(0, cores)
         self._tasks: dict[str, Task] = {}
-        self._new_searcher = functools.partial(
-            Searcher, seed=seed, threads=threads, island_number=island_number
-        )
-        self._searcher = self._new_searcher()
+        self._settings = SearchSettings(seed, threads, island_number)
+        self._searches: dict[str, Search] = {}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="build")
 
     def prepare(self, target: TargetSpec) -> None:
@@ -61,25 +60,30 @@ class Tuner:
         sms: of the share of a GPU that is tuned for.
         """
         started = time.perf_counter()
-        from tunerd.builder import build
+        from tunerd.builder.library import load_tvm
 
-        self._searcher = self._new_searcher(sms=sms)
+        load_tvm()
         self._tasks = {t.task_id: t for t in tasks}
-        self._searcher.learn(transferred, self._tasks)
+        self._searches = registry.searches(replace(self._settings, sms=sms))
+        for source, search in self._searches.items():
+            search.learn([x for x in transferred if x.source == source], self._tasks)
         if tasks:
-            build.scheduled(tasks[0], default_candidate(tasks[0]))
+            registry.lower(tasks[0], default_candidate(tasks[0]))
         return time.perf_counter() - started
 
     def propose(
         self,
         task_id: str,
+        source: str,
         count: int,
         results: Sequence[Result],
         exclude: Sequence[str],
         rows: Sequence[TrainingRow],
     ) -> Proposal:
-        return self._searcher.propose(
-            self._tasks[task_id], count, results=results, exclude=exclude, rows=rows
+        """Have a source propose; one that does not take the task is exhausted."""
+        task = self._tasks[task_id]
+        return registry.not_taken(task, source) or self._searches[source].propose(
+            task, count, results=results, exclude=exclude, rows=rows
         )
 
     def build(self, candidates: Sequence[Candidate]) -> list[Build | Failure]:
@@ -87,10 +91,12 @@ class Tuner:
         return list(self._pool.map(self._build, candidates))
 
     def _build(self, candidate: Candidate) -> Build | Failure:
-        from tunerd.builder.build import build_candidate, build_module
+        from tunerd.builder.build import build_candidate
 
-        task = self._tasks[candidate.task_id]
-        mod = self._searcher.scheduled(candidate)
-        if mod is not None:
-            return build_module(task, candidate, mod, timeout_secs=BUILD_TIMEOUT_SECS)
-        return build_candidate(task, candidate, timeout_secs=BUILD_TIMEOUT_SECS)
+        search = self._searches.get(candidate.source)
+        return build_candidate(
+            self._tasks[candidate.task_id],
+            candidate,
+            lowered=search.lowered(candidate) if search else None,
+            timeout_secs=BUILD_TIMEOUT_SECS,
+        )

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tunerd.candidates.metaschedule.search import BATCH
+from tunerd.candidates.base import BATCH
 from tunerd.coordinator.baseline_checks import SpotChecks
 from tunerd.coordinator.build_queue import BuildQueue
 from tunerd.coordinator.events import (
@@ -51,11 +51,22 @@ from tunerd.coordinator.events import (
     WorkerLost,
 )
 from tunerd.coordinator.isolation import Suspects
+from tunerd.coordinator.kept_results import KEPT_MOST
+from tunerd.coordinator.source_state import SourceState
 from tunerd.coordinator.task_scheduler import Standings
-from tunerd.coordinator.task_state import KEPT_MOST, Results, TaskState
+from tunerd.coordinator.task_state import TaskState
 from tunerd.coordinator.training_rows import TrainingRows
 from tunerd.coordinator.worker_pool import Roster, Worker
-from tunerd.vocabulary import Build, Candidate, Failure, Kind, Measurement, Stage, Task
+from tunerd.vocabulary import (
+    METASCHEDULE,
+    Build,
+    Candidate,
+    Failure,
+    Kind,
+    Measurement,
+    Stage,
+    Task,
+)
 
 MAX_ATTEMPTS = 3  # how often a trial may be lost; the last time it is taken for the cause
 BUILD_CHUNK = 4
@@ -83,13 +94,19 @@ class Coordinator:
         tasks: Sequence[Task],
         limits: Limits,
         *,
+        sources: Sequence[str] = (METASCHEDULE,),
         known: Callable[[Candidate], Build | None] = lambda _: None,
     ) -> None:
-        """Args: known: returns a candidate's build of an earlier search for the same target."""
-        kept = min(KEPT_MOST, max(_KEPT_LEAST, _KEPT_IN_ALL // max(1, len(tasks))))
-        self.tasks = {
-            t.task_id: TaskState(t, limits.trials_per_task, results=Results(kept)) for t in tasks
-        }
+        """Begin with nothing proposed.
+
+        Args:
+            sources: that the trials of a task are split between, by their gains.
+            known: returns a candidate's build of an earlier search for the same target.
+        """
+        searched = max(1, len(tasks) * len(sources))
+        kept = min(KEPT_MOST, max(_KEPT_LEAST, _KEPT_IN_ALL // searched))
+        most = limits.trials_per_task
+        self.tasks = {t.task_id: TaskState.by(t, sources, most, kept=kept) for t in tasks}
         self.ended_trials = 0  # of the search
         self.failed_trials = 0
         self.finished = ""
@@ -107,7 +124,7 @@ class Coordinator:
         self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
         self._elapsed_secs = 0.0
         self._checks = SpotChecks()
-        self._training_rows = TrainingRows()
+        self._training_rows = {name: TrainingRows() for name in sources}
 
     # --- what an earlier session of the run knows ----------------------------------------------
 
@@ -126,12 +143,7 @@ class Coordinator:
             self._open(candidate)
             self._end(candidate, result)
         for state in self.tasks.values():
-            state.batches = state.ended // BATCH
-            # A guess in it would look like a loss as soon as the first batch is measured.
-            known = state.best_secs is not None
-            state.best_after_batch.clear()
-            if known:
-                state.best_after_batch.append(state.reference_secs)
+            state.restored()
             self._standings.changed(state)
         for candidate in unfinished:
             is_default = candidate.is_default
@@ -207,16 +219,16 @@ class Coordinator:
         return out
 
     def _proposed(self, event: Proposed, out: list[Instruction]) -> None:
-        self._release(event.worker_id, Propose)
+        asked = self._release(event.worker_id, Propose)
+        assert isinstance(asked, Propose)
         state = self.tasks[event.task_id]
-        state.exhausted = state.exhausted or event.exhausted
-        state.message = event.message or state.message
-        self._count_proposing(state, -1)
-        state.batches += 1
-        if state.best_secs is not None:  # of the batches before this one
-            state.best_after_batch.append(state.reference_secs)
+        source = state.sources[asked.source]
+        source.exhausted = source.exhausted or event.exhausted
+        source.message = event.message or source.message
+        self._count_proposing(state, source, -1)
+        state.proposed(source)
         fresh = tuple(c for c in event.candidates if self._open(c))
-        self._training_rows.opened(fresh, event)
+        self._training_rows[source.name].opened(fresh, event)
         if fresh:
             out.append(StoreProposed(fresh))
         self._unbuilt.add(self._not_known(fresh, out), event.worker_id)
@@ -260,13 +272,12 @@ class Coordinator:
         results: tuple[tuple[Candidate, Measurement | Failure], ...],
         out: list[Instruction],
     ) -> None:
-        worker = self.workers[worker_id]
-        if isinstance(worker.work, Measure):
-            for build, (candidate, result) in zip(worker.work.builds, results, strict=True):
-                self._checks.offer(build, result, self.tasks[candidate.task_id].task.weight)
-        self._release(worker_id, Measure)
+        work = self._release(worker_id, Measure)
+        assert isinstance(work, Measure)
+        for build, (candidate, result) in zip(work.builds, results, strict=True):
+            self._checks.offer(build, result, self.tasks[candidate.task_id].task.weight)
         self._store_results(results, out)
-        self._check(worker, out, patience=2.0 if self._built else 1.0)
+        self._check(self.workers[worker_id], out, patience=2.0 if self._built else 1.0)
 
     def _spot_checked(
         self,
@@ -275,10 +286,10 @@ class Coordinator:
         busy_secs: float,
         out: list[Instruction],
     ) -> None:
-        work = self.workers[worker_id].work
-        self._release(worker_id, RunSentinel)
+        work = self._release(worker_id, RunSentinel)
+        assert isinstance(work, RunSentinel)
         self._checks.ended(worker_id, result, busy_secs, self._elapsed_secs)
-        if isinstance(result, Measurement) and isinstance(work, RunSentinel):
+        if isinstance(result, Measurement):
             out.append(StoreSpotCheck(work.build.candidate.task_id, result, busy_secs))
 
     def _check(self, worker: Worker, out: list[Instruction], *, patience: float = 1.0) -> None:
@@ -324,8 +335,9 @@ class Coordinator:
         self._roster.leave(worker)
         self._unbuilt.disown(worker_id)
         match work:
-            case Propose(task=task):
-                self._lose_proposal(self.tasks[task.task_id], message)
+            case Propose(task=task, source=source):
+                state = self.tasks[task.task_id]
+                self._lose_proposal(state, state.sources[source], message)
             case BuildThem() if worker_id == self._checks.builder:
                 self._checks.built(None)
             case BuildThem(candidates=candidates):
@@ -333,12 +345,12 @@ class Coordinator:
             case Measure(builds=builds):
                 self._requeue([b.candidate for b in builds], Stage.RUN, message, out)
 
-    def _lose_proposal(self, state: TaskState, message: str) -> None:
-        self._count_proposing(state, -1)
-        state.lost_proposals += 1
-        if state.lost_proposals >= MAX_ATTEMPTS:
-            state.exhausted = True
-            state.message = f"{MAX_ATTEMPTS} tuners were lost in its search, the last: {message}"
+    def _lose_proposal(self, state: TaskState, source: SourceState, message: str) -> None:
+        self._count_proposing(state, source, -1)
+        source.lost_proposals += 1
+        if source.lost_proposals >= MAX_ATTEMPTS:
+            source.exhausted = True
+            source.message = f"{MAX_ATTEMPTS} tuners were lost in its search, the last: {message}"
 
     def _requeue(
         self, candidates: Sequence[Candidate], stage: Stage, message: str, out: list[Instruction]
@@ -361,15 +373,16 @@ class Coordinator:
         state.end(candidate, result)
         self._attempts.pop(candidate.candidate_id, None)
         self._suspects.clear(candidate.candidate_id)
-        self._training_rows.ended(candidate, result)
+        if rows := self._training_rows.get(candidate.source):
+            rows.ended(candidate, result)
         self._standings.changed(state)
         if not candidate.is_default:
             self._open_trials -= 1
             self.ended_trials += 1
             self.failed_trials += isinstance(result, Failure)
 
-    def _count_proposing(self, state: TaskState, change: int) -> None:
-        state.proposing += change
+    def _count_proposing(self, state: TaskState, source: SourceState, change: int) -> None:
+        source.proposing += change
         self._proposing += change
         self._standings.changed(state)
 
@@ -484,20 +497,22 @@ class Coordinator:
             return False
         count = BATCH
         if self._limits.trials is not None:
-            under_way = self._committed() + BATCH * self._proposing
-            count = min(count, self._limits.trials - under_way)
+            committed = self._committed() + BATCH * self._proposing
+            count = min(count, self._limits.trials - committed)
         state = self._standings.most_to_gain(worker.islands) if count > 0 else None
-        if state is None:
+        source = None if state is None else state.next_source()
+        if state is None or source is None:
             return False
         count = min(count, state.room(BATCH))
-        task_id = state.task.task_id
-        results = state.results.since(worker.islands.get(task_id, 0))
-        worker.islands[task_id] = state.results.count
-        rows = self._training_rows.since(worker.training_rows)
-        worker.training_rows = self._training_rows.count
-        self._count_proposing(state, 1)
-        under_way_ids = tuple(sorted(state.open))
-        work = Propose(worker.worker_id, state.task, count, results, under_way_ids, rows)
+        island = worker.islands.setdefault(state.task.task_id, {})
+        results = source.results.since(island.get(source.name, 0))
+        island[source.name] = source.results.count
+        of_source = self._training_rows[source.name]
+        rows = of_source.since(worker.training_rows.get(source.name, 0))
+        worker.training_rows[source.name] = of_source.count
+        self._count_proposing(state, source, 1)
+        under_way = tuple(sorted(source.open))
+        work = Propose(worker.worker_id, state.task, count, results, under_way, rows, source.name)
         self._begin(worker, work, out)
         return True
 
@@ -508,11 +523,13 @@ class Coordinator:
     def _build_ahead(self) -> int:
         return max(4, 4 * self._count("slice"))
 
-    def _release(self, worker_id: str, expected: type) -> None:
+    def _release(self, worker_id: str, expected: type[Work]) -> Work:
         worker = self.workers[worker_id]
-        if not isinstance(worker.work, expected):
-            raise ValueError(f"{worker_id} ended {expected.__name__}, but works on {worker.work}")
+        work = worker.work
+        if not isinstance(work, expected):
+            raise ValueError(f"{worker_id} ended {expected.__name__}, but works on {work}")
         self._roster.end(worker)
+        return work
 
     def _count(self, role: str) -> int:
         return max(1, self._roster.count(role))

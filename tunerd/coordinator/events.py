@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunerd.vocabulary import Build, Candidate, Failure, Measurement, Result, Task, TrainingRow
+from tunerd.vocabulary import (
+    METASCHEDULE,
+    Build,
+    Candidate,
+    Failure,
+    Measurement,
+    Result,
+    Task,
+    TrainingRow,
+)
 
 # --- events ------------------------------------------------------------------------------------
 
@@ -85,6 +94,7 @@ class Propose:
     results: tuple[Result, ...]
     exclude: tuple[str, ...]
     rows: tuple[TrainingRow, ...] = ()
+    source: str = METASCHEDULE  # that proposes
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,10 @@ import heapq
 import math
 from collections.abc import Collection, Mapping
 
-from tunerd.candidates.metaschedule.search import BATCH
+from tunerd.candidates.base import BATCH
 from tunerd.coordinator.task_state import TaskState
 
 _ABROAD = 0.3  # what a gain counts for a tuner that has no island of the task: it must be told all
-
-
-def _has_learnt(state: TaskState) -> bool:
-    """Say whether enough of a task's trials have ended for its next batch to learn from them.
-
-    A search that is not told is a random one: more trials at once would be faster, and worse.
-    """
-    under_way = len(state.open) + BATCH * state.proposing
-    if not (state.batches or state.ended):  # nobody knows yet whether it has candidates at all
-        return under_way == 0
-    return under_way <= BATCH + state.ended // 8
 
 
 class Ranking:
@@ -108,13 +97,13 @@ class Standings:
         for task_id in self._changed:
             state = self._states[task_id]
             gain = state.gain_secs()
-            is_ready = not state.exhausted and state.room(BATCH) > 0 and _has_learnt(state)
-            under_way = state.proposing + math.ceil(len(state.open) / BATCH)
+            is_ready = state.room(BATCH) > 0 and state.next_source() is not None
+            under_way = state.proposing + math.ceil(state.open / BATCH)
             self._scores.put(task_id, gain / (1 + under_way) ** 2 if is_ready else None)
             if state.exhausted:
                 self._gains.put(task_id, None)
             else:
-                self._gains.put(task_id, gain if state.batches >= 2 else math.inf)
+                self._gains.put(task_id, math.inf if state.hardly_searched else gain)
             if state.exhausted or state.is_full:
                 self._unfilled.discard(task_id)
             self._weigh(task_id, state.weighted_secs)

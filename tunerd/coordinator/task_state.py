@@ -2,79 +2,17 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
-from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import nsmallest
-from math import inf
 
-from tunerd.vocabulary import Candidate, Failure, Measurement, Result, Task
-
-_WINDOW = 3  # batches that the recent gain is taken over, as in MetaSchedule's task scheduler
-_FIRST_GUESS = 0.5  # of the latency: what a batch may gain where nothing is known yet
-KEPT_MOST = 512  # results of a task that are kept to be told to tuners; a trace is some 3 KB
+from tunerd.candidates.base import BATCH
+from tunerd.coordinator.kept_results import KEPT_MOST, KnownIds, Results
+from tunerd.coordinator.source_state import SourceState
+from tunerd.vocabulary import METASCHEDULE, Candidate, Failure, Measurement, Result, Task
 
 
-class KnownIds:
-    """Candidate ids in eight bytes each: a run keeps them all, so that none is paid twice."""
-
-    def __init__(self) -> None:
-        self._numbers = array("Q")  # sorted
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __contains__(self, candidate_id: str) -> bool:
-        number = int(candidate_id, 16)
-        place = bisect_left(self._numbers, number)
-        return place < len(self._numbers) and self._numbers[place] == number
-
-    def add(self, candidate_id: str) -> bool:
-        """Add an id of 16 hex digits; False where it is known."""
-        number = int(candidate_id, 16)
-        place = bisect_left(self._numbers, number)
-        if place < len(self._numbers) and self._numbers[place] == number:
-            return False
-        self._numbers.insert(place, number)
-        return True
-
-
-class Results:
-    """What tuners are told: of a task's results the newest, and the best of the older ones.
-
-    Keeps at most `most` and a quarter, so that the memory of a run does not grow with its trials.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: list[tuple[int, Result]] = []  # numbered as they came
-        self.count = 0  # that ever came
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def add(self, result: Result) -> None:
-        self._kept.append((self.count, result))
-        self.count += 1
-        if len(self._kept) > self._most + self._most // 4:
-            newest = self._kept[-self._most // 2 :]
-            older = self._kept[: -len(newest)]
-            best = nsmallest(self._most - len(newest), older, key=_secs)
-            self._kept = sorted(best, key=_number) + newest
-
-    def since(self, number: int) -> tuple[Result, ...]:
-        """Return those kept, in order, except for the first `number` that came."""
-        first = bisect_left(self._kept, number, key=_number)
-        return tuple(result for _, result in self._kept[first:])
-
-
-def _secs(kept: tuple[int, Result]) -> float:
-    return inf if kept[1].run_secs is None else kept[1].run_secs
-
-
-def _number(kept: tuple[int, Result]) -> int:
-    return kept[0]
+def _one_source() -> dict[str, SourceState]:
+    return {METASCHEDULE: SourceState(METASCHEDULE)}
 
 
 @dataclass(slots=True)
@@ -89,15 +27,64 @@ class TaskState:
     best_secs: float | None = None
     ended: int = 0  # search trials
     failed: int = 0
-    open: set[str] = field(default_factory=set)  # search trials proposed and not ended
     seen: KnownIds = field(default_factory=KnownIds)  # search trials ever proposed
-    results: Results = field(default_factory=lambda: Results(KEPT_MOST))
-    proposing: int = 0
-    lost_proposals: int = 0  # tuners that were lost in its search
-    batches: int = 0
-    best_after_batch: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW + 1))
-    exhausted: bool = False
-    message: str = ""
+    sources: dict[str, SourceState] = field(default_factory=_one_source)
+
+    @classmethod
+    def by(
+        cls, task: Task, sources: Iterable[str], most_trials: int | None = None, *, kept: int
+    ) -> TaskState:
+        """Return a task that these sources search; so many results are kept of each."""
+        states = {name: SourceState(name, Results(kept)) for name in sources}
+        return cls(task, most_trials, sources=states)
+
+    def source(self, candidate: Candidate) -> SourceState:
+        """Return a candidate's source; one that only an earlier session had proposes nothing."""
+        name = candidate.source
+        if name not in self.sources:
+            self.sources[name] = SourceState(name, Results(KEPT_MOST), exhausted=True)
+        return self.sources[name]
+
+    @property
+    def open(self) -> int:
+        """The search trials that were proposed and have not ended."""
+        return sum(len(s.open) for s in self.sources.values())
+
+    @property
+    def proposing(self) -> int:
+        return sum(s.proposing for s in self.sources.values())
+
+    @property
+    def exhausted(self) -> bool:
+        return all(s.exhausted for s in self.sources.values())
+
+    @property
+    def message(self) -> str:
+        """Why sources propose no more, or what they said last."""
+        return "; ".join(dict.fromkeys(s.message for s in self.sources.values() if s.message))
+
+    @property
+    def hardly_searched(self) -> bool:
+        """Whether a source has had too few batches to say how much it gains."""
+        return any(s.batches < 2 for s in self.sources.values() if not s.exhausted)
+
+    def next_source(self) -> SourceState | None:
+        """Return the source that promises most for the next batch, None where none is ready.
+
+        Of equals the first named proposes. One that lags too far behind another waits until that
+        one has no more.
+        """
+        ready = [s for s in self.sources.values() if not s.exhausted and s.has_learnt]
+        least = self._least_secs
+        promising = max(
+            (s for s in self.sources.values() if not s.exhausted),
+            key=lambda s: s.gain(least),
+            default=None,
+        )
+        best = max(ready, key=lambda s: s.gain(least), default=None)
+        if best is None or promising is None:
+            return None
+        return best if best is promising or best.gain(least) > 0 else None
 
     @property
     def default_ended(self) -> bool:
@@ -106,7 +93,7 @@ class TaskState:
     @property
     def committed(self) -> int:
         """The search trials that have ended or will."""
-        return self.ended + len(self.open)
+        return self.ended + self.open
 
     @property
     def is_full(self) -> bool:
@@ -148,27 +135,52 @@ class TaskState:
             return True
         if not self.seen.add(candidate.candidate_id):
             return False
-        self.open.add(candidate.candidate_id)
+        self.source(candidate).open.add(candidate.candidate_id)
         return True
 
     def end(self, candidate: Candidate, result: Measurement | Failure) -> None:
         """Take a trial's end; ValueError with its story where it is not under way."""
         is_default = candidate.is_default
-        if not (self.default_open if is_default else candidate.candidate_id in self.open):
+        source = None if is_default else self.source(candidate)
+        if not (self.default_open if source is None else candidate.candidate_id in source.open):
             raise ValueError(f"{self._story(candidate)}; now it ended with {result}")
         secs = result.median_secs if isinstance(result, Measurement) else None
-        if is_default:
+        if source is None:
             self.default_open = False
             self.default_secs, self.default_failed = secs, secs is None
             return
-        self.open.discard(candidate.candidate_id)
+        source.open.discard(candidate.candidate_id)
         self.ended += 1
+        source.ended += 1
         self.failed += secs is None
-        self.results.add(Result(candidate, secs))
-        if secs is not None and (self.best_secs is None or secs < self.best_secs):
-            self.best_secs = secs
-        if not self.open and self.best_secs is not None:
-            self.best_after_batch.append(self.reference_secs)
+        source.results.add(Result(candidate, secs))
+        if secs is not None:
+            self.best_secs = secs if self.best_secs is None else min(secs, self.best_secs)
+            source.best_secs = secs if source.best_secs is None else min(secs, source.best_secs)
+        if not source.open:
+            self.note_best(source)
+
+    def proposed(self, source: SourceState) -> None:
+        """Count a batch of a source, with what its batches before this one have brought."""
+        source.batches += 1
+        self.note_best(source)
+
+    def restored(self) -> None:
+        """Begin the histories anew, of what an earlier session measured."""
+        for source in self.sources.values():
+            source.batches = source.ended // BATCH
+            source.best_after_batch.clear()
+            # A guess in it would look like a loss as soon as the first batch is measured.
+            self.note_best(source)
+
+    def note_best(self, source: SourceState) -> None:
+        """Note the best of a source, at most the default: what is slower is not used."""
+        if source.best_secs is None:
+            return
+        best = source.best_secs
+        source.best_after_batch.append(
+            best if self.default_secs is None else min(best, self.default_secs)
+        )
 
     def _story(self, candidate: Candidate) -> str:
         name = f"{candidate.candidate_id} ({candidate.source}) of {self.task.name}"
@@ -177,7 +189,11 @@ class TaskState:
         elif candidate.candidate_id not in self.seen:
             ends = []
         else:
-            ends = [t.run_secs for t in self.results.since(0) if t.candidate == candidate]
+            ends = [
+                t.run_secs
+                for t in self.source(candidate).results.since(0)
+                if t.candidate == candidate
+            ]
             if not ends:
                 return f"{name} had ended: with what is no longer kept here"
         if not ends:
@@ -185,20 +201,13 @@ class TaskState:
         before = "failed" if ends[0] is None else f"was measured at {ends[0]:.6g} s"
         return f"{name} had ended: it {before}"
 
-    def gain_secs(self) -> float:
-        """Estimate what the next batch saves per inference.
+    @property
+    def _least_secs(self) -> float | None:
+        known = [s.best_secs for s in self.sources.values() if s.best_secs is not None]
+        return min(known, default=None)
 
-        Ansor's idea (arXiv 2006.06762, section 6): the mean of what the last batches brought and of
-        a guess that shrinks with their number. Both are parts of the latency, so that the leap of a
-        task's second batch does not outweigh a task that is as slow and was tried once. What the
-        first batch brought over the default says nothing of the next.
-        """
-        latency = self.reference_secs
-        if not self.batches:
-            return self.task.weight * latency
-        history = self.best_after_batch
-        recent = 0.0
-        if len(history) > 1:
-            recent = (1 - history[-1] / history[0]) / (len(history) - 1)
-        guess = _FIRST_GUESS / (self.batches + 1)
-        return self.task.weight * latency * 0.5 * (recent + guess)
+    def gain_secs(self) -> float:
+        """Estimate what the next batch saves per inference, of the source that promises most."""
+        least = self._least_secs
+        gains = [s.gain(least) for s in self.sources.values() if not s.exhausted]
+        return self.task.weight * self.reference_secs * max(gains, default=0.0)

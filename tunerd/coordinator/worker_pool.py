@@ -17,8 +17,9 @@ class Worker:
     device: str  # what a slice is a share of
     faults_alone: bool = False  # it ends no other slice of the device
     work: Work | None = None
-    islands: dict[str, int] = field(default_factory=dict)  # task_id -> results told so far
-    training_rows: int = 0  # results of all tasks that its cost model was told so far
+    # What it was told so far: results by task_id and source, and rows of all tasks by source.
+    islands: dict[str, dict[str, int]] = field(default_factory=dict)
+    training_rows: dict[str, int] = field(default_factory=dict)
 
     @property
     def fault_domain(self) -> str:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from tunerd.candidates import registry
 from tunerd.cluster.membership import Crew
 from tunerd.cluster.metrics import ray_record
 from tunerd.cluster.ray_cluster import Cluster
@@ -307,7 +308,9 @@ class Run:
             self._telemetry.proved(proof)
         self._tasks = self._to_search(tasks)
         known = functools.partial(self._shared.build_of, self._plan.layout.target)
-        self._coordinator = Coordinator(self._tasks, limits, known=known)
+        self._coordinator = Coordinator(
+            self._tasks, limits, sources=registry.searched(), known=known
+        )
         ended, unfinished, suspects = self._ledger.take_over({t.task_id for t in self._tasks})
         self._coordinator.restore(ended, unfinished, suspects)
         self._taken_over = self._coordinator.ended_trials

@@ -1,9 +1,8 @@
 """Task -> Candidates: ask/tell over the sketches that MetaSchedule's rules make of a task.
 
-The search evolves *choices*, rows of numbers (tunerd/candidates/metaschedule/design.py), and a cost model scores
-them by what they amount to. Only the best few are applied as traces. MetaSchedule's own search
-applies each trace that it looks at, at 15 to 36 ms, and on CUDA 91 to 99% of random ones break a
-GPU's limits.
+The search evolves *choices*, rows of numbers (`design`), and a cost model scores them by what they
+amount to. Only the best few are applied as traces. MetaSchedule's own search applies each trace
+that it looks at, at 15 to 36 ms, and on CUDA 91 to 99% of random ones break a GPU's limits.
 
 An *island* is the search of one task in one process. Several islands of a task may be at work in
 different processes: each is told the others' results with its next request. A fresh island that is
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tunerd.candidates.base import BATCH, LoweredKernel, Search
 from tunerd.candidates.metaschedule.cost_model import CostModel
 from tunerd.candidates.metaschedule.design import SOFTWARE_PIPELINE, Design, Limits
 from tunerd.candidates.metaschedule.gpu_estimate import Columns
@@ -56,7 +56,6 @@ log = logging.getLogger(__name__)
 
 POPULATION = 512
 GENERATIONS = 3
-BATCH = 8
 
 _PARENTS = 64  # of what was measured
 _RANDOM_DRAWS = 8192  # of each sketch; 3 to 5% of a CUDA convolution's keep a GPU's limits
@@ -93,14 +92,14 @@ class _Island:
     known: set[str] = field(default_factory=set)  # candidate ids proposed or told
     tried: set[tuple[int, bytes]] = field(default_factory=set)  # choices applied or told
     measured: list[tuple[float, _Choice]] = field(default_factory=list)  # seconds of a call
-    open: dict[str, IRModule] = field(default_factory=dict)  # proposed here, not told yet
+    open: dict[str, LoweredKernel] = field(default_factory=dict)  # proposed here, not told yet
     borrowed: Sequence[_Choice] = ()  # of other runs, the best of each in turn
     first: Sequence[_Choice] = ()  # of those, what is proposed before all else
     drawn: int = 0  # choices that kept the limits, the last time
     refusal: str = ""  # why the last choice was refused that could not be applied
 
 
-class Searcher:
+class Searcher(Search):
     """All islands of one process. Not thread-safe."""
 
     def __init__(
@@ -191,8 +190,8 @@ class Searcher:
             features,
         )
 
-    def scheduled(self, candidate: Candidate) -> IRModule | None:
-        """Return the module of a candidate proposed here and not told yet, else None."""
+    def lowered(self, candidate: Candidate) -> LoweredKernel | None:
+        """Return the kernel of a candidate proposed here and not told yet, else None."""
         island = self._islands.get(candidate.task_id)
         return island.open.get(candidate.candidate_id) if island else None
 
@@ -245,7 +244,7 @@ class Searcher:
             if name in island.known or name in exclude:
                 continue
             island.known.add(name)
-            island.open[name] = mod
+            island.open[name] = LoweredKernel(mod)
             sketch = island.design.sketches[choice.sketch]
             row = sketch.encode(json.loads(recipe))  # with what TVM has decided
             candidate = Candidate(island.task.task_id, name, METASCHEDULE, recipe)

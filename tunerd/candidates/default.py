@@ -1,0 +1,152 @@
+"""The default schedule of a task: what every other candidate is compared with.
+
+DLight's schedule on CUDA. On llvm it is the module as it is, which TVM's lowering turns into plain
+loops: DLight has too few rules for CPUs. Its recipe is empty.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from tunerd.candidates.base import (
+    ENTRY,
+    CandidateSource,
+    LoweredKernel,
+    Search,
+    SearchSettings,
+    module_of,
+)
+from tunerd.vocabulary import (
+    DEFAULT_SOURCE,
+    Proposal,
+    Result,
+    TargetSpec,
+    Task,
+    TrainingRow,
+    TransferredResults,
+    default_candidate,
+)
+
+if TYPE_CHECKING:
+    from tvm.ir import GlobalVar, IRModule
+    from tvm.target import Target
+    from tvm.tirx import PrimFunc
+
+log = logging.getLogger(__name__)
+
+_defaults: dict[tuple[int, str], PrimFunc] = {}  # by structural hash and target
+_lock = threading.Lock()
+
+
+class DefaultSource(CandidateSource):
+    """Has one candidate of every task."""
+
+    name = DEFAULT_SOURCE
+
+    def imports(self, target: TargetSpec) -> tuple[str, ...]:
+        return ("tvm.s_tir.dlight",) if target.is_cuda else ()
+
+    def lower(self, task: Task, recipe: str) -> LoweredKernel:
+        import tvm
+
+        if recipe:
+            raise ValueError("a default schedule has no recipe")
+        target = tvm.target.Target(task.target.json)
+        return LoweredKernel(default_schedule(module_of(task), target))
+
+    def search(self, settings: SearchSettings) -> Search:
+        return _OnlyDefault()
+
+
+class _OnlyDefault(Search):
+    """Proposes the default once."""
+
+    def learn(self, transferred: Sequence[TransferredResults], tasks: Mapping[str, Task]) -> None:
+        """Learn nothing: there is nothing to choose."""
+
+    def propose(
+        self,
+        task: Task,
+        count: int,
+        *,
+        results: Sequence[Result] = (),
+        exclude: Collection[str] = (),
+        rows: Sequence[TrainingRow] = (),
+    ) -> Proposal:
+        started = time.perf_counter()
+        only = default_candidate(task)
+        is_known = only.candidate_id in {*exclude, *(r.candidate.candidate_id for r in results)}
+        found = () if is_known or not count else (only,)
+        message = "" if found else "a task has one default schedule"
+        return Proposal(found, not found, message, time.perf_counter() - started)
+
+
+def default_schedule(mod: IRModule, target: Target) -> IRModule:
+    """Schedule every function of `mod` that has no schedule as the default of its target.
+
+    On CUDA by DLight's rules. Where these raise, or make what TVM cannot lower, as of grouped 1x1
+    convolutions, a function gets DLight's simplest rule. Raises ValueError where that fails, too.
+    """
+    if target.kind.name != "cuda":
+        return mod
+    import tvm
+
+    open_ = [
+        (var, func)
+        for var, func in mod.functions_items()
+        if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get("tirx.is_scheduled")
+    ]
+
+    def work(each: tuple[GlobalVar, PrimFunc]) -> tuple[GlobalVar, PrimFunc]:
+        var, func = each
+        return var, _default_of(func, str(var.name_hint), target)
+
+    if len(open_) == 1:  # without a pool, whose threads a process waits for when it ends
+        scheduled = dict(map(work, open_))
+    else:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            scheduled = dict(pool.map(work, open_))
+    mod = mod.clone()
+    mod.update(tvm.IRModule(scheduled))
+    return mod
+
+
+def _default_of(func: PrimFunc, name: str, target: Target) -> PrimFunc:
+    import tvm
+    import tvm_ffi
+    from tvm.s_tir import dlight
+
+    known = (int(tvm_ffi.structural_hash(func)), str(target))
+    with _lock:
+        if known in _defaults:
+            return _defaults[known]
+    simplest = dlight.gpu.Fallback()
+    usual = (
+        dlight.gpu.Matmul(),
+        dlight.gpu.GEMV(),
+        dlight.gpu.Reduction(),
+        dlight.gpu.GeneralReduction(),
+        simplest,
+    )
+    problem = ""
+    for rules in (usual, (simplest,)):
+        try:
+            with target:  # a module of its own: it is changed
+                mod = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule({ENTRY: func}))
+            entry = mod[ENTRY].with_attr("global_symbol", ENTRY)
+            with target:
+                tvm.tirx.build(tvm.IRModule({ENTRY: entry}), target=target)
+        except Exception as error:  # of a rule, or of any pass
+            problem = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            log.info("%s: no default by %d rules: %s", name, len(rules), problem)
+            continue
+        with _lock:
+            _defaults[known] = mod[ENTRY]
+        return mod[ENTRY]
+    raise ValueError(f"DLight has no schedule of {name} that TVM can lower: {problem}")

@@ -1,0 +1,42 @@
+"""The candidate sources that there are: one line each."""
+
+from __future__ import annotations
+
+from tunerd.candidates.base import CandidateSource, LoweredKernel, Search, SearchSettings
+from tunerd.candidates.default import DefaultSource
+from tunerd.candidates.metaschedule.source import MetaScheduleSource
+from tunerd.vocabulary import DEFAULT_SOURCE, Candidate, Proposal, Task
+
+SOURCES: dict[str, CandidateSource] = {
+    source.name: source
+    for source in (
+        DefaultSource(),
+        MetaScheduleSource(),
+    )
+}
+
+
+def searched() -> tuple[str, ...]:
+    """Name the sources that a task's trials are split between: all but its default."""
+    return tuple(name for name in SOURCES if name != DEFAULT_SOURCE)
+
+
+def lower(task: Task, candidate: Candidate) -> LoweredKernel:
+    """Return what is compiled for a candidate; raises anything where its recipe says nothing."""
+    source = SOURCES.get(candidate.source)
+    if source is None:
+        raise ValueError(
+            f"this tunerd has no candidate source '{candidate.source}', only {', '.join(SOURCES)}"
+        )
+    return source.lower(task, candidate.recipe)
+
+
+def searches(settings: SearchSettings) -> dict[str, Search]:
+    """Return a search of each source that is searched, by its name."""
+    return {name: SOURCES[name].search(settings) for name in searched()}
+
+
+def not_taken(task: Task, source: str) -> Proposal | None:
+    """Return the answer of a source that does not take a task, None where it does."""
+    reason = SOURCES[source].takes(task)
+    return None if reason is None else Proposal((), True, reason, 0.0)
