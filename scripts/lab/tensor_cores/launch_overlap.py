@@ -20,7 +20,7 @@ configurations, measured alone with cold weights. Each chain is one CUDA graph, 
     prefetch  as early, and before it waits, it fetches its weights into the L2 cache
 
 All must give the same bits. Needs one NVIDIA GPU of compute capability 9.0 or more, with MPS,
-PyTorch and Triton. Writes overlap.json with every sample and overlap.md.
+PyTorch and Triton. Writes overlap.json with every sample and overlap.txt.
 """
 
 from __future__ import annotations
@@ -672,7 +672,7 @@ def main() -> None:
                 document["shares"][str(share)] = json.loads(part.read_text())
                 part.unlink()
             (options.out / "overlap.json").write_text(json.dumps(document) + "\n")
-            (options.out / "overlap.md").write_text(table(document))
+            (options.out / "overlap.txt").write_text(table(document))
     print(table(document))
 
 
