@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -352,7 +353,13 @@ def _load(name: str) -> bool:
 
 @functools.cache
 def include_folders() -> tuple[Path, ...]:
-    """Return the folders with headers of CUDA and of libcu++."""
+    """Return the folders with headers of CUDA and of libcu++: the wheels', then a toolkit's.
+
+    The wheels may bring a part of them alone: PyTorch's have no crt/mma.h.
+    """
     finder = _module("cuda.pathfinder")
     found = [finder.find_nvidia_header_directory(n) for n in ("cudart", "cccl")] if finder else []
-    return tuple(Path(folder) for folder in found if folder)
+    roots = (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda")
+    includes = [Path(root, "include") for root in roots if root]
+    toolkits = [f for include in includes for f in (include, include / "cccl") if f.is_dir()]
+    return (*(Path(folder) for folder in found if folder), *toolkits)
