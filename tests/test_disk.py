@@ -74,7 +74,7 @@ def test_a_run_whose_runners_cannot_write_ends_and_goes_on_with_room(tmp_path: P
 # The program, whose disk is full when the manifest of a model is written.
 _FULL = """
 import errno, os
-from tunerd.artifacts import artifact
+from tunerd.artifacts import compile as artifact
 from tunerd.cli import main
 def full(path, value):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

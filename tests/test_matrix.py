@@ -152,7 +152,7 @@ def test_one_core_is_one_core_in_each_form() -> None:
 def test_the_recipe_of_shares_makes_matrices_profiles_and_runs_to_judge_the_search_by() -> None:
     recipes = script("reproduce").recipes_in(ROOT / "recipes" / "shares.yaml")
     runs = [run for recipe in recipes for run in recipe.runs]
-    assert [run.argv[0] for run in runs] == ["matrix"] * 8 + ["profile"] * 4 + ["tune"] * 2
+    assert [run.command.argv[0] for run in runs] == ["matrix"] * 8 + ["profile"] * 4 + ["tune"] * 2
     assert {"light_densenet121-batch8", "encoder12-batch1"} <= {run.name for run in runs}
     assert len({run.out for run in runs}) == 14
 
@@ -160,7 +160,7 @@ def test_the_recipe_of_shares_makes_matrices_profiles_and_runs_to_judge_the_sear
 def test_the_recipe_of_claims_makes_independent_matrices_of_three_searches() -> None:
     (recipe,) = script("reproduce").recipes_in(ROOT / "recipes" / "claims.yaml")
     assert len({run.out for run in recipe.runs}) == 18
-    assert all("--independent" in run.argv for run in recipe.runs)
+    assert all("--independent" in run.command.argv for run in recipe.runs)
 
 
 def test_what_a_recipe_says_wrong_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -188,7 +188,9 @@ def test_a_recipe_begins_nothing_that_has_ended_and_notes_nothing_that_has_faile
     assert code == ExitCode.BAD_MODEL
     assert is_through
     assert not reproduce.has_ended(recipe.runs[0])
-    reproduce.marker_of(recipe.runs[0]).write_text(json.dumps({"argv": recipe.runs[0].argv}))
+    reproduce.marker_of(recipe.runs[0]).write_text(
+        json.dumps({"argv": recipe.runs[0].command.argv})
+    )
     assert reproduce.reproduce(recipe, recipe.runs) == (0, True)
 
 
@@ -210,7 +212,7 @@ def test_a_run_goes_on_from_its_archive_on_a_machine_that_has_nothing(tmp_path: 
     assert kept.read_bytes() == b"a store"
     assert not compiled.parent.exists()
 
-    reproduce.marker_of(run).write_text(json.dumps({"argv": run.argv}))
+    reproduce.marker_of(run).write_text(json.dumps({"argv": run.command.argv}))
     reproduce.pack(run, archives)
     shutil.rmtree(run.out.parent)
     assert reproduce.reproduce(recipe, [run], archives) == (0, True)  # it has ended there

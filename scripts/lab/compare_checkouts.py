@@ -189,7 +189,7 @@ def table(trees: Sequence[str], document: dict[str, Any]) -> str:
             cells = [_spread(values[t], unit) for t in trees]
             base = values[trees[0]]
             for i, tree in enumerate(trees[1:], 1):
-                ratios = [new / old for old, new in zip(base, values[tree], strict=True)]
+                ratios = [new / old for old, new in zip(base, values[tree], strict=False)]
                 cells[i] += f"; {_spread(ratios, TIMES)}"
             rows.append([label, *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
