@@ -218,7 +218,10 @@ def _artifact_folder(given: Run | Artifact | StrPath) -> Path:
     if isinstance(given, Artifact):
         return given.path
     path = Path(given)
-    return Paths(path).artifact if Paths(path).store.is_file() else path
+    try:
+        return Paths(path).artifact if Paths(path).store.is_file() else path
+    except OSError:
+        return path  # loading it says why
 
 
 def _profiled_name(path: Path) -> str:
