@@ -7,7 +7,7 @@ Of each checkout: lines, rooms (entries of the package's folder), arrows between
 ring of rooms that import each other, imports inside of functions included. Then, in turns, each
 time in fresh processes: `tunerd --help`, and `tunerd tune` with a fixed seed, whose store says when
 the first trial ended and how many a second the search measured. Writes checkouts.json with every
-time, and checkouts.md with medians, ranges and the paired ratio to the first checkout.
+time, and checkouts.txt with medians, ranges and the paired ratio to the first checkout.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def main() -> None:
     def save() -> None:
         text = json.dumps(document, indent=1) + "\n"
         (options.out / "checkouts.json").write_text(text)
-        (options.out / "checkouts.md").write_text(table(list(trees), document))
+        (options.out / "checkouts.txt").write_text(table(list(trees), document))
 
     for _, (name, tree) in itertools.product(range(options.helps), trees.items()):
         document["help_secs"][name].append(time_help(tree))
@@ -244,7 +244,7 @@ def main() -> None:
         document["tuned"][name].append(one)
         print(f"{name}: {json.dumps(one)}", file=sys.stderr, flush=True)
         save()
-    print((options.out / "checkouts.md").read_text(), end="")
+    print((options.out / "checkouts.txt").read_text(), end="")
 
 
 def _commit(tree: Path) -> str:
