@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -121,11 +121,6 @@ def _one(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, UnionType):
         (annotation,) = (each for each in get_args(annotation) if each is not NoneType)
     return get_args(annotation)[0] if get_origin(annotation) is tuple else annotation
-
-
-def choices_of(key: Key) -> tuple[str, ...]:
-    """Return the words that a setting takes and no others, none for other kinds of value."""
-    return get_args(key.takes) if get_origin(key.takes) is Literal else ()
 
 
 def checked(
