@@ -21,7 +21,6 @@ from tunerd.runner import sampling, service
 from tunerd.runner.client import RunnerClient, _limit_secs
 from tunerd.runner.host import Blame, RunnerHost
 from tunerd.runner.load import Load
-from tunerd.runner.messages import build_to
 from tunerd.runner.profiles import final_profile
 from tunerd.runner.sampling import DEAD, CpuDevice, Device
 from tunerd.system import host, wire
@@ -280,7 +279,7 @@ def test_a_sign_follows_each_build_that_is_loaded_and_each_sample(
     sound: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_SIGN_SECS", 0.0)
-    asked = {"op": "compare", "builds": [build_to(sound)] * 2, "profile": to_json(TEN)}
+    asked = {"op": "compare", "builds": [to_json(sound)] * 2, "profile": to_json(TEN)}
     *signs, results = answers(asked, [sound.library] * 2)
     assert signs == [{"goes_on": True}] * (2 + 2 * 10)
     assert [len(r["run_secs"]) for r in results["results"]] == [10, 10]
@@ -300,7 +299,7 @@ def test_what_takes_less_than_a_second_gives_no_sign(
     sound: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_SIGN_SECS", 1e9)
-    asked = {"op": "compare", "builds": [build_to(sound)], "profile": to_json(TEN)}
+    asked = {"op": "compare", "builds": [to_json(sound)], "profile": to_json(TEN)}
     (results,) = answers(asked, [sound.library])
     assert results["results"]
 

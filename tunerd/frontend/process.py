@@ -1,5 +1,10 @@
 """Lower a model in a process of its own, beside whatever its run starts meanwhile.
 
+    python -m tunerd.frontend.process
+
+is the other end: its standard input is a socket (`system.wire`), it gets a model, lowers it, and
+tells what it extracted first: a search can begin while the weights are on their way.
+
 TVM reads variables of the environment while it lowers, and Ray sets some while it starts: a process
 that does both at once may crash (setenv(3) is not thread-safe).
 """
@@ -8,21 +13,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import IO, Any, Self
 
 from tunerd import errors
-from tunerd.errors import InfrastructureError
-from tunerd.frontend.kernels import Extracted, Kernels
-from tunerd.frontend.messages import asked_to, extracted_from, kernels_from
+from tunerd.errors import InfrastructureError, TunerdError
+from tunerd.frontend.kernels import Extracted, Kernels, kernels_of
 from tunerd.frontend.model import FixedModel
+from tunerd.frontend.relax.lowering import Lowered, import_all
 from tunerd.system import spawn, wire
-from tunerd.vocabulary import TargetSpec
+from tunerd.system.codec import arrays_from, arrays_to, value_from
+from tunerd.system.logs import collect
+from tunerd.system.without_torch import keep_torch_from_tvm
+from tunerd.vocabulary import Model, TargetSpec, to_json
 
 _TAIL_CHARS = 2000
 
@@ -38,7 +48,7 @@ class Lowerer:
         self.printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         with theirs, _deaf_children():
             self.process = spawn.start(
-                "tunerd.frontend.worker",
+                "tunerd.frontend.process",
                 stdin=theirs.fileno(),
                 stdout=self.printed,
                 stderr=self.printed,
@@ -88,8 +98,7 @@ class Lowering:
         self._extracted: Future[Extracted] = Future()
         self._kernels: Future[Kernels] = Future()
         self._lowerer = lowerer or Lowerer()
-        asked = (model, target)
-        self._thread = threading.Thread(target=self._exchange, args=(asked,), daemon=True)
+        self._thread = threading.Thread(target=self._exchange, args=(model, target), daemon=True)
         self._thread.start()
 
     @property
@@ -118,10 +127,11 @@ class Lowering:
         self._thread.join()
         self._lowerer.close()
 
-    def _exchange(self, asked: tuple[FixedModel, TargetSpec]) -> None:
+    def _exchange(self, model: FixedModel, target: TargetSpec) -> None:
         with self._lowerer.connection, self._lowerer.printed:
             try:
-                wire.send(self._lowerer.connection, *asked_to(*asked))
+                body = {"model": to_json(model), "target": to_json(target)}
+                wire.send(self._lowerer.connection, body, [model.proto.SerializeToString()])
                 body, _ = wire.receive(self._lowerer.connection)
                 extracted = _extracted_of(body)
                 self._extracted.set_result(extracted)
@@ -155,4 +165,54 @@ def _extracted_of(body: dict[str, Any]) -> Extracted:
     if "error" in body:
         kind: Any = getattr(errors, body["error"])
         raise kind(body["message"])
-    return extracted_from(body)
+    return value_from(Extracted, body)
+
+
+def kernels_from(extracted: Extracted, body: dict[str, Any], blobs: Sequence[bytes]) -> Kernels:
+    """Return the kernels of what was extracted, of the message that came after it."""
+    proto, *arrays = blobs
+    weights = arrays_from(body["weights"], arrays)
+    return Kernels(
+        extracted.tasks,
+        extracted.touched_bytes,
+        value_from(Model, body["model"], proto=_proto_from(proto)),
+        value_from(Lowered, body["lowered"], weights=weights),
+    )
+
+
+def _proto_from(blob: bytes) -> Any:
+    import onnx
+
+    return onnx.ModelProto.FromString(blob)
+
+
+# --- the process -------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Lower the model that comes on standard input; end when the other end of it does."""
+    keep_torch_from_tvm()
+    connection = socket.socket(fileno=0)
+    import_all()
+    body, (proto,) = wire.receive(connection)
+    spawn.end_with(connection.fileno(), 1)
+    log = collect()
+    model = value_from(FixedModel, body["model"], proto=_proto_from(proto))
+    try:
+        kernels = kernels_of(model, value_from(TargetSpec, body["target"]))
+    except TunerdError as error:
+        said = {"error": type(error).__name__, "message": str(error), "log": log}
+        wire.send(connection, said)
+    else:
+        tasks = [asdict(task) for task in kernels.tasks]  # with what to_json leaves out
+        extracted = {"tasks": tasks, "touched_bytes": kernels.touched_bytes}
+        wire.send(connection, {**extracted, "log": log})
+        weights, blobs = arrays_to(kernels.lowered.weights)
+        lowered = {n: getattr(kernels.lowered, n) for n in ("mod_json", "num_inputs", "notes")}
+        rest = {"model": to_json(kernels.model), "lowered": lowered, "weights": weights}
+        wire.send(connection, rest, [kernels.model.proto.SerializeToString(), *blobs])
+    os._exit(0)  # TVM takes its time to throw everything away
+
+
+if __name__ == "__main__":
+    main()

@@ -20,9 +20,8 @@ from tunerd.errors import DiskError, HostError, InfrastructureError, TunerdError
 from tunerd.runner.base import UNKNOWN, Company, Runner
 from tunerd.runner.host import START_SECS, Blame, RunnerHost, is_fatal, is_mps_error
 from tunerd.runner.load import Load, Repeats
-from tunerd.runner.messages import build_to, failure_from
 from tunerd.system import processes, wire
-from tunerd.system.codec import arrays_from, arrays_to
+from tunerd.system.codec import arrays_from, arrays_to, value_from
 from tunerd.vocabulary import (
     Arrays,
     Build,
@@ -116,7 +115,7 @@ class RunnerClient(Runner):
         is_under_way = False
         body = {
             "op": "measure",
-            "builds": [build_to(b) for b in builds],
+            "builds": [to_json(b) for b in builds],
             "profile": to_json(profile),
             "best_secs": bests,
         }
@@ -140,7 +139,7 @@ class RunnerClient(Runner):
     def compare(
         self, builds: Sequence[Build], profile: Profile, *, company: Company = UNKNOWN
     ) -> list[Measurement | Failure]:
-        body = {"op": "compare", "builds": [build_to(b) for b in builds]}
+        body = {"op": "compare", "builds": [to_json(b) for b in builds]}
         blobs = [b.library for b in builds]
         return self._compared(body, blobs, len(builds), profile, BUILD_SECS, company)
 
@@ -176,14 +175,14 @@ class RunnerClient(Runner):
     def agree(
         self, reference: Build, build: Build, *, company: Company = UNKNOWN
     ) -> Failure | None:
-        body = {"op": "agree", "builds": [build_to(reference), build_to(build)]}
+        body = {"op": "agree", "builds": [to_json(reference), to_json(build)]}
         blobs = [reference.library, build.library]
         try:
             self._ask(body, blobs, timeout_secs=2 * BUILD_SECS, company=company)
             answer = self._receive()["failure"]
         except (OSError, ValueError) as error:
             return self._lost(error, company)
-        return None if answer is None else self._checked(failure_from(answer), company)
+        return None if answer is None else self._checked(value_from(Failure, answer), company)
 
     def run_model(self, artifact: str, inputs: Arrays, *, company: Company = UNKNOWN) -> Arrays:
         specs, blobs = arrays_to(inputs)
@@ -195,13 +194,13 @@ class RunnerClient(Runner):
             failure = self._lost(error, company)
             raise InfrastructureError(f"the model did not run: {failure.message}") from error
         if "failure" in answer:
-            failure = self._checked(failure_from(answer["failure"]), company)
+            failure = self._checked(value_from(Failure, answer["failure"]), company)
             raise InfrastructureError(f"the model did not run: {failure.message}")
         return arrays_from(answer["outputs"], out)
 
     def load(self, load: Load) -> float | Failure:
         build = load.build
-        body = {"op": "load", "artifact": load.artifact, "build": build and build_to(build)}
+        body = {"op": "load", "artifact": load.artifact, "build": to_json(build)}
         try:
             blobs = [] if build is None else [build.library]
             self._ask(body, blobs, timeout_secs=MODEL_SECS)
@@ -209,7 +208,7 @@ class RunnerClient(Runner):
         except (OSError, ValueError) as error:
             return self._lost(error)
         if "failure" in answer:
-            return self._checked(failure_from(answer["failure"]))
+            return self._checked(value_from(Failure, answer["failure"]))
         self._repeat_secs = float(answer["once_secs"])
         return self._repeat_secs
 
@@ -237,7 +236,7 @@ class RunnerClient(Runner):
         except (OSError, ValueError) as error:
             return self._lost(error)
         if "failure" in answer:
-            return self._checked(failure_from(answer["failure"]))
+            return self._checked(value_from(Failure, answer["failure"]))
         starts, ends = (struct.unpack(f"<{len(b) // 8}d", b) for b in blobs)
         return Repeats(self._host.slice_id, starts, ends, int(answer["calls"]))
 
@@ -248,7 +247,7 @@ class RunnerClient(Runner):
         self, entry: dict[str, Any], profile: Profile, conditions: Callable[[], Conditions]
     ) -> Measurement | Failure:
         if "failure" in entry:
-            return failure_from(entry["failure"])
+            return value_from(Failure, entry["failure"])
         assert self._proof is not None
         return Measurement(
             run_secs=tuple(entry["run_secs"]),

@@ -36,11 +36,10 @@ from tunerd.errors import DiskError
 from tunerd.runner import sampling
 from tunerd.runner.agreement import disagreement
 from tunerd.runner.load import Repeated, repeated_kernel, repeated_model
-from tunerd.runner.messages import build_from, profile_from, result_to
 from tunerd.system import wire
-from tunerd.system.codec import arrays_from, arrays_to
+from tunerd.system.codec import arrays_from, arrays_to, value_from
 from tunerd.system.files import disk_errors_said
-from tunerd.vocabulary import Failure, Stage, to_json
+from tunerd.vocabulary import Build, Failure, Profile, Stage, to_json
 
 _SIGN_SECS = 1.0  # seldom: whoever reads them may work on the cores that are measured
 
@@ -115,25 +114,25 @@ class RunnerService:
         wire.send(self._connection, {"facts": {**self._device.facts(), "pid": os.getpid()}})
 
     def _measure_each(self, body: Any, blobs: list[bytes]) -> None:
-        profile = profile_from(body["profile"])
+        profile = Profile(**body["profile"])
         bests = body["best_secs"]
         for entry, library, best_secs in zip(body["builds"], blobs, bests, strict=True):
-            build = build_from(entry, library)
+            build = value_from(Build, entry, library=library)
             wire.send(self._connection, {"starting": build.candidate.candidate_id})
             result = sampling.measure(
                 self._device, build, profile, rival_secs=best_secs or math.inf
             )
-            wire.send(self._connection, {"result": result_to(result)})
+            wire.send(self._connection, {"result": _result_json(result)})
 
     def _compare(self, body: Any, blobs: list[bytes]) -> None:
-        builds = [build_from(e, b) for e, b in zip(body["builds"], blobs, strict=True)]
+        builds = _builds(body, blobs)
         results = sampling.compare(
-            self._device, builds, profile=profile_from(body["profile"]), goes_on=self._goes_on
+            self._device, builds, profile=Profile(**body["profile"]), goes_on=self._goes_on
         )
-        wire.send(self._connection, {"results": [result_to(r) for r in results]})
+        wire.send(self._connection, {"results": [_result_json(r) for r in results]})
 
     def _agree(self, body: Any, blobs: list[bytes]) -> None:
-        reference, build = (build_from(e, b) for e, b in zip(body["builds"], blobs, strict=True))
+        reference, build = _builds(body, blobs)
         failed = disagreement(self._device, reference, build)
         if failed is not None:
             failed = sampling.as_left(self._device, failed)
@@ -149,7 +148,7 @@ class RunnerService:
         wire.send(self._connection, {"outputs": specs}, out)
 
     def _compare_models(self, body: Any, _: list[bytes]) -> None:
-        profile = profile_from(body["profile"])
+        profile = Profile(**body["profile"])
         ready: list[Any] = []
         for artifact in body["artifacts"]:
             try:
@@ -159,7 +158,7 @@ class RunnerService:
             self._goes_on()
         results = sampling.interleaved(self._device, ready, profile=profile, goes_on=self._goes_on)
         assert all(isinstance(r, Failure | tuple) for r in results)
-        wire.send(self._connection, {"results": [result_to(r) for r in results]})
+        wire.send(self._connection, {"results": [_result_json(r) for r in results]})
 
     def _load(self, body: Any, blobs: list[bytes]) -> None:
         try:
@@ -167,7 +166,7 @@ class RunnerService:
                 model = self._loaded(body["artifact"])
                 self._repeated = repeated_model(self._device, model)
             else:
-                build = build_from(body["build"], blobs[0])
+                build = value_from(Build, body["build"], library=blobs[0])
                 with tempfile.TemporaryDirectory(prefix="tunerd-load-") as folder:
                     self._repeated = repeated_kernel(self._device, build, Path(folder))
         except Exception as error:
@@ -199,3 +198,16 @@ class RunnerService:
         if artifact not in self._models:
             self._models[artifact] = load(artifact, beside=self._models.values())
         return self._models[artifact]
+
+
+def _builds(body: Any, blobs: Sequence[bytes]) -> list[Build]:
+    described = zip(body["builds"], blobs, strict=True)
+    return [value_from(Build, entry, library=library) for entry, library in described]
+
+
+def _result_json(result: tuple[int, Sequence[float]] | Failure) -> dict[str, Any]:
+    """Describe calls per sample with the samples, or a failure."""
+    if isinstance(result, Failure):
+        return {"failure": to_json(result)}
+    calls, samples = result
+    return {"calls": calls, "run_secs": list(samples)}
