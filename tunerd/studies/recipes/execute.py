@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from types import FrameType
 from typing import IO, Any
 
@@ -48,6 +49,20 @@ class Ended:
     def has_failed(self) -> bool:
         """No artifact, a regression, or no comparison; not: no gain, and cannot tell."""
         return self.worst not in _ENDED_WELL
+
+    @property
+    def default_secs(self) -> float | None:
+        """The median of the model with default schedules, None where it was not measured."""
+        return self._median_secs("default")
+
+    @property
+    def tuned_secs(self) -> float | None:
+        """The median of the tuned model, None where it was not measured."""
+        return self._median_secs("tuned")
+
+    def _median_secs(self, name: str) -> float | None:
+        samples = {x["name"]: x["run_secs"] for x in (self.outcome or {}).get("latencies", ())}
+        return median(samples[name]) if samples.get(name) else None
 
 
 @dataclass(frozen=True)
