@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.artifacts.manifest import obtained_text
+from tunerd.report.grid import Grid
 from tunerd.runner.load import Repeats
 from tunerd.studies.bench.artifact import BenchResult
-from tunerd.studies.bench.bench import PERCENTILES, Bench, Condition, Side, samples_needed
+from tunerd.studies.bench.bench import PERCENTILES, Bench, Condition, Speed, samples_needed
 from tunerd.system.text import (
     TIMES,
     UNKNOWN,
@@ -92,36 +94,25 @@ def rounds_json(result: BenchResult) -> list[dict[str, Any]]:
 
 
 def _speeds(bench: Bench, hog_gbps: Sequence[float | None]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("", no_wrap=True)
-    table.add_column("slice", overflow="fold")
-    for heading in (*(f"p{p}" for p in PERCENTILES), "per second", "samples"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    heads = ("", "slice", *(f"p{p}" for p in PERCENTILES), "per second", "samples")
+    rows: list[Sequence[Text]] = []
     for side in (bench.alone, bench.beside):
         if side is not None:
-            _add(table, side, hog_gbps)
-    return table
+            rows += [_cells(str(side.condition), speed, _rate(speed)) for speed in side.replicas]
+            for speed, gbps in itertools.zip_longest(side.others, hog_gbps[: len(side.others)]):
+                rate = _rate(speed) if gbps is None else f"{significant(gbps)} GB/s"
+                rows.append(_cells("neighbour", speed, rate, style="dim"))
+    return Grid(heads, rows, numbers=range(2, len(heads))).terminal(least_width=len("neighbour"))
 
 
-def _add(table: Table, side: Side, hog_gbps: Sequence[float | None]) -> None:
-    for speed in side.replicas:
-        table.add_row(
-            Text(str(side.condition)),
-            Text(speed.slice_id),
-            *(Text(secs_text(secs)) for _, secs in speed.percentiles),
-            Text(UNKNOWN if speed.per_sec is None else significant(speed.per_sec)),
-            Text(f"{speed.samples:,}"),
-        )
-    for number, speed in enumerate(side.others):
-        gbps = hog_gbps[number] if number < len(hog_gbps) else None
-        rate = UNKNOWN if speed.per_sec is None else significant(speed.per_sec)
-        table.add_row(
-            Text("neighbour", style="dim"),
-            Text(speed.slice_id, style="dim"),
-            *(Text(secs_text(secs), style="dim") for _, secs in speed.percentiles),
-            Text(f"{significant(gbps)} GB/s" if gbps is not None else rate, style="dim"),
-            Text(f"{speed.samples:,}", style="dim"),
-        )
+def _rate(speed: Speed) -> str:
+    return UNKNOWN if speed.per_sec is None else significant(speed.per_sec)
+
+
+def _cells(name: str, speed: Speed, rate: str, *, style: str = "") -> tuple[Text, ...]:
+    times = (secs_text(secs) for _, secs in speed.percentiles)
+    cells = (name, speed.slice_id, *times, rate, f"{speed.samples:,}")
+    return tuple(Text(cell, style=style) for cell in cells)
 
 
 def _sentences(bench: Bench) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tunerd.report.comparison import AgainstFirst, NamedRun, TaskRow, against_first, task_rows
-from tunerd.report.components import pairs, section, table
+from tunerd.report.components import caption, pairs, ratio_cell, row, section, table
 from tunerd.report.facts_section import version_pairs
 from tunerd.report.figures import headline, median_of, share_asked
 from tunerd.report.latency_section import bar_row, bar_scale
@@ -14,16 +14,14 @@ from tunerd.report.markup import Child, Markup, element
 from tunerd.report.plot import MOST_LINES, histories_plot, legend
 from tunerd.report.slice_section import obtained_texts
 from tunerd.system.text import (
-    TIMES,
     UNKNOWN,
     count_text,
     duration_text,
     moment_text,
-    ratio_texts,
     secs_text,
 )
-from tunerd.vocabulary.outcome import Comparison, Latency
-from tunerd.vocabulary.verdict import Interval, Verdict
+from tunerd.vocabulary.outcome import Latency
+from tunerd.vocabulary.verdict import Interval
 
 SHOWN_TASKS = 25
 _RUN_HEADS = (
@@ -66,14 +64,7 @@ def title_text(runs: Sequence[NamedRun]) -> str:
 def _runs_section(runs: Sequence[NamedRun], others: Sequence[AgainstFirst]) -> Markup:
     beside = {id(other.run): other for other in others}
     rows = [
-        element(
-            "tr",
-            *(
-                element("td", cell, data_label=head, class_=_RUN_STYLES.get(head))
-                for head, cell in zip(_RUN_HEADS, _run_cells(run, beside.get(id(run))), strict=True)
-            ),
-        )
-        for run in runs
+        row(_RUN_HEADS, _run_cells(run, beside.get(id(run))), styles=_RUN_STYLES) for run in runs
     ]
     return section("Runs", table(_RUN_HEADS, rows, "runs"))
 
@@ -99,14 +90,6 @@ def _run_cells(run: NamedRun, beside: AgainstFirst | None) -> tuple[Child, ...]:
         f"{view.trials:,}",
         duration_text(view.tuning_secs),
     )
-
-
-def ratio_cell(compared: Comparison | None) -> Child:
-    if compared is None:
-        return UNKNOWN
-    ratio, interval = ratio_texts(compared.interval)
-    said = "cannot tell" if compared.verdict is Verdict.CANNOT_TELL else f"{ratio}{TIMES}"
-    return element("div", said, element("small", interval))
 
 
 def _beside_cell(beside: AgainstFirst | None) -> Child:
@@ -152,15 +135,11 @@ def _latency_section(runs: Sequence[NamedRun]) -> Markup:
         scale = bar_scale([pair for each in of_model for pair in each])
         rows.append(element("h3", element("bdi", run.label)))
         rows += [bar_row(latency, seen, scale) for latency, seen in known]
-    caption = (
+    about = (
         "One inference, end to end; runs of one model share a scale. Bars are medians, ticks are "
         "samples, brackets hold the median with 95%."
     )
-    return section(
-        "Before and after",
-        element("div", *rows, class_="bars"),
-        element("p", caption, class_="caption"),
-    )
+    return section("Before and after", element("div", *rows, class_="bars"), caption(about))
 
 
 def _digest(run: NamedRun) -> str:
@@ -173,20 +152,15 @@ def _history_section(runs: Sequence[NamedRun]) -> Markup:
     plot = histories_plot({run.label: run.view.history for run in shown})
     if plot is None:
         return section(title, lead="No run has a search to show.")
-    caption = "From measurements of the search, each run from its own beginning."
+    about = "From measurements of the search, each run from its own beginning."
     if len(runs) > len(shown):
-        caption += f" Drawn are the first {len(shown)} runs."
-    return section(
-        title,
-        legend([run.label for run in shown]),
-        plot,
-        element("p", caption, class_="caption"),
-    )
+        about += f" Drawn are the first {len(shown)} runs."
+    return section(title, legend([run.label for run in shown]), plot, caption(about))
 
 
 def _tasks_section(runs: Sequence[NamedRun]) -> Markup:
     rows = task_rows(runs)
-    common = sum(all(row.tasks) for row in rows)
+    common = sum(all(each.tasks) for each in rows)
     lead = (
         f"{count_text(len(rows), 'kernel')}, {common:,} of them in all runs: the best of each run "
         "and, smaller, its default and trials."
@@ -202,12 +176,12 @@ def _tasks_section(runs: Sequence[NamedRun]) -> Markup:
 
 def _task_table(runs: Sequence[NamedRun], rows: Sequence[TaskRow]) -> Markup:
     heads = ("Task", *(run.label for run in runs))
-    return table(heads, [_task_row(row, runs) for row in rows], "kernels")
+    return table(heads, [_task_row(each, runs) for each in rows], "kernels")
 
 
-def _task_row(row: TaskRow, runs: Sequence[NamedRun]) -> Markup:
+def _task_row(of: TaskRow, runs: Sequence[NamedRun]) -> Markup:
     cells = []
-    for task, run in zip(row.tasks, runs, strict=True):
+    for task, run in zip(of.tasks, runs, strict=True):
         shown: Child = UNKNOWN
         if task is not None:
             undecided = task.task_id in run.view.undecided
@@ -224,7 +198,7 @@ def _task_row(row: TaskRow, runs: Sequence[NamedRun]) -> Markup:
                 ),
             )
         cells.append(element("td", shown, data_label=run.label))
-    return element("tr", element("td", element("code", row.name), class_="task"), *cells)
+    return element("tr", element("td", element("code", of.name), class_="task"), *cells)
 
 
 def _versions_section(runs: Sequence[NamedRun]) -> Markup:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tunerd.report.components import section, table
+from tunerd.report.components import caption, row, section, table
 from tunerd.report.disturbance_text import disturbance_sentences
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
@@ -54,18 +54,18 @@ def condition_section(view: RunView) -> Markup | None:
     )
     plots = [p for q in _QUANTITIES if (p := _figure(q, devices, time)) is not None]
     names = list(devices)
-    caption = (
+    about = (
         "While trials were measured, over the time of the run: the line is the median, the band "
         "holds all. A GPU has one clock and one power budget for all its slices."
     )
     if len(names) > MOST_LINES:
-        caption += f" Drawn are {MOST_LINES} of {len(names)} GPUs."
+        about += f" Drawn are {MOST_LINES} of {len(names)} GPUs."
     return section(
         _TITLE,
         legend(names),
         *plots,
         _table(devices),
-        element("p", caption, class_="caption"),
+        caption(about),
         lead=" ".join(
             [
                 *disturbance_sentences(view.disturbed, view.tasks, view.model_disturbed_by),
@@ -151,15 +151,7 @@ def _table(devices: dict[str, list[ConditionPoint]]) -> Markup:
         for quantity in _QUANTITIES:
             values = [float(v) for p in points if (v := quantity.of(p.conditions)) is not None]
             cells.append(quantity.range_text(values) if values else UNKNOWN)
-        rows.append(
-            element(
-                "tr",
-                *(
-                    element("td", cell, data_label=head)
-                    for head, cell in zip(heads, cells, strict=True)
-                ),
-            )
-        )
+        rows.append(row(heads, cells))
     return table(heads, rows, "conditions")
 
 

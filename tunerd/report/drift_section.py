@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunerd.report.components import section, table
+from tunerd.report.components import caption, left_out, row, section, table
 from tunerd.report.markup import Markup, element
 from tunerd.stats.drift import WARN_ABOVE, SliceDrift
 from tunerd.system.text import (
@@ -26,22 +26,17 @@ def drift_section(drifts: Sequence[SliceDrift]) -> Markup | None:
     """Return a line per slice: its sentinel's first time, and ratios to that."""
     if not drifts:
         return None
-    rest = len(drifts) - _SHOWN_SLICES
     warnings = [element("p", text, class_="lead") for text in drift_warnings(drifts)]
     checks = sum(len(d.ratios) for d in drifts)
     return section(
         "Drift of the slices",
         *warnings,
         table(("Slice", *HEADS), [_row(d) for d in drifts[:_SHOWN_SLICES]], "plain"),
-        element("p", f"And {count_text(rest, 'more slice')}.", class_="caption")
-        if rest > 0
-        else None,
-        element(
-            "p",
+        left_out(len(drifts) - _SHOWN_SLICES, "slice"),
+        caption(
             "The costliest default schedule, run in each slice now and then during the search. "
             "Ratios are to the slice\N{RIGHT SINGLE QUOTATION MARK}s first check, above 1 slower; "
-            "the last is the median of the last third.",
-            class_="caption",
+            "the last is the median of the last third."
         ),
         lead=f"{count_text(checks, 'spot check')} in {count_text(len(drifts), 'slice')}, "
         f"{duration_text(sum(d.busy_secs for d in drifts))} of their time.",
@@ -91,11 +86,7 @@ def _row(drift: SliceDrift) -> Markup:
         _ratio(drift.late_ratio),
         f"{_ratio(drift.lowest)}{EN_DASH}{_ratio(drift.highest)}",
     )
-    return element(
-        "tr",
-        element("th", element("bdi", drift.slice_id), scope="row"),
-        *(element("td", cell, data_label=h) for h, cell in zip(HEADS, cells, strict=True)),
-    )
+    return row(HEADS, cells, name=element("bdi", drift.slice_id))
 
 
 def _ratio(value: float | None) -> str:

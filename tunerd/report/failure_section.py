@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tunerd.report.components import section, table
-from tunerd.report.markup import Markup, element
+from tunerd.report.components import row, section, table
+from tunerd.report.markup import Markup, element, join
 from tunerd.report.run_view import RunView
 from tunerd.system.text import UNKNOWN, count_text, percent_text
+from tunerd.telemetry.history import FailureKind
 
 _HEADS = ("Kind", "Trials", "Last message")
 _LAST_LINES = 6  # of a message; the whole is in the run folder's log
@@ -23,24 +24,16 @@ def failure_section(view: RunView) -> Markup:
     )
     if not view.failures:
         return section(title, lead=f"None.{again}")
-    rows = [
-        element(
-            "tr",
-            element("td", kind.name, data_label=_HEADS[0]),
-            element("td", f"{kind.trials:,}", data_label=_HEADS[1]),
-            element(
-                "td",
-                element("pre", last_lines(kind.message) or UNKNOWN),
-                element("small", "logs/", element("wbr"), f"trial-{kind.trial_id}.log"),
-                data_label=_HEADS[2],
-            ),
-        )
-        for kind in view.failures
-    ]
+    rows = [row(_HEADS, (kind.name, f"{kind.trials:,}", _message(kind))) for kind in view.failures]
     failed = sum(kind.trials for kind in view.failures)
     of = f" ({percent_text(view.failed / view.trials)} of the search)" if view.trials else ""
     lead = f"{count_text(failed, 'trial')} ended without a number{of}.{again}"
     return section(title, table(_HEADS, rows, "failures"), lead=lead)
+
+
+def _message(kind: FailureKind) -> Markup:
+    log = element("small", "logs/", element("wbr"), f"trial-{kind.trial_id}.log")
+    return join((element("pre", last_lines(kind.message) or UNKNOWN), log))
 
 
 def last_lines(message: str, most: int = _LAST_LINES) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from tunerd.report.components import section, table
+from tunerd.report.components import caption, left_out, row, section, table
 from tunerd.report.markup import Markup, element
 from tunerd.stats.ranking import NEAR, TOP_K, Fidelity, TaskFidelity, fidelity
 from tunerd.system.text import UNKNOWN, count_text, percent_text, significant
@@ -31,19 +31,18 @@ def fidelity_section(outcomes: Iterable[TaskOutcome]) -> Markup | None:
     if not found.told:
         return None
     told = [t for t in found.tasks if t.tau is not None]
-    rest = len(told) - _SHOWN_TASKS
     return section(
         "How the search ranked",
-        table(("Task", *HEADS), _rows(told[:_SHOWN_TASKS]), "plain"),
-        element("p", f"And {count_text(rest, 'more task')}.", class_="caption")
-        if rest > 0
-        else None,
-        element(
-            "p",
+        table(
+            ("Task", *HEADS),
+            [row(HEADS, _cells(t), name=element("code", t.name)) for t in told[:_SHOWN_TASKS]],
+            "plain",
+        ),
+        left_out(len(told) - _SHOWN_TASKS, "task"),
+        caption(
             "Candidates of the search that were measured again in the finals. Tau-b is 1 where "
             "both put them in the same order and 0 where the orders have nothing in common. What "
-            "is chosen over the fastest is told by half of the samples, of a choice by the others.",
-            class_="caption",
+            "is chosen over the fastest is told by half of the samples, of a choice by the others."
         ),
         lead=f"{fidelity_text(found)}.",
     )
@@ -72,20 +71,6 @@ def fidelity_json(outcomes: Iterable[TaskOutcome]) -> dict[str, Any]:
     """Return the same for json.dumps."""
     found: dict[str, Any] = to_json(fidelity(outcomes))
     return found | {"top_k": TOP_K}
-
-
-def _rows(tasks: Sequence[TaskFidelity]) -> list[Markup]:
-    return [
-        element(
-            "tr",
-            element("th", element("code", task.name), scope="row"),
-            *(
-                element("td", cell, data_label=h)
-                for h, cell in zip(HEADS, _cells(task), strict=True)
-            ),
-        )
-        for task in tasks
-    ]
 
 
 def _cells(task: TaskFidelity) -> tuple[str, ...]:

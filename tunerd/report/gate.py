@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tunerd.report.grid import Grid
 from tunerd.report.markdown_text import code, folded, table, text
 from tunerd.stats.blocks import median_interval
 from tunerd.studies.compare import GateResult, Judgement, TaskJudgement
 from tunerd.system.text import one_line, secs_text
 from tunerd.vocabulary import to_json, unit_name
 from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
 
 MAX_TASKS = 10  # shown to people; JSON has all
 # What a gate calls NEW, and its colour. None: the sides are not comparable.
@@ -26,6 +27,7 @@ _VERDICTS: dict[SpeedVerdict | None, tuple[str, str]] = {
     None: ("not comparable", "red"),
 }
 _HEADINGS = ("", "base", "new", "change", "interval", "")
+_NUMBERS = range(1, 5)
 _Row = tuple[str, ...]
 
 
@@ -145,7 +147,7 @@ def gate_markdown(result: GateResult) -> str:
 
 
 def _markdown_table(rows: Sequence[_Row]) -> str:
-    return table(_HEADINGS, rows, numbers=range(1, 5))
+    return table(_HEADINGS, rows, numbers=_NUMBERS)
 
 
 # --- a terminal --------------------------------------------------------------------------------
@@ -153,32 +155,23 @@ def _markdown_table(rows: Sequence[_Row]) -> str:
 
 def gate_table(result: GateResult) -> Group:
     """Return the result for a terminal."""
-    from rich.console import Group
-    from rich.text import Text
-
     head = Text(f"{one_line(place_text(result))}, {_how(result)}", style="bold")
     parts: list[RenderableType] = [head]
     if result.end_to_end is not None:
-        parts.append(_rich_table(_summary_rows(result.end_to_end)))
+        parts.append(Grid(_HEADINGS, _summary_rows(result.end_to_end), _NUMBERS).terminal())
     if shown := result.tasks[:MAX_TASKS]:
-        parts += [Text(""), Text(_tasks_text(result)), _rich_table(list(map(_task_row, shown)))]
+        parts += [
+            Text(""),
+            Text(_tasks_text(result)),
+            Grid(_HEADINGS, list(map(_task_row, shown)), _NUMBERS).terminal(),
+        ]
     parts += [Text(f"note: {one_line(note)}") for note in result.notes]
     parts.append(Text(one_line(headline(result)), style=f"bold {_VERDICTS[result.verdict][1]}"))
     return Group(*parts)
 
 
-def _rich_table(rows: Sequence[_Row]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(_HEADINGS[0], overflow="fold")
-    for heading in _HEADINGS[1:-1]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column(_HEADINGS[-1])
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+def _table(rows: Sequence[_Row]) -> Table:
+    return Grid(_HEADINGS, rows, _NUMBERS).terminal()
 
 
 # --- rows --------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tunerd.report import svg
-from tunerd.report.components import section
+from tunerd.report.components import caption, section
 from tunerd.report.figures import LATENCY_NAMES, median_of
 from tunerd.report.markup import Markup, element
 from tunerd.system.text import (
@@ -39,11 +39,9 @@ def latency_section(outcome: Outcome) -> Markup:
     return section(
         "Before and after",
         element("div", *(bar_row(latency, s, scale) for latency, s in known), class_="bars"),
-        element(
-            "p",
+        caption(
             "One inference, end to end. Bars are medians, ticks are samples taken in turns, "
-            "brackets hold the median with 95%.",
-            class_="caption",
+            "brackets hold the median with 95%."
         ),
         lead=said,
     )

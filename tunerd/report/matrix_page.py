@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
-from tunerd.report.components import section, table
+from tunerd.report.components import caption, section, table
 from tunerd.report.heat_plot import HEAT, HeatMap, heat_of, heat_svg
 from tunerd.report.layout import page, write_page
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.matrix_tables import matrix_markdown
 from tunerd.report.matrix_text import (
     CLAIM_SOURCE,
-    COST_HEADS,
     cell_title,
-    change_rows,
     changed_text,
-    claim_rows,
-    cost_rows,
+    changes,
+    claims,
+    costs,
     facts_text,
+    gains,
     headline,
     limits_text,
-    ratio_text,
-    robust_rows,
     robust_text,
+    robustness,
     row_text,
     sms_text,
 )
@@ -45,52 +43,47 @@ def write_matrix(result: MatrixResult, root: Path) -> None:
 def matrix_page(result: MatrixResult) -> str:
     """Return the page of a whole matrix."""
     found = result.findings
-    changes = change_rows(result)
+    changed = changes(result)
     return page(
         f"{result.model}: tuned at one share, run at another",
         section(
             "Tuned at, run at",
             heat_map(result),
-            element("p", _legend(), class_="caption"),
+            caption(_legend()),
             lead="Rows: the share that an artifact was tuned at. Columns: the share that it runs "
             "at. Median latency, and how much that is over the best artifact at the share.",
         ),
         section(
             "The claims",
-            _table(("claim", "answer", "ratio that decides"), claim_rows(result)),
-            element(
-                "p",
+            claims(result).page(),
+            caption(
                 "Yes where the whole 95% interval lies above 1.01, no where it lies below, cannot "
                 "tell otherwise: a difference within 1% is none. In order: the least time of "
                 "another share's artifact over that of the share's own; the time of the one tuned "
                 "at 100% over the share's own, geometric mean over the smaller shares; the "
                 "worst loss of the better end's artifact over that of the one tuned at "
-                f"{found.middle}%.",
-                class_="caption",
+                f"{found.middle}%."
             ),
-            element("p", limits_text(result), class_="caption"),
+            caption(limits_text(result)),
             lead=f"Of {CLAIM_SOURCE}.",
         ),
         section(
             f"What tuning at the share gains over tuning at {found.shares[-1]}%",
-            _table(
-                ("run at", "gain (95% interval)"),
-                [(f"{g.run_at}%", ratio_text(g.ratio)) for g in found.gains],
-            ),
+            gains(result, "gain (95% interval)").page(),
         ),
         section(
             "Robustness",
-            _table(("artifact", "worst loss", "where", "mean loss"), robust_rows(result)),
+            robustness(result).page(),
             lead=robust_text(result),
         ),
         section(
             "Kernels whose best changes with the share",
-            _table(("task", "where", "slower than the best there"), changes) if changes else None,
+            changed.page() if changed else None,
             lead=changed_text(result),
         ),
         section(
             "What it took",
-            _table(COST_HEADS, cost_rows(result)),
+            costs(result).page(),
             lead="Core time: of all processes on these cores. Time on slices: in which they "
             "measured, compared outputs or ran models. All shares over one: the same stages "
             f"counted for all as for the first level, at {found.middle}%.",
@@ -144,17 +137,3 @@ def matrix_plot(result: MatrixResult) -> str:
 def _legend() -> str:
     limits = ", ".join(f"{100 * (x - 1):.0f}%" for x in HEAT)
     return f"Redder from a loss of {limits}. Framed: run at the share that it was tuned at."
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
-    body = [
-        element(
-            "tr",
-            *(
-                element("td", value, data_label=head)
-                for head, value in zip(heads, row, strict=True)
-            ),
-        )
-        for row in rows
-    ]
-    return element("div", table(heads, body, "plain"), class_="scroll")

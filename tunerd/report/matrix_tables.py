@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from tunerd.report.markdown_text import table, text
+from tunerd.report.grid import Grid
+from tunerd.report.markdown_text import text
 from tunerd.report.matrix_text import (
     CLAIM_SOURCE,
-    COST_HEADS,
-    change_rows,
     changed_text,
-    claim_rows,
-    cost_rows,
+    changes,
+    claims,
+    costs,
     facts_text,
+    gains,
     headline,
     limits_text,
-    ratio_text,
-    robust_rows,
     robust_text,
+    robustness,
     row_text,
     sms_text,
 )
@@ -37,17 +33,8 @@ def matrix_table(result: MatrixResult) -> Group:
         Text.assemble((one_line(result.model), "bold"), f": {headline(result)}\n")
     ]
     for part in matrix_parts(result):
-        shown += [Text(f"{one_line(part)}\n")] if isinstance(part, str) else [_rich_table(part), ""]
+        shown += [Text(f"{one_line(part)}\n")] if isinstance(part, str) else [part.terminal(), ""]
     return Group(*shown)
-
-
-def _rich_table(grid: Grid) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for head in grid.heads:
-        table.add_column(head, overflow="fold")
-    for row in grid.rows:
-        table.add_row(*(Text(one_line(value)) for value in row))
-    return table
 
 
 def matrix_markdown(result: MatrixResult) -> str:
@@ -57,38 +44,23 @@ def matrix_markdown(result: MatrixResult) -> str:
 
 
 def _markdown(part: str | Grid) -> str:
-    if isinstance(part, str):
-        return text(part)
-    return table(part.heads, ([text(v) for v in row] for row in part.rows))
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of plain texts, as wide as its heads."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    return text(part) if isinstance(part, str) else part.markdown()
 
 
 def matrix_parts(result: MatrixResult) -> list[str | Grid]:
     """Return what follows the headline: verdicts, and the tables that they rest on."""
-    found = result.findings
-    changes = change_rows(result)
     parts: list[str | Grid] = [
         facts_text(result),
         _latencies(result),
         f"Claims of {CLAIM_SOURCE}:",
-        Grid(("claim", "answer", "ratio that decides"), claim_rows(result)),
+        claims(result),
         limits_text(result),
-        Grid(
-            ("run at", f"gain of tuning there over tuning at {found.shares[-1]}%"),
-            [(f"{g.run_at}%", ratio_text(g.ratio)) for g in found.gains],
-        ),
+        gains(result, f"gain of tuning there over tuning at {result.findings.shares[-1]}%"),
         robust_text(result),
-        Grid(("artifact", "worst loss", "where", "mean loss"), robust_rows(result)),
+        robustness(result),
         changed_text(result),
-        Grid(("task", "where", "slower than the best there"), changes) if changes else "",
-        Grid(COST_HEADS, cost_rows(result)),
+        changes(result) or "",
+        costs(result),
     ]
     return [part for part in parts if part]
 

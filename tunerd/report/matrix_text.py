@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from tunerd.report.grid import Grid
 from tunerd.studies.matrix.claims import DEFAULT, MARGIN
 from tunerd.studies.matrix.levels import Cost
 from tunerd.studies.matrix.result import MatrixResult, Times
@@ -20,7 +21,6 @@ from tunerd.vocabulary import unit_name
 from tunerd.vocabulary.verdict import Interval, Verdict
 
 CLAIM_SOURCE = "Dhakal et al., arXiv 2008.03602"
-COST_HEADS = ("", "core time", "time on slices", "wall")
 _MOST_CHANGES = 20
 
 
@@ -51,9 +51,17 @@ def headline(result: MatrixResult) -> str:
     return f"Best at its own share: {own}. Poor when cut: {cut}. Robust from the middle: {middle}."
 
 
-def claim_rows(result: MatrixResult) -> list[tuple[str, str, str]]:
+def claims(result: MatrixResult) -> Grid:
     """Return each claim, its answer, and the ratio that decides or why there is none."""
-    return [(c.text, str(c.answer), c.why or ratio_text(c.ratio)) for c in result.findings.claims]
+    found = result.findings.claims
+    rows = [(c.text, str(c.answer), c.why or ratio_text(c.ratio)) for c in found]
+    return Grid(("claim", "answer", "ratio that decides"), rows)
+
+
+def gains(result: MatrixResult, what: str) -> Grid:
+    """Return by share what tuning there gains over tuning for the whole device."""
+    rows = [(f"{g.run_at}%", ratio_text(g.ratio)) for g in result.findings.gains]
+    return Grid(("run at", what), rows)
 
 
 def robust_text(result: MatrixResult) -> str:
@@ -72,16 +80,13 @@ def robust_text(result: MatrixResult) -> str:
     return f"Most robust: cannot tell; {loses}, and the intervals of others overlap it."
 
 
-def robust_rows(result: MatrixResult) -> list[tuple[str, str, str, str]]:
-    return [
-        (
-            f"tuned at {r.tuned_at}%",
-            ratio_text(r.worst),
-            f"at {r.worst_at}%",
-            ratio_text(r.mean),
-        )
+def robustness(result: MatrixResult) -> Grid:
+    """Return by artifact what it loses to the best at other shares."""
+    rows = [
+        (f"tuned at {r.tuned_at}%", ratio_text(r.worst), f"at {r.worst_at}%", ratio_text(r.mean))
         for r in result.findings.robustness
     ]
+    return Grid(("artifact", "worst loss", "where", "mean loss"), rows)
 
 
 def changed_text(result: MatrixResult) -> str:
@@ -103,7 +108,7 @@ def changed_text(result: MatrixResult) -> str:
     )
 
 
-def change_rows(result: MatrixResult) -> list[tuple[str, str, str]]:
+def changes(result: MatrixResult) -> Grid | None:
     """Return the tasks whose best changes most: task, where, and what the wrong one costs there."""
     found = [
         (c.comparison.ratio_low, c)
@@ -117,30 +122,31 @@ def change_rows(result: MatrixResult) -> list[tuple[str, str, str]]:
         rows.append(
             (result.names.get(c.task_id, c.task_id), where, ratio_text(c.comparison.interval))
         )
-    return rows
+    return Grid(("task", "where", "slower than the best there"), rows) if rows else None
 
 
-def cost_rows(result: MatrixResult) -> list[Sequence[str]]:
+def costs(result: MatrixResult) -> Grid:
     """Return what each part took, and all shares in units of one level."""
-    costs = result.costs
+    of = result.costs
     first = f"first level, a whole tunerd tune at {result.findings.middle}%"
     parts = [
-        (first, costs.one),
-        ("of that compiling, verifying and timing the model", costs.one_artifact),
-        ("later levels: search", costs.later),
-        ("finalists of all levels, at every share", costs.finalists),
-        ("artifacts: compile and verify", costs.artifacts),
-        (f"every artifact at every share, {count_text(costs.round_count, 'round')}", costs.rounds),
-        ("all", costs.all),
+        (first, of.one),
+        ("of that compiling, verifying and timing the model", of.one_artifact),
+        ("later levels: search", of.later),
+        ("finalists of all levels, at every share", of.finalists),
+        ("artifacts: compile and verify", of.artifacts),
+        (f"every artifact at every share, {count_text(of.round_count, 'round')}", of.rounds),
+        ("all", of.all),
     ]
-    return [
+    rows = [
         *((name, *_cost_texts(cost)) for name, cost in parts),
-        ("search and finalists, all shares over one", *_times_texts(costs.kernels_over_one)),
+        ("search and finalists, all shares over one", *_times_texts(of.kernels_over_one)),
         (
             "with the artifacts and one round, all shares over one",
-            *_times_texts(costs.artifacts_over_one),
+            *_times_texts(of.artifacts_over_one),
         ),
     ]
+    return Grid(("", "core time", "time on slices", "wall"), rows)
 
 
 def _cost_texts(cost: Cost) -> list[str]:

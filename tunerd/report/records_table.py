@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.table import Table
-from rich.text import Text
 
 from tunerd.records.summary import TaskSummary
-from tunerd.system.text import one_line, secs_text
+from tunerd.report.grid import Grid
+from tunerd.system.text import secs_text
+
+_HEADS = ("task", "calls", "open", "measured", "failed", "default", "best in search")
 
 
 def task_table(tasks: Sequence[TaskSummary]) -> Table:
     """Return the tasks of a run, for rich to print."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("task", overflow="fold")
-    for heading in ("calls", "open", "measured", "failed", "default", "best in search"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for task in tasks:
-        numbers = (task.weight, task.open, task.measured, task.failed)
-        table.add_row(
-            Text(one_line(task.name)),
-            *(Text(f"{number:,}") for number in numbers),
-            Text(secs_text(task.default_secs)),
-            Text(secs_text(task.best_secs)),
+    rows = [
+        (
+            task.name,
+            *(f"{n:,}" for n in (task.weight, task.open, task.measured, task.failed)),
+            secs_text(task.default_secs),
+            secs_text(task.best_secs),
         )
-    return table
+        for task in tasks
+    ]
+    return Grid(_HEADS, rows, numbers=range(1, 7)).terminal()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.report.components import pairs, section
+from tunerd.report.components import caption, pairs, section
 from tunerd.report.figures import error_text, weighted_secs
-from tunerd.report.markup import Child, Markup, element
+from tunerd.report.markup import Child, Markup
 from tunerd.report.plot import history_plot
 from tunerd.report.run_view import RunView
 from tunerd.system.text import (
@@ -35,11 +35,11 @@ def history_section(history: Sequence[HistoryPoint]) -> Markup:
         f"{duration_text(first.elapsed_secs)}, {secs_text(last.weighted_best_secs)} after "
         f"{duration_text(last.elapsed_secs)} and {count_text(last.trials, 'trial')}."
     )
-    caption = (
+    about = (
         "From measurements of the search, which are noisier than the finalists'. Pauses between "
         "sessions are left out."
     )
-    return section(title, plot, element("p", caption, class_="caption"), lead=lead)
+    return section(title, plot, caption(about), lead=lead)
 
 
 def correctness_section(outcome: Outcome) -> Markup:

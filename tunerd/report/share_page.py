@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tunerd.report.components import section, table
+from tunerd.report.components import caption, row, section, table
 from tunerd.report.layout import page, write_page
 from tunerd.report.markup import Markup, element
 from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
@@ -112,7 +112,7 @@ def _throughput_section(profile: Profile) -> Markup:
 def _plotted(
     profile: Profile,
     title: str,
-    caption: str,
+    about: str,
     lines: list[list[Point]],
     values: Scale,
     value_text: object,
@@ -132,8 +132,8 @@ def _plotted(
         places=_places(profile.curves[0], least),
     )
     if len(names) > MOST_LINES:
-        caption += f" Drawn are the first {MOST_LINES} batches."
-    return section(title, legend(names), plot, element("p", caption, class_="caption"))
+        about += f" Drawn are the first {MOST_LINES} batches."
+    return section(title, legend(names), plot, caption(about))
 
 
 def _part(curve: shares.Curve, point: shares.Point) -> float:
@@ -153,15 +153,6 @@ def _places(curve: shares.Curve, least: float) -> list[tuple[float, str]]:
 def _table_section(profile: Profile, curve: shares.Curve) -> Markup:
     heads = (HEADS[0], profile.unit, *HEADS[2:], "")
     rows = [
-        element(
-            "tr",
-            *(
-                element("td", cell, data_label=head)
-                for head, cell in zip(
-                    heads, (*row_texts(point), mark_text(profile, curve, point)), strict=True
-                )
-            ),
-        )
-        for point in curve.points
+        row(heads, (*row_texts(point), mark_text(profile, curve, point))) for point in curve.points
     ]
     return section(f"Batch {curve.batch}", table(heads, rows, "kernels"))

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from tunerd.report.markdown_text import table
+from tunerd.report.grid import Grid
 from tunerd.report.markdown_text import text as plain
 from tunerd.system.text import (
     EN_DASH,
@@ -152,15 +151,13 @@ _SHOWN = (0, 1, 2, 4, 5, 6)  # of HEADS: what 80 columns hold
 
 def share_table(profile: Profile) -> RenderableType:
     """Return a line for each batch and share, and what they say, for rich to print."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    shown.add_column("batch", justify="right")
-    shown.add_column("share", no_wrap=True)
-    for head in (profile.unit, *(HEADS[i].lower() for i in _SHOWN[2:])):
-        shown.add_column(head, justify="right", no_wrap=True)
-    for curve in profile.curves:
-        for point in curve.points:
-            cells = row_texts(point)
-            shown.add_row(Text(str(curve.batch)), *(Text(cells[i]) for i in _SHOWN))
+    heads = ("batch", "share", profile.unit, *(HEADS[i].lower() for i in _SHOWN[2:]))
+    rows = [
+        (str(curve.batch), *(row_texts(point)[i] for i in _SHOWN))
+        for curve in profile.curves
+        for point in curve.points
+    ]
+    shown = Grid(heads, rows, numbers=range(2, len(heads))).terminal()
     title = Text(one_line(title_text(profile)), style="bold")
     return Group(title, shown, *(Text(each) for each in sentences(profile)))
 
@@ -169,11 +166,10 @@ def share_markdown(profile: Profile) -> str:
     """Return a heading, a table and what it says."""
     heads = ("Batch", HEADS[0], profile.unit, *HEADS[2:])
     rows = [
-        [plain(cell) for cell in (str(curve.batch), *row_texts(point))]
-        for curve in profile.curves
-        for point in curve.points
+        (str(curve.batch), *row_texts(point)) for curve in profile.curves for point in curve.points
     ]
-    lines = [f"### {plain(title_text(profile))}", "", table(heads, rows, numbers=range(len(heads)))]
+    points = Grid(heads, rows, numbers=range(len(heads)))
+    lines = [f"### {plain(title_text(profile))}", "", points.markdown()]
     lines += ["", *(f"- {plain(each)}" for each in sentences(profile))]
     return "\n".join(lines) + "\n"
 

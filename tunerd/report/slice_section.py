@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunerd.report.components import pairs, section, table
+from tunerd.report.components import left_out, pairs, row, section, table
 from tunerd.report.figures import limits_asked, share_asked
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.run_view import RunView, SliceView
@@ -27,10 +27,12 @@ def slice_section(view: RunView) -> Markup:
         lead = "No slice has proved its cap, so nothing was measured."
     elif unproved:
         lead += f" {count_text(unproved, 'slice')} proved nothing, and measured nothing."
-    shown, rest = view.slices[:SHOWN_SLICES], view.slices[SHOWN_SLICES:]
-    rows = [_row(each, view) for each in shown]
-    more = element("p", f"And {count_text(len(rest), 'more slice')}.", class_="caption")
-    return section(title, summary, table(_HEADS, rows, "proofs"), more if rest else None, lead=lead)
+    rows = [
+        row(_HEADS, _cells(each, view), class_=None if each.proof else "stays")
+        for each in view.slices[:SHOWN_SLICES]
+    ]
+    more = left_out(len(view.slices) - SHOWN_SLICES, "slice")
+    return section(title, summary, table(_HEADS, rows, "proofs"), more, lead=lead)
 
 
 def _asked_and_obtained(view: RunView) -> list[tuple[str, Child]]:
@@ -82,15 +84,6 @@ def obtained_texts(view: RunView) -> list[str]:
     """Return `52 of 132 SMs, NVIDIA H200` for each distinct share and device obtained."""
     return sorted(
         {f"{p.sm_count} of {p.device_sm_count} {unit(view)}, {p.device}" for p in view.proofs}
-    )
-
-
-def _row(each: SliceView, view: RunView) -> Markup:
-    cells = _cells(each, view)
-    return element(
-        "tr",
-        *(element("td", cell, data_label=head) for head, cell in zip(_HEADS, cells, strict=True)),
-        class_=None if each.proof else "stays",
     )
 
 

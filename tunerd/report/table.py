@@ -18,6 +18,7 @@ from tunerd.report.figures import (
     outcome_headline,
     weighted_secs,
 )
+from tunerd.report.grid import Grid
 from tunerd.system.text import (
     TIMES,
     UNKNOWN,
@@ -75,23 +76,21 @@ def _latency_line(outcome: Outcome) -> Text:
 
 
 def _task_table(shares: tuple[TaskShare, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("task", overflow="fold", min_width=8)
-    for heading in ("share", "calls", "default", "best", "ratio", "trials", "failed"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for entry in shares:
-        task = entry.task
-        table.add_row(
-            Text(one_line(task.name)),
-            Text(percent_text(entry.share)),
-            Text(f"{task.weight:,}"),
-            Text(secs_text(task.default_secs)),
-            Text(secs_text(task.best_secs)),
+    heads = ("task", "share", "calls", "default", "best", "ratio", "trials", "failed")
+    rows = [
+        (
+            task.name,
+            percent_text(share),
+            f"{task.weight:,}",
+            secs_text(task.default_secs),
+            secs_text(task.best_secs),
             _ratio_cell(task.comparison, is_tuned=task.is_tuned),
-            Text("store" if task.taken else f"{task.trials:,}"),
-            Text(f"{task.failed:,}"),
+            "store" if task.taken else f"{task.trials:,}",
+            f"{task.failed:,}",
         )
-    return table
+        for task, share in ((entry.task, entry.share) for entry in shares)
+    ]
+    return Grid(heads, rows, numbers=range(1, len(heads))).terminal(gap=1, least_width=8)
 
 
 def _reasons(shares: tuple[TaskShare, ...]) -> list[Text]:
@@ -195,19 +194,13 @@ def _slice_table(slices: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _planned_task_table(tasks: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("task", overflow="fold", min_width=8)
-    for heading in ("calls", "MFLOP a call", "MFLOP in all"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for task in tasks:
-        flops = task["flops"]
-        table.add_row(
-            Text(one_line(task["name"])),
-            Text(f"{task['weight']:,}"),
-            Text(f"{flops / 1e6:,.1f}" if flops else UNKNOWN),
-            Text(f"{task['weight'] * flops / 1e6:,.1f}" if flops else UNKNOWN),
-        )
-    return table
+        flops, calls = task["flops"], task["weight"]
+        mflop = [f"{n * flops / 1e6:,.1f}" if flops else UNKNOWN for n in (1, calls)]
+        rows.append((task["name"], f"{calls:,}", *mflop))
+    heads = ("task", "calls", "MFLOP a call", "MFLOP in all")
+    return Grid(heads, rows, numbers=range(1, 4)).terminal(gap=1, least_width=8)
 
 
 def _limits_sentence(plan: Mapping[str, Any]) -> str:

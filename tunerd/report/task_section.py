@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tunerd.report import svg
+from tunerd.report.components import ratio_cell, row
 from tunerd.report.figures import TaskShare, by_share
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.run_view import RunView
-from tunerd.system.text import TIMES, UNKNOWN, count_text, percent_text, ratio_texts, secs_text
-from tunerd.vocabulary.outcome import TaskOutcome
-from tunerd.vocabulary.verdict import Verdict
+from tunerd.system.text import UNKNOWN, count_text, percent_text, ratio_texts, secs_text
+from tunerd.vocabulary.outcome import Comparison, TaskOutcome
 
 SHOWN_TASKS = 25
-_HEADS = (
-    ("Task", "task"),
-    ("Share of time", "share"),
-    ("Calls", "number calls"),
-    ("Default", "number latency"),
-    ("Best", "number latency"),
-    ("Ratio", "number ratio"),
-    ("", "mark"),
-    ("Trials", "number trials"),
-    ("Winner", "winner"),
-)
+_STYLES = {
+    "Task": "task",
+    "Share of time": "share",
+    "Calls": "number calls",
+    "Default": "number latency",
+    "Best": "number latency",
+    "Ratio": "number ratio",
+    "": "mark",
+    "Trials": "number trials",
+    "Winner": "winner",
+}
 
 
 def task_section(view: RunView) -> Markup:
@@ -74,7 +74,7 @@ def _folded(
 
 
 def _table(shares: Sequence[TaskShare], scale: tuple[float, float], view: RunView) -> Markup:
-    heads = (element("th", head, class_=style, scope="col") for head, style in _HEADS)
+    heads = (element("th", head, class_=style, scope="col") for head, style in _STYLES.items())
     return element(
         "table",
         element("thead", element("tr", *heads)),
@@ -84,26 +84,18 @@ def _table(shares: Sequence[TaskShare], scale: tuple[float, float], view: RunVie
 
 def _row(entry: TaskShare, scale: tuple[float, float], view: RunView) -> Markup:
     task = entry.task
-    ratio, mark = _compared(task, scale)
     cells: tuple[Child, ...] = (
         element("code", task.name),
         _share(entry.share),
         f"{task.weight:,}",
         secs_text(task.default_secs),
         secs_text(task.best_secs),
-        ratio,
-        mark,
+        ratio_cell(task.comparison),
+        _mark(task.comparison, scale),
         _trials(task),
         _winner(task, is_decided=task.task_id not in view.undecided),
     )
-    return element(
-        "tr",
-        *(
-            element("td", cell, class_=style, data_label=head or None)
-            for (head, style), cell in zip(_HEADS, cells, strict=True)
-        ),
-        class_=None if task.is_tuned else "stays",
-    )
+    return row(_STYLES, cells, styles=_STYLES, class_=None if task.is_tuned else "stays")
 
 
 def _share(share: float | None) -> Markup:
@@ -111,16 +103,10 @@ def _share(share: float | None) -> Markup:
     return text if share is None else element("div", text, svg.share_bar(share))
 
 
-def _compared(task: TaskOutcome, scale: tuple[float, float]) -> tuple[Child, Child]:
-    compared = task.comparison
-    if compared is None:
-        return UNKNOWN, None
-    ratio, interval = ratio_texts(compared.interval)
-    mark = None
-    if UNKNOWN not in (ratio, interval):
-        mark = svg.ratio_mark(compared, scale=scale)
-    said = "cannot tell" if compared.verdict is Verdict.CANNOT_TELL else f"{ratio}{TIMES}"
-    return element("div", said, element("small", interval)), mark
+def _mark(compared: Comparison | None, scale: tuple[float, float]) -> Child:
+    if compared is None or UNKNOWN in ratio_texts(compared.interval):
+        return None
+    return svg.ratio_mark(compared, scale=scale)
 
 
 def _trials(task: TaskOutcome) -> Child:

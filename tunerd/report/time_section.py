@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.report import svg
-from tunerd.report.components import section
+from tunerd.report.components import caption, left_out, section
+from tunerd.report.grid import Grid
 from tunerd.report.markup import Markup, element
-from tunerd.system.text import count_text, duration_text, one_line, percent_text
+from tunerd.system.text import count_text, duration_text, percent_text
 from tunerd.telemetry.time_use import WORK, TimeUse, WorkerTime
 from tunerd.vocabulary import Activity, Phase
 
@@ -25,7 +26,6 @@ def where_time_went_section(use: TimeUse | None) -> Markup | None:
     if use is None:
         return None
     workers = [w for of in use.roles.values() for w in of]
-    rest = len(workers) - _TIMELINES
     lead = f"{phases_text(use).capitalize()}. {_roles_text(use)}."
     return section(
         "Where the time went",
@@ -35,15 +35,11 @@ def where_time_went_section(use: TimeUse | None) -> Markup | None:
             element("tbody", *map(_row, workers[:_TIMELINES])),
             class_="spans",
         ),
-        element("p", f"And {count_text(rest, 'more worker')}.", class_="caption")
-        if rest > 0
-        else None,
-        element(
-            "p",
+        left_out(len(workers) - _TIMELINES, "worker"),
+        caption(
             "Each worker's search from left to right. A slice is idle when no build is ready for "
             "it, or while its cores build; waiting is a worker's own start, and the way to it and "
-            "back.",
-            class_="caption",
+            "back."
         ),
         lead=lead,
     )
@@ -121,17 +117,13 @@ def cores_text(use: TimeUse) -> str:
 
 
 def _worker_table(use: TimeUse) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("of the search", overflow="fold", min_width=10)
-    for heading in ("busy", *(a.value for a in Activity), "candidates"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    heads = ("of the search", "busy", *(a.value for a in Activity), "candidates")
+    rows = []
     for role, workers in use.roles.items():
         if len(workers) > 1:
-            name = f"{count_text(len(workers), role)}, mean"
-            _add_row(table, name, workers)
-        for worker in _shown(workers):
-            _add_row(table, one_line(worker.worker), [worker])
-    return table
+            rows.append(_time_cells(f"{count_text(len(workers), role)}, mean", workers))
+        rows += [_time_cells(worker.worker, [worker]) for worker in _shown(workers)]
+    return Grid(heads, rows, numbers=range(1, len(heads))).terminal(least_width=10)
 
 
 def _shown(workers: Sequence[WorkerTime]) -> Sequence[WorkerTime]:
@@ -141,12 +133,12 @@ def _shown(workers: Sequence[WorkerTime]) -> Sequence[WorkerTime]:
     return [by_busy[-1], by_busy[0]]
 
 
-def _add_row(table: Table, name: str, workers: Sequence[WorkerTime]) -> None:
-    table.add_row(
-        Text(name),
-        Text(percent_text(fmean(w.busy for w in workers))),
-        *(Text(duration_text(fmean(w.secs[a] for w in workers))) for a in Activity),
-        Text(f"{sum(_candidates(w) for w in workers):,}"),
+def _time_cells(name: str, workers: Sequence[WorkerTime]) -> tuple[str, ...]:
+    return (
+        name,
+        percent_text(fmean(w.busy for w in workers)),
+        *(duration_text(fmean(w.secs[a] for w in workers)) for a in Activity),
+        f"{sum(_candidates(w) for w in workers):,}",
     )
 
 
