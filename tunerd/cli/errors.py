@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
 from tunerd.errors import ExitCode, TunerdError
+from tunerd.system.pipes import discard_output, reader_is_gone
 from tunerd.system.text import one_line
 
 # What a shell reports for a program that SIGPIPE ended: 128 + 13. Python ignores the signal.
@@ -64,8 +64,8 @@ def reported(*, debug: bool = False, as_json: bool = False) -> Iterator[None]:
         # A closed pipe or a full disk shows here, and not in the interpreter's last moments.
         sys.stdout.flush()
     except BaseException as error:
-        if isinstance(error, BrokenPipeError) and _reader_is_gone(sys.stdout):
-            _discard(sys.stdout)
+        if isinstance(error, BrokenPipeError) and reader_is_gone(sys.stdout):
+            discard_output(sys.stdout)
             raise SystemExit(READER_GONE) from None
         if isinstance(error, GeneratorExit):
             raise
@@ -129,7 +129,7 @@ def _say(code: ExitCode, message: str, as_json: bool) -> None:
             print(json.dumps(document, ensure_ascii=False))
         sys.stdout.flush()
     except OSError:
-        _discard(sys.stdout)
+        discard_output(sys.stdout)
 
 
 def _shortened(sentence: str) -> str:
@@ -138,21 +138,3 @@ def _shortened(sentence: str) -> str:
         return sentence
     half = _MAX_CHARS // 2
     return f"{sentence[:half]} ... {sentence[-half:]}"
-
-
-def _reader_is_gone(stream: TextIO) -> bool:
-    """Say whether `stream` is a pipe without a reader: a broken pipe elsewhere is no reader's."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), select.POLLOUT)
-        return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
-    except (OSError, ValueError):
-        return False
-
-
-def _discard(stream: TextIO) -> None:
-    """Point `stream` at nothing: what it still holds must not fail again when Python exits."""
-    with suppress(OSError, ValueError):
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, stream.fileno())
-        os.close(nothing)
