@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tunerd.cli.group import Command, Group
 from tunerd.cli.options import AsJson
-from tunerd.errors import FolderError, InputError
+from tunerd.errors import InputError
+
+if TYPE_CHECKING:
+    from tunerd.records import Store
 
 app = typer.Typer(
     help="Look at the trials of a run; export, merge, pack and unpack runs.",
@@ -39,36 +38,17 @@ class Format(StrEnum):
 def show(run: Run, as_json: AsJson = False) -> None:
     """Print a run's tasks: trials, and the search's best beside the default."""
     from tunerd.records import Store
-    from tunerd.records.summary import summarize
-    from tunerd.vocabulary import to_json
+    from tunerd.records.summary import summarize_run
+    from tunerd.report.records_table import summary_json, summary_page
 
     with Store.read(run) as store:
-        facts = store.facts()
-        tasks = summarize(store)
-        counts = {
-            "trials": store.counts(is_default=False),
-            "default schedules": store.counts(is_default=True),
-        }
+        found = summarize_run(store)
     if as_json:
-        value = facts.to_json()
-        del value["host"], value["settings"]
-        for what, states in counts.items():
-            value[what.replace(" ", "_")] = {s.value: count for s, count in states.items()}
-        print(json.dumps(value | {"tasks": to_json(tasks)}, indent=2))
+        print(json.dumps(summary_json(found), indent=2))
         return
     from rich.console import Console
-    from rich.text import Text
 
-    from tunerd.report.records_table import task_table
-    from tunerd.system.text import one_line
-
-    console = Console()
-    head = f"{one_line(facts.model_name)}: {facts.pct}% of {one_line(facts.device)}"
-    console.print(Text(f"{head}, {facts.slice_kind} slices", style="bold"))
-    console.print(task_table(tasks))
-    for what, states in counts.items():
-        ended = ", ".join(f"{count:,} {state.value}" for state, count in states.items() if count)
-        console.print(Text(f"{what}: {ended or 'none'}"))
+    Console().print(summary_page(found))
 
 
 @app.command(cls=Command)
@@ -92,25 +72,7 @@ def export(
     from tunerd.records import Store
 
     with Store.read(run) as store:
-        if format is Format.TVM:
-            if to is None:
-                raise InputError(
-                    "TVM's database is two files in a folder, which stdout cannot be; add "
-                    "--to FOLDER"
-                )
-            from tunerd.records.tvm_database import export_tvm
-
-            counts = {"trials": export_tvm(store, to)}
-        else:
-            from tunerd.records import export as forms
-
-            write = {
-                Format.PARQUET: forms.write_parquet,
-                Format.CSV: forms.write_csv,
-                Format.JSON: forms.write_json,
-            }[format]
-            with _output(to, is_text=format is not Format.PARQUET) as stream:
-                counts = asdict(write(store, stream))
+        counts = _export_tvm(store, to) if format is Format.TVM else _export(store, format, to)
     if to is not None:
         _done({"file": str(to), "format": format.value} | counts, as_json)
 
@@ -154,27 +116,28 @@ def unpack(
     _done({"run": str(run)}, as_json)
 
 
-@contextmanager
-def _output(to: Path | None, *, is_text: bool) -> Iterator[BinaryIO]:
-    """Yield stdout or a file that appears under its name when it is whole."""
+def _export_tvm(store: Store, to: Path | None) -> dict[str, Any]:
     if to is None:
-        if not is_text and sys.stdout.isatty():
-            raise InputError("parquet is binary and stdout is a terminal; add --to FILE")
-        sys.stdout.flush()
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    from tunerd.system.files import written_whole
+        raise InputError(
+            "TVM's database is two files in a folder, which stdout cannot be; add --to FOLDER"
+        )
+    from tunerd.records.tvm_database import export_tvm
 
-    try:
-        if not to.name:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with written_whole(to, sync=False) as stream:
-            yield stream
-    except OSError as error:
-        raise FolderError(
-            f"{to} cannot be written: {error.strerror or error}; choose another file with --to"
-        ) from error
+    return {"trials": export_tvm(store, to)}
+
+
+def _export(store: Store, format: Format, to: Path | None) -> dict[str, Any]:
+    from tunerd.records.export import WRITERS, write_file
+
+    write = WRITERS[format.value]
+    if to is not None:
+        return asdict(write_file(store, to, write))
+    if format is Format.PARQUET and sys.stdout.isatty():
+        raise InputError("parquet is binary and stdout is a terminal; add --to FILE")
+    sys.stdout.flush()
+    written = write(store, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+    return asdict(written)
 
 
 def _done(value: dict[str, Any], as_json: bool) -> None:

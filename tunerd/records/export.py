@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
+from tunerd.errors import FolderError
 from tunerd.records.store import Store
+from tunerd.system.files import written_whole
 from tunerd.vocabulary import DEFAULT_SOURCE, TrialState, origin_of
 
 if TYPE_CHECKING:
@@ -79,6 +84,9 @@ class Written:
         return cls(sum(ended), len(ended) - sum(ended), len(found) - len(ended))
 
 
+Write = Callable[[Store, IO[bytes]], Written]
+
+
 def export_rows(store: Store) -> Iterator[dict[str, Any]]:
     """Yield each trial with what it was measured on, its keys those of COLUMNS in order.
 
@@ -140,6 +148,22 @@ def write_parquet(store: Store, stream: IO[bytes]) -> Written:
     table = trials_table(store)
     table.to_parquet(stream, engine="pyarrow", index=False, schema=_arrow_schema())
     return Written.of(zip(table["source"], table["state"], strict=True))
+
+
+WRITERS: dict[str, Write] = {"parquet": write_parquet, "csv": write_csv, "json": write_json}
+
+
+def write_file(store: Store, file: Path, write: Write) -> Written:
+    """Write a file that appears under its name when it is whole; FolderError where it cannot be."""
+    try:
+        if not file.name:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with written_whole(file, sync=False) as stream:
+            return write(store, stream)
+    except OSError as error:
+        raise FolderError(
+            f"{file} cannot be written: {error.strerror or error}; choose another file with --to"
+        ) from error
 
 
 def trials_table(store: Store) -> pd.DataFrame:

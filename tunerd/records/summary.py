@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tunerd.records.facts import RunFacts
 from tunerd.records.store import Store
 from tunerd.vocabulary import TrialState
 
@@ -20,6 +22,26 @@ class TaskSummary:
     failed: int
     default_secs: float | None
     best_secs: float | None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run: what it is of, its tasks, and how many trials are in which state."""
+
+    facts: RunFacts
+    tasks: tuple[TaskSummary, ...]
+    trials: Mapping[TrialState, int]  # of the search
+    default_schedules: Mapping[TrialState, int]
+
+
+def summarize_run(store: Store) -> RunSummary:
+    """Return a summary of a run, also while it is alive."""
+    return RunSummary(
+        store.facts(),
+        tuple(summarize(store)),
+        store.counts(is_default=False),
+        store.counts(is_default=True),
+    )
 
 
 def summarize(store: Store) -> list[TaskSummary]:

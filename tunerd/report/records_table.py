@@ -1,16 +1,41 @@
-"""The tasks of a run as its records have them, on the terminal."""
+"""A run and its tasks as its records have them: for a terminal, and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from tunerd.records.summary import TaskSummary
+from tunerd.records.summary import RunSummary, TaskSummary
 from tunerd.report.grid import Grid
-from tunerd.system.text import secs_text
+from tunerd.system.text import one_line, secs_text
+from tunerd.vocabulary import TrialState, to_json
 
 _HEADS = ("task", "calls", "open", "measured", "failed", "default", "best in search")
+
+
+def summary_json(run: RunSummary) -> dict[str, Any]:
+    """Return a run for json.dumps, without its host and its settings."""
+    value: dict[str, Any] = run.facts.to_json()
+    del value["host"], value["settings"]
+    for name in ("trials", "default_schedules"):
+        value[name] = {state.value: count for state, count in getattr(run, name).items()}
+    return value | {"tasks": to_json(run.tasks)}
+
+
+def summary_page(run: RunSummary) -> RenderableType:
+    """Return a run for rich to print."""
+    facts = run.facts
+    head = f"{one_line(facts.model_name)}: {facts.pct}% of {one_line(facts.device)}"
+    return Group(
+        Text(f"{head}, {facts.slice_kind} slices", style="bold"),
+        task_table(run.tasks),
+        Text(f"trials: {_states_text(run.trials)}"),
+        Text(f"default schedules: {_states_text(run.default_schedules)}"),
+    )
 
 
 def task_table(tasks: Sequence[TaskSummary]) -> Table:
@@ -25,3 +50,8 @@ def task_table(tasks: Sequence[TaskSummary]) -> Table:
         for task in tasks
     ]
     return Grid(_HEADS, rows, numbers=range(1, 7)).terminal()
+
+
+def _states_text(counts: Mapping[TrialState, int]) -> str:
+    said = ", ".join(f"{count:,} {state.value}" for state, count in counts.items() if count)
+    return said or "none"
