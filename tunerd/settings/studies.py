@@ -192,6 +192,47 @@ class CompareSettings(BaseModel):
     ] = None
 
 
+class BenchSettings(BaseModel):
+    """One `tunerd bench`."""
+
+    model_config = FROZEN
+
+    artifact: Annotated[Path, Option("An artifact folder.", is_argument=True)]
+    gpu_pct: Annotated[
+        int | None, Option("Share of a GPU. [default: as tuned]"), Field(ge=1, le=100)
+    ] = None
+    cpu_pct: Annotated[
+        int | None,
+        Option("Share of this machine's cores. [default: as tuned]"),
+        Field(ge=1, le=100),
+    ] = None
+    beside: Annotated[
+        str | None,
+        Option(
+            "What the device's other slices run: copies, memory-hog, or another artifact's "
+            "folder. [default: nothing]"
+        ),
+    ] = None
+    replicas: Annotated[
+        int | None,
+        Option("Slices that run the artifact. [default: 1, or all with copies]"),
+        Field(ge=1),
+    ] = None
+    duration_secs: Annotated[
+        float,
+        Option(
+            "Measure this long, alone and again beside neighbours.",
+            flag="--duration",
+            takes=str,
+            default="10s",
+        ),
+        BeforeValidator(texts.duration),
+    ] = 10.0
+    to: Annotated[
+        Path | None, Option("Write every inference's start and latency to this file.")
+    ] = None
+
+
 class PreflightSettings(BaseModel):
     """One `tunerd preflight`."""
 
@@ -227,5 +268,6 @@ COMMANDS: dict[str, type[BaseModel]] = {
     "profile": ProfileSettings,
     "matrix": MatrixSettings,
     "compare": CompareSettings,
+    "bench": BenchSettings,
     "preflight": PreflightSettings,
 }
