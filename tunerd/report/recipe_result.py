@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
-from rich.text import Text
 
 from tunerd.errors import ExitCode
+from tunerd.report.grid import Grid
 from tunerd.studies.recipes import Command, PlannedRun, Recipe
 from tunerd.system.text import UNKNOWN, printable, secs_text
 
 if TYPE_CHECKING:
     from tunerd.studies.recipes.execute import Ended, Result
+
+_HEADS = ("run", "ended", "default", "tuned", "gate", "folder")
 
 
 def plan_json(recipe: Recipe, runs: Sequence[PlannedRun]) -> dict[str, Any]:
@@ -46,22 +48,18 @@ def result_json(recipe: Recipe, result: Result) -> dict[str, Any]:
 
 def result_table(result: Result) -> Table:
     """Return a row for each run, for rich to print."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("run", overflow="fold")
-    for heading in ("ended", "default", "tuned", "gate"):
-        table.add_column(heading)
-    table.add_column("folder", overflow="fold")
-    for ended in result.runs:
-        code = ended.exit_code
-        table.add_row(
-            Text(ended.run.name),
-            Text("not begun" if code is None else _code_text(code)),
-            Text(secs_text(ended.default_secs)),
-            Text(secs_text(ended.tuned_secs)),
-            Text(_gate_text(ended)),
-            Text(str(ended.run.out)),
+    rows = [
+        (
+            ended.run.name,
+            "not begun" if ended.exit_code is None else _code_text(ended.exit_code),
+            secs_text(ended.default_secs),
+            secs_text(ended.tuned_secs),
+            _gate_text(ended),
+            str(ended.run.out),
         )
-    return table
+        for ended in result.runs
+    ]
+    return Grid(_HEADS, rows).terminal()
 
 
 def _command_text(command: Command) -> str:
