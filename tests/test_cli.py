@@ -141,6 +141,15 @@ def test_help_shows_the_defaults_that_its_sentences_name(
     assert "goes on in its own. [default: runs/MODEL-gpu40]" in help_of(capsys, "tune")
 
 
+@pytest.mark.parametrize("command", ["tune", "profile", "matrix"])
+def test_help_names_simulated_slices_behind_the_kinds_that_measure(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = help_of(capsys, command)
+    assert "--slice <mps|whole|cpu> Kind of slice" in said
+    assert "Research: --slice simulated measures nothing" in said.partition("--help Show")[2]
+
+
 @pytest.mark.parametrize("columns", [72, 150])
 def test_help_breaks_lines_where_the_terminal_ends(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -60,7 +60,7 @@ class Commands(Mapping[str, Any]):
 
 
 def _made(name: str) -> Any:
-    from tunerd.cli.options import with_settings
+    from tunerd.cli.options import epilog_of, with_settings
 
     module = import_module(f"tunerd.cli.{name}")
     if isinstance(getattr(module, "app", None), typer.Typer):  # a group of its own
@@ -68,7 +68,8 @@ def _made(name: str) -> Any:
         group.name = name
         return group
     app = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
-    app.command(name, cls=Command)(with_settings(getattr(module, name)))
+    command = getattr(module, name)
+    app.command(name, cls=Command, epilog=epilog_of(command))(with_settings(command))
     return typer.main.get_command(app)
 
 

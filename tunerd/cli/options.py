@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from tunerd.settings.option import Key
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -20,14 +22,12 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
     The settings are its first parameter, and a pydantic model; a command without any stays.
     """
-    from pydantic import BaseModel
-
     from tunerd.settings.option import checked, keys_of
 
-    own = list(inspect.signature(command, eval_str=True).parameters.values())
-    model = own[0].annotation if own else None
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+    model = _settings_of(command)
+    if model is None:
         return command
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
     keys = keys_of(model)
 
     def filled(**given: Any) -> Any:
@@ -49,6 +49,24 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     filled.__annotations__ = {p.name: p.annotation for p in parameters}
     return filled
+
+
+def epilog_of(command: Callable[..., Any]) -> str | None:
+    """Return what the end of a command's help says, None where that is nothing."""
+    from tunerd.settings.option import keys_of
+
+    model = _settings_of(command)
+    said = [key.option.research for key in keys_of(model)] if model else []
+    return "\n\n".join(f"Research: {text}" for text in said if text) or None
+
+
+def _settings_of(command: Callable[..., Any]) -> type[BaseModel] | None:
+    """Return the type of a command's first parameter where that is settings."""
+    from pydantic import BaseModel
+
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    first = next((p.annotation for p in parameters), None)
+    return first if isinstance(first, type) and issubclass(first, BaseModel) else None
 
 
 def _parameter(key: Key) -> inspect.Parameter:

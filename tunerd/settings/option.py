@@ -29,6 +29,8 @@ class Option:
         default: what help shows, where `takes` is given.
         variable: of the environment, where the flag is not given.
         panel: the section of the command's help in which it stands; the first if not given.
+        research: what the end of help says of a value that results do not need, which `metavar`
+            leaves out.
         is_filled: whether the model fills in a value that is not given.
     """
 
@@ -36,6 +38,7 @@ class Option:
     flag: str = ""
     metavar: str | None = None
     panel: str | None = None
+    research: str | None = None
     variable: str | None = None
     takes: Any = None
     default: str | None = None

@@ -20,6 +20,7 @@ from tunerd.settings.tune import (
     SliceKind,
     Tuners,
     TuneSettings,
+    slice_option,
 )
 
 
@@ -54,7 +55,7 @@ class ProfileSettings(BaseModel):
     cpu: Annotated[bool, Option("Shares of this machine's cores.")] = False
     slice_kind: Annotated[
         SliceKind | None,
-        Option("Kind of slice. [default: mps with a GPU, else cpu]", flag="--slice"),
+        slice_option("Kind of slice. [default: mps with a GPU, else cpu]"),
     ] = None
     loss: Annotated[
         float,
@@ -109,10 +110,9 @@ class MatrixSettings(BaseModel):
     ] = None
     slice_kind: Annotated[
         SliceKind | None,
-        Option(
+        slice_option(
             "Kind of slice: mps for shares of a GPU, cpu for shares of the cores. [default: mps "
-            "where it works, else cpu]",
-            flag="--slice",
+            "where it works, else cpu]"
         ),
     ] = None
     trials: Annotated[

@@ -36,6 +36,20 @@ RESEARCH = "Research"  # the panel of flags that results do not need
 Percent = Annotated[int, Field(ge=1, le=100)]
 Secs = Annotated[float, Field(gt=0, le=MAX_SECS)]
 SliceKind = Literal["mps", "whole", "cpu", "simulated"]
+
+
+def slice_option(help: str, *, is_filled: bool = False) -> Option:
+    """Return `--slice`, which shows the kinds that measure, and names the other one apart."""
+    return Option(
+        help,
+        flag="--slice",
+        metavar="<mps|whole|cpu>",
+        research="--slice simulated measures nothing: its times follow from names, to try tunerd "
+        "itself without a device.",
+        is_filled=is_filled,
+    )
+
+
 Level2 = Literal["model", "cold", "warm"]
 Shapes = Annotated[
     dict[str, tuple[int, ...]],
@@ -127,9 +141,7 @@ class TuneSettings(BaseModel):
     seed: Annotated[int, Option("Seed of the search."), Field(ge=0, le=MAX_COUNT)] = 0
     slice_kind: Annotated[
         SliceKind,
-        Option(
-            "Kind of slice. [default: mps for GPUs, cpu for cores]", flag="--slice", is_filled=True
-        ),
+        slice_option("Kind of slice. [default: mps for GPUs, cpu for cores]", is_filled=True),
     ]
     mps: Annotated[
         Literal["own", "external"],
