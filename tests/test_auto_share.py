@@ -28,7 +28,7 @@ from tunerd.studies.profile.curve import knee, share_for
 from tunerd.studies.profile.measuring import Effort
 from tunerd.studies.profile.profile import Profile
 from tunerd.studies.recipes import read_recipe
-from tunerd.system.host import cpu_target_json
+from tunerd.system.targets import cpu_target_json
 from tunerd.vocabulary.verdict import Verdict
 
 Captured = pytest.CaptureFixture[str]

@@ -20,7 +20,7 @@ from tunerd.records import Store
 from tunerd.runs import plan
 from tunerd.runs.run import search
 from tunerd.settings import TuneSettings
-from tunerd.system import host
+from tunerd.system import host, targets
 from tunerd.telemetry.progress import open_progress
 from tunerd.vocabulary import TargetSpec, Task
 
@@ -295,7 +295,7 @@ def test_the_lists_fit_the_example_models(
     benchmark: ModuleType, tmp_path: Path, name: str, kind: str
 ) -> None:
     onnx.save(example_models().make(name), tmp_path / f"{name}.onnx")
-    target = host.cpu_target_json(1) if kind == "llvm" else host.cuda_target("9.0")
+    target = targets.cpu_target_json(1) if kind == "llvm" else targets.cuda_target("9.0")
     kernels = kernels_of(load_model(tmp_path / f"{name}.onnx"), target)
     listed = benchmark.lists_of(name, kind)
     assert len(benchmark.chosen(None, listed, kernels.tasks)) == len(listed) > 0
@@ -325,7 +325,7 @@ def test_a_selected_task_that_the_model_lacks_is_refused(tmp_path: Path) -> None
     onnx.save(conv_net(), path)
     selection = Selection(("ffffffffffff",), 5)
     with pytest.raises(InputError, match="no task ffffffffffff"):
-        selection.among(kernels_of(load_model(path), host.cpu_target_json(1)).tasks)
+        selection.among(kernels_of(load_model(path), targets.cpu_target_json(1)).tasks)
 
 
 # --- the plot ----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tunerd.records.schema import STORE_NAME
 from tunerd.runs import plan as preparation
 from tunerd.runs.folder import RunFolder
 from tunerd.settings.texts import sized_name
-from tunerd.system import host
+from tunerd.system import gpus
 from tunerd.vocabulary import SliceSpec
 
 Captured = pytest.CaptureFixture[str]
@@ -267,7 +267,7 @@ def test_a_model_error_with_json_is_one_document(capsys: Captured) -> None:
 def test_without_a_gpu_what_is_missing_is_said_before_the_model_is_read(
     kind: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "gpus", lambda: ((), "no NVIDIA driver answers here"))
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ((), "no NVIDIA driver answers here"))
     argv = ("tune", "nowhere.onnx", "--gpu-pct", "40", "--slice", kind)
     assert "no NVIDIA driver answers here" in refused(ExitCode.HOST_NOT_CAPABLE, *argv)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tunerd.slices import plan
 from tunerd.studies.timing import slices_of_a_device
-from tunerd.system import host
+from tunerd.system import host, targets
 from tunerd.vocabulary import SliceRequest, TargetSpec
 
 FACTS = host.facts()  # of this machine; each test sets its cores
@@ -30,7 +30,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @pytest.fixture(autouse=True)
 def without_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "cpu_target_json", lambda cores: TargetSpec("llvm", f"{cores}"))
+    monkeypatch.setattr(targets, "cpu_target_json", lambda cores: TargetSpec("llvm", f"{cores}"))
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, groups: Groups, quota: float | None = None) -> None:

@@ -39,8 +39,9 @@ from tunerd.slices.mps.gpu_runner import runner_environment
 from tunerd.slices.mps.guard_client import gpu_folder
 from tunerd.slices.mps.mps_slice import MpsSlice, expected_sms, run_name
 from tunerd.slices.whole import WholeSlice
-from tunerd.system import host
-from tunerd.system.host import MPS_CONTROL, GpuFacts
+from tunerd.system import gpus, host
+from tunerd.system.gpus import GpuFacts
+from tunerd.system.host import MPS_CONTROL
 from tunerd.system.processes import ProcessId
 from tunerd.vocabulary import (
     SEARCH,
@@ -137,7 +138,7 @@ def test_the_server_lists_the_runner_as_its_client(gpu: GpuFacts) -> None:
 
 
 def test_conditions_are_read_from_the_gpu(gpu: GpuFacts) -> None:
-    conditions = host.conditions(gpu.uuid)
+    conditions = gpus.conditions(gpu.uuid)
     assert conditions.sm_clock_mhz
     assert conditions.temperature_c
     assert conditions.power_w

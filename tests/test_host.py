@@ -21,8 +21,9 @@ from tunerd.doctor import checks
 from tunerd.errors import ExitCode, HostError
 from tunerd.slices import whole
 from tunerd.slices.mps import mps_slice
-from tunerd.system import host
-from tunerd.system.host import GpuFacts, HostFacts
+from tunerd.system import cores, gpus, host, targets
+from tunerd.system.gpus import GpuFacts
+from tunerd.system.host import HostFacts
 from tunerd.vocabulary import Conditions, SliceRequest, SliceSpec, to_json
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -59,8 +60,8 @@ def runtime_folder(
 def gpu_host(monkeypatch: pytest.MonkeyPatch, runtime_folder: None) -> HostFacts:
     """A host of 16 cores with one H200."""
     monkeypatch.setattr(mps_slice, "driver_library_problem", lambda: "")
-    monkeypatch.setattr(host, "gpus", lambda: ((H200,), ""))
-    monkeypatch.setattr(host, "driver_versions", lambda: ("580.159.04", "13.0"))
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ((H200,), ""))
+    monkeypatch.setattr(gpus, "driver_versions", lambda: ("580.159.04", "13.0"))
     return dataclasses.replace(
         host.facts(), cores=tuple(range(16)), core_quota=None, mps_control="/usr/bin/control"
     )
@@ -85,7 +86,7 @@ def test_a_host_without_a_driver_says_why_it_has_no_gpu() -> None:
     if facts.gpus:
         pytest.skip("this machine has a GPU")
     assert "driver" in facts.no_gpu
-    assert host.conditions(UUID) == Conditions()
+    assert gpus.conditions(UUID) == Conditions()
 
 
 class SeveralGpus:
@@ -142,7 +143,7 @@ def with_failing(
     monkeypatch: pytest.MonkeyPatch, count: int, failing: dict[int, tuple[str, str]]
 ) -> HostFacts:
     nvml = SeveralGpus(count, failing)
-    monkeypatch.setattr(host, "nvml_library", lambda: (nvml, ""))
+    monkeypatch.setattr(gpus, "nvml_library", lambda: (nvml, ""))
     monkeypatch.setattr(mps_slice, "driver_library_problem", lambda: "")
     return host.facts()
 
@@ -209,7 +210,7 @@ def test_a_driver_that_cannot_count_its_gpus_is_no_gpu(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetCount", broken)
     monkeypatch.setattr(nvml, "nvmlSystemGetCudaDriverVersion_v2", broken)
-    monkeypatch.setattr(host, "nvml_library", lambda: (nvml, ""))
+    monkeypatch.setattr(gpus, "nvml_library", lambda: (nvml, ""))
     facts = host.facts()
     assert facts.gpus == ()
     assert "version mismatch" in facts.no_gpu
@@ -226,8 +227,8 @@ def test_the_quota_of_a_cgroup_limits_the_usable_cores(
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")  # of a parent: it counts too
     (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000\n")
-    monkeypatch.setattr(host, "own_cgroups", lambda: ["0::/a/b"])
-    assert host.core_quota(tmp_path) == 1.5
+    monkeypatch.setattr(cores, "own_cgroups", lambda: ["0::/a/b"])
+    assert cores.core_quota(tmp_path) == 1.5
     facts = dataclasses.replace(host.facts(), cores=(0, 1, 2, 3), core_quota=1.5)
     assert facts.usable_cores == 1
 
@@ -239,14 +240,14 @@ def test_an_old_cgroup_quota_is_read_as_well(
     folder.mkdir(parents=True)
     (folder / "cpu.cfs_quota_us").write_text("200000\n")
     (folder / "cpu.cfs_period_us").write_text("100000\n")
-    monkeypatch.setattr(host, "own_cgroups", lambda: ["4:cpu,cpuacct:/job"])
-    assert host.core_quota(tmp_path) == 2.0
+    monkeypatch.setattr(cores, "own_cgroups", lambda: ["4:cpu,cpuacct:/job"])
+    assert cores.core_quota(tmp_path) == 2.0
 
 
 def test_the_cpu_target_names_this_cpu_and_tvm_accepts_it() -> None:
     from tvm.target import Target
 
-    spec = host.cpu_target_json(2)
+    spec = targets.cpu_target_json(2)
     target = Target(json.loads(spec.json))
     assert target.attrs["mcpu"]
     assert target.attrs["num-cores"] == 2
@@ -256,15 +257,15 @@ def test_the_cpu_target_names_this_cpu_and_tvm_accepts_it() -> None:
 def test_features_that_a_hypervisor_hides_are_switched_off() -> None:
     llvm = {"avx2", "avx512f", "avx512vnni", "fma", "popcnt"}
     flags = ["avx2", "avx512f", "fma"]
-    assert host.hidden_features(llvm, flags) == {"avx512vnni"}
-    assert host.hidden_features(llvm, [*flags, "avx512_vnni"]) == set()
-    assert host.hidden_features(llvm, []) == set()  # no x86
+    assert targets.hidden_features(llvm, flags) == {"avx512vnni"}
+    assert targets.hidden_features(llvm, [*flags, "avx512_vnni"]) == set()
+    assert targets.hidden_features(llvm, []) == set()  # no x86
 
 
 def test_the_cuda_target_has_the_limits_that_tvm_gives_the_architecture() -> None:
     from tvm.target import Target
 
-    mine = Target(json.loads(host.cuda_target("9.0", l2_bytes=50 << 20).json))
+    mine = Target(json.loads(targets.cuda_target("9.0", l2_bytes=50 << 20).json))
     tvms = dict(Target("nvidia/nvidia-h100").attrs)
     assert mine.attrs["arch"] == "sm_90"
     assert {k: v for k, v in mine.attrs.items() if k != "arch"} == {

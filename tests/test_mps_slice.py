@@ -28,7 +28,7 @@ from tunerd.slices.mps.control import MpsControl, client_environment
 from tunerd.slices.mps.guard_client import Lease, gpu_folder
 from tunerd.slices.mps.log import LOG_NAME
 from tunerd.slices.mps.mps_slice import MpsSlice
-from tunerd.system import host
+from tunerd.system import gpus
 from tunerd.system.processes import ProcessId
 from tunerd.vocabulary import (
     METASCHEDULE,
@@ -65,7 +65,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
     monkeypatch.setattr(mps_slice.Lease, "acquire", acquire)
     early = functools.partial(mps_slice.guarded_early, runner_command=fake.runner_command)
     monkeypatch.setattr(mps_slice, "guarded_early", early)
-    monkeypatch.setattr(host, "gpus", lambda: ((), "no GPU in this test"))
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ((), "no GPU in this test"))
     yield fake
     shutil.rmtree(folder)
 
@@ -184,7 +184,7 @@ def test_a_process_that_is_not_of_the_run_disturbs_until_it_ends(
     measured, neighbour = make(0), make(1)
     ours = [each.prove().runner_pid for each in (measured, neighbour)]
     nvml = FakeNvml()
-    monkeypatch.setattr(host, "nvml_library", lambda: (nvml, ""))
+    monkeypatch.setattr(gpus, "nvml_library", lambda: (nvml, ""))
     for others in ([], [os.getpid()], []):
         nvml.through_mps = [*ours, *others]
         (result,) = measured.launch().measure([build()], SEARCH)

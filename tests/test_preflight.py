@@ -18,7 +18,7 @@ from tunerd.doctor import preflight
 from tunerd.doctor.checks import Finding, Status
 from tunerd.doctor.preflight import Limits, look, of_load, of_mps
 from tunerd.errors import ExitCode
-from tunerd.system import gpus, host
+from tunerd.system import gpus
 
 GONE = 2**22 + 1  # above any pid that Linux gives
 Captured = pytest.CaptureFixture[str]
@@ -28,8 +28,8 @@ Captured = pytest.CaptureFixture[str]
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """A quiet machine with one H200 and no load."""
     fake = FakeNvml()
-    monkeypatch.setattr(host, "nvml_library", lambda: (fake, ""))
-    monkeypatch.setattr(host, "gpus", lambda: ((H200,), ""))
+    monkeypatch.setattr(gpus, "nvml_library", lambda: (fake, ""))
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ((H200,), ""))
     monkeypatch.setattr(preflight, "mps_processes", list)
     monkeypatch.setattr(gpus, "SAMPLE_SECS", 0.0)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -215,7 +215,7 @@ def test_what_is_waited_for_is_told_when_waiting_begins_and_now_and_then(
     passed = [0.0]
     clock = SimpleNamespace(monotonic=lambda: sum(passed), sleep=passed.append)
     monkeypatch.setattr(preflight, "time", clock)
-    monkeypatch.setattr(host, "gpus", lambda: ((), "no GPU"))
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ((), "no GPU"))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.0 if sum(passed) < 60 else 0.0, 0.0, 0.0))
     assert run(app, ["preflight", "--wait", "10m"]) == 0
@@ -247,7 +247,7 @@ def test_another_reason_to_wait_is_told_when_it_comes(
 def test_a_machine_without_a_gpu_is_judged_by_its_cores(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr(host, "gpus", lambda: ((), "no GPU"))
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ((), "no GPU"))
     monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 0.0, 0.0))
     code, document = answered(capsys)
     assert code == ExitCode.NOT_QUIET

@@ -19,7 +19,7 @@ from tunerd.runner.profiles import (
 from tunerd.runner.sampling import CpuDevice
 from tunerd.runs.finals.quiet_slice import Finals
 from tunerd.settings import TuneSettings
-from tunerd.system import host
+from tunerd.system import cores, host
 from tunerd.vocabulary import SEARCH
 
 MIB = 1 << 20
@@ -71,7 +71,7 @@ def test_another_name_of_a_cache_is_refused() -> None:
 def test_a_device_keeps_the_copies_that_a_profile_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "last_level_cache_bytes", lambda: 64 << 10)
+    monkeypatch.setattr(cores, "last_level_cache_bytes", lambda: 64 << 10)
     task = matmul_task(weights=(1,))
     build = built(build_candidate(task, default_of(task)))
     device = CpuDevice(sorted(host.facts().cores)[:1])

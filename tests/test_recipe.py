@@ -23,7 +23,7 @@ from tunerd.studies.recipes import Recipe, json_schema, read_recipe
 from tunerd.studies.recipes.document import MAX_BYTES, MAX_VALUES
 from tunerd.studies.recipes.execute import Result
 from tunerd.studies.recipes.recipe import MAX_RUNS
-from tunerd.system import host
+from tunerd.system import gpus
 
 Captured = pytest.CaptureFixture[str]
 Read = Callable[..., Recipe]
@@ -346,7 +346,7 @@ def test_quiet_is_waited_for_where_a_run_is_possible_and_what_is_not_is_said_bef
         return Result(None, ())
 
     monkeypatch.setattr("tunerd.studies.recipes.execute.carry_out", carried)
-    monkeypatch.setattr(host, "gpus", lambda: ((), "no NVIDIA driver answers here"))
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ((), "no NVIDIA driver answers here"))
     read("model: a.onnx\npreflight: {wait: 30m}\nruns: {x: {gpu-pct: 40}, y: {cpu-pct: 50}}\n")
     assert run(app, ["run", "r.yaml"]) == run(app, ["run", "r.yaml", "--only", "x"]) == 0
     checks = [recipe.preflight for recipe in asked]

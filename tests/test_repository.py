@@ -66,7 +66,7 @@ TVM_MODULES = {
     "candidates.base",
     "candidates.default",
     "candidates.metaschedule.source",
-    "system.host",
+    "system.targets",
     "runner.arguments",
     "runner.cuda_device",
     "studies.bench.bandwidth_load",

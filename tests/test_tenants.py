@@ -12,7 +12,7 @@ from fake_nvml import MIB, FakeNvml
 from tunerd.slices import gpu_tenants
 from tunerd.slices.gpu_tenants import Own, judged
 from tunerd.slices.whole import WholeSlice
-from tunerd.system import host
+from tunerd.system import gpus
 from tunerd.system.gpus import GpuState
 from tunerd.vocabulary import Conditions, SliceSpec
 
@@ -94,7 +94,7 @@ def test_several_causes_are_one_short_text() -> None:
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml()
-    monkeypatch.setattr(host, "nvml_library", lambda: (fake, ""))
+    monkeypatch.setattr(gpus, "nvml_library", lambda: (fake, ""))
     return fake
 
 
@@ -129,7 +129,7 @@ def test_a_runner_that_starts_while_nvml_is_asked_is_no_stranger(nvml: FakeNvml)
 def test_an_nvml_that_tells_nothing_leaves_everything_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host, "nvml_library", lambda: (None, "no driver"))
+    monkeypatch.setattr(gpus, "nvml_library", lambda: (None, "no driver"))
     assert gpu_tenants.conditions(UUID, lambda: OWN) == Conditions(neighbours=1)
 
 

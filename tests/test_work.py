@@ -25,7 +25,7 @@ from tunerd.slices.simulated import SimulatedRunner, SimulatedSlice
 from tunerd.studies.bench.bandwidth_load import memory_hog
 from tunerd.studies.bench.replicas import Cast, run_rounds
 from tunerd.studies.timing import StartedSlice
-from tunerd.system import host
+from tunerd.system import cores, host
 from tunerd.vocabulary import Build, Failure, Kind, SliceRequest, Stage, TargetSpec
 
 Captured = pytest.CaptureFixture[str]
@@ -126,13 +126,13 @@ def test_work_is_one_thing() -> None:
 
 
 def test_a_memory_hog_streams_over_more_than_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "last_level_cache_bytes", lambda: 256 << 20)
-    monkeypatch.setattr(host, "memory_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(cores, "last_level_cache_bytes", lambda: 256 << 20)
+    monkeypatch.setattr(cores, "memory_bytes", lambda: 1 << 40)
     for hogs in (1, 2):
         work, size = memory_hog(TargetSpec("llvm", '{"kind":"llvm"}'), cores=3, hogs=hogs)
         assert work.build is not None
         assert size * hogs >= 2 * (256 << 20) - 3 * hogs * 4096
-    monkeypatch.setattr(host, "memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(cores, "memory_bytes", lambda: 1 << 30)
     _, size = memory_hog(TargetSpec("llvm", '{"kind":"llvm"}'), cores=1)
     assert size < (1 << 30) // 4  # where memory is short, less of it
 
@@ -166,7 +166,7 @@ def test_an_artifact_is_measured_and_every_inference_is_kept(
 def test_an_artifact_is_measured_beside_neighbours(
     artifact: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, beside: str
 ) -> None:
-    monkeypatch.setattr(host, "last_level_cache_bytes", lambda: 32 << 20)
+    monkeypatch.setattr(cores, "last_level_cache_bytes", lambda: 32 << 20)
     given = str(artifact) if beside == "artifact" else beside
     share = ("--cpu-pct", str(pct_of_a_core()), "--duration", "1s")
     assert bench(str(artifact), *share, "--beside", given, "--json") == 0

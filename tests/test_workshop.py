@@ -23,7 +23,7 @@ from tunerd.runs.shared import SharedResources
 from tunerd.settings import TuneSettings
 from tunerd.studies.matrix.building import build_all
 from tunerd.studies.matrix.folder import opened
-from tunerd.system import host
+from tunerd.system import targets
 from tunerd.vocabulary import METASCHEDULE, Build, Candidate, TargetSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,7 +78,7 @@ def test_sessions_share_ray_and_its_tuners_and_leave_no_slice(tmp_path: Path) ->
 def test_a_model_is_lowered_once_for_each_target(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
     shared = SharedResources(read_model(tmp_path / "net.onnx"))
-    target = host.cpu_target_json(1)
+    target = targets.cpu_target_json(1)
     kernels = shared.kernels(target)
     assert shared.kernels(target) is kernels
     chosen = Selection((kernels.tasks[0].task_id,), 8)
@@ -88,7 +88,7 @@ def test_a_model_is_lowered_once_for_each_target(tmp_path: Path) -> None:
 def test_a_model_whose_lowering_was_ended_is_lowered_once_more(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
     shared = SharedResources(read_model(tmp_path / "net.onnx"))
-    target = host.cpu_target_json(1)
+    target = targets.cpu_target_json(1)
     ended = shared.lower(target)
     os.kill(ended.pid, signal.SIGKILL)
     with pytest.raises(InfrastructureError, match="SIGKILL"):

@@ -35,9 +35,9 @@ _SHOWN_SHARES = (5, 10, 20, 25, 33, 40, 50, 75, 100)
 _PROBED_PCT = 40
 _IMPORT_SECS = 120.0
 _GENERATE_CODE = """
-from tunerd.system import host, without_torch
+from tunerd.system import host, targets, without_torch
 without_torch.keep_torch_from_tvm()
-print(host.cpu_target_json(1).json)
+print(targets.cpu_target_json(1).json)
 """
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from tunerd.doctor.checks import Finding, Status, mps_processes, program_of
 from tunerd.slices.gpu_tenants import ALLOWED_BUSY_PCT
 from tunerd.slices.mps.control import MPS_SERVER
-from tunerd.system import host
-from tunerd.system.gpus import GpuState, gpu_state
-from tunerd.system.host import GpuFacts
+from tunerd.system import cores, gpus
+from tunerd.system.gpus import GpuFacts, GpuState, gpu_state
 
 SAMPLES = 5  # of the utilisation, which NVML averages over a sixth of a second to a second
 POLL_SECS = 5.0
@@ -72,12 +71,12 @@ def look(limits: Limits, *, with_gpus: bool) -> Iterator[Finding]:
     yield of_load(os.getloadavg()[0], os.cpu_count() or 1, limits)
     if not with_gpus:
         return
-    gpus, why = host.gpus()
-    if not gpus:
+    found, why = gpus.visible_gpus()
+    if not found:
         yield Finding("GPUs", Status.WARN, f"{why}; only the cores were looked at")
         return
     yield of_mps(mps_processes(), limits)
-    for gpu in gpus:
+    for gpu in found:
         yield from of_gpu(gpu, gpu_state(gpu.uuid, samples=SAMPLES), limits)
 
 
@@ -218,4 +217,4 @@ def _is_contained() -> bool:
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return True
     words = ("docker", "kubepods", "containerd", "lxc")
-    return any(word in line for line in host.own_cgroups() for word in words)
+    return any(word in line for line in cores.own_cgroups() for word in words)

@@ -67,7 +67,7 @@ class CudaDevice(Device):
         )
 
     def facts(self) -> dict[str, Any]:
-        from tunerd.system import host
+        from tunerd.system import gpus
 
         driver = self._driver
         capability = (
@@ -81,7 +81,7 @@ class CudaDevice(Device):
             "device_sm_count": self._attribute("MULTIPROCESSOR_COUNT"),  # under MPS: the share
             "mps_enabled": bool(self._attribute("MPS_ENABLED")),
             "compute_capability": f"{capability[0]}.{capability[1]}",
-            "driver": host.driver_versions()[0],
+            "driver": gpus.driver_versions()[0],
         }
 
     def prepare(self, build: Build, path: Path, profile: Profile) -> Timed:

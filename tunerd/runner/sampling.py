@@ -298,9 +298,9 @@ class CpuDevice(Device):
         return self._tvm.runtime.tensor(array)
 
     def _cache_bytes(self) -> int:
-        from tunerd.system import host
+        from tunerd.system import cores
 
-        return host.last_level_cache_bytes() or _USUAL_CACHE_BYTES
+        return cores.last_level_cache_bytes() or _USUAL_CACHE_BYTES
 
 
 # --- models ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 from tunerd.errors import HostError
 from tunerd.slices.base import Plan, Usability
 from tunerd.slices.child import ChildSlice
-from tunerd.system import host
+from tunerd.system import host, targets
 from tunerd.vocabulary import CapProof, SliceRequest, SliceSpec, TargetSpec
 
 
@@ -60,7 +60,7 @@ class CpuSlice(ChildSlice):
             )
             for i, cores in enumerate(sets)
         )
-        return Plan(slices, host.cpu_target_json(per_slice), bound)
+        return Plan(slices, targets.cpu_target_json(per_slice), bound)
 
     def arguments(self) -> tuple[str, ...]:
         return ("--device", "cpu", "--cores", ",".join(map(str, self.spec.cores)))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tunerd.system import host
+from tunerd.system import gpus
 from tunerd.system.gpus import GpuState, gpu_state
 from tunerd.vocabulary import Conditions
 
@@ -43,7 +43,7 @@ def conditions(gpu_uuid: str, own: Callable[[], Own | None], *, idle: bool = Fal
     known = own()
     strangers, disturbed_by = judged(state, known)
     return replace(
-        host.conditions(gpu_uuid),
+        gpus.conditions(gpu_uuid),
         neighbours=known.neighbours if known else None,
         strangers=strangers,
         disturbed_by=disturbed_by,

@@ -15,7 +15,7 @@ from tunerd.runner.base import UNKNOWN, Company, Runner
 from tunerd.runner.load import Load, Repeats
 from tunerd.runner.profiles import LOAD
 from tunerd.slices.base import Plan, Slice, Usability
-from tunerd.system import host
+from tunerd.system import targets
 from tunerd.vocabulary import (
     Arrays,
     Build,
@@ -68,7 +68,7 @@ class SimulatedSlice(Slice):
         pct, per_device = request.pct, request.per_device
         fit = 100 // pct
         bound = f"{fit} simulated slice(s) of {pct}% fit into one device"
-        target = host.cpu_target_json(1)
+        target = targets.cpu_target_json(1)
         if per_device is not None and per_device > fit:
             return Plan(
                 (), target, bound, problem=f"--slices {per_device} is more than fit: {bound}"

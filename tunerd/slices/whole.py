@@ -11,7 +11,7 @@ from tunerd.slices.child import ChildSlice
 from tunerd.slices.gpu_tenants import Own
 from tunerd.slices.mps.guard_client import private_folder
 from tunerd.slices.mps.mps_slice import device_sms, missing_for_gpu, obtained
-from tunerd.system import host
+from tunerd.system import host, targets
 from tunerd.system.host import HostFacts
 from tunerd.vocabulary import CapProof, Conditions, SliceRequest, SliceSpec, TargetSpec
 
@@ -52,7 +52,7 @@ def plan_for(facts: HostFacts, request: SliceRequest) -> Plan:
     if missing:
         return Plan((), TargetSpec("cuda", "{}"), "", problem=missing)
     first = facts.gpus[0]
-    target = host.cuda_target(first.compute_capability, l2_bytes=first.l2_bytes)
+    target = targets.cuda_target(first.compute_capability, l2_bytes=first.l2_bytes)
     bound = "a whole slice is 100% of its GPU: one for each"
     problem = ""
     if request.pct != 100:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.simplify import shapes_without_weights
-from tunerd.system.host import memory_bytes
+from tunerd.system.cores import memory_bytes
 
 if TYPE_CHECKING:
     import onnx

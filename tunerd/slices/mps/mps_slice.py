@@ -20,8 +20,9 @@ from tunerd.slices.gpu_tenants import Own
 from tunerd.slices.mps.control import PIPE_FOLDER, client_environment
 from tunerd.slices.mps.gpu import external_pipe_folder
 from tunerd.slices.mps.guard_client import Lease, gpu_folder, guarded_early
-from tunerd.system import host
-from tunerd.system.host import GpuFacts, HostFacts
+from tunerd.system import gpus, host, targets
+from tunerd.system.gpus import GpuFacts
+from tunerd.system.host import HostFacts
 from tunerd.vocabulary import CapProof, Conditions, SliceRequest, SliceSpec, TargetSpec, to_json
 
 log = logging.getLogger(__name__)
@@ -242,7 +243,7 @@ def plan_for(facts: HostFacts, request: SliceRequest) -> Plan:
     gpus = [gpu for gpu in facts.gpus if problem_of(gpu) == ""]
     if not usable.ok or not gpus:
         return Plan((), TargetSpec("cuda", "{}"), "", problem=usable.why)
-    target = host.cuda_target(gpus[0].compute_capability, l2_bytes=gpus[0].l2_bytes)
+    target = targets.cuda_target(gpus[0].compute_capability, l2_bytes=gpus[0].l2_bytes)
     count, bound = _count_per_gpu(facts, gpus, pct)
     problem = _share_problem(gpus, pct) or ("" if count else f"no slice fits: {bound}")
     if per_device is not None and per_device > count:
@@ -352,7 +353,9 @@ def proof_of(spec: SliceSpec, facts: dict[str, Any], *, listed: bool | None) -> 
 
 def device_sms(spec: SliceSpec, facts: dict[str, Any]) -> int:
     """Return the SMs of a slice's whole GPU, by NVML and by the runner; 0 where neither knows."""
-    by_nvml = next((gpu.sm_count for gpu in host.gpus()[0] if gpu.uuid == spec.gpu_uuid), None)
+    by_nvml = next(
+        (gpu.sm_count for gpu in gpus.visible_gpus()[0] if gpu.uuid == spec.gpu_uuid), None
+    )
     return max(by_nvml or 0, int(facts.get("device_sm_count", 0)))
 
 
@@ -367,7 +370,7 @@ def obtained(
         device_sm_count=device_sm_count,
         mechanism=mechanism,
         attached=True,
-        driver=facts.get("driver") or host.driver_versions()[0],
+        driver=facts.get("driver") or gpus.driver_versions()[0],
         compute_capability=facts["compute_capability"],
         runner_pid=int(facts["pid"]),
     )

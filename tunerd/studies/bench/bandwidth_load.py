@@ -11,7 +11,7 @@ import hashlib
 from tunerd.builder.build import build_candidate
 from tunerd.errors import HostError
 from tunerd.runner.load import Load
-from tunerd.system import host
+from tunerd.system import cores, gpus
 from tunerd.vocabulary import Failure, TargetSpec, Task, TensorSpec, default_candidate
 
 _USUAL_CACHE_BYTES = 64 << 20  # where nobody tells
@@ -37,11 +37,11 @@ def memory_hog(target: TargetSpec, *, cores: int, hogs: int = 1) -> tuple[Load, 
 
 def _array_bytes(target: TargetSpec, hogs: int) -> int:
     if target.is_cuda:
-        cache = max((gpu.l2_bytes or 0 for gpu in host.gpus()[0]), default=0)
+        cache = max((gpu.l2_bytes or 0 for gpu in gpus.visible_gpus()[0]), default=0)
     else:
-        cache = host.last_level_cache_bytes()
+        cache = cores.last_level_cache_bytes()
     wanted = 2 * (cache or _USUAL_CACHE_BYTES) // (_ARRAYS * hogs)
-    room = host.memory_bytes() // (8 * _ARRAYS * hogs)
+    room = cores.memory_bytes() // (8 * _ARRAYS * hogs)
     # Whole chunks for any number of cores up to 64, and vectors of 16.
     return max(_LEAST_ARRAY_BYTES, min(wanted, room)) // 4096 * 4096
 

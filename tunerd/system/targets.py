@@ -1,0 +1,63 @@
+"""What TVM generates code for: this machine's CPU, or a GPU of a compute capability."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tunerd.system.cores import cpu_field
+from tunerd.vocabulary import TargetSpec
+
+
+def cpu_target_json(num_cores: int) -> TargetSpec:
+    """Return the llvm target of this host's CPU, for code that runs on `num_cores` of its cores.
+
+    Imports TVM (seconds). LLVM names the CPU by its model number; features that a hypervisor hides
+    from that model are switched off, so that no kernel dies of an illegal instruction.
+
+    LLVM works at its level 2. At 3, TVM's default, it unrolls further: builds take longer, and the
+    best kernels are no faster (scripts/benchmark_llvm_levels).
+    """
+    from tvm.target import Target, codegen
+
+    description: dict[str, Any] = {
+        "kind": "llvm",
+        "mtriple": codegen.llvm_get_system_triple(),
+        "mcpu": codegen.llvm_get_system_cpu(),
+        "num-cores": num_cores,
+        "opt-level": 2,
+    }
+    features = {str(f) for f in codegen.llvm_get_cpu_features(Target(description))}
+    hidden = sorted(hidden_features(features, cpu_field("flags").split()))
+    if hidden:
+        description["mattr"] = [f"-{feature}" for feature in hidden]
+    return TargetSpec("llvm", json.dumps(description, sort_keys=True))
+
+
+def hidden_features(llvm_features: set[str], kernel_flags: list[str]) -> set[str]:
+    """Return the vector features of LLVM's CPU that the kernel does not list; both spell alike."""
+    if not kernel_flags:  # not x86: /proc/cpuinfo has no line `flags`
+        return set()
+    known = {flag.replace("_", "") for flag in kernel_flags}
+    vector = {f for f in llvm_features if f.startswith(("avx", "amx")) or f in ("fma", "f16c")}
+    return {f for f in vector if f.replace("-", "").replace(".", "") not in known}
+
+
+def cuda_target(compute_capability: str, *, l2_bytes: int | None = None) -> TargetSpec:
+    """Return the cuda target of a compute capability such as "9.0", with its limits per block.
+
+    The limits are those of every architecture since 7.0 (CUDA C++ Programming Guide, "Technical
+    Specifications per Compute Capability"); 48 KiB is what static shared memory may take.
+    """
+    description: dict[str, Any] = {
+        "kind": "cuda",
+        "arch": "sm_" + compute_capability.replace(".", ""),
+        "max_num_threads": 1024,
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "registers_per_block": 65536,
+        "thread_warp_size": 32,
+    }
+    if l2_bytes:
+        description["l2_cache_size_bytes"] = l2_bytes
+    return TargetSpec("cuda", json.dumps(description, sort_keys=True))
