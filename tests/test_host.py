@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from models import ROOT
 
 from tunerd.cli.doctor import doctor
 from tunerd.doctor import checks
@@ -79,6 +81,15 @@ def test_facts_can_be_stored_as_json() -> None:
     stored = json.loads(json.dumps(to_json(facts)))
     assert stored["cores"] == sorted(os.sched_getaffinity(0))
     assert dict(map(tuple, stored["packages"]))["ray"] == importlib.metadata.version("ray")
+
+
+def test_facts_name_the_commit_of_a_checkout() -> None:
+    if not (ROOT / ".git").exists():
+        assert host.facts().commit is None
+        return
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert host.facts().commit == said.strip()
 
 
 def test_a_host_without_a_driver_says_why_it_has_no_gpu() -> None:

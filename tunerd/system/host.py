@@ -20,7 +20,7 @@ from pathlib import Path
 from tunerd.system import cores, gpus
 from tunerd.system.gpus import FailedGpu, GpuFacts
 
-_ROOT = Path(__file__).resolve().parents[1]  # the checkout, where this is one
+_ROOT = Path(__file__).resolve().parents[2]  # the checkout, where this is one
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _IMPORTED = ("tunerd", "ray", "tvm", "xgboost", "pandas", "onnx")
 PACKAGES = (
