@@ -22,11 +22,12 @@ from report_runs import finished_run, gpu_outcome
 from test_nightly import two_products
 
 import tunerd
-from tunerd.api import TuneOptions
+from tunerd.api import MatrixOptions, TuneOptions
 from tunerd.errors import FolderError, InputError, ModelError, WrongResultError
 from tunerd.records.export import COLUMNS
 from tunerd.settings import TuneSettings
 from tunerd.settings.option import keys_of
+from tunerd.settings.studies import MatrixSettings
 from tunerd.telemetry.progress import ProgressState
 from tunerd.vocabulary.outcome import TaskOutcome, Verification
 from tunerd.vocabulary.verdict import Correctness, Interval, Verdict
@@ -135,6 +136,46 @@ def test_a_run_compares_with_itself(tuned: Tuned, monkeypatch: pytest.MonkeyPatc
     assert result.new.model_name == tuned.run.name
 
 
+# --- a matrix ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_matrix_is_values_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    steps: list[str] = []
+    states: list[ProgressState] = []
+
+    def made() -> tunerd.Matrix:
+        return tunerd.matrix(
+            two_products(),
+            shares=(100, 50),
+            slice_kind="simulated",
+            trials=8,
+            rounds=1,
+            out=tmp_path / "matrix",
+            on_step=steps.append,
+            on_progress=states.append,
+        )
+
+    first = made()
+    assert first.folder == tmp_path / "matrix"
+    assert (first.result.rounds, set(first.result.trials)) == (1, {50, 100})
+    assert first.report.read_text().startswith("<!doctype html>")
+    assert any(state.trials_done for state in states)
+    assert len(steps) > 1
+    steps.clear()
+    assert made().result == first.result
+    assert steps == ["resampling"]
+
+
+def test_a_matrix_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="two at least"):
+        tunerd.matrix(tmp_path / "net.onnx", shares=[40])
+    with pytest.raises(InputError, match="from 1 to 100"):
+        tunerd.matrix(tmp_path / "net.onnx", shares=[40, 400])
+    with pytest.raises(TypeError, match="trails"):
+        tunerd.matrix(tmp_path / "net.onnx", shares=[40, 50], trails=1)  # type: ignore[call-arg]
+
+
 # --- a plan ------------------------------------------------------------------------------------
 
 
@@ -226,6 +267,11 @@ def test_a_run_without_a_result_says_so(tmp_path: Path) -> None:
 
 
 # --- the surface -------------------------------------------------------------------------------
+
+
+def test_every_setting_of_a_matrix_is_an_option() -> None:
+    said = {key.field for key in keys_of(MatrixSettings)} - {"model", "shares"}
+    assert said == set(MatrixOptions.__annotations__)
 
 
 def test_every_setting_of_a_tuning_is_an_option() -> None:

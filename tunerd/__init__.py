@@ -14,11 +14,13 @@ from tunerd.system.version import __version__
 if TYPE_CHECKING:
     from tunerd.api import (
         Artifact,
+        Matrix,
         Plan,
         ProfileResult,
         Run,
         bench,
         compare,
+        matrix,
         open_run,
         plan,
         profile,
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
 
 _API = (
     "Artifact",
+    "Matrix",
     "Plan",
     "ProfileResult",
     "Run",
     "bench",
     "compare",
+    "matrix",
     "open_run",
     "plan",
     "profile",
@@ -50,6 +54,7 @@ __all__ = [
     "Artifact",
     "LoadError",
     "LoadedModel",
+    "Matrix",
     "MismatchWarning",
     "Plan",
     "ProfileResult",
@@ -59,6 +64,7 @@ __all__ = [
     "bench",
     "compare",
     "load",
+    "matrix",
     "open_run",
     "plan",
     "profile",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 
+from tunerd.api.matrices import Matrix, MatrixOptions, carry_out_matrix, matrix
 from tunerd.api.run import Artifact, ReviewedShare, Run, open_run
 from tunerd.api.studies import ProfileResult, bench, compare, profile
 from tunerd.api.tuning import (
@@ -30,6 +31,8 @@ logging.getLogger("tunerd").addHandler(logging.NullHandler())
 
 __all__ = [
     "Artifact",
+    "Matrix",
+    "MatrixOptions",
     "Plan",
     "ProfileResult",
     "ReviewedShare",
@@ -37,8 +40,10 @@ __all__ = [
     "TuneOptions",
     "bench",
     "carry_out",
+    "carry_out_matrix",
     "choose_share",
     "compare",
+    "matrix",
     "open_run",
     "plan",
     "plan_of",

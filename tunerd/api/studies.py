@@ -125,7 +125,7 @@ def profile(
     _require(slo_ms is None or slo_ms > 0, f"slo_ms={slo_ms} is not above 0")
     _require(0.05 <= duration_secs <= 600, f"duration_secs={duration_secs} is not 0.05 to 600")
     sizes = {name: tuple(shape) for name, shape in shapes.items()}
-    with _as_path(model) as path:
+    with as_path(model) as path:
         subject = subject_of(path, batches, shapes=sizes, dims=dims)
         name = sized_name(_profiled_name(path), shapes=sizes, dims=dims)
     kind = slice_kind or slice_kind_for(subject, gpu=device == "gpu", cpu=device == "cpu")
@@ -197,7 +197,7 @@ def _require(is_good: bool, problem: str) -> None:
 
 
 @contextlib.contextmanager
-def _as_path(given: Run | Artifact | StrPath | onnx.ModelProto) -> Iterator[Path]:
+def as_path(given: Run | Artifact | StrPath | onnx.ModelProto) -> Iterator[Path]:
     """Yield where something is; a model that is no file is in one meanwhile."""
     if isinstance(given, Run | Artifact | str | os.PathLike):
         yield Path(_source(given))

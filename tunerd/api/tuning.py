@@ -117,7 +117,7 @@ class Plan:
         planned: RunPlan | None = self.planned
         if self.proto is not None:  # from here on it is a file
             settings, planned = _with_saved(self.proto, settings), None
-        run = carry_out(settings, _Callbacks(on_progress, on_warning), planned)
+        run = carry_out(settings, Callbacks(on_progress, on_warning), planned)
         _ = run.verdict
         return run
 
@@ -194,7 +194,7 @@ def tune(
         settings = _with_saved(model, settings)
     if settings.share_from == "auto":
         settings, choice = choose_share(settings, say)
-    run = carry_out(settings, _Callbacks(on_progress, on_warning))
+    run = carry_out(settings, Callbacks(on_progress, on_warning))
     _ = run.verdict
     return run if choice is None else review_share(run, settings, choice, say)
 
@@ -210,7 +210,7 @@ def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | Non
     from tunerd.report.page import write_report
     from tunerd.runs import run as runs
 
-    _require_no_ray()
+    require_no_ray()
     if planned is None:
         outcome = runs.tune(settings, progress, write_report=write_report)
     else:
@@ -219,7 +219,7 @@ def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | Non
     return replace(run, view=replace(run.view, outcome=outcome))
 
 
-def _require_no_ray() -> None:
+def require_no_ray() -> None:
     """Raise InputError where the program uses Ray itself: the end of a run shuts Ray down."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
@@ -250,7 +250,9 @@ def review_share(run: Run, settings: TuneSettings, choice: Choice, say: OnStep) 
     return replace(run, share=ReviewedShare(after, folder))
 
 
-class _Callbacks(QuietProgress):
+class Callbacks(QuietProgress):
+    """Tells a program of a run's progress."""
+
     def __init__(self, on_progress: OnProgress | None, on_warning: OnStep | None) -> None:
         self._on_progress, self._on_warning = on_progress, on_warning
 

@@ -17,8 +17,7 @@ import random
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from tunerd.artifacts.manifest import MANIFEST
 from tunerd.coordinator.coordinator import MAX_ATTEMPTS
@@ -33,9 +32,9 @@ from tunerd.runs.finals.verify import Expected, expected_of
 from tunerd.runs.plan import read
 from tunerd.runs.shared import SharedResources
 from tunerd.runs.timekeeping import core_busy_secs
-from tunerd.settings import TuneSettings
 from tunerd.slices import require_plan
 from tunerd.stats.paired import fastest
+from tunerd.studies.matrix.asked import Asked
 from tunerd.studies.matrix.building import build_all, compile_all
 from tunerd.studies.matrix.claims import DEFAULT, said_of
 from tunerd.studies.matrix.folder import Kept, opened
@@ -74,34 +73,6 @@ _SAMPLES = 10  # of each artifact in a round
 # slices (results/h200-claims), with 0.5 and 10 ms a third to a half (results, "What it cost").
 _CONTEST_SAMPLE_SECS = {"model": 0.0005, "cold": 0.0005, "warm": 0.002}
 _CELL_SAMPLE_SECS = {"cuda": 0.005, "llvm": 0.03}
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A matrix. `base` has everything of a level but its share and folder."""
-
-    base: TuneSettings  # its `out` is the matrix's folder, its share any
-    shares: tuple[int, ...]
-    rounds: int
-    independent: bool = False  # each level as if it were the only one
-
-    @property
-    def unit(self) -> str:
-        return self.base.share.unit
-
-    def name(self, pct: int) -> str:
-        return "default" if pct == DEFAULT else f"{self.unit}{pct}"
-
-    def identity(self, digest: str) -> dict[str, Any]:
-        """Return what is the same for all calls in one folder; rounds may be added."""
-        kept = {"shapes", "dims", "batch", "trials", "budget_secs", "seed", "slice_kind", "l2"}
-        return {
-            "model": {"name": self.base.model.stem, "digest": digest},
-            "shares": list(self.shares),
-            "unit": self.unit,
-            "settings": self.base.model_dump(mode="json", include=kept),
-            **({"independent": True} if self.independent else {}),
-        }
 
 
 Showing = Callable[[], AbstractContextManager[Progress]]  # of one level's progress
