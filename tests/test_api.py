@@ -24,6 +24,7 @@ from test_nightly import two_products
 import tunerd
 from tunerd.api import MatrixOptions, TuneOptions
 from tunerd.errors import FolderError, InputError, ModelError, WrongResultError
+from tunerd.records import Store
 from tunerd.records.export import COLUMNS
 from tunerd.settings import TuneSettings
 from tunerd.settings.option import keys_of
@@ -191,6 +192,25 @@ def test_a_plan_is_readable_and_starts_nothing(
     assert plan.estimate_secs is not None
     assert plan.settings.out == Path("runs/net-gpu40")
     assert [path.name for path in tmp_path.iterdir()] == ["net.onnx"]
+
+
+@pytest.mark.slow
+def test_a_plan_of_a_model_that_was_no_file_is_planned_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    plan = tunerd.plan(two_products(), gpu_pct=40, slice_kind="simulated", trials=4, out=out)
+
+    def plan_again(*_: object, **__: object) -> None:
+        raise AssertionError("it was planned again")
+
+    monkeypatch.setattr("tunerd.runs.run.plan_run", plan_again)
+    run = plan.execute()
+    assert run.is_finished
+    with Store.read(out) as store:
+        kept = Path(store.facts().settings["model"])
+    assert kept.parent == out / "model"
+    assert kept.is_file()
 
 
 # --- errors ------------------------------------------------------------------------------------

@@ -113,10 +113,10 @@ class Plan:
         self, *, on_progress: OnProgress | None = None, on_warning: OnStep | None = None
     ) -> Run:
         """Do it, and return the run; raises as `tunerd.tune` does."""
-        settings = self.settings
-        planned: RunPlan | None = self.planned
+        settings, planned = self.settings, self.planned
         if self.proto is not None:  # from here on it is a file
-            settings, planned = _with_saved(self.proto, settings), None
+            settings = _with_saved(self.proto, settings)
+            planned = planned.with_model_at(settings.model)
         run = carry_out(settings, Callbacks(on_progress, on_warning), planned)
         _ = run.verdict
         return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tunerd.cluster.layout import Layout, cluster_layout, local_layout, open_cluster
@@ -62,6 +63,12 @@ class RunPlan:
     def require_folder(self) -> None:
         """Raise FolderError where the settings' folder is not this run's to begin or go on in."""
         require_free(self.settings.out, self.facts)
+
+    def with_model_at(self, path: Path) -> Self:
+        """Return the same plan with its model's file elsewhere."""
+        settings = self.settings.model_copy(update={"model": path})
+        facts = replace(self.facts, settings=settings.model_dump(mode="json"))
+        return replace(self, settings=settings, facts=facts)
 
     def with_tasks(self, kernels: Kernels) -> Self:
         """Return the plan of a model that was lowered."""
