@@ -92,6 +92,10 @@ def guard_of(measured: MpsSlice) -> ProcessId:
     return guard
 
 
+def test_cuda_tells_the_sizes_that_are_known(gpu: GpuFacts) -> None:
+    assert gpus.sms_and_l2(gpu.uuid) == (gpu.sm_count, gpu.l2_bytes)
+
+
 @pytest.mark.parametrize(("pct", "count"), [(40, 2), (10, 1)])
 def test_each_slice_obtains_its_share_side_by_side(gpu: GpuFacts, pct: int, count: int) -> None:
     slices = [MpsSlice(spec) for spec in specs(gpu, pct, count)]

@@ -187,6 +187,28 @@ def test_a_gpu_that_does_not_answer_is_left_out_and_named(
     assert found["GPU 1"].fix
 
 
+def test_what_nvml_does_not_tell_of_a_gpu_is_asked_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def sms_and_l2(uuid: str) -> tuple[int, int]:
+        asked.append(uuid)
+        return 142, 96 << 20
+
+    monkeypatch.setattr(gpus, "sms_and_l2", sms_and_l2)
+    assert with_failing(monkeypatch, 1, {}).gpus[0].l2_bytes == 60 << 20
+    assert asked == []  # of an H200 both are known
+    monkeypatch.setattr(SeveralGpus, "nvmlDeviceGetName", lambda *_: "NVIDIA L40S")
+    (gpu,) = with_failing(monkeypatch, 1, {}).gpus
+    assert (gpu.sm_count, gpu.l2_bytes) == (132, 96 << 20)  # by NVML's cores, and by CUDA
+    monkeypatch.setattr(SeveralGpus, "nvmlDeviceGetCudaComputeCapability", lambda *_: (13, 0))
+    (gpu,) = with_failing(monkeypatch, 1, {}).gpus
+    assert gpu.sm_count == 142
+
+
+def test_a_gpu_of_which_cuda_tells_nothing_has_no_sizes() -> None:
+    assert gpus.sms_and_l2("GPU-that-is-not-there") == (None, None)
+
+
 def test_where_no_gpu_answers_plans_and_doctor_say_which_and_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -22,23 +24,28 @@ _SLOWDOWNS = {
     0x80: "power brake",
 }
 _POWER_CAP = 0x04  # of software: the board's power limit
-# FP32 cores of one SM: CUDA C++ Programming Guide, "Arithmetic Instructions" (results per clock).
-_CORES_PER_SM = {
-    (7, 0): 64,
-    (7, 2): 64,
-    (7, 5): 64,
-    (8, 0): 64,
-    (8, 6): 128,
-    (8, 7): 128,
-    (8, 9): 128,
-    (9, 0): 128,
-    (10, 0): 128,
-    (10, 3): 128,
-    (12, 0): 128,
-    (12, 1): 128,
-}
-# NVML does not tell the size of the L2; these are cudaDeviceProp::l2CacheSize.
+# NVML tells neither SMs nor L2. CUDA does, in a process of its own and a quarter of a second; these
+# spare that: FP32 cores of one SM by compute capability (CUDA C++ Programming Guide, "Arithmetic
+# Instructions", results per clock), and cudaDeviceProp::l2CacheSize.
+_CORES_PER_SM = dict.fromkeys([(7, 0), (7, 2), (7, 5), (8, 0)], 64) | dict.fromkeys(
+    [(8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)], 128
+)
 _L2_BYTES = {"H200": 60 << 20, "H100": 50 << 20, "A100": 40 << 20}
+# Prints CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT and _L2_CACHE_SIZE of the first GPU (cuda.h).
+_ASK_CUDA = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+device, value = ctypes.c_int(), ctypes.c_int()
+for number in (16, 38):
+    if (
+        cuda.cuInit(0)
+        or cuda.cuDeviceGet(ctypes.byref(device), 0)
+        or cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device)
+    ):
+        raise SystemExit(1)
+    print(value.value)
+"""
+_ASK_SECS = 30.0
 
 _NVML_CLOCK_SM, _NVML_TEMPERATURE_GPU = 1, 0  # nvml.h: nvmlClockType_t, nvmlTemperatureSensors_t
 _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
@@ -54,7 +61,7 @@ class GpuFacts:
     mem_bytes: int
     mem_free_bytes: int
     compute_capability: str  # "9.0"
-    sm_count: int | None  # None: the architecture is not in the table of cores per SM
+    sm_count: int | None  # None: neither NVML nor CUDA tells
     mig: bool
     compute_mode: str  # "default", "exclusive-process", "prohibited"
     l2_bytes: int | None = None
@@ -178,21 +185,49 @@ def _gpu(nvml: Any, handle: Any, index: int) -> GpuFacts:
     name = nvml.nvmlDeviceGetName(handle)
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    uuid = nvml.nvmlDeviceGetUUID(handle)
     cores = ask("nvmlDeviceGetNumGpuCores")
     per_sm = _CORES_PER_SM.get(capability)
+    sm_count = cores // per_sm if cores and per_sm else None
+    l2_bytes = next((size for part, size in _L2_BYTES.items() if part in name), None)
+    if sm_count is None or l2_bytes is None:
+        asked = sms_and_l2(uuid)
+        sm_count, l2_bytes = sm_count or asked[0], l2_bytes or asked[1]
     mig = ask("nvmlDeviceGetMigMode")
     return GpuFacts(
         index=index,
-        uuid=nvml.nvmlDeviceGetUUID(handle),
+        uuid=uuid,
         name=name,
         mem_bytes=memory.total,
         mem_free_bytes=memory.free,
         compute_capability="{}.{}".format(*capability),
-        sm_count=cores // per_sm if cores and per_sm else None,
+        sm_count=sm_count,
         mig=bool(mig and mig[0]),
         compute_mode=_COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode") or 0, "unknown"),
-        l2_bytes=next((size for part, size in _L2_BYTES.items() if part in name), None),
+        l2_bytes=l2_bytes,
     )
+
+
+@functools.cache
+def sms_and_l2(gpu_uuid: str) -> tuple[int | None, int | None]:
+    """Ask CUDA for the SMs and the bytes of L2 of a GPU; None where it does not tell.
+
+    In a process of its own: CUDA reads once which GPU it may see, and a client of MPS is told of
+    its share.
+    """
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": gpu_uuid,
+        "CUDA_MPS_PIPE_DIRECTORY": f"{os.devnull}/none",
+    }
+    command = [sys.executable, "-E", "-S", "-c", _ASK_CUDA]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, timeout=_ASK_SECS, check=True
+        )
+        sm_count, l2_bytes = map(int, done.stdout.split())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None, None
+    return sm_count or None, l2_bytes or None
 
 
 def _is_visible(index: int, uuid: str | None) -> bool:
