@@ -15,7 +15,6 @@ from typing import Any
 import typer
 
 from tunerd.errors import ExitCode, TunerdError
-from tunerd.system.pipes import discard_output, reader_is_gone
 from tunerd.system.text import one_line
 
 # What a shell reports for a program that SIGPIPE ended: 128 + 13. Python ignores the signal.
@@ -64,6 +63,8 @@ def reported(*, debug: bool = False, as_json: bool = False) -> Iterator[None]:
         # A closed pipe or a full disk shows here, and not in the interpreter's last moments.
         sys.stdout.flush()
     except BaseException as error:
+        from tunerd.system.pipes import discard_output, reader_is_gone
+
         if isinstance(error, BrokenPipeError) and reader_is_gone(sys.stdout):
             discard_output(sys.stdout)
             raise SystemExit(READER_GONE) from None
@@ -115,6 +116,7 @@ def _usage(error: BaseException) -> str | None:
 
 def _say(code: ExitCode, message: str, as_json: bool) -> None:
     from tunerd.system import logs
+    from tunerd.system.pipes import discard_output
 
     sentence = _shortened(one_line(message))
     with suppress(OSError):
