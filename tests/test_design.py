@@ -12,8 +12,8 @@ from artifact_fixtures import CUDA
 from build_fixtures import LLVM, conv_task, matmul_task, task_of
 
 from tunerd.builder.library import load_tvm
+from tunerd.candidates.cost_model import CostModel
 from tunerd.candidates.metaschedule.access import accesses_of
-from tunerd.candidates.metaschedule.cost_model import CostModel
 from tunerd.candidates.metaschedule.design import FEATURES, Limits, Sketch
 from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices, Location, Tile
 from tunerd.candidates.metaschedule.search import Searcher, _Island

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunerd.candidates.base import BATCH, LoweredKernel, Search
-from tunerd.candidates.metaschedule.cost_model import CostModel
+from tunerd.candidates.cost_model import CostModel
 from tunerd.candidates.metaschedule.design import SOFTWARE_PIPELINE, Design, Limits
 from tunerd.candidates.metaschedule.gpu_estimate import Columns
 from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices

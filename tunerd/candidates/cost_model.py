@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.candidates.metaschedule.gpu_estimate import Columns
+Columns = npt.NDArray[np.floating[Any]]  # shape [row, feature]
 
 # How well these rank what was not told: scripts/benchmark_search --records.
 _PARAMETERS = {
