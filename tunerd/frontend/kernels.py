@@ -54,6 +54,6 @@ def kernels_of(fixed: FixedModel, target: TargetSpec) -> Kernels:
 
     model = simplified(fixed)
     lowered = lower(model, target)
-    tasks = extract_tasks(lowered, target)
+    tasks = extract_tasks(lowered, target, precision=model.precision)
     model = replace(model, notes=(*model.notes, *lowered.notes))
     return Kernels(tasks, touched_bytes(lowered), model, lowered)

@@ -35,6 +35,7 @@ class FixedModel:
     inputs: tuple[TensorSpec, ...]
     proto: onnx.ModelProto = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()  # what fixing had to change
+    precision: str = ""  # that kernels are to compute in; "": as exported
 
 
 def read_model(
@@ -43,12 +44,14 @@ def read_model(
     shapes: Mapping[str, Shape] = MappingProxyType({}),
     dims: Mapping[str, int] = MappingProxyType({}),
     batch: int | None = None,
+    precision: str = "",
 ) -> FixedModel:
     """Read an ONNX file, check it and fix every shape.
 
     shapes: full shapes by input name, for inputs with open dimensions.
     dims: sizes by the name of an open dimension.
     batch: the leading dimension of every input, where it is open or other than the exported one.
+    precision: one of PRECISIONS that kernels are to compute in; "": as exported.
 
     Raises ModelError where the file cannot be used or leaves dimensions open, and InputError where
     `shapes` or `dims` do not fit it.
@@ -73,7 +76,7 @@ def read_model(
         )
     inputs = tuple(_spec(i, "input") for i in proto.graph.input)
     require_memory(proto)
-    return FixedModel(path.stem, model_digest(proto), inputs, proto, notes)
+    return FixedModel(path.stem, model_digest(proto), inputs, proto, notes, precision)
 
 
 def simplified(model: FixedModel) -> Model:
@@ -86,6 +89,7 @@ def simplified(model: FixedModel) -> Model:
         outputs=tuple(_spec(o, "output") for o in simple.graph.output),
         proto=simple,
         notes=model.notes + notes,
+        precision=model.precision,
     )
 
 

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tunerd.frontend.relax.lowering import Lowered, make_target
-from tunerd.vocabulary import TargetSpec, Task, TensorSpec
+from tunerd.vocabulary import FP16, FP32, TargetSpec, Task, TensorSpec
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
     from tvm.tirx import PrimFunc
 
 
-def extract_tasks(lowered: Lowered, target: TargetSpec) -> tuple[Task, ...]:
+def extract_tasks(lowered: Lowered, target: TargetSpec, *, precision: str = "") -> tuple[Task, ...]:
     """Return the kernels of `lowered`, each once, in the order in which the model first calls them.
+
+    Where no precision is given, a task has that of its tensors.
 
     A kernel that only copies, as a reshape of an output does, is no task: nothing can be gained.
     """
@@ -41,6 +43,7 @@ def extract_tasks(lowered: Lowered, target: TargetSpec) -> tuple[Task, ...]:
             weight_args=tuple(sorted(called.weight_args)),
             target=target,
             mod_json=tvm.ir.save_json(mod),
+            precision=precision or _exported_precision(args),
         )
     return tuple(task for _, task in sorted(tasks.items()))
 
@@ -84,6 +87,10 @@ def _workload(mod: IRModule) -> int:
     import tvm_ffi
 
     return int(tvm_ffi.structural_hash(mod))
+
+
+def _exported_precision(args: tuple[TensorSpec, ...]) -> str:
+    return FP16 if any(arg.dtype == "float16" for arg in args) else FP32
 
 
 def _task_id(mod: IRModule, args: tuple[TensorSpec, ...]) -> str:

@@ -33,4 +33,5 @@ class Obtained:
             code_for=f"{facts.target.kind} {code_for(facts.target)}",
             tvm_version=facts.tvm_version,
             profile=profile,
+            precision=facts.precision or FP32,
         )

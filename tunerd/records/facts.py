@@ -31,6 +31,11 @@ class RunFacts:
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     host: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def precision(self) -> str:
+        """That kernels compute in; "": as exported."""
+        return str(self.settings.get("precision") or "")
+
     @classmethod
     def of(
         cls,
@@ -95,6 +100,7 @@ def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path | str) -> No
         "code for": (code_for(found.target), code_for(asked.target)),
         "slice kind": (found.slice_kind, asked.slice_kind),
         "share": (f"{found.pct}%", f"{asked.pct}%"),
+        "precision": (found.precision or "as exported", asked.precision or "as exported"),
         "TVM": (found.tvm_version, asked.tvm_version),
     }
     other = {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}

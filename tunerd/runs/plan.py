@@ -158,5 +158,9 @@ def plan_run(
 def read(settings: TuneSettings) -> FixedModel:
     """Read the settings' model, with its shapes fixed."""
     return read_model(
-        settings.model, shapes=settings.shapes, dims=settings.dims, batch=settings.batch
+        settings.model,
+        shapes=settings.shapes,
+        dims=settings.dims,
+        batch=settings.batch,
+        precision=settings.precision or "",
     )

@@ -36,6 +36,7 @@ RESEARCH = "Research"  # the panel of flags that results do not need
 Percent = Annotated[int, Field(ge=1, le=100)]
 Secs = Annotated[float, Field(gt=0, le=MAX_SECS)]
 SliceKind = Literal["mps", "whole", "cpu", "simulated"]
+Precision = Literal["fp32", "tf32", "fp16"]
 
 
 def slice_option(help: str, *, is_filled: bool = False) -> Option:
@@ -138,6 +139,10 @@ class TuneSettings(BaseModel):
     shapes: Shapes = Field(default_factory=dict)  # by input name
     dims: Dims = Field(default_factory=dict)  # by dimension name
     batch: Batch = None
+    precision: Annotated[
+        Precision | None,
+        Option("What kernels compute in; sums are in fp32 in each. [default: as exported]"),
+    ] = None
     seed: Annotated[int, Option("Seed of the search."), Field(ge=0, le=MAX_COUNT)] = 0
     slice_kind: Annotated[
         SliceKind,
@@ -273,7 +278,8 @@ def _default_out(values: Mapping[str, Any]) -> Path:
         shapes=values.get("shapes"),
         dims=values.get("dims"),
     )
-    return Path("runs") / f"{name}-{unit}{values.get(f'{unit}_pct')}"
+    precision = f"-{values['precision']}" if values.get("precision") else ""
+    return Path("runs") / f"{name}{precision}-{unit}{values.get(f'{unit}_pct')}"
 
 
 def _with_password_apart(values: dict[str, Any]) -> dict[str, Any]:

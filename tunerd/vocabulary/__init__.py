@@ -19,7 +19,11 @@ from __future__ import annotations
 from tunerd.vocabulary.json import finite, to_json
 from tunerd.vocabulary.measurement import MODEL, SEARCH, Conditions, Measurement, Profile
 from tunerd.vocabulary.model import (
+    BF16,
+    FP16,
     FP32,
+    PRECISIONS,
+    TF32,
     Arrays,
     Model,
     TargetSpec,
@@ -44,6 +48,7 @@ from tunerd.vocabulary.time_use import Activity, Phase, PhaseTime, Span
 from tunerd.vocabulary.trials import (
     DEFAULT_SOURCE,
     METASCHEDULE,
+    TRITON,
     Build,
     Candidate,
     Failure,
@@ -60,7 +65,12 @@ from tunerd.vocabulary.trials import (
 __all__ = [
     "DEFAULT_SOURCE",
     "METASCHEDULE",
+    "BF16",
+    "FP16",
     "FP32",
+    "PRECISIONS",
+    "TF32",
+    "TRITON",
     "MODEL",
     "SEARCH",
     "Activity",

@@ -30,6 +30,7 @@ class Model:
     outputs: tuple[TensorSpec, ...]
     proto: onnx.ModelProto = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()  # what import had to change, for the report
+    precision: str = ""  # that kernels compute in; "": as exported
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class TargetSpec:
         return self.kind == "cuda"
 
 
-FP32 = "fp32"
+FP32, TF32, FP16, BF16 = "fp32", "tf32", "fp16", "bf16"
+PRECISIONS = (FP32, TF32, FP16, BF16)  # that kernels compute in; sums are in fp32 in each
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tunerd.vocabulary.measurement import Measurement
-from tunerd.vocabulary.model import Task, TensorSpec
+from tunerd.vocabulary.model import FP32, Task, TensorSpec
 
 DEFAULT_SOURCE = "default"  # DLight's schedule on CUDA, TVM's own lowering on llvm
 METASCHEDULE = "metaschedule"
+TRITON = "triton"
 _NAMELESS = (DEFAULT_SOURCE, METASCHEDULE)  # sources whose ids are older than the others
 
 
@@ -72,10 +73,13 @@ class Build:
     build_secs: float
     args: tuple[TensorSpec, ...]  # as the library takes them; a layout rewrite may change weights
     weight_args: tuple[int, ...]
-    compiler: str  # "llvm", "nvrtc" or "nvrtc-fallback"
+    compiler: str  # "llvm", "nvrtc", "nvrtc-fallback" or Triton and its version
     # Weights in a layout of the library's own: the argument, and its axes in the order in which,
     # read as one, they are the weights as the task has them.
     rewritten: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    # What `main` takes after its arguments: memory that starts as zeros and that nobody reads.
+    scratch: tuple[TensorSpec, ...] = ()
+    precision: str = FP32  # of the task
 
 
 class Stage(StrEnum):

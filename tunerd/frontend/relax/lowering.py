@@ -61,6 +61,7 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
     import tvm
 
     from tunerd.frontend.relax.constants import hoist_constants
+    from tunerd.frontend.relax.precision import DTYPES, store_in
 
     tvm_target = make_target(target)
     mod = _import(model)
@@ -87,6 +88,11 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
             )
         _require_output_types(mod, model)
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
+        if model.precision in DTYPES:
+            mod, weights, stored = store_in(
+                mod, weights, model.precision, num_inputs=len(model.inputs)
+            )
+            notes = (*notes, *stored)
     return Lowered(tvm.ir.save_json(mod), weights, len(model.inputs), notes)
 
 

@@ -1,0 +1,336 @@
+"""Store what passes between kernels in 16 bits; kernels compute in fp32 as before.
+
+It works on fused kernels, so that no operator needs a version of its own: a parameter of a kernel
+becomes a tensor of 16 bits that is widened as it is read or rounded as it is written, and all that
+is in between stays as it was. So sums, softmax and norms are in fp32, and a product of two widened
+operands, summed in fp32, is what tensor cores compute. Nothing else decides what stays fp32:
+
+- inputs and outputs of the model, which keep the file's types;
+- what has few values, as means, variances, the features before the last layer and the scores after
+  it: their bytes are nothing, and their digits matter;
+- weights with one dimension, as biases and scales, and those that 16 bits cannot hold;
+- results of kernels with several, and all that is no fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tunerd.vocabulary import BF16, FP16, Arrays
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+    from tvm.tirx import PrimFunc
+
+FEW = 4096  # values, up to which a tensor stays fp32
+DTYPES = {FP16: "float16", BF16: "bfloat16"}
+
+_WIDE = "float32"
+_FP16_MAX = 65504.0
+
+
+def store_in(
+    mod: IRModule, weights: Arrays, precision: str, *, num_inputs: int
+) -> tuple[IRModule, Arrays, tuple[str, ...]]:
+    """Return a module of fused kernels and its weights with 16 bits between kernels.
+
+    `main` takes `num_inputs` inputs and then the weights. The sentences say what stays fp32.
+    """
+    plan = _Plan(mod, weights, DTYPES[precision], num_inputs)
+    return plan.rewritten()
+
+
+class _Plan:
+    """Which values of `main` are stored in 16 bits."""
+
+    def __init__(self, mod: IRModule, weights: Arrays, dtype: str, num_inputs: int) -> None:
+        self._mod, self._weights, self._dtype = mod, weights, dtype
+        self._main = mod["main"]
+        self._num_inputs = num_inputs
+        self._root: dict[Any, Any] = {}  # variable -> the variable whose memory it is
+        self._wide: dict[Any, str] = {}  # such a variable that stays fp32, and why
+        self._functions: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self._decide()
+
+    def _bindings(self) -> list[Any]:
+        return [b for block in self._main.body.blocks for b in block.bindings]
+
+    def _decide(self) -> None:
+        from tvm import relax
+
+        params = list(self._main.params)
+        for param in params[: self._num_inputs]:
+            self._keep(param, "an input of the model")
+        for param in params[self._num_inputs :]:
+            self._root[param] = param
+            if reason := _weight_stays(self._weights[str(param.name)], self._dtype):
+                self._wide[param] = reason
+        for binding in self._bindings():
+            var, value = binding.var, binding.value
+            if _is_kernel(value):
+                self._root[var] = var
+                if not isinstance(var.ty, relax.TensorType):
+                    self._wide[var] = "of a kernel with several results"
+                elif math.prod(int(d) for d in var.ty.shape) <= FEW:
+                    self._wide[var] = "few values"
+            elif _is_view(value):
+                self._root[var] = self._root_of(value.args[0])
+            else:  # a tuple, a field of one, another name of an output
+                self._root[var] = var
+                self._wide.setdefault(var, "used as it is")
+                for used in _variables(value):
+                    self._keep(used, "an output of the model, or used as it is")
+        for used in _variables(self._main.body.body):
+            self._keep(used, "an output of the model")
+
+    def _root_of(self, var: Any) -> Any:
+        return self._root.setdefault(var, var)
+
+    def _keep(self, var: Any, why: str) -> None:
+        self._wide.setdefault(self._root_of(var), why)
+
+    def _stored(self, expr: Any) -> str:
+        """Return the type in which a value will be stored."""
+        from tvm import relax
+
+        if not isinstance(expr.ty, relax.TensorType):
+            return ""
+        own = str(expr.ty.dtype)
+        is_narrow = own == _WIDE and expr in self._root and self._root[expr] not in self._wide
+        return self._dtype if is_narrow else own
+
+    def rewritten(self) -> tuple[IRModule, Arrays, tuple[str, ...]]:
+        import tvm
+        from tvm import relax
+
+        new: dict[Any, Any] = {}
+        params = []
+        for param in self._main.params:
+            stored = self._stored(param)
+            own = relax.Var(str(param.name), relax.TensorType(param.ty.shape, stored))
+            params.append(own)
+            new[param] = own
+        builder = relax.BlockBuilder()
+        names: dict[str, int] = {}
+        attrs = dict(self._main.attrs or {})
+        with builder.function("main", params, attrs=attrs):
+            with builder.dataflow():
+                for binding in self._bindings():
+                    var, value = binding.var, binding.value
+                    new[var] = builder.emit(self._value(value, var, new, builder, names), var.name)
+                body = _substituted(self._main.body.body, new)
+                out = builder.emit_output(body)
+            builder.emit_func_output(out)
+        mod = builder.get()
+        main = mod["main"]
+        for key, value in attrs.items():
+            main = main.with_attr(key, value)
+        mod.update_func(mod.get_global_var("main"), main)
+        weights = {
+            name: narrowed(array, self._stored(param))
+            for param, (name, array) in zip(
+                self._main.params[self._num_inputs :], self._ordered(), strict=True
+            )
+        }
+        return tvm.relax.transform.DeadCodeElimination()(mod), weights, self._sentences()
+
+    def _ordered(self) -> list[tuple[str, np.ndarray[Any, Any]]]:
+        names = [str(p.name) for p in self._main.params[self._num_inputs :]]
+        return [(name, self._weights[name]) for name in names]
+
+    def _value(
+        self, value: Any, var: Any, new: Mapping[Any, Any], builder: Any, names: dict[str, int]
+    ) -> Any:
+        from tvm import relax
+
+        if not _is_kernel(value):
+            return _substituted(value, new)
+        gvar, arguments = value.args[0], list(value.args[1])
+        several = not isinstance(var.ty, relax.TensorType)
+        stored = [self._stored(a) for a in arguments]
+        results = [str(f.dtype) for f in var.ty.fields] if several else [self._stored(var)]
+        function = self._function(gvar, (*stored, *results), builder, names, results=len(results))
+        types = [
+            relax.TensorType(t.shape, dtype)
+            for t, dtype in zip(var.ty.fields if several else [var.ty], results, strict=True)
+        ]
+        return relax.call_tir(
+            function,
+            relax.Tuple([new.get(a, a) for a in arguments]),
+            types if several else types[0],
+        )
+
+    def _function(
+        self,
+        gvar: Any,
+        dtypes: tuple[str, ...],
+        builder: Any,
+        names: dict[str, int],
+        *,
+        results: int,
+    ) -> Any:
+        """Return the kernel with parameters of these types, once for each."""
+        key = (str(gvar.name_hint), dtypes)
+        if key not in self._functions:
+            count = names[key[0]] = names.get(key[0], -1) + 1
+            name = key[0] if not count else f"{key[0]}_v{count}"
+            function = with_types(self._mod[gvar], dtypes, results=results)
+            self._functions[key] = builder.add_func(function, name)
+        return self._functions[key]
+
+    def _sentences(self) -> tuple[str, ...]:
+        narrow = sum(root is var and var not in self._wide for var, root in self._root.items())
+        return (f"{narrow} tensors between kernels and weights are stored as {self._dtype}",)
+
+
+def narrowed(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """Return weights as they are stored; bfloat16 by the type of ml_dtypes, which TVM takes."""
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return array.astype(ml_dtypes.bfloat16)
+    return array if str(array.dtype) == dtype else array.astype(dtype)
+
+
+def _weight_stays(array: np.ndarray[Any, Any], dtype: str) -> str:
+    if str(array.dtype) != _WIDE:
+        return "of another type"
+    if sum(d > 1 for d in array.shape) < 2:
+        return "a bias, a scale or another vector"
+    if dtype == "float16" and not (np.abs(array).max(initial=0.0) <= _FP16_MAX):
+        return "out of the range of fp16"
+    return ""
+
+
+def _is_kernel(value: Any) -> bool:
+    return getattr(getattr(value, "op", None), "name", "") == "relax.call_tir"
+
+
+def _is_view(value: Any) -> bool:
+    return getattr(getattr(value, "op", None), "name", "") == "relax.reshape"
+
+
+def _variables(expr: Any) -> list[Any]:
+    from tvm import relax
+
+    found = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Var) and isinstance(node.ty, relax.TensorType | relax.TupleType):
+            found.append(node)
+
+    relax.analysis.post_order_visit(expr, visit)
+    return found
+
+
+def _substituted(expr: Any, new: Mapping[Any, Any]) -> Any:
+    from tvm import relax
+
+    if isinstance(expr, relax.Var):
+        return new.get(expr, expr)
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([_substituted(f, new) for f in expr.fields])
+    if isinstance(expr, relax.TupleGetItem):
+        return relax.TupleGetItem(_substituted(expr.tuple_value, new), expr.index)
+    if _is_view(expr):
+        return relax.op.reshape(_substituted(expr.args[0], new), expr.args[1])
+    if isinstance(expr, relax.Call):
+        arguments = [_substituted(a, new) for a in expr.args]
+        return relax.Call(expr.op, arguments, expr.attrs, ty_args=expr.ty_args)
+    return expr
+
+
+# --- kernels -----------------------------------------------------------------------------------
+
+
+def with_types(function: PrimFunc, dtypes: Sequence[str], *, results: int = 1) -> PrimFunc:
+    """Return a kernel whose parameters have these types; what it computes stays as it is.
+
+    A parameter of another type than before is copied, with a cast, from or into what it was, which
+    becomes memory of the kernel's own; the copies are then computed where they are used.
+    """
+    from tvm import s_tir, tirx
+
+    own = [str(p.ty.dtype) for p in function.params]
+    if own == list(dtypes):
+        return function
+    root = function.body.block
+    params, inside, before, after = [], [], [], []
+    last = len(own) - results
+    for i, (param, dtype) in enumerate(zip(function.params, dtypes, strict=True)):
+        if str(param.ty.dtype) == dtype:
+            params.append(param)
+            continue
+        outside = tirx.decl_buffer(list(param.ty.shape), dtype, str(param.name))
+        params.append(outside)
+        inside.append(param)
+        name = f"cast_{param.name}"
+        if i < last:
+            before.append(_cast(outside, param, name))
+        else:
+            after.append(_cast(param, outside, name))
+    steps = list(root.body) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    block = s_tir.SBlock(
+        [],
+        [],
+        [],
+        root.name_hint,
+        tirx.SeqStmt([*before, *steps, *after]),
+        alloc_buffers=[*root.alloc_buffers, *inside],
+        annotations=root.annotations,
+    )
+    body = s_tir.SBlockRealize([], True, block)
+    made = tirx.PrimFunc(params, body, function.ret_type, function.attrs)
+    return _inlined(made)
+
+
+def _cast(source: Any, target: Any, name: str) -> Any:
+    """Return the loops that copy a tensor into one of another type."""
+    import tvm
+    from tvm import s_tir, tirx
+
+    extents = [int(d) for d in source.ty.shape]
+    loops = [tirx.Var(f"i{n}", "int64") for n in range(len(extents))]
+    axes = [tirx.Var(f"v{n}", "int64") for n in range(len(extents))]
+    iters = [
+        tirx.IterVar(tvm.ir.Range(tirx.IntImm("int64", 0), tirx.IntImm("int64", extent)), axis, 0)
+        for axis, extent in zip(axes, extents, strict=True)
+    ]
+    one = tirx.IntImm("int64", 1)
+    at = [tvm.ir.Range.from_min_extent(axis, one) for axis in axes]
+    value = tirx.Cast(str(target.ty.dtype), tirx.BufferLoad(source, axes))
+    block = s_tir.SBlock(
+        iters,
+        [tirx.BufferRegion(source, at)],
+        [tirx.BufferRegion(target, at)],
+        name,
+        tirx.BufferStore(target, value, axes),
+    )
+    body: Any = s_tir.SBlockRealize(loops, True, block)
+    for loop, extent in reversed(list(zip(loops, extents, strict=True))):
+        zero, size = tirx.IntImm("int64", 0), tirx.IntImm("int64", extent)
+        body = tirx.For(loop, zero, size, tirx.ForKind.SERIAL, body)
+    return body
+
+
+def _inlined(function: PrimFunc) -> PrimFunc:
+    """Compute copies where they are used, as far as a schedule may."""
+    import tvm
+    from tvm.s_tir import Schedule
+
+    schedule = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+        name = str(schedule.get(block).name_hint)
+        if not name.startswith("cast_"):
+            continue
+        for inline in (schedule.compute_inline, schedule.reverse_compute_inline):
+            try:
+                inline(block)
+            except Exception:  # of a reduction, whose sum stays in fp32 until it is complete
+                continue
+            break
+    return schedule.mod["main"]
