@@ -111,7 +111,8 @@ def test_only_the_kernel_of_the_winner_is_scheduled(
     lowered: Lowered, tasks: tuple[Task, ...], winner: Candidate
 ) -> None:
     before = {v.name_hint: f for v, f in lowered.mod.functions_items()}
-    mod, hits = schedule(lowered.mod, tasks, {winner.task_id: winner}, LLVM)
+    made = schedule(lowered.mod, tasks, {winner.task_id: winner}, LLVM)
+    mod, hits = made.mod, made.hits
     after = {v.name_hint: f for v, f in mod.functions_items()}
     marked = [n for n, f in after.items() if f.attrs and f.attrs.get("tirx.is_scheduled")]
     assert len(marked) == 1
@@ -127,7 +128,7 @@ def test_a_task_without_a_tuned_winner_keeps_its_default(
     lowered: Lowered, tasks: tuple[Task, ...], *, has_default: bool
 ) -> None:
     defaults = {t.task_id: Candidate(t.task_id, "0" * 16, DEFAULT_SOURCE) for t in tasks}
-    mod, _hits = schedule(lowered.mod, tasks, defaults if has_default else {}, LLVM)
+    mod = schedule(lowered.mod, tasks, defaults if has_default else {}, LLVM).mod
     assert not any(f.attrs and f.attrs.get("tirx.is_scheduled") for _, f in mod.functions_items())
 
 

@@ -13,13 +13,16 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tunerd.artifacts.device_kernels import with_device_kernels
 from tunerd.artifacts.loading import aligned
 from tunerd.artifacts.manifest import (
     FORMAT_VERSION,
@@ -33,7 +36,7 @@ from tunerd.artifacts.manifest import (
 from tunerd.builder.build import build_problem
 from tunerd.builder.library import export_library, load_tvm
 from tunerd.candidates import registry
-from tunerd.candidates.base import ENTRY
+from tunerd.candidates.base import ENTRY, DeviceKernel, LoweredKernel
 from tunerd.candidates.default import default_schedule
 from tunerd.errors import FolderError, HostError, InputError, ModelError
 from tunerd.system.files import write_whole
@@ -52,7 +55,7 @@ from tunerd.vocabulary import (
 from tunerd.vocabulary.outcome import Outcome
 
 if TYPE_CHECKING:
-    from tvm.ir import IRModule
+    from tvm.ir import GlobalVar, IRModule
     from tvm.tirx import PrimFunc
 
     from tunerd.frontend.relax.lowering import Lowered
@@ -80,16 +83,19 @@ def compile_artifact(
     """
     if problem := build_problem(target):
         raise HostError(problem)
-    library_mod, hits = schedule(lowered.mod, tasks, winners, target)
+    scheduled = schedule(lowered.mod, tasks, winners, target)
+    hits = scheduled.hits
     with written_beside(folder) as part:
-        _compile_library(library_mod, target, part / LIBRARY)
-        names = _weight_names(lowered)
-        write_weights({name: lowered.weights[name] for name in names}, part / WEIGHTS)
+        _compile_library(scheduled, target, part / LIBRARY)
+        weights = {**lowered.weights, **scheduled.counters}
+        names = _weight_names(scheduled.mod, lowered.num_inputs, weights)
+        write_weights({name: weights[name] for name in names}, part / WEIGHTS)
         manifest = {
             "format_version": FORMAT_VERSION,
             "created_at": time.time(),
             "files": {name: sha256_of(part / name) for name in (LIBRARY, WEIGHTS)},
             "model": {"name": model.name, "digest": model.digest},
+            "precision": model.precision or "as exported",
             "inputs": to_json(model.inputs),
             "outputs": to_json(model.outputs),
             "weights": names,
@@ -138,10 +144,20 @@ def finish_manifest(folder: Path, outcome: Outcome) -> None:
 # --- schedules ---------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Scheduled:
+    """A model whose kernels need no schedule any more."""
+
+    mod: IRModule
+    hits: dict[str, int]  # how many kernels of the model each task covers
+    kernels: tuple[DeviceKernel, ...] = ()  # that TVM did not make
+    counters: Arrays = field(default_factory=dict)  # weights that these add to the model's
+
+
 def schedule(
     mod: IRModule, tasks: Sequence[Task], winners: Mapping[str, Candidate], target: TargetSpec
-) -> tuple[IRModule, dict[str, int]]:
-    """Return `mod` with every kernel scheduled, and how many of its kernels each task covers.
+) -> Scheduled:
+    """Return `mod` with every kernel scheduled.
 
     A kernel belongs to the task whose workload equals it structurally, as in MetaSchedule's own
     database. Raises InputError for a winner whose task covers no kernel of `mod`, or whose trace
@@ -151,14 +167,23 @@ def schedule(
     wanted = {task_id: c for task_id, c in winners.items() if _is_tuned(c)}
     find_task = _task_finder(tasks)
     hits = dict.fromkeys((*(t.task_id for t in tasks), *wanted), 0)
-    scheduled = {}
+    covered: list[tuple[GlobalVar, PrimFunc, Task]] = []
     for global_var, func in mod.functions_items():
         task = find_task(func) if isinstance(func, tvm.tirx.PrimFunc) else None
         if task is None:
             continue
         hits[task.task_id] += 1
         if task.task_id in wanted:
-            scheduled[global_var] = _scheduled_kernel(func, task, wanted[task.task_id])
+            covered.append((global_var, func, task))
+    lowered = _lower_each({task.task_id: task for _, _, task in covered}, wanted)
+    scheduled = {}
+    foreign: dict[GlobalVar, LoweredKernel] = {}
+    for global_var, func, task in covered:
+        kernel = lowered[task.task_id]
+        if kernel.kernels:
+            foreign[global_var] = kernel
+        else:
+            scheduled[global_var] = _scheduled_kernel(func, kernel)
     missing = sorted(task_id for task_id in wanted if hits[task_id] == 0)
     if missing:
         raise InputError(
@@ -167,8 +192,13 @@ def schedule(
         )
     mod = mod.clone()
     mod.update(tvm.IRModule(scheduled))
+    counters: Arrays = {}
+    if foreign:
+        mod, counters = with_device_kernels(mod, foreign)
+    kernels = tuple(kernel for each in foreign.values() for kernel in each.kernels)
     try:
-        return default_schedule(mod, tvm.target.Target(target.json)), hits
+        mod = default_schedule(mod, tvm.target.Target(target.json))
+        return Scheduled(mod, hits, kernels, counters)
     except ValueError as error:
         raise ModelError(f"{error}; export the model without this operator") from error
 
@@ -195,22 +225,35 @@ def _task_finder(tasks: Sequence[Task]) -> Callable[[PrimFunc], Task | None]:
     return find
 
 
-def _scheduled_kernel(func: PrimFunc, task: Task, winner: Candidate) -> PrimFunc:
+def _lower_each(
+    tasks: Mapping[str, Task], winners: Mapping[str, Candidate]
+) -> dict[str, LoweredKernel]:
+    """Lower the winner of each task, several at once: some sources compile meanwhile."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        lowered = pool.map(lambda task: _lowered(task, winners[task.task_id]), tasks.values())
+        return dict(zip(tasks, lowered, strict=True))
+
+
+def _lowered(task: Task, winner: Candidate) -> LoweredKernel:
     try:
-        best = registry.lower(task, winner).mod[ENTRY]
+        return registry.lower(task, winner)
     except Exception as error:  # whatever TVM throws belongs to this trace
         reason = next(iter(reversed(str(error).strip().splitlines())), type(error).__name__)
         raise InputError(
             f"the schedule {winner.candidate_id} does not apply to task {task.name} "
             f"({task.task_id}): {reason}; tune the task again"
         ) from error
+
+
+def _scheduled_kernel(func: PrimFunc, lowered: LoweredKernel) -> PrimFunc:
+    best = lowered.mod[ENTRY]
     best = best.without_attr("global_symbol")  # the model's name for it comes with its linking
     for key, value in (func.attrs or {}).items():
         best = best.with_attr(key, value)
     return best.with_attr("tirx.is_scheduled", True)
 
 
-def _compile_library(mod: IRModule, target: TargetSpec, path: Path) -> None:
+def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path) -> None:
     tvm = load_tvm()
     from tvm import relax
 
@@ -219,16 +262,24 @@ def _compile_library(mod: IRModule, target: TargetSpec, path: Path) -> None:
     else:
         from tvm.relax.backend.cpu_generic import pipeline
     tvm_target = tvm.target.Target(target.json)
-    lower = [*pipeline.dataflow_lower_passes(tvm_target), *pipeline.finalize_passes(tvm_target)]
+    # The frontend has made views of reshapes; TVM's pass fails on functions that call kernels.
+    lower = [
+        each
+        for each in (
+            *pipeline.dataflow_lower_passes(tvm_target),
+            *pipeline.finalize_passes(tvm_target),
+        )
+        if str(each.info.name) != "RewriteDataflowReshape"
+    ]
     # One graph launch instead of a launch per kernel: short kernels would time the host.
     config = {"relax.backend.use_cuda_graph": True} if target.is_cuda else {}
     with tvm_target, tvm.transform.PassContext(opt_level=3, config=config):
         executable = relax.build(
-            mod, target=tvm_target, relax_pipeline=tvm.transform.Sequential(lower)
+            scheduled.mod, target=tvm_target, relax_pipeline=tvm.transform.Sequential(lower)
         )
     arch = str(tvm_target.attrs["arch"]) if target.is_cuda else None
     threads = len(os.sched_getaffinity(0))
-    export_library(executable, path, arch=arch, threads=threads)
+    export_library(executable, path, arch=arch, threads=threads, kernels=scheduled.kernels)
 
 
 # --- the folder --------------------------------------------------------------------------------
@@ -257,10 +308,10 @@ def write_weights(weights: Arrays, path: Path) -> None:
             file.write(b"\0" * (aligned(array.nbytes) - array.nbytes))
 
 
-def _weight_names(lowered: Lowered) -> list[str]:
-    names = [str(param.name) for param in lowered.mod["main"].params[lowered.num_inputs :]]
-    if sorted(names) != sorted(lowered.weights):
-        raise ValueError(f"parameters {names} are not the weights {sorted(lowered.weights)}")
+def _weight_names(mod: IRModule, num_inputs: int, weights: Arrays) -> list[str]:
+    names = [str(param.name) for param in mod["main"].params[num_inputs:]]
+    if sorted(names) != sorted(weights):
+        raise ValueError(f"parameters {names} are not the weights {sorted(weights)}")
     return names
 
 

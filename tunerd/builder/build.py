@@ -33,10 +33,12 @@ from tunerd.vocabulary import (
     TargetSpec,
     Task,
     TensorSpec,
+    architecture,
 )
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
+    from tvm.runtime import Module
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,15 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
     tvm = load_tvm()
     if lowered is None:
         lowered = registry.lower(task, candidate)
+    if lowered.kernels:
+        return _linked(
+            task,
+            candidate,
+            tvm.tirx.build(lowered.mod, target=tvm.target.Target(task.target.json)),
+            args=task.args,
+            lowered=lowered,
+            started=started,
+        )
     mod = lowered.mod
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
@@ -120,7 +131,22 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
     if task.target.is_cuda and not module.imports:
         # This TVM's VerifyMemory lets it pass, and the host code would touch the GPU's memory.
         raise ValueError("no loop of the schedule is bound to GPU threads, so there is no kernel")
-    arch = str(target.attrs["arch"]) if task.target.is_cuda else None
+    return _linked(
+        task, candidate, module, args=args, lowered=lowered, started=started, rewritten=rewritten
+    )
+
+
+def _linked(
+    task: Task,
+    candidate: Candidate,
+    module: Module,
+    *,
+    args: tuple[TensorSpec, ...],
+    lowered: LoweredKernel,
+    started: float,
+    rewritten: tuple[tuple[int, tuple[int, ...]], ...] = (),
+) -> Build:
+    arch = architecture(task.target.json) if task.target.is_cuda else None
     root = Path(tempfile.gettempdir())
     files.require_room(root)
     with (
@@ -128,7 +154,7 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
         tempfile.TemporaryDirectory(prefix="tunerd-build-", dir=root) as folder,
     ):
         path = Path(folder, "kernel.so")
-        compiler = export_library(module, path, arch=arch)
+        compiler = export_library(module, path, arch=arch, kernels=lowered.kernels)
         code = path.read_bytes()
     return Build(
         candidate=candidate,
@@ -139,6 +165,8 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
         weight_args=task.weight_args,
         compiler=compiler,
         rewritten=rewritten,
+        scratch=lowered.scratch,
+        precision=task.precision,
     )
 
 

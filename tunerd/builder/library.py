@@ -19,11 +19,14 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunerd.builder import nvrtc
-from tunerd.builder.packed_imports import with_cubins
+from tunerd.builder.packed_imports import with_cubins, with_kernels
+from tunerd.candidates.base import DeviceKernel
 from tunerd.errors import HostError
 
 if TYPE_CHECKING:
@@ -50,15 +53,21 @@ def load_tvm() -> Any:
 
 
 def export_library(
-    module: Module | Executable, path: Path, *, arch: str | None, threads: int = 1
+    module: Module | Executable,
+    path: Path,
+    *,
+    arch: str | None,
+    threads: int = 1,
+    kernels: Sequence[DeviceKernel] = (),
 ) -> str:
     """Write compiled code as a shared library that loads without a compiler.
 
-    For one task, or a whole model, whose CUDA kernels are compiled in so many `threads`. `arch` is
-    the GPU architecture ("sm_90"), None on CPUs. Returns the compiler's name as `Build.compiler`
-    has it.
+    For one task, or a whole model, whose CUDA kernels are compiled in so many `threads`, and which
+    launches `kernels`, too. `arch` is the GPU architecture ("sm_90"), None on CPUs. Returns the
+    compiler's name as `Build.compiler` has it.
     """
     compilers = {"llvm" if arch is None else "nvrtc"}
+    own = {kernel.symbol: kernel for kernel in kernels}
 
     def pack(root: Module, _system: bool, prefix: str, workspace: str) -> str:
         from tvm.runtime import _ffi_api
@@ -69,17 +78,26 @@ def export_library(
             cubins = nvrtc.compile_kernels(source, arch or _current_arch(), threads=threads)
             compilers.update(cubin.compiler for cubin in cubins.values())
             blob = with_cubins(blob, source.encode(), {n: c.code for n, c in cubins.items()})
+        if own:
+            blob = with_kernels(blob, own.values())
         tvm = load_tvm()
         hosts = root._collect_from_import_tree(lambda m: m.kind == "llvm")
         # A model that hands its inputs through has no kernel, and no code of the host's.
-        own = hosts[0].get_function("_get_target_string")() if hosts else None
+        host = hosts[0].get_function("_get_target_string")() if hosts else None
         code = tvm.get_global_func("codegen.codegen_blob")(
-            blob, False, own or str(tvm.target.Target("llvm")), prefix
+            blob, False, host or str(tvm.target.Target("llvm")), prefix
         )
         target_path = f"{workspace}/{prefix}devc.o"
         code.write_to_file(target_path)
         return target_path
 
+    if own and not getattr(module, "mod", module).imports:
+        # Code of the host alone: TVM would pack nothing.
+        compilers = {kernel.compiler for kernel in kernels}
+        with tempfile.TemporaryDirectory(prefix="tunerd-pack-", dir=path.parent) as folder:
+            packed = pack(getattr(module, "mod", module), False, "", folder)
+            module.export_library(str(path), fcompile=_link, addons=[packed])
+        return min(compilers)
     module.export_library(str(path), fcompile=_link, fpack_imports=pack)
     return max(compilers, key=("llvm", "nvrtc", "nvrtc-fallback").index)
 

@@ -19,8 +19,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tunerd.candidates.base import DeviceKernel
+
 _LIBRARY = b"_lib"  # the host's code, which has no bytes here
 _CUDA = b"cuda"  # the kind of a CUDA module, and the format of one that holds source
+
+# A DLDataType: code, bits, lanes.
+_DTYPES = {
+    "handle": struct.pack("<BBH", 3, 64, 1),
+    "int32": struct.pack("<BBH", 0, 32, 1),
+    "int64": struct.pack("<BBH", 0, 64, 1),
+}
+_LAUNCH = (
+    b"blockIdx.x",
+    b"blockIdx.y",
+    b"blockIdx.z",
+    b"threadIdx.x",
+    b"tirx.use_dyn_shared_memory",
+)
 
 T = TypeVar("T")
 
@@ -51,6 +67,29 @@ def with_cubins(blob: bytes, source: bytes, cubins: Mapping[str, bytes]) -> byte
     position = modules.index(old)
     modules[position : position + 1] = new
     return _packed(modules)
+
+
+def with_kernels(blob: bytes, kernels: Iterable[DeviceKernel]) -> bytes:
+    """Add a CUDA module for each kernel, as a child of the library."""
+    modules = _unpacked(blob)
+    new = [_Module(_CUDA, _cubin_body(kernel)) for kernel in kernels]
+    library = next((m for m in modules if m.kind == _LIBRARY), None)
+    if library is None:
+        library = _Module(_LIBRARY, b"", list(modules))
+        modules.insert(0, library)
+    library.children += new
+    return _packed([*modules, *new])
+
+
+def _cubin_body(kernel: DeviceKernel) -> bytes:
+    function = (
+        _string(kernel.symbol.encode())
+        + _string(b"")
+        + _list(_DTYPES[t] for t in kernel.types)
+        + _list(_string(tag) for tag in _LAUNCH)
+        + _list([])
+    )
+    return _string(b"cubin") + _list([function]) + _string(kernel.cubin)
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from tunerd.vocabulary import (
@@ -21,6 +21,7 @@ from tunerd.vocabulary import (
     Result,
     TargetSpec,
     Task,
+    TensorSpec,
     TrainingRow,
     TransferredResults,
 )
@@ -34,16 +35,34 @@ _CACHED_TASKS = 256
 
 
 @dataclass(frozen=True)
+class DeviceKernel:
+    """Machine code of a GPU that TVM did not make: one kernel, called by its symbol.
+
+    Host code calls it as a packed function: its parameters, then the grid's x, y and z, the threads
+    of a block and the bytes of dynamic shared memory.
+    """
+
+    symbol: str  # no other kernel of any model has it
+    cubin: bytes = field(repr=False)
+    types: tuple[str, ...]  # of its parameters: "handle", "int32" or "int64"
+    compiler: str
+
+
+@dataclass(frozen=True)
 class LoweredKernel:
     """What is compiled for a candidate.
 
-    `mod` has one function, ENTRY, that takes the task's arguments in order and needs no schedule
-    any more: loops that TVM makes code of, or host code that calls packed functions by name, such
-    as those of a library. What such host code launches and brings along, as machine code or
-    workspaces, is a field beside `mod`.
+    `mod` has one function, ENTRY, that takes the task's arguments in order and then `scratch`. It
+    needs no schedule any more: it has loops that TVM makes code of, or host code that launches
+    `kernels`.
+
+    Scratch is memory that a call needs and nobody reads afterwards. What is of integers is zero
+    when a call begins, and each call leaves it so; all calls on one stream may share it.
     """
 
     mod: IRModule
+    kernels: tuple[DeviceKernel, ...] = ()
+    scratch: tuple[TensorSpec, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,24 @@ import numpy as np
 
 from tunerd.runner.sampling import Device, failure
 from tunerd.system.arrays import KERNEL_TOLERANCES, Array, comparison_values
-from tunerd.vocabulary import Build, Failure, Kind, Stage, TensorSpec
+from tunerd.vocabulary import FP16, TF32, Build, Failure, Kind, Stage, TensorSpec
 
 Call = Callable[[Sequence[Array]], list[Array]]
 
 SEEDS = (0, 1)
 
 _PART = 1 << 14  # elements
+# A product of rounded operands is as far off as one of stored ones: TF32 has the fraction of fp16.
+_ROUNDS_AS = {TF32: "float16", FP16: "float16"}
 
 
 def disagreement(device: Device, reference: Build, build: Build) -> Failure | None:
     """Run both on equal random arguments, of each seed; None where the results agree.
 
     An element agrees when |out - ref| <= atol * scale + rtol * |ref|, with the largest finite |ref|
-    as the scale and the KERNEL_TOLERANCES of the lowest floating type among the arguments: what
-    float16 has rounded off, a result in float32 lacks, too. All arguments are compared: inputs must
-    stay as they are.
+    as the scale and the KERNEL_TOLERANCES of the lowest floating type among the arguments, or of
+    the precision that the task computes in: what float16 has rounded off, a result in float32
+    lacks, too. All arguments are compared: inputs must stay as they are.
 
     Where a schedule has its weights in a layout of its own, they are put into it. A layout that is
     not known (`Build.rewritten`) is a failure: only weights that are all one value would be the
@@ -49,6 +51,7 @@ def _first_difference(device: Device, reference: Build, build: Build, folder: Pa
     """Say how the results of a build differ, or nothing; raises what loading and running raise."""
     known = dict(build.rewritten)
     floats = {spec.dtype for spec in _floats(reference.args)}
+    floats |= {_ROUNDS_AS[build.precision]} if build.precision in _ROUNDS_AS else set()
     tolerance = max((KERNEL_TOLERANCES[dtype] for dtype in floats), default=(0.0, 0.0))
 
     def laid_out(arrays: Sequence[Array]) -> list[Array]:
@@ -59,12 +62,13 @@ def _first_difference(device: Device, reference: Build, build: Build, folder: Pa
 
     with _said_of_the_default():
         default = _loaded(device, reference, folder / "reference.so")
+    scratch = [np.zeros(spec.shape, spec.dtype) for spec in build.scratch]
     call: Call | None = None  # not before the default has run
     for seed in SEEDS:
         with _said_of_the_default():
             given, expected = _expected(default, reference.args, seed)
         call = call or _loaded(device, build, folder / "build.so")
-        found = call(laid_out(given))
+        found = call([*laid_out(given), *scratch])[: len(build.args)]
         for spec, one, other in zip(build.args, laid_out(expected), found, strict=True):
             if problem := _difference(one, other, tolerance):
                 return f"{spec.name} differs from the default schedule's: {problem}"

@@ -60,11 +60,13 @@ class Arguments:
         Args:
             range_bytes: that the copies are together to reach over; for 0 there is one.
         """
-        key = (build.args, build.weight_args, range_bytes)
+        key = (build.args, build.scratch, build.weight_args, range_bytes)
         if key not in self._sets:
             if sum(map(len, self._sets.values())) > _MOST_SETS:
                 self._sets.clear()
-            self._sets[key] = self._made(build.args, build.weight_args, range_bytes)
+            made = self._made(build.args, build.weight_args, range_bytes)
+            own = tuple(map(self._zeros, build.scratch))
+            self._sets[key] = [(*arguments, *own) for arguments in made]
             self._settle()
         return self._sets[key]
 
@@ -105,6 +107,12 @@ class Arguments:
             self._activations[key] = tensor
             self._kept_bytes += _bytes_of(spec)
         return self._activations[key]
+
+    def _zeros(self, spec: TensorSpec) -> Any:
+        """Return scratch memory, which kernels leave as they found it or write before they read."""
+        tensor = self._empty(spec.shape, spec.dtype)
+        tensor.copyfrom(np.zeros(spec.shape, spec.dtype))
+        return tensor
 
     def _view(self, spec: TensorSpec, begin: int) -> Any:
         return _view(self._pieces[spec.dtype], spec.shape, begin)

@@ -30,6 +30,11 @@ MODEL_TOLERANCES = {
     "float16": (2e-2, 8e-3),
 }
 
+# Where tensors between kernels are stored in another precision than the file's, or products are of
+# rounded operands: four roundings, of 2^-11 in fp16 and TF32, and of 2^-8 in bf16. What all layers
+# of a model make of them is measured (runs.finals.verify).
+PRECISION_TOLERANCES = {"tf32": (2e-3, 2e-3), "fp16": (2e-3, 2e-3), "bf16": (1.6e-2, 1.6e-2)}
+
 # Of a kernel's arguments. Measured on a CPU: searched schedules of ResNet-50's convolutions in
 # float32 were up to 4.1e-6 of the scale away from the default's; 4,608 products of random values,
 # summed one by one, were 1.7e-6 in float32, 3.3e-15 in float64 and 1.8e-2 in float16 away from the
@@ -39,6 +44,19 @@ KERNEL_TOLERANCES = {
     "float32": (1e-4, 1e-4),
     "float16": (2e-2, 3e-2),
 }
+
+
+def rounded(array: Array, precision: str) -> Array:
+    """Return float32 values as they are in a precision of PRECISION_TOLERANCES."""
+    if precision == "fp16":
+        with np.errstate(over="ignore"):
+            narrow = array.astype(np.float16).astype(np.float32)
+        return np.where(np.isfinite(narrow), narrow, array)
+    kept = {"tf32": 13, "bf16": 16}[precision]  # bits of the fraction that go; to nearest, even
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    half = np.uint32((1 << (kept - 1)) - 1) + ((bits >> np.uint32(kept)) & np.uint32(1))
+    near = ((bits + half) >> np.uint32(kept)) << np.uint32(kept)
+    return np.where(np.isfinite(array), near.view(np.float32), array).astype(np.float32)
 
 
 def random_inputs(specs: Iterable[TensorSpec], seed: int) -> Arrays:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,12 @@ from tunerd.errors import ModelError
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.onnx.rewrites import subgraphs
 from tunerd.frontend.onnx.simplify import shapes_without_weights
-from tunerd.system.arrays import MODEL_TOLERANCES, verification_inputs
+from tunerd.system.arrays import (
+    MODEL_TOLERANCES,
+    PRECISION_TOLERANCES,
+    rounded,
+    verification_inputs,
+)
 from tunerd.vocabulary import Arrays, Model, Profile
 from tunerd.vocabulary.outcome import Latency, Verification
 from tunerd.vocabulary.verdict import Correctness, Verdict
@@ -25,6 +30,9 @@ from tunerd.vocabulary.verdict import Correctness, Verdict
 if TYPE_CHECKING:
     import onnx
 
+# How much farther than rounded weights move an output all rounding may: weights are rounded once,
+# what lies between kernels once for each of them.
+ROUNDINGS = 4.0
 SEEDS = 3  # two at least: a model that ignores its input must differ from one of them
 
 # How far apart the reference's outputs for two inputs must be, in tolerances: a compiled model
@@ -52,6 +60,11 @@ def verify(run: Callable[[Arrays], Arrays], model: Model) -> Verification:
     input, and no two references differ by MIN_SPREAD tolerances, so that a kernel that returns a
     constant could pass. An output that depends on no input has one value: it is compared, no more.
 
+    Where kernels are to compute in another precision than the file's, the tolerance is that of the
+    precision, and wider where the model is sensitive to it: ONNX Runtime runs the model once more
+    with its weights rounded as they are stored, and ROUNDINGS times as far as that moves an output
+    is allowed. No compiled kernel has a part in it.
+
     Raises ModelError where ONNX Runtime cannot run the model.
     """
     return expected_of(model).verify(run)
@@ -60,7 +73,39 @@ def verify(run: Callable[[Arrays], Arrays], model: Model) -> Verification:
 def expected_of(model: Model) -> Expected:
     """Run a model in ONNX Runtime once, to compare several compiled ones with it; see `verify`."""
     inputs = [verification_inputs(model.inputs, seed) for seed in range(SEEDS)]
-    return Expected(tuple(inputs), tuple(_references(model, inputs)), tuple(_outputs(model)))
+    references = _references(model, inputs)
+    outputs = _outputs(model)
+    if model.precision in PRECISION_TOLERANCES:
+        moved = _references(replace(model, proto=with_rounded_weights(model)), inputs)
+        outputs = [replace(o, slack=ROUNDINGS * _moved(o.name, references, moved)) for o in outputs]
+    return Expected(tuple(inputs), tuple(references), tuple(outputs))
+
+
+def _moved(name: str, references: Sequence[Arrays], moved: Sequence[Arrays]) -> float:
+    """Return how far an output moves, in its largest value, for any seed."""
+    worst = 0.0
+    for one, other in zip(references, moved, strict=True):
+        wide, near = one[name].astype(np.float64), other[name].astype(np.float64)
+        is_known = np.isfinite(wide) & np.isfinite(near)
+        scale = float(np.abs(wide[is_known]).max(initial=0.0))
+        if scale:
+            worst = max(worst, float(np.abs(wide - near)[is_known].max(initial=0.0)) / scale)
+    return min(worst, 1.0 / ROUNDINGS)  # beyond that nothing is told
+
+
+def with_rounded_weights(model: Model) -> onnx.ModelProto:
+    """Return a model whose weights have been rounded to its precision, and widened again."""
+    import onnx
+    from onnx import numpy_helper
+
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for part in subgraphs(proto.graph):
+        for tensor in part.initializer:
+            if tensor.data_type == onnx.TensorProto.FLOAT:
+                array = rounded(numpy_helper.to_array(tensor), model.precision)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return proto
 
 
 @dataclass(frozen=True)
@@ -110,6 +155,7 @@ class _Output:
     rtol: float
     atol: float
     depends: bool
+    slack: float = 0.0  # of its largest value, beside the tolerances
 
     def error(self, out: npt.NDArray[np.generic], ref: npt.NDArray[np.generic]) -> float:
         """Return the largest difference in tolerances; infinite for NaN.
@@ -121,7 +167,7 @@ class _Output:
         wide, expected = wide[is_known], expected[is_known]
         difference = np.abs(wide - expected)
         size = np.abs(expected)
-        allowed = self.atol * size.max(initial=0.0) + self.rtol * size
+        allowed = (self.atol + self.slack) * size.max(initial=0.0) + self.rtol * size
         with np.errstate(divide="ignore", invalid="ignore"):
             errors = np.where(difference == 0.0, 0.0, difference / allowed)
         worst = float(np.max(errors, initial=0.0))  # NaN, if there is one
@@ -155,6 +201,7 @@ def _outputs(model: Model) -> list[_Output]:
         if spec.dtype in MODEL_TOLERANCES:
             floats = {spec.dtype} | {types[name] for name in behind & types.keys()}
             tolerance = max(MODEL_TOLERANCES[dtype] for dtype in floats)
+            tolerance = max(tolerance, PRECISION_TOLERANCES.get(model.precision, tolerance))
         outputs.append(_Output(spec.name, *tolerance, depends=bool(behind & given)))
     return outputs
 

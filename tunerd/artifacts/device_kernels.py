@@ -1,0 +1,109 @@
+"""Calls of kernels that TVM did not make, in a model that it compiles.
+
+A call of such a kernel is one of its host code, a function of TIR like any other. Scratch memory of
+floats becomes a second result of the call, which TVM's memory planner lays over other tensors that
+are not needed meanwhile. Counters become one more weight of the model, which is zero and which each
+kernel leaves so: all calls of a model are on one stream, and share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.ir import GlobalVar, IRModule
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tunerd.candidates.base import ENTRY, LoweredKernel
+from tunerd.vocabulary import Arrays, TensorSpec
+
+COUNTERS = "tunerd_counters"  # the name of the weight
+
+
+def with_device_kernels(
+    mod: IRModule, lowered: Mapping[GlobalVar, LoweredKernel]
+) -> tuple[IRModule, Arrays]:
+    """Replace kernels of a module, and return the weights that it takes in addition."""
+    counters = _counters(lowered)
+    var = (
+        relax.Var(COUNTERS, relax.TensorType(counters.shape, counters.dtype)) if counters else None
+    )
+    mutate = _Calls(mod, {gvar.name_hint: kernel for gvar, kernel in lowered.items()}, var)
+    main = mutate.visit_expr(mod["main"])
+    if var is not None:
+        params = [*main.params, var]
+        main = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
+    mod = mutate.builder_.get()
+    mod.update_func(mod.get_global_var("main"), main)
+    for gvar in lowered:
+        del mod[gvar]
+    if counters is None:
+        return mod, {}
+    return mod, {COUNTERS: np.zeros(counters.shape, counters.dtype)}
+
+
+def _counters(lowered: Mapping[GlobalVar, LoweredKernel]) -> TensorSpec | None:
+    found = {s for k in lowered.values() for s in k.scratch if _is_counter(s)}
+    if len({s.shape for s in found}) > 1:
+        raise ValueError("kernels of one model want counters of several sizes")
+    return next(iter(found), None)
+
+
+def _is_counter(spec: TensorSpec) -> bool:
+    return np.dtype(spec.dtype).kind in "iu"
+
+
+def _function(old: Any, kernel: LoweredKernel) -> Any:
+    """Return host code that takes counters before its result, and a workspace after it."""
+    made = kernel.mod[ENTRY]
+    params = list(made.params)
+    scratch = dict(zip(kernel.scratch, params[len(params) - len(kernel.scratch) :], strict=True))
+    own = params[: len(params) - len(kernel.scratch)]
+    counters = [p for spec, p in scratch.items() if _is_counter(spec)]
+    workspaces = [p for spec, p in scratch.items() if not _is_counter(spec)]
+    params = [*own[:-1], *counters, own[-1], *workspaces]
+    function = tirx.PrimFunc(params, made.body, made.ret_type, made.attrs)
+    function = function.without_attr("global_symbol")
+    for key, value in (old.attrs or {}).items():
+        function = function.with_attr(key, value)
+    return function.with_attr("tirx.is_scheduled", True)
+
+
+@mutator
+class _Calls(PyExprMutator):  # type: ignore[misc]
+    """Gives calls of kernels with scratch memory what they take and leave in addition."""
+
+    def __init__(
+        self, mod: IRModule, kernels: Mapping[str, LoweredKernel], counters: relax.Var | None
+    ) -> None:
+        super().__init__(mod)
+        self._kernels, self._counters = kernels, counters
+        self._mod = mod
+        self._added: dict[str, GlobalVar] = {}
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        visited = self.visit_expr_post_order(call)
+        if getattr(call.op, "name", "") != "relax.call_tir":
+            return visited
+        name = str(call.args[0].name_hint)
+        kernel = self._kernels.get(name)
+        if kernel is None:
+            return visited
+        if name not in self._added:  # another variable: its type says other parameters
+            function = _function(self._mod[name], kernel)
+            self._added[name] = self.builder_.add_func(
+                function, f"{name}_{kernel.kernels[0].symbol}"
+            )
+        if not kernel.scratch:
+            return relax.call_tir(self._added[name], visited.args[1], call.ty)
+        arguments = list(visited.args[1])
+        arguments += [self._counters for spec in kernel.scratch if _is_counter(spec)]
+        results = [call.ty] + [
+            relax.TensorType(spec.shape, spec.dtype)
+            for spec in kernel.scratch
+            if not _is_counter(spec)
+        ]
+        made = relax.call_tir(self._added[name], relax.Tuple(arguments), results)
+        return relax.TupleGetItem(self.builder_.emit(made), 0)
