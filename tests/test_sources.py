@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +34,8 @@ from tunerd.coordinator.events import (
     StoreEnded,
     WorkerJoined,
 )
+from tunerd.slices import plan
+from tunerd.system.targets import cuda_target
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     METASCHEDULE,
@@ -42,7 +46,9 @@ from tunerd.vocabulary import (
     Measurement,
     Proposal,
     Result,
+    SliceRequest,
     Stage,
+    TargetSpec,
     Task,
     TrainingRow,
     TransferredResults,
@@ -54,15 +60,25 @@ SETTINGS = SearchSettings(seed=5, threads=1)
 MEMBERS = tuple(registry.SOURCES)
 
 
+@pytest.fixture(params=MEMBERS)
+def source(request: pytest.FixtureRequest) -> CandidateSource:
+    return registry.SOURCES[request.param]
+
+
 @pytest.fixture(scope="module")
-def matmul() -> Task:
+def on_cpu() -> Task:
     load_tvm()
     return matmul_task()
 
 
-@pytest.fixture(params=MEMBERS)
-def source(request: pytest.FixtureRequest) -> CandidateSource:
-    return registry.SOURCES[request.param]
+@pytest.fixture
+def matmul(source: CandidateSource, on_cpu: Task) -> Task:
+    """A product that the source takes: of this machine's CPU, or else of a GPU."""
+    return on_cpu if source.takes(on_cpu) is None else for_gpu(on_cpu, cuda_target("9.0"))
+
+
+def for_gpu(task: Task, target: TargetSpec) -> Task:
+    return replace(task, target=target, precision="tf32")
 
 
 def proposed(source: CandidateSource, of: Task) -> tuple[Candidate, ...]:
@@ -113,12 +129,37 @@ def test_equal_seeds_propose_the_same(source: CandidateSource, matmul: Task) -> 
 def test_candidates_build_and_compute_what_the_default_computes(
     source: CandidateSource, matmul: Task, tmp_path: Path
 ) -> None:
+    if matmul.target.is_cuda:  # it builds here, and a GPU tells the rest
+        assert [built(build_candidate(matmul, c)) for c in proposed(source, matmul)[:2]]
+        return
     reference = ran(built(build_candidate(matmul, default_candidate(matmul))), matmul, tmp_path)
     for number, candidate in enumerate(proposed(source, matmul)[:2]):
         folder = tmp_path / str(number)
         folder.mkdir()
         output = ran(built(build_candidate(matmul, candidate)), matmul, folder)
         np.testing.assert_allclose(output, reference, rtol=1e-4, atol=1e-4)
+
+
+def disagreements(name: str, target: TargetSpec) -> list[str]:
+    """Say how candidates of a source differ from the default on this process's GPU."""
+    from tunerd.runner.agreement import disagreement
+    from tunerd.runner.cuda_device import CudaDevice
+
+    load_tvm()
+    task = for_gpu(matmul_task(), target)
+    builds = [build_candidate(task, c) for c in proposed(registry.SOURCES[name], task)]
+    reference = built(build_candidate(task, default_candidate(task)))
+    device = CudaDevice()
+    found = [disagreement(device, reference, built(build)) for build in builds]
+    return [failure.message for failure in found if failure is not None]
+
+
+@pytest.mark.gpu
+def test_candidates_compute_on_a_gpu_what_the_default_computes(source: CandidateSource) -> None:
+    target = plan(SliceRequest("whole", 100)).target
+    spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
+    with ProcessPoolExecutor(1, spawning) as process:
+        assert process.submit(disagreements, source.name, target).result() == []
 
 
 def test_a_kernel_at_hand_builds_to_what_its_recipe_builds_to(
@@ -171,8 +212,8 @@ def test_a_foreign_recipe_is_a_failure_of_the_build(
     assert (failure.stage, failure.kind) == (Stage.BUILD, Kind.COMPILE)
 
 
-def test_a_candidate_of_an_unknown_source_is_a_failure_of_the_build(matmul: Task) -> None:
-    failure = build_candidate(matmul, Candidate(matmul.task_id, "1" * 16, "gone", ""))
+def test_a_candidate_of_an_unknown_source_is_a_failure_of_the_build(on_cpu: Task) -> None:
+    failure = build_candidate(on_cpu, Candidate(on_cpu.task_id, "1" * 16, "gone", ""))
     assert isinstance(failure, Failure)
     assert "no candidate source 'gone', only default, metaschedule" in failure.message
 
@@ -282,9 +323,9 @@ def tuner_of(*tasks: Task) -> Tuner:
     return tuner
 
 
-def test_a_source_that_was_added_by_a_line_wins(numbers: CandidateSource, matmul: Task) -> None:
+def test_a_source_that_was_added_by_a_line_wins(numbers: CandidateSource, on_cpu: Task) -> None:
     secs = {DEFAULT_SOURCE: 1e-3, METASCHEDULE: 8e-4, "numbers": 1e-4}
-    ends = list(run([matmul], tuner_of(matmul), secs, 6 * BATCH))
+    ends = list(run([on_cpu], tuner_of(on_cpu), secs, 6 * BATCH))
     counts = Counter(candidate.source for candidate, _ in ends)
     assert counts == {DEFAULT_SOURCE: 1, METASCHEDULE: BATCH, "numbers": 5 * BATCH}
     best = min((r.median_secs, c.source) for c, r in ends if isinstance(r, Measurement))
@@ -292,9 +333,9 @@ def test_a_source_that_was_added_by_a_line_wins(numbers: CandidateSource, matmul
 
 
 def test_a_source_that_does_not_take_a_task_leaves_it_to_the_others(
-    numbers: CandidateSource, matmul: Task
+    numbers: CandidateSource, on_cpu: Task
 ) -> None:
-    refused = replace(matmul, name="refused")
+    refused = replace(on_cpu, name="refused")
     secs = {DEFAULT_SOURCE: 1e-3, METASCHEDULE: 8e-4, "numbers": 1e-4}
     ends = list(run([refused], tuner_of(refused), secs, 2 * BATCH))
     counts = Counter(candidate.source for candidate, _ in ends)

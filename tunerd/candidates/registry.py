@@ -5,6 +5,7 @@ from __future__ import annotations
 from tunerd.candidates.base import CandidateSource, LoweredKernel, Search, SearchSettings
 from tunerd.candidates.default import DefaultSource
 from tunerd.candidates.metaschedule.source import MetaScheduleSource
+from tunerd.candidates.triton.source import TritonSource
 from tunerd.vocabulary import DEFAULT_SOURCE, Candidate, Proposal, Task
 
 SOURCES: dict[str, CandidateSource] = {
@@ -12,6 +13,7 @@ SOURCES: dict[str, CandidateSource] = {
     for source in (
         DefaultSource(),
         MetaScheduleSource(),
+        TritonSource(),
     )
 }
 

@@ -1,0 +1,319 @@
+"""Triton's templates: a kernel's text computes what TVM's own lowering of the task does."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import triton_in_numpy
+from onnx import TensorProto, helper, numpy_helper
+
+from tunerd.builder.library import load_tvm
+from tunerd.candidates import registry
+from tunerd.candidates.base import DeviceKernel, SearchSettings
+from tunerd.candidates.triton.nest import NotANest, nest_of
+from tunerd.candidates.triton.source import Recipe, Template, templates_of
+from tunerd.frontend.kernels import kernels_of
+from tunerd.frontend.model import FixedModel, model_digest
+from tunerd.system.arrays import KERNEL_TOLERANCES, comparison_values
+from tunerd.system.targets import cpu_target_json, cuda_target
+from tunerd.vocabulary import TRITON, Task, TensorSpec
+
+Node = tuple[str, list[str], str, dict[str, Any]]  # operator, inputs, output, attributes
+
+
+def task_of(
+    nodes: list[Node],
+    inputs: dict[str, tuple[int, ...]],
+    weights: dict[str, tuple[int, ...]],
+    *,
+    precision: str,
+    largest: bool = True,
+) -> Task:
+    """Return the task of a model's largest kernel, or of its last."""
+    rng = np.random.default_rng(0)
+    graph = helper.make_graph(
+        [helper.make_node(op, ins, [out], **attributes) for op, ins, out, attributes in nodes],
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info(nodes[-1][2], TensorProto.FLOAT, None)],
+        [
+            numpy_helper.from_array(rng.standard_normal(s).astype(np.float32) * 0.2, n)
+            for n, s in weights.items()
+        ],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    proto = onnx.shape_inference.infer_shapes(proto)
+    specs = tuple(TensorSpec(n, s, "float32") for n, s in inputs.items())
+    model = FixedModel("m", model_digest(proto), specs, proto, precision=precision)
+    tasks = kernels_of(model, cuda_target("9.0")).tasks
+    return max(tasks, key=lambda t: t.flops) if largest else tasks[-1]
+
+
+def conv(**attributes: Any) -> Callable[[], list[Node]]:
+    return lambda: [
+        ("Conv", ["x", "w", "b"], "c", attributes),
+        ("Relu", ["c"], "y", {}),
+    ]
+
+
+CASES: dict[str, tuple[list[Node], dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]] = {
+    "convolution": (
+        conv(pads=[1, 1, 1, 1])(),
+        {"x": (1, 32, 9, 11)},
+        {"w": (40, 32, 3, 3), "b": (40,)},
+    ),
+    "strided": (
+        conv(pads=[1, 1, 1, 1], strides=[2, 2])(),
+        {"x": (2, 24, 9, 9)},
+        {"w": (16, 24, 3, 3), "b": (16,)},
+    ),
+    "dilated": (
+        conv(pads=[2, 2, 2, 2], dilations=[2, 2])(),
+        {"x": (1, 16, 8, 8)},
+        {"w": (24, 16, 3, 3), "b": (24,)},
+    ),
+    "stem": (
+        conv(pads=[3, 3, 3, 3], strides=[2, 2])(),
+        {"x": (1, 3, 20, 20)},
+        {"w": (16, 3, 7, 7), "b": (16,)},
+    ),
+    "pointwise with a residual": (
+        [
+            ("Conv", ["x", "w", "b"], "c", {}),
+            ("Add", ["c", "r"], "s", {}),
+            ("Sigmoid", ["s"], "g", {}),
+            ("Mul", ["s", "g"], "y", {}),
+        ],
+        {"x": (1, 48, 7, 7), "r": (1, 64, 7, 7)},
+        {"w": (64, 48, 1, 1), "b": (64,)},
+    ),
+    "depthwise": (
+        conv(pads=[1, 1, 1, 1], group=24)(),
+        {"x": (1, 24, 9, 9)},
+        {"w": (24, 1, 3, 3), "b": (24,)},
+    ),
+    "matrix product with GELU": (
+        [
+            ("MatMul", ["x", "w"], "m", {}),
+            ("Add", ["m", "b"], "a", {}),
+            ("Mul", ["a", "k"], "d", {}),
+            ("Erf", ["d"], "e", {}),
+            ("Add", ["e", "one"], "f", {}),
+            ("Mul", ["a", "f"], "y", {}),
+        ],
+        {"x": (1, 33, 64)},
+        {"w": (64, 96), "b": (96,), "k": (), "one": ()},
+    ),
+    "batched product": (
+        [("MatMul", ["x", "z"], "y", {})],
+        {"x": (2, 3, 20, 32), "z": (2, 3, 32, 24)},
+        {},
+    ),
+    "product with a vector": (
+        [("MatMul", ["x", "w"], "m", {}), ("Add", ["m", "b"], "y", {})],
+        {"x": (1, 640)},
+        {"w": (640, 100), "b": (100,)},
+    ),
+    "max pool": (
+        [
+            (
+                "MaxPool",
+                ["x"],
+                "y",
+                {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+            )
+        ],
+        {"x": (1, 16, 9, 9)},
+        {},
+    ),
+    "mean of an image": (
+        [("ReduceMean", ["x"], "y", {"keepdims": 1})],
+        {"x": (1, 6, 12, 15)},
+        {},
+    ),
+    "softmax": ([("Softmax", ["x"], "y", {"axis": -1})], {"x": (2, 5, 50)}, {}),
+    "layer norm": (
+        [("LayerNormalization", ["x", "s", "b"], "y", {"axis": -1})],
+        {"x": (1, 7, 96)},
+        {"s": (96,), "b": (96,)},
+    ),
+    "transpose": ([("Transpose", ["x"], "y", {"perm": [0, 2, 1]})], {"x": (3, 20, 33)}, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def tvm() -> Any:
+    return load_tvm()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32", "fp32"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_kernel_computes_its_task(case: str, precision: str, tvm: Any) -> None:
+    nodes, inputs, weights = CASES[case]
+    task = task_of(nodes, inputs, weights, precision=precision)
+    templates = templates_of(task)
+    assert not isinstance(templates, str), templates
+    for name, template in templates.items():
+        cuts = list(template.tiles())
+        assert cuts, f"{name} has no way to cut it"
+        for cut in random.Random(0).sample(cuts, min(4, len(cuts))):
+            _require_agreement(task, template, cut, tvm)
+        for cut in [c for c in cuts if getattr(c, "splits", 1) > 1][:1]:
+            _require_agreement(task, template, cut, tvm, backwards=True)
+
+
+def test_products_by_tensor_cores_are_of_what_has_rows(tvm: Any) -> None:
+    for case, expected in {
+        "convolution": {"product"},
+        "stem": {"product"},
+        "batched product": {"product"},
+        "depthwise": {"loops"},
+        "softmax": {"rows"},
+        "layer norm": {"rows"},
+    }.items():
+        nodes, inputs, weights = CASES[case]
+        templates = templates_of(task_of(nodes, inputs, weights, precision="fp16"))
+        assert set(templates) == expected, case
+
+
+def test_fp32_takes_no_tensor_cores(tvm: Any) -> None:
+    nodes, inputs, weights = CASES["convolution"]
+    found = templates_of(task_of(nodes, inputs, weights, precision="fp32"))
+    assert isinstance(found, str) or "product" not in found
+
+
+def _require_agreement(
+    task: Task, template: Template, cut: Any, tvm: Any, *, backwards: bool = False
+) -> None:
+    """Run a kernel's text, and TVM's lowering of the task, on equal arguments."""
+    specs = task.args
+    dtypes = {"bfloat16": np.float32}
+    given = []
+    for i, spec in enumerate(specs):
+        own = replace(spec, dtype="float32") if spec.dtype in dtypes else spec
+        array = comparison_values(own, 0, i)
+        given.append(array.astype(triton_in_numpy.Language.bfloat16) if own is not spec else array)
+    expected = [np.asarray(a).astype(np.float32) for a in _by_tvm(task, given, tvm)]
+    found = [array.copy() for array in given]
+    found[-1][...] = 0
+    scratch: list[np.ndarray] = []
+    if template.workspace(cut):
+        scratch = [np.zeros(4096, np.int32), np.full(template.workspace(cut), np.nan, np.float32)]
+    text = template.source(cut, "kernel")
+    triton_in_numpy.run(text, "kernel", [*found, *scratch], template.grid(cut), backwards=backwards)
+    if scratch:
+        assert not scratch[0].any(), "counters are not zero again"
+    rtol, atol = KERNEL_TOLERANCES["float32" if task.precision == "fp32" else "float16"]
+    out = found[-1].astype(np.float32)
+    scale = np.abs(expected[-1]).max()
+    assert np.allclose(out, expected[-1], rtol=rtol, atol=atol * scale), f"{cut}\n{text}"
+
+
+def _by_tvm(task: Task, arrays: list[np.ndarray], tvm: Any) -> list[np.ndarray]:
+    from tunerd.frontend.relax.lowering import make_target
+
+    module = tvm.tirx.build(tvm.ir.load_json(task.mod_json), target=make_target(cpu_target_json(1)))
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    module["main"](*tensors)
+    return [tensor.numpy() for tensor in tensors]
+
+
+# --- the source --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def product(tvm: Any) -> Task:
+    nodes, inputs, weights = CASES["convolution"]
+    return task_of(nodes, inputs, weights, precision="fp16")
+
+
+def test_a_recipe_says_all_of_a_candidate(product: Task) -> None:
+    templates = templates_of(product)
+    for name, template in templates.items():
+        for cut in list(template.tiles())[:20]:
+            recipe = Recipe(name, cut)
+            assert Recipe.parse(recipe.text) == recipe
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"template":"product","version":0}', '{"template":"x","version":1}']
+)
+def test_what_is_no_recipe_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        Recipe.parse(text)
+
+
+def test_a_search_goes_from_the_estimate_to_what_was_measured(product: Task) -> None:
+    from tunerd.vocabulary import Result
+
+    search = registry.SOURCES[TRITON].search(SearchSettings(seed=0, threads=1, sms=52))
+    known = []
+    best = None
+    for _ in range(8):
+        proposal = search.propose(product, 8, results=known)
+        assert len(proposal.candidates) == len({c.candidate_id for c in proposal.candidates}) == 8
+        known = []
+        for candidate in proposal.candidates:
+            cut = json.loads(candidate.recipe)
+            secs = 1e-6 * (1 + abs(cut["rows"] - 32) + abs(cut["splits"] - 4) + cut["warps"])
+            known.append(Result(candidate, secs))
+            best = min(best or secs, secs)
+    search.propose(product, 8, results=known)
+    assert best <= 5e-6  # of 5 to 100 by this measure
+
+
+def test_a_search_ends_where_all_was_tried(tvm: Any) -> None:
+    nodes, inputs, weights = CASES["softmax"]
+    task = task_of(nodes, inputs, weights, precision="fp16")
+    search = registry.SOURCES[TRITON].search(SearchSettings(seed=0, threads=1))
+    count = len(list(templates_of(task)["rows"].tiles()))
+    assert len(search.propose(task, count + 5).candidates) == count
+    last = search.propose(task, 5)
+    assert last.exhausted
+    assert last.message
+
+
+def test_kernels_of_other_forms_are_refused_with_a_reason(tvm: Any) -> None:
+    from tvm.script import ir as I
+    from tvm.script import tirx as T
+
+    @I.ir_module
+    class Module:
+        @T.prim_func(s_tir=True)
+        def main(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")):  # type: ignore
+            for i in T.grid(8):
+                with T.sblock("x"):
+                    v = T.axis.remap("S", [i])
+                    T.reads(a[v])
+                    T.writes(b[v])
+                    b[v] = T.tan(a[v])
+
+    with pytest.raises(NotANest, match="tan"):
+        nest_of(Module)
+
+
+def test_a_library_has_the_kernel_that_its_host_code_calls(product: Task) -> None:
+    pytest.importorskip("triton")
+    from tunerd.builder.build import build_candidate
+    from tunerd.vocabulary import Build
+
+    source = registry.SOURCES[TRITON]
+    assert source.takes(product) is None
+    search = source.search(SearchSettings(seed=0, threads=1, sms=12))
+    candidates = search.propose(product, 400).candidates
+    split = next(c for c in candidates if json.loads(c.recipe)["splits"] > 1)
+    kernel = source.lower(product, split.recipe).kernels[0]
+    assert isinstance(kernel, DeviceKernel)
+    build = build_candidate(product, split)
+    assert isinstance(build, Build), build
+    assert kernel.symbol.encode() in build.library
+    assert [s.dtype for s in build.scratch] == ["int32", "float32"]
+    assert build.compiler.startswith("triton-")
+    assert build.args == product.args

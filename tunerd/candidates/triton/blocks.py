@@ -1,0 +1,29 @@
+"""The blocks of an unscheduled kernel, in the order in which they run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvm.ir import Expr
+    from tvm.s_tir import SBlock
+    from tvm.tirx import PrimFunc
+
+
+def blocks_of(function: PrimFunc) -> list[tuple[SBlock, Expr | bool]]:
+    """Return the blocks below a kernel's root with their predicates, not those inside of them."""
+    found: list[tuple[Any, Any]] = []
+
+    def visit(node: Any) -> None:
+        from tvm import s_tir, tirx
+
+        if isinstance(node, s_tir.SBlockRealize):
+            found.append((node.block, node.predicate))
+        elif isinstance(node, tirx.SeqStmt):
+            for each in node:
+                visit(each)
+        elif isinstance(node, tirx.For):
+            visit(node.body)
+
+    visit(function.body.block.body)
+    return found

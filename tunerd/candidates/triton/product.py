@@ -1,0 +1,229 @@
+"""Sums of products by tensor cores: matrix products, and convolutions as implicit ones.
+
+The axes of the result are rows, columns or, where both operands have them, separate products; the
+axes of the sum are the depth. A block of threads computes a tile of rows and columns in steps of
+depth, in fp32. With a split, several blocks take a part of the depth each; whoever ends last adds
+their tiles up in their order, so that equal inputs give equal bits, and the epilogue follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from tunerd.candidates.triton.code import is_small
+from tunerd.candidates.triton.features import Sizes, features
+from tunerd.candidates.triton.nest import Axis, Expr, Nest, NotANest
+
+MAX_TILES = 4096  # of a split product: it has a counter for each
+_SHARED_BYTES = 220 << 10  # of an SM, for all of its blocks
+_BLOCK_BYTES = 224 << 10
+ONE_ROW = Axis("one", 1)  # of a product with a vector
+_TYPES = {"fp16": ("float16", 2), "bf16": ("bfloat16", 2), "tf32": ("float32", 4)}
+
+
+@dataclass(frozen=True, order=True)
+class Tile:
+    """How a product is cut. Extents are in elements."""
+
+    rows: int
+    columns: int
+    depth: int
+    splits: int = 1
+    warps: int = 4
+    stages: int = 3
+
+
+@dataclass(frozen=True)
+class Product:
+    """A nest as a product of `left` [rows, depth] and `right` [depth, columns]."""
+
+    nest: Nest
+    precision: str
+    left: Expr
+    right: Expr
+    row_axes: tuple[Axis, ...]
+    column_axes: tuple[Axis, ...]
+    apart: tuple[Axis, ...]  # of which each value is a product of its own
+    depth_axes: tuple[Axis, ...]
+
+    @staticmethod
+    def of(nest: Nest, precision: str) -> Product:
+        """Return a nest as a product; raises NotANest with the reason where it is none."""
+        if precision not in _TYPES:
+            raise NotANest(f"tensor cores do not compute {precision}")
+        reduction = nest.reduction
+        if reduction.fold != "add" or reduction.start != 0:
+            raise NotANest("it is no sum of products")
+        value = reduction.value
+        while value.op == "cast":
+            (value,) = value.args
+        if value.op != "mul" or not reduction.axes:
+            raise NotANest("it is no sum of products")
+        left, right = value.args
+        if not is_small(nest.params):
+            raise NotANest("a tensor has more than 2^31 elements")
+        if any(len(side.loads) != 1 for side in (left, right)):
+            raise NotANest("an operand is no single tensor")
+        if nest.axes and nest.axes[-1] in left.axes and nest.axes[-1] not in right.axes:
+            left, right = right, left  # columns are what lies together in the result
+        rows = tuple(a for a in nest.axes if a in left.axes and a not in right.axes)
+        columns = tuple(a for a in nest.axes if a in right.axes and a not in left.axes)
+        apart = tuple(a for a in nest.axes if a in left.axes and a in right.axes)
+        if len(rows) + len(columns) + len(apart) < len(nest.axes):
+            raise NotANest("an axis of the result is one of no operand")
+        if not columns or _size(columns) < 8:
+            raise NotANest("it has too few columns for tensor cores")
+        for axis in reduction.axes:
+            if axis not in left.axes or axis not in right.axes:
+                raise NotANest("an axis of the sum is one of one operand only")
+        return Product(
+            nest, precision, left, right, rows or (ONE_ROW,), columns, apart, reduction.axes
+        )
+
+    @cached_property
+    def rows(self) -> int:
+        return _size(self.row_axes)
+
+    @cached_property
+    def columns(self) -> int:
+        return _size(self.column_axes)
+
+    @cached_property
+    def batch(self) -> int:
+        return _size(self.apart)
+
+    @cached_property
+    def depth(self) -> int:
+        return _size(self.depth_axes)
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether a step of depth goes over all axes of the sum, as where the last one is short."""
+        return len(self.depth_axes) > 1 and self.depth_axes[-1].extent < 16
+
+    @property
+    def along(self) -> int:
+        return self.depth if self.is_flat else self.depth_axes[-1].extent
+
+    @property
+    def _taps(self) -> int:
+        return 1 if self.is_flat else _size(self.depth_axes[:-1])
+
+    def steps(self, depth: int) -> int:
+        return self._taps * math.ceil(self.along / depth)
+
+    @property
+    def dtype(self) -> str:
+        """The type of operands as tensor cores take them."""
+        return _TYPES[self.precision][0]
+
+    @property
+    def item_bytes(self) -> int:
+        return _TYPES[self.precision][1]
+
+    # --- the space -----------------------------------------------------------------------------
+
+    def tiles(self) -> Iterator[Tile]:
+        """Yield the ways to cut it that fit shared memory and registers."""
+        for bm in (16, 32, 64, 128, 256)[: 4 if self.is_flat else None]:
+            if bm > 16 and bm >= 2 * self.rows:
+                continue
+            for bn in (16, 32, 64, 128, 256):
+                if bn > 16 and bn >= 2 * self.columns:
+                    continue
+                if not 256 <= bm * bn <= 256 * 128:
+                    continue
+                for bk in (16, 32, 64, 128):
+                    if (bk >= 2 * self.along and bk > 16) or (bk == 16 and self.along > 32):
+                        continue
+                    if bk * self.item_bytes > 256:
+                        continue
+                    yield from self._with_depth(bm, bn, bk)
+
+    def _with_depth(self, bm: int, bn: int, bk: int) -> Iterator[Tile]:
+        steps = self.steps(bk)
+        blocks = self.batch * math.ceil(self.rows / bm) * math.ceil(self.columns / bn)
+        for splits in (1, 2, 3, 4, 6, 8, 12, 16):
+            if splits > 1 and (steps // splits < 2 or blocks > MAX_TILES):
+                continue
+            for warps in (4, 8) if bm >= 64 else (2, 4):
+                if not min(8, bm * bn / 64) <= bm * bn / (32 * warps) <= 128:
+                    continue
+                for stages in (2, 3, 4, 5, 6):
+                    shared = self._shared_bytes(bm, bn, bk, stages)
+                    if shared <= _BLOCK_BYTES and stages <= math.ceil(steps / splits) + 1:
+                        yield Tile(bm, bn, bk, splits, warps, stages)
+
+    def estimated_secs(self, tile: Tile, sms: int) -> float:
+        """Estimate a call: waves over the SMs, and in each a step's arithmetic or its bytes."""
+        tiles = math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
+        tiles *= self.batch
+        blocks, steps = tiles * tile.splits, math.ceil(self.steps(tile.depth) / tile.splits)
+        buffers = tile.stages if tile.rows >= 64 else tile.stages - 1
+        step_bytes = (tile.rows + tile.columns) * tile.depth * self.item_bytes
+        shared = self._shared_bytes(tile.rows, tile.columns, tile.depth, tile.stages)
+        registers = 32 * tile.warps * min(255, 40 + tile.rows * tile.columns // (32 * tile.warps))
+        live = max(1, min(_SHARED_BYTES // shared, 64 // tile.warps, 65536 // registers))
+        busy = min(live, math.ceil(blocks / sms))
+        full = min(1, tile.rows / 64) * min(1, tile.columns / 64)
+        peak = 4.0e12 * (0.5 if self.precision == "tf32" else 1.0)  # of an SM, per second
+        arithmetic = 2 * tile.rows * tile.columns * tile.depth / (peak * full)
+        moving = step_bytes / 70e9
+        step = max(busy * arithmetic, busy * moving, 0.7e-6 / buffers)
+        secs = math.ceil(blocks / (sms * busy)) * (1.0e-6 + steps * step) + 2e-6
+        if tile.splits > 1:
+            secs += 1.2e-6 + 2 * tile.splits * tiles * tile.rows * tile.columns * 4 / 2e12
+        return secs
+
+    def features(self, tile: Tile, sms: int) -> tuple[float, ...]:
+        across, splits, batch = self.grid(tile)
+        size = tile.rows * tile.columns
+        sizes = Sizes(
+            rows=tile.rows,
+            columns=tile.columns,
+            depth=tile.depth,
+            splits=splits,
+            warps=tile.warps,
+            stages=tile.stages,
+            all_rows=self.rows,
+            all_columns=self.columns,
+            all_depth=self.depth,
+            batch=batch,
+            steps=math.ceil(self.steps(tile.depth) / splits),
+            blocks=across * splits * batch,
+            shared_bytes=self._shared_bytes(tile.rows, tile.columns, tile.depth, tile.stages),
+            each=size / (32 * tile.warps),
+            wasted=across * size / (self.rows * self.columns),
+        )
+        return features(0, sizes, sms=sms, estimated_secs=self.estimated_secs(tile, sms))
+
+    def _shared_bytes(self, rows: int, columns: int, depth: int, stages: int) -> int:
+        # Products of 64 rows and more are asynchronous: they keep one buffer longer.
+        buffers = stages if rows >= 64 else stages - 1
+        return max(1, buffers) * (rows + columns) * depth * self.item_bytes
+
+    # --- the kernel ----------------------------------------------------------------------------
+
+    def grid(self, tile: Tile) -> tuple[int, int, int]:
+        tiles = math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
+        return tiles, tile.splits, self.batch
+
+    def workspace(self, tile: Tile) -> int:
+        """Return how many fp32 values a split needs to keep its sums in; 0 without one."""
+        if tile.splits == 1:
+            return 0
+        across, _, batch = self.grid(tile)
+        return across * batch * tile.splits * tile.rows * tile.columns
+
+    def source(self, tile: Tile, name: str) -> str:
+        """Return the text of a Triton kernel that takes the parameters, then what a split needs."""
+        from tunerd.candidates.triton.product_code import ProductCode
+
+        return ProductCode(self, tile).text(name)
+
+
+def _size(axes: tuple[Axis, ...]) -> int:
+    return math.prod(a.extent for a in axes)

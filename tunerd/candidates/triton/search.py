@@ -1,0 +1,181 @@
+"""Task -> Candidates of its template: first by an estimate, then by a cost model.
+
+The space of a template is some thousand ways to cut it, and all of them are scored. The first
+candidates are the best by the estimate, which knows the SMs of the share, no two of them alike;
+then a cost model chooses, which learns from every result of the run and has the estimate among its
+features. Some are always taken by the estimate alone, since the model knows what was tried.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunerd.candidates.base import Search, SearchSettings
+from tunerd.candidates.cost_model import CostModel
+from tunerd.candidates.triton.source import Recipe, Template, templates_of
+from tunerd.vocabulary import (
+    TRITON,
+    Candidate,
+    Proposal,
+    Result,
+    Task,
+    TrainingRow,
+    TransferredResults,
+    candidate_id,
+)
+
+log = logging.getLogger(__name__)
+
+_FIRST = 12  # candidates by the estimate alone
+_ALIKE = 2  # of a batch with the same tile, differing in stages or warps
+_BY_ESTIMATE = 0.15  # of later candidates
+_SMS = 132  # where a share's are not known
+
+
+@dataclass
+class _Space:
+    """The ways to cut one task."""
+
+    task: Task
+    templates: dict[str, Template]
+    tiles: list[tuple[str, Any]]  # template and how it is cut, by rising estimate
+    features: npt.NDArray[np.float32]  # shape [tile, feature]
+    ids: list[str]
+    recipes: list[str]
+    index: dict[str, int] = field(default_factory=dict)  # of a candidate's id
+    known: set[int] = field(default_factory=set)  # proposed or told
+
+
+class TritonSearch(Search):
+    """The search of one tuner. Not thread-safe."""
+
+    def __init__(self, settings: SearchSettings) -> None:
+        self._settings = settings
+        self._sms = settings.sms or _SMS
+        self._spaces: dict[str, _Space] = {}
+        self._random = np.random.default_rng((settings.seed, settings.island_number))
+        self._cost_model = CostModel(seed=settings.seed, threads=settings.threads)
+
+    def learn(self, transferred: Sequence[TransferredResults], tasks: Mapping[str, Task]) -> None:
+        for past in transferred:
+            task = tasks.get(past.task.task_id, past.task)
+            try:
+                space = self._space(task)
+                for recipe, run_secs in past.results:
+                    parsed = Recipe.parse(recipe)
+                    template = space.templates[parsed.template]
+                    own = _features(template, parsed.cut, past.sms or self._sms)
+                    self._cost_model.tell(past.key, f"{past.key}/{recipe}", own, run_secs)
+            except Exception as error:  # of a store that something else wrote
+                log.warning("%s teaches nothing: %s", past.key, error)
+
+    def propose(
+        self,
+        task: Task,
+        count: int,
+        *,
+        results: Sequence[Result] = (),
+        exclude: Collection[str] = (),
+        rows: Sequence[TrainingRow] = (),
+    ) -> Proposal:
+        started = time.perf_counter()
+        try:
+            for row in rows:
+                own = np.frombuffer(row.features, dtype=np.float32)
+                self._cost_model.tell(row.task_id, row.candidate_id, own, row.run_secs)
+            space = self._space(task)
+            self._tell(space, results)
+            chosen = self._choose(space, count, exclude)
+        except Exception as error:  # of a task that no template fits
+            message = f"{type(error).__name__}: {error}"[:500]
+            log.warning("%s: no candidates of Triton: %s", task.name, message)
+            return Proposal((), True, message, time.perf_counter() - started)
+        space.known.update(chosen)
+        candidates = tuple(
+            Candidate(task.task_id, space.ids[i], TRITON, space.recipes[i]) for i in chosen
+        )
+        message = "" if candidates else "every way to cut the template was tried"
+        features = tuple(space.features[i].tobytes() for i in chosen)
+        secs = time.perf_counter() - started
+        return Proposal(candidates, not candidates, message, secs, features)
+
+    def _space(self, task: Task) -> _Space:
+        if task.task_id not in self._spaces:
+            found = templates_of(task)
+            if isinstance(found, str):
+                raise ValueError(found)
+            estimated = sorted(
+                (template.estimated_secs(cut, self._sms), name, cut)
+                for name, template in found.items()
+                for cut in template.tiles()
+            )
+            tiles = [(name, cut) for _, name, cut in estimated]
+            recipes = [Recipe(name, cut).text for name, cut in tiles]
+            ids = [candidate_id(task.task_id, r, source=TRITON) for r in recipes]
+            rows = [_features(found[name], cut, self._sms) for name, cut in tiles]
+            features = np.array(rows, np.float32)
+            space = _Space(task, found, tiles, features, ids, recipes)
+            space.index = {name: i for i, name in enumerate(ids)}
+            self._spaces[task.task_id] = space
+        return self._spaces[task.task_id]
+
+    def _tell(self, space: _Space, results: Sequence[Result]) -> None:
+        for result in results:
+            name = result.candidate.candidate_id
+            place = space.index.get(name)
+            if place is None:
+                continue
+            space.known.add(place)
+            own = space.features[place]
+            self._cost_model.tell(space.task.task_id, name, own, result.run_secs)
+
+    def _choose(self, space: _Space, count: int, exclude: Collection[str]) -> list[int]:
+        under_way = {space.index[x] for x in exclude if x in space.index}
+        left = [i for i in range(len(space.tiles)) if i not in space.known | under_way]
+        by_estimate = iter(left)
+        tried = len(space.known | under_way)
+        if tried < _FIRST or not self._cost_model.told(space.task.task_id):
+            return self._unlike(space, left, count)
+        scores = self._cost_model.predict(space.features[left])
+        by_score = [left[i] for i in np.argsort(-scores, kind="stable")]
+        chosen = self._unlike(space, by_score, count)
+        for place in range(len(chosen)):
+            if self._random.random() < _BY_ESTIMATE:
+                other = next((i for i in by_estimate if i not in chosen), None)
+                if other is not None:
+                    chosen[place] = other
+        return chosen
+
+    def _unlike(self, space: _Space, ordered: Sequence[int], count: int) -> list[int]:
+        """Return the first, few of them with one tile; what was tried before counts, too."""
+        seen: dict[Any, int] = {}
+        chosen: list[int] = []
+        rest: list[int] = []
+        for place in ordered:
+            if len(chosen) == count:
+                break
+            key = _tile_of(space.tiles[place])
+            if seen.get(key, 0) < _ALIKE:
+                seen[key] = seen.get(key, 0) + 1
+                chosen.append(place)
+            elif len(rest) < count:
+                rest.append(place)
+        return [*chosen, *rest][:count]
+
+
+def _tile_of(tile: tuple[str, Any]) -> tuple[Any, ...]:
+    name, cut = tile
+    sizes = ("rows", "columns", "depth", "splits")
+    return (name, *(getattr(cut, size, 0) for size in sizes))
+
+
+def _features(template: Template, cut: Any, sms: int) -> npt.NDArray[np.float32]:
+    """Return what the cost model knows of a cut; both templates have as many features."""
+    return np.asarray(template.features(cut, sms), dtype=np.float32)

@@ -1,0 +1,213 @@
+"""Kernels by templates in Triton. A recipe is JSON: the template, and how it is cut.
+
+Templates are written for what a task computes, as its own TIR says (`nest`): the loads, the padding
+and the epilogue of the kernel are the task's. Triton is needed where candidates are built, not
+where they run: a candidate is a cubin.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tunerd.candidates.base import (
+    ENTRY,
+    CandidateSource,
+    DeviceKernel,
+    LoweredKernel,
+    Search,
+    SearchSettings,
+)
+from tunerd.candidates.triton.fold import Fold, Piece
+from tunerd.candidates.triton.loops import Block, Loops
+from tunerd.candidates.triton.nest import Nest, NotANest, nest_of
+from tunerd.candidates.triton.product import MAX_TILES, Product, Tile
+from tunerd.candidates.triton.rows import Rows, Strip
+from tunerd.vocabulary import TRITON, TargetSpec, Task, TensorSpec, architecture
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+
+_VERSION = 1  # of the templates' text: another one gives other candidates
+_LEAST_ARCH = 80
+_ROWS_OF_TENSOR_CORES = 16  # of their smallest product
+_CACHED_TASKS = 512
+
+
+class Cut(Protocol):
+    """How a template is cut."""
+
+    @property
+    def warps(self) -> int: ...
+    @property
+    def stages(self) -> int: ...
+
+
+class Template(Protocol):
+    """A task as a template that can be cut in several ways."""
+
+    @property
+    def nest(self) -> Nest: ...
+    @property
+    def rows(self) -> int: ...
+    def tiles(self) -> Iterator[Any]: ...
+    def estimated_secs(self, tile: Any, sms: int) -> float: ...
+    def features(self, tile: Any, sms: int) -> tuple[float, ...]: ...
+    def grid(self, tile: Any) -> tuple[int, int, int]: ...
+    def workspace(self, tile: Any) -> int: ...
+    def source(self, tile: Any, name: str) -> str: ...
+
+
+_CUTS: dict[str, type] = {"product": Tile, "loops": Block, "fold": Piece, "rows": Strip}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A template's name, and how it is cut."""
+
+    template: str
+    cut: Any
+
+    @property
+    def text(self) -> str:
+        content = {"template": self.template, "version": _VERSION, **asdict(self.cut)}
+        return json.dumps(content, separators=(",", ":"), sort_keys=True)
+
+    @staticmethod
+    def parse(text: str) -> Recipe:
+        """Read a recipe; raises ValueError, KeyError or TypeError for what is none."""
+        content = json.loads(text)
+        if content["version"] != _VERSION:
+            raise ValueError(f"the templates are of version {_VERSION}: tune the task again")
+        kind = _CUTS[content["template"]]
+        cut = kind(**{f.name: int(content[f.name]) for f in fields(kind)})
+        return Recipe(content["template"], cut)
+
+
+class TritonSource(CandidateSource):
+    """Takes kernels of GPUs with tensor cores that a template fits."""
+
+    name = TRITON
+
+    def imports(self, target: TargetSpec) -> tuple[str, ...]:
+        return ("triton", "xgboost") if target.is_cuda and is_installed() else ()
+
+    def takes(self, task: Task) -> str | None:
+        if not task.target.is_cuda:
+            return "Triton's templates are for GPUs"
+        arch = architecture(task.target.json)
+        if not arch.startswith("sm_") or int(arch[3:].rstrip("af")) < _LEAST_ARCH:
+            return f"Triton's templates are for GPUs of capability 8.0 and more, not {arch}"
+        if not is_installed():
+            return "Triton is not installed: pip install 'tunerd[triton]'"
+        found = templates_of(task)
+        return found if isinstance(found, str) else None
+
+    def lower(self, task: Task, recipe: str) -> LoweredKernel:
+        parsed = Recipe.parse(recipe)
+        templates = templates_of(task)
+        if isinstance(templates, str):
+            raise ValueError(templates)
+        return lowered(task, templates[parsed.template], parsed)
+
+    def search(self, settings: SearchSettings) -> Search:
+        from tunerd.candidates.triton.search import TritonSearch
+
+        return TritonSearch(settings)
+
+
+@functools.cache
+def is_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def templates_of(task: Task) -> dict[str, Template] | str:
+    """Return the templates that fit a task by their names, or why none does."""
+    return _templates(task.mod_json, task.precision)
+
+
+@functools.lru_cache(_CACHED_TASKS)
+def _templates(mod_json: str, precision: str) -> dict[str, Template] | str:
+    import tvm
+
+    try:
+        nest = nest_of(tvm.ir.load_json(mod_json))
+    except NotANest as error:
+        return f"no template fits: {error}"
+    found: dict[str, Template] = {}
+    reasons = []
+    ways: tuple[tuple[str, Callable[[], Template]], ...] = (
+        ("product", lambda: Product.of(nest, precision)),
+        ("rows", lambda: Rows.of(nest)),
+        ("fold", lambda: Fold.of(nest)),
+        ("loops", lambda: Loops.of(nest)),
+    )
+    for name, of in ways:
+        try:
+            template = of()
+        except NotANest as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        found[name] = template
+        if name == "product" and template.rows >= _ROWS_OF_TENSOR_CORES:
+            break  # nothing else comes near
+    return found or f"no template fits: {'; '.join(reasons)}"
+
+
+def lowered(task: Task, template: Template, recipe: Recipe) -> LoweredKernel:
+    """Compile a candidate, and return the host code that launches it."""
+    from tunerd.candidates.triton.compile import compile_kernel, load
+
+    digest = hashlib.sha256(f"{task.task_id}\n{recipe.text}".encode()).hexdigest()[:16]
+    symbol = f"tunerd_{recipe.template}_{digest}"
+    values = template.workspace(recipe.cut)
+    scratch: tuple[TensorSpec, ...] = ()
+    if values:
+        scratch = (
+            TensorSpec("counters", (MAX_TILES,), "int32"),
+            TensorSpec("workspace", (_rounded(values),), "float32"),
+        )
+    specs = (*task.args, *scratch)
+    compiled = compile_kernel(
+        template.source(recipe.cut, symbol),
+        symbol,
+        [s.dtype for s in specs],
+        arch=architecture(task.target.json),
+        warps=recipe.cut.warps,
+        stages=recipe.cut.stages,
+    )
+    # Triton adds two pointers to each kernel's parameters, to scratch memory that these do not use.
+    types = ("handle",) * len(specs) + ("int64",) * 2
+    kernel = DeviceKernel(symbol, compiled.cubin, types, f"triton-{load().__version__}")
+    launch = (*template.grid(recipe.cut), compiled.threads, compiled.shared_bytes)
+    return LoweredKernel(_host_code(symbol, specs, launch), (kernel,), scratch)
+
+
+def _rounded(values: int) -> int:
+    """Round up, so that the workspaces of many candidates are of few sizes."""
+    return 1 << max(14, (values - 1).bit_length())
+
+
+def _host_code(symbol: str, specs: tuple[TensorSpec, ...], launch: tuple[int, ...]) -> IRModule:
+    import tvm
+
+    names = [f"a{i}" for i in range(len(specs))]
+    params = ", ".join(
+        f'{name}: T.Buffer({tuple(spec.shape)}, "{spec.dtype}")'
+        for name, spec in zip(names, specs, strict=True)
+    )
+    passed = [f"{name}.data" for name in names] + ["T.int64(0)"] * 2
+    passed += [f"T.int64({value})" for value in launch]
+    text = f"""
+# from tvm.script import tirx as T
+@T.prim_func
+def {ENTRY}({params}):
+    T.func_attr({{"tirx.noalias": True, "tirx.is_scheduled": True, "global_symbol": "{ENTRY}"}})
+    T.evaluate(T.call_packed("{symbol}", {", ".join(passed)}))
+"""
+    return tvm.IRModule({ENTRY: tvm.script.from_source(text)})
