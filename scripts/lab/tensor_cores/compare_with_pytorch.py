@@ -1,0 +1,393 @@
+#!/usr/bin/env python3
+"""Compare tuned models with what people would run instead, at one share of a GPU.
+
+    scripts/lab/tensor_cores/compare_with_pytorch.py --gpu-pct 40 --precision fp16 --out FOLDER
+
+Exports six models of torchvision and transformers with random weights, tunes each with
+`tunerd tune`, and then, in one process per model under the same MPS cap, times in turns: PyTorch
+eager in fp32, TF32 and fp16 in either memory layout, torch.compile (max-autotune) in fp16, each as
+one CUDA graph, and the tuned artifact. All are ready before the first sample is taken; a sample is
+the mean of as many inferences in a row as fill 5 ms, with the inputs on the device.
+
+Runs where PyTorch, torchvision, transformers and one NVIDIA GPU are. Writes comparison.json with
+every sample, the seconds that tuning and compiling took and the facts of the host, and
+comparison.txt. What was tuned before, in FOLDER/runs, is timed again as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+MODELS = (
+    "resnet50",
+    "mobilenet_v2",
+    "efficientnet_b0",
+    "convnext_tiny",
+    "vit_b_16",
+    "bert_base",
+)
+EAGER = ("fp32", "tf32", "fp16")
+TOKENS = 128
+SAMPLE_SECS = 0.005
+
+
+# --- models ------------------------------------------------------------------------------------
+
+
+def build(name: str, batch: int) -> tuple[Any, tuple[Any, ...], list[str]]:
+    """Return a model in evaluation mode, inputs, and their names."""
+    import torch
+
+    torch.manual_seed(0)
+    if name == "bert_base":
+        from transformers import BertConfig, BertModel  # type: ignore[import-not-found]
+
+        encoder = BertModel(BertConfig(attn_implementation="sdpa"), add_pooling_layer=False)
+
+        class Encoder(torch.nn.Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.encoder = encoder
+
+            def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+                found = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
+                return found.last_hidden_state
+
+        ids = torch.randint(0, 30000, (batch, TOKENS))
+        mask = torch.ones(batch, TOKENS, dtype=torch.long)
+        return Encoder().eval(), (ids, mask), ["input_ids", "attention_mask"]
+    import torchvision  # type: ignore[import-not-found]
+
+    model = getattr(torchvision.models, name)(weights=None).eval()
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):  # as of a trained model: not the identity
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    return model, (torch.randn(batch, 3, 224, 224),), ["images"]
+
+
+def export(name: str, batch: int, path: Path) -> None:
+    import torch
+
+    model, inputs, names = build(name, batch)
+    with torch.no_grad():
+        torch.onnx.export(
+            model,
+            inputs,
+            str(path),
+            input_names=names,
+            output_names=["out"],
+            dynamo=True,
+            external_data=False,
+            opset_version=18,
+        )
+
+
+# --- one model, under the cap ------------------------------------------------------------------
+
+
+class Contenders:
+    """Ways to run one model, each ready to be called so many times in a row."""
+
+    def __init__(self, name: str, batch: int) -> None:
+        import torch
+
+        self._torch, self._name, self._batch = torch, name, batch
+        self._kept: list[Any] = []  # what graphs read
+        self.runs: dict[str, Callable[[int], float]] = {}
+        self.ready_secs: dict[str, float] = {}
+        self.problems: dict[str, str] = {}
+
+    def add(self, label: str, make: Callable[[], Callable[[int], float]]) -> None:
+        started = time.monotonic()
+        try:
+            run = make()
+            run(3)
+        except Exception as error:
+            self.problems[label] = f"{type(error).__name__}: {error}"[:300]
+            return
+        self.ready_secs[label] = time.monotonic() - started
+        self.runs[label] = run
+
+    def eager(self, precision: str, *, channels_last: bool) -> Callable[[int], float]:
+        torch = self._torch
+        model, inputs = self._placed(precision, channels_last=channels_last)
+        stream = torch.cuda.Stream()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(5):
+                model(*inputs)
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                model(*inputs)
+        return self._timed(graph.replay)
+
+    def compiled(self, precision: str) -> Callable[[int], float]:
+        torch = self._torch
+        model, inputs = self._placed(precision, channels_last=True)
+        quick = torch.compile(model, mode="max-autotune")
+
+        def call() -> None:
+            with torch.no_grad():
+                quick(*inputs)
+
+        for _ in range(4):
+            call()
+        torch.cuda.synchronize()
+        return self._timed(call)
+
+    def artifact(self, folder: Path) -> Callable[[int], float]:
+        import numpy as np
+
+        import tunerd
+
+        model = tunerd.load(folder)
+        random = np.random.default_rng(0)
+        inputs = {
+            s.name: random.standard_normal(s.shape).astype(s.dtype)
+            if s.dtype.startswith("float")
+            else np.ones(s.shape, s.dtype)
+            for s in model.inputs
+        }
+        return lambda calls: model.timed_calls(inputs, calls) / calls
+
+    def _placed(self, precision: str, *, channels_last: bool) -> tuple[Any, tuple[Any, ...]]:
+        torch = self._torch
+        is_tf32 = precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = is_tf32
+        torch.backends.cudnn.allow_tf32 = is_tf32
+        torch.backends.cudnn.benchmark = True
+        model, inputs, _ = build(self._name, self._batch)
+        model, inputs = model.cuda(), tuple(x.cuda() for x in inputs)
+        if channels_last and self._name != "bert_base":
+            model = model.to(memory_format=torch.channels_last)
+            inputs = tuple(x.contiguous(memory_format=torch.channels_last) for x in inputs)
+        if precision == "fp16":
+            model = model.half()
+            inputs = tuple(x.half() if x.is_floating_point() else x for x in inputs)
+        self._kept.append((model, inputs))
+        return model, inputs
+
+    def _timed(self, call: Callable[[], None]) -> Callable[[int], float]:
+        torch = self._torch
+
+        def run(calls: int) -> float:
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize()
+            return (time.perf_counter() - started) / calls
+
+        return run
+
+    def sampled(self, rounds: int) -> dict[str, list[float]]:
+        """Time all in turns; the order is turned round each time."""
+        counts = {
+            label: max(3, round(SAMPLE_SECS / max(run(20), 1e-6)))
+            for label, run in self.runs.items()
+        }
+        secs: dict[str, list[float]] = {label: [] for label in self.runs}
+        for turn in range(rounds):
+            for label in list(self.runs)[:: 1 if turn % 2 else -1]:
+                secs[label].append(self.runs[label](counts[label]))
+        return secs
+
+
+def inside(options: argparse.Namespace) -> None:
+    """Be the process of one model."""
+    import torch
+
+    contenders = Contenders(options.inside, options.batch)
+    # The artifact first: what PyTorch keeps of the GPU's memory does not matter to it then.
+    folder = run_folder(options, options.inside) / "artifact"
+    contenders.add(f"tunerd {options.precision}", lambda: contenders.artifact(folder))
+    for precision in EAGER:
+        for channels_last in (False, True) if options.inside != "bert_base" else (False,):
+            layout = " channels last" if channels_last else ""
+            make = functools.partial(contenders.eager, precision, channels_last=channels_last)
+            contenders.add(f"eager {precision}{layout}", make)
+    if options.compile:
+        contenders.add("compiled fp16", lambda: contenders.compiled("fp16"))
+    found = {
+        "secs": contenders.sampled(options.rounds),
+        "ready_secs": contenders.ready_secs,
+        "problems": contenders.problems,
+        "sms": torch.cuda.get_device_properties(0).multi_processor_count,
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }
+    print("FOUND " + json.dumps(found), flush=True)
+
+
+# --- all models --------------------------------------------------------------------------------
+
+
+def run_folder(options: argparse.Namespace, name: str) -> Path:
+    size = "" if options.batch == 1 else f"-batch{options.batch}"
+    place = f"{name}{size}-{options.precision}-gpu{options.gpu_pct}"
+    return Path(options.out).resolve() / "runs" / place
+
+
+def exported(options: argparse.Namespace, name: str) -> Path:
+    size = "" if options.batch == 1 else f"-batch{options.batch}"
+    return Path(options.out).resolve() / f"{name}{size}.onnx"
+
+
+def export_all(options: argparse.Namespace) -> None:
+    """Export what was not, all at once."""
+    missing = [m for m in options.models.split(",") if not exported(options, m).exists()]
+    command = [sys.executable, __file__, *sys.argv[1:], "--export"]
+    children = [
+        subprocess.Popen([*command, name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for name in missing
+    ]
+    for name, child in zip(missing, children, strict=True):
+        if child.wait():
+            print(f"{name} could not be exported", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def mps(pct: int) -> Iterator[dict[str, str]]:
+    """Yield the environment of clients of an MPS daemon of our own."""
+    from tunerd.slices.mps.control import MpsControl, client_environment
+    from tunerd.system import host
+
+    gpu = host.facts().gpus[0]
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        control = MpsControl(Path(folder, "pipe"), Path(folder, "log"), gpu.uuid)
+        control.start()
+        try:
+            yield os.environ | client_environment(control.pipe_folder, gpu.uuid, pct)
+        finally:
+            control.quit()
+
+
+def tune(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Tune a model that was not yet; return how long that took and what it says."""
+    folder = run_folder(options, name)
+    kept = folder / "tuning.json"
+    if kept.exists():
+        return dict(json.loads(kept.read_text()))
+    path = exported(options, name)
+    command = [sys.executable, "-m", "tunerd", "tune", str(path), "--gpu-pct", str(options.gpu_pct)]
+    command += ["--precision", options.precision, "--budget", options.budget]
+    command += ["--seed", str(options.seed), "--out", str(folder), "--json"]
+    started = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True)
+    secs = time.monotonic() - started
+    found: dict[str, Any] = {"secs": secs, "exit_code": done.returncode}
+    with contextlib.suppress(ValueError):
+        outcome = json.loads(done.stdout)
+        found["verification"] = outcome.get("verification")
+        found["trials"] = sum(t["trials"] for t in outcome.get("tasks", ()))
+        found["kernels_secs"] = sum(
+            t["weight"] * t["best_secs"] for t in outcome.get("tasks", ()) if t.get("best_secs")
+        )
+    if not (folder / "artifact").is_dir():
+        found["problem"] = done.stderr[-500:]
+    else:
+        kept.write_text(json.dumps(found))
+    return found
+
+
+def measure(options: argparse.Namespace, name: str, env: dict[str, str]) -> dict[str, Any]:
+    command = [sys.executable, __file__, *sys.argv[1:], "--inside", name]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
+    lines = [x for x in done.stdout.splitlines() if x.startswith("FOUND ")]
+    if not lines:
+        return {"problem": done.stderr[-500:]}
+    return dict(json.loads(lines[0].removeprefix("FOUND ")))
+
+
+def table(document: dict[str, Any]) -> str:
+    """Return medians in ms, and how many times faster tuned models are than the best others."""
+    tuned = f"tunerd {document['precision']}"
+    labels = ("eager fp32", "eager tf32", "eager fp16", "compiled fp16", tuned)
+    lines = [
+        f"| ms | {' | '.join(labels)} | faster than the best of the others | tuning |",
+        f"|---|{'--:|' * (len(labels) + 2)}",
+    ]
+    for name, found in document["models"].items():
+        secs = found["measured"].get("secs", {})
+        best = {
+            label: min(
+                (statistics.median(v) for k, v in secs.items() if k.startswith(label) and v),
+                default=None,
+            )
+            for label in labels
+        }
+        cells = [f"{1e3 * v:.3f}" if v else "-" for v in best.values()]
+        others = [k for k in secs if k != tuned and secs[k]]
+        ratio = "-"
+        if tuned in secs and others:
+            rival = min(others, key=lambda k: statistics.median(secs[k]))
+            ratios = sorted(a / b for a, b in zip(secs[rival], secs[tuned], strict=True))
+            low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
+            ratio = f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f}), {rival}"
+        took = found["tuning"].get("secs")
+        lines.append(
+            f"| {name} | {' | '.join(cells)} | {ratio} | {f'{took:.0f} s' if took else '-'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpu-pct", type=int, default=40)
+    parser.add_argument("--precision", default="fp16")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--budget", default="45s", help="of each search")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--export", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.export:
+        export(options.export, options.batch, exported(options, options.export))
+        return
+    if options.inside:
+        inside(options)
+        return
+    from tunerd.system import host
+    from tunerd.vocabulary import to_json
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    place = options.out / "comparison.json"
+    document: dict[str, Any] = {
+        "command": host.shown(sys.argv),
+        "gpu_pct": options.gpu_pct,
+        "precision": options.precision,
+        "batch": options.batch,
+        "host": to_json(host.facts()),
+        "models": json.loads(place.read_text())["models"] if place.exists() else {},
+    }
+    export_all(options)
+    for name in options.models.split(","):
+        tuning = tune(options, name)
+        with mps(options.gpu_pct) as env:
+            measured = measure(options, name, env)
+        document["models"][name] = {"tuning": tuning, "measured": measured}
+        place.write_text(json.dumps(document) + "\n")
+        (options.out / "comparison.txt").write_text(table(document))
+        print(table(document).splitlines()[-1], file=sys.stderr, flush=True)
+    print(table(document), end="")
+
+
+if __name__ == "__main__":
+    main()
