@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tunerd.candidates.triton.source import is_installed
 from tunerd.cluster.layout import Layout, cluster_layout, local_layout, open_cluster
 from tunerd.frontend.kernels import Kernels, Selection
 from tunerd.frontend.model import FixedModel, read_model
@@ -14,7 +15,7 @@ from tunerd.runs.folder import require_free
 from tunerd.runs.warm_start import WarmStart, read_warm_starts
 from tunerd.settings import TuneSettings
 from tunerd.system import host
-from tunerd.vocabulary import Model, Task, to_json
+from tunerd.vocabulary import FP32, Model, Task, to_json
 
 if TYPE_CHECKING:
     from tunerd.cluster.ray_cluster import Cluster
@@ -42,7 +43,17 @@ class RunPlan:
     @property
     def warning(self) -> str:
         """What a person should know before the run begins, or ""."""
-        return open_cluster(self.layout)
+        return " ".join(filter(None, (open_cluster(self.layout), self._without_templates())))
+
+    def _without_templates(self) -> str:
+        """Say what is missing for tensor cores, where they are asked for; or ""."""
+        is_wanted = self.settings.precision not in (None, FP32) and self.layout.target.is_cuda
+        if not is_wanted or is_installed():
+            return ""
+        return (
+            "Triton is not installed here, so no kernel will use tensor cores: "
+            "pip install 'tunerd[triton]'"
+        )
 
     @property
     def estimate_secs(self) -> float | None:
