@@ -4,8 +4,8 @@
     scripts/lab/checkouts_at_once.py MODEL.onnx --tree BEFORE --tree . --rounds 8 --out FOLDER
 
 Each search has two cores, `--cpu-pct 50` and a fixed seed. As many run at once as there are pairs
-of cores, so that what disturbs the machine disturbs all, and each batch begins at other cores. Writes
-at-once.json with every search, and at-once.txt with the median, the mean and the range.
+of cores, so that what disturbs the machine disturbs all, and each batch begins at other cores.
+Writes at-once.json with every search, and at-once.txt with the median, the mean and the range.
 """
 
 from __future__ import annotations

@@ -221,8 +221,10 @@ def inside(options: argparse.Namespace) -> None:
             contenders.add(f"eager {precision}{layout}", make)
     if options.compile:
         contenders.add("compiled fp16", lambda: contenders.compiled("fp16"))
+    secs = contenders.sampled(options.rounds)
     found = {
-        "secs": contenders.sampled(options.rounds),
+        "median_secs": {label: statistics.median(samples) for label, samples in secs.items()},
+        "secs": secs,
         "ready_secs": contenders.ready_secs,
         "problems": contenders.problems,
         "sms": torch.cuda.get_device_properties(0).multi_processor_count,
