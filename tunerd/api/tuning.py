@@ -62,6 +62,7 @@ class TuneOptions(TypedDict, total=False):
     shapes: Mapping[str, Sequence[int]]
     dims: Mapping[str, int]
     batch: int
+    precision: str
     seed: int
     slice_kind: SliceKind
     mps: Literal["own", "external"]
