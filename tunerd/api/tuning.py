@@ -43,6 +43,7 @@ class TuneOptions(TypedDict, total=False):
     budget_secs: search for so long.
     slices: per device; as many as fit if not given.
     shapes, dims, batch: of the inputs, by input name, by dimension name, and the leading dimension.
+    precision: "fp32", "tf32" or "fp16", that kernels compute in; as exported if not given.
     slice_kind: mps for GPUs and cpu for cores, if not given.
     mps: "external" uses the MPS daemon that is there.
     address: of a Ray cluster, HOST:PORT, "auto" or "local"; a private local one if not given.
