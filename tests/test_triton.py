@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tunerd.candidates import registry
 from tunerd.candidates.base import DeviceKernel, SearchSettings
 from tunerd.candidates.triton.nest import NotANest, nest_of
 from tunerd.candidates.triton.source import Recipe, Template, templates_of
-from tunerd.frontend.kernels import kernels_of
+from tunerd.frontend.kernels import Kernels, kernels_of
 from tunerd.frontend.model import FixedModel, model_digest
 from tunerd.system.arrays import KERNEL_TOLERANCES, comparison_values
 from tunerd.system.targets import cpu_target_json, cuda_target
@@ -34,9 +35,19 @@ def task_of(
     weights: dict[str, tuple[int, ...]],
     *,
     precision: str,
-    largest: bool = True,
 ) -> Task:
-    """Return the task of a model's largest kernel, or of its last."""
+    """Return the task of a model's largest kernel."""
+    return max(kernels(nodes, inputs, weights, precision=precision).tasks, key=lambda t: t.flops)
+
+
+def kernels(
+    nodes: list[Node],
+    inputs: dict[str, tuple[int, ...]],
+    weights: dict[str, tuple[int, ...]],
+    *,
+    precision: str,
+) -> Kernels:
+    """Lower a model for a GPU."""
     rng = np.random.default_rng(0)
     graph = helper.make_graph(
         [helper.make_node(op, ins, [out], **attributes) for op, ins, out, attributes in nodes],
@@ -52,8 +63,7 @@ def task_of(
     proto = onnx.shape_inference.infer_shapes(proto)
     specs = tuple(TensorSpec(n, s, "float32") for n, s in inputs.items())
     model = FixedModel("m", model_digest(proto), specs, proto, precision=precision)
-    tasks = kernels_of(model, cuda_target("9.0")).tasks
-    return max(tasks, key=lambda t: t.flops) if largest else tasks[-1]
+    return kernels_of(model, cuda_target("9.0"))
 
 
 def conv(**attributes: Any) -> Callable[[], list[Node]]:
@@ -317,3 +327,43 @@ def test_a_library_has_the_kernel_that_its_host_code_calls(product: Task) -> Non
     assert [s.dtype for s in build.scratch] == ["int32", "float32"]
     assert build.compiler.startswith("triton-")
     assert build.args == product.args
+
+
+def test_a_model_carries_its_kernels_and_their_counters(tvm: Any, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    from tunerd.artifacts.compile import compile_artifact
+
+    nodes, inputs, weights = CASES["convolution"]
+    found = kernels(nodes, inputs, weights, precision="fp16")
+    source = registry.SOURCES[TRITON]
+    task = max(found.tasks, key=lambda t: t.flops)
+    search = source.search(SearchSettings(seed=0, threads=1, sms=12))
+    candidates = search.propose(task, 400).candidates
+    split = next(c for c in candidates if json.loads(c.recipe)["splits"] > 1)
+    folder = compile_artifact(
+        found.lowered,
+        found.tasks,
+        {task.task_id: split},
+        task.target,
+        tmp_path / "artifact",
+        model=found.model,
+        pct=40,
+    )
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["precision"] == "fp16"
+    assert manifest["weights"][-1] == "tunerd_counters"
+    (entry,) = (e for e in manifest["tasks"] if e["task_id"] == task.task_id)
+    assert (entry["source"], entry["kernels"]) == (TRITON, 1)
+    (kernel,) = source.lower(task, split.recipe).kernels
+    assert kernel.symbol.encode() in (folder / "model.so").read_bytes()
+
+
+def test_what_passes_between_kernels_is_stored_in_16_bits(tvm: Any) -> None:
+    nodes, inputs, weights = CASES["convolution"]
+    found = kernels(nodes, inputs, weights, precision="fp16")
+    types = {name: str(array.dtype) for name, array in found.lowered.weights.items()}
+    assert sorted(types.values()) == ["float16", "float32"]  # a kernel's weights, and its bias
+    main = found.lowered.mod["main"]
+    assert str(main.params[0].ty.dtype) == "float32"
+    assert str(main.ret_ty.dtype) == "float32"
+    assert any("stored as float16" in note for note in found.model.notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.reference import Reference
-from tunerd.runs.finals.verify import onnxruntime_latency, verify
-from tunerd.system.arrays import verification_inputs
+from tunerd.runs.finals.verify import onnxruntime_latency, verify, with_rounded_weights
+from tunerd.system.arrays import rounded, verification_inputs
 from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
 from tunerd.vocabulary.verdict import Correctness, Verdict
 
@@ -350,3 +351,33 @@ def test_a_type_inside_a_branch_counts() -> None:
     branching = Model("branches", "0" * 64, (x,), (y,), proto)
     run = changed(Reference(proto).run, off_by(0.006, "y"))
     assert verify(run, branching).verdict is Verdict.RIGHT
+
+
+# --- another precision than the file's ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
+def test_rounding_to_a_precision_is_right_where_it_was_asked_for(
+    model: Model, precision: str
+) -> None:
+    asked = replace(model, precision=precision)
+    reference = Reference(with_rounded_weights(asked))
+    assert verify(reference.run, asked).verdict is not Verdict.WRONG
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
+def test_a_wrong_model_is_wrong_in_any_precision(model: Model, right: Run, precision: str) -> None:
+    def without_a_part(outputs: Arrays) -> Arrays:
+        return {name: array * np.float32(0.5) for name, array in outputs.items()}
+
+    asked = replace(model, precision=precision)
+    assert verify(changed(right, without_a_part), asked).verdict is Verdict.WRONG
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("tf32", 11), ("fp16", 11), ("bf16", 8)])
+def test_values_are_rounded_to_nearest(precision: str, bits: int) -> None:
+    values = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    near = rounded(values, precision)
+    assert np.abs(near - values).max() > 0
+    assert (np.abs(near - values) <= np.maximum(np.abs(values) * 2.0**-bits, 2.0**-25)).all()
+    assert np.array_equal(rounded(near, precision), near)

@@ -66,8 +66,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     cores = sorted(os.sched_getaffinity(0))
     slots = len(cores) // 2
-    names = {("before", "now")[i] if len(options.trees) == 2 else t.name: t.resolve()
-             for i, t in enumerate(options.trees)}  # fmt: skip
+    trees = [tree.resolve() for tree in options.trees]
+    labels = ["before", "now"] if len(trees) == 2 else [tree.name for tree in trees]
+    names = dict(zip(labels, trees, strict=True))
     work = [(number, name) for number in range(options.rounds) for name in names]
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="at-once-") as scratch:

@@ -51,7 +51,7 @@ def read_model(
     shapes: full shapes by input name, for inputs with open dimensions.
     dims: sizes by the name of an open dimension.
     batch: the leading dimension of every input, where it is open or other than the exported one.
-    precision: one of PRECISIONS that kernels are to compute in; "": as exported.
+    precision: fp32, tf32, fp16 or bf16, that kernels are to compute in; "": as exported.
 
     Raises ModelError where the file cannot be used or leaves dimensions open, and InputError where
     `shapes` or `dims` do not fit it.

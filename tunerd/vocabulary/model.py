@@ -45,8 +45,8 @@ class TargetSpec:
         return self.kind == "cuda"
 
 
+# What kernels compute in; sums are in fp32 in each.
 FP32, TF32, FP16, BF16 = "fp32", "tf32", "fp16", "bf16"
-PRECISIONS = (FP32, TF32, FP16, BF16)  # that kernels compute in; sums are in fp32 in each
 
 
 @dataclass(frozen=True)

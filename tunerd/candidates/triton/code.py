@@ -173,6 +173,12 @@ def float_text(value: float) -> str:
     return repr(value) if math.isfinite(value) else f"float('{value}')"
 
 
+def kernel_text(name: str, params: Sequence[str], lines: Sequence[str]) -> str:
+    """Return the text of a kernel from the lines of its body."""
+    head = f"def {name}({', '.join(params)}):"
+    return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+
+
 def consecutive(name: str, size: int) -> str:
     """Return the text of numbers that begin at a multiple of their count, which Triton is told."""
     return f"tl.max_contiguous(tl.multiple_of({name}, {size}), {size})"

@@ -25,7 +25,6 @@ class Compiled:
     cubin: bytes = field(repr=False)
     shared_bytes: int
     threads: int
-    ptx: str = field(repr=False)
 
 
 def compile_kernel(
@@ -62,7 +61,7 @@ def compile_kernel(
             f"the kernel needs {facts.shared} bytes of shared memory, and a block has "
             f"{max_shared_bytes}"
         )
-    return Compiled(built.asm["cubin"], facts.shared, 32 * facts.num_warps, built.asm["ptx"])
+    return Compiled(built.asm["cubin"], facts.shared, 32 * facts.num_warps)
 
 
 @functools.cache

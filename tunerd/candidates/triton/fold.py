@@ -19,6 +19,7 @@ from tunerd.candidates.triton.code import (
     float_text,
     is_small,
     joined,
+    kernel_text,
     split,
     widened,
 )
@@ -194,5 +195,4 @@ class Fold:
         if reduction.fold == "add" and reduction.start:
             lines.append(f"{pad}acc = acc + {start}")
         lines.append(f"{pad}{Scope(axes, masks, {}, ['acc']).stored(nest, ())}")
-        head = f"def {name}({', '.join(params)}):"
-        return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+        return kernel_text(name, params, lines)

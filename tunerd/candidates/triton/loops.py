@@ -17,6 +17,7 @@ from tunerd.candidates.triton.code import (
     consecutive,
     float_text,
     is_small,
+    kernel_text,
     split,
     widened,
 )
@@ -158,5 +159,4 @@ class Loops:
         scope = Scope(axes, masks, {}, ["acc"])
         is_whole = nest.reductions or set(nest.axes) <= nest.epilogue.axes
         lines.append(scope.stored(nest, self.row_axes, shape="" if is_whole else shape))
-        head = f"def {name}({', '.join(f'p{i}' for i in range(len(nest.params)))}):"
-        return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+        return kernel_text(name, [f"p{i}" for i in range(len(nest.params))], lines)

@@ -6,7 +6,15 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from tunerd.candidates.triton.code import Masks, Scope, by_axes, consecutive, joined, split
+from tunerd.candidates.triton.code import (
+    Masks,
+    Scope,
+    by_axes,
+    consecutive,
+    joined,
+    kernel_text,
+    split,
+)
 from tunerd.candidates.triton.nest import Axis, Expr, Linear, linear
 from tunerd.candidates.triton.product import ONE_ROW, Product, Tile
 
@@ -25,9 +33,7 @@ class ProductCode:
         params = [f"p{i}" for i in range(len(product.nest.params))]
         if tile.splits > 1:
             params += ["counters", "workspace"]
-        body = [*self._begin(), *self._loop(), *self._end()]
-        head = f"def {name}({', '.join(params)}):"
-        return "\n".join([head, *(f"    {line}" for line in body)]) + "\n"
+        return kernel_text(name, params, [*self._begin(), *self._loop(), *self._end()])
 
     # --- where a tile lies ---------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from tunerd.candidates.triton.code import (
     Scope,
     float_text,
     is_small,
+    kernel_text,
     split,
     widened,
 )
@@ -163,8 +164,7 @@ class Rows:
         scope = Scope(axes, masks, {}, left)
         own = self.row_axes or (Axis("one", 1),)
         lines.append(scope.stored(nest, own, shape=shape if self.column_axes else ""))
-        head = f"def {name}({', '.join(f'p{i}' for i in range(len(nest.params)))}):"
-        return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
+        return kernel_text(name, [f"p{i}" for i in range(len(nest.params))], lines)
 
 
 def _lies_together(reduction: Reduction) -> bool:

@@ -57,7 +57,6 @@ class TritonSearch(Search):
     """The search of one tuner. Not thread-safe."""
 
     def __init__(self, settings: SearchSettings) -> None:
-        self._settings = settings
         self._sms = settings.sms or _SMS
         self._spaces: dict[str, _Space] = {}
         self._random = np.random.default_rng((settings.seed, settings.island_number))
@@ -137,11 +136,10 @@ class TritonSearch(Search):
             self._cost_model.tell(space.task.task_id, name, own, result.run_secs)
 
     def _choose(self, space: _Space, count: int, exclude: Collection[str]) -> list[int]:
-        under_way = {space.index[x] for x in exclude if x in space.index}
-        left = [i for i in range(len(space.tiles)) if i not in space.known | under_way]
+        taken = space.known | {space.index[x] for x in exclude if x in space.index}
+        left = [i for i in range(len(space.tiles)) if i not in taken]
         by_estimate = iter(left)
-        tried = len(space.known | under_way)
-        if tried < _FIRST or not self._cost_model.told(space.task.task_id):
+        if len(taken) < _FIRST or not self._cost_model.told(space.task.task_id):
             return self._unlike(space, left, count)
         scores = self._cost_model.predict(space.features[left])
         by_score = [left[i] for i in np.argsort(-scores, kind="stable")]
@@ -154,7 +152,7 @@ class TritonSearch(Search):
         return chosen
 
     def _unlike(self, space: _Space, ordered: Sequence[int], count: int) -> list[int]:
-        """Return the first, few of them with one tile; what was tried before counts, too."""
+        """Return the first, few of them with one tile."""
         seen: dict[Any, int] = {}
         chosen: list[int] = []
         rest: list[int] = []
@@ -177,5 +175,5 @@ def _tile_of(tile: tuple[str, Any]) -> tuple[Any, ...]:
 
 
 def _features(template: Template, cut: Any, sms: int) -> npt.NDArray[np.float32]:
-    """Return what the cost model knows of a cut; both templates have as many features."""
+    """Return what the cost model knows of a cut; all templates have as many features."""
     return np.asarray(template.features(cut, sms), dtype=np.float32)

@@ -39,17 +39,8 @@ _ROWS_OF_TENSOR_CORES = 16  # of their smallest product
 _CACHED_TASKS = 512
 
 
-class Cut(Protocol):
-    """How a template is cut."""
-
-    @property
-    def warps(self) -> int: ...
-    @property
-    def stages(self) -> int: ...
-
-
 class Template(Protocol):
-    """A task as a template that can be cut in several ways."""
+    """A task as a template that can be cut in several ways, each with `warps` and `stages`."""
 
     @property
     def nest(self) -> Nest: ...

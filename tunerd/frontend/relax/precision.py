@@ -15,6 +15,7 @@ operands, summed in fp32, is what tensor cores compute. Nothing else decides wha
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -183,8 +184,14 @@ class _Plan:
         return self._functions[key]
 
     def _sentences(self) -> tuple[str, ...]:
-        narrow = sum(root is var and var not in self._wide for var, root in self._root.items())
-        return (f"{narrow} tensors between kernels and weights are stored as {self._dtype}",)
+        roots = {r for r in self._root.values() if str(getattr(r.ty, "dtype", "")) == _WIDE}
+        kept = Counter(self._wide[r] for r in roots if r in self._wide)
+        narrow = len(roots) - kept.total()
+        stored = f"{narrow} tensors between kernels and weights are stored as {self._dtype}"
+        if not kept:
+            return (stored,)
+        why = ", ".join(f"{count} {reason}" for reason, count in sorted(kept.items()))
+        return (f"{stored}; {kept.total()} stay {_WIDE}: {why}",)
 
 
 def narrowed(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
