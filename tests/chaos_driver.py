@@ -155,7 +155,8 @@ class ListTuner:
         exclude: Sequence[str],
         _: Any,
     ) -> Proposal:
-        assert source == METASCHEDULE
+        if source != METASCHEDULE:
+            return Proposal((), True, "", 0.0)
         (of,) = (t for t in TASKS if t.task_id == task_id)
         self._told |= {t.candidate.candidate_id for t in told} | set(exclude)
         fresh = [c for n in range(SPACE) if (c := candidate(of, n)).candidate_id not in self._told]
