@@ -1,32 +1,26 @@
-"""Work that slices repeat: the part of the contract that finals and benches need."""
+"""Benches: artifacts that slices repeat, alone and beside others, in rounds."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from artifact_fixtures import tiny_artifact
-from build_fixtures import built, default_of, matmul_task
 
-from tunerd.builder.build import build_candidate
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, InfrastructureError
-from tunerd.runner.load import Load, Repeats
-from tunerd.runner.profiles import final_profile
-from tunerd.slices import member, plan
-from tunerd.slices.base import Slice
+from tunerd.runner.load import Repeats
+from tunerd.slices import plan
 from tunerd.slices.simulated import SimulatedRunner, SimulatedSlice
 from tunerd.studies.bench.bandwidth_load import memory_hog
 from tunerd.studies.bench.replicas import Cast, run_rounds
 from tunerd.studies.timing import StartedSlice
 from tunerd.system import cores, host
-from tunerd.vocabulary import Build, Failure, Kind, SliceRequest, Stage, TargetSpec
+from tunerd.vocabulary import Failure, Kind, SliceRequest, Stage, TargetSpec
 
 Captured = pytest.CaptureFixture[str]
 SIMULATED = plan(SliceRequest("simulated", 50)).slices
@@ -36,93 +30,11 @@ def pct_of_a_core() -> int:
     return -(-100 // host.facts().usable_cores)
 
 
-@pytest.fixture(params=["cpu", "simulated", pytest.param("mps", marks=pytest.mark.gpu)])
-def working(request: pytest.FixtureRequest) -> Iterator[Slice]:
-    usable = member(request.param).usability()
-    if not usable.ok:
-        pytest.skip(usable.why)
-    pct = pct_of_a_core() if request.param == "cpu" else 40
-    (spec, *_) = plan(SliceRequest(request.param, pct)).slices
-    with member(spec.kind)(spec) as made:
-        made.prove()
-        yield made
-
-
-def kernel(of: Slice) -> Build:
-    task = matmul_task(plan(SliceRequest(of.kind, of.spec.pct)).target)
-    return built(build_candidate(task, default_of(task)))
-
-
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("work") / "artifact"
     tiny_artifact(folder)
     return folder
-
-
-def went(result: Repeats | Failure) -> Repeats:
-    assert isinstance(result, Repeats), result
-    return result
-
-
-def test_a_kernel_is_repeated_between_two_moments(working: Slice) -> None:
-    assert isinstance(working.launch().load(Load(build=kernel(working))), float)
-    start_at = time.monotonic() + 0.05
-    working.launch().repeat(start_at, start_at + 0.2)
-    ran = went(working.launch().stop())
-    assert len(ran.starts) > 3
-    assert ran.starts[0] >= start_at
-    assert all(s < start_at + 0.2 for s in ran.starts)
-    assert all(e > s for s, e in zip(ran.starts, ran.ends, strict=True))
-
-
-def test_work_without_an_end_goes_on_until_it_is_stopped_and_the_slice_measures_after(
-    working: Slice,
-) -> None:
-    build = kernel(working)
-    for _ in range(2):
-        working.launch().load(Load(build=build))
-        working.launch().repeat(0.0)
-        went(working.launch().stop())
-    (result,) = working.launch().compare([build], final_profile("warm"))
-    assert not isinstance(result, Failure), result
-    assert len(result.run_secs) >= 20
-
-
-def test_a_model_is_repeated_an_inference_at_a_time(artifact: Path) -> None:
-    (spec, *_) = plan(SliceRequest("cpu", pct_of_a_core())).slices
-    with member("cpu")(spec) as working:
-        working.prove()
-        once_secs = working.launch().load(Load(artifact=str(artifact)))
-        assert isinstance(once_secs, float)
-        now = time.monotonic()
-        working.launch().repeat(now, now + 0.1)
-        ran = went(working.launch().stop())
-        assert (ran.calls, ran.slice_id) == (1, spec.slice_id)
-        assert np.median(ran.secs) < 0.1
-
-
-def test_work_that_does_not_load_is_a_failure_and_the_slice_lives(working: Slice) -> None:
-    if working.kind == "simulated":
-        pytest.skip("a simulated slice loads nothing")
-    broken = dataclasses.replace(kernel(working), library=b"no library")
-    assert isinstance(working.launch().load(Load(build=broken)), Failure)
-    assert isinstance(working.launch().load(Load(build=kernel(working))), float)
-
-
-def test_work_that_was_never_ready_does_not_begin() -> None:
-    (spec, *_) = plan(SliceRequest("cpu", pct_of_a_core())).slices
-    with member("cpu")(spec) as idle:
-        idle.prove()
-        idle.launch().repeat(0.0)
-        ended = idle.launch().stop()
-        assert isinstance(ended, Failure)
-        assert "no work is ready" in ended.message
-
-
-def test_work_is_one_thing() -> None:
-    with pytest.raises(ValueError, match="either"):
-        Load()
 
 
 def test_a_memory_hog_streams_over_more_than_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
