@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import FolderError
-from tunerd.frontend.onnx.simplify import last_line
+from tunerd.frontend.onnx.reference import last_line
 from tunerd.records.sqlite import TVM_RECORDS
 from tunerd.records.store import Store
 from tunerd.vocabulary import Measurement, Record, Task, TrialState

@@ -10,10 +10,9 @@ import numpy as np
 
 from tunerd.errors import InputError, ModelError
 from tunerd.frontend.onnx.memory import require_memory
-from tunerd.frontend.onnx.reference import Reference, agree
+from tunerd.frontend.onnx.reference import Reference, agree, last_line
 from tunerd.frontend.onnx.rewrites import uses
 from tunerd.frontend.onnx.shapes import Declared, Shape, fix_shapes
-from tunerd.frontend.onnx.simplify import last_line
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import Arrays, TensorSpec
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from tunerd.errors import ModelError
+from tunerd.frontend.onnx.inference import infer_shapes
+from tunerd.frontend.onnx.reference import last_line
 from tunerd.frontend.onnx.rewrites import subgraphs
 from tunerd.frontend.onnx.shapes import MAX_RANK
-from tunerd.frontend.onnx.simplify import infer_shapes, last_line
 
 if TYPE_CHECKING:
     import onnx

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tunerd.errors import ModelError
-from tunerd.frontend.onnx.simplify import shapes_without_weights
+from tunerd.frontend.onnx.inference import shapes_without_weights
 from tunerd.system.cores import memory_bytes
 
 if TYPE_CHECKING:

@@ -54,3 +54,9 @@ def agree(got: np.ndarray, expected: np.ndarray, *, rtol: float = 1e-3) -> bool:
         return True
     scale = float(np.abs(expected[finite]).max()) or 1.0
     return bool(np.all(np.abs(got[finite].astype(np.float64) - expected[finite]) <= rtol * scale))
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of an error's message: libraries put stack traces before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

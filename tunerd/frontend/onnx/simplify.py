@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tunerd.errors import ModelError
-from tunerd.frontend.onnx.reference import Reference, agree
+from tunerd.frontend.onnx.inference import infer_shapes
+from tunerd.frontend.onnx.reference import Reference, agree, last_line
 from tunerd.frontend.onnx.rewrites import expanded, rewrite_graph
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import Arrays, TensorSpec
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import onnx
 
 log = logging.getLogger(__name__)
-
-_SMALL_CONSTANT = 4096  # elements: more are no shape, which inference would need the values of
 
 
 def simplify(
@@ -100,63 +98,6 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
     if not tensor.HasField("shape"):
         return None
     return tuple(int(d.dim_value) for d in tensor.shape.dim)
-
-
-def infer_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with the shapes of all intermediate values, as far as they can be known.
-
-    Raises ModelError where the graph is too odd for that.
-    """
-    import onnx
-
-    inferred = shapes_without_weights(proto).graph
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    for field in ("node", "output", "value_info"):  # subgraphs are in nodes
-        copy.graph.ClearField(field)
-    copy.graph.node.extend(inferred.node)
-    copy.graph.output.extend(inferred.output)
-    copy.graph.value_info.extend(inferred.value_info)
-    return copy
-
-
-def shapes_without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with the shapes of all values, in which large constants are inputs.
-
-    Inference copies what it is given, again and again, and asks for small constants only: shapes,
-    axes, sizes. Raises ModelError where the graph is too odd for that.
-    """
-    import onnx
-    from onnx import helper, shape_inference
-
-    light = onnx.ModelProto(ir_version=proto.ir_version)
-    light.opset_import.extend(proto.opset_import)
-    light.functions.extend(proto.functions)
-    light.graph.name = proto.graph.name
-    light.graph.node.extend(proto.graph.node)
-    light.graph.input.extend(proto.graph.input)
-    light.graph.output.extend(proto.graph.output)
-    light.graph.sparse_initializer.extend(proto.graph.sparse_initializer)
-    known = {value.name for value in proto.graph.input}
-    for tensor in proto.graph.initializer:
-        if math.prod(tensor.dims) <= _SMALL_CONSTANT:
-            light.graph.initializer.append(tensor)
-        elif tensor.name not in known:
-            light.graph.input.append(
-                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-    try:
-        return shape_inference.infer_shapes(light, data_prop=True)
-    except Exception as error:  # of onnx's native code, which raises many kinds
-        raise ModelError(
-            f"the model's shapes cannot be inferred: {last_line(error)}; export it again"
-        ) from error
-
-
-def last_line(error: Exception) -> str:
-    """Return the last line of an error's message: libraries put stack traces before it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 def _slim(proto: onnx.ModelProto) -> onnx.ModelProto:
