@@ -44,6 +44,9 @@ class TuneOptions(TypedDict, total=False):
     slices: per device; as many as fit if not given.
     shapes, dims, batch: of the inputs, by input name, by dimension name, and the leading dimension.
     precision: "fp32", "tf32" or "fp16", that kernels compute in; as exported if not given.
+    inputs: an .npz file of the model's inputs, or a folder of them, to verify and time on; random
+        values if not given.
+    values: numbers by input name, that all elements of the input have.
     slice_kind: mps for GPUs and cpu for cores, if not given.
     mps: "external" uses the MPS daemon that is there.
     address: of a Ray cluster, HOST:PORT, "auto" or "local"; a private local one if not given.
@@ -64,6 +67,8 @@ class TuneOptions(TypedDict, total=False):
     dims: Mapping[str, int]
     batch: int
     precision: str
+    inputs: StrPath
+    values: Mapping[str, float]
     seed: int
     slice_kind: SliceKind
     mps: Literal["own", "external"]
@@ -282,6 +287,9 @@ def _settings(model: StrPath | onnx.ModelProto, options: TuneOptions) -> TuneSet
         values["out"] = Path(options["out"])
     values["shapes"] = {name: tuple(of) for name, of in options.get("shapes", {}).items()}
     values["dims"] = dict(options.get("dims", {}))
+    values["values"] = dict(options.get("values", {}))
+    if "inputs" in options:
+        values["inputs"] = Path(options["inputs"])
     values["warm_start"] = tuple(Path(run) for run in options.get("warm_start", ()))
     settings = checked(TuneSettings, values)
     require_kept(settings.out)

@@ -28,6 +28,7 @@ from tunerd.artifacts.manifest import (
     FORMAT_VERSION,
     LIBRARY,
     MANIFEST,
+    SAMPLE,
     WEIGHTS,
     read_manifest,
     sealed,
@@ -71,12 +72,14 @@ def compile_artifact(
     model: Model,
     pct: int,
     proofs: Sequence[CapProof] = (),
+    sample: Arrays | None = None,
 ) -> Path:
     """Compile `lowered` with the winner of each task, by task_id, and write the artifact folder.
 
     A task without a winner, or whose winner is its default, gets the default schedule; no winners
     at all give the default model. `pct` and `proofs` say which share was asked for and which was
-    obtained. An artifact that is already in `folder` is replaced.
+    obtained. `sample` has inputs on which the model is to be timed, instead of random ones. An
+    artifact that is already in `folder` is replaced.
 
     Raises InputError where a winner fits no kernel of the model, FolderError where `folder` holds
     something else, and HostError where this machine cannot compile for the target.
@@ -90,10 +93,14 @@ def compile_artifact(
         weights = {**lowered.weights, **scheduled.counters}
         names = _weight_names(scheduled.mod, lowered.num_inputs, weights)
         write_weights({name: weights[name] for name in names}, part / WEIGHTS)
+        files = [LIBRARY, WEIGHTS]
+        if sample is not None:
+            write_weights(sample, part / SAMPLE)
+            files.append(SAMPLE)
         manifest = {
             "format_version": FORMAT_VERSION,
             "created_at": time.time(),
-            "files": {name: sha256_of(part / name) for name in (LIBRARY, WEIGHTS)},
+            "files": {name: sha256_of(part / name) for name in files},
             "model": {"name": model.name, "digest": model.digest},
             "precision": model.precision or "as exported",
             "inputs": to_json(model.inputs),

@@ -5,6 +5,7 @@ An artifact is a folder:
     manifest.json   what it is, for whom, and the sha256 of the other files
     model.so        the compiled model: relax functions, kernels, no weights
     weights.bin     uint64 n | n bytes of JSON | padding | the tensors, each aligned to 64 bytes
+    sample.bin      inputs on which it was timed, in the same form, where the user gave some
 
 A packed one has these for several shares of a device; `tunerd.artifacts.manifest` says how.
 """
@@ -26,6 +27,7 @@ import numpy as np
 from tunerd.artifacts.manifest import (
     LIBRARY,
     MAX_JSON_BYTES,
+    SAMPLE,
     WEIGHTS,
     LoadError,
     Manifest,
@@ -131,6 +133,7 @@ class LoadedModel:
         from tvm.runtime.vm import VirtualMachine
 
         self._tvm = tvm
+        self._folder = folder
         self._turn = threading.Lock()  # held while the virtual machine runs
         self._device = _open_device(tvm, is_cuda, device)
         seen = _sm_count(self._device, is_cuda)
@@ -167,6 +170,13 @@ class LoadedModel:
     def weights(self) -> dict[str, Any]:
         """The weights by name, as tensors on the device, which the model reads at each call."""
         return dict(zip(self.manifest["weights"], self._weights, strict=True))
+
+    @property
+    def sample(self) -> Arrays | None:
+        """The inputs by name on which the model was timed; None where those were random."""
+        if SAMPLE not in self.manifest["files"]:
+            return None
+        return map_weights(stored_at(self._folder, self.manifest, SAMPLE))
 
     def __call__(self, *inputs: Any) -> Arrays:
         """Return the outputs by name, as NumPy arrays.

@@ -30,6 +30,7 @@ PACKED_VERSION = 4
 MANIFEST = "manifest.json"
 LIBRARY = "model.so"
 WEIGHTS = "weights.bin"
+SAMPLE = "sample.bin"  # inputs that were given for timing, where some were
 MAX_JSON_BYTES = 64 << 20
 
 _KEYS = {"files", "inputs", "outputs", "weights", "target", "share", "model"}  # what is read here

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tunerd.system.arrays import timing_values
-from tunerd.vocabulary import Build, TensorSpec
+from tunerd.vocabulary import Arrays, Build, TensorSpec
 
 MAX_COPIES = 512  # of the weights of a kernel
 MAX_COPY_BYTES = 1 << 30
@@ -194,3 +194,8 @@ def _view(piece: Any, shape: Sequence[int], begin: int) -> Any:
     tensor.data = (tensor.data or 0) + tensor.byte_offset
     tensor.byte_offset = 0
     return tvm_ffi.from_dlpack(capsule)
+
+
+def timed_inputs(model: Any) -> Arrays:
+    """Return what a loaded artifact is timed on, by input name: its sample, or seeded values."""
+    return model.sample or {s.name: timing_values(s, seed=i) for i, s in enumerate(model.inputs)}

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunerd.runner.arguments import timed_inputs
 from tunerd.runner.profiles import LOAD
 from tunerd.runner.sampling import Device
-from tunerd.system.arrays import timing_values
 from tunerd.vocabulary import Build
 
 _SPIN_SECS = 0.002  # before the start: a sleep may end this much too late
@@ -90,7 +90,7 @@ class Repeated:
 
 def repeated_model(device: Device, model: Any) -> Repeated:
     """Make an inference of a loaded artifact the load: its inputs are on the device."""
-    inputs = {s.name: device.tensor(timing_values(s, i)) for i, s in enumerate(model.inputs)}
+    inputs = {name: device.tensor(array) for name, array in timed_inputs(model).items()}
 
     def repeat() -> float:
         secs: float = model.timed_calls(inputs, 1)

@@ -20,9 +20,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tunerd.runner.arguments import Arguments
+from tunerd.runner.arguments import Arguments, timed_inputs
 from tunerd.runner.profiles import range_of
-from tunerd.system.arrays import timing_values
 from tunerd.vocabulary import Build, Failure, Kind, Profile, Stage
 
 log = logging.getLogger(__name__)
@@ -307,10 +306,10 @@ class CpuDevice(Device):
 
 
 class TimedModel:
-    """A loaded artifact on seeded random inputs that lie on the device."""
+    """A loaded artifact on its sample or on seeded random inputs, which lie on the device."""
 
     def __init__(self, model: Any, profile: Profile) -> None:
-        inputs = {s.name: timing_values(s, seed=i) for i, s in enumerate(model.inputs)}
+        inputs = timed_inputs(model)
         self._model, self._inputs = model, inputs
         for _ in range(2):  # the second call replays what the first one captured
             model.timed_calls(inputs, 1)

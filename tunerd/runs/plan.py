@@ -10,12 +10,13 @@ from tunerd.candidates.triton.source import is_installed
 from tunerd.cluster.layout import Layout, cluster_layout, local_layout, open_cluster
 from tunerd.frontend.kernels import Kernels, Selection
 from tunerd.frontend.model import FixedModel, read_model
+from tunerd.frontend.samples import read_samples
 from tunerd.records import RunFacts
 from tunerd.runs.folder import require_free
 from tunerd.runs.warm_start import WarmStart, read_warm_starts
 from tunerd.settings import TuneSettings
 from tunerd.system import host
-from tunerd.vocabulary import FP32, Model, Task, to_json
+from tunerd.vocabulary import FP32, Arrays, Model, Task, to_json
 
 if TYPE_CHECKING:
     from tunerd.cluster.ray_cluster import Cluster
@@ -37,6 +38,7 @@ class RunPlan:
     warm_starts: tuple[WarmStart, ...] = field(repr=False)
     facts: RunFacts = field(repr=False)
     selection: Selection | None = None  # of the tasks; all where it is None
+    samples: tuple[Arrays, ...] = field(default=(), repr=False, compare=False)  # inputs, if given
     simplified: Model | None = None  # once it is lowered
     tasks: tuple[Task, ...] = ()  # likewise
 
@@ -150,7 +152,8 @@ def plan_run(
         selection: of its tasks.
 
     Raises HostError where the devices cannot be cut as asked, ModelError or InputError where the
-    model or a run to learn from cannot be used, and FolderError where the latter is damaged.
+    model, its inputs or a run to learn from cannot be used, and FolderError where the latter is
+    damaged.
     """
     layout = local_layout(settings) if cluster is None else cluster_layout(settings, cluster)
     model = model or read(settings)
@@ -163,7 +166,8 @@ def plan_run(
     facts = RunFacts.of(
         settings, model, target=layout.target, device=layout.device, host=host.facts()
     )
-    return RunPlan(settings, model, layout, warm_starts, facts, selection)
+    samples = read_samples(settings.inputs, model.inputs, settings.values)
+    return RunPlan(settings, model, layout, warm_starts, facts, selection, samples)
 
 
 def read(settings: TuneSettings) -> FixedModel:

@@ -5,6 +5,7 @@ Each function takes a value that is parsed already as it is, and raises ValueErr
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -102,6 +103,26 @@ def dims(value: Any) -> Any:
     return value if isinstance(value, Mapping) else _once([_dim(text) for text in value])
 
 
+def values(value: Any) -> Any:
+    """Read what --value says, by the inputs' names."""
+    return (
+        value if isinstance(value, Mapping) else _once([_value(text) for text in value], "numbers")
+    )
+
+
+def _value(text: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    try:
+        found = float(number)
+    except ValueError:
+        found = math.nan
+    if not name or not math.isfinite(found):
+        raise ValueError(
+            f"'{text}' is not NAME=NUMBER; write for example --value sampling_rate=16000"
+        )
+    return name, found
+
+
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, _, sizes = text.rpartition(":")
     found = tuple(size for each in sizes.split(",") if (size := _size(each)) is not None)
@@ -130,11 +151,11 @@ def _size(text: str) -> int | None:
     return found if 1 <= found <= MAX_COUNT else None
 
 
-def _once(given: Sequence[tuple[str, _T]]) -> dict[str, _T]:
+def _once(given: Sequence[tuple[str, _T]], what: str = "sizes") -> dict[str, _T]:
     values: dict[str, _T] = {}
     for name, value in given:
         if values.setdefault(name, value) != value:
-            raise ValueError(f"is given twice for '{name}', with other sizes; give it once")
+            raise ValueError(f"is given twice for '{name}', with other {what}; give it once")
     return values
 
 

@@ -143,6 +143,23 @@ class TuneSettings(BaseModel):
         Precision | None,
         Option("What kernels compute in; sums are in fp32 in each. [default: as exported]"),
     ] = None
+    inputs: Annotated[
+        Path | None,
+        Option(
+            "An .npz of the model's inputs, or a folder of them, for verifying and timing. "
+            "[default: random]"
+        ),
+    ] = None
+    values: Annotated[
+        dict[str, float],
+        Option(
+            "A number for an input: sr=16000. Repeatable.",
+            flag="--value",
+            takes=str,
+            is_repeatable=True,
+        ),
+        BeforeValidator(texts.values),
+    ] = Field(default_factory=dict)  # by input name
     seed: Annotated[int, Option("Seed of the search."), Field(ge=0, le=MAX_COUNT)] = 0
     slice_kind: Annotated[
         SliceKind,

@@ -150,7 +150,9 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
 def _try(ending: Ending, quiet: QuietSlice, folder: Path) -> _Trial:
     """Verify a compiled model and time it beside the default."""
     ending.say("comparing outputs with ONNX Runtime")
-    verification = verify(lambda inputs: quiet.run_model(str(folder), inputs), ending.model)
+    verification = verify(
+        lambda inputs: quiet.run_model(str(folder), inputs), ending.model, ending.plan.samples
+    )
     ending.say("timing the whole model, tuned and default in turns")
     results = quiet.compare_models((str(folder.with_name("default")), str(folder)), MODEL)
     default, tuned = results
@@ -174,6 +176,7 @@ def _compile(ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path) -> N
         model=ending.model,
         pct=ending.plan.settings.pct,
         proofs=ending.proofs,
+        sample=next(iter(ending.plan.samples), None),
     )
 
 
@@ -189,7 +192,12 @@ def _onnxruntime(ending: Ending) -> tuple[Latency, ...]:
     if not cores:
         return ()
     ending.say("timing ONNX Runtime on the same cores")
-    return (onnxruntime_latency(ending.model, threads=len(cores), cores=cores, profile=MODEL),)
+    sample = next(iter(ending.plan.samples), None)
+    return (
+        onnxruntime_latency(
+            ending.model, threads=len(cores), cores=cores, profile=MODEL, sample=sample
+        ),
+    )
 
 
 def _stay(outcome: TaskOutcome, why: str) -> TaskOutcome:

@@ -42,8 +42,10 @@ MIN_SPREAD = 10.0
 _MAX_CALLS_PER_SAMPLE = 10_000
 
 
-def verify(run: Callable[[Arrays], Arrays], model: Model) -> Verification:
-    """Compare `run`'s outputs with ONNX Runtime's for SEEDS seeded inputs.
+def verify(
+    run: Callable[[Arrays], Arrays], model: Model, samples: Sequence[Arrays] = ()
+) -> Verification:
+    """Compare `run`'s outputs with ONNX Runtime's for the samples given, or SEEDS seeded inputs.
 
     An element is right when |out - ref| <= atol * scale + rtol * |ref|, where scale is the
     largest finite |ref| of that output for that seed. Where the reference is finite, NaN and
@@ -67,18 +69,19 @@ def verify(run: Callable[[Arrays], Arrays], model: Model) -> Verification:
 
     Raises ModelError where ONNX Runtime cannot run the model.
     """
-    return expected_of(model).verify(run)
+    return expected_of(model, samples).verify(run)
 
 
-def expected_of(model: Model) -> Expected:
+def expected_of(model: Model, samples: Sequence[Arrays] = ()) -> Expected:
     """Run a model in ONNX Runtime once, to compare several compiled ones with it; see `verify`."""
-    inputs = [verification_inputs(model.inputs, seed) for seed in range(SEEDS)]
+    inputs = list(samples) or [verification_inputs(model.inputs, seed) for seed in range(SEEDS)]
     references = _references(model, inputs)
     outputs = _outputs(model)
     if model.precision in PRECISION_TOLERANCES:
         moved = _references(replace(model, proto=with_rounded_weights(model)), inputs)
         outputs = [replace(o, slack=ROUNDINGS * _moved(o.name, references, moved)) for o in outputs]
-    return Expected(tuple(inputs), tuple(references), tuple(outputs))
+    of = "samples" if samples else "seeds"
+    return Expected(tuple(inputs), tuple(references), tuple(outputs), of)
 
 
 def _moved(name: str, references: Sequence[Arrays], moved: Sequence[Arrays]) -> float:
@@ -115,24 +118,25 @@ class Expected:
     inputs: tuple[Arrays, ...]
     references: tuple[Arrays, ...]
     outputs: tuple[_Output, ...]
+    of: str = "seeds"  # what the inputs are
 
     def verify(self, run: Callable[[Arrays], Arrays]) -> Verification:
         """Compare `run`'s outputs with these, as the function `verify` does."""
-        worst, where = 0.0, ""
+        worst, where, one = 0.0, "", self.of.removesuffix("s")
         for seed, (given, expected) in enumerate(zip(self.inputs, self.references, strict=True)):
             found = run(given)
             for output in self.outputs:
                 if problem := _shape_problem(output.name, found, expected[output.name]):
-                    return self._verdict(Verdict.WRONG, math.inf, f"seed {seed}: {problem}")
+                    return self._verdict(Verdict.WRONG, math.inf, f"{one} {seed}: {problem}")
                 error = output.error(found[output.name], expected[output.name])
                 if error > worst:
-                    worst, where = error, f"output '{output.name}', seed {seed}"
+                    worst, where = error, f"output '{output.name}', {one} {seed}"
         if worst > 1.0:
             message = f"{where} is {worst:.3g} times the tolerance away from ONNX Runtime"
             return self._verdict(Verdict.WRONG, worst, message)
         if doubt := _doubt(self.outputs, self.references):
             return self._verdict(Verdict.CANNOT_TELL, worst, doubt)
-        message = f"all outputs agree with ONNX Runtime on {len(self.inputs)} seeds"
+        message = f"all outputs agree with ONNX Runtime on {len(self.inputs)} {self.of}"
         return self._verdict(Verdict.RIGHT, worst, message)
 
     def _verdict(self, is_right: Correctness, worst: float, message: str) -> Verification:
@@ -279,7 +283,12 @@ def _shape_problem(name: str, outputs: Arrays, ref: npt.NDArray[np.generic]) -> 
 
 
 def onnxruntime_latency(
-    model: Model, *, threads: int, cores: Sequence[int], profile: Profile
+    model: Model,
+    *,
+    threads: int,
+    cores: Sequence[int],
+    profile: Profile,
+    sample: Arrays | None = None,
 ) -> Latency:
     """Measure ONNX Runtime, fully optimized, with `threads` threads on `cores`.
 
@@ -293,7 +302,7 @@ def onnxruntime_latency(
         try:
             os.sched_setaffinity(0, cores)  # of this thread alone; its children inherit it
             reference = Reference(model.proto, threads=threads, optimize=True)
-            inputs = verification_inputs(model.inputs, 0)
+            inputs = sample or verification_inputs(model.inputs, 0)
             samples.extend(_samples(lambda: reference.run(inputs), profile))
         except BaseException as error:
             errors.append(error)
