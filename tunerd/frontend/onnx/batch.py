@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunerd.errors import InputError, ModelError
+from tunerd.frontend.onnx.graphs import uses
 from tunerd.frontend.onnx.memory import require_memory
 from tunerd.frontend.onnx.reference import Reference, agree, last_line
-from tunerd.frontend.onnx.rewrites import uses
 from tunerd.frontend.onnx.shapes import Declared, Shape, fix_shapes
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import Arrays, TensorSpec

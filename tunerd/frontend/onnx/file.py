@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from tunerd.errors import ModelError
+from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS, subgraphs
 from tunerd.frontend.onnx.inference import infer_shapes
 from tunerd.frontend.onnx.reference import last_line
-from tunerd.frontend.onnx.rewrites import subgraphs
 from tunerd.frontend.onnx.shapes import MAX_RANK
 
 if TYPE_CHECKING:
     import onnx
 
-STANDARD_DOMAINS = ("", "ai.onnx")
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1  # of one serialized message
 _MAX_INLINED_NODES = 1_000_000
 _MAX_CALL_DEPTH = 100  # of functions that call each other

@@ -5,12 +5,13 @@ Each rewrite keeps the meaning of the graph; `simplify` checks the result with O
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from tunerd.frontend.onnx.graphs import replace_nodes, subgraphs, uses
 
 if TYPE_CHECKING:
     import onnx
@@ -50,25 +51,6 @@ def expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     return inliner.inline_selected_functions(proto, names, inline_schema_functions=True)
 
 
-def subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield `graph` and every graph inside its nodes (the branches of If, the body of Loop)."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            nested = [attribute.g] if attribute.HasField("g") else []
-            for sub in (*nested, *attribute.graphs):
-                yield from subgraphs(sub)
-
-
-def uses(graph: onnx.GraphProto) -> Counter[str]:
-    """Count the readers of each name: nodes, also those of subgraphs, and graph outputs."""
-    count: Counter[str] = Counter()
-    for sub in subgraphs(graph):
-        count.update(i for node in sub.node for i in node.input if i)
-        count.update(o.name for o in sub.output)
-    return count
-
-
 def _split_sums(graph: onnx.GraphProto) -> None:
     from onnx import helper
 
@@ -82,7 +64,7 @@ def _split_sums(graph: onnx.GraphProto) -> None:
             out = node.output[0] if i == len(node.input) else f"{node.output[0]}/sum{i}"
             nodes.append(helper.make_node("Add", [total, term], [out], name=f"{node.name}/sum{i}"))
             total = out
-    _replace_nodes(graph, nodes)
+    replace_nodes(graph, nodes)
 
 
 def _fold_returned_shapes(graph: onnx.GraphProto) -> None:
@@ -102,12 +84,7 @@ def _fold_returned_shapes(graph: onnx.GraphProto) -> None:
         ends = {a.name: a.i for a in node.attribute}
         constant = np.array(shape[ends.get("start", 0) : ends.get("end")], np.int64)
         graph.initializer.append(numpy_helper.from_array(constant, node.output[0]))
-    _replace_nodes(graph, nodes)
-
-
-def _replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)
 
 
 @dataclass
@@ -182,7 +159,7 @@ def _merge_affine_chains(graph: onnx.GraphProto) -> None:
             nodes.extend(_affine_nodes(ends[output], graph))
         elif output not in inner:
             nodes.append(node)
-    _replace_nodes(graph, nodes)
+    replace_nodes(graph, nodes)
 
 
 def _drop_unused(graph: onnx.GraphProto) -> None:

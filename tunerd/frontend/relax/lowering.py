@@ -18,8 +18,8 @@ import numpy as np
 
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.file import counted
+from tunerd.frontend.onnx.graphs import subgraphs
 from tunerd.frontend.onnx.reference import last_line
-from tunerd.frontend.onnx.rewrites import subgraphs
 from tunerd.vocabulary import Arrays, Model, TargetSpec
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tunerd.errors import ModelError
+from tunerd.frontend.onnx.graphs import subgraphs
 from tunerd.frontend.onnx.inference import shapes_without_weights
 from tunerd.frontend.onnx.reference import Reference
-from tunerd.frontend.onnx.rewrites import subgraphs
 from tunerd.system.arrays import (
     MODEL_TOLERANCES,
     PRECISION_TOLERANCES,
