@@ -22,6 +22,7 @@ from tunerd.report.figures import by_share, outcome_headline
 from tunerd.report.layout import write_page
 from tunerd.report.page import report_page
 from tunerd.report.plot import history_plot
+from tunerd.report.run_result import next_try
 from tunerd.report.svg import ratio_mark
 from tunerd.report.table import outcome_json, outcome_table
 from tunerd.stats.interval import median_interval
@@ -182,6 +183,11 @@ def test_shares_of_time_are_of_the_schedules_that_are_shipped() -> None:
     heaviest = max(outcome.tasks, key=lambda t: t.weight * (t.best_secs or 0))
     assert shares[0].task is heaviest
     assert shares[-1].share is None
+
+
+def test_what_to_try_next_is_said_of_a_model_in_fp32_on_a_gpu() -> None:
+    assert "--precision fp16" in next_try(gpu_outcome(), None)
+    assert next_try(gpu_outcome(), "fp32") == next_try(cpu_outcome(), None) == ""
 
 
 def test_onnx_runtime_stands_beside_them_on_cpus(tmp_path: Path) -> None:

@@ -510,12 +510,13 @@ def test_only_the_best_few_are_measured_where_none_or_all_were_disturbed(
 class Waiting:
     """Patience whose sleeps take no time."""
 
-    def __init__(self) -> None:
+    def __init__(self, secs: float = WAIT_SECS) -> None:
         self.said: list[str] = []
         self.slept: list[float] = []
+        self.secs = secs
 
     def patience(self) -> Patience:
-        return Patience(self.said.append, sleep=self.slept.append)
+        return Patience(self.said.append, secs=self.secs, sleep=self.slept.append)
 
 
 def beside(cluster: FakeCluster, waiting: Waiting) -> QuietSlice:
@@ -533,7 +534,8 @@ def test_a_disturbed_comparison_is_taken_again_when_the_device_is_quiet(store: S
     (outcome,) = outcomes_of(store, beside(cluster, waiting), [TASK])
     assert cluster.calls[1:6] == ["compare", "conditions", "conditions", "conditions", "compare"]
     assert waiting.slept == [STEP_SECS] * 3
-    assert set(waiting.said) == {"waiting for the device of quiet to be quiet: pid 7"}
+    (said,) = set(waiting.said)
+    assert said == "waiting for the device of quiet to be quiet (--no-wait goes on): pid 7"
     assert outcome.is_tuned
     assert outcome.disturbed_by == ""
 
@@ -547,6 +549,15 @@ def test_the_finals_wait_so_long_in_all_and_then_count_what_they_have(store: Sto
     assert sum(waiting.slept) == WAIT_SECS
     assert cluster.calls.count("compare") == 2
     assert [(o.is_tuned, o.disturbed_by) for o in outcomes] == [(True, "pid 7"), (False, "pid 7")]
+
+
+def test_the_finals_go_on_at_once_where_they_are_not_to_wait(store: Store) -> None:
+    searched(store, 1e-3)
+    cluster, waiting = FakeCluster(times(4e-3, 1e-3)), Waiting(secs=0.0)
+    cluster.disturbed = 10**6
+    (outcome,) = outcomes_of(store, beside(cluster, waiting), [TASK])
+    assert waiting.slept == []
+    assert (outcome.is_tuned, outcome.disturbed_by) == (True, "pid 7")
 
 
 def test_a_stop_ends_the_waiting(store: Store) -> None:

@@ -53,6 +53,7 @@ class TuneOptions(TypedDict, total=False):
     tuners: search and build processes; by the cores if not given.
     warm_start: folders of other runs to learn from.
     store: a team's, as a URL of SQLAlchemy; `require_hit` builds from its records, with no search.
+    no_wait: measure finalists at once, also on a device that is not quiet.
     neighbours, l2, fidelity: how finalists are measured, and how many more for judging the search.
     """
 
@@ -77,6 +78,7 @@ class TuneOptions(TypedDict, total=False):
     warm_start: Sequence[StrPath]
     store: str
     require_hit: bool
+    no_wait: bool
     neighbours: Literal["none", "busy", "as-tuned"]
     l2: Literal["model", "cold", "warm"]
     fidelity: int

@@ -97,7 +97,7 @@ def _print(run: Run, settings: TuneSettings) -> None:
     from rich.console import Console
 
     from tunerd.report.choice_text import share_sentences
-    from tunerd.report.run_result import run_result
+    from tunerd.report.run_result import next_try, run_result
 
     console = Console()
     console.print(run_result(run.view, run.outcome, fidelity=bool(settings.fidelity)))
@@ -105,6 +105,8 @@ def _print(run: Run, settings: TuneSettings) -> None:
         console.print(sentence, highlight=False)
     console.print(f"artifact  {run.artifact.path}", highlight=False, soft_wrap=True)
     console.print(f"report    {run.report_path}", highlight=False, soft_wrap=True)
+    if hint := next_try(run.outcome, settings.precision):
+        console.print(f"next      {hint}", highlight=False)
 
 
 def _print_plan(settings: TuneSettings, as_json: bool) -> None:

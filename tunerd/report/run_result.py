@@ -44,3 +44,15 @@ def run_result(view: RunView, outcome: Outcome, *, fidelity: bool) -> Renderable
     if fidelity:
         lines.append(Text(fidelity_text(fidelity_of(outcome.tasks))))
     return Group(*lines)
+
+
+def next_try(outcome: Outcome, precision: str | None) -> str:
+    """Say what a person would try next of a run that came to its end so, or nothing."""
+    model = outcome.model
+    is_single = any(spec.dtype == "float32" for spec in (*model.inputs, *model.outputs))
+    if precision is None and is_single and outcome.target.is_cuda:
+        return (
+            "its kernels compute in fp32, as the model was exported: --precision fp16 uses the "
+            "GPU's tensor cores, and is checked against the same outputs"
+        )
+    return ""

@@ -24,7 +24,7 @@ from tunerd.records.paths import Paths
 from tunerd.runner.profiles import within
 from tunerd.runs.finals.best_builds import BestBuilds
 from tunerd.runs.finals.finals import Ending, finish
-from tunerd.runs.finals.quiet_slice import Finals, Patience, QuietSlice
+from tunerd.runs.finals.quiet_slice import WAIT_SECS, Finals, Patience, QuietSlice
 from tunerd.runs.finals.selection import FINALISTS
 from tunerd.runs.folder import RunFolder
 from tunerd.runs.ledger import Ledger
@@ -214,7 +214,7 @@ class Run:
                         slice_id,
                         crew.beside(slice_id),
                         Finals.of(self._plan.settings, kernels.touched_bytes),
-                        Patience(self._say),
+                        Patience(self._say, secs=0.0 if self._plan.settings.no_wait else WAIT_SECS),
                         crew.revive,
                     ),
                     cores=crew.cores_here(slice_id),

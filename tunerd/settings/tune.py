@@ -188,6 +188,9 @@ class TuneSettings(BaseModel):
             variable="TUNERD_STORE",
         ),
     ] = None  # the password that it came with is below
+    no_wait: Annotated[
+        bool, Option("Measure finalists at once, also on a device that is not quiet.")
+    ] = False
     require_hit: Annotated[bool, Option("Do not tune: build from the store's records.")] = False
     neighbours: Annotated[
         Literal["none", "busy", "as-tuned"],

@@ -34,7 +34,7 @@ from tunerd.vocabulary import (
 )
 from tunerd.vocabulary.outcome import TaskOutcome
 
-WAIT_SECS = 60.0  # for a quiet device, in all of a run
+WAIT_SECS = 60.0  # for a quiet device, in all of a run, unless it is told not to
 STEP_SECS = 5.0  # between two looks at it
 RESTARTS = 2  # of slices that are lost in one piece of work
 
@@ -92,22 +92,26 @@ class Patience:
 
     Args:
         say: is told what is waited for, and may raise to stop there.
+        secs: how much there is of it.
     """
 
     def __init__(
         self,
         say: Callable[[str], None] = lambda message: None,
         *,
+        secs: float = WAIT_SECS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._say, self._sleep = say, sleep
-        self._left_secs = WAIT_SECS
+        self._left_secs = secs
 
     def wait(self, slice_id: str, disturbed_by: str) -> bool:
         """Wait a step for a slice's device; False, at once, where no patience is left."""
         if self._left_secs <= 0:
             return False
-        self._say(f"waiting for the device of {slice_id} to be quiet: {disturbed_by}")
+        self._say(
+            f"waiting for the device of {slice_id} to be quiet (--no-wait goes on): {disturbed_by}"
+        )
         self._sleep(STEP_SECS)
         self._left_secs -= STEP_SECS
         return True
