@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from store_places import proposed
 from test_records import FACTS, TASK, candidate, measurement
 
 from tunerd.cli.app import app
@@ -48,7 +49,7 @@ class Place:
         folder = self.folder / name
         with RunFolder.open(folder, facts=facts) as made:
             made.store.register_tasks([TASK])
-            (trial,) = made.store.propose([candidate(1)])
+            (trial,) = proposed(made.store, [candidate(1)])
             made.store.start([trial], "cpu-0-0")
             made.store.finish(trial, measurement(1e-3))
         return folder

@@ -15,6 +15,7 @@ from build_fixtures import LLVM, conv_task, matmul_task
 from fuzz_mutations import changed_bytes, changed_json, changed_stores
 from hypothesis import strategies as st
 from matrix_samples import FAILED, PROOF, RIGHT, measured
+from store_places import proposed
 
 from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.errors import TunerdError
@@ -75,7 +76,7 @@ def lesson_inputs(folder: Path) -> st.SearchStrategy[bytes]:
 
 
 def _measure(store: Store, candidates: tuple[Candidate, ...]) -> None:
-    ids = store.propose(candidates)
+    ids = proposed(store, candidates)
     store.start(ids, "cpu-0-0")
     measured = [Measurement((1e-3 * (i + 1),), 1, "search-v1", "cpu-0-0", 1) for i in range(9)]
     wrong = Failure(Stage.RUN, Kind.WRONG_ANSWER, "off by one")

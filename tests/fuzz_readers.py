@@ -46,6 +46,7 @@ from gate_runs import outcome
 from hypothesis import strategies as st
 from models import conv_net, flattening_net, floats, load_model, model, shape_arithmetic_net
 from onnx import TensorProto, helper
+from store_places import proposed
 from test_records import FACTS, OTHER_TASK, TASK, WRONG, candidate, measurement
 
 import tunerd
@@ -261,7 +262,7 @@ def _run(folder: Path) -> Path:
         store = made.store
         store.register_tasks([TASK, OTHER_TASK])
         store.save_proof(CapProof("cpu-0-0", "CPU X", 1, 2, "affinity", True))
-        ids = store.propose([candidate(0, source=DEFAULT_SOURCE), *map(candidate, range(1, 5))])
+        ids = proposed(store, [candidate(0, source=DEFAULT_SOURCE), *map(candidate, range(1, 5))])
         store.start(ids[:3], "cpu-0-0")
         store.finish_all({ids[0]: measurement(2e-3), ids[1]: measurement(1e-3), ids[2]: WRONG})
         store.save_outcome(outcome(1, tasks=2))

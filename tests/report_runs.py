@@ -7,6 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from store_places import proposed
+
 from tunerd.records import RunFacts, Store
 from tunerd.report.run_view import RunView, SliceView
 from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
@@ -269,7 +271,7 @@ def searched_run(folder: Path, facts: RunFacts | None = None, *, at: float = 100
             candidate = Candidate(
                 task.task_id, f"{number:016x}", origin, "[]" if number > 1 else ""
             )
-            (trial,) = store.propose([candidate], now=at + number)
+            (trial,) = proposed(store, [candidate], now=at + number)
             if number == 7:
                 break
             store.start([trial], "cpu-0-0", now=at + number)

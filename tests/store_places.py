@@ -6,11 +6,13 @@ import dataclasses
 import json
 import tempfile
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.records import RunFacts, Store, server
 from tunerd.system.store_address import StoreAddress
+from tunerd.vocabulary import Candidate
 
 KINDS = ("run folder", "team's file", "team's server")
 
@@ -18,6 +20,15 @@ KINDS = ("run folder", "team's file", "team's server")
 def read_shared(address: StoreAddress, identity: str) -> Store:
     """Open a run in a team's store as it is at this moment; raises as `Store.join` does."""
     return Store._read(address.shown, server.open_reader(address), identity)
+
+
+def proposed(
+    store: Store, candidates: Iterable[Candidate], *, now: float | None = None
+) -> list[str]:
+    """Propose candidates and return their ids, which name their trials."""
+    candidates = list(candidates)
+    store.propose(candidates, now=now)
+    return [c.candidate_id for c in candidates]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.store_places import proposed
 from tests.test_records import COLLATERAL, FACTS, LLVM, TASK, candidate, measurement
 from tunerd.cli.records import app
 from tunerd.errors import FolderError, InputError
@@ -53,8 +54,10 @@ def run(tmp_path: Path):
     with RunFolder.open(tmp_path / "run", facts=FACTS) as live:
         live.store.register_tasks([TASK])
         live.store.save_proof(PROOF)
-        ids = live.store.propose(
-            [candidate(0, source=DEFAULT_SOURCE), *(candidate(i) for i in (1, 2, 3))], now=1.5
+        ids = proposed(
+            live.store,
+            [candidate(0, source=DEFAULT_SOURCE), *(candidate(i) for i in (1, 2, 3))],
+            now=1.5,
         )
         live.store.start(ids, "cpu-0-0", now=2.5)
         live.store.finish(ids[0], measurement(4e-3), now=3.5)
@@ -198,7 +201,7 @@ def test_merged_runs_have_each_candidate_once_and_the_best_kept(
         b.store.register_tasks([other_task, TASK])
         b.store.save_proof(dataclasses.replace(PROOF, driver="590"))
         new = candidate(9, "t1")
-        ids = b.store.propose([candidate(1), candidate(2), candidate(3), new, candidate(5)])
+        ids = proposed(b.store, [candidate(1), candidate(2), candidate(3), new, candidate(5)])
         b.store.start(ids[:-1], "cpu-0-0")
         b.store.finish_all({ids[0]: measurement(9.0), ids[1]: measurement(8.0), ids[3]: SLOW})
         b.store.finish(ids[2], COLLATERAL)
@@ -279,7 +282,7 @@ def test_tvm_reloads_the_measured_trials_and_applies_the_best(tmp_path: Path) ->
             tiled(small, same_task, 16, 16),
             Candidate(small_task.task_id, "0" * 16, DEFAULT_SOURCE),
         ]
-        ids = run.store.propose(candidates)
+        ids = proposed(run.store, candidates)
         run.store.start(ids, "cpu-0-0")
         run.store.finish(ids[0], measurement(3e-3, 4e-3))
         run.store.finish(ids[1], measurement(1e-3, 2e-3))

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from models import conv_net
+from store_places import proposed
 
 from tunerd.artifacts.loading import load
 from tunerd.artifacts.manifest import read_manifest
@@ -107,9 +108,9 @@ def ending(prepared: tuple[Any, ...], tmp_path: Path) -> Iterator[Ending]:
     with RunFolder.open(tmp_path / "run", facts=planned.facts) as folder:
         first = planned.layout.slices[0][0]
         folder.store.register_tasks(kernels.tasks)
-        trial_ids = folder.store.propose([candidate])
-        folder.store.start(trial_ids, "quiet")
-        folder.store.finish_all({trial_ids[0]: samples(1.0)})
+        (tried,) = proposed(folder.store, [candidate])
+        folder.store.start([tried], "quiet")
+        folder.store.finish(tried, samples(1.0))
         yield Ending(
             plan=planned,
             folder=folder,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from report_runs import run_facts, searched_run
+from store_places import proposed
 
 from tunerd.records import Store
 from tunerd.report.page import report_page
@@ -47,7 +48,7 @@ def resumed_run(folder: Path) -> RunView:
     with Store.create_or_open(folder, facts=run_facts(), now=1060.0) as store:
         task = store.tasks()[0]
         candidate = Candidate(task.task_id, "f" * 16, METASCHEDULE, "[]")
-        (trial,) = store.propose([candidate], now=1061.0)
+        (trial,) = proposed(store, [candidate], now=1061.0)
         store.start([trial], "cpu-0-0", now=1069.0)
         measured = Measurement((1e-5,) * 5, 3, "search-v1", "cpu-0-0", 1)
         store.finish(trial, measured, now=1070.0)

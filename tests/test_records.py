@@ -9,13 +9,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_places import KINDS, StorePlace
+from store_places import KINDS, StorePlace, proposed
 
 from tunerd.errors import FolderError
 from tunerd.records import RunFacts, Store, sqlite
@@ -35,6 +36,7 @@ from tunerd.vocabulary import (
     Measurement,
     Phase,
     PhaseTime,
+    Record,
     SliceSpec,
     Span,
     Stage,
@@ -67,6 +69,11 @@ def disturbed(secs: float, by: str = "1 process of others: pid 4242") -> Measure
     return dataclasses.replace(measurement(secs), conditions=seen)
 
 
+def ids_of(records: Iterable[Record]) -> list[str]:
+    """Return the ids of the trials' candidates."""
+    return [r.candidate.candidate_id for r in records]
+
+
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
     """Return the place of a run; in a team's store another run has the same tasks and trials."""
@@ -85,7 +92,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StorePlace:
 def fill(store: Store) -> None:
     """Give a run some of everything that the tests put into theirs."""
     store.register_tasks([OTHER_TASK, TASK])
-    ids = store.propose([candidate(i, f"t{i % 2}") for i in range(1, 9)], now=1.0)
+    ids = proposed(store, [candidate(i, f"t{i % 2}") for i in range(1, 9)], now=1.0)
     store.start(ids[:5], "cpu-0-0", now=2.0)
     store.finish_all({ids[0]: measurement(1e-9), ids[1]: measurement(1e-9), ids[2]: COLLATERAL})
     store.save_slices([SliceSpec("mps-0-0", "mps", 10)])
@@ -122,10 +129,9 @@ def store(place: StorePlace):
 
 
 def test_a_trial_goes_from_its_proposal_to_its_measurement(store: Store) -> None:
-    (trial,) = store.propose([candidate(1)], now=10.0)
+    (trial,) = proposed(store, [candidate(1)], now=10.0)
     assert store.record(trial).state is TrialState.PROPOSED
-    build = Build(candidate(1), b"", "ab" * 32, 0.5, TASK.args, (0,), "llvm")
-    store.built(trial, build)
+    store.built([Build(candidate(1), b"", "ab" * 32, 0.5, TASK.args, (0,), "llvm")])
     store.start([trial], "cpu-0-0", now=11.0)
     running = store.record(trial)
     assert (running.state, running.attempts, running.started_at) == (TrialState.RUNNING, 1, 11.0)
@@ -138,10 +144,11 @@ def test_a_trial_goes_from_its_proposal_to_its_measurement(store: Store) -> None
 
 
 def test_a_known_candidate_gets_no_second_trial(store: Store) -> None:
-    first = store.propose([candidate(1), candidate(2), candidate(1)])
-    assert first[0] == first[2] != first[1]
-    again = store.propose([candidate(3), candidate(2)])
-    assert again[1] == first[1]
+    ids = proposed(store, [candidate(1), candidate(2), candidate(1)])
+    first = store.trial_ids(ids)
+    assert len(set(first.values())) == 2
+    again = proposed(store, [candidate(3), candidate(2)])
+    assert store.trial_ids(again)[again[1]] == first[ids[1]]
     assert sum(store.counts().values()) == 3
 
 
@@ -152,7 +159,7 @@ def test_a_candidate_of_an_unknown_task_is_refused(store: Store) -> None:
 
 
 def test_a_trial_ends_once_and_the_error_tells_its_story(store: Store) -> None:
-    (trial,) = store.propose([candidate(1)])
+    (trial,) = proposed(store, [candidate(1)])
     store.start([trial], "cpu-0-0")
     store.finish(trial, WRONG)
     with pytest.raises(ValueError, match="failed in run: wrong-answer") as error:
@@ -164,7 +171,7 @@ def test_a_trial_ends_once_and_the_error_tells_its_story(store: Store) -> None:
 
 
 def test_what_was_not_started_is_not_measured_but_may_fail_in_the_build(store: Store) -> None:
-    (trial,) = store.propose([candidate(1)])
+    (trial,) = proposed(store, [candidate(1)])
     with pytest.raises(ValueError, match="is proposed and cannot be measured"):
         store.finish(trial, measurement(1.0))
     store.finish(trial, Failure(Stage.BUILD, Kind.COMPILE, "no"))
@@ -172,7 +179,7 @@ def test_what_was_not_started_is_not_measured_but_may_fail_in_the_build(store: S
 
 
 def test_a_collateral_trial_goes_back_without_blame(store: Store) -> None:
-    (trial,) = store.propose([candidate(1)])
+    (trial,) = proposed(store, [candidate(1)])
     store.start([trial], "mps-0-0")
     store.finish(trial, COLLATERAL)
     back = store.record(trial)
@@ -184,16 +191,16 @@ def test_a_collateral_trial_goes_back_without_blame(store: Store) -> None:
 
 
 def test_results_are_stored_all_or_none(store: Store) -> None:
-    ids = store.propose([candidate(1), candidate(2)])
+    ids = proposed(store, [candidate(1), candidate(2)])
     store.start(ids[:1], "cpu-0-0")
-    with pytest.raises(ValueError, match=f"trial {ids[1]} is proposed"):
+    with pytest.raises(ValueError, match=f"trial {store.trial_ids(ids)[ids[1]]} is proposed"):
         store.finish_all({i: measurement(1.0) for i in ids})
     assert store.counts()[TrialState.RUNNING] == 1
 
 
 @pytest.mark.parametrize("samples", [(), (float("nan"),), (1.0, float("inf"))])
 def test_what_is_no_time_is_no_measurement(store: Store, samples: tuple[float, ...]) -> None:
-    (trial,) = store.propose([candidate(1)])
+    (trial,) = proposed(store, [candidate(1)])
     store.start([trial], "cpu-0-0")
     with pytest.raises(ValueError, match="is a Failure"):
         store.finish(trial, measurement(*samples))
@@ -201,21 +208,21 @@ def test_what_is_no_time_is_no_measurement(store: Store, samples: tuple[float, .
 
 
 def test_a_build_of_another_candidate_is_refused(store: Store) -> None:
-    (trial,) = store.propose([candidate(1)])
-    build = Build(candidate(2), b"", "ab" * 32, 0.5, TASK.args, (0,), "llvm")
-    with pytest.raises(ValueError, match="not of this trial"):
-        store.built(trial, build)
+    proposed(store, [candidate(1)])
+    build = Build(candidate(9), b"", "ab" * 32, 0.5, TASK.args, (0,), "llvm")
+    with pytest.raises(ValueError, match="has no trial of"):
+        store.built([build])
 
 
 def test_a_session_after_a_kill_gets_back_what_did_not_end(place: StorePlace) -> None:
     with place.open(FACTS) as store:
         store.register_tasks([TASK])
-        ids = store.propose([candidate(i) for i in range(4)])
+        ids = proposed(store, [candidate(i) for i in range(4)])
         store.start(ids[:3], "cpu-0-0")
         store.finish(ids[0], measurement(1.0))
     with place.open(FACTS) as store:
         unfinished = store.requeue_unfinished()
-        assert [r.trial_id for r in unfinished] == ids[1:]
+        assert ids_of(unfinished) == ids[1:]
         assert {r.state for r in unfinished} == {TrialState.PROPOSED}
         assert [r.attempts for r in unfinished] == [1, 1, 0]
         assert "interrupted in run" in store.story(ids[1])
@@ -225,17 +232,17 @@ def test_a_session_after_a_kill_gets_back_what_did_not_end(place: StorePlace) ->
 def test_a_trial_whose_sessions_end_while_it_runs_by_itself_is_taken_for_the_cause(
     store: Store,
 ) -> None:
-    deadly, other = store.propose([candidate(1), candidate(2)])
+    deadly, other = proposed(store, [candidate(1), candidate(2)])
     for _ in range(MAX_SESSIONS - 1):
         store.start([deadly], "cpu-0-0")
         store.requeue_unfinished()
     store.start([deadly, other], "cpu-0-0")  # it may have been the other one
-    assert [r.trial_id for r in store.requeue_unfinished()] == [deadly, other]
+    assert ids_of(store.requeue_unfinished()) == [deadly, other]
     store.start([other], "cpu-0-0")
     store.finish(other, measurement(1.0))
     store.start([deadly], "cpu-0-0")
     store.interrupt()  # a session that ends in order was not ended by it
-    assert [r.trial_id for r in store.requeue_unfinished()] == [deadly]
+    assert ids_of(store.requeue_unfinished()) == [deadly]
     store.start([deadly], "cpu-0-0")
     assert store.requeue_unfinished() == []
     result = store.record(deadly).result
@@ -244,9 +251,21 @@ def test_a_trial_whose_sessions_end_while_it_runs_by_itself_is_taken_for_the_cau
     assert "3 sessions ended while it was running, and nothing else" in result.message
 
 
+def test_a_trial_that_ran_when_its_session_was_killed_is_lost_in_the_next(
+    place: StorePlace,
+) -> None:
+    with place.open(FACTS) as store:
+        store.register_tasks([TASK])
+        ids = proposed(store, [candidate(0), candidate(1)])
+        store.start(ids[:1], "cpu-0-0")
+    with place.open(FACTS) as store:
+        assert ids_of(store.requeue_unfinished()) == ids
+        assert store.lost() == set(ids[:1])
+
+
 def test_open_trials_that_were_lost_with_a_slice_are_known(store: Store) -> None:
     lost = Failure(Stage.RUN, Kind.COLLATERAL, "a fault in a neighbour")
-    ids = store.propose([candidate(i) for i in range(5)])
+    ids = proposed(store, [candidate(i) for i in range(5)])
     store.start(ids[:4], "cpu-0-0")
     store.finish_all({ids[0]: lost, ids[1]: lost, ids[2]: measurement(1.0)})
     store.start([ids[1]], "cpu-0-0")
@@ -259,20 +278,20 @@ def test_open_trials_that_were_lost_with_a_slice_are_known(store: Store) -> None
 def test_the_best_trial_is_the_one_of_least_median(store: Store) -> None:
     assert store.best("t0") is None
     origins = [DEFAULT_SOURCE, METASCHEDULE, METASCHEDULE]
-    ids = store.propose([candidate(i, source=o) for i, o in enumerate(origins)])
+    ids = proposed(store, [candidate(i, source=o) for i, o in enumerate(origins)])
     store.start(ids, "cpu-0-0")
     store.finish(ids[0], measurement(2.0))
     store.finish(ids[1], measurement(0.1, 1.5, 9.0))
     store.finish(ids[2], WRONG)
-    assert store.best("t0").trial_id == ids[1]
-    assert store.best("t0", is_default=True).trial_id == ids[0]
+    assert store.best("t0").candidate.candidate_id == ids[1]
+    assert store.best("t0", is_default=True).candidate.candidate_id == ids[0]
     assert store.best("t1") is None
 
 
 def test_records_are_filtered_by_task_and_state_over_many_pages(store: Store) -> None:
-    ids = store.propose([candidate(i, f"t{i % 2}") for i in range(1200)])
+    ids = proposed(store, [candidate(i, f"t{i % 2}") for i in range(1200)])
     store.start(ids[:700], "cpu-0-0")
-    assert [r.trial_id for r in store.records()] == ids
+    assert ids_of(store.records()) == ids
     assert len(list(store.records("t1"))) == 600
     assert len(list(store.records("t1", TrialState.RUNNING))) == 350
     assert store.counts("t1")[TrialState.PROPOSED] == 250
@@ -329,12 +348,12 @@ _WRITER = """
 import sys
 import json
 sys.path.insert(0, "tests")
-from store_places import StorePlace
+from store_places import StorePlace, proposed
 from test_records import FACTS, TASK, candidate, measurement
 store = StorePlace(**json.loads(sys.argv[1])).open(FACTS)
 store.register_tasks([TASK])
 for number in range(int(sys.argv[2]), 10**9):
-    (trial,) = store.propose([candidate(number)])
+    (trial,) = proposed(store, [candidate(number)])
     store.start([trial], "cpu-0-0")
     store.finish(trial, measurement(1e-3 * (1 + number)))
     print(trial, flush=True)
@@ -404,7 +423,7 @@ def test_an_old_store_is_read_and_left_as_it_is(tmp_path: Path, file: Path) -> N
         assert read.spans() == OLD_SPANS
         assert read.phases() == []
         assert read.tally(since=0.0).disturbed == read.disturbed() == Disturbed(0, 1)
-        measured = read.record(1).result
+        measured = next(read.records()).result
         assert isinstance(measured, Measurement)
         assert measured.conditions == Conditions(1980, 41, 350.5, 1)
     assert (tmp_path / STORE_NAME).read_bytes() == before
@@ -420,8 +439,9 @@ def test_an_old_store_is_brought_up_to_date_by_whoever_goes_on_with_it(
     with Store.create_or_open(tmp_path, facts=FACTS, now=300.0) as again:
         assert again.session == 3
         assert again.spans() == OLD_SPANS
-        again.start([3], "cpu-0-0")
-        again.finish(3, disturbed(1e-3))
+        (waiting,) = ids_of(again.records(state=TrialState.PROPOSED))
+        again.start([waiting], "cpu-0-0")
+        again.finish(waiting, disturbed(1e-3))
         again.add_spans([span])
         again.add_phase(phase)
     with contextlib.closing(sqlite3.connect(tmp_path / STORE_NAME)) as raw:
@@ -436,10 +456,10 @@ def test_an_old_store_is_brought_up_to_date_by_whoever_goes_on_with_it(
 def test_disturbed_trials_are_counted_with_what_disturbed_most_of_them(store: Store) -> None:
     assert store.disturbed() == Disturbed()
     results = [measurement(1e-3), disturbed(1e-3), disturbed(1e-3, "hot"), disturbed(1e-3, "hot")]
-    trial_ids = store.propose([candidate(n) for n in range(5)])
-    store.start(trial_ids, "cpu-0-0")
+    ids = proposed(store, [candidate(n) for n in range(5)])
+    store.start(ids, "cpu-0-0")
     failed = Failure(Stage.RUN, Kind.TIMEOUT, "10 s")
-    store.finish_all(dict(zip(trial_ids, [*results, failed], strict=True)))
+    store.finish_all(dict(zip(ids, [*results, failed], strict=True)))
     assert store.disturbed() == Disturbed(3, 4, "hot")
 
 
@@ -512,7 +532,7 @@ def test_every_result_comes_back_as_it_was(
 ) -> None:
     with place.fresh().open(FACTS) as store:
         store.register_tasks([TASK])
-        (trial,) = store.propose([dataclasses.replace(candidate(1), recipe=trace)], now=at)
+        (trial,) = proposed(store, [dataclasses.replace(candidate(1), recipe=trace)], now=at)
         store.start([trial], "cpu-0-0", now=at)
         store.finish(trial, result, now=at)
         record = store.record(trial)
@@ -522,7 +542,7 @@ def test_every_result_comes_back_as_it_was(
 
 
 def test_a_message_that_is_no_text_is_stored_all_the_same(store: Store) -> None:
-    (trial,) = store.propose([candidate(1)])
+    (trial,) = proposed(store, [candidate(1)])
     store.finish(trial, Failure(Stage.BUILD, Kind.COMPILE, "bad \udcff byte\0"))
     assert store.record(trial).result == Failure(Stage.BUILD, Kind.COMPILE, "bad ? byte\0")
 
@@ -536,7 +556,7 @@ def test_a_character_that_postgresql_lacks_and_its_escape_come_back_as_they_were
     store: Store,
 ) -> None:
     said = "\ue000 \0 \ue000\0 \ue0000 \ue000\ue000"
-    (trial,) = store.propose([candidate(1)])
+    (trial,) = proposed(store, [candidate(1)])
     store.finish(trial, Failure(Stage.BUILD, Kind.COMPILE, said))
     assert store.record(trial).result == Failure(Stage.BUILD, Kind.COMPILE, said)
 
@@ -545,10 +565,10 @@ def test_a_run_that_comes_again_finds_what_it_had(place: StorePlace) -> None:
     with place.open(FACTS) as store:
         store.register_tasks([TASK])
         identity = store.identity
-        (trial,) = store.propose([candidate(1)])
+        before = store.trial_ids(proposed(store, [candidate(1)]))
     with place.open(FACTS) as again:
         assert (again.identity, again.session) == (identity, 2)
-        assert again.propose([candidate(1)]) == [trial]
+        assert again.trial_ids(proposed(again, [candidate(1)])) == before
     with place.read() as read:
         assert read.identity == identity
         assert [t.task_id for t in read.tasks()] == ["t0"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.store_places import proposed
 from tests.test_records import FACTS, TASK, candidate, measurement
 from tunerd.errors import FolderError
 from tunerd.records import Store, sqlite
@@ -31,9 +32,9 @@ from tunerd.vocabulary import Model, TargetSpec, TrialState
 def fill(folder: Path, *numbers: int) -> None:
     with RunFolder.open(folder, facts=FACTS) as run:
         run.store.register_tasks([TASK])
-        ids = run.store.propose([candidate(n) for n in numbers])
+        ids = proposed(run.store, [candidate(n) for n in numbers])
         run.store.start(ids, "cpu-0-0")
-        run.store.finish_all({i: measurement(1.0 + i) for i in ids})
+        run.store.finish_all({c: measurement(1.0 + n) for n, c in enumerate(ids, 1)})
 
 
 def test_a_run_folder_is_private_and_says_what_it_is_of(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_a_live_run_packs_into_one_file_and_goes_on_elsewhere(tmp_path: Path) ->
         run.paths.report.write_text("<html>")
         (root / "runner.pid").write_text("not part of a run")
         run.write_log(3, "log")
-        run.store.start(run.store.propose([candidate(3)]), "cpu-0-0")
+        run.store.start(proposed(run.store, [candidate(3)]), "cpu-0-0")
         assert pack(root, tmp_path / "run.tar.gz") == tmp_path / "run.tar.gz"
     there = unpack(tmp_path / "run.tar.gz", tmp_path / "there")
     found = {p.relative_to(there).as_posix() for p in there.rglob("*")}

@@ -21,6 +21,7 @@ import onnx
 import pytest
 from models import conv_net
 from rich.console import Console
+from store_places import proposed
 from test_records import FACTS, TASK, candidate, measurement
 from tune_process import Run
 
@@ -47,7 +48,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
     with RunFolder.open(tmp_path / "run", facts=facts) as opened:
         store = opened.store
         store.register_tasks([TASK])
-        ids = store.propose([candidate(n) for n in range(4)])
+        ids = proposed(store, [candidate(n) for n in range(4)])
         store.start(ids[:3], "cpu-0-0")
         store.finish_all({ids[0]: measurement(2e-3)})
         store.finish_all({ids[1]: Failure(Stage.RUN, Kind.CRASH, "[red]it\x1b[2J fell")})
@@ -85,7 +86,7 @@ def test_the_rate_is_of_this_session_s_search(folder: RunFolder) -> None:
         file = StatusFile(resumed.paths)
         file.tell(dataclasses.replace(STATE, elapsed_secs=8.0, search_began_secs=6.0))
         assert status_of(resumed.paths.root).trials_per_sec is None
-        waiting = [r.trial_id for r in resumed.store.requeue_unfinished()]
+        waiting = [r.candidate.candidate_id for r in resumed.store.requeue_unfinished()]
         resumed.store.start(waiting, "cpu-0-0")
         resumed.store.finish_all(dict.fromkeys(waiting, measurement(2e-3)))
         seen = status_of(resumed.paths.root)
@@ -186,7 +187,7 @@ def test_a_status_file_that_says_nothing_costs_the_phase_alone(
 def test_a_run_may_start_and_write_while_it_is_looked_at(folder: RunFolder) -> None:
     root = folder.paths.root
     with Store.read(root):  # a look that lasts
-        (new,) = folder.store.propose([candidate(9)])
+        (new,) = proposed(folder.store, [candidate(9)])
         folder.store.start([new], "cpu-0-0")
         folder.store.finish_all({new: measurement(1e-3)})
     assert status_of(root).progress.trials_done == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from postgres_server import PASSWORD, PostgresServer
-from store_places import StorePlace, read_shared
+from store_places import StorePlace, proposed, read_shared
 from test_records import FACTS, LLVM, OTHER_TASK, TASK, measurement
 
 from tunerd.errors import ExitCode, InputError, StoreError, StoreMissError
@@ -75,7 +75,7 @@ class Member:
     def tune(self, *task_ids: str, ratio: float = 2.0, on: Obtained | None = ON) -> None:
         """Settle tasks with a trial each."""
         for task_id in task_ids or ("t0", "t1"):
-            (trial,) = self.own.propose([winner := winner_of(task_id, f"{ratio}")])
+            (trial,) = proposed(self.own, [winner := winner_of(task_id, f"{ratio}")])
             self.own.start([trial], "cpu-0-0")
             self.own.finish(trial, measurement(1.0))
             self.own.save_task_outcome(outcome_of(winner, ratio), on=on)

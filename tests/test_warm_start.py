@@ -16,6 +16,7 @@ import pytest
 from artifact_fixtures import CUDA
 from build_fixtures import conv_task, matmul_task
 from models import conv_net
+from store_places import proposed
 
 from tunerd.candidates.metaschedule.knobs import Choices, Location, Option, Tile
 from tunerd.candidates.metaschedule.search import BATCH, Searcher
@@ -262,7 +263,7 @@ def write_run(folder: Path, trials: int, *, tasks: int = 1, facts: RunFacts = FA
                 Candidate(task_id, f"{number:04x}{i:012x}", origin, f"[[{i}],[]]")
                 for i, origin in enumerate(origins)
             ]
-            ended = store.propose(candidates)[:-1]
+            ended = proposed(store, candidates)[:-1]
             store.start(ended, "cpu-0-0")
             secs = [1e-3 * (i + 1) for i in range(len(ended))]
             measured = [Measurement((s,), 1, "search-v1", "cpu-0-0", 1) for s in secs]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from store_places import proposed
 
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import HostError, Interrupted
@@ -135,11 +136,11 @@ def searched(
     `noisy` are the places of those that were disturbed.
     """
     candidates = [candidate(i + 1, task) for i in range(len(secs))]
-    trial_ids = store.propose(candidates)
-    store.start(trial_ids, "cpu-0-0")
+    ids = proposed(store, candidates)
+    store.start(ids, "cpu-0-0")
     results = [samples(s, "search-v1") for s in secs]
     results = [disturbed(r) if i in noisy else r for i, r in enumerate(results)]
-    store.finish_all(dict(zip(trial_ids, results, strict=True)))
+    store.finish_all(dict(zip(ids, results, strict=True)))
     return candidates
 
 
@@ -322,7 +323,7 @@ def test_what_an_interrupted_session_decided_is_not_decided_again(store: Store) 
 def test_a_task_with_new_trials_is_decided_again(store: Store) -> None:
     searched(store, 3e-3)
     choose(store, FakeCluster(times(4e-3, 3e-3)))
-    searched_again = store.propose([better := candidate(2)])
+    searched_again = proposed(store, [better := candidate(2)])
     store.start(searched_again, "cpu-0-0")
     store.finish_all({searched_again[0]: samples(1e-3, "search-v1")})
     (outcome,) = choose(store, FakeCluster(times(4e-3, 3e-3, 1e-3)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -111,33 +111,35 @@ class Store(OpenStore):
 
     # --- the life of a trial -----------------------------------------------------------------
 
-    def propose(self, candidates: Sequence[Candidate], *, now: float | None = None) -> list[int]:
-        """Return a trial id per candidate, in order.
+    def propose(self, candidates: Sequence[Candidate], *, now: float | None = None) -> None:
+        """Store a trial of each candidate.
 
         A candidate that is known, from an earlier session or from this very list, gets no second
-        trial: its id is returned, in whatever state that trial is.
+        one: what follows names a trial by its candidate's id.
         """
         with self._transaction() as connection:
-            return trials.propose(connection, self._run_id, candidates, at=at(now))
+            trials.propose(connection, self._run_id, candidates, at=at(now))
 
-    def built(self, trial_id: int, build: Build) -> None:
-        """Note how a trial that has not ended was compiled."""
+    def built(self, builds: Sequence[Build]) -> None:
+        """Note how trials that have not ended were compiled."""
         with self._transaction() as connection:
-            trials.built(connection, self._run_id, trial_id, build)
+            trials.built(connection, self._run_id, builds)
 
-    def start(self, trial_ids: Sequence[int], slice_id: str, *, now: float | None = None) -> None:
+    def start(
+        self, candidate_ids: Sequence[str], slice_id: str, *, now: float | None = None
+    ) -> None:
         """Store that proposed trials are about to run in a slice."""
         with self._transaction() as connection:
-            trials.start(connection, self._run_id, trial_ids, slice_id, at=at(now))
+            trials.start(connection, self._run_id, candidate_ids, slice_id, at=at(now))
 
     def finish(
-        self, trial_id: int, result: Measurement | Failure, *, now: float | None = None
+        self, candidate_id: str, result: Measurement | Failure, *, now: float | None = None
     ) -> None:
         """Store how a trial ended; see finish_all."""
-        self.finish_all({trial_id: result}, now=now)
+        self.finish_all({candidate_id: result}, now=now)
 
     def finish_all(
-        self, results: Mapping[int, Measurement | Failure], *, now: float | None = None
+        self, results: Mapping[str, Measurement | Failure], *, now: float | None = None
     ) -> None:
         """Store how trials ended: all of them or, where one cannot end, none.
 
@@ -210,12 +212,17 @@ class Store(OpenStore):
                 return
             last = page[-1]["trial_id"]
 
-    def record(self, trial_id: int) -> Record:
-        """Return one trial; raises KeyError where there is none of this id."""
+    def record(self, candidate_id: str) -> Record:
+        """Return the trial of a candidate; raises KeyError where there is none."""
         with self._transaction() as connection:
-            row = trials.row(connection, self._run_id, trial_id)
+            row = trials.row(connection, self._run_id, candidate_id)
         with self._decoding():
             return rows.record_from_row(row)
+
+    def trial_ids(self, candidate_ids: Collection[str]) -> dict[str, int]:
+        """Return the number of each candidate's trial, which names its log."""
+        with self._reading() as connection:
+            return trials.numbers(connection, self._run_id, candidate_ids)
 
     def counts(
         self, task_id: str | None = None, is_default: bool | None = None
@@ -254,10 +261,10 @@ class Store(OpenStore):
             found = trials.traces(connection, self._run_id, trial_ids)
         return [found[i] for i in trial_ids]
 
-    def story(self, trial_id: int) -> str:
-        """Tell what happened to a trial, a line per event; KeyError where there is none."""
+    def story(self, candidate_id: str) -> str:
+        """Tell what happened to a candidate's trial, a line per event; KeyError without one."""
         with self._transaction() as connection:
-            return trials.story(connection, self._run_id, trial_id)
+            return trials.story(connection, self._run_id, candidate_id)
 
     # --- the result, and where time went -----------------------------------------------------
 

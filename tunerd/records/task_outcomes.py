@@ -61,7 +61,7 @@ def of_run(connection: Connection, run_id: int) -> list[tuple[TaskOutcome, Obtai
         winner = None
         if row["winner_recipe"] is None:  # as versions before 3 left it
             candidate_id = rows.winner_of(row)["candidate_id"]
-            trial = trials.by_candidate(connection, run_id, candidate_id)
+            trial = trials.row(connection, run_id, candidate_id)
             winner = rows.candidate_from_row(trial)
         found.append(rows.settled_from_row(row, winner))
     return found

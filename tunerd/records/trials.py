@@ -35,44 +35,37 @@ MAX_SESSIONS = 3  # that may end so; then the trial is taken for what ends them
 
 def propose(
     connection: Connection, run_id: int, candidates: Sequence[Candidate], *, at: float
-) -> list[int]:
-    ids = [c.candidate_id for c in candidates]
-    known = _by_candidate(connection, run_id, ids)
+) -> None:
+    known = numbers(connection, run_id, [c.candidate_id for c in candidates])
     new = {c.candidate_id: c for c in candidates if c.candidate_id not in known}
     if new:
         connection.execute(
             trials.insert(),
             [rows.candidate_to_row(c, now=at) | {"run_id": run_id} for c in new.values()],
         )
-        known |= _by_candidate(connection, run_id, list(new))
-    return [known[i] for i in ids]
 
 
-def built(connection: Connection, run_id: int, trial_id: int, build: Build) -> None:
-    require(connection, run_id, [trial_id], _OPEN, verb="be built")
-    changed = connection.execute(
-        trials.update().where(
-            trials.c.trial_id == trial_id,
-            trials.c.candidate_id == build.candidate.candidate_id,
-        ),
+def built(connection: Connection, run_id: int, builds: Sequence[Build]) -> None:
+    ids = [b.candidate.candidate_id for b in builds]
+    trial_ids = require(connection, run_id, ids, _OPEN, verb="be built")
+    _update_each(
+        connection,
         {
-            "build_secs": build.build_secs,
-            "compiler": build.compiler,
-            "library_sha256": build.library_sha256,
+            trial_ids[build.candidate.candidate_id]: {
+                "build_secs": build.build_secs,
+                "compiler": build.compiler,
+                "library_sha256": build.library_sha256,
+            }
+            for build in builds
         },
     )
-    if not changed.rowcount:
-        raise ValueError(
-            f"a build of candidate {build.candidate.candidate_id} is not of this trial:\n"
-            + story(connection, run_id, trial_id)
-        )
 
 
 def start(
-    connection: Connection, run_id: int, trial_ids: Sequence[int], slice_id: str, *, at: float
+    connection: Connection, run_id: int, candidate_ids: Sequence[str], slice_id: str, *, at: float
 ) -> None:
-    require(connection, run_id, trial_ids, (TrialState.PROPOSED,), verb="start")
-    for chunk in _chunks(trial_ids):
+    trial_ids = require(connection, run_id, candidate_ids, (TrialState.PROPOSED,), verb="start")
+    for chunk in _chunks(trial_ids.values()):
         connection.execute(
             trials.update()
             .where(trials.c.trial_id.in_(chunk))
@@ -86,21 +79,21 @@ def start(
 
 
 def finish(
-    connection: Connection, run_id: int, results: Mapping[int, Measurement | Failure], *, at: float
+    connection: Connection, run_id: int, results: Mapping[str, Measurement | Failure], *, at: float
 ) -> None:
     measured, failed, returned = {}, {}, {}
-    for trial_id, result in results.items():
+    for candidate_id, result in results.items():
         if isinstance(result, Measurement):
-            measured[trial_id] = rows.measurement_to_columns(result) | {"ended_at": at}
+            measured[candidate_id] = rows.measurement_to_columns(result) | {"ended_at": at}
         elif result.kind.ends_trial:
-            failed[trial_id] = rows.failure_to_columns(result) | {"ended_at": at}
+            failed[candidate_id] = rows.failure_to_columns(result) | {"ended_at": at}
         else:
-            returned[trial_id] = result
-    require(connection, run_id, measured, (TrialState.RUNNING,), verb="be measured")
-    require(connection, run_id, [*failed, *returned], _OPEN, verb="fail")
-    _update_each(connection, measured)
-    _update_each(connection, failed)
-    _put_back(connection, returned, at=at)
+            returned[candidate_id] = result
+    trial_ids = require(connection, run_id, measured, (TrialState.RUNNING,), verb="be measured")
+    trial_ids |= require(connection, run_id, [*failed, *returned], _OPEN, verb="fail")
+    _update_each(connection, {trial_ids[c]: columns for c, columns in measured.items()})
+    _update_each(connection, {trial_ids[c]: columns for c, columns in failed.items()})
+    _put_back(connection, {trial_ids[c]: failure for c, failure in returned.items()}, at=at)
 
 
 def interrupt(connection: Connection, run_id: int, *, at: float) -> None:
@@ -120,7 +113,8 @@ def requeue_running(connection: Connection, run_id: int, *, at: float) -> None:
     if sessions >= MAX_SESSIONS:
         message = f"{sessions} sessions ended while it was running, and nothing else"
         failure = Failure(Stage.RUN, Kind.CRASH, message)
-        finish(connection, run_id, {running[0]: failure}, at=at)
+        columns = rows.failure_to_columns(failure) | {"ended_at": at}
+        _update_each(connection, {running[0]: columns})
         return
     ended = _ENDED_BESIDE_NONE if is_alone else _SESSION_ENDED
     _put_back(connection, dict.fromkeys(running, ended), at=at)
@@ -231,32 +225,21 @@ def traces(connection: Connection, run_id: int, trial_ids: Sequence[int]) -> dic
     return found
 
 
-def by_candidate(connection: Connection, run_id: int, candidate_id: str) -> RowMapping:
-    return (
-        connection.execute(
-            sa.select(trials).where(
-                trials.c.run_id == run_id, trials.c.candidate_id == candidate_id
-            )
-        )
-        .mappings()
-        .one()
-    )
-
-
-def row(connection: Connection, run_id: int, trial_id: int) -> RowMapping:
+def row(connection: Connection, run_id: int, candidate_id: str) -> RowMapping:
     found = connection.execute(
-        sa.select(trials).where(trials.c.run_id == run_id, trials.c.trial_id == trial_id)
+        sa.select(trials).where(trials.c.run_id == run_id, trials.c.candidate_id == candidate_id)
     )
     one = found.mappings().one_or_none()
     if one is None:
-        raise KeyError(f"the store has no trial {trial_id}")
+        raise KeyError(f"the store has no trial of candidate {candidate_id}")
     return one
 
 
-def story(connection: Connection, run_id: int, trial_id: int) -> str:
-    trial = row(connection, run_id, trial_id)
+def story(connection: Connection, run_id: int, candidate_id: str) -> str:
+    trial = row(connection, run_id, candidate_id)
+    trial_id = trial["trial_id"]
     lines = [
-        f"trial {trial_id}: candidate {trial['candidate_id']} ({trial['source']}) of task "
+        f"trial {trial_id}: candidate {candidate_id} ({trial['source']}) of task "
         f"{trial['task_id']}, {trial['state']}",
         f"  {_clock(trial['proposed_at'])} proposed",
     ]
@@ -285,28 +268,30 @@ def story(connection: Connection, run_id: int, trial_id: int) -> str:
 def require(
     connection: Connection,
     run_id: int,
-    trial_ids: Collection[int],
+    candidate_ids: Collection[str],
     allowed: Collection[TrialState],
     *,
     verb: str,
-) -> None:
-    """Raise ValueError with the story of the first trial that is in no allowed state."""
-    states: dict[int, str] = {}
-    for chunk in _chunks(trial_ids):
+) -> dict[str, int]:
+    """Return candidates' trial ids; ValueError with the story of the first in no allowed state."""
+    states: dict[str, tuple[int, str]] = {}
+    for chunk in _chunks(candidate_ids):
         found = connection.execute(
-            sa.select(trials.c.trial_id, trials.c.state).where(
-                trials.c.run_id == run_id, trials.c.trial_id.in_(chunk)
+            sa.select(trials.c.candidate_id, trials.c.trial_id, trials.c.state).where(
+                trials.c.run_id == run_id, trials.c.candidate_id.in_(chunk)
             )
         )
-        states.update(dict(found.all()))
-    for trial_id in trial_ids:
-        if trial_id not in states:
-            raise ValueError(f"the store has no trial {trial_id}, so it cannot {verb}")
-        if TrialState(states[trial_id]) not in allowed:
+        states.update({t.candidate_id: (t.trial_id, t.state) for t in found})
+    for candidate_id in candidate_ids:
+        if candidate_id not in states:
+            raise ValueError(f"the store has no trial of {candidate_id}, so it cannot {verb}")
+        trial_id, state = states[candidate_id]
+        if TrialState(state) not in allowed:
             raise ValueError(
-                f"trial {trial_id} is {states[trial_id]} and cannot {verb}:\n"
-                + story(connection, run_id, trial_id)
+                f"trial {trial_id} is {state} and cannot {verb}:\n"
+                + story(connection, run_id, candidate_id)
             )
+    return {candidate_id: trial_id for candidate_id, (trial_id, _) in states.items()}
 
 
 def _put_back(connection: Connection, failures: Mapping[int, Failure], *, at: float) -> None:
@@ -345,9 +330,7 @@ def _update_each(connection: Connection, columns: Mapping[int, Mapping[str, Any]
         )
 
 
-def _by_candidate(
-    connection: Connection, run_id: int, candidate_ids: Collection[str]
-) -> dict[str, int]:
+def numbers(connection: Connection, run_id: int, candidate_ids: Collection[str]) -> dict[str, int]:
     known: dict[str, int] = {}
     for chunk in _chunks(candidate_ids):
         found = connection.execute(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -30,6 +30,7 @@ from tunerd.records.paths import Paths
 from tunerd.records.schema import STORE_NAME
 from tunerd.system import files
 from tunerd.system.files import write_whole
+from tunerd.vocabulary import Failure, Measurement
 
 
 class RunFolder:
@@ -64,6 +65,18 @@ class RunFolder:
             _release(lock)
             raise
         return cls(paths, store, lock)
+
+    def finish(self, results: Mapping[str, Measurement | Failure]) -> dict[str, int]:
+        """Store how trials ended, by their candidates' ids, and return their numbers.
+
+        The logs of those that failed come first: a trial that ended is not looked at again.
+        """
+        trial_ids = self.store.trial_ids(results)
+        for candidate_id, result in results.items():
+            if isinstance(result, Failure):
+                self.write_log(trial_ids[candidate_id], result.message)
+        self.store.finish_all(results)
+        return trial_ids
 
     def write_log(self, trial_id: int, text: str) -> Path:
         """Keep what a failed trial said, and return where."""

@@ -1,6 +1,6 @@
 """The search's way between the coordinator, which decides, and the workers, which do.
 
-What workers answer becomes the coordinator's events; its instructions become entries of the ledger
+What workers answer becomes the coordinator's events; its instructions become rows of the store
 and work for the workers.
 """
 
@@ -15,7 +15,7 @@ from tunerd.cluster.ray_cluster import Cluster
 from tunerd.coordinator import events as ev
 from tunerd.coordinator.coordinator import Coordinator
 from tunerd.runs.finals.best_builds import BestBuilds
-from tunerd.runs.ledger import Ledger
+from tunerd.runs.folder import RunFolder
 from tunerd.runs.timekeeping import Timekeeper
 from tunerd.telemetry.events import Telemetry
 from tunerd.vocabulary import Candidate, Proposal
@@ -36,7 +36,7 @@ class Dispatch:
         coordinator: Coordinator,
         cluster: Cluster,
         crew: Crew,
-        ledger: Ledger,
+        folder: RunFolder,
         timekeeper: Timekeeper,
         telemetry: Telemetry,
         best_builds: BestBuilds,
@@ -46,7 +46,7 @@ class Dispatch:
         self._coordinator = coordinator
         self._cluster = cluster
         self._crew = crew
-        self._ledger = ledger
+        self._folder = folder
         self._timekeeper = timekeeper
         self._telemetry = telemetry
         self._best_builds = best_builds
@@ -125,12 +125,24 @@ class Dispatch:
             self._crew.leave_alone(faulty)
 
     def _carry_out(self, instructions: Sequence[ev.Instruction]) -> None:
+        store = self._folder.store
         for instruction in instructions:
             match instruction:
-                case ev.StoreProposed() | ev.StoreBuilt() | ev.StoreEnded() | ev.StoreSpotCheck():
-                    self._ledger.write(instruction)
-                case ev.Measure():
-                    self._ledger.start(instruction)
+                case ev.StoreProposed(candidates):
+                    store.propose(candidates)
+                case ev.StoreBuilt(builds):
+                    store.built(builds)
+                case ev.StoreEnded(results):
+                    trial_ids = self._folder.finish({c.candidate_id: r for c, r in results})
+                    self._telemetry.trials_ended(
+                        (trial_ids[c.candidate_id], c, r) for c, r in results
+                    )
+                case ev.StoreSpotCheck(task_id, measurement, busy_secs):
+                    store.add_spot_check(task_id, measurement, busy_secs)
+                case ev.Measure(worker_id, builds):
+                    started = [b.candidate for b in builds]
+                    store.start([c.candidate_id for c in started], worker_id)
+                    self._telemetry.trials_started(started, worker_id)
                     self._cluster.submit(instruction)
                 case ev.Propose() | ev.BuildThem() | ev.RunSentinel():
                     self._cluster.submit(instruction)

@@ -15,7 +15,7 @@ from tunerd.cluster.metrics import ray_record
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.coordinator import events as ev
 from tunerd.coordinator.coordinator import Coordinator, Limits
-from tunerd.errors import Interrupted
+from tunerd.errors import Interrupted, TunerdError
 from tunerd.frontend.kernels import Selection
 from tunerd.frontend.model import FixedModel
 from tunerd.frontend.process import Lowerer, Lowering
@@ -27,7 +27,6 @@ from tunerd.runs.finals.finals import Ending, finish
 from tunerd.runs.finals.quiet_slice import WAIT_SECS, Finals, Patience, QuietSlice
 from tunerd.runs.finals.selection import FINALISTS
 from tunerd.runs.folder import RunFolder
-from tunerd.runs.ledger import Ledger
 from tunerd.runs.loop import Dispatch
 from tunerd.runs.plan import RunPlan, plan_run, read
 from tunerd.runs.shared import SharedResources, run_name
@@ -188,7 +187,6 @@ class Run:
         self._tasks: tuple[Task, ...] = ()
         self._coordinator = Coordinator((), Limits())
         self._taken_over = 0  # trials of earlier sessions that had ended
-        self._ledger = Ledger(folder, telemetry)
         began_at = clock.now() - (time.monotonic() - started)
         self._timekeeper = Timekeeper(self._store, began_at=began_at)
         self._crew: Crew | None = None
@@ -248,7 +246,7 @@ class Run:
         lowering = self._shared.lower(self._plan.layout.target)
         self._say("starting Ray, and lowering the model")
         with contextlib.ExitStack() as stack:
-            stack.callback(self._ledger.interrupt)  # last: no worker is left to end a trial
+            stack.callback(self._interrupt)  # last: no worker is left to end a trial
             cluster = stack.enter_context(self._cluster())
             cluster.on_call = self._timekeeper.called
             stack.callback(self._timekeeper.end)
@@ -307,15 +305,32 @@ class Run:
             self._store.save_proof(proof)
             self._telemetry.proved(proof)
         self._tasks = self._to_search(tasks)
-        known = functools.partial(self._shared.build_of, self._plan.layout.target)
         self._coordinator = Coordinator(
-            self._tasks, limits, sources=registry.searched(), known=known
+            self._tasks,
+            limits,
+            sources=registry.searched(),
+            known=functools.partial(self._shared.build_of, self._plan.layout.target),
         )
-        ended, unfinished, suspects = self._ledger.take_over({t.task_id for t in self._tasks})
-        self._coordinator.restore(ended, unfinished, suspects)
+        task_ids = {t.task_id for t in self._tasks}
+        waiting = [r.candidate for r in self._store.requeue_unfinished()]
+        unfinished = [c for c in waiting if c.task_id in task_ids]
+        ended = [
+            (r.candidate, r.result)
+            for r in self._store.records()
+            if r.result is not None and r.candidate.task_id in task_ids
+        ]
+        self._coordinator.restore(ended, unfinished, suspects=self._store.lost())
         self._taken_over = self._coordinator.ended_trials
         if ended:
             log.info("going on with %d trials of earlier sessions", len(ended))
+
+    def _interrupt(self) -> None:
+        """Store that the session ends, in order, before what it had begun.
+
+        A store that takes nothing more is not told: then the next session cannot know either.
+        """
+        with contextlib.suppress(TunerdError):
+            self._store.interrupt()
 
     def _selected(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
         selection = self._plan.selection
@@ -358,7 +373,7 @@ class Run:
             coordinator,
             cluster,
             crew,
-            self._ledger,
+            self._folder,
             self._timekeeper,
             self._telemetry,
             self._best_builds,

@@ -48,7 +48,7 @@ class Telemetry(Progress):
         self._status = StatusFile(paths)
         self._stack = contextlib.ExitStack()
         self._run, self._logs = str(settings.out), paths.logs
-        self._slices: dict[int, str] = {}  # that trials run in
+        self._slices: dict[str, str] = {}  # that trials run in, by candidate id
         self._names: dict[str, str] = {}  # of tasks, by id
         self._best: dict[str, float] = {}  # seconds, by task id
         self._said = ""
@@ -101,9 +101,9 @@ class Telemetry(Progress):
         self._metrics.restarted(role)
         log.info("starting %s again", worker_id, extra={role: worker_id})
 
-    def trials_started(self, trial_ids: Iterable[int], slice_id: str) -> None:
+    def trials_started(self, candidates: Iterable[Candidate], slice_id: str) -> None:
         """Trials are about to run in a slice."""
-        self._slices |= dict.fromkeys(trial_ids, slice_id)
+        self._slices |= {c.candidate_id: slice_id for c in candidates}
 
     def trials_ended(self, results: Iterable[tuple[int, Candidate, Measurement | Failure]]) -> None:
         """Trials have been stored with how they ended, or were put back."""
@@ -114,7 +114,7 @@ class Telemetry(Progress):
             about = {
                 "trial": trial_id,
                 "task": self._names.get(task_id, task_id),
-                "slice": self._slices.pop(trial_id, None),
+                "slice": self._slices.pop(candidate.candidate_id, None),
             }
             if isinstance(result, Failure):
                 message = result.message[-_MAX_MESSAGE_CHARS:]
