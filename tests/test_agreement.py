@@ -166,6 +166,10 @@ WRONG: dict[str, Callable[[], tuple[Task, Task]]] = {
         pointwise(lambda x, y: (x + y).astype("float32"), "float16"),
         pointwise(lambda x, y: (x - y).astype("float32"), "float16"),
     ),
+    "bfloat16": lambda: (
+        pointwise(lambda x, y: x + y, "bfloat16"),
+        pointwise(lambda x, y: x - y, "bfloat16"),
+    ),
     "double precision": lambda: (
         pointwise(lambda x, y: x + y, "float64"),
         pointwise(lambda x, y: x + y.astype("float32").astype("float64"), "float64"),
@@ -205,6 +209,10 @@ SAME: dict[str, Callable[[], tuple[Task, Task]]] = {
     "half precision, the result in single": lambda: (
         pointwise(lambda x, y: (x + y + x).astype("float32"), "float16"),
         pointwise(lambda x, y: (x + x + y).astype("float32"), "float16"),
+    ),
+    "bfloat16": lambda: (
+        pointwise(lambda x, y: x * y, "bfloat16"),
+        pointwise(lambda x, y: y * x, "bfloat16"),
     ),
     "integers": lambda: (
         pointwise(lambda x, y: x + y, "int32"),

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tunerd.runner.arguments import MAX_COPIES, Arguments, copies_of
 from tunerd.slices import plan
+from tunerd.system.arrays import dtype_of
 from tunerd.vocabulary import (
     METASCHEDULE,
     Build,
@@ -55,7 +56,7 @@ def arguments(max_bytes: int = 1 << 20) -> Arguments:
 
 
 def extent(tensor: Any) -> tuple[int, int]:
-    size = math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize
+    size = math.prod(tensor.shape) * dtype_of(str(tensor.dtype)).itemsize
     return tensor.data_ptr(), tensor.data_ptr() + size
 
 
@@ -83,7 +84,7 @@ def test_calls_take_the_same_activations_and_other_copies_of_the_weights() -> No
     assert made.sets(KERNEL, range_bytes=1000) is sets  # a rival has the same
 
 
-TYPES = ("float32", "float16", "int64", "bool")
+TYPES = ("float32", "float16", "bfloat16", "int64", "bool")
 SPECS = st.builds(
     TensorSpec,
     st.just("t"),
@@ -99,7 +100,7 @@ def test_no_call_writes_what_any_call_reads(data: st.DataObject, range_bytes: in
         specs = data.draw(st.lists(SPECS, min_size=1, max_size=5))
         weights = data.draw(st.sets(st.integers(0, len(specs) - 1), max_size=len(specs)))
         build = kernel(specs, sorted(weights))
-        sizes = [math.prod(specs[i].shape) * np.dtype(specs[i].dtype).itemsize for i in weights]
+        sizes = [math.prod(specs[i].shape) * dtype_of(specs[i].dtype).itemsize for i in weights]
         check(made.sets(build, range_bytes=range_bytes), build, copies_of(sum(sizes), range_bytes))
 
 

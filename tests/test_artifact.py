@@ -33,7 +33,7 @@ from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax.lowering import Lowered, lower
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.runs.finals.verify import verify
-from tunerd.system.arrays import verification_inputs
+from tunerd.system.arrays import dtype_of, verification_inputs
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     Arrays,
@@ -215,6 +215,7 @@ def test_weights_come_back_from_their_file_aligned_and_equal(tmp_path: Path) -> 
     weights: Arrays = {
         "half": rng.normal(size=(3, 5)).astype("float16"),
         "wide": rng.normal(size=(7, 2)).T,
+        "brain": rng.normal(size=(3, 5)).astype(dtype_of("bfloat16")),
         "ids": np.arange(5, dtype="int64"),
         "flags": np.array([True, False]),
         "scalar": np.array(3.5, dtype="float32"),

@@ -43,7 +43,7 @@ class TuneOptions(TypedDict, total=False):
     budget_secs: search for so long.
     slices: per device; as many as fit if not given.
     shapes, dims, batch: of the inputs, by input name, by dimension name, and the leading dimension.
-    precision: "fp32", "tf32" or "fp16", that kernels compute in; as exported if not given.
+    precision: "fp32", "tf32", "fp16" or "bf16", that kernels compute in; as exported if not given.
     inputs: an .npz file of the model's inputs, or a folder of them, to verify and time on; random
         values if not given.
     values: numbers by input name, that all elements of the input have.

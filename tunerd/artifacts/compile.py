@@ -311,7 +311,7 @@ def write_weights(weights: Arrays, path: Path) -> None:
         file.write(struct.pack("<Q", len(header)) + header)
         file.write(b"\0" * (aligned(8 + len(header)) - 8 - len(header)))
         for array in weights.values():
-            file.write(np.ascontiguousarray(array).data)
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             file.write(b"\0" * (aligned(array.nbytes) - array.nbytes))
 
 

@@ -96,13 +96,23 @@ def _mapped(path: Path) -> Arrays:
     start = aligned(8 + size)
     weights: Arrays = {}
     for entry in header["tensors"]:
-        offset, dtype = entry["offset"], np.dtype(entry["dtype"])
-        if offset < 0 or entry["bytes"] < 0 or dtype.kind not in "biuf":
+        offset, dtype = entry["offset"], _dtype(entry["dtype"])
+        is_number = dtype.kind in "biuf" or dtype.name == "bfloat16"
+        if offset < 0 or entry["bytes"] < 0 or not is_number:
             raise ValueError(f"a tensor of {dtype} at {offset}")
         first = start + offset
         array = data[first : first + entry["bytes"]].view(dtype)
         weights[entry["name"]] = array.reshape(entry["shape"])
     return weights
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":  # TVM brings it along
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    return np.dtype(name)
 
 
 def aligned(size: int) -> int:

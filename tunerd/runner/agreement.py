@@ -10,8 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from tunerd.runner.sampling import Device, failure
-from tunerd.system.arrays import KERNEL_TOLERANCES, Array, comparison_values
-from tunerd.vocabulary import FP16, TF32, Build, Failure, Kind, Stage, TensorSpec
+from tunerd.system.arrays import (
+    KERNEL_TOLERANCES,
+    Array,
+    comparison_values,
+    dtype_of,
+    is_floating,
+)
+from tunerd.vocabulary import BF16, FP16, TF32, Build, Failure, Kind, Stage, TensorSpec
 
 Call = Callable[[Sequence[Array]], list[Array]]
 
@@ -19,7 +25,8 @@ SEEDS = (0, 1)
 
 _PART = 1 << 14  # elements
 # A product of rounded operands is as far off as one of stored ones: TF32 has the fraction of fp16.
-_ROUNDS_AS = {TF32: "float16", FP16: "float16"}
+_HALVES = ("float16", "bfloat16")
+_ROUNDS_AS = {TF32: "float16", FP16: "float16", BF16: "bfloat16"}
 
 
 def disagreement(device: Device, reference: Build, build: Build) -> Failure | None:
@@ -109,18 +116,18 @@ def _expected(
     given = draw(least=-1.0)
     expected = call(given)
     # Sums of many positive halves lose more to rounding than a wrong kernel would.
-    if all(_is_finite(array) for array in expected) or any(s.dtype == "float16" for s in specs):
+    if all(_is_finite(array) for array in expected) or any(s.dtype in _HALVES for s in specs):
         return given, expected
     given = draw(least=0.0)
     return given, call(given)
 
 
 def _floats(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    return [spec for spec in specs if np.dtype(spec.dtype).kind == "f"]
+    return [spec for spec in specs if is_floating(dtype_of(spec.dtype))]
 
 
 def _is_finite(array: Array) -> bool:
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+    return not is_floating(array.dtype) or bool(np.isfinite(array).all())
 
 
 def _rewritten(array: Array, shape: Sequence[int], axes: Sequence[int]) -> Array:
@@ -133,8 +140,10 @@ def _difference(expected: Array, found: Array, tolerance: tuple[float, float]) -
     """Say how far two arrays are apart, or nothing where they agree."""
     if np.array_equal(expected, found):
         return ""
-    if expected.dtype.kind != "f":
+    if not is_floating(expected.dtype):
         return f"{int(np.count_nonzero(expected != found))} of {found.size} elements"
+    if expected.dtype.kind != "f":  # NumPy's reductions do not know it
+        expected, found = expected.astype(np.float32), found.astype(np.float32)
     rtol, atol = tolerance
     scale = float(np.abs(expected).max(initial=0, where=np.isfinite(expected)))
     wrong, worst = 0, 0.0

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tunerd.system.arrays import timing_values
+from tunerd.system.arrays import dtype_of, timing_values
 from tunerd.vocabulary import Arrays, Build, TensorSpec
 
 MAX_COPIES = 512  # of the weights of a kernel
@@ -119,7 +119,7 @@ class Arguments:
 
     def _reserve(self, dtype: str, size: int) -> None:
         """Have a piece of a type with at least so many bytes."""
-        item = np.dtype(dtype).itemsize
+        item = dtype_of(dtype).itemsize
         if dtype in self._pieces and self._pieces[dtype].shape[0] * item >= size:
             return
         self._pieces.pop(dtype, None)
@@ -129,7 +129,7 @@ class Arguments:
 
     def _filled(self, dtype: str, count: int) -> Any:
         piece = self._empty((count,), dtype)
-        item = np.dtype(dtype).itemsize
+        item = dtype_of(dtype).itemsize
         have = min(count, _MADE_ON_HOST // item)
         values = timing_values(TensorSpec("", (have,), dtype), seed=0)
         _view(piece, (have,), 0).copyfrom(values)
@@ -155,7 +155,7 @@ def copies_of(bytes_each: int, range_bytes: int) -> int:
 
 
 def _bytes_of(spec: TensorSpec) -> int:
-    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+    return math.prod(spec.shape) * dtype_of(spec.dtype).itemsize
 
 
 def _aligned(size: int, to: int = _ALIGNED) -> int:

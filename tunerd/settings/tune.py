@@ -36,7 +36,7 @@ RESEARCH = "Research"  # the panel of flags that results do not need
 Percent = Annotated[int, Field(ge=1, le=100)]
 Secs = Annotated[float, Field(gt=0, le=MAX_SECS)]
 SliceKind = Literal["mps", "whole", "cpu", "simulated"]
-Precision = Literal["fp32", "tf32", "fp16"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 
 
 def slice_option(help: str, *, is_filled: bool = False) -> Option:
