@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tunerd.artifacts.compile import compile_artifact
+from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.vocabulary import METASCHEDULE, Candidate, CapProof, Model, TargetSpec, Task, TensorSpec
@@ -79,7 +80,7 @@ def model_of(
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(proto)
     digest = hashlib.sha256(proto.SerializeToString()).hexdigest()
-    return Model("tiny", digest, specs(inputs), specs(outputs), proto)
+    return Model("tiny", digest, specs(inputs), specs(outputs), OnnxGraph(proto))
 
 
 def candidate_of(task: Task, trace: Any) -> Candidate:

@@ -119,7 +119,7 @@ class NoLowering:
     """Tasks of no model, at once."""
 
     def __init__(self, *_: Any, lowerer: None) -> None:
-        model = Model("net", "d" * 64, (), (), proto=None)
+        model = Model("net", "d" * 64, (), (), graph=None)
         lowered: Any = SimpleNamespace(mod=None)
         self.kernels = Kernels(tuple(TASKS), 0, model, lowered)
         self.problem = None
@@ -385,7 +385,7 @@ def run_session(
     else:
         preparation.local_layout = lambda _: planned
     FaultySlice.chaos = chaos
-    fixed = FixedModel("net", "d" * 64, (), proto=None)
+    fixed = FixedModel("net", "d" * 64, (), graph=None)
     sqlite.BUSY_TIMEOUT_SECS = 0.05
     preparation.read = run.read = lambda _: fixed
     run.Lowerer = contextlib.nullcontext  # type: ignore[misc,assignment]

@@ -16,7 +16,7 @@ from tunerd.studies.compare import load_sides
 from tunerd.system.store_address import StoreAddress
 from tunerd.vocabulary import Model, TensorSpec
 
-_MODEL = Model("net", "d" * 64, (TensorSpec("x", (1,), "float32"),), (), proto=None)
+_MODEL = Model("net", "d" * 64, (TensorSpec("x", (1,), "float32"),), (), graph=None)
 
 
 @contextlib.contextmanager

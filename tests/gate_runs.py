@@ -37,7 +37,7 @@ MODEL = Model(
     digest="6b0e" * 16,
     inputs=(TensorSpec("images", (1, 3, 224, 224), "float32"),),
     outputs=(TensorSpec("scores", (1, 1000), "float32"),),
-    proto=None,  # type: ignore[arg-type]
+    graph=None,  # type: ignore[arg-type]
 )
 RIGHT = Verification(Verdict.RIGHT, 3, 1e-3, 1e-3, 0.1, "all outputs agree")
 TUNED_SECS, DEFAULT_SECS, TASK_SECS = 5.87e-3, 12.3e-3, 200e-6

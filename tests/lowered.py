@@ -88,7 +88,7 @@ def run(lowered: Lowered, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
 def check(loaded: Model, *, reference: onnx.ModelProto | None = None) -> Lowered:
     """Assert that the lowered model agrees with ONNX Runtime, and that its input matters."""
     lowered = lower(loaded, LLVM)
-    session = Reference(reference or loaded.proto)
+    session = Reference(reference or loaded.graph.proto)
     feeds = [random_inputs(loaded.inputs, seed) for seed in (0, 1)]
     expected = [session.run(feed) for feed in feeds]
     for spec, got in zip(loaded.outputs, run(lowered, feeds[0]), strict=True):

@@ -98,7 +98,7 @@ def gpu_outcome(tasks: int = 43, seed: int = 1) -> Outcome:
             digest="6b0e" * 16,
             inputs=(TensorSpec("gpu_0/data_0", (1, 3, 224, 224), "float32"),),
             outputs=(TensorSpec("gpu_0/softmax_1", (1, 1000), "float32"),),
-            proto=None,  # type: ignore[arg-type]
+            graph=None,  # type: ignore[arg-type]
             notes=("53 batch norms folded into convolutions",),
         ),
         target=TargetSpec("cuda", "{}"),

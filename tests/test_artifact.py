@@ -29,6 +29,7 @@ from tunerd.artifacts.loading import map_weights
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sha256_of
 from tunerd.builder.build import build_candidate, build_problem
 from tunerd.errors import FolderError, InputError
+from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax.lowering import Lowered, lower
 from tunerd.frontend.tasks import extract_tasks
@@ -331,7 +332,7 @@ def test_a_real_network_compiles_and_agrees(tmp_path: Path) -> None:
         digest="0" * 64,
         inputs=(TensorSpec(proto.graph.input[0].name, (1, 3, 224, 224), "float32"),),
         outputs=(TensorSpec(proto.graph.output[0].name, (1, 1000, 1, 1), "float32"),),
-        proto=proto,
+        graph=OnnxGraph(proto),
     )
     outputs = Reference(proto).run(verification_inputs(model.inputs, 0))
     (shape,) = (o.shape for o in outputs.values())

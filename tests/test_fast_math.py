@@ -71,7 +71,7 @@ def test_a_softmax_agrees_with_onnx_runtime_where_some_are_masked(tmp_path: Path
     made = unary(tmp_path, "Softmax", 64, axis=-1)
     x = np.random.default_rng(0).normal(0, 8, (1, 64)).astype("float32")
     x[0, ::3], x[0, 1::3] = -np.inf, np.finfo("float32").min
-    session = onnxruntime.InferenceSession(made.proto.SerializeToString())
+    session = onnxruntime.InferenceSession(made.graph.proto.SerializeToString())
     (expected,) = session.run(None, {"x": x})
     assert np.allclose(run(made, x), expected, rtol=1e-5, atol=1e-7)
 

@@ -61,7 +61,7 @@ def inputs(model: Model) -> Arrays:
 
 @pytest.fixture(scope="module")
 def expected(model: Model, inputs: Arrays) -> Arrays:
-    return Reference(model.proto).run(inputs)
+    return Reference(model.graph.proto).run(inputs)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_it_gives_what_lowering_here_gives(fixed: FixedModel) -> None:
     there = lowering.result()
     assert there.tasks == here.tasks
     assert there.model == here.model
-    assert there.model.proto == here.model.proto
+    assert there.model.graph == here.model.graph
     assert there.touched_bytes == here.touched_bytes
     assert tvm_ffi.structural_equal(there.lowered.mod, here.lowered.mod, map_free_vars=True)
     assert there.lowered.weights.keys() == here.lowered.weights.keys()
@@ -90,7 +90,7 @@ def test_its_errors_and_its_log_come_here(tmp_path: Path, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO, "tunerd")
     with pytest.raises(ModelError, match=r"TVM cannot import net: .*MaxPool"):
         Lowering(read_model(tmp_path / FILE), LLVM).result()
-    (record,) = [r for r in caplog.records if r.name == "tunerd.frontend.relax.lowering"]
+    (record,) = [r for r in caplog.records if r.name == "tunerd.frontend.relax.importing"]
     assert "import failed" in record.getMessage()
     assert "Traceback" in record.getMessage()
 

@@ -185,7 +185,7 @@ def test_constant_reshape_targets_follow_the_batch(tmp_path: Path, target: tuple
     path = save(tmp_path, flattening_net(target=target))
     one, four = load_model(path), load_model(path, batch=4)
     assert four.outputs[0].shape == (4, 5)
-    assert rows_agree(one.proto, four.proto, (4, 3, 6, 6))
+    assert rows_agree(one.graph.proto, four.graph.proto, (4, 3, 6, 6))
     assert four.digest != one.digest
 
 
@@ -247,7 +247,7 @@ def test_shape_arithmetic_disappears(tmp_path: Path) -> None:
     path = save(tmp_path, shape_arithmetic_net(("n", 3, "h", "w")))
     loaded = load_model(path, dims={"n": 2, "h": 12, "w": 10})
     assert loaded.outputs[0].shape == (2, 4 * 6 * 5)
-    assert not {"Shape", "Gather", "Concat", "Unsqueeze"} & set(operators(loaded.proto))
+    assert not {"Shape", "Gather", "Concat", "Unsqueeze"} & set(operators(loaded.graph.proto))
 
 
 def test_an_input_that_nothing_reads_stays_an_input_of_the_simpler_model(tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_an_input_that_nothing_reads_stays_an_input_of_the_simpler_model(tmp_pat
     loaded = load_model(save(tmp_path, proto))
     assert loaded.notes == ()
     assert [i.name for i in loaded.inputs] == ["mask", "images"]
-    assert [i.name for i in loaded.proto.graph.input] == ["mask", "images"]
-    assert not {"Shape", "Gather"} & set(operators(loaded.proto))
+    assert [i.name for i in loaded.graph.proto.graph.input] == ["mask", "images"]
+    assert not {"Shape", "Gather"} & set(operators(loaded.graph.proto))
 
 
 def test_a_chain_of_scalars_stays_a_scalar(tmp_path: Path) -> None:
@@ -270,14 +270,14 @@ def test_a_chain_of_scalars_stays_a_scalar(tmp_path: Path) -> None:
     proto = model(nodes, inputs={"x": ()}, outputs={"out": ()}, weights=weights)
     loaded = load_model(save(tmp_path, proto))
     assert loaded.notes == ()
-    assert operators(loaded.proto) == {"Mul": 1}
+    assert operators(loaded.graph.proto) == {"Mul": 1}
 
 
 def test_sums_become_additions(tmp_path: Path) -> None:
     nodes = [helper.make_node("Sum", ["a", "b", "c"], ["out"])]
     shape = (2, 3)
     proto = model(nodes, inputs=dict.fromkeys("abc", shape), outputs={"out": shape})
-    assert operators(load_model(save(tmp_path, proto)).proto) == {"Add": 2}
+    assert operators(load_model(save(tmp_path, proto)).graph.proto) == {"Add": 2}
 
 
 def test_a_batch_norm_and_the_scale_after_it_become_one_factor_and_one_term(tmp_path: Path) -> None:
@@ -294,9 +294,9 @@ def test_a_batch_norm_and_the_scale_after_it_become_one_factor_and_one_term(tmp_
     shape = (1, 4, 5, 5)
     proto = model(nodes, inputs={"x": shape}, outputs={"out": shape}, weights=weights)
     loaded = load_model(save(tmp_path, proto))
-    assert operators(loaded.proto) == {"Mul": 1, "Add": 1, "Relu": 1}
+    assert operators(loaded.graph.proto) == {"Mul": 1, "Add": 1, "Relu": 1}
     feed = random_inputs(loaded.inputs, seed=3)
-    got, expected = (Reference(p).run(feed)["out"] for p in (loaded.proto, proto))
+    got, expected = (Reference(p).run(feed)["out"] for p in (loaded.graph.proto, proto))
     assert agree(got, expected, rtol=1e-5)
 
 
@@ -310,7 +310,7 @@ def test_factors_that_are_read_twice_are_kept(tmp_path: Path) -> None:
     proto = model(nodes, inputs={"x": (2, 3)}, outputs={"out": (2, 3)}, weights=weights)
     loaded = load_model(save(tmp_path, proto))
     feed = random_inputs(loaded.inputs, seed=0)
-    got, expected = (Reference(p).run(feed)["out"] for p in (loaded.proto, proto))
+    got, expected = (Reference(p).run(feed)["out"] for p in (loaded.graph.proto, proto))
     assert agree(got, expected, rtol=1e-5)
 
 
@@ -329,7 +329,7 @@ def test_a_simplification_that_changes_values_is_not_used(
         "not cleaned up: that gave other values for output 'scores'",
     )
     feed = random_inputs(loaded.inputs, seed=0)
-    got, expected = (Reference(p).run(feed)["scores"] for p in (loaded.proto, conv_net()))
+    got, expected = (Reference(p).run(feed)["scores"] for p in (loaded.graph.proto, conv_net()))
     assert agree(got, expected, rtol=1e-5)
 
 

@@ -80,6 +80,7 @@ TVM_MODULES = {
     "frontend.relax.constants",
     "frontend.relax.converters",
     "frontend.relax.fast_math",
+    "frontend.relax.importing",
     "frontend.relax.lowering",
     "frontend.relax.powers",
     "records.tvm_database",

@@ -142,7 +142,7 @@ def test_facts_are_gathered_from_settings_and_model(tmp_path: Path) -> None:
     settings = TuneSettings(
         model=Path("net.onnx"), out=tmp_path, gpu_pct=40, slice_kind="mps", dims={"batch": 1}
     )
-    model = Model("net", "d" * 64, (), (), proto=None)
+    model = Model("net", "d" * 64, (), (), graph=None)
     facts = RunFacts.of(
         settings, model, target=FACTS.target, device="NVIDIA H200", host={"cores": (0, 1)}
     )

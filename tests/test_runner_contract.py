@@ -148,7 +148,7 @@ def test_a_model_runs_in_the_slice(measured: Slice, artifact: tuple[str, Model])
     folder, model = artifact
     inputs = random_inputs(model.inputs, 0)
     outputs = measured.launch().run_model(folder, inputs)
-    expected = Reference(model.proto).run(inputs)
+    expected = Reference(model.graph.proto).run(inputs)
     assert outputs.keys() == expected.keys() == {"scores", "features"}
     for name, array in expected.items():
         np.testing.assert_allclose(outputs[name], array, rtol=1e-4, atol=1e-5)

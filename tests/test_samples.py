@@ -115,7 +115,7 @@ def test_a_model_that_noise_tells_nothing_of_is_judged_on_samples() -> None:
     ]
     weights = {"small": np.full((4,), 1e-5), "one": np.ones((4,))}
     model = model_of(nodes, weights, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
-    run = Reference(model.proto).run
+    run = Reference(model.graph.proto).run
     assert verify(run, model).verdict is Verdict.CANNOT_TELL
     samples = [{"x": np.full((2, 4), value, "float32")} for value in (1e3, 5e4)]
     judged = verify(run, model, samples)

@@ -67,7 +67,7 @@ def test_settings_hold_a_password_and_show_it_nowhere() -> None:
     found = settings(store=ADDRESS)
     facts = RunFacts.of(
         found,
-        Model("net", "d", (), (), proto=None),  # type: ignore[arg-type]
+        Model("net", "d", (), (), graph=None),  # type: ignore[arg-type]
         target=TargetSpec("llvm", "{}"),
         device="cpu",
         host={},

@@ -493,7 +493,7 @@ def test_the_gate_compares_a_run_with_the_newest_other_one_of_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
-    model = Model("net", "d" * 64, (TensorSpec("x", (1,), "float32"),), (), proto=None)
+    model = Model("net", "d" * 64, (TensorSpec("x", (1,), "float32"),), (), graph=None)
     for secs in (3.0, 1.0, 2.0):
         each = next(join)
         outcome = whole_model(model, secs)

@@ -22,6 +22,7 @@ from tunerd.candidates.triton.nest import NotANest, nest_of
 from tunerd.candidates.triton.source import Recipe, Template, templates_of
 from tunerd.frontend.kernels import Kernels, kernels_of
 from tunerd.frontend.model import FixedModel, model_digest
+from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.system.arrays import KERNEL_TOLERANCES, comparison_values
 from tunerd.system.targets import cpu_target_json, cuda_target
 from tunerd.vocabulary import TRITON, Task, TensorSpec
@@ -62,7 +63,7 @@ def kernels(
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     proto = onnx.shape_inference.infer_shapes(proto)
     specs = tuple(TensorSpec(n, s, "float32") for n, s in inputs.items())
-    model = FixedModel("m", model_digest(proto), specs, proto, precision=precision)
+    model = FixedModel("m", model_digest(proto), specs, OnnxGraph(proto), precision=precision)
     return kernels_of(model, cuda_target("9.0"))
 
 

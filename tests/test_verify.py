@@ -13,8 +13,9 @@ from artifact_fixtures import model_of, tiny_convnet
 from onnx import TensorProto, helper, numpy_helper
 
 from tunerd.errors import ModelError
+from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.onnx.reference import Reference
-from tunerd.runs.finals.verify import onnxruntime_latency, verify, with_rounded_weights
+from tunerd.runs.finals.verify import onnxruntime_latency, verify
 from tunerd.system.arrays import rounded, verification_inputs
 from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
 from tunerd.vocabulary.verdict import Correctness, Verdict
@@ -29,7 +30,7 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def right(model: Model) -> Run:
-    return Reference(model.proto, optimize=True).run
+    return Reference(model.graph.proto, optimize=True).run
 
 
 def changed(run: Run, change: Callable[[Arrays], Arrays]) -> Run:
@@ -99,7 +100,7 @@ def test_a_missing_output_and_a_wrong_shape_are_named(model: Model, right: Run) 
 def test_a_reference_that_ignores_its_input_proves_nothing() -> None:
     nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
     ignoring = model_of(nodes, {"w": np.zeros((4,))}, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
-    result = verify(Reference(ignoring.proto).run, ignoring)
+    result = verify(Reference(ignoring.graph.proto).run, ignoring)
     assert result.verdict is Verdict.CANNOT_TELL
     assert "output 'y' hardly depends on the input" in result.message
 
@@ -121,7 +122,7 @@ def test_a_reference_that_hardly_depends_on_its_input_proves_nothing() -> None:
 def test_a_reference_that_is_not_finite_proves_nothing() -> None:
     nodes = [helper.make_node("Sqrt", ["x"], ["y"])]
     model = model_of(nodes, {}, inputs={"x": (2, 4)}, outputs={"y": (2, 4)})
-    result = verify(Reference(model.proto).run, model)
+    result = verify(Reference(model.graph.proto).run, model)
     assert result.verdict is Verdict.CANNOT_TELL
     assert "NaN or infinity" in result.message
 
@@ -141,7 +142,7 @@ def test_integer_outputs_must_be_equal() -> None:
         "0" * 64,
         (TensorSpec("x", (8, 50), "float32"),),
         (TensorSpec("y", (8,), "int64"),),
-        proto,
+        OnnxGraph(proto),
     )
     right = Reference(proto).run
     assert verify(right, model).verdict is Verdict.RIGHT
@@ -159,7 +160,7 @@ def test_a_model_that_onnx_runtime_cannot_run_is_refused_by_name() -> None:
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     spec = TensorSpec("x", (2, 3), "float32")
-    model = Model("bad", "0" * 64, (spec,), (TensorSpec("y", (2, 3), "float32"),), proto)
+    model = Model("bad", "0" * 64, (spec,), (TensorSpec("y", (2, 3), "float32"),), OnnxGraph(proto))
     with pytest.raises(ModelError, match="cannot run bad"):
         verify(lambda inputs: inputs, model)
 
@@ -219,7 +220,7 @@ def off_in(name: str) -> Callable[[Arrays], Arrays]:
 
 def test_a_constant_output_beside_one_that_tells_is_compared_and_spoils_nothing() -> None:
     model = with_a_constant()
-    run = Reference(model.proto).run
+    run = Reference(model.graph.proto).run
     assert verify(run, model).verdict is Verdict.RIGHT
     for name in ("y", "k"):
         result = verify(changed(run, off_in(name)), model)
@@ -230,7 +231,7 @@ def test_a_constant_output_beside_one_that_tells_is_compared_and_spoils_nothing(
 @pytest.mark.parametrize("name", ["y", "root"])
 def test_what_is_finite_beside_nan_is_compared(name: str) -> None:
     model = with_a_root()
-    run = Reference(model.proto).run
+    run = Reference(model.graph.proto).run
     right = verify(run, model)
     assert right.verdict is Verdict.CANNOT_TELL
     assert "output 'root' holds NaN" in right.message
@@ -240,7 +241,7 @@ def test_what_is_finite_beside_nan_is_compared(name: str) -> None:
 def test_a_model_of_constants_alone_proves_nothing() -> None:
     nodes = [helper.make_node("Identity", ["one"], ["k"])]
     model = model_of(nodes, {"one": np.ones((3,))}, inputs={"x": (2, 4)}, outputs={"k": (3,)})
-    run = Reference(model.proto).run
+    run = Reference(model.graph.proto).run
     result = verify(run, model)
     assert result.verdict is Verdict.CANNOT_TELL
     assert "'k'" in result.message
@@ -253,7 +254,7 @@ def test_an_input_without_axes_is_drawn_as_an_array() -> None:
     model = model_of(nodes, {}, inputs={"x": (2, 4), "t": ()}, outputs={"y": (2, 4)})
     for seed in range(3):
         assert isinstance(verification_inputs(model.inputs, seed)["t"], np.ndarray)
-    assert verify(Reference(model.proto).run, model).verdict is Verdict.RIGHT
+    assert verify(Reference(model.graph.proto).run, model).verdict is Verdict.RIGHT
 
 
 # --- types on the way --------------------------------------------------------------------------
@@ -280,7 +281,9 @@ def half_inside() -> Model:
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     specs = {name: TensorSpec(name, (8, 64), "float32") for name in ("x", "half", "single")}
-    return Model("half", "0" * 64, (specs["x"],), (specs["half"], specs["single"]), proto)
+    return Model(
+        "half", "0" * 64, (specs["x"],), (specs["half"], specs["single"]), OnnxGraph(proto)
+    )
 
 
 def off_by(share: float, name: str) -> Callable[[Arrays], Arrays]:
@@ -306,7 +309,7 @@ def test_an_output_is_judged_by_the_lowest_type_that_it_is_computed_in(
     name: str, share: float, verdict: Correctness
 ) -> None:
     model = half_inside()
-    run = changed(Reference(model.proto).run, off_by(share, name))
+    run = changed(Reference(model.graph.proto).run, off_by(share, name))
     assert verify(run, model).verdict is verdict
 
 
@@ -317,7 +320,7 @@ def test_a_sum_that_overflows_in_half_precision_is_wrong() -> None:
         outputs["half"].flat[3] = np.inf
         return outputs
 
-    result = verify(changed(Reference(model.proto).run, overflow), model)
+    result = verify(changed(Reference(model.graph.proto).run, overflow), model)
     assert result.verdict is Verdict.WRONG
 
 
@@ -348,7 +351,7 @@ def test_a_type_inside_a_branch_counts() -> None:
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     x, y = (TensorSpec(name, (8, 64), "float32") for name in ("x", "y"))
-    branching = Model("branches", "0" * 64, (x,), (y,), proto)
+    branching = Model("branches", "0" * 64, (x,), (y,), OnnxGraph(proto))
     run = changed(Reference(proto).run, off_by(0.006, "y"))
     assert verify(run, branching).verdict is Verdict.RIGHT
 
@@ -361,7 +364,7 @@ def test_rounding_to_a_precision_is_right_where_it_was_asked_for(
     model: Model, precision: str
 ) -> None:
     asked = replace(model, precision=precision)
-    reference = Reference(with_rounded_weights(asked))
+    reference = Reference(asked.graph.with_rounded_weights(precision).proto)
     assert verify(reference.run, asked).verdict is not Verdict.WRONG
 
 

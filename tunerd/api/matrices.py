@@ -14,8 +14,7 @@ from tunerd.api.tuning import Callbacks, OnProgress, SliceKind, require_no_ray
 from tunerd.errors import Interrupted
 
 if TYPE_CHECKING:
-    import onnx
-
+    from tunerd.frontend.given import Given
     from tunerd.settings.studies import MatrixSettings
     from tunerd.studies.matrix.execute import Showing
     from tunerd.studies.matrix.result import MatrixResult
@@ -62,7 +61,7 @@ class Matrix:
 
 
 def matrix(
-    model: StrPath | onnx.ModelProto,
+    model: Given,
     *,
     shares: Sequence[int],
     on_progress: OnProgress | None = None,
@@ -75,7 +74,7 @@ def matrix(
     The same call in the same folder goes on where it stopped, after any kill.
 
     Args:
-        model: ONNX, as a file or as a value.
+        model: as `tune` takes it.
         shares: in percent; two at least.
         on_progress: is given the state of the level that is tuned, as often as it changes.
         on_warning: is told what a person should know of a level.

@@ -79,7 +79,7 @@ class Run:
 
     @property
     def outcome(self) -> Outcome:
-        """How the run ended: everything below, and the verification against ONNX Runtime."""
+        """How the run ended: everything below, and the verification against the reference."""
         if self.view.outcome is None:
             raise FolderError(
                 f"the run in {self.folder} has not come to its end; tune with the same settings "
@@ -93,14 +93,15 @@ class Run:
 
         CANNOT_TELL also where its results could not be verified, and SAME where no task was tuned:
         both models are the same then, whatever was timed. Raises WrongResultError where the tuned
-        model disagrees with ONNX Runtime.
+        model disagrees with its reference.
         """
-        outcome = self.outcome
-        match outcome.verification.verdict:
+        outcome, verification = self.outcome, self.outcome.verification
+        match verification.verdict:
             case Verdict.WRONG:
                 raise WrongResultError(
-                    f"the tuned model disagrees with ONNX Runtime: {outcome.verification.message}; "
-                    f"it was not kept as an artifact, see {self.report_path}"
+                    f"the tuned model disagrees with {verification.reference}: "
+                    f"{verification.message}; it was not kept as an artifact, see "
+                    f"{self.report_path}"
                 )
             case Verdict.CANNOT_TELL:
                 return Verdict.CANNOT_TELL
@@ -122,7 +123,7 @@ class Run:
 
     @property
     def latencies(self) -> tuple[Latency, ...]:
-        """Samples of the whole model: tuned, default, and of ONNX Runtime."""
+        """Samples of the whole model: tuned, default, and ONNX Runtime's of an ONNX model."""
         return self.outcome.latencies
 
     @property

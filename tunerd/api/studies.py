@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from tunerd.api.run import Artifact, OnStep, Run, StrPath, nothing
 from tunerd.api.tuning import SliceKind
 from tunerd.errors import InputError, Interrupted
-from tunerd.frontend.onnx.saving import save_in
+from tunerd.frontend.given import path_or_graph, save_in
 from tunerd.records.paths import Paths
 from tunerd.studies.bench.artifact import DURATION_SECS, BenchResult
 from tunerd.studies.compare import GateResult
@@ -24,7 +24,7 @@ from tunerd.studies.profile.plan import SHARES, plan_shares, slice_kind_for
 from tunerd.studies.profile.profile import LOSS, Profile
 
 if TYPE_CHECKING:
-    import onnx
+    from tunerd.frontend.given import Given
 
 Device = Literal["gpu", "cpu"]
 
@@ -77,7 +77,7 @@ def bench(
 
 
 def profile(
-    model: Run | Artifact | StrPath | onnx.ModelProto,
+    model: Run | Artifact | Given,
     *,
     shares: Sequence[int] = SHARES,
     batches: Sequence[int] = (),
@@ -99,8 +99,7 @@ def profile(
     whole device. The same call in the same folder measures only what is missing.
 
     Args:
-        model: ONNX, as a file or as a value, which gets its default schedules; or what a run has
-            tuned.
+        model: as `tune` takes it, which gets its default schedules; or what a run has tuned.
         shares: in percent; the whole device always is one.
         batches: batch sizes of an ONNX file; without any, as exported.
         device: without one, an artifact's own, else a GPU where this machine has one.
@@ -197,13 +196,17 @@ def _require(is_good: bool, problem: str) -> None:
 
 
 @contextlib.contextmanager
-def as_path(given: Run | Artifact | StrPath | onnx.ModelProto) -> Iterator[Path]:
+def as_path(given: Run | Artifact | Given) -> Iterator[Path]:
     """Yield where something is; a model that is no file is in one meanwhile."""
-    if isinstance(given, Run | Artifact | str | os.PathLike):
+    if isinstance(given, Run | Artifact):
         yield Path(_source(given))
         return
+    found = path_or_graph(given)
+    if isinstance(found, Path):
+        yield found
+        return
     with tempfile.TemporaryDirectory(prefix="tunerd-") as folder:
-        yield save_in(Path(folder), given)
+        yield save_in(Path(folder), found)
 
 
 def _source(given: Run | Artifact | StrPath) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from tunerd.api.run import OnStep, ReviewedShare, Run, StrPath, nothing, open_run
 from tunerd.errors import InputError
-from tunerd.frontend.onnx.saving import content_name, save_in
+from tunerd.frontend.given import path_or_graph, save_in
 from tunerd.records.paths import Paths
 from tunerd.runs.folder import prepare
 from tunerd.telemetry.progress import Progress, ProgressState, QuietProgress
 
 if TYPE_CHECKING:
-    import onnx
-
+    from tunerd.frontend.given import Given
     from tunerd.runs.plan import RunPlan
     from tunerd.settings import TuneSettings
     from tunerd.studies.profile.auto import Choice
+    from tunerd.vocabulary import Graph
 
 
 _PLAN_COLUMNS = 100
@@ -90,7 +89,7 @@ class Plan:
 
     settings: TuneSettings
     planned: RunPlan = field(repr=False)
-    proto: onnx.ModelProto | None = field(default=None, repr=False)  # where it was no file
+    graph: Graph | None = field(default=None, repr=False)  # where it was no file
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -123,8 +122,8 @@ class Plan:
     ) -> Run:
         """Do it, and return the run; raises as `tunerd.tune` does."""
         settings, planned = self.settings, self.planned
-        if self.proto is not None:  # from here on it is a file
-            settings = _with_saved(self.proto, settings)
+        if self.graph is not None:  # from here on it is a file
+            settings = _with_saved(self.graph, settings)
             planned = planned.with_model_at(settings.model)
         run = carry_out(settings, Callbacks(on_progress, on_warning), planned)
         _ = run.verdict
@@ -132,7 +131,7 @@ class Plan:
 
 
 def plan(
-    model: StrPath | onnx.ModelProto,
+    model: Given,
     *,
     on_warning: OnStep | None = None,
     **options: Unpack[TuneOptions],
@@ -142,13 +141,14 @@ def plan(
     Nothing is started or written, but for the cluster of `address`, which is joined and left.
     Raises as `tune` does, and InputError for a share of "auto", which has to be measured.
     """
-    settings = _settings(model, options)
-    if isinstance(model, str | os.PathLike):
+    given = path_or_graph(model)
+    settings = _settings(given, options)
+    if isinstance(given, Path):
         return plan_of(settings, on_warning or nothing)
     with tempfile.TemporaryDirectory(prefix="tunerd-") as folder:
-        path = save_in(Path(folder), model)
+        path = save_in(Path(folder), given)
         found = plan_of(settings.model_copy(update={"model": path}), on_warning or nothing)
-    return replace(found, settings=settings, proto=model)
+    return replace(found, settings=settings, graph=given)
 
 
 def plan_of(settings: TuneSettings, warn: OnStep) -> Plan:
@@ -166,22 +166,22 @@ def plan_of(settings: TuneSettings, warn: OnStep) -> Plan:
     return Plan(settings, planned)
 
 
-def _with_saved(proto: onnx.ModelProto, settings: TuneSettings) -> TuneSettings:
+def _with_saved(graph: Graph, settings: TuneSettings) -> TuneSettings:
     """Return settings whose model is a file in the run's folder."""
     prepare(settings.out)
-    path = save_in(Paths(settings.out).model, proto)
+    path = save_in(Paths(settings.out).model, graph)
     return settings.model_copy(update={"model": path})
 
 
 def tune(
-    model: StrPath | onnx.ModelProto,
+    model: Given,
     *,
     on_progress: OnProgress | None = None,
     on_warning: OnStep | None = None,
     on_step: OnStep | None = None,
     **options: Unpack[TuneOptions],
 ) -> Run:
-    """Tune an ONNX model for a share of a device; leave a verified artifact and a report.
+    """Tune a model for a share of a device; leave a verified artifact and a report.
 
     The same call goes on in the same folder where it stopped, after any kill.
 
@@ -197,10 +197,11 @@ def tune(
     the tuned model disagrees with ONNX Runtime, InfrastructureError where Ray or a slice stays
     down, and Interrupted after SIGINT or SIGTERM, with what was measured kept.
     """
-    settings, choice = _settings(model, options), None
+    given = path_or_graph(model)
+    settings, choice = _settings(given, options), None
     say = on_step or nothing
-    if not isinstance(model, str | os.PathLike):
-        settings = _with_saved(model, settings)
+    if not isinstance(given, Path):
+        settings = _with_saved(given, settings)
     if settings.share_from == "auto":
         settings, choice = choose_share(settings, say)
     run = carry_out(settings, Callbacks(on_progress, on_warning))
@@ -274,15 +275,14 @@ class Callbacks(QuietProgress):
             self._on_warning(sentence)
 
 
-def _settings(model: StrPath | onnx.ModelProto, options: TuneOptions) -> TuneSettings:
+def _settings(given: Path | Graph, options: TuneOptions) -> TuneSettings:
     from tunerd.cluster.job import cluster_address, require_kept
     from tunerd.settings import TuneSettings
     from tunerd.settings.option import checked
 
     if unknown := options.keys() - TuneOptions.__annotations__.keys():
         raise TypeError(f"tunerd has no option {', '.join(sorted(unknown))} for a tuning")
-    is_file = isinstance(model, str | os.PathLike)
-    path = Path(model) if is_file else Path(f"{content_name(model)}.onnx")
+    path = given if isinstance(given, Path) else Path(given.file_name)
     values: dict[str, Any] = {"model": path, **options}
     values["address"] = cluster_address(options.get("address"))
     if "out" in options:

@@ -1,4 +1,4 @@
-"""Load an ONNX file: check it, fix its shapes, simplify it."""
+"""Load a model's file: check it, fix its shapes, simplify it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ from tunerd.errors import ModelError
 from tunerd.frontend.onnx.batch import exported_batch, open_batch_shapes, with_batch
 from tunerd.frontend.onnx.file import read_proto
 from tunerd.frontend.onnx.memory import require_memory
-from tunerd.frontend.onnx.shapes import MAX_RANK, Shape, declared_inputs, fix_shapes, resolve_shapes
-from tunerd.frontend.onnx.simplify import simplify
-from tunerd.vocabulary import Model, TensorSpec
+from tunerd.frontend.onnx.onnx_graph import OnnxGraph, spec_of
+from tunerd.frontend.onnx.shapes import Shape, declared_inputs, fix_shapes, resolve_shapes
+from tunerd.vocabulary import Graph, Model, TensorSpec
 
 if TYPE_CHECKING:
     import onnx
-
-_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-_DTYPES = frozenset({"float16", "float32", "float64", "bool", *_INTEGERS})
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class FixedModel:
     name: str
     digest: str  # sha256 of the weights and the graph, hex
     inputs: tuple[TensorSpec, ...]
-    proto: onnx.ModelProto = field(repr=False, compare=False)
+    graph: Graph = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()  # what fixing had to change
     precision: str = ""  # that kernels are to compute in; "": as exported
 
@@ -74,52 +71,23 @@ def read_model(
         raise ModelError(
             f"the model has no {lacks}, and one of each is needed at least; export it again"
         )
-    inputs = tuple(_spec(i, "input") for i in proto.graph.input)
+    inputs = tuple(spec_of(i, "input") for i in proto.graph.input)
     require_memory(proto)
-    return FixedModel(path.stem, model_digest(proto), inputs, proto, notes, precision)
+    return FixedModel(path.stem, model_digest(proto), inputs, OnnxGraph(proto), notes, precision)
 
 
 def simplified(model: FixedModel) -> Model:
-    """Simplify a model, which takes seconds; ModelError where ONNX Runtime cannot run it."""
-    simple, notes = simplify(model.proto, model.inputs)
+    """Simplify a model, which takes seconds; ModelError where its reference cannot run it."""
+    graph, notes = model.graph.simplified(model.inputs)
     return Model(
         name=model.name,
         digest=model.digest,
         inputs=model.inputs,
-        outputs=tuple(_spec(o, "output") for o in simple.graph.output),
-        proto=simple,
+        outputs=graph.outputs(),
+        graph=graph,
         notes=model.notes + notes,
         precision=model.precision,
     )
-
-
-# --- describing --------------------------------------------------------------------------------
-
-
-def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
-    from onnx import helper
-
-    tensor = value.type.tensor_type
-    try:
-        dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    except (KeyError, TypeError):
-        dtype = "unknown"
-    if dtype not in _DTYPES:
-        raise ModelError(
-            f"{role} '{value.name}' has type {dtype}; allowed are {', '.join(sorted(_DTYPES))}"
-        )
-    shape = tuple(int(d.dim_value) for d in tensor.shape.dim)
-    if len(shape) > MAX_RANK:
-        raise ModelError(
-            f"{role} '{value.name}' has {len(shape)} dimensions; at most {MAX_RANK} are allowed, "
-            "so export the model with fewer"
-        )
-    if not tensor.HasField("shape") or any(d < 1 for d in shape):
-        raise ModelError(
-            f"the shape of {role} '{value.name}' depends on the values of the inputs, or is empty; "
-            "only models of fixed shapes can be tuned"
-        )
-    return TensorSpec(value.name, shape, dtype)
 
 
 def model_digest(proto: onnx.ModelProto) -> str:

@@ -25,6 +25,7 @@ from typing import IO, Any, Self
 
 from tunerd import errors
 from tunerd.errors import InfrastructureError, TunerdError
+from tunerd.frontend.given import graph_from
 from tunerd.frontend.kernels import Extracted, Kernels, kernels_of
 from tunerd.frontend.model import FixedModel
 from tunerd.frontend.relax.lowering import Lowered, import_all
@@ -130,14 +131,15 @@ class Lowering:
     def _exchange(self, model: FixedModel, target: TargetSpec) -> None:
         with self._lowerer.connection, self._lowerer.printed:
             try:
-                body = {"model": to_json(model), "target": to_json(target)}
-                wire.send(self._lowerer.connection, body, [model.proto.SerializeToString()])
+                kind, content = model.graph.kind, model.graph.to_bytes()
+                body = {"model": to_json(model), "graph": kind, "target": to_json(target)}
+                wire.send(self._lowerer.connection, body, [content])
                 body, _ = wire.receive(self._lowerer.connection)
                 extracted = _extracted_of(body)
                 self._extracted.set_result(extracted)
                 rest = wire.receive(self._lowerer.connection)
                 self._lowerer.process.wait()
-                self._kernels.set_result(kernels_from(extracted, *rest))
+                self._kernels.set_result(kernels_from(extracted, kind, *rest))
             except BaseException as error:
                 problem = self._ended() if isinstance(error, OSError) else error
                 for future in (self._extracted, self._kernels):
@@ -168,22 +170,18 @@ def _extracted_of(body: dict[str, Any]) -> Extracted:
     return value_from(Extracted, body)
 
 
-def kernels_from(extracted: Extracted, body: dict[str, Any], blobs: Sequence[bytes]) -> Kernels:
+def kernels_from(
+    extracted: Extracted, kind: str, body: dict[str, Any], blobs: Sequence[bytes]
+) -> Kernels:
     """Return the kernels of what was extracted, of the message that came after it."""
-    proto, *arrays = blobs
+    content, *arrays = blobs
     weights = arrays_from(body["weights"], arrays)
     return Kernels(
         extracted.tasks,
         extracted.touched_bytes,
-        value_from(Model, body["model"], proto=_proto_from(proto)),
+        value_from(Model, body["model"], graph=graph_from(kind, content)),
         value_from(Lowered, body["lowered"], weights=weights),
     )
-
-
-def _proto_from(blob: bytes) -> Any:
-    import onnx
-
-    return onnx.ModelProto.FromString(blob)
 
 
 # --- the process -------------------------------------------------------------------------------
@@ -194,10 +192,11 @@ def main() -> None:
     keep_torch_from_tvm()
     connection = socket.socket(fileno=0)
     import_all()
-    body, (proto,) = wire.receive(connection)
+    body, (content,) = wire.receive(connection)
     spawn.end_with(connection.fileno(), 1)
     log = collect()
-    model = value_from(FixedModel, body["model"], proto=_proto_from(proto))
+    graph = graph_from(body["graph"], content)
+    model = value_from(FixedModel, body["model"], graph=graph)
     try:
         kernels = kernels_of(model, value_from(TargetSpec, body["target"]))
     except TunerdError as error:
@@ -210,7 +209,7 @@ def main() -> None:
         weights, blobs = arrays_to(kernels.lowered.weights)
         lowered = {n: getattr(kernels.lowered, n) for n in ("mod_json", "num_inputs", "notes")}
         rest = {"model": to_json(kernels.model), "lowered": lowered, "weights": weights}
-        wire.send(connection, rest, [kernels.model.proto.SerializeToString(), *blobs])
+        wire.send(connection, rest, [kernels.model.graph.to_bytes(), *blobs])
     os._exit(0)  # TVM takes its time to throw everything away
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from tunerd.records import typed
 from tunerd.records.rows import with_sources
-from tunerd.vocabulary import CapProof, Model, TargetSpec, TensorSpec
+from tunerd.vocabulary import CapProof, Graph, Model, TargetSpec, TensorSpec
 from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
 
 
@@ -36,13 +36,11 @@ def task_outcomes_from_json(value: Any) -> tuple[TaskOutcome, ...]:
 
 
 def _model(value: Mapping[str, Any]) -> Model:
-    import onnx  # takes a third of a second, and few commands read an outcome
-
     return Model(
         name=typed.of_kind(str, value["name"]),
         digest=typed.of_kind(str, value["digest"]),
         inputs=typed.of_kind(tuple[TensorSpec, ...], value["inputs"]),
         outputs=typed.of_kind(tuple[TensorSpec, ...], value["outputs"]),
-        proto=onnx.ModelProto(),
+        graph=cast(Graph, None),  # a store has none
         notes=typed.of_kind(tuple[str, ...], value["notes"]),
     )

@@ -101,9 +101,8 @@ def outcome_headline(outcome: Outcome) -> Headline:
     compared = outcome.end_to_end
     verified = _verified(verification, compared.verdict)
     if verification.verdict is Verdict.WRONG:
-        return Headline(
-            "Wrong result: the tuned model disagrees with ONNX Runtime", verified, "bad"
-        )
+        claim = f"Wrong result: the tuned model disagrees with {verification.reference}"
+        return Headline(claim, verified, "bad")
     ratio, interval = ratio_texts(compared.interval)
     inside = f"95% interval {interval}"
     tone: Tone = "neutral"
@@ -130,7 +129,7 @@ def _verified(verification: Verification, speed: SpeedVerdict | None) -> str:
     seeds = f"{verification.seeds} seed{'' if verification.seeds == 1 else 's'}"
     match verification.verdict:
         case Verdict.RIGHT:
-            return f"verified against ONNX Runtime on {seeds}"
+            return f"verified against {verification.reference} on {seeds}"
         case Verdict.CANNOT_TELL:
             if speed is Verdict.CANNOT_TELL:  # the sentence began with that
                 return "nor whether its results are right"

@@ -205,7 +205,7 @@ def facts_text(result: MatrixResult) -> str:
         low, high = result.clocks_mhz
         clocks = f" SM clock {low} to {high} MHz."
     unsure = [row_text(p) for p, verdict in result.verified.items() if verdict != "right"]
-    checked = "All artifacts agree with ONNX Runtime."
+    checked = f"All artifacts agree with {result.reference}."
     if unsure:
         checked = f"Whether these are right cannot be told: {', '.join(unsure)}."
     return (

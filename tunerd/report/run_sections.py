@@ -45,8 +45,8 @@ def history_section(history: Sequence[HistoryPoint]) -> Markup:
 def correctness_section(outcome: Outcome) -> Markup:
     verification = outcome.verification
     lead = {
-        Verdict.RIGHT: "The outputs agree with ONNX Runtime.",
-        Verdict.WRONG: "The outputs disagree with ONNX Runtime.",
+        Verdict.RIGHT: f"The outputs agree with {verification.reference}.",
+        Verdict.WRONG: f"The outputs disagree with {verification.reference}.",
         Verdict.CANNOT_TELL: "Cannot tell whether the outputs are right.",
     }[verification.verdict]
     rows: list[tuple[str, Child]] = [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 if TYPE_CHECKING:
     import numpy as np
-    import onnx
+
+Arrays = dict[str, "np.ndarray"]
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,54 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """What an output is computed from."""
+
+    dtypes: frozenset[str]  # of all values on the way, and its own
+    is_input: bool  # whether an input is among them
+
+
+class Graph(Protocol):
+    """What a model computes, as its author wrote it, with every shape fixed."""
+
+    kind: ClassVar[str]  # how processes tell graphs apart
+    reference: ClassVar[str]  # what runs it unchanged, that compiled models must agree with
+
+    @property
+    def file_name(self) -> str:
+        """A name for a file of it, by its content."""
+
+    def to_bytes(self) -> bytes:
+        """Return what such a file holds; ModelError where none can hold it."""
+
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Return its outputs in order; ModelError for those that no artifact can have."""
+
+    def simplified(self, inputs: tuple[TensorSpec, ...]) -> tuple[Self, tuple[str, ...]]:
+        """Return a graph of the same values that is simpler, and notes; may take seconds."""
+
+    def to_relax(self, model: str) -> Any:
+        """Return TVM's IRModule of it, with inputs input_0 and so on; ModelError where none is."""
+
+    def with_rounded_weights(self, precision: str) -> Self:
+        """Return it with float32 weights rounded to a precision, and widened again."""
+
+    def behind(self, outputs: Sequence[TensorSpec]) -> Mapping[str, Behind]:
+        """Return by name what each output is computed from."""
+
+    def run(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+        """Return the outputs for each set of inputs, on this machine's CPU."""
+
+
+@dataclass(frozen=True)
 class Model:
-    """An ONNX model with every shape fixed, simplified; what the tasks are extracted from."""
+    """A model with every shape fixed, simplified; what the tasks are extracted from."""
 
     name: str
     digest: str  # sha256 of the weights and the graph with its shapes fixed, hex
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    proto: onnx.ModelProto = field(repr=False, compare=False)
+    graph: Graph = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()  # what import had to change, for the report
     precision: str = ""  # that kernels compute in; "": as exported
 
@@ -63,9 +105,6 @@ class Task:
     mod_json: str = field(repr=False)  # the unscheduled IRModule, as tvm.ir.save_json writes it
     precision: str = FP32  # that it computes in, whatever its tensors' types
     tenants: int = 1  # models whose calls it takes together
-
-
-Arrays = dict[str, "np.ndarray"]
 
 
 def architecture(target_json: Any) -> str:

@@ -16,6 +16,8 @@ from tunerd.vocabulary import (
 )
 from tunerd.vocabulary.verdict import Correctness, Interval, SpeedVerdict
 
+ONNX_RUNTIME = "ONNX Runtime"  # the reference of ONNX models
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -114,7 +116,7 @@ class TaskOutcome:
 
 @dataclass(frozen=True)
 class Verification:
-    """Outputs against ONNX Runtime.
+    """Outputs against a reference, which runs the model as its author wrote it.
 
     `worst_error` is max |out - ref| / (atol max |ref| + rtol |ref|).
     """
@@ -125,6 +127,7 @@ class Verification:
     atol: float
     worst_error: float  # 1 is just at the tolerance
     message: str
+    reference: str = ONNX_RUNTIME  # in words
 
 
 @dataclass(frozen=True)

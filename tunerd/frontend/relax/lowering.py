@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import io
 import logging
 import math
 import warnings
@@ -18,7 +16,6 @@ import numpy as np
 
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.file import counted
-from tunerd.frontend.onnx.graphs import subgraphs
 from tunerd.frontend.onnx.reference import last_line
 from tunerd.vocabulary import Arrays, Model, TargetSpec
 
@@ -64,7 +61,7 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
     from tunerd.frontend.relax.precision import DTYPES, store_in
 
     tvm_target = make_target(target)
-    mod = _import(model)
+    mod = model.graph.to_relax(model.name)
     with tvm_target, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         clean = _run(mod, _clean_up())
@@ -111,51 +108,6 @@ def make_target(target: TargetSpec) -> Target:
     return tvm.target.Target(json.loads(target.json))
 
 
-# --- import ------------------------------------------------------------------------------------
-
-
-def _import(model: Model) -> IRModule:
-    from tvm.relax.frontend.onnx import from_onnx
-
-    from tunerd.frontend.relax.constants import name_inputs
-    from tunerd.frontend.relax.converters import own_converters
-
-    with own_converters():
-        _require_known_operators(model)
-    # The importer prints what it fails on, and warns of each input that it renames.
-    with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with own_converters():
-                return name_inputs(from_onnx(model.proto))
-        except Exception as error:  # any kind: the importer is a thousand converters
-            about = printed.getvalue().partition(", with inputs")[0].strip()
-            log.info("import failed: %s", about, exc_info=True)
-            opset = max(o.version for o in model.proto.opset_import)
-            raise ModelError(
-                f"TVM cannot import {model.name}: {about or 'the graph'} of opset {opset}: "
-                f"{last_line(error)}; export the model without this operator"
-            ) from error
-
-
-def _require_known_operators(model: Model) -> None:
-    from tvm.relax.frontend.onnx import onnx_frontend
-
-    # Its converter of Attention is of another vendor's operator of that name.
-    known = {*onnx_frontend._get_convert_map(), "If", "Constant"} - {"Attention"}
-    unknown = Counter(
-        str(node.op_type)
-        for graph in subgraphs(model.proto.graph)
-        for node in graph.node
-        if node.op_type not in known
-    )
-    if unknown:
-        raise ModelError(
-            f"TVM cannot import these operators of {model.name}: {counted(unknown)}; "
-            "export the model without them"
-        )
-
-
 def _require_output_types(mod: IRModule, model: Model) -> None:
     """Raise ModelError where `main` gives other types or shapes than the model."""
     from tvm import relax
@@ -167,15 +119,15 @@ def _require_output_types(mod: IRModule, model: Model) -> None:
         expected = f"{spec.dtype}{list(spec.shape)}"
         if not isinstance(got, relax.TensorType) or not isinstance(got.shape, relax.ShapeExpr):
             raise ModelError(
-                f"TVM imports output '{spec.name}' of {model.name} as {got}, and in ONNX Runtime "
-                f"it is {expected}; only models of fixed shapes can be tuned, so export the model "
-                "differently"
+                f"TVM imports output '{spec.name}' of {model.name} as {got}, and in "
+                f"{model.graph.reference} it is {expected}; only models of fixed shapes can be "
+                "tuned, so export the model differently"
             )
         found = f"{got.dtype}{[int(d) if isinstance(d, IntImm) else str(d) for d in got.shape]}"
         if found != expected:
             raise ModelError(
                 f"TVM imports {model.name} wrongly: its output '{spec.name}' would be {found}, "
-                f"and in ONNX Runtime it is {expected}; export the model differently"
+                f"and in {model.graph.reference} it is {expected}; export the model differently"
             )
 
 

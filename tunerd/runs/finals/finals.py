@@ -1,7 +1,7 @@
 """Winners -> Outcome: the artifact, and whether it is right and faster.
 
-The whole model is compiled twice, with the winners and with the defaults, checked against ONNX
-Runtime and timed in turns on the quiet slice. Kernels that win alone may lose together: where the
+The whole model is compiled twice, with the winners and with the defaults, checked against its
+reference and timed in turns on the quiet slice. Kernels that win alone may lose together: where the
 tuned model is slower, the default schedules ship.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from tunerd.artifacts.compile import compile_artifact, finish_manifest
 from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Kernels
+from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.runs.finals.quiet_slice import (
     QuietSlice,
     disturbed_by,
@@ -149,7 +150,7 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
 
 def _try(ending: Ending, quiet: QuietSlice, folder: Path) -> _Trial:
     """Verify a compiled model and time it beside the default."""
-    ending.say("comparing outputs with ONNX Runtime")
+    ending.say(f"comparing outputs with {ending.model.graph.reference}")
     verification = verify(
         lambda inputs: quiet.run_model(str(folder), inputs), ending.model, ending.plan.samples
     )
@@ -189,7 +190,7 @@ def _latency(name: str, result: Measurement | Failure) -> Latency:
 def _onnxruntime(ending: Ending) -> tuple[Latency, ...]:
     """Time ONNX Runtime on the cores of the quiet slice, where those are this machine's."""
     cores = ending.cores
-    if not cores:
+    if not cores or not isinstance(ending.model.graph, OnnxGraph):
         return ()
     ending.say("timing ONNX Runtime on the same cores")
     sample = next(iter(ending.plan.samples), None)

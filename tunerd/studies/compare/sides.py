@@ -90,7 +90,7 @@ def load_sides(base: str, new: str) -> tuple[Side, Side]:
 
     The run that a query finds is never the other side itself. Raises InputError for anything else,
     FolderError or StoreError for a run that has not ended or is damaged, LoadError for an artifact
-    that is not whole, and WrongResultError for a run whose model disagrees with ONNX Runtime.
+    that is not whole, and WrongResultError for a run whose model disagrees with its reference.
     """
     if is_query(base):
         second = _load(new)
@@ -230,8 +230,9 @@ def _side_of_store(source: str, store: Store, artifact: Path | None) -> Side:
         raise store.damaged(str(error)) from error
     if ended.verification.verdict is Verdict.WRONG:
         raise WrongResultError(
-            f"the model of {source} disagrees with ONNX Runtime ({ended.verification.message}), "
-            "so its speed says nothing; tune again, or give another run"
+            f"the model of {source} disagrees with {ended.verification.reference} "
+            f"({ended.verification.message}), so its speed says nothing; tune again, or give "
+            "another run"
         )
     return Side(
         source=source,

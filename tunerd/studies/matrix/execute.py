@@ -82,7 +82,7 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kep
     """Make the matrix, or what is left of it, and return what is kept.
 
     Raises TunerdError as `session.tune` does, WrongResultError where an artifact disagrees with
-    ONNX Runtime, and Interrupted after what was under way is kept.
+    its reference, and Interrupted after what was under way is kept.
     """
     fixed = read(asked.base)
     for pct in asked.shares:  # what this machine cannot do is said before hours of work
@@ -291,7 +291,7 @@ class _Matrix:
                 target,
                 self._go_on,
             )
-            self._go_on("comparing outputs with ONNX Runtime")
+            self._go_on(f"comparing outputs with {kernels.model.graph.reference}")
             most, expected = max(asked.shares), expected_of(kernels.model)
             with self._slices([most]) as slices:
                 for pct in todo:
@@ -308,8 +308,8 @@ class _Matrix:
         verification = expected.verify(run_model)
         if verification.verdict is Verdict.WRONG:
             raise WrongResultError(
-                f"the model {said_of(pct)} disagrees with ONNX Runtime: {verification.message}; "
-                f"see {folder}"
+                f"the model {said_of(pct)} disagrees with {verification.reference}: "
+                f"{verification.message}; see {folder}"
             )
         self._kept.add(ArtifactDone(pct, verification))
 

@@ -17,6 +17,7 @@ from tunerd.studies.matrix.folder import Kept
 from tunerd.studies.matrix.levels import NOTHING, UNKNOWN, Cost
 from tunerd.studies.matrix.records import ArtifactDone, CellDone, ContestDone, LevelDone, StageDone
 from tunerd.vocabulary import finite, to_json
+from tunerd.vocabulary.outcome import ONNX_RUNTIME
 from tunerd.vocabulary.verdict import Answer, Verdict
 
 _NO_LEVEL = LevelDone(0, (), 0, NOTHING, NOTHING)
@@ -109,8 +110,9 @@ class MatrixResult:
     changes: tuple[Change, ...]
     names: dict[str, str]  # of tasks
     costs: Costs
-    verified: dict[int, str]  # what each artifact's outputs are beside ONNX Runtime's
+    verified: dict[int, str]  # what each artifact's outputs are beside the reference's
     clocks_mhz: tuple[int, int] | None  # the least and the largest seen, where there are any
+    reference: str = ONNX_RUNTIME  # that artifacts were compared with
 
     @property
     def changed(self) -> dict[Verdict, int]:
@@ -157,6 +159,7 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
     except ValueError as error:
         path = kept.root / "done.jsonl"
         raise FolderError(f"{path} is damaged: {error}; name a new folder") from None
+    verified = {x.tuned_at: x.verification for x in kept.of(ArtifactDone)}
     return MatrixResult(
         model=asked["model"]["name"],
         device=cells[0].proof.device if cells else "",
@@ -169,8 +172,9 @@ def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> Mat
         changes=changes_of(kept.of(ContestDone)),
         names=names,
         costs=costs_of(kept),
-        verified={x.tuned_at: x.verification.verdict for x in kept.of(ArtifactDone)},
+        verified={pct: v.verdict for pct, v in verified.items()},
         clocks_mhz=(min(clocks), max(clocks)) if clocks else None,
+        reference=next((v.reference for v in verified.values()), ONNX_RUNTIME),
     )
 
 

@@ -1,0 +1,58 @@
+"""Graphs: from what a program gives, to a file named by its content, and back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tunerd.errors import InputError
+from tunerd.frontend.onnx.onnx_graph import OnnxGraph
+from tunerd.system.files import write_whole
+from tunerd.vocabulary import Graph
+
+if TYPE_CHECKING:
+    import onnx
+
+    Given: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
+
+_KINDS: dict[str, Any] = {kind.kind: kind for kind in (OnnxGraph,)}
+
+
+def path_or_graph(given: Given) -> Path | Graph:
+    """Return where a model is, or the graph of one that a program holds.
+
+    Raises InputError for what is neither.
+    """
+    if isinstance(given, str | os.PathLike):
+        return Path(given)
+    if _is_a(given, "onnx", "ModelProto"):
+        return OnnxGraph(given)
+    raise InputError(
+        f"the model is of type {type(given).__name__}; give the path of a file, or "
+        "an onnx.ModelProto"
+    )
+
+
+def _is_a(given: Any, module: str, name: str) -> bool:
+    """Say whether a value is of a library's class; nothing is where nobody imported that."""
+    return module in sys.modules and isinstance(given, getattr(sys.modules[module], name))
+
+
+def graph_from(kind: str, content: bytes) -> Graph:
+    """Return the graph of a kind, of what its `to_bytes` returned."""
+    graph: Graph = _KINDS[kind].from_bytes(content)
+    return graph
+
+
+def save_in(folder: Path, graph: Graph) -> Path:
+    """Write a graph into a private folder, which is made, and return its path.
+
+    Raises ModelError for an ONNX model beyond the 2 GiB that a message of protobuf may have.
+    """
+    path = folder / graph.file_name
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.is_file():
+        write_whole(path, graph.to_bytes())
+    return path

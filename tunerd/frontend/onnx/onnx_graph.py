@@ -1,0 +1,149 @@
+"""What an ONNX file computes: ONNX Runtime runs it, and TVM imports it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from tunerd.errors import ModelError
+from tunerd.frontend.onnx.graphs import subgraphs
+from tunerd.frontend.onnx.inference import shapes_without_weights
+from tunerd.frontend.onnx.reference import Reference
+from tunerd.frontend.onnx.simplify import simplify
+from tunerd.frontend.tensors import require_usable
+from tunerd.system.arrays import MODEL_TOLERANCES, rounded
+from tunerd.vocabulary import Arrays, Behind, TensorSpec
+from tunerd.vocabulary.outcome import ONNX_RUNTIME
+
+if TYPE_CHECKING:
+    import onnx
+
+_MAX_NAME_CHARS = 60
+
+
+@dataclass(frozen=True)
+class OnnxGraph:
+    """An ONNX model of fixed shapes."""
+
+    proto: onnx.ModelProto
+
+    kind: ClassVar[str] = "onnx"
+    reference: ClassVar[str] = ONNX_RUNTIME
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        import onnx
+
+        return cls(onnx.ModelProto.FromString(content))
+
+    @property
+    def file_name(self) -> str:
+        name = re.sub(r"[^\w.-]+", "_", str(self.proto.graph.name))[:_MAX_NAME_CHARS].strip("._-")
+        return f"{name or 'model'}-{hashlib.sha256(self.to_bytes()).hexdigest()[:8]}.onnx"
+
+    def to_bytes(self) -> bytes:
+        try:
+            return bytes(self.proto.SerializeToString(deterministic=True))
+        except ValueError as error:
+            raise ModelError(
+                f"the model cannot be written as one message ({error}); save it with its weights "
+                "in files of their own, and give the path"
+            ) from None
+
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(spec_of(o, "output") for o in self.proto.graph.output)
+
+    def simplified(self, inputs: tuple[TensorSpec, ...]) -> tuple[Self, tuple[str, ...]]:
+        simple, notes = simplify(self.proto, inputs)
+        return type(self)(simple), notes
+
+    def to_relax(self, model: str) -> Any:
+        from tunerd.frontend.relax.importing import import_onnx
+
+        return import_onnx(self.proto, model)
+
+    def with_rounded_weights(self, precision: str) -> Self:
+        import onnx
+        from onnx import numpy_helper
+
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        for part in subgraphs(proto.graph):
+            for tensor in part.initializer:
+                if tensor.data_type == onnx.TensorProto.FLOAT:
+                    array = rounded(numpy_helper.to_array(tensor), precision)
+                    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+        return type(self)(proto)
+
+    def behind(self, outputs: Sequence[TensorSpec]) -> Mapping[str, Behind]:
+        graph = shapes_without_weights(self.proto).graph
+        sources, types = _sources(graph), _float_types(graph)
+        given = {value.name for value in graph.input}
+        found = {}
+        for spec in outputs:
+            names = _behind(spec.name, sources)
+            dtypes = {spec.dtype} | {types[name] for name in names & types.keys()}
+            found[spec.name] = Behind(frozenset(dtypes), bool(names & given))
+        return found
+
+    def run(self, inputs: Sequence[Arrays]) -> list[Arrays]:
+        reference = Reference(self.proto)
+        return [reference.run(given) for given in inputs]
+
+
+def spec_of(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
+    from onnx import helper
+
+    tensor = value.type.tensor_type
+    try:
+        dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    except (KeyError, TypeError):
+        dtype = "unknown"
+    shape = tuple(int(d.dim_value) for d in tensor.shape.dim)
+    require_usable(f"{role} '{value.name}'", dtype=dtype, rank=len(shape))
+    if not tensor.HasField("shape") or any(d < 1 for d in shape):
+        raise ModelError(
+            f"the shape of {role} '{value.name}' depends on the values of the inputs, or is empty; "
+            "only models of fixed shapes can be tuned"
+        )
+    return TensorSpec(value.name, shape, dtype)
+
+
+def _sources(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    """Return what each value of a graph and of its subgraphs is computed from, by name."""
+    sources: dict[str, list[str]] = {}
+    for part in subgraphs(graph):
+        for node in part.node:
+            inner = [out.name for attribute in node.attribute for out in attribute.g.output]
+            sources |= {name: [*node.input, *inner] for name in node.output}
+    return sources
+
+
+def _float_types(graph: onnx.GraphProto) -> dict[str, str]:
+    """Return by name the values that have MODEL_TOLERANCES, and their types."""
+    from onnx import helper
+
+    known = {helper.np_dtype_to_tensor_dtype(np.dtype(dtype)): dtype for dtype in MODEL_TOLERANCES}
+    types = {}
+    for part in subgraphs(graph):
+        for value in (*part.input, *part.value_info, *part.output):
+            types[value.name] = value.type.tensor_type.elem_type
+        types |= {tensor.name: tensor.data_type for tensor in part.initializer}
+    return {name: known[kind] for name, kind in types.items() if kind in known}
+
+
+def _behind(output: str, sources: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the names of all values that an output is computed from, and its own."""
+    found: set[str] = set()
+    left = [output]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += sources.get(name, ())
+    return found
