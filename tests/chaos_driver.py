@@ -2,7 +2,7 @@
 
     python tests/chaos_driver.py FOLDER SEED INTENSITY private|joined
 
-Coordinator, session, store, run folder, cluster, crew and the choice of the winners are tunerd's
+Coordinator, session, store, run folder, cluster, membership and the choice of winners are tunerd's
 own; Ray is `simulated_ray`, the slices are those of `chaos_slices`, and the tuners propose from a
 fixed list. The cluster is private, or one that nodes join and leave. Every fault is written to
 FOLDER.log before it strikes, and what came of it afterwards.
@@ -248,13 +248,13 @@ MOST_NODES = 3
 def join_clusters(chaos: Chaos, ray: SimulatedRay) -> None:
     """Have a run find a cluster of two nodes, and look at its nodes whenever it can."""
     ray.join_node()
-    original = membership.Crew.look
+    original = membership.Membership.look
 
-    def look(of: membership.Crew) -> tuple[str, ...]:
+    def look(of: membership.Membership) -> tuple[str, ...]:
         at_a_look(chaos, ray)
         return original(of)
 
-    membership.Crew.look = look  # type: ignore[method-assign]
+    membership.Membership.look = look  # type: ignore[method-assign]
     membership.LOOK_SECS = 0.0
     ray_cluster.raylet_at = lambda _: ()  # type: ignore[assignment]
     ray_cluster.survey_here = lambda *_: surveyed(

@@ -11,8 +11,10 @@ from typing import TypeVar
 
 from tunerd.coordinator.coordinator import Coordinator
 from tunerd.coordinator.events import (
+    BaselineChecked,
     BuildsEnded,
     BuildThem,
+    CheckBaseline,
     Event,
     Finish,
     Instruction,
@@ -20,8 +22,6 @@ from tunerd.coordinator.events import (
     MeasurementsEnded,
     Propose,
     Proposed,
-    RunSentinel,
-    SpotChecked,
     StoreEnded,
     StoreProposed,
     WorkerJoined,
@@ -126,7 +126,7 @@ class World:
                     for candidate, result in results:
                         if not isinstance(result, Failure) or result.kind.ends_trial:
                             self.ends[candidate.candidate_id] += 1
-                case Propose() | BuildThem() | Measure() | RunSentinel():
+                case Propose() | BuildThem() | Measure() | CheckBaseline():
                     assert instruction.worker_id not in self.working, "it has work already"
                     self.working[instruction.worker_id] = instruction
                     if isinstance(instruction, Propose):
@@ -185,8 +185,8 @@ class World:
             case Measure(worker_id, builds):
                 ended = tuple((b.candidate, self._measured(b.candidate)) for b in builds)
                 return MeasurementsEnded(worker_id, ended)
-            case RunSentinel(worker_id, of, _):
-                return SpotChecked(worker_id, self._measured(of.candidate), 0.01)
+            case CheckBaseline(worker_id, of, _):
+                return BaselineChecked(worker_id, self._measured(of.candidate), 0.01)
         raise AssertionError(work)
 
     def _built(self, of: Candidate) -> Build | Failure:

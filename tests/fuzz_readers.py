@@ -21,15 +21,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 from artifact_fixtures import tiny_artifact
-from fuzz_kept import (
+from fuzz_earlier import (
     build_inputs,
-    lesson_inputs,
     matrix_inputs,
     profile_inputs,
     read_build,
-    read_lessons,
     read_matrix,
     read_profile,
+    read_transfers,
+    transfer_inputs,
 )
 from fuzz_mutations import (
     FLOATS,
@@ -445,7 +445,7 @@ READERS = {
     "artifact": Reader(_artifact_inputs, _read_artifact),
     "store": Reader(_store_inputs, _read_store),
     "archive": Reader(_archive_inputs, _read_archive),
-    "lessons": Reader(lesson_inputs, read_lessons),
+    "transfers": Reader(transfer_inputs, read_transfers),
     "builds": Reader(build_inputs, read_build),
     "matrix": Reader(matrix_inputs, read_matrix),
     "profile": Reader(profile_inputs, read_profile),

@@ -22,7 +22,7 @@ from models import conv_net
 from ray_processes import DRIVER, Child, child, clean_environment, living, short_folder
 
 from tunerd.cluster import ray_cluster
-from tunerd.cluster.actor_bodies import Answer
+from tunerd.cluster.actor_bodies import WorkerReply
 from tunerd.cluster.nodes import TunerSpec, survey_here
 from tunerd.cluster.ray_cluster import Cluster, _gpu_ids
 from tunerd.cluster.ray_environment import Environment, RayFolder, sentence
@@ -419,7 +419,7 @@ def suspended(actor: Any, cluster: Cluster) -> psutil.Process:
     return process
 
 
-def first_answer(cluster: Cluster) -> Answer:
+def first_answer(cluster: Cluster) -> WorkerReply:
     while True:
         if answers := cluster.answers(0.5):
             return answers[0]

@@ -55,7 +55,7 @@ def sql(*statements: str) -> Callable[[Path], None]:
     return change
 
 
-def lesson(median: str, *, samples: str | None = None) -> Make:
+def transfer(median: str, *, samples: str | None = None) -> Make:
     """Start from a run whose only trial has other times."""
     change = f"UPDATE trials SET median_secs = {median}, run_secs = '[{samples or median}]'"
     return store(sql(change), command=warm_start)
@@ -180,14 +180,14 @@ STORES: dict[str, tuple[Make, str]] = {
 }
 
 
-# Of what a store ranks by; another run's is read for its lessons.
+# Of what a store ranks by; another run's is read for its transfers.
 TIMES: dict[str, tuple[Make, str]] = {
-    "a failure's time": (lesson("1e10"), r"found \(10000000000\.0,\): what has no number is a"),
-    "a time before the start": (lesson("-5.0"), r"found \(-5\.0,\)"),
-    "an endless time": (lesson("9e999", samples="Infinity"), r"found \(inf,\)"),
-    "a time in words": (lesson("'fast'", samples="0.001"), r"is 0\.001, not 'fast'"),
-    "no time": (lesson("NULL", samples="0.001"), r"is 0\.001, not 'None'"),
-    "another time than its samples": (lesson("1e-9", samples="0.001"), r"is 0\.001, not '1e-09'"),
+    "a failure's time": (transfer("1e10"), r"found \(10000000000\.0,\): what has no number is a"),
+    "a time before the start": (transfer("-5.0"), r"found \(-5\.0,\)"),
+    "an endless time": (transfer("9e999", samples="Infinity"), r"found \(inf,\)"),
+    "a time in words": (transfer("'fast'", samples="0.001"), r"is 0\.001, not 'fast'"),
+    "no time": (transfer("NULL", samples="0.001"), r"is 0\.001, not 'None'"),
+    "another time than its samples": (transfer("1e-9", samples="0.001"), r"is 0\.001, not '1e-09'"),
     "no samples": (
         store(sql("UPDATE trials SET run_secs = NULL"), command=warm_start),
         "a trial that is measured has no run_secs",

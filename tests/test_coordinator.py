@@ -312,24 +312,24 @@ def test_what_was_under_way_at_a_fault_is_measured_again_alone_on_its_device() -
         measuring = {s: coordinator.workers[s].work for s in gpus}
         return {s: w for s, w in measuring.items() if isinstance(w, Measure)}
 
-    suspects = set()
+    lost = set()
     for slice_id, work in list(works().items())[:2]:  # of one GPU, whose fault ends both
         first, *rest = (b.candidate for b in work.builds)
-        suspects.add(first)
+        lost.add(first)
         ended = ((first, COLLATERAL), *((c, measured(1e-3)) for c in rest))
         coordinator.handle(MeasurementsEnded(slice_id, ended))
     alone = []
     while here := {s: w for s, w in works().items() if gpus[s] == "gpu-0"}:
         assert "slice-2" in works()  # of another GPU: it goes on
         for slice_id, work in here.items():
-            repeated = {b.candidate for b in work.builds} & suspects
+            repeated = {b.candidate for b in work.builds} & lost
             assert work.is_alone == bool(repeated)
             if work.is_alone:
                 assert (len(here), len(work.builds)) == (1, 1)
                 alone += repeated
             results = tuple((b.candidate, measured(1e-3)) for b in work.builds)
             coordinator.handle(MeasurementsEnded(slice_id, results))
-    assert set(alone) == suspects
+    assert set(alone) == lost
     assert len(alone) == 2
 
 
@@ -618,7 +618,7 @@ def test_fewer_trials_than_in_an_earlier_session_leave_the_rest_unfinished() -> 
     assert coordinator.ended_trials == 3
 
 
-def test_ending_a_trial_twice_raises_with_its_story() -> None:
+def test_ending_a_trial_twice_raises_with_its_history() -> None:
     coordinator = Coordinator([CONV], Limits(trials=100))
     started(coordinator)
     work = measuring(coordinator, 1)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tunerd.candidates.base import BATCH
 from tunerd.coordinator.build_queue import BuildQueue
 from tunerd.coordinator.events import BuildThem, Measure, Proposed
-from tunerd.coordinator.kept_results import KnownIds, Results
-from tunerd.coordinator.task_scheduler import Ranking, Standings
+from tunerd.coordinator.results import KnownIds, Results
+from tunerd.coordinator.task_scheduler import Ranking, TaskScheduler
 from tunerd.coordinator.task_state import TaskState
 from tunerd.coordinator.training_rows import TrainingRows
-from tunerd.coordinator.worker_pool import Roster, Worker
+from tunerd.coordinator.worker_pool import Worker, WorkerPool
 from tunerd.vocabulary import METASCHEDULE, Result, default_candidate
 
 CONV = task("conv")
@@ -97,11 +97,11 @@ def most_to_gain_of_all(states: Collection[TaskState], islands: set[str]) -> flo
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_standings_find_the_task_that_a_look_at_all_tasks_finds(seed: int) -> None:
+def test_the_scheduler_find_the_task_that_a_look_at_all_tasks_finds(seed: int) -> None:
     rng = random.Random(seed)
     tasks = [task(f"t{i}", weight=rng.randint(1, 9)) for i in range(6)]
     states = {t.task_id: TaskState(t) for t in tasks}
-    standings = Standings(states)
+    scheduler = TaskScheduler(states)
     for number in range(60):
         state = rng.choice(list(states.values()))
         if rng.random() < 0.05:
@@ -114,30 +114,30 @@ def test_standings_find_the_task_that_a_look_at_all_tasks_finds(seed: int) -> No
             state.opened(trial)
             if rng.random() < 0.8:
                 state.end(trial, measured(rng.uniform(1e-5, 1e-3)))
-        standings.changed(state)
+        scheduler.changed(state)
         islands = {t.task_id for t in rng.sample(tasks, 2)}
-        found = standings.most_to_gain(islands)
+        found = scheduler.most_to_gain(islands)
         assert most_to_gain_of_all([found] if found else [], islands) == most_to_gain_of_all(
             states.values(), islands
         )
-        assert standings.all_exhausted == all(s.exhausted for s in states.values())
+        assert scheduler.all_exhausted == all(s.exhausted for s in states.values())
 
 
 def test_the_weighted_latency_is_known_when_every_default_is() -> None:
     heavy, light = TaskState(task("heavy", weight=3)), TaskState(task("light"))
-    standings = Standings({s.task.task_id: s for s in (heavy, light)})
+    scheduler = TaskScheduler({s.task.task_id: s for s in (heavy, light)})
     for state, secs in ((heavy, 2e-3), (light, 1e-3)):
-        assert standings.weighted_best_secs() is None
+        assert scheduler.weighted_best_secs() is None
         default = default_candidate(state.task)
         state.opened(default)
         state.end(default, measured(secs))
-        standings.changed(state)
-    assert standings.weighted_best_secs() == 7e-3
+        scheduler.changed(state)
+    assert scheduler.weighted_best_secs() == 7e-3
     better = candidate(heavy.task, 1)
     heavy.opened(better)
     heavy.end(better, measured(1e-3))
-    standings.changed(heavy)
-    assert math.isclose(standings.weighted_best_secs() or 0.0, 4e-3)
+    scheduler.changed(heavy)
+    assert math.isclose(scheduler.weighted_best_secs() or 0.0, 4e-3)
 
 
 def test_of_many_results_the_best_and_the_newest_are_kept_in_order() -> None:
@@ -201,38 +201,38 @@ def test_the_proposals_of_a_lost_tuner_become_nobodys() -> None:
 
 
 def test_nobody_of_a_lane_is_free_while_one_of_it_works() -> None:
-    roster = Roster()
+    pool = WorkerPool()
     for worker_id, role in (("slice-0", "slice"), ("tuner-0", "tuner")):
-        roster.join(Worker(worker_id, role, "cores-0", worker_id))
-    tuner = roster.workers["tuner-0"]
-    roster.begin(tuner, BuildThem("tuner-0", ()))
-    assert roster.free("slice") is None
-    roster.join(Worker("slice-1", "slice", "cores-0", "slice-1"))
-    assert roster.free("slice") is None
-    roster.end(tuner)
-    assert roster.free("slice") is roster.workers["slice-0"]
-    assert roster.is_idle
+        pool.join(Worker(worker_id, role, "cores-0", worker_id))
+    tuner = pool.workers["tuner-0"]
+    pool.begin(tuner, BuildThem("tuner-0", ()))
+    assert pool.free("slice") is None
+    pool.join(Worker("slice-1", "slice", "cores-0", "slice-1"))
+    assert pool.free("slice") is None
+    pool.end(tuner)
+    assert pool.free("slice") is pool.workers["slice-0"]
+    assert pool.is_idle
 
 
 def test_who_has_been_free_the_longest_works_next() -> None:
-    roster = Roster()
+    pool = WorkerPool()
     for number in range(3):
-        roster.join(Worker(f"slice-{number}", "slice", None, "gpu"))
+        pool.join(Worker(f"slice-{number}", "slice", None, "gpu"))
     work = Measure("slice-0", (build(candidate(CONV, 0)),), 0, (None,))
-    first = roster.free("slice")
+    first = pool.free("slice")
     assert first is not None
-    roster.begin(first, work)
-    roster.end(first)
+    pool.begin(first, work)
+    pool.end(first)
     assert first.worker_id == "slice-0"
-    assert [w.worker_id for w in [roster.free("slice")] if w] == ["slice-1"]
+    assert [w.worker_id for w in [pool.free("slice")] if w] == ["slice-1"]
 
 
 def test_a_worker_that_leaves_at_work_frees_its_lane() -> None:
-    roster = Roster()
+    pool = WorkerPool()
     for worker_id, role in (("slice-0", "slice"), ("tuner-0", "tuner")):
-        roster.join(Worker(worker_id, role, "cores-0", worker_id))
-    roster.begin(roster.workers["tuner-0"], BuildThem("tuner-0", ()))
-    roster.leave(roster.workers["tuner-0"])
-    assert roster.free("slice") is roster.workers["slice-0"]
-    assert roster.free("tuner") is None
-    assert (roster.count("tuner"), roster.busy("tuner")) == (0, 0)
+        pool.join(Worker(worker_id, role, "cores-0", worker_id))
+    pool.begin(pool.workers["tuner-0"], BuildThem("tuner-0", ()))
+    pool.leave(pool.workers["tuner-0"])
+    assert pool.free("slice") is pool.workers["slice-0"]
+    assert pool.free("tuner") is None
+    assert (pool.count("tuner"), pool.busy("tuner")) == (0, 0)

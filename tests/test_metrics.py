@@ -121,7 +121,7 @@ def test_workers_are_busy_for_a_part_of_the_time_in_which_they_were_there(
 ) -> None:
     metrics.workers("tuner", 0, 10.0)
     metrics.workers("tuner", 4, 20.0)
-    metrics.worked("tuner", 18.0)
+    metrics.answered("tuner", 18.0)
     metrics.workers("tuner", 2, 30.0)
     metrics.workers("slice", 0, 30.0)
     assert recorded.values["tunerd_worker_busy_ratio", "tuner"] == 18.0 / (4 * 10 + 2 * 10)

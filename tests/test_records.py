@@ -158,7 +158,7 @@ def test_a_candidate_of_an_unknown_task_is_refused(store: Store) -> None:
     assert sum(store.counts().values()) == 0
 
 
-def test_a_trial_ends_once_and_the_error_tells_its_story(store: Store) -> None:
+def test_a_trial_ends_once_and_the_error_tells_its_history(store: Store) -> None:
     (trial,) = proposed(store, [candidate(1)])
     store.start([trial], "cpu-0-0")
     store.finish(trial, WRONG)
@@ -187,7 +187,7 @@ def test_a_collateral_trial_goes_back_without_blame(store: Store) -> None:
     store.start([trial], "mps-0-1")
     store.finish(trial, measurement(1.0))
     assert store.record(trial).attempts == 2
-    assert "collateral in run, attempt 1 in mps-0-0" in store.story(trial)
+    assert "collateral in run, attempt 1 in mps-0-0" in store.history(trial)
 
 
 def test_results_are_stored_all_or_none(store: Store) -> None:
@@ -225,7 +225,7 @@ def test_a_session_after_a_kill_gets_back_what_did_not_end(place: StorePlace) ->
         assert ids_of(unfinished) == ids[1:]
         assert {r.state for r in unfinished} == {TrialState.PROPOSED}
         assert [r.attempts for r in unfinished] == [1, 1, 0]
-        assert "interrupted in run" in store.story(ids[1])
+        assert "interrupted in run" in store.history(ids[1])
         assert len(store.sessions()) == 2
 
 

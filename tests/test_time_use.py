@@ -11,7 +11,7 @@ import pytest
 from coordinator_world import build, candidates, task
 from rich.console import Console
 
-from tunerd.cluster.actor_bodies import Answer, Timed
+from tunerd.cluster.actor_bodies import Timed, WorkerReply
 from tunerd.coordinator.events import BuildThem, Measure, Propose
 from tunerd.records import RunFacts, Store
 from tunerd.report.time_section import SHOWN_WORKERS, time_json, time_table
@@ -118,9 +118,11 @@ def test_nothing_noted_is_nothing_known() -> None:
 
 def test_a_timekeeper_notes_workers_work_and_phases_in_the_store(tmp_path: Path) -> None:
     found = candidates(CONV, range(3))
-    proposal = Answer("tuner-0", "propose", Proposal(found, False, "", 0.1), "", 1.0, 2.0, 0.9, 1.7)
-    builds = Answer.of(("tuner-0", "build", 2.0), Timed([], 0.5, 0.4), "")
-    lost = Answer("cpu-0-0", "measure", None, "killed", 3.0, 4.0)
+    proposal = WorkerReply(
+        "tuner-0", "propose", Proposal(found, False, "", 0.1), "", 1.0, 2.0, 0.9, 1.7
+    )
+    builds = WorkerReply.of(("tuner-0", "build", 2.0), Timed([], 0.5, 0.4), "")
+    lost = WorkerReply("cpu-0-0", "measure", None, "killed", 3.0, 4.0)
     with Store.create_or_open(tmp_path, facts=FACTS) as store:
         keeper = Timekeeper(store, began_at=0.5)
         keeper.enter(Phase.SEARCH)
@@ -160,7 +162,7 @@ def test_many_spans_are_written_before_the_session_ends(tmp_path: Path) -> None:
     with Store.create_or_open(tmp_path, facts=FACTS) as store:
         keeper = Timekeeper(store, began_at=1.0)
         for number in range(250):
-            ended = Answer("cpu-0-0", "measure", [], "", 1.0, 1.0 + 1e-3 * number)
+            ended = WorkerReply("cpu-0-0", "measure", [], "", 1.0, 1.0 + 1e-3 * number)
             keeper.note(ended, "slice", None)
         assert len(store.spans()) == 200
 
@@ -169,9 +171,9 @@ def test_spans_are_written_a_few_seconds_after_they_ended(tmp_path: Path) -> Non
     with Store.create_or_open(tmp_path, facts=FACTS) as store:
         keeper = Timekeeper(store, began_at=1.0)
         for ended_at in (10.0, 11.0):
-            keeper.note(Answer("cpu-0-0", "measure", [], "", 9.0, ended_at), "slice", None)
+            keeper.note(WorkerReply("cpu-0-0", "measure", [], "", 9.0, ended_at), "slice", None)
         assert store.spans() == []
-        keeper.note(Answer("cpu-0-0", "measure", [], "", 9.0, 12.0), "slice", None)
+        keeper.note(WorkerReply("cpu-0-0", "measure", [], "", 9.0, 12.0), "slice", None)
         assert len(store.spans()) == 3
 
 

@@ -62,7 +62,7 @@ def searched(task: Task) -> tuple[Candidate, ...]:
     return Searcher(seed=5, threads=1).propose(task, BATCH).candidates
 
 
-def lesson(task: Task, candidates: Sequence[Candidate], source: int = 1) -> TransferredResults:
+def transfer(task: Task, candidates: Sequence[Candidate], source: int = 1) -> TransferredResults:
     """Let each candidate be slower than the one before, and the last one fail."""
     times = [1e-3 * (i + 1) for i in range(len(candidates) - 1)]
     return TransferredResults(
@@ -90,9 +90,9 @@ def as_row(values: Sequence[int]) -> Choices:
 # --- the search --------------------------------------------------------------------------------
 
 
-def learned(task: Task, *lessons: TransferredResults) -> Searcher:
+def learned(task: Task, *transfers: TransferredResults) -> Searcher:
     search = searcher()
-    search.learn(lessons, {task.task_id: task})
+    search.learn(transfers, {task.task_id: task})
     return search
 
 
@@ -112,7 +112,7 @@ def test_the_best_of_another_share_are_proposed_first(
 ) -> None:
     task = dataclasses.replace(other, target=TWO_CORES)
     space = design_space(task)
-    proposed = learned(task, lesson(other, known)).propose(task, BATCH).candidates
+    proposed = learned(task, transfer(other, known)).propose(task, BATCH).candidates
     best: list[str] = []
     for candidate in known[:-1]:
         if tiles(space, candidate.recipe) not in [tiles(space, b) for b in best]:
@@ -127,27 +127,27 @@ def test_the_best_of_another_share_are_proposed_first(
 def test_a_proposal_of_one_candidate_leaves_the_others_for_the_next(
     other: Task, known: tuple[Candidate, ...]
 ) -> None:
-    at_once = learned(other, lesson(other, known)).propose(other, 3).candidates
-    search = learned(other, lesson(other, known))
+    at_once = learned(other, transfer(other, known)).propose(other, 3).candidates
+    search = learned(other, transfer(other, known))
     one_by_one = [search.propose(other, 1).candidates[0] for _ in at_once]
     assert tuple(one_by_one) == at_once
 
 
-def test_what_an_earlier_session_measured_of_a_lesson_is_not_proposed_again(
+def test_what_an_earlier_session_measured_of_a_transfer_is_not_proposed_again(
     other: Task, known: tuple[Candidate, ...]
 ) -> None:
-    first = learned(other, lesson(other, known)).propose(other, 4).candidates
-    resumed = learned(other, lesson(other, known))
+    first = learned(other, transfer(other, known)).propose(other, 4).candidates
+    resumed = learned(other, transfer(other, known))
     told = [Result(c, 1e-3) for c in first]
     again = resumed.propose(other, BATCH, results=told).candidates
     assert again
     assert not {c.candidate_id for c in again} & {c.candidate_id for c in first}
 
 
-def test_results_of_lessons_are_kept_apart_from_those_of_the_run(
+def test_results_of_transfers_are_kept_apart_from_those_of_the_run(
     other: Task, known: tuple[Candidate, ...]
 ) -> None:
-    search = learned(other, lesson(other, known), lesson(other, known, source=2))
+    search = learned(other, transfer(other, known), transfer(other, known, source=2))
     model = search._cost_model
     assert model.told(other.task_id) == 0
     assert model.told(f"{other.task_id}@1") == model.told(f"{other.task_id}@2") == len(known)
@@ -156,27 +156,27 @@ def test_results_of_lessons_are_kept_apart_from_those_of_the_run(
     assert island.known == set()
 
 
-def test_lessons_of_another_kernel_only_teach(other: Task, known: tuple[Candidate, ...]) -> None:
+def test_transfers_of_another_kernel_only_teach(other: Task, known: tuple[Candidate, ...]) -> None:
     task = matmul_task(ONE_CORE)
-    search = learned(task, lesson(other, known))
+    search = learned(task, transfer(other, known))
     assert search._cost_model.told() == len(known)
     assert search.propose(task, 4).candidates
     assert search._islands[task.task_id].borrowed == []
 
 
-def test_lessons_take_turns(other: Task, known: tuple[Candidate, ...]) -> None:
+def test_transfers_take_turns(other: Task, known: tuple[Candidate, ...]) -> None:
     space = design_space(other)
-    mine = lesson(other, known[: BATCH // 2])
-    others = lesson(other, known[BATCH // 2 :], source=2)
+    mine = transfer(other, known[: BATCH // 2])
+    others = transfer(other, known[BATCH // 2 :], source=2)
     proposed = learned(other, mine, others).propose(other, 2).candidates
     expected = [known[0].recipe, known[BATCH // 2].recipe]
     assert [choice(space, c.recipe) for c in proposed] == [choice(space, t) for t in expected]
 
 
-def test_the_same_lessons_and_seed_propose_the_same(
+def test_the_same_transfers_and_seed_propose_the_same(
     other: Task, known: tuple[Candidate, ...]
 ) -> None:
-    batches = [learned(other, lesson(other, known)).propose(other, BATCH) for _ in range(2)]
+    batches = [learned(other, transfer(other, known)).propose(other, BATCH) for _ in range(2)]
     assert batches[0].candidates == batches[1].candidates
 
 
@@ -190,7 +190,7 @@ def test_a_trace_that_says_nothing_here_is_passed_over(other: Task, trace_json: 
     assert search.propose(other, 4).candidates
 
 
-def test_a_lesson_of_a_task_that_cannot_be_read_teaches_nothing(other: Task) -> None:
+def test_a_transfer_of_a_task_that_cannot_be_read_teaches_nothing(other: Task) -> None:
     broken = dataclasses.replace(other, task_id="f" * 12, mod_json="{}")
     search = learned(other, TransferredResults(1, broken, (("[[],[]]", 1e-3),)))
     assert search.propose(other, 4).candidates
@@ -217,7 +217,7 @@ def test_what_breaks_a_limit_of_this_gpu_teaches_and_is_not_proposed(on_cuda: Ta
     task = dataclasses.replace(on_cuda, target=TargetSpec("cuda", json.dumps(small)))
     space = design_space(task)
     known = searched(on_cuda)
-    search = learned(task, lesson(on_cuda, known))
+    search = learned(task, transfer(on_cuda, known))
     assert search._cost_model.told() == len(known)
     borrowed = search._open(task).borrowed
     assert len(borrowed) < len(known)
@@ -288,7 +288,7 @@ def test_a_run_teaches_the_search_trials_that_ended_fastest_first(tmp_path: Path
     )
 
 
-def test_trials_that_took_no_time_are_no_lessons(tmp_path: Path) -> None:
+def test_trials_that_took_no_time_are_no_transfers(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", 4)
     with sqlite3.connect(folder / STORE_NAME) as connection:
         connection.execute(

@@ -1,4 +1,5 @@
 """Ray: nodes, and the tuners and slices that live on them.
 
-nodes (who has what) -> crew (who works in a run) -> actors (Ray) -> workers (what an actor runs).
+nodes (who has what) -> membership (who works in a run) -> ray_cluster (Ray) -> actor_bodies (what
+an actor runs).
 """

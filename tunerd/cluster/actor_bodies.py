@@ -34,7 +34,7 @@ _NICENESS = 10  # of tuners
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkerReply:
     """The end of one call: `value` or `error`, and when it started and ended (host clock)."""
 
     worker_id: str
@@ -54,7 +54,7 @@ class Answer:
         value: Any,
         error: str,
         problem: TunerdError | None = None,
-    ) -> Answer:
+    ) -> WorkerReply:
         """Return what ended just now of a call: worker, method, and when it was asked."""
         worker_id, method, started_at = asked
         ended_at = clock.now()

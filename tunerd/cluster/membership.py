@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tunerd.cluster.actor_bodies import Answer
+from tunerd.cluster.actor_bodies import WorkerReply
 from tunerd.cluster.nodes import Node, TunerSpec, cut_beside, tuners_beside
 from tunerd.errors import DeviceError, DiskError, HostError, InfrastructureError, TunerdError
 from tunerd.vocabulary import CapProof, Failure, Measurement, SliceSpec, Stage
@@ -31,7 +31,7 @@ WAIT_SECS = 600.0  # for a node to join, where none is left to work on; autoscal
 _OF_A_SLICE = (Stage.LOAD, Stage.RUN)
 
 
-class Crew:
+class Membership:
     """Tuners and slices in a cluster, as planned at first and as nodes join and leave.
 
     Args:
@@ -130,7 +130,7 @@ class Crew:
 
     # --- those that end ------------------------------------------------------------------------
 
-    def has_worked(self, worker_id: str) -> None:
+    def has_answered(self, worker_id: str) -> None:
         """Forget how often a worker was lost before: it has done something since."""
         self._losses.pop(worker_id, None)
 
@@ -207,7 +207,7 @@ class Crew:
                 "dmesg). What was measured is stored, and the same command goes on"
             )
 
-    def is_fit(self, answer: Answer) -> bool:
+    def is_fit(self, answer: WorkerReply) -> bool:
         """Keep the proof of a slice that has started; one of another share must not measure."""
         return answer.method != "start" or self._has_share(answer.value)
 
@@ -263,7 +263,7 @@ class Crew:
             )
         return lost
 
-    def join(self, answer: Answer) -> None:
+    def join(self, answer: WorkerReply) -> None:
         """Start the workers of a node that was asked; they answer when they are ready."""
         if answer.error:
             log.warning("a node that joined is left out: %s", answer.error)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tunerd.cluster.actor_bodies import Answer
+from tunerd.cluster.actor_bodies import WorkerReply
 from tunerd.cluster.ray_environment import sentence
 from tunerd.cluster.reaper import Daemon, require_alive
 from tunerd.errors import InfrastructureError, TunerdError
@@ -73,7 +73,7 @@ class Calls:
         """Return the workers that have not answered a method."""
         return [a.worker_id for a in self._waiting.values() if a.method == method]
 
-    def ended(self, timeout_secs: float) -> list[Answer]:
+    def ended(self, timeout_secs: float) -> list[WorkerReply]:
         """Return the calls that ended, waiting at most `timeout_secs` for the first.
 
         Raises InfrastructureError where Ray itself has ended.
@@ -90,21 +90,21 @@ class Calls:
         answers = [self._answer(reference) for reference in done]
         return answers + self._late()
 
-    def _answer(self, reference: Any) -> Answer:
+    def _answer(self, reference: Any) -> WorkerReply:
         of = self._waiting.pop(reference)
         asked = (of.worker_id, of.method, of.since)
         try:
-            return Answer.of(asked, self._ray.get(reference), "")
+            return WorkerReply.of(asked, self._ray.get(reference), "")
         except self._ray.exceptions.RayError as problem:
-            return Answer.of(asked, None, sentence(problem), _cause(problem))
+            return WorkerReply.of(asked, None, sentence(problem), _cause(problem))
 
-    def _late(self) -> list[Answer]:
+    def _late(self) -> list[WorkerReply]:
         now = clock.now()
         late = {r: a for r, a in self._waiting.items() if now > a.until}
         for reference in late:
             del self._waiting[reference]
         return [
-            Answer(a.worker_id, a.method, None, self._why_late(a, now - a.since), a.since, now)
+            WorkerReply(a.worker_id, a.method, None, self._why_late(a, now - a.since), a.since, now)
             for a in late.values()
         ]
 

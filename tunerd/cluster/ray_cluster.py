@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tunerd.cluster import private_ray
-from tunerd.cluster.actor_bodies import Answer, SliceActor, TunerActor
+from tunerd.cluster.actor_bodies import SliceActor, TunerActor, WorkerReply
 from tunerd.cluster.nodes import Node, Survey, TunerSpec, match_slices, survey_here
 from tunerd.cluster.ray_calls import LOOK_SECS, Calls
 from tunerd.cluster.ray_environment import (
@@ -34,7 +34,7 @@ from tunerd.cluster.tuner import BUILD_TIMEOUT_SECS
 from tunerd.coordinator import events as ev
 from tunerd.errors import InfrastructureError, Interrupted
 from tunerd.runner.base import Company
-from tunerd.runner.profiles import SENTINEL
+from tunerd.runner.profiles import BASELINE_CHECK
 from tunerd.system import clock
 from tunerd.vocabulary import (
     SEARCH,
@@ -162,7 +162,7 @@ class Cluster:
         """Ask a node what it says of itself; it answers "survey", as a worker of the node's id."""
         self._calls.watch(node_id, "survey", self._survey(node_id, request))
 
-    def surveyed(self, answer: Answer) -> Node:
+    def surveyed(self, answer: WorkerReply) -> Node:
         """Return the node that an answer to `survey` tells of."""
         return self._node(answer.worker_id, answer.value)
 
@@ -337,9 +337,9 @@ class Cluster:
                 )
                 limit_secs = MEASURE_SECS * len(builds) + GRACE_SECS
                 self._calls.watch(worker_id, "measure", call, limit_secs=limit_secs)
-            case ev.RunSentinel(worker_id, build, neighbours):
+            case ev.CheckBaseline(worker_id, build, neighbours):
                 call = self._slices[worker_id].measure.remote(
-                    (build,), SENTINEL, (), Company(neighbours)
+                    (build,), BASELINE_CHECK, (), Company(neighbours)
                 )
                 limit_secs = MEASURE_SECS + GRACE_SECS
                 self._calls.watch(worker_id, "measure", call, limit_secs=limit_secs)
@@ -353,7 +353,7 @@ class Cluster:
         """Take tuners for lost that do not soon end what they were asked."""
         self._calls.hurry(("propose", "build"), HURRY_SECS)
 
-    def answers(self, timeout_secs: float) -> list[Answer]:
+    def answers(self, timeout_secs: float) -> list[WorkerReply]:
         """Return the calls that ended, waiting at most `timeout_secs` for the first.
 
         Raises InfrastructureError where Ray itself has ended.

@@ -10,10 +10,10 @@ of slices.
     Proposed                      StoreProposed, StoreBuilt
     BuildsEnded                   StoreBuilt, StoreEnded
     MeasurementsEnded             StoreEnded
-    SpotChecked                   StoreSpotCheck
+    BaselineChecked                   StoreBaselineCheck
 
 Workers of one lane share cores: at most one of them works at a time. A trial that was lost with its
-slice is measured again alone on its device (`suspects`).
+slice is measured again alone on its device (`isolation`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tunerd.candidates.base import BATCH
-from tunerd.coordinator.baseline_checks import SpotChecks
+from tunerd.coordinator.baseline_checks import BaselineChecks
 from tunerd.coordinator.build_queue import BuildQueue
 from tunerd.coordinator.events import (
+    BaselineChecked,
     BuildsEnded,
     BuildThem,
+    CheckBaseline,
     Event,
     Finish,
     Hurry,
@@ -38,25 +40,23 @@ from tunerd.coordinator.events import (
     MeasurementsEnded,
     Propose,
     Proposed,
-    RunSentinel,
-    SpotChecked,
     StopRequested,
+    StoreBaselineCheck,
     StoreBuilt,
     StoreEnded,
     StoreProposed,
-    StoreSpotCheck,
     Tick,
     Work,
     WorkerJoined,
     WorkerLost,
 )
-from tunerd.coordinator.isolation import Suspects
-from tunerd.coordinator.kept_results import KEPT_MOST
+from tunerd.coordinator.isolation import Isolation
+from tunerd.coordinator.results import MAX_RESULTS
 from tunerd.coordinator.source_state import SourceState
-from tunerd.coordinator.task_scheduler import Standings
+from tunerd.coordinator.task_scheduler import TaskScheduler
 from tunerd.coordinator.task_state import TaskState
 from tunerd.coordinator.training_rows import TrainingRows
-from tunerd.coordinator.worker_pool import Roster, Worker
+from tunerd.coordinator.worker_pool import Worker, WorkerPool
 from tunerd.vocabulary import (
     METASCHEDULE,
     Build,
@@ -71,8 +71,8 @@ from tunerd.vocabulary import (
 MAX_ATTEMPTS = 3  # how often a trial may be lost; the last time it is taken for the cause
 BUILD_CHUNK = 4
 MEASURE_CHUNK = 4
-_KEPT_IN_ALL = 65_536  # results kept to be told, unless that leaves a task fewer than _KEPT_LEAST
-_KEPT_LEAST = 8
+_MAX_RESULTS_IN_ALL = 65_536  # kept to be told, unless that leaves a task fewer than
+_MIN_RESULTS = 8
 _NOT_REACHED = "not reached before the search ended"
 _SMALL_GAIN = 5e-4  # of the weighted latency a batch: stop when no task promises more
 
@@ -104,7 +104,7 @@ class Coordinator:
             known: returns a candidate's build of an earlier search for the same target.
         """
         searched = max(1, len(tasks) * len(sources))
-        kept = min(KEPT_MOST, max(_KEPT_LEAST, _KEPT_IN_ALL // searched))
+        kept = min(MAX_RESULTS, max(_MIN_RESULTS, _MAX_RESULTS_IN_ALL // searched))
         most = limits.trials_per_task
         self.tasks = {t.task_id: TaskState.by(t, sources, most, kept=kept) for t in tasks}
         self.ended_trials = 0  # of the search
@@ -112,18 +112,18 @@ class Coordinator:
         self.finished = ""
         self._open_trials = 0  # search trials that will end
         self._proposing = 0
-        self._standings = Standings(self.tasks)
-        self._roster = Roster()
+        self._scheduler = TaskScheduler(self.tasks)
+        self._pool = WorkerPool()
         self._limits = limits
         self._stop = ""
         self._has_hurried = False
         self._unbuilt = BuildQueue()
         self._built: deque[Build] = deque()
         self._known = known
-        self._suspects = Suspects(self._roster)
+        self._isolation = Isolation(self._pool)
         self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
         self._elapsed_secs = 0.0
-        self._checks = SpotChecks()
+        self._checks = BaselineChecks()
         self._training_rows = {name: TrainingRows() for name in sources}
 
     # --- what an earlier session of the run knows ----------------------------------------------
@@ -132,27 +132,27 @@ class Coordinator:
         self,
         ended: Sequence[tuple[Candidate, Measurement | Failure]],
         unfinished: Sequence[Candidate],
-        suspects: Collection[str] = (),
+        lost: Collection[str] = (),
     ) -> None:
         """Take over an earlier session's trials: what ended counts, what did not is built again.
 
         Where this session allows fewer trials than that one, what did not end stays as it is.
-        Suspects, by their candidates' ids, are measured alone on their device.
+        Lost ones, by their candidates' ids, are measured alone on their device.
         """
         for candidate, result in ended:
             self._open(candidate)
             self._end(candidate, result)
         for state in self.tasks.values():
             state.restored()
-            self._standings.changed(state)
+            self._scheduler.changed(state)
         for candidate in unfinished:
             is_default = candidate.is_default
             state = self.tasks[candidate.task_id]
             if is_default or not (self._enough_trials() or state.is_full):
                 self._open(candidate)
                 self._unbuilt.add([candidate])
-                if candidate.candidate_id in suspects:
-                    self._suspects.add(candidate.candidate_id)
+                if candidate.candidate_id in lost:
+                    self._isolation.add(candidate.candidate_id)
 
     def start(self, defaults: Sequence[Candidate]) -> list[Instruction]:
         """Propose the default schedules that have not been measured yet, heaviest tasks first."""
@@ -168,10 +168,10 @@ class Coordinator:
 
     @property
     def workers(self) -> dict[str, Worker]:
-        return self._roster.workers
+        return self._pool.workers
 
     def busy(self, role: str) -> int:
-        return self._roster.busy(role)
+        return self._pool.busy(role)
 
     @property
     def is_cut_short(self) -> bool:
@@ -180,7 +180,7 @@ class Coordinator:
 
     def weighted_best_secs(self) -> float | None:
         """Return the model's time by its kernels, or None while a default is not measured yet."""
-        return self._standings.weighted_best_secs()
+        return self._scheduler.weighted_best_secs()
 
     def unsearched(self) -> dict[str, str]:
         """Say of tasks without trials, by their ids, why they have none."""
@@ -197,7 +197,7 @@ class Coordinator:
         out: list[Instruction] = []
         match event:
             case WorkerJoined(worker_id, role, lane, device, faults_alone):
-                self._roster.join(Worker(worker_id, role, lane, device or worker_id, faults_alone))
+                self._pool.join(Worker(worker_id, role, lane, device or worker_id, faults_alone))
             case WorkerLost(worker_id, message):
                 self._lose(worker_id, message, out)
             case Proposed():
@@ -206,16 +206,16 @@ class Coordinator:
                 self._builds_ended(worker_id, results, out)
             case MeasurementsEnded(worker_id, results):
                 self._measurements_ended(worker_id, results, out)
-            case SpotChecked(worker_id, result, busy_secs):
-                self._spot_checked(worker_id, result, busy_secs, out)
+            case BaselineChecked(worker_id, result, busy_secs):
+                self._baseline_checked(worker_id, result, busy_secs, out)
             case Tick(elapsed_secs):
                 self._elapsed_secs = elapsed_secs
                 if self._checks.scan(elapsed_secs, self.tasks.values()):
-                    for worker in self._roster.all_free("slice"):
+                    for worker in self._pool.all_free("slice"):
                         self._check(worker, out)
             case StopRequested(reason):
                 self._stop = self._stop or reason
-        self._dispatch(out)
+        self._assign(out)
         return out
 
     def _proposed(self, event: Proposed, out: list[Instruction]) -> None:
@@ -260,7 +260,7 @@ class Coordinator:
     def _take_builds(self, builds: tuple[Build, ...], out: list[Instruction]) -> None:
         if builds:
             out.append(StoreBuilt(builds))
-        ready = [build for build in builds if not self._suspects.take(build)]
+        ready = [build for build in builds if not self._isolation.take(build)]
         # Defaults first: the gain of their tasks is a guess until they are measured.
         defaults = [b for b in ready if b.candidate.is_default]
         self._built.extendleft(reversed(defaults))
@@ -279,33 +279,33 @@ class Coordinator:
         self._store_results(results, out)
         self._check(self.workers[worker_id], out, patience=2.0 if self._built else 1.0)
 
-    def _spot_checked(
+    def _baseline_checked(
         self,
         worker_id: str,
         result: Measurement | Failure,
         busy_secs: float,
         out: list[Instruction],
     ) -> None:
-        work = self._release(worker_id, RunSentinel)
-        assert isinstance(work, RunSentinel)
+        work = self._release(worker_id, CheckBaseline)
+        assert isinstance(work, CheckBaseline)
         self._checks.ended(worker_id, result, busy_secs, self._elapsed_secs)
         if isinstance(result, Measurement):
-            out.append(StoreSpotCheck(work.build.candidate.task_id, result, busy_secs))
+            out.append(StoreBaselineCheck(work.build.candidate.task_id, result, busy_secs))
 
     def _check(self, worker: Worker, out: list[Instruction], *, patience: float = 1.0) -> None:
-        """Run the sentinel in a slice that is free, if it is due and the search goes on."""
+        """Run the baseline in a slice that is free, if it is due and the search goes on."""
         build = self._checks.build
         if (
             build is None
             or self.finished
-            or not self._roster.is_free(worker)
+            or not self._pool.is_free(worker)
             or not self._checks.is_due(worker.worker_id, self._elapsed_secs, patience=patience)
             or self._cut_short()
             or self._satisfied()
         ):
             return
-        neighbours = self._roster.busy_on(worker.device)
-        self._begin(worker, RunSentinel(worker.worker_id, build, neighbours), out)
+        neighbours = self._pool.busy_on(worker.device)
+        self._begin(worker, CheckBaseline(worker.worker_id, build, neighbours), out)
 
     def _store_results(
         self,
@@ -319,7 +319,7 @@ class Coordinator:
                 self._attempts[candidate.candidate_id] = attempts
                 if attempts < MAX_ATTEMPTS:
                     if result.stage is not Stage.BUILD:
-                        self._suspects.add(candidate.candidate_id)
+                        self._isolation.add(candidate.candidate_id)
                     self._unbuilt.add([candidate])
                     stored.append((candidate, result))
                     continue
@@ -332,7 +332,7 @@ class Coordinator:
     def _lose(self, worker_id: str, message: str, out: list[Instruction]) -> None:
         worker = self.workers[worker_id]
         work = worker.work
-        self._roster.leave(worker)
+        self._pool.leave(worker)
         self._unbuilt.disown(worker_id)
         match work:
             case Propose(task=task, source=source):
@@ -365,17 +365,17 @@ class Coordinator:
         state = self.tasks[candidate.task_id]
         is_fresh = state.opened(candidate)
         self._open_trials += is_fresh and not candidate.is_default
-        self._standings.changed(state)
+        self._scheduler.changed(state)
         return is_fresh
 
     def _end(self, candidate: Candidate, result: Measurement | Failure) -> None:
         state = self.tasks[candidate.task_id]
         state.end(candidate, result)
         self._attempts.pop(candidate.candidate_id, None)
-        self._suspects.clear(candidate.candidate_id)
+        self._isolation.clear(candidate.candidate_id)
         if rows := self._training_rows.get(candidate.source):
             rows.ended(candidate, result)
-        self._standings.changed(state)
+        self._scheduler.changed(state)
         if not candidate.is_default:
             self._open_trials -= 1
             self.ended_trials += 1
@@ -384,39 +384,39 @@ class Coordinator:
     def _count_proposing(self, state: TaskState, source: SourceState, change: int) -> None:
         source.proposing += change
         self._proposing += change
-        self._standings.changed(state)
+        self._scheduler.changed(state)
 
     # --- decisions -----------------------------------------------------------------------------
 
-    def _dispatch(self, out: list[Instruction]) -> None:
+    def _assign(self, out: list[Instruction]) -> None:
         if self.finished:
             return
         cut_short = self._cut_short()
         if cut_short:
             self._unbuilt.clear()
             self._hurry(cut_short, out)
-        while chosen := self._suspects.next():
+        while chosen := self._isolation.next():
             lone, build = chosen
             self._measure(lone, (build,), out, is_alone=True)
-        while self._built and (worker := self._roster.free("slice")):
+        while self._built and (worker := self._pool.free("slice")):
             self._measure(worker, self._next_built(), out)
         satisfied = self._satisfied()
-        while worker := self._roster.free("tuner"):
-            if (sentinel := self._checks.wanted) and self._unbuilt and not self._checks.builder:
+        while worker := self._pool.free("tuner"):
+            if (baseline := self._checks.wanted) and self._unbuilt and not self._checks.builder:
                 self._checks.builder = worker.worker_id
-                self._begin(worker, BuildThem(worker.worker_id, (sentinel,)), out)
+                self._begin(worker, BuildThem(worker.worker_id, (baseline,)), out)
             elif self._unbuilt and len(self._built) < self._build_ahead():
                 self._build(worker, out)
             elif cut_short or satisfied or not self._propose(worker, out):
                 break  # what keeps one tuner from proposing keeps them all
-        if self._roster.is_idle and not (self._built or self._suspects or self._unbuilt):
+        if self._pool.is_idle and not (self._built or self._isolation or self._unbuilt):
             self.finished = cut_short or satisfied or self._exhausted()
             if self.finished:
                 out.append(Finish(self.finished))
 
     def _hurry(self, reason: str, out: list[Instruction]) -> None:
         """Wait no longer than a little for tuners: what they make is left, and one may hang."""
-        if not self._has_hurried and self._roster.busy("tuner"):
+        if not self._has_hurried and self._pool.busy("tuner"):
             out.append(Hurry(reason))
         self._has_hurried = True
 
@@ -437,9 +437,9 @@ class Coordinator:
         return ""
 
     def _exhausted(self) -> str:
-        if self._standings.all_exhausted:
+        if self._scheduler.all_exhausted:
             return "every task's search space is exhausted"
-        if self._standings.all_exhausted_or_full:
+        if self._scheduler.all_exhausted_or_full:
             return f"no task may have more than {self._limits.trials_per_task} trials"
         return ""
 
@@ -452,7 +452,7 @@ class Coordinator:
 
     def _little_gain(self) -> bool:
         total = self.weighted_best_secs()
-        return total is not None and self._standings.highest_gain_secs() < _SMALL_GAIN * total
+        return total is not None and self._scheduler.highest_gain_secs() < _SMALL_GAIN * total
 
     def _next_built(self) -> tuple[Build, ...]:
         share = math.ceil(len(self._built) / self._count("slice"))
@@ -469,7 +469,7 @@ class Coordinator:
         is_alone: bool = False,
     ) -> None:
         bests = tuple(self.tasks[b.candidate.task_id].known_secs for b in builds)
-        neighbours = self._roster.busy_on(worker.device)
+        neighbours = self._pool.busy_on(worker.device)
         self._begin(worker, Measure(worker.worker_id, builds, neighbours, bests, is_alone), out)
 
     def _build(self, worker: Worker, out: list[Instruction]) -> None:
@@ -499,7 +499,7 @@ class Coordinator:
         if self._limits.trials is not None:
             committed = self._committed() + BATCH * self._proposing
             count = min(count, self._limits.trials - committed)
-        state = self._standings.most_to_gain(worker.islands) if count > 0 else None
+        state = self._scheduler.most_to_gain(worker.islands) if count > 0 else None
         source = None if state is None else state.next_source()
         if state is None or source is None:
             return False
@@ -517,7 +517,7 @@ class Coordinator:
         return True
 
     def _begin(self, worker: Worker, work: Work, out: list[Instruction]) -> None:
-        self._roster.begin(worker, work)
+        self._pool.begin(worker, work)
         out.append(work)
 
     def _build_ahead(self) -> int:
@@ -528,11 +528,11 @@ class Coordinator:
         work = worker.work
         if not isinstance(work, expected):
             raise ValueError(f"{worker_id} ended {expected.__name__}, but works on {work}")
-        self._roster.end(worker)
+        self._pool.end(worker)
         return work
 
     def _count(self, role: str) -> int:
-        return max(1, self._roster.count(role))
+        return max(1, self._pool.count(role))
 
     def _work(self, task_id: str) -> float:
         task = self.tasks[task_id].task

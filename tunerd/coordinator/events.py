@@ -56,7 +56,7 @@ class MeasurementsEnded:
 
 
 @dataclass(frozen=True)
-class SpotChecked:
+class BaselineChecked:
     worker_id: str
     result: Measurement | Failure
     busy_secs: float  # of the slice
@@ -78,7 +78,7 @@ Event = (
     | Proposed
     | BuildsEnded
     | MeasurementsEnded
-    | SpotChecked
+    | BaselineChecked
     | Tick
     | StopRequested
 )
@@ -113,7 +113,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class RunSentinel:
+class CheckBaseline:
     worker_id: str
     build: Build  # of a default schedule that was measured; no trial
     neighbours: int
@@ -135,7 +135,7 @@ class StoreEnded:
 
 
 @dataclass(frozen=True)
-class StoreSpotCheck:
+class StoreBaselineCheck:
     task_id: str
     measurement: Measurement
     busy_secs: float
@@ -151,5 +151,5 @@ class Finish:
     reason: str
 
 
-Work = Propose | BuildThem | Measure | RunSentinel  # what a worker does until an event ends it
-Instruction = Work | StoreProposed | StoreBuilt | StoreEnded | StoreSpotCheck | Hurry | Finish
+Work = Propose | BuildThem | Measure | CheckBaseline  # what a worker does until an event ends it
+Instruction = Work | StoreProposed | StoreBuilt | StoreEnded | StoreBaselineCheck | Hurry | Finish

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 
-from tunerd.coordinator.worker_pool import Roster, Worker
+from tunerd.coordinator.worker_pool import Worker, WorkerPool
 from tunerd.vocabulary import Build
 
 
-class Suspects:
+class Isolation:
     """Whom to measure alone, and where."""
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
         self._ids: set[str] = set()  # of trials that have not ended
         self._built: deque[Build] = deque()
         # Fault domains whose slices begin nothing else, and whether one measures alone already.
@@ -35,11 +35,11 @@ class Suspects:
         self._ids.discard(candidate_id)
 
     def take(self, build: Build) -> bool:
-        """Take a build to measure it alone, if its trial is suspected."""
-        is_suspect = build.candidate.candidate_id in self._ids
-        if is_suspect:
+        """Take a build to measure it alone, if its trial is lost."""
+        is_isolated = build.candidate.candidate_id in self._ids
+        if is_isolated:
             self._built.append(build)
-        return is_suspect
+        return is_isolated
 
     def next(self) -> tuple[Worker, Build] | None:
         """Return a build and a slice whose device is idle; None while there is none of both.
@@ -48,14 +48,14 @@ class Suspects:
         have ended, then while one of them measures alone.
         """
         coming = sum(not has_begun for has_begun in self._held.values())
-        while coming < len(self._built) and (worker := self._roster.free("slice")):
+        while coming < len(self._built) and (worker := self._pool.free("slice")):
             self._held[worker.fault_domain] = False
-            self._roster.hold(worker.fault_domain)
+            self._pool.hold(worker.fault_domain)
             coming += 1
-        for domain in [d for d in self._held if self._roster.is_quiet(d)]:
-            if self._built and (lone := self._roster.held_back(domain)):
+        for domain in [d for d in self._held if self._pool.is_quiet(d)]:
+            if self._built and (lone := self._pool.held_back(domain)):
                 self._held[domain] = True
                 return lone, self._built.popleft()
             del self._held[domain]  # nothing is left to measure alone, or nobody to do it
-            self._roster.let_go(domain)
+            self._pool.let_go(domain)
         return None

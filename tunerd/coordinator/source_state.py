@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from tunerd.candidates.base import BATCH
-from tunerd.coordinator.kept_results import KEPT_MOST, Results
+from tunerd.coordinator.results import MAX_RESULTS, Results
 
 _WINDOW = 3  # batches that the recent gain is taken over, as in MetaSchedule's task scheduler
 _FIRST_GUESS = 0.5  # of the latency: what a batch may gain where nothing is known yet
@@ -18,7 +18,7 @@ class SourceState:
     """One source's part of a task: what it proposed, and how that ended."""
 
     name: str
-    results: Results = field(default_factory=lambda: Results(KEPT_MOST))
+    results: Results = field(default_factory=lambda: Results(MAX_RESULTS))
     best_secs: float | None = None
     ended: int = 0
     open: set[str] = field(default_factory=set)  # trials proposed and not ended

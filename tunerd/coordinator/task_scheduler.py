@@ -45,7 +45,7 @@ class Ranking:
         return -self.values[key], self._order.setdefault(key, len(self._order)), key
 
 
-class Standings:
+class TaskScheduler:
     """The tasks of a run by what they may gain. Whoever changes a task's state says `changed`."""
 
     def __init__(self, states: Mapping[str, TaskState]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tunerd.candidates.base import BATCH
-from tunerd.coordinator.kept_results import KEPT_MOST, KnownIds, Results
+from tunerd.coordinator.results import MAX_RESULTS, KnownIds, Results
 from tunerd.coordinator.source_state import SourceState
 from tunerd.vocabulary import METASCHEDULE, Candidate, Failure, Measurement, Result, Task
 
@@ -42,7 +42,7 @@ class TaskState:
         """Return a candidate's source; one that only an earlier session had proposes nothing."""
         name = candidate.source
         if name not in self.sources:
-            self.sources[name] = SourceState(name, Results(KEPT_MOST), exhausted=True)
+            self.sources[name] = SourceState(name, Results(MAX_RESULTS), exhausted=True)
         return self.sources[name]
 
     @property
@@ -139,11 +139,11 @@ class TaskState:
         return True
 
     def end(self, candidate: Candidate, result: Measurement | Failure) -> None:
-        """Take a trial's end; ValueError with its story where it is not under way."""
+        """Take a trial's end; ValueError with its history where it is not under way."""
         is_default = candidate.is_default
         source = None if is_default else self.source(candidate)
         if not (self.default_open if source is None else candidate.candidate_id in source.open):
-            raise ValueError(f"{self._story(candidate)}; now it ended with {result}")
+            raise ValueError(f"{self._history(candidate)}; now it ended with {result}")
         secs = result.median_secs if isinstance(result, Measurement) else None
         if source is None:
             self.default_open = False
@@ -182,7 +182,7 @@ class TaskState:
             best if self.default_secs is None else min(best, self.default_secs)
         )
 
-    def _story(self, candidate: Candidate) -> str:
+    def _history(self, candidate: Candidate) -> str:
         name = f"{candidate.candidate_id} ({candidate.source}) of {self.task.name}"
         if candidate.is_default:
             ends = [self.default_secs] if self.default_ended else []

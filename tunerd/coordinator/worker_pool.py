@@ -27,7 +27,7 @@ class Worker:
         return self.worker_id if self.faults_alone else self.device
 
 
-class Roster:
+class WorkerPool:
     """All workers. Those of one lane share cores: none is free while one of them works.
 
     Nor is a slice whose fault domain is held.

@@ -11,7 +11,7 @@ from typing import Any
 
 from tunerd.records import schema, typed
 from tunerd.records.conditions_key import Obtained
-from tunerd.stats.drift import SpotCheck
+from tunerd.stats.drift import BaselineCheck
 from tunerd.vocabulary import (
     Activity,
     Candidate,
@@ -267,7 +267,9 @@ def with_sources(outcome: dict[str, Any]) -> dict[str, Any]:
     return {**outcome, "winner": named(outcome["winner"]), "finalists": finalists}
 
 
-def settled_from_row(row: Row, winner: Candidate | None) -> tuple[TaskOutcome, Obtained | None]:
+def task_outcome_from_row(
+    row: Row, winner: Candidate | None
+) -> tuple[TaskOutcome, Obtained | None]:
     """Read an outcome, and what it was measured on where that was noted.
 
     `winner` is given where the row has not its recipe.
@@ -282,7 +284,7 @@ def settled_from_row(row: Row, winner: Candidate | None) -> tuple[TaskOutcome, O
     return outcome, Obtained(**{n: row[n] for n in names}) if is_noted else None
 
 
-def spot_check_to_row(check: SpotCheck) -> dict[str, Any]:
+def baseline_check_to_row(check: BaselineCheck) -> dict[str, Any]:
     _require_times(check.measurement.run_secs)
     return {
         "session_id": check.session,
@@ -293,10 +295,12 @@ def spot_check_to_row(check: SpotCheck) -> dict[str, Any]:
     }
 
 
-def spot_check_from_row(row: Row) -> SpotCheck:
+def baseline_check_from_row(row: Row) -> BaselineCheck:
     typed.check_row(row, schema.spot_checks)
     measurement = typed.from_json(Measurement, row["measurement"])
     _require_times(measurement.run_secs)
     if measurement.median_secs <= 0:
         raise ValueError("a spot check took no time")
-    return SpotCheck(row["at"], row["session_id"], row["task_id"], row["busy_secs"], measurement)
+    return BaselineCheck(
+        row["at"], row["session_id"], row["task_id"], row["busy_secs"], measurement
+    )

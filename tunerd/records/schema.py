@@ -241,7 +241,7 @@ phases = Table(
     Column("core_busy_secs", Words, nullable=False),  # JSON list of pairs: core, seconds
 )
 
-# Runs of the sentinel in a slice, which are no trials.
+# Runs of the baseline in a slice, which are no trials.
 spot_checks = Table(
     "spot_checks",
     METADATA,

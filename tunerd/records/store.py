@@ -12,12 +12,12 @@ from sqlalchemy.engine import RowMapping
 
 from tunerd.errors import FolderError
 from tunerd.records import rows, runs, schema, trials, typed
-from tunerd.records import task_outcomes as settled_rows
+from tunerd.records import task_outcomes as outcome_rows
 from tunerd.records.conditions_key import Obtained
 from tunerd.records.facts import RunFacts
 from tunerd.records.opening import OpenStore, at
 from tunerd.records.tally import Disturbed, Tally, disturbed, tally
-from tunerd.stats.drift import SpotCheck
+from tunerd.stats.drift import BaselineCheck
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -143,8 +143,8 @@ class Store(OpenStore):
     ) -> None:
         """Store how trials ended: all of them or, where one cannot end, none.
 
-        A failure of a kind that ends no trial puts it back to proposed and stays in its story.
-        Raises ValueError with the story of a trial that ended before, or that has a measurement
+        A failure of a kind that ends no trial puts it back to proposed and stays in its history.
+        Raises ValueError with the history of a trial that ended before, or that has a measurement
         and was not started.
         """
         with self._transaction() as connection:
@@ -261,10 +261,10 @@ class Store(OpenStore):
             found = trials.traces(connection, self._run_id, trial_ids)
         return [found[i] for i in trial_ids]
 
-    def story(self, candidate_id: str) -> str:
+    def history(self, candidate_id: str) -> str:
         """Tell what happened to a candidate's trial, a line per event; KeyError without one."""
         with self._transaction() as connection:
-            return trials.story(connection, self._run_id, candidate_id)
+            return trials.history(connection, self._run_id, candidate_id)
 
     # --- the result, and where time went -----------------------------------------------------
 
@@ -279,25 +279,28 @@ class Store(OpenStore):
         self.save_task_outcomes([(outcome, on or self.obtained)], now=now)
 
     def save_task_outcomes(
-        self, settled: Sequence[tuple[TaskOutcome, Obtained | None]], *, now: float | None = None
+        self,
+        measured_outcomes: Sequence[tuple[TaskOutcome, Obtained | None]],
+        *,
+        now: float | None = None,
     ) -> None:
         """Keep outcomes, each with what it was measured on: all of them or none."""
         with self._transaction() as connection:
-            settled_rows.save(connection, self._run_id, settled, at=at(now))
+            outcome_rows.save(connection, self._run_id, measured_outcomes, at=at(now))
 
     def task_outcomes(self) -> list[TaskOutcome]:
         """Return the outcomes in the order of the tasks."""
-        return [outcome for outcome, _ in self.settled()]
+        return [outcome for outcome, _ in self.measured_outcomes()]
 
-    def settled(self) -> list[tuple[TaskOutcome, Obtained | None]]:
+    def measured_outcomes(self) -> list[tuple[TaskOutcome, Obtained | None]]:
         """Return the outcomes in the order of the tasks, with what each was measured on."""
         with self._reading() as connection:
-            return settled_rows.of_run(connection, self._run_id)
+            return outcome_rows.of_run(connection, self._run_id)
 
     def measured_on(self, on: Obtained, task_ids: Sequence[str]) -> dict[str, list[TaskOutcome]]:
         """Return what other runs of this store measured of tasks on the same, the newest first."""
         with self._reading() as connection:
-            return settled_rows.measured_on(connection, on, task_ids, except_run=self.identity)
+            return outcome_rows.measured_on(connection, on, task_ids, except_run=self.identity)
 
     def save_outcome(self, outcome: Outcome, *, now: float | None = None) -> None:
         """Keep how a session ended; earlier ones stay."""
@@ -342,18 +345,20 @@ class Store(OpenStore):
         with self._reading() as connection:
             return [rows.phase_from_row(row) for row in connection.execute(wanted).mappings()]
 
-    def add_spot_check(
+    def add_baseline_check(
         self, task_id: str, measurement: Measurement, busy_secs: float, *, now: float | None = None
     ) -> None:
-        """Keep a run of the sentinel, the default of `task_id`, in the measurement's slice."""
-        check = SpotCheck(at(now), self.session, task_id, busy_secs, measurement)
-        self._insert(schema.spot_checks.insert(), [rows.spot_check_to_row(check)])
+        """Keep a run of the baseline, the default of `task_id`, in the measurement's slice."""
+        check = BaselineCheck(at(now), self.session, task_id, busy_secs, measurement)
+        self._insert(schema.spot_checks.insert(), [rows.baseline_check_to_row(check)])
 
-    def spot_checks(self) -> list[SpotCheck]:
-        """Return all runs of sentinels, in order."""
+    def baseline_checks(self) -> list[BaselineCheck]:
+        """Return all runs of baselines, in order."""
         wanted = self._all(schema.spot_checks).order_by(schema.spot_checks.c.check_id)
         with self._reading() as connection:
-            return [rows.spot_check_from_row(row) for row in connection.execute(wanted).mappings()]
+            return [
+                rows.baseline_check_from_row(row) for row in connection.execute(wanted).mappings()
+            ]
 
 
 def _dump(value: Any) -> str:

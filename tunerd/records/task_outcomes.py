@@ -23,7 +23,7 @@ _CHUNK = 500  # tasks asked for in one statement
 def save(
     connection: Connection,
     run_id: int,
-    settled: Sequence[tuple[TaskOutcome, Obtained | None]],
+    measured_outcomes: Sequence[tuple[TaskOutcome, Obtained | None]],
     *,
     at: float,
 ) -> None:
@@ -40,7 +40,7 @@ def save(
             "winner_recipe": outcome.winner.recipe,
             **(dataclasses.asdict(on) if on else dict.fromkeys(_NAMES)),
         }
-        for outcome, on in settled
+        for outcome, on in measured_outcomes
     ]
     if found:
         put = insert.on_conflict_do_update(index_elements=_KEYS, set_=changed)
@@ -63,7 +63,7 @@ def of_run(connection: Connection, run_id: int) -> list[tuple[TaskOutcome, Obtai
             candidate_id = rows.winner_of(row)["candidate_id"]
             trial = trials.row(connection, run_id, candidate_id)
             winner = rows.candidate_from_row(trial)
-        found.append(rows.settled_from_row(row, winner))
+        found.append(rows.task_outcome_from_row(row, winner))
     return found
 
 
@@ -89,7 +89,7 @@ def measured_on(
             .order_by(table.c.saved_at.desc(), table.c.run_id.desc())
         )
         for row in connection.execute(wanted).mappings():
-            outcome, _ = rows.settled_from_row(row, None)
+            outcome, _ = rows.task_outcome_from_row(row, None)
             taken = Taken(run=row["identity"], saved_at=row["saved_at"])
             found.setdefault(row["task_id"], []).append(dataclasses.replace(outcome, taken=taken))
     return found

@@ -235,7 +235,7 @@ def row(connection: Connection, run_id: int, candidate_id: str) -> RowMapping:
     return one
 
 
-def story(connection: Connection, run_id: int, candidate_id: str) -> str:
+def history(connection: Connection, run_id: int, candidate_id: str) -> str:
     trial = row(connection, run_id, candidate_id)
     trial_id = trial["trial_id"]
     lines = [
@@ -273,7 +273,7 @@ def require(
     *,
     verb: str,
 ) -> dict[str, int]:
-    """Return candidates' trial ids; ValueError with the story of the first in no allowed state."""
+    """Return candidates' trial ids; ValueError with the history of one in no allowed state."""
     states: dict[str, tuple[int, str]] = {}
     for chunk in _chunks(candidate_ids):
         found = connection.execute(
@@ -289,7 +289,7 @@ def require(
         if TrialState(state) not in allowed:
             raise ValueError(
                 f"trial {trial_id} is {state} and cannot {verb}:\n"
-                + story(connection, run_id, candidate_id)
+                + history(connection, run_id, candidate_id)
             )
     return {candidate_id: trial_id for candidate_id, (trial_id, _) in states.items()}
 

@@ -148,7 +148,7 @@ def run_view_of(store: Store) -> RunView:
         failures=tuple(failures_of(records)),
         slices=_slices(store, records),
         time_use=time_use(spans, phases),
-        drift=tuple(drift(store.spot_checks())),
+        drift=tuple(drift(store.baseline_checks())),
         disturbed=store.disturbed(),
     )
 

@@ -35,7 +35,7 @@ FINAL_SAMPLES, FINAL_SECS = 40, 2.0
 FINAL_SAMPLE_SECS = {"model": 0.002, "cold": 0.002, "warm": 0.005}
 
 # Of a spot check: five samples of a kernel, of which a drift of some percent can be told.
-SENTINEL = Profile("sentinel-v2", max_samples=5, max_total_secs=0.02)
+BASELINE_CHECK = Profile("sentinel-v2", max_samples=5, max_total_secs=0.02)
 # Of a load: a burst of calls that is short beside whatever it disturbs.
 LOAD = Profile("load-v1", min_sample_secs=0.001)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from tunerd.cluster.actor_bodies import Answer
-from tunerd.cluster.membership import Crew
+from tunerd.cluster.actor_bodies import WorkerReply
+from tunerd.cluster.membership import Membership
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.coordinator import events as ev
 from tunerd.coordinator.coordinator import Coordinator
@@ -23,7 +23,7 @@ from tunerd.vocabulary import Candidate, Proposal
 log = logging.getLogger(__name__)
 
 
-class Dispatch:
+class SearchLoop:
     """One search.
 
     Args:
@@ -35,7 +35,7 @@ class Dispatch:
         self,
         coordinator: Coordinator,
         cluster: Cluster,
-        crew: Crew,
+        membership: Membership,
         folder: RunFolder,
         timekeeper: Timekeeper,
         telemetry: Telemetry,
@@ -45,7 +45,7 @@ class Dispatch:
     ) -> None:
         self._coordinator = coordinator
         self._cluster = cluster
-        self._crew = crew
+        self._membership = membership
         self._folder = folder
         self._timekeeper = timekeeper
         self._telemetry = telemetry
@@ -55,7 +55,7 @@ class Dispatch:
     def start(self, defaults: Sequence[Candidate]) -> None:
         """Begin with the default of each task, and with the slices, which are ready."""
         self._carry_out(self._coordinator.start(list(defaults)))
-        for slice_id in self._crew.slice_ids:
+        for slice_id in self._membership.slice_ids:
             self.tell(self._joining(slice_id))
 
     def step(self, wait_secs: float) -> None:
@@ -63,34 +63,34 @@ class Dispatch:
         for answer in self._cluster.answers(wait_secs):
             for event in self._events(answer):
                 self.tell(event)
-        for worker_id in self._crew.look():
+        for worker_id in self._membership.look():
             if worker_id in self._coordinator.workers:
                 self.tell(ev.WorkerLost(worker_id, "its node left"))
 
     def tell(self, event: ev.Event) -> None:
         self._carry_out(self._coordinator.handle(event))
 
-    def _events(self, answer: Answer) -> Iterator[ev.Event]:
+    def _events(self, answer: WorkerReply) -> Iterator[ev.Event]:
         worker_id = answer.worker_id
         if answer.method == "survey":
-            self._crew.join(answer)
+            self._membership.join(answer)
             return
         worker = self._coordinator.workers.get(worker_id)
         work = worker.work if worker else None
-        role = self._crew.role(worker_id)
+        role = self._membership.role(worker_id)
         self._timekeeper.note(answer, role, work)
-        self._telemetry.worked(role, answer.busy_secs)
+        self._telemetry.answered(role, answer.busy_secs)
         if answer.error:
             if worker:
                 yield ev.WorkerLost(worker_id, answer.error)
-            self._crew.lose(worker_id, answer.error, answer.problem)
+            self._membership.lose(worker_id, answer.error, answer.problem)
             return
         if answer.method in ("warm_up", "start"):
-            if self._crew.is_fit(answer):
+            if self._membership.is_fit(answer):
                 self._log_step(f"{worker_id} is ready")
                 yield self._joining(worker_id)
             return
-        self._crew.has_worked(worker_id)
+        self._membership.has_answered(worker_id)
         match work:
             case ev.Propose(task=task):
                 proposal: Proposal = answer.value
@@ -108,21 +108,21 @@ class Dispatch:
             case ev.BuildThem(candidates=candidates):
                 yield ev.BuildsEnded(worker_id, tuple(zip(candidates, answer.value, strict=True)))
             case ev.Measure(builds=builds):
-                self._telemetry.measured(self._crew.device(worker_id), answer.value)
+                self._telemetry.measured(self._membership.device(worker_id), answer.value)
                 self._best_builds.note(builds, answer.value)
                 candidates = tuple(b.candidate for b in builds)
                 yield ev.MeasurementsEnded(
                     worker_id, tuple(zip(candidates, answer.value, strict=True))
                 )
-            case ev.RunSentinel():
-                self._telemetry.measured(self._crew.device(worker_id), answer.value)
-                yield ev.SpotChecked(worker_id, answer.value[0], answer.busy_secs or 0.0)
+            case ev.CheckBaseline():
+                self._telemetry.measured(self._membership.device(worker_id), answer.value)
+                yield ev.BaselineChecked(worker_id, answer.value[0], answer.busy_secs or 0.0)
         if answer.method == "measure" and (
-            faulty := self._crew.has_faulted(worker_id, answer.value)
+            faulty := self._membership.has_faulted(worker_id, answer.value)
         ):
             for slice_id in self._coordinator.workers.keys() & set(faulty):
                 yield ev.WorkerLost(slice_id, "its device is left alone")
-            self._crew.leave_alone(faulty)
+            self._membership.leave_alone(faulty)
 
     def _carry_out(self, instructions: Sequence[ev.Instruction]) -> None:
         store = self._folder.store
@@ -137,14 +137,14 @@ class Dispatch:
                     self._telemetry.trials_ended(
                         (trial_ids[c.candidate_id], c, r) for c, r in results
                     )
-                case ev.StoreSpotCheck(task_id, measurement, busy_secs):
-                    store.add_spot_check(task_id, measurement, busy_secs)
+                case ev.StoreBaselineCheck(task_id, measurement, busy_secs):
+                    store.add_baseline_check(task_id, measurement, busy_secs)
                 case ev.Measure(worker_id, builds):
                     started = [b.candidate for b in builds]
                     store.start([c.candidate_id for c in started], worker_id)
                     self._telemetry.trials_started(started, worker_id)
                     self._cluster.submit(instruction)
-                case ev.Propose() | ev.BuildThem() | ev.RunSentinel():
+                case ev.Propose() | ev.BuildThem() | ev.CheckBaseline():
                     self._cluster.submit(instruction)
                 case ev.Hurry(reason):
                     log.info("tuners are to end what they do: %s", reason)
@@ -153,9 +153,9 @@ class Dispatch:
                     log.info("search ended: %s", reason)
 
     def _joining(self, worker_id: str) -> ev.WorkerJoined:
-        crew = self._crew
-        role, lane = crew.role(worker_id), crew.lane(worker_id)
+        membership = self._membership
+        role, lane = membership.role(worker_id), membership.lane(worker_id)
         if role != "slice":
             return ev.WorkerJoined(worker_id, role, lane)
-        device, domain = crew.hardware(worker_id), crew.fault_domain(worker_id)
+        device, domain = membership.hardware(worker_id), membership.fault_domain(worker_id)
         return ev.WorkerJoined(worker_id, role, lane, device, faults_alone=domain != device)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tunerd.candidates import registry
-from tunerd.cluster.membership import Crew
+from tunerd.cluster.membership import Membership
 from tunerd.cluster.metrics import ray_record
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.coordinator import events as ev
@@ -27,7 +27,7 @@ from tunerd.runs.finals.finals import Ending, finish
 from tunerd.runs.finals.quiet_slice import WAIT_SECS, Finals, Patience, QuietSlice
 from tunerd.runs.finals.selection import FINALISTS
 from tunerd.runs.folder import RunFolder
-from tunerd.runs.loop import Dispatch
+from tunerd.runs.loop import SearchLoop
 from tunerd.runs.plan import RunPlan, plan_run, read
 from tunerd.runs.shared import SharedResources, run_name
 from tunerd.runs.team_store import obtained_in, team_store
@@ -189,18 +189,18 @@ class Run:
         self._taken_over = 0  # trials of earlier sessions that had ended
         began_at = clock.now() - (time.monotonic() - started)
         self._timekeeper = Timekeeper(self._store, began_at=began_at)
-        self._crew: Crew | None = None
+        self._membership: Membership | None = None
         self._best_builds = BestBuilds(FINALISTS)
         self._began = started
 
     def tune(self, write_report: WriteReport | None) -> Outcome:
         """Tune and finish, in a cluster that is open or in a private one."""
-        with self._searched(to_finish=True) as (cluster, crew, lowering):
+        with self._searched(to_finish=True) as (cluster, membership, lowering):
             self._phase = "finishing"
             self._warn_if_nothing_was_left()
             self._show("choosing finalists")
             kernels = lowering.result()
-            slice_id = self._quiet_slice(cluster, crew)
+            slice_id = self._quiet_slice(cluster, membership)
             cluster.on_wait = self._require_not_stopped
             outcome = finish(
                 Ending(
@@ -210,13 +210,13 @@ class Run:
                     quiet=QuietSlice(
                         cluster,
                         slice_id,
-                        crew.beside(slice_id),
+                        membership.beside(slice_id),
                         Finals.of(self._plan.settings, kernels.touched_bytes),
                         Patience(self._say, secs=0.0 if self._plan.settings.no_wait else WAIT_SECS),
-                        crew.revive,
+                        membership.revive,
                     ),
-                    cores=crew.cores_here(slice_id),
-                    proofs=crew.proofs,
+                    cores=membership.cores_here(slice_id),
+                    proofs=membership.proofs,
                     say=self._say,
                     enter=self._timekeeper.enter,
                     unsearched=self._coordinator.unsearched(),
@@ -240,7 +240,7 @@ class Run:
             pass
 
     @contextlib.contextmanager
-    def _searched(self, *, to_finish: bool) -> Iterator[tuple[Cluster, Crew, Lowering]]:
+    def _searched(self, *, to_finish: bool) -> Iterator[tuple[Cluster, Membership, Lowering]]:
         """Search, and yield what a search ends with while its workers live."""
         # All that takes seconds at once: the model is lowered while Ray and the workers start.
         lowering = self._shared.lower(self._plan.layout.target)
@@ -251,7 +251,7 @@ class Run:
             cluster.on_call = self._timekeeper.called
             stack.callback(self._timekeeper.end)
             self._log_step("Ray is there")
-            crew = self._crew = Crew(
+            membership = self._membership = Membership(
                 cluster,
                 self._plan.layout,
                 self._plan.settings,
@@ -259,10 +259,10 @@ class Run:
                 self._telemetry,
                 elastic=self._plan.settings.address is not None,
             )
-            proofs = self._start_workers(crew)
+            proofs = self._start_workers(membership)
             self._log_step("the slices have their shares")
             # Refuses a folder that no slice sees, before the search.
-            quiet_slice = self._quiet_slice(cluster, crew)
+            quiet_slice = self._quiet_slice(cluster, membership)
             extracted = lowering.extracted()
             tasks = self._selected(extracted.tasks)
             self._log_step("the model is lowered")
@@ -275,11 +275,11 @@ class Run:
             self._restore(tasks, proofs)
             if to_finish:
                 stack.enter_context(_loading(lowering))
-            self._search(cluster, crew, lowering if to_finish else None)
+            self._search(cluster, membership, lowering if to_finish else None)
             self._shared.keep(self._plan.layout.target, self._best_builds.all())
             self._timekeeper.end()
             self._require_not_stopped()
-            yield cluster, crew, lowering
+            yield cluster, membership, lowering
 
     @contextlib.contextmanager
     def _cluster(self) -> Iterator[Cluster]:
@@ -319,7 +319,7 @@ class Run:
             for r in self._store.records()
             if r.result is not None and r.candidate.task_id in task_ids
         ]
-        self._coordinator.restore(ended, unfinished, suspects=self._store.lost())
+        self._coordinator.restore(ended, unfinished, lost=self._store.lost())
         self._taken_over = self._coordinator.ended_trials
         if ended:
             log.info("going on with %d trials of earlier sessions", len(ended))
@@ -344,22 +344,22 @@ class Run:
         taken = self._team.take(tasks, on, require=require)
         return tuple(t for t in tasks if t.task_id not in taken)
 
-    def _start_workers(self, crew: Crew) -> tuple[CapProof, ...]:
+    def _start_workers(self, membership: Membership) -> tuple[CapProof, ...]:
         layout = self._plan.layout
         self._say(
             f"starting {len(layout.tuners)} tuners and {len(layout.slices)} slices, and lowering "
             "the model"
         )
-        return crew.start()
+        return membership.start()
 
-    def _quiet_slice(self, cluster: Cluster, crew: Crew) -> str:
+    def _quiet_slice(self, cluster: Cluster, membership: Membership) -> str:
         """Return where finalists are measured: the first slice that lives and sees the folder."""
-        living = [slice_id for slice_id in crew.slice_ids if slice_id in cluster.slice_ids]
+        living = [slice_id for slice_id in membership.slice_ids if slice_id in cluster.slice_ids]
         return cluster.reader_of(self._folder.paths.root, living)
 
     # --- the loop ------------------------------------------------------------------------------
 
-    def _search(self, cluster: Cluster, crew: Crew, lowering: Lowering | None) -> None:
+    def _search(self, cluster: Cluster, membership: Membership, lowering: Lowering | None) -> None:
         coordinator = self._coordinator
         self._phase = SEARCHING
         self._began = time.monotonic()
@@ -367,26 +367,26 @@ class Run:
         known = [t.task_id for t in self._tasks]
         earlier = self._plan.warm_starts
         self._show("; ".join(f"warm start: {x.sentence(known)}" for x in earlier))
-        self._timekeeper.expect(crew.tuner_ids, "tuner")
-        self._timekeeper.expect(crew.slice_ids, "slice")
-        dispatch = Dispatch(
+        self._timekeeper.expect(membership.tuner_ids, "tuner")
+        self._timekeeper.expect(membership.slice_ids, "slice")
+        loop = SearchLoop(
             coordinator,
             cluster,
-            crew,
+            membership,
             self._folder,
             self._timekeeper,
             self._telemetry,
             self._best_builds,
             log_step=self._log_step,
         )
-        dispatch.start([default_candidate(t) for t in self._tasks])
+        loop.start([default_candidate(t) for t in self._tasks])
         while not coordinator.finished:
-            dispatch.step(_TICK_SECS)
+            loop.step(_TICK_SECS)
             if self._stop.requested and not coordinator.finished:
-                dispatch.tell(ev.StopRequested("stopped on request"))
+                loop.tell(ev.StopRequested("stopped on request"))
             if lowering is not None and lowering.problem is not None:
                 raise lowering.problem  # what comes after the search would be in vain
-            dispatch.tell(ev.Tick(time.monotonic() - self._began))
+            loop.tell(ev.Tick(time.monotonic() - self._began))
             self._show("")
 
     def _require_not_stopped(self) -> None:
@@ -411,7 +411,7 @@ class Run:
         self._show(message)
 
     def _show(self, message: str) -> None:
-        coordinator, layout, crew = self._coordinator, self._plan.layout, self._crew
+        coordinator, layout, membership = self._coordinator, self._plan.layout, self._membership
         states = coordinator.tasks.values()
         total = coordinator.weighted_best_secs() or 0.0
         now = time.monotonic()
@@ -424,9 +424,9 @@ class Run:
                 trials_failed=coordinator.failed_trials,
                 trials_budget=self._plan.settings.trials,
                 slices_busy=coordinator.busy("slice"),
-                slices=len(crew.slice_ids if crew else layout.slices),
+                slices=len(membership.slice_ids if membership else layout.slices),
                 tuners_busy=coordinator.busy("tuner"),
-                tuners=len(crew.tuner_ids if crew else layout.tuners),
+                tuners=len(membership.tuner_ids if membership else layout.tuners),
                 tasks=tuple(
                     TaskProgress(
                         name=s.task.name,

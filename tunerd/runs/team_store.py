@@ -50,20 +50,20 @@ class TeamStore:
     def take(self, tasks: Sequence[Task], on: Obtained, *, require: bool) -> dict[str, TaskOutcome]:
         """Return the tasks, by id, that need no search, and keep in the run's store what was taken.
 
-        A task that this run has settled itself is not taken: the run goes on with it. With
+        A task that this run has decided itself is not taken: the run goes on with it. With
         `require` that counts as found, too, and StoreMissError names the tasks that are not.
         Raises StoreError where the store cannot be reached.
         """
         found = {}
-        settled = []
-        for outcome, its in self._own.settled():
+        decided = []
+        for outcome, its in self._own.measured_outcomes():
             is_whole = outcome.trials == len(self._own.ranked(outcome.task_id))
-            if its == on and is_whole and outcome.is_settled:
+            if its == on and is_whole and outcome.is_decided:
                 if outcome.taken:
                     found[outcome.task_id] = outcome
                 else:
-                    settled.append(outcome)
-        ours = {o.task_id for o in settled}
+                    decided.append(outcome)
+        ours = {o.task_id for o in decided}
         wanted = [t for t in tasks if t.task_id not in found | dict.fromkeys(ours)]
         if wanted:
             self._say(f"asking {self._address.shown} for {len(wanted)} tasks")
@@ -73,7 +73,7 @@ class TeamStore:
             found |= {outcome.task_id: outcome for outcome in fresh}
         log.info("%d of %d tasks come from %s", len(found), len(tasks), self._address.shown)
         if require:
-            found |= {o.task_id: o for o in settled}
+            found |= {o.task_id: o for o in decided}
             if missing := [t for t in tasks if t.task_id not in found]:
                 raise StoreMissError(_miss(missing, len(tasks), on, self._address.shown))
         return found
@@ -82,36 +82,36 @@ class TeamStore:
         """Give what this run measured to the team, and return the number of tasks.
 
         The outcome of the whole model goes there, and of the tasks those that were not taken from
-        there, were reached and are settled; those without any candidate, by their ids in
+        there, were reached and are decided; those without any candidate, by their ids in
         `exhausted`, count as reached. Raises StoreError.
         """
-        settled = [
+        decided = [
             (task, on)
-            for task, on in self._own.settled()
+            for task, on in self._own.measured_outcomes()
             if on
             and not task.taken
-            and task.is_settled
+            and task.is_decided
             and (task.trials or task.task_id in exhausted)
         ]
-        if not settled and outcome is None:
+        if not decided and outcome is None:
             return 0
-        task_ids = {task.task_id for task, _ in settled}
+        task_ids = {task.task_id for task, _ in decided}
         tasks = [t for t in self._own.tasks() if t.task_id in task_ids]
         _, facts = self._own.sessions()[-1]
 
         def write() -> None:
             with Store.join(self._address, self._own.identity, facts=facts) as shared:
                 shared.register_tasks(tasks)
-                shared.save_task_outcomes(settled)
+                shared.save_task_outcomes(decided)
                 if outcome is not None:
                     shared.save_outcome(outcome)
 
-        self._say(f"writing the result and {len(settled)} tasks to {self._address.shown}")
+        self._say(f"writing the result and {len(decided)} tasks to {self._address.shown}")
         self._insist(
             write,
             "the run itself is complete; when the store is back, the same command writes to it",
         )
-        return len(settled)
+        return len(decided)
 
     def _look_up(self, on: Obtained, task_ids: Sequence[str]) -> dict[str, TaskOutcome]:
         _, facts = self._own.sessions()[-1]
@@ -166,7 +166,7 @@ def obtained_in(slice_id: str, proofs: Sequence[CapProof], own: Store, profile: 
 
 
 def _usable(outcomes: Sequence[TaskOutcome]) -> Iterator[TaskOutcome]:
-    """Yield the outcomes that are settled and whose winner is what its id says."""
+    """Yield the outcomes that are decided and whose winner is what its id says."""
     for outcome in outcomes:
         winner = outcome.winner
         is_of_task = winner.task_id == outcome.task_id
@@ -174,7 +174,7 @@ def _usable(outcomes: Sequence[TaskOutcome]) -> Iterator[TaskOutcome]:
             winner.task_id, winner.recipe, source=winner.source
         ):
             log.warning("a record of task %s is damaged, and passed over", outcome.task_id)
-        elif outcome.is_settled:
+        elif outcome.is_decided:
             yield outcome
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tunerd.cluster.actor_bodies import Answer
+from tunerd.cluster.actor_bodies import WorkerReply
 from tunerd.coordinator.events import BuildThem, Measure, Propose, Work
 from tunerd.records import Store
 from tunerd.system import clock
@@ -60,7 +60,7 @@ class Timekeeper:
         self._spans += [Span(w, Activity.IDLE, now, now, role, session) for w in workers]
         self._flush()
 
-    def note(self, answer: Answer, role: str, work: Work | None) -> None:
+    def note(self, answer: WorkerReply, role: str, work: Work | None) -> None:
         """Note a piece of work that ended, or was lost."""
         items, task_id = 0, ""
         match work:

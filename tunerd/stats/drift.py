@@ -12,8 +12,8 @@ WARN_ABOVE = 0.05  # of a ratio's distance from one: of that size are difference
 
 
 @dataclass(frozen=True)
-class SpotCheck:
-    """One run of the sentinel, the default schedule of a task, in a slice. It is no trial."""
+class BaselineCheck:
+    """One run of the baseline, the default schedule of a task, in a slice. It is no trial."""
 
     at: float  # when it ended, seconds since the epoch
     session: int
@@ -63,15 +63,15 @@ class SliceDrift:
         return any(r is not None and abs(r - 1) > WARN_ABOVE for r in found)
 
 
-def drift(checks: Iterable[SpotCheck]) -> tuple[SliceDrift, ...]:
+def drift(checks: Iterable[BaselineCheck]) -> tuple[SliceDrift, ...]:
     """Return the drift of each slice, in the order of their ids."""
-    grouped: dict[tuple[str, str], list[SpotCheck]] = {}
+    grouped: dict[tuple[str, str], list[BaselineCheck]] = {}
     for check in sorted(checks, key=lambda c: c.at):
         grouped.setdefault((check.slice_id, check.task_id), []).append(check)
     return tuple(_of_slice(grouped[key]) for key in sorted(grouped))
 
 
-def _of_slice(checks: list[SpotCheck]) -> SliceDrift:
+def _of_slice(checks: list[BaselineCheck]) -> SliceDrift:
     first = checks[0]
     base_secs = first.measurement.median_secs
     return SliceDrift(

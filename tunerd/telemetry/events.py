@@ -89,9 +89,9 @@ class Telemetry(Progress):
         self._progress.warn(sentence)
         log.warning("%s", sentence)
 
-    def worked(self, role: str, busy_secs: float | None) -> None:
+    def answered(self, role: str, busy_secs: float | None) -> None:
         """A worker answered; so long it worked, where that is known."""
-        self._metrics.worked(role, busy_secs)
+        self._metrics.answered(role, busy_secs)
 
     def lost(self, role: str, worker_id: str, message: str) -> None:
         """A worker ended before it should."""

@@ -134,7 +134,7 @@ class Metrics:
             else:
                 self._add(REQUEUED, 1, kind=str(result.kind))
 
-    def worked(self, role: str, busy_secs: float | None) -> None:
+    def answered(self, role: str, busy_secs: float | None) -> None:
         if busy_secs is not None and busy_secs > 0:
             self._add(BUSY_SECS, busy_secs, role=role)
             self._there[role].busy_secs += busy_secs

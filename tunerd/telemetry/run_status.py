@@ -14,7 +14,7 @@ from tunerd.records import Store
 from tunerd.records.paths import Paths, holder
 from tunerd.records.tally import Tally, TaskTally
 from tunerd.telemetry.progress import RATE_WINDOW_SECS, ProgressState, TaskProgress
-from tunerd.telemetry.status_file import Place, Told, read_status
+from tunerd.telemetry.status_file import LastReport, Place, read_status
 
 _MOMENT_SECS = 0.1
 
@@ -44,7 +44,7 @@ class RunStatus:
     at: float
     life: Life
     pid: int | None
-    told: Told | None  # of the session that is the last one
+    told: LastReport | None  # of the session that is the last one
     tally: Tally | None  # None while there is no store yet
     settings: Mapping[str, Any]  # of the last session
     outcome: Mapping[str, Any] | None  # as the store keeps it
@@ -147,7 +147,7 @@ def _just_taken(paths: Paths) -> int | None:
     return holder(paths)
 
 
-def _life(pid: int | None, told: Told | None, *, has_outcome: bool) -> Life:
+def _life(pid: int | None, told: LastReport | None, *, has_outcome: bool) -> Life:
     if told is not None and told.end is not None:
         return Life(told.end.value) if pid in (None, told.pid) else Life.STARTING
     if pid is not None:

@@ -57,7 +57,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Told:
+class LastReport:
     """What a session told last. Times are seconds since the epoch."""
 
     pid: int
@@ -81,12 +81,12 @@ class StatusFile:
     def __init__(self, paths: Paths) -> None:
         self._path = paths.status
         self._place = Place.here()
-        self._told: Told | None = None
+        self._told: LastReport | None = None
 
     def tell(self, state: ProgressState) -> None:
         """Write a state: at once where a phase or a message is new, else once a second."""
         before, now = self._told, clock.now()
-        told = Told(
+        told = LastReport(
             pid=os.getpid(),
             place=self._place,
             at=now,
@@ -125,7 +125,7 @@ class StatusFile:
             )
         )
 
-    def _write(self, told: Told) -> None:
+    def _write(self, told: LastReport) -> None:
         self._told = told
         text = json.dumps({"format": _FORMAT, **dataclasses.asdict(told)})
         try:
@@ -134,7 +134,7 @@ class StatusFile:
             log.warning("%s cannot be written: %s", self._path, error.strerror)
 
 
-def read_status(paths: Paths) -> Told | None:
+def read_status(paths: Paths) -> LastReport | None:
     """Return what a run told last; None where it told nothing that this tunerd reads."""
     try:
         with paths.status.open("rb") as file:
@@ -142,6 +142,6 @@ def read_status(paths: Paths) -> Told | None:
         value = typed.from_json(dict[str, Any], content.decode())
         if len(content) > MAX_BYTES or value.pop("format", None) != _FORMAT:
             return None
-        return typed.of_kind(Told, value)
+        return typed.of_kind(LastReport, value)
     except (OSError, ValueError, TypeError, LookupError):
         return None

@@ -92,7 +92,7 @@ class TaskOutcome:
         return not self.winner.is_default
 
     @property
-    def is_settled(self) -> bool:
+    def is_decided(self) -> bool:
         """Whether it stands: another's fault kept neither the default nor a rival of it out.
 
         What does not stand is decided again by the same command, and is given to no team.

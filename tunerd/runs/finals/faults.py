@@ -31,12 +31,12 @@ def without_cause(
     if faults < 2 and all(is_final(r) for r in results):
         return results
     log.warning("a fault ended a comparison; its %d builds are measured alone", len(builds))
-    settled = [alone(build) for build in builds]
-    sound = [i for i, result in enumerate(settled) if isinstance(result, Measurement)]
+    results = [alone(build) for build in builds]
+    sound = [i for i, result in enumerate(results) if isinstance(result, Measurement)]
     if sound:
         for i, result in zip(sound, together([builds[i] for i in sound]), strict=True):
-            settled[i] = result
-    return settled
+            results[i] = result
+    return results
 
 
 def is_final(result: Measurement | Failure) -> bool:

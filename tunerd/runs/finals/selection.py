@@ -56,7 +56,7 @@ def choose_winners(
 ) -> tuple[TaskOutcome, ...]:
     """Choose a winner for each task, in order; outcomes are stored, and not decided twice.
 
-    A stored outcome counts while no trial of its task has ended since, if it is settled and was
+    A stored outcome counts while no trial of its task has ended since, if it is decided and was
     measured like these. `unsearched` says of tasks by their ids why they have no trials. What is
     not in `built` is built. A candidate that faulted in earlier finals of this run is never run
     again.
@@ -67,7 +67,7 @@ def choose_winners(
     known = {
         o.task_id: o
         for o in stored
-        if o.trials == len(records.get(o.task_id, ())) and o.is_settled and finals.accept(o)
+        if o.trials == len(records.get(o.task_id, ())) and o.is_decided and finals.accept(o)
     }
     todo = [t for t in tasks if t.task_id not in known]
     entries = {t.task_id: _entries(t, records.get(t.task_id, ()), finals.fidelity) for t in todo}

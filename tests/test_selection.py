@@ -271,9 +271,9 @@ def test_nothing_wins_against_a_default_that_another_s_fault_ended(
 def test_a_default_stays_for_good_only_if_its_rivals_had_their_turn(store: Store) -> None:
     first, second = searched(store, 1e-3, 2e-3)
     (outcome,) = choose(store, FakeCluster(times(4e-3, 0, 5e-3) | {first.candidate_id: COLLATERAL}))
-    assert (outcome.is_tuned, outcome.is_settled) == (False, False)
+    assert (outcome.is_tuned, outcome.is_decided) == (False, False)
     (outcome,) = choose(store, FakeCluster(times(4e-3, 0, 2e-3) | {first.candidate_id: COLLATERAL}))
-    assert (outcome.winner, outcome.is_settled) == (second, True)
+    assert (outcome.winner, outcome.is_decided) == (second, True)
     choose(store, third := FakeCluster(times(4e-3, 1e-3, 2e-3)))
     assert third.calls == []
 
@@ -290,7 +290,7 @@ def test_what_wins_against_a_default_that_does_not_run_is_said_to_be_compared_wi
     assert "neither its speed nor its results were compared with anything" in outcome.note
     assert "it took 10 s" in outcome.note
     assert "agree" not in cluster.calls
-    assert outcome.is_settled
+    assert outcome.is_decided
 
 
 def test_what_an_interrupted_session_decided_is_not_decided_again(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Sentinels: when they run, what they may cost, and what their times say."""
+"""Baselines: when they run, what they may cost, and what their times say."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from coordinator_world import COLLATERAL, World, build, candidates, failed, meas
 from tunerd.coordinator.baseline_checks import COST, INTERVAL_SECS
 from tunerd.coordinator.coordinator import Coordinator, Limits
 from tunerd.coordinator.events import (
+    BaselineChecked,
     BuildsEnded,
     BuildThem,
+    CheckBaseline,
     Instruction,
     Measure,
     MeasurementsEnded,
     Propose,
     Proposed,
-    RunSentinel,
-    SpotChecked,
     StopRequested,
+    StoreBaselineCheck,
     StoreEnded,
-    StoreSpotCheck,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
 from tunerd.records import RunFacts, Store
 from tunerd.report.drift_section import drift_json, drift_section, drift_warnings
-from tunerd.stats.drift import SliceDrift, SpotCheck, drift
+from tunerd.stats.drift import BaselineCheck, SliceDrift, drift
 from tunerd.vocabulary import Measurement, TargetSpec, default_candidate
 
 LIGHT, HEAVY = task("light"), task("heavy", weight=8)
@@ -51,15 +51,15 @@ def running(*, slices: int = 1) -> Coordinator:
     return coordinator
 
 
-def checks_at(coordinator: Coordinator, elapsed_secs: float) -> list[RunSentinel]:
-    return of_type(RunSentinel, coordinator.handle(Tick(elapsed_secs)))
+def checks_at(coordinator: Coordinator, elapsed_secs: float) -> list[CheckBaseline]:
+    return of_type(CheckBaseline, coordinator.handle(Tick(elapsed_secs)))
 
 
 def checked(coordinator: Coordinator, worker_id: str, secs: float = 0.02) -> list[Instruction]:
-    return coordinator.handle(SpotChecked(worker_id, measured(1e-3), secs))
+    return coordinator.handle(BaselineChecked(worker_id, measured(1e-3), secs))
 
 
-def test_the_sentinel_is_the_default_of_the_costliest_task_in_every_slice() -> None:
+def test_the_baseline_is_the_default_of_the_costliest_task_in_every_slice() -> None:
     coordinator = running(slices=3)
     found = checks_at(coordinator, 100.0)
     assert {c.worker_id for c in found} == {"slice-0", "slice-1", "slice-2"}
@@ -69,7 +69,7 @@ def test_the_sentinel_is_the_default_of_the_costliest_task_in_every_slice() -> N
 def test_a_slice_is_checked_again_after_the_interval_and_not_before() -> None:
     coordinator = running()
     assert checks_at(coordinator, 100.0)
-    (stored,) = of_type(StoreSpotCheck, checked(coordinator, "slice-0"))
+    (stored,) = of_type(StoreBaselineCheck, checked(coordinator, "slice-0"))
     assert stored.task_id == HEAVY.task_id
     assert not checks_at(coordinator, 100.0 + INTERVAL_SECS - 1)
     assert checks_at(coordinator, 100.0 + INTERVAL_SECS)
@@ -111,9 +111,9 @@ def test_a_check_waits_while_builds_do_and_not_for_ever() -> None:
     end_builds()  # and these wait
     out = end_measuring(50.0 + 1.2 * INTERVAL_SECS)
     assert of_type(Measure, out)
-    assert not of_type(RunSentinel, out)
+    assert not of_type(CheckBaseline, out)
     end_builds()
-    assert of_type(RunSentinel, end_measuring(50.0 + 2.1 * INTERVAL_SECS))
+    assert of_type(CheckBaseline, end_measuring(50.0 + 2.1 * INTERVAL_SECS))
 
 
 def test_checks_are_no_trials() -> None:
@@ -125,14 +125,16 @@ def test_checks_are_no_trials() -> None:
     assert coordinator.ended_trials == before
 
 
-def test_a_sentinel_that_fails_by_itself_is_run_no_more_and_a_neighbour_s_fault_is_forgiven() -> (
+def test_a_baseline_that_fails_by_itself_is_run_no_more_and_a_neighbour_s_fault_is_forgiven() -> (
     None
 ):
     coordinator = running()
     checks_at(coordinator, 100.0)
-    assert not of_type(StoreSpotCheck, coordinator.handle(SpotChecked("slice-0", COLLATERAL, 0.02)))
+    assert not of_type(
+        StoreBaselineCheck, coordinator.handle(BaselineChecked("slice-0", COLLATERAL, 0.02))
+    )
     assert checks_at(coordinator, 200.0)
-    coordinator.handle(SpotChecked("slice-0", failed(), 0.02))
+    coordinator.handle(BaselineChecked("slice-0", failed(), 0.02))
     assert not checks_at(coordinator, 300.0)
 
 
@@ -163,18 +165,18 @@ def going_on() -> Coordinator:
     return coordinator
 
 
-def test_a_session_that_goes_on_builds_the_same_sentinel_again() -> None:
+def test_a_session_that_goes_on_builds_the_same_baseline_again() -> None:
     coordinator = going_on()
     out = coordinator.handle(Proposed("tuner", HEAVY.task_id, candidates(HEAVY, [1]), False))
     (wanted,) = of_type(BuildThem, out)
-    sentinel = default_candidate(HEAVY)
-    assert wanted.candidates == (sentinel,)
-    out = coordinator.handle(BuildsEnded("tuner", ((sentinel, build(sentinel)),)))
+    baseline = default_candidate(HEAVY)
+    assert wanted.candidates == (baseline,)
+    out = coordinator.handle(BuildsEnded("tuner", ((baseline, build(baseline)),)))
     assert not of_type(Measure, out)  # it is no trial
-    assert [c.build.candidate for c in checks_at(coordinator, 100.0)] == [sentinel]
+    assert [c.build.candidate for c in checks_at(coordinator, 100.0)] == [baseline]
 
 
-def test_a_sentinel_whose_tuner_is_lost_is_built_by_another() -> None:
+def test_a_baseline_whose_tuner_is_lost_is_built_by_another() -> None:
     coordinator = going_on()
     coordinator.handle(Proposed("tuner", HEAVY.task_id, candidates(HEAVY, [1]), False))
     coordinator.handle(WorkerLost("tuner", "it was killed"))
@@ -182,7 +184,7 @@ def test_a_sentinel_whose_tuner_is_lost_is_built_by_another() -> None:
     assert again.candidates == (default_candidate(HEAVY),)
 
 
-def test_a_sentinel_that_cannot_be_built_stops_nothing() -> None:
+def test_a_baseline_that_cannot_be_built_stops_nothing() -> None:
     coordinator = going_on()
     coordinator.handle(Proposed("tuner", HEAVY.task_id, candidates(HEAVY, [1]), False))
     out = coordinator.handle(BuildsEnded("tuner", ((default_candidate(HEAVY), failed()),)))
@@ -204,17 +206,17 @@ def test_a_search_with_checks_and_losses_ends_with_every_trial_once() -> None:
         if world.working:
             world.step()
     assert world.finished
-    assert of_type(StoreSpotCheck, world.log)
+    assert of_type(StoreBaselineCheck, world.log)
     assert all(count == 1 for count in world.ends.values())
 
 
 # --- what their times say ----------------------------------------------------------------------
 
 
-def spots(*ratios: float, slice_id: str = "mps-0-0") -> Iterator[SpotCheck]:
+def spots(*ratios: float, slice_id: str = "mps-0-0") -> Iterator[BaselineCheck]:
     for i, ratio in enumerate(ratios):
-        result = Measurement((1e-3 * ratio,), 1, "sentinel-v2", slice_id, 52)
-        yield SpotCheck(100.0 + 10 * i, 1, "t", 0.02, result)
+        result = Measurement((1e-3 * ratio,), 1, "baseline-v2", slice_id, 52)
+        yield BaselineCheck(100.0 + 10 * i, 1, "t", 0.02, result)
 
 
 def only(*ratios: float) -> SliceDrift:
@@ -248,12 +250,12 @@ def test_each_slice_is_told_with_its_warning() -> None:
     assert drift_section(()) is None
 
 
-def test_spot_checks_are_in_the_store_and_are_no_trials(tmp_path: Path) -> None:
+def test_baseline_checks_are_in_the_store_and_are_no_trials(tmp_path: Path) -> None:
     facts = RunFacts("n", "d" * 64, TargetSpec("llvm", "{}"), "CPU", "cpu", 50, "0.27.0")
     (spot,) = spots(1.0)
     with Store.create_or_open(tmp_path, facts=facts) as store:
-        store.add_spot_check("t", spot.measurement, 0.02, now=100.0)
-        assert store.spot_checks() == [spot]
+        store.add_baseline_check("t", spot.measurement, 0.02, now=100.0)
+        assert store.baseline_checks() == [spot]
         assert list(store.records()) == []
         with pytest.raises(ValueError, match="finite samples"):
-            store.add_spot_check("t", Measurement((), 1, "p", "s", 1), 0.02)
+            store.add_baseline_check("t", Measurement((), 1, "p", "s", 1), 0.02)

@@ -52,7 +52,7 @@ from tunerd.vocabulary import (
     to_json,
 )
 
-# --- lessons -----------------------------------------------------------------------------------
+# --- transfers -----------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -60,8 +60,8 @@ def _tasks() -> tuple[Task, ...]:
     return conv_task(LLVM), matmul_task(LLVM)
 
 
-def lesson_inputs(folder: Path) -> st.SearchStrategy[bytes]:
-    """Stores of a run with real tasks and traces; most changes are of what lessons are made of."""
+def transfer_inputs(folder: Path) -> st.SearchStrategy[bytes]:
+    """Stores of a run with real tasks and traces; most changes are of what transfers hold."""
     run = folder / "taught"
     if not run.exists():
         run.mkdir()
@@ -83,8 +83,8 @@ def _measure(store: Store, candidates: tuple[Candidate, ...]) -> None:
     store.finish_all(dict(zip(ids, [*measured[: len(ids) - 1], wrong], strict=True)))
 
 
-def read_lessons(content: bytes, folder: Path) -> None:
-    """Take lessons in, and search; a lesson that says nothing must not keep the search from it."""
+def read_transfers(content: bytes, folder: Path) -> None:
+    """Take transfers in, and search; one that says nothing must not stop it."""
     run = folder / "run"
     run.mkdir()
     (run / STORE_NAME).write_bytes(content)
@@ -94,13 +94,13 @@ def read_lessons(content: bytes, folder: Path) -> None:
         if not str(error).strip():
             raise ValueError("an error without words") from error
         return
-    lessons = [lesson for start in earlier for lesson in start.transferred]
-    for trace_json, secs in (result for lesson in lessons for result in lesson.results):
+    transfers = [transfer for start in earlier for transfer in start.transferred]
+    for trace_json, secs in (result for transfer in transfers for result in transfer.results):
         assert isinstance(trace_json, str)
         assert secs is None or 0 < secs < 1e9
     task, _ = _tasks()
     search = Searcher(seed=0, threads=1)
-    search.learn(lessons, {task.task_id: task})
+    search.learn(transfers, {task.task_id: task})
     assert search.propose(task, 1).candidates
 
 

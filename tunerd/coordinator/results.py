@@ -9,7 +9,7 @@ from math import inf
 
 from tunerd.vocabulary import Result
 
-KEPT_MOST = 512  # results of a task that are kept to be told to tuners; a trace is some 3 KB
+MAX_RESULTS = 512  # results of a task that are kept to be told to tuners; a trace is some 3 KB
 
 
 class KnownIds:
