@@ -30,6 +30,7 @@ from tunerd.vocabulary.model import (
     TargetSpec,
     Task,
     TensorSpec,
+    Ways,
     architecture,
 )
 from tunerd.vocabulary.search import (
@@ -99,6 +100,7 @@ __all__ = [
     "Behind",
     "Graph",
     "TensorSpec",
+    "Ways",
     "TrainingRow",
     "TransferredResults",
     "TrialState",

@@ -30,6 +30,15 @@ class Behind:
     is_input: bool  # whether an input is among them
 
 
+@dataclass(frozen=True)
+class Ways:
+    """A model's outputs, by name for each set of inputs, computed in ways that are all right."""
+
+    known: tuple[Arrays, ...]  # where least is rounded off
+    others: tuple[tuple[Arrays, ...], ...]  # the same, but for rounding
+    steps: Mapping[str, float]  # by output, one step of those that are of few values
+
+
 class Graph(Protocol):
     """What a model computes, as its author wrote it, with every shape fixed."""
 
@@ -57,6 +66,9 @@ class Graph(Protocol):
 
     def behind(self, outputs: Sequence[TensorSpec]) -> Mapping[str, Behind]:
         """Return by name what each output is computed from."""
+
+    def ways(self, inputs: Sequence[Arrays]) -> Ways | None:
+        """Compute the outputs in other ways than `run`; None where there is none."""
 
     def run(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         """Return the outputs for each set of inputs, on this machine's CPU."""

@@ -15,9 +15,10 @@ from tunerd.frontend.onnx.graphs import subgraphs
 from tunerd.frontend.onnx.inference import shapes_without_weights
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.onnx.simplify import simplify
+from tunerd.frontend.onnx.uncertainty import ways_of
 from tunerd.frontend.tensors import require_usable
 from tunerd.system.arrays import MODEL_TOLERANCES, rounded
-from tunerd.vocabulary import Arrays, Behind, TensorSpec
+from tunerd.vocabulary import Arrays, Behind, TensorSpec, Ways
 from tunerd.vocabulary.outcome import ONNX_RUNTIME
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ class OnnxGraph:
             dtypes = {spec.dtype} | {types[name] for name in names & types.keys()}
             found[spec.name] = Behind(frozenset(dtypes), bool(names & given))
         return found
+
+    def ways(self, inputs: Sequence[Arrays]) -> Ways | None:
+        return ways_of(self.proto, inputs)
 
     def run(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         reference = Reference(self.proto)

@@ -38,8 +38,10 @@ class Reference:
         return dict(zip(names, self._session.run(names, inputs), strict=True))
 
 
-def agree(got: np.ndarray, expected: np.ndarray, *, rtol: float = 1e-3) -> bool:
+def agree(got: np.ndarray, expected: np.ndarray, *, rtol: float = 1e-3, slack: float = 0.0) -> bool:
     """Say whether two arrays are the same up to `rtol` of the expected array's largest value.
+
+    `slack` is allowed besides, in the array's own unit.
 
     Integers and booleans must be equal; NaN and infinity must be at the same places.
     """
@@ -53,7 +55,9 @@ def agree(got: np.ndarray, expected: np.ndarray, *, rtol: float = 1e-3) -> bool:
     if not finite.any():
         return True
     scale = float(np.abs(expected[finite]).max()) or 1.0
-    return bool(np.all(np.abs(got[finite].astype(np.float64) - expected[finite]) <= rtol * scale))
+    return bool(
+        np.all(np.abs(got[finite].astype(np.float64) - expected[finite]) <= rtol * scale + slack)
+    )
 
 
 def last_line(error: Exception) -> str:
