@@ -30,7 +30,7 @@ from tunerd.system.text import duration_text, percent_text, ratio_texts, secs_ra
 from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import DEFAULT_SOURCE, Activity, Conditions, Measurement, Span
-from tunerd.vocabulary.outcome import Comparison, Finalist, Latency, Outcome, Verification
+from tunerd.vocabulary.outcome import Accuracy, Comparison, Finalist, Latency, Outcome, Verification
 from tunerd.vocabulary.verdict import Interval, Verdict
 
 
@@ -183,6 +183,15 @@ def test_shares_of_time_are_of_the_schedules_that_are_shipped() -> None:
     heaviest = max(outcome.tasks, key=lambda t: t.weight * (t.best_secs or 0))
     assert shares[0].task is heaviest
     assert shares[-1].share is None
+
+
+def test_the_page_says_how_near_each_output_is(tmp_path: Path) -> None:
+    outcome = gpu_outcome()
+    accuracy = (Accuracy("scores", 0.00123, 6, 5), Accuracy("boxes", 0.5))
+    verification = dataclasses.replace(outcome.verification, accuracy=accuracy)
+    text = Page(write(tmp_path, dataclasses.replace(outcome, verification=verification))).text
+    assert "off by at most 0.0012 of its largest value; the same class is first in 5 of 6" in text
+    assert "off by at most 0.5 of its largest value" in text
 
 
 def test_what_to_try_next_is_said_of_a_model_in_fp32_on_a_gpu() -> None:

@@ -384,3 +384,26 @@ def test_values_are_rounded_to_nearest(precision: str, bits: int) -> None:
     assert np.abs(near - values).max() > 0
     assert (np.abs(near - values) <= np.maximum(np.abs(values) * 2.0**-bits, 2.0**-25)).all()
     assert np.array_equal(rounded(near, precision), near)
+
+
+# --- accuracy ----------------------------------------------------------------------------------
+
+
+def test_each_output_says_how_near_it_is_and_whether_the_same_class_is_first(
+    model: Model, right: Run
+) -> None:
+    def second_first(outputs: Arrays) -> Arrays:
+        scores = outputs["scores"].copy()
+        best, next_ = np.argsort(scores[0])[[-1, -2]]
+        scores[0, [best, next_]] = scores[0, [next_, best]]
+        return outputs | {"scores": scores}
+
+    rows = verify(right, model).accuracy
+    assert [of.output for of in rows] == ["scores", "features"]
+    scores, features = rows
+    assert scores.same_first == scores.rows == 2 * 3
+    assert features.rows == 0
+    assert max(scores.error, features.error) < 1e-4
+    scores, _ = verify(changed(right, second_first), model).accuracy
+    assert scores.same_first < scores.rows
+    assert scores.error > 1e-4

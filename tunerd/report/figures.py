@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tunerd.stats.interval import median_interval
 from tunerd.system.text import TIMES, count_text, duration_text, is_known, ratio_texts, significant
-from tunerd.vocabulary.outcome import Latency, Outcome, TaskOutcome, Verification
+from tunerd.vocabulary.outcome import Accuracy, Latency, Outcome, TaskOutcome, Verification
 from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
 if TYPE_CHECKING:
@@ -136,6 +136,14 @@ def _verified(verification: Verification, speed: SpeedVerdict | None) -> str:
             return "but tunerd cannot tell whether its results are right"
         case Verdict.WRONG:
             return f"on {seeds}, by {error_text(verification)}"
+
+
+def accuracy_text(accuracy: Accuracy) -> str:
+    """Say how near an output is to the reference's."""
+    said = f"off by at most {accuracy.error:.2g} of its largest value"
+    if not accuracy.rows:
+        return said
+    return f"{said}; the same class is first in {accuracy.same_first} of {accuracy.rows} rows"
 
 
 def error_text(verification: Verification) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tunerd.report.components import caption, pairs, section
-from tunerd.report.figures import error_text, weighted_secs
+from tunerd.report.figures import accuracy_text, error_text, weighted_secs
 from tunerd.report.markup import Child, Markup
 from tunerd.report.plot import history_plot
 from tunerd.report.run_view import RunView
@@ -20,6 +20,8 @@ from tunerd.system.text import (
 from tunerd.telemetry.history import HistoryPoint
 from tunerd.vocabulary.outcome import Outcome
 from tunerd.vocabulary.verdict import Verdict
+
+_MOST_OUTPUTS = 25
 
 
 def history_section(history: Sequence[HistoryPoint]) -> Markup:
@@ -53,6 +55,10 @@ def correctness_section(outcome: Outcome) -> Markup:
         ("Seeds", f"{verification.seeds}"),
         ("Worst error", error_text(verification)),
         ("Tolerance", f"{verification.atol:g} + {verification.rtol:g} {TIMES} |reference|"),
+        *(
+            (f"Output {of.output}", accuracy_text(of))
+            for of in verification.accuracy[:_MOST_OUTPUTS]
+        ),
         ("Remark", verification.message),
     ]
     return section("Correctness", pairs(rows), lead=lead)

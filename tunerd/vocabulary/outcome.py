@@ -115,6 +115,16 @@ class TaskOutcome:
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """How near an output is to the reference's, over all inputs on which they were compared."""
+
+    output: str
+    error: float  # the largest difference, as a share of the output's largest value
+    rows: int = 0  # of scores of classes; 0: it has none
+    same_first: int = 0  # of these, in how many the same class is first
+
+
+@dataclass(frozen=True)
 class Verification:
     """Outputs against a reference, which runs the model as its author wrote it.
 
@@ -128,6 +138,7 @@ class Verification:
     worst_error: float  # 1 is just at the tolerance
     message: str
     reference: str = ONNX_RUNTIME  # in words
+    accuracy: tuple[Accuracy, ...] = ()  # of each output of floating numbers
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from tunerd.system.arrays import (
     verification_inputs,
 )
 from tunerd.vocabulary import Arrays, Model, Profile, Ways
-from tunerd.vocabulary.outcome import Latency, Verification
+from tunerd.vocabulary.outcome import Accuracy, Latency, Verification
 from tunerd.vocabulary.verdict import Correctness, Verdict
 
 # How much farther than rounded weights move an output all rounding may: weights are rounded once,
@@ -34,6 +35,7 @@ SEEDS = 3  # two at least: a model that ignores its input must differ from one o
 # that ignored its input would be out of tolerance by half of it on one of the two.
 MIN_SPREAD = 10.0
 
+_LEAST_CLASSES = 3  # of an output of a rank of two, that its values are scores of classes
 _FEW = 0.01  # of the elements of a quantised output, that may be off by a step
 _MAX_CALLS_PER_SAMPLE = 10_000
 
@@ -99,14 +101,18 @@ def expected_of(model: Model, samples: Sequence[Arrays] = ()) -> Expected:
 
 def _moved(name: str, references: Sequence[Arrays], moved: Sequence[Arrays]) -> float:
     """Return how far an output moves, in its largest value, for any seed."""
-    worst = 0.0
-    for one, other in zip(references, moved, strict=True):
-        wide, near = one[name].astype(np.float64), other[name].astype(np.float64)
-        is_known = np.isfinite(wide) & np.isfinite(near)
-        scale = float(np.abs(wide[is_known]).max(initial=0.0))
-        if scale:
-            worst = max(worst, float(np.abs(wide - near)[is_known].max(initial=0.0)) / scale)
+    pairs = zip(references, moved, strict=True)
+    worst = max(_share_apart(other[name], one[name]) for one, other in pairs)
     return min(worst, 1.0 / ROUNDINGS)  # beyond that nothing is told
+
+
+def _share_apart(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """Return the largest difference, as a share of the largest value that is expected."""
+    wide, near = expected.astype(np.float64), found.astype(np.float64)
+    is_known = np.isfinite(wide) & np.isfinite(near)
+    scale = float(np.abs(wide[is_known]).max(initial=0.0))
+    apart = float(np.abs(wide[is_known] - near[is_known]).max(initial=0.0))
+    return apart / scale if scale else 0.0
 
 
 def _widened(output: _Output, ways: Ways) -> _Output:
@@ -170,16 +176,39 @@ class Expected:
                 error = output.error(outputs[output.name], *expected)
                 if error > worst:
                     worst, where = error, f"output '{output.name}', {one} {seed}"
+        accuracy = tuple(self._accuracy(found))
         if worst > 1.0:
             message = f"{where} is {worst:.3g} times the tolerance away from {self.reference}"
-            return self._verdict(Verdict.WRONG, worst, message)
+            return self._verdict(Verdict.WRONG, worst, message, accuracy)
         if doubt := self._doubt():
-            return self._verdict(Verdict.CANNOT_TELL, worst, doubt)
+            return self._verdict(Verdict.CANNOT_TELL, worst, doubt, accuracy)
         message = f"all outputs agree with {self.reference} on {len(self.inputs)} {self.of}"
         message += self.said_so
-        return self._verdict(Verdict.RIGHT, worst, message)
+        return self._verdict(Verdict.RIGHT, worst, message, accuracy)
 
-    def _verdict(self, is_right: Correctness, worst: float, message: str) -> Verification:
+    def _accuracy(self, found: Sequence[Arrays]) -> Iterator[Accuracy]:
+        for output in self.outputs:
+            pairs = [
+                (outputs[output.name].astype(np.float64), answers[0][output.name])
+                for outputs, answers in zip(found, self.answers, strict=True)
+            ]
+            first = pairs[0][1]
+            if first.dtype.kind != "f" or not first.size:
+                continue
+            error = max(_share_apart(*pair) for pair in pairs)
+            if first.ndim != 2 or first.shape[1] < _LEAST_CLASSES:
+                yield Accuracy(output.name, error)
+                continue
+            same = sum(int(np.sum(one.argmax(1) == other.argmax(1))) for one, other in pairs)
+            yield Accuracy(output.name, error, len(first) * len(pairs), same)
+
+    def _verdict(
+        self,
+        is_right: Correctness,
+        worst: float,
+        message: str,
+        accuracy: tuple[Accuracy, ...] = (),
+    ) -> Verification:
         # The tolerances in force for the widest output; exact ones show as 0.
         return Verification(
             verdict=is_right,
@@ -189,6 +218,7 @@ class Expected:
             worst_error=worst,
             message=message,
             reference=self.reference,
+            accuracy=accuracy,
         )
 
     def _doubt(self) -> str:
