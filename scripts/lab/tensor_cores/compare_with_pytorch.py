@@ -52,7 +52,7 @@ def build(name: str, batch: int) -> tuple[Any, tuple[Any, ...], list[str]]:
 
     torch.manual_seed(0)
     if name == "bert_base":
-        from transformers import BertConfig, BertModel  # type: ignore[import-not-found]
+        from transformers import BertConfig, BertModel
 
         encoder = BertModel(BertConfig(attn_implementation="sdpa"), add_pooling_layer=False)
 
@@ -68,7 +68,7 @@ def build(name: str, batch: int) -> tuple[Any, tuple[Any, ...], list[str]]:
         ids = torch.randint(0, 30000, (batch, TOKENS))
         mask = torch.ones(batch, TOKENS, dtype=torch.long)
         return Encoder().eval(), (ids, mask), ["input_ids", "attention_mask"]
-    import torchvision  # type: ignore[import-not-found]
+    import torchvision
 
     model = getattr(torchvision.models, name)(weights=None).eval()
     for module in model.modules():
