@@ -37,11 +37,11 @@ sys.path[:0] = [str(ROOT)]
 
 # By package, and for images by their size.
 TORCHVISION = {
-    64: """alexnet vgg11_bn resnet18 resnet50 resnext50_32x4d wide_resnet50_2 densenet121 googlenet
+    64: """resnet18 resnet50 resnext50_32x4d wide_resnet50_2 densenet121 googlenet
         squeezenet1_1 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large shufflenet_v2_x1_0
         mnasnet1_0 efficientnet_b0 efficientnet_v2_s regnet_y_400mf convnext_tiny""",
     96: "inception_v3 segmentation.fcn_resnet50 segmentation.lraspp_mobilenet_v3_large",
-    224: "vit_b_32 swin_t swin_v2_t maxvit_t",
+    224: "alexnet vgg11_bn vit_b_32 swin_t swin_v2_t maxvit_t",
 }
 TIMM = {
     64: """repvgg_a0 ghostnet_100 tinynet_a mobileone_s0 hrnet_w18_small convmixer_768_32
