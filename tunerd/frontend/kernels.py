@@ -53,6 +53,7 @@ def kernels_of(fixed: FixedModel, target: TargetSpec) -> Kernels:
     from tunerd.frontend.tasks import extract_tasks
 
     model = simplified(fixed)
+    del fixed  # its weights, where nobody else has them
     lowered = lower(model, target)
     tasks = extract_tasks(lowered, target, precision=model.precision)
     model = replace(model, notes=(*model.notes, *lowered.notes))

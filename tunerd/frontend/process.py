@@ -192,13 +192,11 @@ def main() -> None:
     keep_torch_from_tvm()
     connection = socket.socket(fileno=0)
     import_all()
-    body, (content,) = wire.receive(connection)
+    body, blobs = wire.receive(connection)
     spawn.end_with(connection.fileno(), 1)
     log = collect()
-    graph = graph_from(body["graph"], content)
-    model = value_from(FixedModel, body["model"], graph=graph)
     try:
-        kernels = kernels_of(model, value_from(TargetSpec, body["target"]))
+        kernels = _kernels(body, blobs)
     except TunerdError as error:
         said = {"error": type(error).__name__, "message": str(error), "log": log}
         wire.send(connection, said)
@@ -211,6 +209,13 @@ def main() -> None:
         rest = {"model": to_json(kernels.model), "lowered": lowered, "weights": weights}
         wire.send(connection, rest, [kernels.model.graph.to_bytes(), *blobs])
     os._exit(0)  # TVM takes its time to throw everything away
+
+
+def _kernels(body: dict[str, Any], blobs: list[bytes]) -> Kernels:
+    """Lower a model, and keep nothing of it on the way: it may be most of the memory."""
+    target = value_from(TargetSpec, body["target"])
+    graph = [graph_from(body["graph"], blobs.pop())]
+    return kernels_of(value_from(FixedModel, body["model"], graph=graph.pop()), target)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunerd.errors import ModelError
-from tunerd.frontend.onnx.inference import infer_shapes
+from tunerd.frontend.onnx.inference import infer_shapes, weights_aside, weights_back
 from tunerd.frontend.onnx.reference import Reference, last_line
 from tunerd.frontend.onnx.rewrites import expanded, rewrite_graph
 from tunerd.frontend.onnx.uncertainty import differing
@@ -35,9 +35,11 @@ def simplify(
     notes: list[str] = []
     for name, first_step in (("simplified", _slim), ("cleaned up", infer_shapes)):
         try:
-            simpler = infer_shapes(first_step(expanded(proto)))
+            light, aside = weights_aside(expanded(proto))
+            simpler = infer_shapes(first_step(light))
             rewrite_graph(simpler)
             simpler = infer_shapes(simpler)
+            weights_back(simpler, aside)
             wrong = differing(proto, simpler, feed, expected)
         except Exception as error:  # onnxslim and ONNX Runtime raise many kinds
             log.info("not %s", name, exc_info=True)
