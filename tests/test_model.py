@@ -22,9 +22,10 @@ from models import (
     model,
     shape_arithmetic_net,
 )
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tunerd.errors import InputError, ModelError
+from tunerd.frontend.onnx.inference import weights_aside, weights_back
 from tunerd.frontend.onnx.reference import Reference, agree
 from tunerd.system.arrays import random_inputs
 
@@ -367,3 +368,46 @@ def test_the_digest_sees_weights_and_structure_but_not_comments(tmp_path: Path) 
     padded = conv_net()
     padded.graph.node[0].attribute[0].ints[:] = [1, 1, 1, 2]
     assert load_model(save(tmp_path, padded)).digest != plain
+
+
+# --- weights aside -----------------------------------------------------------------------------
+
+
+def heavy(after: list[onnx.NodeProto], constants: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """A convolution with large weights, and what comes after it."""
+    rng = np.random.default_rng(0)
+    shapes = {"w": (64, 64, 3, 3), **constants}
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]), *after],
+        "heavy",
+        [value("x", TensorProto.FLOAT, [1, 64, 8, 8])],
+        [value("y", TensorProto.FLOAT, [1, 64, 8, 8])],
+        [
+            numpy_helper.from_array(0.5 + rng.random(shape).astype("float32"), name)
+            for name, shape in shapes.items()
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+NORM = [helper.make_node("BatchNormalization", ["c", *"sbmv"], ["y"])]
+RELU = [helper.make_node("Relu", ["c"], ["y"])]
+OF_THE_NORM = dict.fromkeys("sbmv", (64,))
+
+
+def test_large_weights_are_aside_unless_something_folds_into_them() -> None:
+    light, aside = weights_aside(heavy(RELU, {}))
+    assert aside.keys() == {"w"}
+    assert [i.name for i in light.graph.input] == ["x", "w"]
+    assert not light.graph.initializer
+    weights_back(light, aside)
+    assert [i.name for i in light.graph.input] == ["x"]
+    assert [t.name for t in light.graph.initializer] == ["w"]
+    assert not weights_aside(heavy(NORM, OF_THE_NORM))[1]
+
+
+def test_a_norm_is_folded_into_large_weights_all_the_same(tmp_path: Path) -> None:
+    onnx.save(heavy(NORM, OF_THE_NORM), tmp_path / "net.onnx")
+    simple = load_model(tmp_path / "net.onnx").graph.proto
+    assert [n.op_type for n in simple.graph.node] == ["Conv"]
