@@ -186,7 +186,10 @@ def tune(
     The same call goes on in the same folder where it stopped, after any kill.
 
     Args:
-        model: a file, or a model that the program holds, which is kept in the run's folder.
+        model: an ONNX file, or a model that the program holds, which is kept in the run's folder:
+            an onnx.ModelProto, or a tvm.IRModule of Relax. Of the latter `main` is tuned, whose
+            inputs have fixed sizes, and whose weights are constants, as
+            relax.transform.BindParams makes them; outputs are named output, or output_0 and so on.
         on_progress: is given the state of the run as often as it changes.
         on_warning: is told what a person should know; the log "tunerd" has it, too.
         on_step: is told what comes next while a share is chosen or looked at again.
@@ -194,8 +197,9 @@ def tune(
 
     Raises TunerdError: InputError and ModelError for what cannot be used, FolderError for the
     folder of something else, HostError where this machine lacks the slices, WrongResultError where
-    the tuned model disagrees with ONNX Runtime, InfrastructureError where Ray or a slice stays
-    down, and Interrupted after SIGINT or SIGTERM, with what was measured kept.
+    the tuned model disagrees with ONNX Runtime, or of Relax with what TVM makes of the module for
+    this machine's CPU without schedules, InfrastructureError where Ray or a slice stays down, and
+    Interrupted after SIGINT or SIGTERM, with what was measured kept.
     """
     given = path_or_graph(model)
     settings, choice = _settings(given, options), None

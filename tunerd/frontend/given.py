@@ -1,4 +1,4 @@
-"""Graphs: from what a program gives, to a file named by its content, and back."""
+"""Graphs of either kind: from what a program gives, to a file named by its content, and back."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunerd.errors import InputError
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
+from tunerd.frontend.relax.relax_graph import RelaxGraph
 from tunerd.system.files import write_whole
 from tunerd.vocabulary import Graph
 
 if TYPE_CHECKING:
     import onnx
+    from tvm.ir import IRModule
 
-    Given: TypeAlias = str | os.PathLike[str] | onnx.ModelProto
+    Given: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | IRModule
 
-_KINDS: dict[str, Any] = {kind.kind: kind for kind in (OnnxGraph,)}
+_KINDS: dict[str, Any] = {kind.kind: kind for kind in (OnnxGraph, RelaxGraph)}
 
 
 def path_or_graph(given: Given) -> Path | Graph:
     """Return where a model is, or the graph of one that a program holds.
 
-    Raises InputError for what is neither.
+    Raises InputError for what is neither, and ModelError for a Relax module that cannot be tuned.
     """
     if isinstance(given, str | os.PathLike):
         return Path(given)
     if _is_a(given, "onnx", "ModelProto"):
         return OnnxGraph(given)
+    if _is_a(given, "tvm.ir", "IRModule"):
+        return RelaxGraph.of(given)
     raise InputError(
-        f"the model is of type {type(given).__name__}; give the path of a file, or "
-        "an onnx.ModelProto"
+        f"the model is of type {type(given).__name__}; give the path of a file, an "
+        "onnx.ModelProto, or a tvm.IRModule of Relax"
     )
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunerd.errors import ModelError
+from tunerd.errors import InputError, ModelError
 from tunerd.frontend.onnx.batch import exported_batch, open_batch_shapes, with_batch
 from tunerd.frontend.onnx.file import read_proto
 from tunerd.frontend.onnx.memory import require_memory
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph, spec_of
 from tunerd.frontend.onnx.shapes import Shape, declared_inputs, fix_shapes, resolve_shapes
+from tunerd.frontend.relax.relax_graph import SUFFIX, RelaxGraph
 from tunerd.vocabulary import Graph, Model, TensorSpec
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def read_model(
     batch: int | None = None,
     precision: str = "",
 ) -> FixedModel:
-    """Read an ONNX file, check it and fix every shape.
+    """Read an ONNX file, check it and fix every shape; or a Relax module, which has its own.
 
     shapes: full shapes by input name, for inputs with open dimensions.
     dims: sizes by the name of an open dimension.
@@ -53,6 +54,14 @@ def read_model(
     Raises ModelError where the file cannot be used or leaves dimensions open, and InputError where
     `shapes` or `dims` do not fit it.
     """
+    if path.suffix == SUFFIX:
+        if shapes or dims or batch is not None:
+            raise InputError(
+                f"--shape, --dim and --batch are of ONNX files, and {path} is a Relax module of "
+                "fixed sizes; leave them out"
+            )
+        module = RelaxGraph.read(path)
+        return FixedModel(path.stem, module.digest, module.inputs(), module, (), precision)
     proto = read_proto(path)
     declared = declared_inputs(proto.graph)
     notes: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from tunerd.system.text import (
     secs_text,
     significant,
 )
-from tunerd.vocabulary.outcome import Latency, Outcome
+from tunerd.vocabulary.outcome import ONNX_RUNTIME, Latency, Outcome
 from tunerd.vocabulary.verdict import Interval, Verdict
 
 
@@ -35,7 +35,7 @@ def latency_section(outcome: Outcome) -> Markup:
         "of more than 1%.",
         Verdict.CANNOT_TELL: f"Default over tuned is {ratio}, 95% interval {interval}: "
         "the samples cannot tell which is faster.",
-    }[compared.verdict] + _against_onnxruntime({la.name: s for la, s in known})
+    }[compared.verdict] + _against_onnxruntime(outcome, {la.name: s for la, s in known})
     return section(
         "Before and after",
         element("div", *(bar_row(latency, s, scale) for latency, s in known), class_="bars"),
@@ -47,7 +47,9 @@ def latency_section(outcome: Outcome) -> Markup:
     )
 
 
-def _against_onnxruntime(by_name: dict[str, Interval]) -> str:
+def _against_onnxruntime(outcome: Outcome, by_name: dict[str, Interval]) -> str:
+    if outcome.verification.reference != ONNX_RUNTIME:
+        return " It is not compared with ONNX Runtime: the model is a Relax module."
     if "onnxruntime" not in by_name or "tuned" not in by_name:
         return ""
     tuned_secs = by_name["tuned"].value

@@ -11,6 +11,7 @@ from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import FloatImm, IntImm
 
+from tunerd.system.arrays import rounded
 from tunerd.vocabulary import Arrays
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ def hoist_constants(mod: IRModule, *, num_inputs: int) -> tuple[IRModule, Arrays
     main = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
     mod.update_func(mod.get_global_var("main"), main.with_attr("num_input", num_inputs))
     return mod, hoister.values
+
+
+def round_constants(mod: IRModule, precision: str) -> IRModule:
+    """Return `mod` with float32 weights of `main` as a precision has them, still as float32."""
+    return _mutated(mod, _Rounder(mod, precision))
 
 
 def unit_permutes_to_reshapes(mod: IRModule) -> IRModule:
@@ -167,6 +173,18 @@ class _Hoister(PyExprMutator):  # type: ignore[misc]
             self.params.append(var)
             self.values[var.name] = const.value.numpy()
         return self._known[key]
+
+
+@mutator
+class _Rounder(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: IRModule, precision: str) -> None:
+        super().__init__(mod)
+        self._precision = precision
+
+    def visit_generic_const_(self, const: GenericConst) -> relax.Expr:
+        if not const.value.shape or str(const.value.dtype) != "float32":
+            return const
+        return relax.const(rounded(const.value.numpy(), self._precision), "float32")
 
 
 @mutator
