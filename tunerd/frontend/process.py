@@ -35,7 +35,7 @@ from tunerd.system.logs import collect
 from tunerd.system.without_torch import keep_torch_from_tvm
 from tunerd.vocabulary import Model, TargetSpec, to_json
 
-_TAIL_CHARS = 2000
+_TAIL_CHARS = 4000
 
 
 class Lowerer:
