@@ -175,9 +175,9 @@ def test_a_kernel_computes_its_task(case: str, precision: str, tvm: Any) -> None
         cuts = list(template.tiles())
         assert cuts, f"{name} has no way to cut it"
         for cut in random.Random(0).sample(cuts, min(4, len(cuts))):
-            _require_agreement(task, template, cut, tvm)
+            require_agreement(task, template, cut, tvm)
         for cut in [c for c in cuts if getattr(c, "splits", 1) > 1][:1]:
-            _require_agreement(task, template, cut, tvm, backwards=True)
+            require_agreement(task, template, cut, tvm, backwards=True)
 
 
 def test_products_by_tensor_cores_are_of_what_has_rows(tvm: Any) -> None:
@@ -200,7 +200,7 @@ def test_fp32_takes_no_tensor_cores(tvm: Any) -> None:
     assert isinstance(found, str) or "product" not in found
 
 
-def _require_agreement(
+def require_agreement(
     task: Task, template: Template, cut: Any, tvm: Any, *, backwards: bool = False
 ) -> None:
     """Run a kernel's text, and TVM's lowering of the task, on equal arguments."""

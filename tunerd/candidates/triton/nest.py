@@ -142,7 +142,8 @@ class _Reader:
                 raise NotANest("a buffer is written by several blocks")
             self._blocks[buffer] = block
         self._reductions: list[Reduction] = []
-        self._reduced: dict[Any, tuple[tuple[Expr, ...], Expr]] = {}  # by buffer: places, value
+        # What reductions leave, by the buffer and the places in it: each place is its own.
+        self._reduced: dict[tuple[Any, tuple[Expr, ...]], Expr] = {}
         self._depth = 0
 
     def nest(self) -> Nest:
@@ -176,11 +177,10 @@ class _Reader:
         """Read a block that folds, at the places of its spatial axes; return what it leaves."""
         store = self._store(block)
         buffer = block.writes[0].source
-        if buffer in self._reduced:
-            known, reduced = self._reduced[buffer]
-            if known != places:
-                raise NotANest("what was reduced is read at several places")
-            return reduced
+        if (buffer, places) in self._reduced:
+            return self._reduced[buffer, places]
+        if len(self._reduced) == _MAX_REDUCTIONS:
+            raise NotANest("it has too many reductions")
         spatial = [v for v in block.iter_vars if int(v.iter_type) != _REDUCE]
         inside = {v.var: place for v, place in zip(spatial, places, strict=True)}
         axes = []
@@ -198,11 +198,11 @@ class _Reader:
         own = getattr(value.a, "source", None)
         if own is None or own != buffer:
             raise NotANest("its reduction does not fold into its own result")
-        self._reduced[buffer] = (places, Expr("reduced"))  # a place for it: it names its axes
+        self._reduced[buffer, places] = Expr("reduced")  # a place for it: it names its axes
         found = Reduction(fold, tuple(axes), float(init), self._expr(value.b, inside))
         self._reductions.append(found)
         reduced = Expr("reduced", value=len(self._reductions) - 1, dtype="float32")
-        self._reduced[buffer] = (places, reduced)
+        self._reduced[buffer, places] = reduced
         return reduced
 
     def _expr(self, node: Any, env: Mapping[Any, Expr]) -> Expr:
@@ -263,6 +263,7 @@ class _Reader:
 
 _REDUCE = 2  # tirx.IterVar.CommReduce
 _MAX_EXPANSIONS = 2000
+_MAX_REDUCTIONS = 8
 
 
 # --- expressions -------------------------------------------------------------------------------

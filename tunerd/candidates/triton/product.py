@@ -18,10 +18,10 @@ from tunerd.candidates.triton.features import Sizes, features
 from tunerd.candidates.triton.nest import Axis, Expr, Nest, NotANest
 
 MAX_TILES = 4096  # of a split product: it has a counter for each
-_SHARED_BYTES = 220 << 10  # of an SM, for all of its blocks
-_BLOCK_BYTES = 224 << 10
+SHARED_BYTES = 220 << 10  # of an SM, for all of its blocks
+BLOCK_BYTES = 224 << 10
 ONE_ROW = Axis("one", 1)  # of a product with a vector
-_TYPES = {"fp16": ("float16", 2), "bf16": ("bfloat16", 2), "tf32": ("float32", 4)}
+TYPES = {"fp16": ("float16", 2), "bf16": ("bfloat16", 2), "tf32": ("float32", 4)}
 
 
 @dataclass(frozen=True, order=True)
@@ -52,7 +52,7 @@ class Product:
     @staticmethod
     def of(nest: Nest, precision: str) -> Product:
         """Return a nest as a product; raises NotANest with the reason where it is none."""
-        if precision not in _TYPES:
+        if precision not in TYPES:
             raise NotANest(f"tensor cores do not compute {precision}")
         reduction = nest.reduction
         if reduction.fold != "add" or reduction.start != 0:
@@ -118,11 +118,11 @@ class Product:
     @property
     def dtype(self) -> str:
         """The type of operands as tensor cores take them."""
-        return _TYPES[self.precision][0]
+        return TYPES[self.precision][0]
 
     @property
     def item_bytes(self) -> int:
-        return _TYPES[self.precision][1]
+        return TYPES[self.precision][1]
 
     # --- the space -----------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Product:
                     continue
                 for stages in (2, 3, 4, 5, 6):
                     shared = self._shared_bytes(bm, bn, bk, stages)
-                    if shared <= _BLOCK_BYTES and stages <= math.ceil(steps / splits) + 1:
+                    if shared <= BLOCK_BYTES and stages <= math.ceil(steps / splits) + 1:
                         yield Tile(bm, bn, bk, splits, warps, stages)
 
     def estimated_secs(self, tile: Tile, sms: int) -> float:
@@ -166,7 +166,7 @@ class Product:
         step_bytes = (tile.rows + tile.columns) * tile.depth * self.item_bytes
         shared = self._shared_bytes(tile.rows, tile.columns, tile.depth, tile.stages)
         registers = 32 * tile.warps * min(255, 40 + tile.rows * tile.columns // (32 * tile.warps))
-        live = max(1, min(_SHARED_BYTES // shared, 64 // tile.warps, 65536 // registers))
+        live = max(1, min(SHARED_BYTES // shared, 64 // tile.warps, 65536 // registers))
         busy = min(live, math.ceil(blocks / sms))
         full = min(1, tile.rows / 64) * min(1, tile.columns / 64)
         peak = 4.0e12 * (0.5 if self.precision == "tf32" else 1.0)  # of an SM, per second

@@ -149,7 +149,7 @@ class ProductCode:
                 start = f"rows[:, None] * 0 + {start}"
             before.append(f"{name}_at = {start}")
             places[load.value] = f"{name}_at + {Scope(axes).sum_of(Linear(moving))}"
-        operand = _unwidened(operand)
+        operand = unwidened(operand)
         text = Scope(axes, masks, places).text(operand)
         if operand.dtype != product.dtype:
             text = f"tl.cast({text}, tl.{product.dtype})"
@@ -183,7 +183,7 @@ class ProductCode:
         return [*lines, f"{pad}{scope.stored(nest, product.row_axes)}"]
 
 
-def _unwidened(operand: Expr) -> Expr:
+def unwidened(operand: Expr) -> Expr:
     """Return an operand without its casts to fp32: tensor cores take what was stored."""
     while operand.op == "cast":
         (operand,) = operand.args

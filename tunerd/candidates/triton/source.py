@@ -23,6 +23,7 @@ from tunerd.candidates.base import (
     Search,
     SearchSettings,
 )
+from tunerd.candidates.triton.attention import Attention, Band
 from tunerd.candidates.triton.fold import Fold, Piece
 from tunerd.candidates.triton.loops import Block, Loops
 from tunerd.candidates.triton.nest import Nest, NotANest, nest_of
@@ -54,7 +55,13 @@ class Template(Protocol):
     def source(self, tile: Any, name: str) -> str: ...
 
 
-_CUTS: dict[str, type] = {"product": Tile, "loops": Block, "fold": Piece, "rows": Strip}
+_CUTS: dict[str, type] = {
+    "attention": Band,
+    "product": Tile,
+    "loops": Block,
+    "fold": Piece,
+    "rows": Strip,
+}
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,7 @@ def _templates(mod_json: str, precision: str) -> dict[str, Template] | str:
     found: dict[str, Template] = {}
     reasons = []
     ways: tuple[tuple[str, Callable[[], Template]], ...] = (
+        ("attention", lambda: Attention.of(nest, precision)),
         ("product", lambda: Product.of(nest, precision)),
         ("rows", lambda: Rows.of(nest)),
         ("fold", lambda: Fold.of(nest)),
@@ -145,7 +153,8 @@ def _templates(mod_json: str, precision: str) -> dict[str, Template] | str:
             reasons.append(f"{name}: {error}")
             continue
         found[name] = template
-        if name == "product" and template.rows >= _ROWS_OF_TENSOR_CORES:
+        is_product = name == "product" and template.rows >= _ROWS_OF_TENSOR_CORES
+        if is_product or name == "attention":
             break  # nothing else comes near
     return found or f"no template fits: {'; '.join(reasons)}"
 
