@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,14 @@ _MOVES: dict[str, _Fold] = {
     "relax.astype": lambda call, a: a[0],
 }
 
+_FEW_INDICES = 16
+_OF_INDICES: dict[str, Callable[..., np.ndarray]] = {
+    "relax.add": np.add,
+    "relax.less": np.less,
+    "relax.take": lambda a, i: np.take(a, i, axis=0),
+    "relax.where": np.where,
+}
+
 
 def fold_constants(mod: IRModule) -> IRModule:
     """Return `mod` with calls of common operators on constants replaced by their results.
@@ -43,6 +52,11 @@ def fold_constants(mod: IRModule) -> IRModule:
     A result larger than all operands is left alone: it is cheaper to compute than to read.
     """
     return _mutated(mod, _Folder(mod))
+
+
+def fold_shapes(mod: IRModule) -> IRModule:
+    """Return `mod` with what it computes from shapes, to index a tensor with, as constants."""
+    return relax.transform.DeadCodeElimination()(_mutated(mod, _ShapeFolder(mod)))
 
 
 def hoist_constants(mod: IRModule, *, num_inputs: int) -> tuple[IRModule, Arrays]:
@@ -153,6 +167,26 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
         if isinstance(expr, relax.Var):
             expr = self.lookup_binding(expr)
         return expr if isinstance(expr, GenericConst) else None
+
+
+@mutator
+class _ShapeFolder(PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        visited = self.visit_expr_post_order(call)
+        name, shape = getattr(call.op, "name", ""), _fixed_shape(call)
+        if name == "relax.shape_to_tensor":
+            of = self.lookup_binding(visited.args[0])
+            sizes = _fixed_shape(of.args[0]) if isinstance(of, relax.Call) else None
+            return visited if sizes is None else relax.const(np.array(sizes), "int64")
+        if name not in _OF_INDICES or shape is None or math.prod(shape) > _FEW_INDICES:
+            return visited
+        bound = [self.lookup_binding(a) if isinstance(a, relax.Var) else a for a in visited.args]
+        values = [c.value.numpy() for c in bound if isinstance(c, GenericConst)]
+        if len(values) < len(bound) or any(v.dtype.kind == "f" for v in values):
+            return visited
+        result = np.asarray(_OF_INDICES[name](*values))
+        dtype = str(call.ty.dtype)
+        return relax.const(result.reshape(shape).astype(dtype, copy=False), dtype)
 
 
 @mutator

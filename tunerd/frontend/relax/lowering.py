@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import logging
 import math
 import warnings
@@ -17,7 +18,7 @@ import numpy as np
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.file import counted
 from tunerd.frontend.onnx.reference import last_line
-from tunerd.vocabulary import Arrays, Model, TargetSpec
+from tunerd.vocabulary import BF16, FP16, TF32, Arrays, Model, TargetSpec
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 # Channels last makes the innermost loop of a convolution contiguous in data, weights and output.
 _CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
+
+
+_TENSOR_CORES = frozenset((TF32, FP16, BF16))  # precisions of their products
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
         warnings.simplefilter("ignore")
         clean = _run(mod, _clean_up())
         preferred, notes = _channels_last(clean)
-        fuse = _fuse(target)
+        fuse = _fuse(target, model.precision)
         mod = _run(preferred, fuse)
         left = _not_lowered(mod)
         if left and preferred is not clean:
@@ -84,6 +88,8 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
                 f"{counted(left)}; export the model without them"
             )
         _require_output_types(mod, model)
+        if attentions := _calls(mod, "attention"):
+            notes = (*notes, f"{attentions} attentions are one kernel each, from Q, K and V on")
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
         if model.precision in DTYPES:
             mod, weights, stored = store_in(
@@ -193,13 +199,13 @@ def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
     return converted, ()
 
 
-def _fuse(target: TargetSpec) -> list[Callable[[IRModule], IRModule]]:
+def _fuse(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRModule]]:
     from tvm.relax import transform as rt
 
     from tunerd.frontend.relax.fast_math import use_fast_math
 
     return [
-        *([] if target.is_cuda else [use_fast_math]),
+        *(_for_gpus(precision) if target.is_cuda else [use_fast_math]),
         rt.LegalizeOps(),
         rt.AnnotateTIROpPattern(),
         rt.FoldConstant(),
@@ -210,6 +216,28 @@ def _fuse(target: TargetSpec) -> list[Callable[[IRModule], IRModule]]:
         # becomes a view.
         rt.RewriteDataflowReshape(),
         rt.DeadCodeElimination(),
+    ]
+
+
+def _for_gpus(precision: str) -> list[Callable[[IRModule], IRModule]]:
+    from tunerd.frontend.relax.attention import fuse_attention
+    from tunerd.frontend.relax.constants import (
+        fold_shapes,
+        remove_redundant_reshapes,
+        unit_permutes_to_reshapes,
+    )
+    from tunerd.frontend.relax.hoisting import hoist_moves_of_rows, sink_reshapes
+
+    # Without Triton there is no template of an attention, and its parts are faster.
+    has_template = importlib.util.find_spec("triton") is not None
+    return [
+        fold_shapes,
+        unit_permutes_to_reshapes,
+        *([fuse_attention] if precision in _TENSOR_CORES and has_template else []),
+        remove_redundant_reshapes,
+        sink_reshapes,
+        remove_redundant_reshapes,
+        hoist_moves_of_rows,
     ]
 
 
@@ -224,6 +252,13 @@ def _count(mod: IRModule, op: str) -> int:
 
     relax.analysis.post_order_visit(mod["main"], visit)
     return found
+
+
+def _calls(mod: IRModule, name: str) -> int:
+    """Count the calls of kernels with `name` in theirs."""
+    values = [b.value for block in mod["main"].body.blocks for b in block.bindings]
+    kernels = [v for v in values if getattr(getattr(v, "op", None), "name", "") == "relax.call_tir"]
+    return sum(name in str(kernel.args[0].name_hint) for kernel in kernels)
 
 
 def _branches(mod: IRModule) -> int:
