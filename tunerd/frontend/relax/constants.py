@@ -12,12 +12,14 @@ from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import FloatImm, IntImm
 
+from tunerd.frontend.relax.movement import cut_of
 from tunerd.system.arrays import rounded
 from tunerd.vocabulary import Arrays
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
+_Compute = Callable[[relax.Call, list[np.ndarray]], np.ndarray | None]
 _Fold = Callable[[relax.Call, list[np.ndarray]], np.ndarray]
 
 # relax.transform.FoldConstant compiles a function with LLVM for every operator and shape, which
@@ -37,13 +39,39 @@ _MOVES: dict[str, _Fold] = {
     "relax.astype": lambda call, a: a[0],
 }
 
-_FEW_INDICES = 16
-_OF_INDICES: dict[str, Callable[..., np.ndarray]] = {
-    "relax.add": np.add,
-    "relax.less": np.less,
-    "relax.take": lambda a, i: np.take(a, i, axis=0),
-    "relax.where": np.where,
+_FEW_INDICES = 1 << 16
+_SELECTIONS = frozenset(("relax.take", "relax.gather_nd"))
+_OF_INDICES: dict[str, _Compute] = {
+    "relax.shape_to_tensor": lambda call, a: a[0],
+    "relax.add": lambda call, a: np.add(*a),
+    "relax.less": lambda call, a: np.less(*a),
+    "relax.where": lambda call, a: np.where(*a),
+    "relax.strided_slice": lambda call, a: _sliced(call, a[0]),
+    "relax.take": lambda call, a: _taken(call, *a),
+    "relax.gather_nd": lambda call, a: _gathered(call, *a),
 }
+
+
+def _sliced(call: relax.Call, a: np.ndarray) -> np.ndarray | None:
+    cut = cut_of(call)
+    return None if cut is None else a[cut]
+
+
+def _taken(call: relax.Call, a: np.ndarray, at: np.ndarray) -> np.ndarray | None:
+    axis = call.attrs.axis
+    if axis is None or (at.size and not 0 <= at.min() <= at.max() < a.shape[int(axis)]):
+        return None
+    taken: np.ndarray = np.take(a, at, int(axis))
+    return taken
+
+
+def _gathered(call: relax.Call, a: np.ndarray, at: np.ndarray) -> np.ndarray | None:
+    if int(call.attrs.batch_dims) or at.shape[-1] != a.ndim or at.min(initial=0) < 0:
+        return None
+    if (at >= a.shape).any():
+        return None
+    gathered: np.ndarray = a[tuple(np.moveaxis(at, -1, 0))]
+    return gathered
 
 
 def fold_constants(mod: IRModule) -> IRModule:
@@ -55,7 +83,10 @@ def fold_constants(mod: IRModule) -> IRModule:
 
 
 def fold_shapes(mod: IRModule) -> IRModule:
-    """Return `mod` with what it computes from shapes, to index a tensor with, as constants."""
+    """Return `mod` with what it computes from shapes, to index a tensor with, as constants.
+
+    What selects all of a tensor in its order becomes a reshape.
+    """
     return relax.transform.DeadCodeElimination()(_mutated(mod, _ShapeFolder(mod)))
 
 
@@ -174,19 +205,34 @@ class _ShapeFolder(PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         visited = self.visit_expr_post_order(call)
         name, shape = getattr(call.op, "name", ""), _fixed_shape(call)
-        if name == "relax.shape_to_tensor":
-            of = self.lookup_binding(visited.args[0])
-            sizes = _fixed_shape(of.args[0]) if isinstance(of, relax.Call) else None
-            return visited if sizes is None else relax.const(np.array(sizes), "int64")
         if name not in _OF_INDICES or shape is None or math.prod(shape) > _FEW_INDICES:
             return visited
-        bound = [self.lookup_binding(a) if isinstance(a, relax.Var) else a for a in visited.args]
-        values = [c.value.numpy() for c in bound if isinstance(c, GenericConst)]
-        if len(values) < len(bound) or any(v.dtype.kind == "f" for v in values):
+        operands = [self._integers(a) for a in visited.args]
+        source = _fixed_shape(call.args[0])
+        if name in _SELECTIONS and operands[0] is None and source is not None:
+            # Of a tensor: its places are numbers, too.
+            places = np.arange(math.prod(source), dtype=np.int64).reshape(source)
+            operands[0] = places if places.size == math.prod(shape) else None
+        values = [o for o in operands if o is not None]
+        result = _OF_INDICES[name](call, values) if len(values) == len(operands) else None
+        if result is None or result.size != math.prod(shape):
             return visited
-        result = np.asarray(_OF_INDICES[name](*values))
-        dtype = str(call.ty.dtype)
-        return relax.const(result.reshape(shape).astype(dtype, copy=False), dtype)
+        if self._integers(visited.args[0]) is not None:
+            dtype = str(call.ty.dtype)
+            return relax.const(result.reshape(shape).astype(dtype, copy=False), dtype)
+        is_whole = np.array_equal(result.ravel(), np.arange(result.size))
+        return relax.op.reshape(visited.args[0], shape) if is_whole else visited
+
+    def _integers(self, expr: relax.Expr) -> np.ndarray | None:
+        """Return a constant that is no float, or the sizes of a tensor; an empty one of a shape."""
+        bound = self.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
+        if isinstance(bound, GenericConst):
+            value: np.ndarray = bound.value.numpy()
+            return None if value.dtype.kind == "f" else value
+        if getattr(getattr(bound, "op", None), "name", "") == "relax.shape_of":
+            sizes = _fixed_shape(bound.args[0])
+            return None if sizes is None else np.array(sizes, np.int64)
+        return np.empty(0) if isinstance(bound, relax.Tuple) else None
 
 
 @mutator

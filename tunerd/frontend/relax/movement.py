@@ -147,7 +147,7 @@ def move_of(graph: Graph, expr: Any) -> tuple[Any, _Move] | None:
         if at is not None and -len(extents) <= axis < len(extents) and 0 <= at < extents[axis]:
             return call.args[0], lambda x: np.take(x, int(at), axis).reshape(shape)
     if name == "relax.strided_slice":
-        cut = _cut(call)
+        cut = cut_of(call)
         if cut is not None and _empty_of(call.args[0])[cut].shape == shape:
             return call.args[0], lambda x: x[cut]
     return None
@@ -159,7 +159,8 @@ def _part(split: Any, index: int) -> _Move:
     return lambda x: np.split(x, at, axis)[index]
 
 
-def _cut(call: Any) -> tuple[slice, ...] | None:
+def cut_of(call: Any) -> tuple[slice, ...] | None:
+    """Return which part of its operand a strided slice is; None where that is not fixed."""
     rank = len(shape_of(call.args[0]) or ())
     try:
         axes, begins, ends, *rest = ([int(_number(n)) for n in arg] for arg in call.args[1:])
