@@ -61,25 +61,30 @@ def scalar(value: float) -> np.ndarray:
     return np.array(value, np.float32)
 
 
-def of_torchvision(b: Builder) -> str:
+def of_torchvision(b: Builder, batch: int = 1) -> str:
     """Batch second, Q, K and V gathered from one product, the scale on both sides."""
     x = b("Transpose", "x", perm=[1, 0, 2])
     x = b.linear(x, 3 * WIDTH)
-    x = b("Reshape", x, ints(TOKENS, 1, 3, WIDTH))
+    x = b("Reshape", x, ints(TOKENS, batch, 3, WIDTH))
     x = b("Unsqueeze", x, ints(0))
     x = b("Transpose", x, perm=[3, 1, 2, 0, 4])
     x = b("Squeeze", x, ints(-2))
     parts = [b("Gather", x, np.array(n, np.int64), axis=0) for n in range(3)]
-    heads = [b("Reshape", p, ints(TOKENS, HEADS, SIZE)) for p in parts]
+    heads = [b("Reshape", p, ints(TOKENS, batch * HEADS, SIZE)) for p in parts]
     q, v = (b("Transpose", heads[n], perm=[1, 0, 2]) for n in (0, 2))
     k = b("Transpose", heads[1], perm=[1, 2, 0])
-    q, v = (b("Reshape", t, ints(1, HEADS, TOKENS, SIZE)) for t in (q, v))
-    k = b("Reshape", k, ints(1, HEADS, SIZE, TOKENS))
+    q, v = (b("Reshape", t, ints(batch, HEADS, TOKENS, SIZE)) for t in (q, v))
+    k = b("Reshape", k, ints(batch, HEADS, SIZE, TOKENS))
     root = np.full(1, SIZE**-0.25, np.float32)
     w = b("Softmax", b("MatMul", b("Mul", q, root), b("Mul", k, root)), axis=-1)
     x = b("Transpose", b("MatMul", w, v), perm=[2, 0, 1, 3])
-    x = b.linear(b("Reshape", x, ints(TOKENS, WIDTH)), WIDTH, seed=1)
-    return b("Add", b("Reshape", x, ints(1, TOKENS, WIDTH)), "x")
+    x = b.linear(b("Reshape", x, ints(TOKENS * batch, WIDTH)), WIDTH, seed=1)
+    x = b("Transpose", b("Reshape", x, ints(TOKENS, batch, WIDTH)), perm=[1, 0, 2])
+    return b("Add", x, "x")
+
+
+def of_torchvision_in_batches(b: Builder) -> str:
+    return of_torchvision(b, 2)
 
 
 def _three(b: Builder) -> tuple[str, str, str]:
@@ -164,6 +169,7 @@ FORMS: dict[str, Callable[[Builder], str]] = {
     f.__name__.replace("_", " "): f
     for f in (
         of_torchvision,
+        of_torchvision_in_batches,
         of_transformers,
         with_scores_divided,
         with_scores_replaced,
@@ -174,14 +180,13 @@ FORMS: dict[str, Callable[[Builder], str]] = {
 }
 
 
-def exported(
-    form: Callable[[Builder], str], tmp_path: Path, precision: str, *, tokens: int = TOKENS
-) -> Model:
+def exported(form: Callable[[Builder], str], tmp_path: Path, precision: str) -> Model:
     b = Builder()
     out = form(b)
-    inputs: dict[str, tuple[int, ...]] = {"x": (1, tokens, WIDTH)}
+    batch = 2 if form is of_torchvision_in_batches else 1
+    inputs: dict[str, tuple[int, ...]] = {"x": (batch, TOKENS, WIDTH)}
     if any("mask" in node.input for node in b.nodes):
-        inputs["mask"] = (1, tokens)
+        inputs["mask"] = (1, TOKENS)
     proto = model(b.nodes, inputs=inputs, outputs={out: None}, weights=b.weights, opset=18)
     loaded = load(tmp_path, onnx.shape_inference.infer_shapes(proto))
     return dataclasses.replace(loaded, precision=precision)

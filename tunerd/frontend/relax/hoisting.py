@@ -36,25 +36,34 @@ class _Move:
     after: tuple[int, ...]
     axis: int = -1  # of which one place is taken; without it, all are kept
     at: int = 0
+    order: tuple[int, ...] = ()  # of a transpose
 
     def applied(self, expr: relax.Expr, emit: Callable[[relax.Expr], relax.Var]) -> relax.Expr:
         shape = shape_of(expr) or ()
+        if self.order:
+            return relax.op.permute_dims(expr, [*self.order, len(self.order)])
         if self.axis >= 0:
             expr = emit(relax.op.strided_slice(expr, [self.axis], [self.at], [self.at + 1]))
         return relax.op.reshape(expr, (*self.after, shape[-1]))
 
 
-def sink_reshapes(mod: IRModule) -> IRModule:
+def sink_moves_of_rows(mod: IRModule, *, transposes: bool = False) -> IRModule:
     """Return `mod` with reshapes moved down in `main`, so that kernels of one kind are alike."""
-    main = _Sinker(mod).visit_expr(mod["main"])
+    sinker = _Sinker(mod)
+    sinker.graph, sinker.transposes = Graph(mod), transposes
+    main = sinker.visit_expr(mod["main"])
     mod = mod.clone()
     mod.update_func(mod.get_global_var("main"), main)
     return mod
 
 
-def hoist_moves_of_rows(mod: IRModule) -> IRModule:
-    """Return `mod` with these moved up in `main`, as far as that needs no copies."""
-    for moves in ("relax.reshape", "relax.take"):  # rows are chosen by one, then not reshaped
+def hoist_moves_of_rows(mod: IRModule, *, transposes: bool = False) -> IRModule:
+    """Return `mod` with these moved up in `main`, as far as that needs no copies.
+
+    With transposes, which are copies where they end up unless something reads or writes so.
+    """
+    kinds = ("relax.reshape", *(("relax.permute_dims",) if transposes else ()), "relax.take")
+    for moves in kinds:  # rows that one took are not reshaped
         graph = Graph(mod)
         hoister = _Hoister(mod)
         hoister.graph, hoister.moves = graph, moves
@@ -77,6 +86,14 @@ def _wanted(graph: Graph, moves: str) -> dict[int, _Move]:
         }
         if len(found) == 1 and (move := found.pop()) is not None and _passes(graph, call, move):
             wanted[call.__chandle__()] = move
+    # What would no longer follow its product, but a reshape of it, would be no part of its kernel.
+    for binding in graph.bindings:
+        call = binding.value
+        is_anchor = op_name(call) in ("relax.matmul", "relax.nn.layer_norm")
+        if call.__chandle__() in wanted and not is_anchor:
+            sources = (graph.value(a) for a in call.args if isinstance(a, relax.Var))
+            if not any(s.__chandle__() in wanted for s in sources):
+                del wanted[call.__chandle__()]
     return wanted
 
 
@@ -100,6 +117,10 @@ def _move_of(graph: Graph, call: Any, moves: str) -> _Move | None:
         return None
     if name == "relax.reshape":
         return _Move(source[:-1], shape[:-1])
+    if name == "relax.permute_dims":
+        order = tuple(int(a) for a in call.attrs.axes or ())
+        is_of_rows = order[-1:] == (len(source) - 1,)
+        return _Move(source[:-1], shape[:-1], order=order[:-1]) if is_of_rows else None
     at = graph.number(call.args[1])
     axis = call.attrs.axis
     if at is None or axis is None or not 0 <= int(axis) < len(source) - 1:
@@ -121,9 +142,10 @@ def _passes(graph: Graph, call: Any, move: _Move) -> bool:
         return weight is not None and weight.ndim == 2
     if name == "relax.nn.layer_norm":
         return _is_of_rows(call)
-    return _is_binary(call) and all(
-        shape_of(a) == shape or _is_vector(shape_of(a), shape) for a in call.args
-    )
+    whole = [shape_of(a) == shape for a in call.args]
+    if not _is_binary(call) or (move.order and all(whole)):
+        return False
+    return all(w or _is_vector(shape_of(a), shape) for w, a in zip(whole, call.args, strict=True))
 
 
 def _is_of_rows(norm: Any) -> bool:
@@ -154,24 +176,38 @@ def _is_vector(own: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
 
 @mutator
 class _Sinker(PyExprMutator):  # type: ignore[misc]
+    graph: Graph  # of the module as it was
+    transposes: bool
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         visited = self.visit_expr_post_order(call)
-        shape = shape_of(call)
-        if shape is None or op_name(call) not in _SINKS:
+        name, shape = op_name(call), shape_of(call)
+        if shape is None or name not in _SINKS:
             return visited
         data, *others = visited.args
         before = self.lookup_binding(data) if isinstance(data, relax.Var) else None
-        if before is None or op_name(before) != "relax.reshape":
+        if not isinstance(before, relax.Call) or (
+            name == "relax.nn.layer_norm" and not _is_of_rows(call)
+        ):
             return visited
-        if op_name(call) == "relax.nn.layer_norm" and not _is_of_rows(call):
-            return visited
-        most = _SINKS[op_name(call)]
+        most = _SINKS[name]
         ranks = [len(found) if (found := shape_of(o)) is not None else most + 1 for o in others]
-        source, inner = shape_of(before.args[0]), shape_of(data)
-        if max(ranks) > most or not source or not inner or source[-1] != inner[-1]:
+        moved = _move_of(self.graph, before, "relax.reshape")
+        source = (
+            self.lookup_binding(before.args[0]) if isinstance(before.args[0], relax.Var) else None
+        )
+        if (
+            moved is None
+            and self.transposes
+            and op_name(source)
+            not in ("relax.reshape", "relax.permute_dims")  # another takes it up
+            and self.graph.is_used_once(call.args[0])
+        ):
+            moved = _move_of(self.graph, before, "relax.permute_dims")
+        if max(ranks) > most or moved is None:
             return visited
         made = self.builder_.emit(_rebuilt(call, [before.args[0], *others]))
-        return relax.op.reshape(made, shape)
+        return moved.applied(made, self.builder_.emit)
 
 
 @mutator

@@ -226,18 +226,32 @@ def _for_gpus(precision: str) -> list[Callable[[IRModule], IRModule]]:
         remove_redundant_reshapes,
         unit_permutes_to_reshapes,
     )
-    from tunerd.frontend.relax.hoisting import hoist_moves_of_rows, sink_reshapes
+    from tunerd.frontend.relax.hoisting import hoist_moves_of_rows, sink_moves_of_rows
 
     # Without Triton there is no template of an attention, and its parts are faster.
     has_template = importlib.util.find_spec("triton") is not None
+    attention = [fuse_attention] if precision in _TENSOR_CORES and has_template else []
+
+    def moved(mod: IRModule, *, transposes: bool) -> IRModule:
+        if transposes:
+            mod = remove_redundant_reshapes(hoist_moves_of_rows(mod, transposes=True))
+        mod = remove_redundant_reshapes(sink_moves_of_rows(mod, transposes=transposes))
+        return _run(hoist_moves_of_rows(mod), attention)
+
+    def with_fewest_transposes(mod: IRModule) -> IRModule:
+        plain = moved(mod, transposes=False)
+        left = _count(plain, "relax.permute_dims")
+        if not left or not _calls(plain, "attention"):
+            return plain
+        other = moved(mod, transposes=True)
+        return other if _count(other, "relax.permute_dims") < left else plain
+
     return [
         fold_shapes,
         unit_permutes_to_reshapes,
-        *([fuse_attention] if precision in _TENSOR_CORES and has_template else []),
         remove_redundant_reshapes,
-        sink_reshapes,
+        with_fewest_transposes,
         remove_redundant_reshapes,
-        hoist_moves_of_rows,
     ]
 
 
