@@ -33,7 +33,7 @@ from tunerd.system import spawn, wire
 from tunerd.system.codec import arrays_from, arrays_to, value_from
 from tunerd.system.logs import collect
 from tunerd.system.without_torch import keep_torch_from_tvm
-from tunerd.vocabulary import Model, TargetSpec, to_json
+from tunerd.vocabulary import Graph, Model, TargetSpec, to_json
 
 _TAIL_CHARS = 4000
 
@@ -131,15 +131,15 @@ class Lowering:
     def _exchange(self, model: FixedModel, target: TargetSpec) -> None:
         with self._lowerer.connection, self._lowerer.printed:
             try:
-                kind, content = model.graph.kind, model.graph.to_bytes()
-                body = {"model": to_json(model), "graph": kind, "target": to_json(target)}
-                wire.send(self._lowerer.connection, body, [content])
+                body = {"model": to_json(model), "target": to_json(target)}
+                body["graph"] = model.graph.kind
+                wire.send(self._lowerer.connection, body, [model.graph.to_bytes()])
                 body, _ = wire.receive(self._lowerer.connection)
                 extracted = _extracted_of(body)
                 self._extracted.set_result(extracted)
                 rest = wire.receive(self._lowerer.connection)
                 self._lowerer.process.wait()
-                self._kernels.set_result(kernels_from(extracted, kind, *rest))
+                self._kernels.set_result(kernels_from(extracted, model.graph, *rest))
             except BaseException as error:
                 problem = self._ended() if isinstance(error, OSError) else error
                 for future in (self._extracted, self._kernels):
@@ -171,15 +171,18 @@ def _extracted_of(body: dict[str, Any]) -> Extracted:
 
 
 def kernels_from(
-    extracted: Extracted, kind: str, body: dict[str, Any], blobs: Sequence[bytes]
+    extracted: Extracted, graph: Graph, body: dict[str, Any], blobs: Sequence[bytearray]
 ) -> Kernels:
-    """Return the kernels of what was extracted, of the message that came after it."""
-    content, *arrays = blobs
-    weights = arrays_from(body["weights"], arrays)
+    """Return the kernels of what was extracted, of the message that came after it.
+
+    `graph` is the model's as its author wrote it, which is at hand: the simpler one stays where it
+    was made.
+    """
+    weights = arrays_from(body["weights"], blobs)
     return Kernels(
         extracted.tasks,
         extracted.touched_bytes,
-        value_from(Model, body["model"], graph=graph_from(kind, content)),
+        value_from(Model, body["model"], graph=graph),
         value_from(Lowered, body["lowered"], weights=weights),
     )
 
@@ -204,17 +207,17 @@ def main() -> None:
         tasks = [asdict(task) for task in kernels.tasks]  # with what to_json leaves out
         extracted = {"tasks": tasks, "touched_bytes": kernels.touched_bytes}
         wire.send(connection, {**extracted, "log": log})
-        weights, blobs = arrays_to(kernels.lowered.weights)
+        weights, arrays = arrays_to(kernels.lowered.weights)
         lowered = {n: getattr(kernels.lowered, n) for n in ("mod_json", "num_inputs", "notes")}
         rest = {"model": to_json(kernels.model), "lowered": lowered, "weights": weights}
-        wire.send(connection, rest, [kernels.model.graph.to_bytes(), *blobs])
+        wire.send(connection, rest, arrays)
     os._exit(0)  # TVM takes its time to throw everything away
 
 
-def _kernels(body: dict[str, Any], blobs: list[bytes]) -> Kernels:
+def _kernels(body: dict[str, Any], blobs: list[bytearray]) -> Kernels:
     """Lower a model, and keep nothing of it on the way: it may be most of the memory."""
     target = value_from(TargetSpec, body["target"])
-    graph = [graph_from(body["graph"], blobs.pop())]
+    graph = [graph_from(body["graph"], bytes(blobs.pop()))]
     return kernels_of(value_from(FixedModel, body["model"], graph=graph.pop()), target)
 
 

@@ -152,7 +152,7 @@ class RunnerClient(Runner):
     def _compared(
         self,
         body: dict[str, Any],
-        blobs: Sequence[bytes],
+        blobs: Sequence[wire.Blob],
         count: int,
         profile: Profile,
         timeout_secs: float,
@@ -301,7 +301,7 @@ class RunnerClient(Runner):
     def _ask(
         self,
         body: Any,
-        blobs: Sequence[bytes],
+        blobs: Sequence[wire.Blob],
         *,
         timeout_secs: float,
         company: Company = UNKNOWN,
@@ -316,7 +316,7 @@ class RunnerClient(Runner):
         body, _ = self._answer()
         return body
 
-    def _answer(self) -> tuple[Any, list[bytes]]:
+    def _answer(self) -> tuple[Any, list[bytearray]]:
         """Return the next message that is an answer; signs of life begin the time limit anew."""
         assert self._connection is not None
         body, blobs = wire.receive(self._connection)

@@ -110,35 +110,35 @@ class RunnerService:
         failed = sampling.failure_on(self._device, stage, error)
         wire.send(self._connection, {"failure": to_json(failed)})
 
-    def _prove(self, _: Any, __: list[bytes]) -> None:
+    def _prove(self, _: Any, __: list[bytearray]) -> None:
         wire.send(self._connection, {"facts": {**self._device.facts(), "pid": os.getpid()}})
 
-    def _measure_each(self, body: Any, blobs: list[bytes]) -> None:
+    def _measure_each(self, body: Any, blobs: list[bytearray]) -> None:
         profile = Profile(**body["profile"])
         bests = body["best_secs"]
         for entry, library, best_secs in zip(body["builds"], blobs, bests, strict=True):
-            build = value_from(Build, entry, library=library)
+            build = value_from(Build, entry, library=bytes(library))
             wire.send(self._connection, {"starting": build.candidate.candidate_id})
             result = sampling.measure(
                 self._device, build, profile, rival_secs=best_secs or math.inf
             )
             wire.send(self._connection, {"result": _result_json(result)})
 
-    def _compare(self, body: Any, blobs: list[bytes]) -> None:
+    def _compare(self, body: Any, blobs: list[bytearray]) -> None:
         builds = _builds(body, blobs)
         results = sampling.compare(
             self._device, builds, profile=Profile(**body["profile"]), goes_on=self._goes_on
         )
         wire.send(self._connection, {"results": [_result_json(r) for r in results]})
 
-    def _agree(self, body: Any, blobs: list[bytes]) -> None:
+    def _agree(self, body: Any, blobs: list[bytearray]) -> None:
         reference, build = _builds(body, blobs)
         failed = disagreement(self._device, reference, build)
         if failed is not None:
             failed = sampling.as_left(self._device, failed)
         wire.send(self._connection, {"failure": to_json(failed)})
 
-    def _run_model(self, body: Any, blobs: list[bytes]) -> None:
+    def _run_model(self, body: Any, blobs: list[bytearray]) -> None:
         try:
             outputs = self._loaded(body["artifact"])(arrays_from(body["inputs"], blobs))
         except Exception as error:
@@ -147,7 +147,7 @@ class RunnerService:
         specs, out = arrays_to(outputs)
         wire.send(self._connection, {"outputs": specs}, out)
 
-    def _compare_models(self, body: Any, _: list[bytes]) -> None:
+    def _compare_models(self, body: Any, _: list[bytearray]) -> None:
         profile = Profile(**body["profile"])
         ready: list[Any] = []
         for artifact in body["artifacts"]:
@@ -160,13 +160,13 @@ class RunnerService:
         assert all(isinstance(r, Failure | tuple) for r in results)
         wire.send(self._connection, {"results": [_result_json(r) for r in results]})
 
-    def _load(self, body: Any, blobs: list[bytes]) -> None:
+    def _load(self, body: Any, blobs: list[bytearray]) -> None:
         try:
             if body["artifact"]:
                 model = self._loaded(body["artifact"])
                 self._repeated = repeated_model(self._device, model)
             else:
-                build = value_from(Build, body["build"], library=blobs[0])
+                build = value_from(Build, body["build"], library=bytes(blobs[0]))
                 with tempfile.TemporaryDirectory(prefix="tunerd-load-") as folder:
                     self._repeated = repeated_kernel(self._device, build, Path(folder))
         except Exception as error:
@@ -174,7 +174,7 @@ class RunnerService:
             return
         wire.send(self._connection, {"once_secs": self._repeated.once_secs})
 
-    def _repeat(self, body: Any, _: list[bytes]) -> None:
+    def _repeat(self, body: Any, _: list[bytearray]) -> None:
         repeated = self._repeated
         if repeated is None:
             wire.send(self._connection, {"error": "no work is ready"})
@@ -200,9 +200,9 @@ class RunnerService:
         return self._models[artifact]
 
 
-def _builds(body: Any, blobs: Sequence[bytes]) -> list[Build]:
+def _builds(body: Any, blobs: Sequence[bytearray]) -> list[Build]:
     described = zip(body["builds"], blobs, strict=True)
-    return [value_from(Build, entry, library=library) for entry, library in described]
+    return [value_from(Build, entry, library=bytes(library)) for entry, library in described]
 
 
 def _result_json(result: tuple[int, Sequence[float]] | Failure) -> dict[str, Any]:

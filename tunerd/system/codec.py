@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tunerd.system.arrays import dtype_of
 from tunerd.vocabulary import Arrays
 
 _T = TypeVar("_T")
@@ -52,15 +53,17 @@ def _field_kind(kind: type, name: str) -> Any:
     return typing.get_type_hints(alone, vars(sys.modules[kind.__module__]))[name]
 
 
-def arrays_to(arrays: Arrays) -> tuple[list[dict[str, Any]], list[bytes]]:
+def arrays_to(arrays: Arrays) -> tuple[list[dict[str, Any]], list[memoryview]]:
+    """Return what names, shapes and types arrays have, and their memory."""
     specs = [
         {"name": name, "shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()
     ]
-    return specs, [np.ascontiguousarray(a).tobytes() for a in arrays.values()]
+    return specs, [np.ascontiguousarray(a).reshape(-1).view(np.uint8).data for a in arrays.values()]
 
 
-def arrays_from(specs: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> Arrays:
+def arrays_from(specs: Sequence[dict[str, Any]], blobs: Sequence[bytearray]) -> Arrays:
+    """Return arrays of these, in the memory of the blobs."""
     return {
-        s["name"]: np.frombuffer(b, np.dtype(s["dtype"])).reshape(s["shape"]).copy()
+        s["name"]: np.frombuffer(b, dtype_of(s["dtype"])).reshape(s["shape"])
         for s, b in zip(specs, blobs, strict=True)
     }

@@ -20,11 +20,14 @@ MAX_HEADER_BYTES = 64 << 20
 MAX_BLOB_BYTES = 4 << 30
 
 
+Blob = bytes | bytearray | memoryview
+
+
 class Closed(ConnectionError):
     """The other side is gone."""
 
 
-def send(sock: socket.socket, body: Any, blobs: Sequence[bytes | memoryview] = ()) -> None:
+def send(sock: socket.socket, body: Any, blobs: Sequence[Blob] = ()) -> None:
     """Send one message; raises OSError where the other side is gone."""
     header = json.dumps({"body": body, "blobs": [len(b) for b in blobs]}).encode()
     sock.sendall(_SIZE.pack(len(header)) + header)
@@ -32,7 +35,7 @@ def send(sock: socket.socket, body: Any, blobs: Sequence[bytes | memoryview] = (
         sock.sendall(blob)
 
 
-def receive(sock: socket.socket) -> tuple[Any, list[bytes]]:
+def receive(sock: socket.socket) -> tuple[Any, list[bytearray]]:
     """Return (body, blobs) of the next message.
 
     Raises Closed at the end of the stream, TimeoutError after the socket's timeout, and ValueError
@@ -48,7 +51,7 @@ def receive(sock: socket.socket) -> tuple[Any, list[bytes]]:
     return header["body"], [_exactly(sock, s) for s in sizes]
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _exactly(sock: socket.socket, size: int) -> bytearray:
     buffer = bytearray(size)
     view = memoryview(buffer)
     while view:
@@ -56,4 +59,4 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
         if not got:
             raise Closed("the other side closed the connection")
         view = view[got:]
-    return bytes(buffer)
+    return buffer
