@@ -10,7 +10,8 @@ import pytest
 from coordinator_world import COLLATERAL, World, build, candidates, failed, measured, of_type, task
 
 from tunerd.coordinator.baseline_checks import COST, INTERVAL_SECS
-from tunerd.coordinator.coordinator import Coordinator, Limits
+from tunerd.coordinator.budget import Limits
+from tunerd.coordinator.coordinator import Coordinator
 from tunerd.coordinator.events import (
     BaselineChecked,
     BuildsEnded,

@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunerd.candidates.base import BATCH
-from tunerd.coordinator.coordinator import MAX_ATTEMPTS, Coordinator, Limits
+from tunerd.coordinator.budget import Limits
+from tunerd.coordinator.coordinator import Coordinator
 from tunerd.coordinator.events import (
     BuildsEnded,
     BuildThem,
@@ -39,6 +40,7 @@ from tunerd.coordinator.events import (
     WorkerJoined,
     WorkerLost,
 )
+from tunerd.coordinator.isolation import MAX_ATTEMPTS
 from tunerd.vocabulary import METASCHEDULE, Failure, Kind, Stage, TrainingRow, default_candidate
 
 CONV = task("conv", weight=4)

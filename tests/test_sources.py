@@ -21,7 +21,8 @@ from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import BATCH, CandidateSource, LoweredKernel, Search, SearchSettings
 from tunerd.cluster.tuner import Tuner
-from tunerd.coordinator.coordinator import Coordinator, Limits
+from tunerd.coordinator.budget import Limits
+from tunerd.coordinator.coordinator import Coordinator
 from tunerd.coordinator.events import (
     BuildsEnded,
     BuildThem,

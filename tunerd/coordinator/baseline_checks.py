@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tunerd.coordinator.events import BaselineChecked
 from tunerd.coordinator.task_state import TaskState
 from tunerd.vocabulary import Build, Candidate, Failure, Measurement, default_candidate
 
@@ -91,13 +92,12 @@ class BaselineChecks:
         spent_secs = self._spent_secs.get(slice_id, 0.0)
         return spent_secs + self._expected_secs <= COST * elapsed_secs
 
-    def ended(
-        self, slice_id: str, result: Measurement | Failure, busy_secs: float, elapsed_secs: float
-    ) -> None:
+    def ended(self, check: BaselineChecked, elapsed_secs: float) -> None:
         """Count a check; a baseline that fails by its own fault is run no more."""
+        slice_id = check.worker_id
         self._last_at[slice_id] = elapsed_secs
-        self._spent_secs[slice_id] = self._spent_secs.get(slice_id, 0.0) + busy_secs
-        if isinstance(result, Measurement):
-            self._expected_secs = busy_secs
-        elif result.kind.ends_trial:
+        self._spent_secs[slice_id] = self._spent_secs.get(slice_id, 0.0) + check.busy_secs
+        if isinstance(check.result, Measurement):
+            self._expected_secs = check.busy_secs
+        elif check.result.kind.ends_trial:
             self.build = None

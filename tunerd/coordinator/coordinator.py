@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Collection, Sequence
 
 from tunerd.candidates.base import BATCH
 from tunerd.coordinator.baseline_checks import BaselineChecks
+from tunerd.coordinator.budget import Budget, Limits
 from tunerd.coordinator.build_queue import BuildQueue
 from tunerd.coordinator.events import (
     BaselineChecked,
@@ -68,22 +67,11 @@ from tunerd.vocabulary import (
     Task,
 )
 
-MAX_ATTEMPTS = 3  # how often a trial may be lost; the last time it is taken for the cause
 BUILD_CHUNK = 4
 MEASURE_CHUNK = 4
 _MAX_RESULTS_IN_ALL = 65_536  # kept to be told, unless that leaves a task fewer than
 _MIN_RESULTS = 8
 _NOT_REACHED = "not reached before the search ended"
-_SMALL_GAIN = 5e-4  # of the weighted latency a batch: stop when no task promises more
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When to stop: whichever comes first. Neither: when little gain is left."""
-
-    trials: int | None = None
-    budget_secs: float | None = None
-    trials_per_task: int | None = None
 
 
 class Coordinator:
@@ -107,22 +95,16 @@ class Coordinator:
         kept = min(MAX_RESULTS, max(_MIN_RESULTS, _MAX_RESULTS_IN_ALL // searched))
         most = limits.trials_per_task
         self.tasks = {t.task_id: TaskState.by(t, sources, most, kept=kept) for t in tasks}
-        self.ended_trials = 0  # of the search
-        self.failed_trials = 0
         self.finished = ""
-        self._open_trials = 0  # search trials that will end
         self._proposing = 0
         self._scheduler = TaskScheduler(self.tasks)
         self._pool = WorkerPool()
-        self._limits = limits
-        self._stop = ""
+        self._budget = Budget(limits, self._scheduler)
         self._has_hurried = False
         self._unbuilt = BuildQueue()
         self._built: deque[Build] = deque()
         self._known = known
         self._isolation = Isolation(self._pool)
-        self._attempts: dict[str, int] = {}  # of trials that were lost and have not ended
-        self._elapsed_secs = 0.0
         self._checks = BaselineChecks()
         self._training_rows = {name: TrainingRows() for name in sources}
 
@@ -148,7 +130,7 @@ class Coordinator:
         for candidate in unfinished:
             is_default = candidate.is_default
             state = self.tasks[candidate.task_id]
-            if is_default or not (self._enough_trials() or state.is_full):
+            if is_default or not (self._budget.has_enough_trials or state.is_full):
                 self._open(candidate)
                 self._unbuilt.add([candidate])
                 if candidate.candidate_id in lost:
@@ -174,9 +156,18 @@ class Coordinator:
         return self._pool.busy(role)
 
     @property
+    def ended_trials(self) -> int:
+        """Of the search, defaults left out."""
+        return self._budget.ended
+
+    @property
+    def failed_trials(self) -> int:
+        return self._budget.failed
+
+    @property
     def is_cut_short(self) -> bool:
         """Say whether something was left to search: its time is up, or somebody stopped it."""
-        return bool(self._stop)
+        return self._budget.is_cut_short
 
     def weighted_best_secs(self) -> float | None:
         """Return the model's time by its kernels, or None while a default is not measured yet."""
@@ -202,19 +193,19 @@ class Coordinator:
                 self._lose(worker_id, message, out)
             case Proposed():
                 self._proposed(event, out)
-            case BuildsEnded(worker_id, results):
-                self._builds_ended(worker_id, results, out)
-            case MeasurementsEnded(worker_id, results):
-                self._measurements_ended(worker_id, results, out)
-            case BaselineChecked(worker_id, result, busy_secs):
-                self._baseline_checked(worker_id, result, busy_secs, out)
+            case BuildsEnded():
+                self._builds_ended(event, out)
+            case MeasurementsEnded():
+                self._measurements_ended(event, out)
+            case BaselineChecked():
+                self._baseline_checked(event, out)
             case Tick(elapsed_secs):
-                self._elapsed_secs = elapsed_secs
+                self._budget.elapsed_secs = elapsed_secs
                 if self._checks.scan(elapsed_secs, self.tasks.values()):
                     for worker in self._pool.all_free("slice"):
                         self._check(worker, out)
             case StopRequested(reason):
-                self._stop = self._stop or reason
+                self._budget.stop(reason)
         self._assign(out)
         return out
 
@@ -233,18 +224,13 @@ class Coordinator:
             out.append(StoreProposed(fresh))
         self._unbuilt.add(self._not_known(fresh, out), event.worker_id)
 
-    def _builds_ended(
-        self,
-        worker_id: str,
-        results: tuple[tuple[Candidate, Build | Failure], ...],
-        out: list[Instruction],
-    ) -> None:
-        self._release(worker_id, BuildThem)
-        if worker_id == self._checks.builder:
-            self._checks.built(results[0][1])
+    def _builds_ended(self, event: BuildsEnded, out: list[Instruction]) -> None:
+        self._release(event.worker_id, BuildThem)
+        if event.worker_id == self._checks.builder:
+            self._checks.built(event.results[0][1])
             return
-        builds = tuple(r for _, r in results if isinstance(r, Build))
-        failures = tuple((c, r) for c, r in results if isinstance(r, Failure))
+        builds = tuple(r for _, r in event.results if isinstance(r, Build))
+        failures = tuple((c, r) for c, r in event.results if isinstance(r, Failure))
         self._take_builds(builds, out)
         if failures:
             self._store_results(failures, out)
@@ -266,31 +252,21 @@ class Coordinator:
         self._built.extendleft(reversed(defaults))
         self._built.extend(b for b in ready if not b.candidate.is_default)
 
-    def _measurements_ended(
-        self,
-        worker_id: str,
-        results: tuple[tuple[Candidate, Measurement | Failure], ...],
-        out: list[Instruction],
-    ) -> None:
-        work = self._release(worker_id, Measure)
+    def _measurements_ended(self, event: MeasurementsEnded, out: list[Instruction]) -> None:
+        work = self._release(event.worker_id, Measure)
         assert isinstance(work, Measure)
-        for build, (candidate, result) in zip(work.builds, results, strict=True):
+        for build, (candidate, result) in zip(work.builds, event.results, strict=True):
             self._checks.offer(build, result, self.tasks[candidate.task_id].task.weight)
-        self._store_results(results, out)
-        self._check(self.workers[worker_id], out, patience=2.0 if self._built else 1.0)
+        self._store_results(event.results, out)
+        self._check(self.workers[event.worker_id], out, patience=2.0 if self._built else 1.0)
 
-    def _baseline_checked(
-        self,
-        worker_id: str,
-        result: Measurement | Failure,
-        busy_secs: float,
-        out: list[Instruction],
-    ) -> None:
-        work = self._release(worker_id, CheckBaseline)
+    def _baseline_checked(self, event: BaselineChecked, out: list[Instruction]) -> None:
+        work = self._release(event.worker_id, CheckBaseline)
         assert isinstance(work, CheckBaseline)
-        self._checks.ended(worker_id, result, busy_secs, self._elapsed_secs)
-        if isinstance(result, Measurement):
-            out.append(StoreBaselineCheck(work.build.candidate.task_id, result, busy_secs))
+        self._checks.ended(event, self._budget.elapsed_secs)
+        if isinstance(event.result, Measurement):
+            task_id = work.build.candidate.task_id
+            out.append(StoreBaselineCheck(task_id, event.result, event.busy_secs))
 
     def _check(self, worker: Worker, out: list[Instruction], *, patience: float = 1.0) -> None:
         """Run the baseline in a slice that is free, if it is due and the search goes on."""
@@ -299,9 +275,11 @@ class Coordinator:
             build is None
             or self.finished
             or not self._pool.is_free(worker)
-            or not self._checks.is_due(worker.worker_id, self._elapsed_secs, patience=patience)
-            or self._cut_short()
-            or self._satisfied()
+            or not self._checks.is_due(
+                worker.worker_id, self._budget.elapsed_secs, patience=patience
+            )
+            or self._budget.cut_short()
+            or self._budget.satisfied()
         ):
             return
         neighbours = self._pool.busy_on(worker.device)
@@ -315,16 +293,12 @@ class Coordinator:
         stored: list[tuple[Candidate, Measurement | Failure]] = []
         for candidate, result in results:
             if isinstance(result, Failure) and not result.kind.ends_trial:
-                attempts = self._attempts.get(candidate.candidate_id, 0) + 1
-                self._attempts[candidate.candidate_id] = attempts
-                if attempts < MAX_ATTEMPTS:
-                    if result.stage is not Stage.BUILD:
-                        self._isolation.add(candidate.candidate_id)
+                ended = self._isolation.lose(candidate.candidate_id, result)
+                if ended is None:
                     self._unbuilt.add([candidate])
                     stored.append((candidate, result))
                     continue
-                message = f"lost {attempts} times, the last: {result.message}"
-                result = Failure(result.stage, Kind.CRASH, message)
+                result = ended
             self._end(candidate, result)
             stored.append((candidate, result))
         out.append(StoreEnded(tuple(stored)))
@@ -337,20 +311,14 @@ class Coordinator:
         match work:
             case Propose(task=task, source=source):
                 state = self.tasks[task.task_id]
-                self._lose_proposal(state, state.sources[source], message)
+                self._count_proposing(state, state.sources[source], -1)
+                state.sources[source].lose_proposal(message)
             case BuildThem() if worker_id == self._checks.builder:
                 self._checks.built(None)
             case BuildThem(candidates=candidates):
                 self._requeue(candidates, Stage.BUILD, message, out)
             case Measure(builds=builds):
                 self._requeue([b.candidate for b in builds], Stage.RUN, message, out)
-
-    def _lose_proposal(self, state: TaskState, source: SourceState, message: str) -> None:
-        self._count_proposing(state, source, -1)
-        source.lost_proposals += 1
-        if source.lost_proposals >= MAX_ATTEMPTS:
-            source.exhausted = True
-            source.message = f"{MAX_ATTEMPTS} tuners were lost in its search, the last: {message}"
 
     def _requeue(
         self, candidates: Sequence[Candidate], stage: Stage, message: str, out: list[Instruction]
@@ -364,22 +332,20 @@ class Coordinator:
         """Mark a trial as under way; False where it is or was already."""
         state = self.tasks[candidate.task_id]
         is_fresh = state.opened(candidate)
-        self._open_trials += is_fresh and not candidate.is_default
+        if is_fresh and not candidate.is_default:
+            self._budget.open()
         self._scheduler.changed(state)
         return is_fresh
 
     def _end(self, candidate: Candidate, result: Measurement | Failure) -> None:
         state = self.tasks[candidate.task_id]
         state.end(candidate, result)
-        self._attempts.pop(candidate.candidate_id, None)
         self._isolation.clear(candidate.candidate_id)
         if rows := self._training_rows.get(candidate.source):
             rows.ended(candidate, result)
         self._scheduler.changed(state)
         if not candidate.is_default:
-            self._open_trials -= 1
-            self.ended_trials += 1
-            self.failed_trials += isinstance(result, Failure)
+            self._budget.end(result)
 
     def _count_proposing(self, state: TaskState, source: SourceState, change: int) -> None:
         source.proposing += change
@@ -391,7 +357,7 @@ class Coordinator:
     def _assign(self, out: list[Instruction]) -> None:
         if self.finished:
             return
-        cut_short = self._cut_short()
+        cut_short = self._budget.cut_short()
         if cut_short:
             self._unbuilt.clear()
             self._hurry(cut_short, out)
@@ -400,7 +366,7 @@ class Coordinator:
             self._measure(lone, (build,), out, is_alone=True)
         while self._built and (worker := self._pool.free("slice")):
             self._measure(worker, self._next_built(), out)
-        satisfied = self._satisfied()
+        satisfied = self._budget.satisfied()
         while worker := self._pool.free("tuner"):
             if (baseline := self._checks.wanted) and self._unbuilt and not self._checks.builder:
                 self._checks.builder = worker.worker_id
@@ -410,7 +376,7 @@ class Coordinator:
             elif cut_short or satisfied or not self._propose(worker, out):
                 break  # what keeps one tuner from proposing keeps them all
         if self._pool.is_idle and not (self._built or self._isolation or self._unbuilt):
-            self.finished = cut_short or satisfied or self._exhausted()
+            self.finished = cut_short or satisfied or self._budget.exhausted()
             if self.finished:
                 out.append(Finish(self.finished))
 
@@ -420,44 +386,10 @@ class Coordinator:
             out.append(Hurry(reason))
         self._has_hurried = True
 
-    def _cut_short(self) -> str:
-        """Say why nothing new is built: what is built is measured, the rest is left."""
-        budget = self._limits.budget_secs
-        if not self._stop and budget is not None and self._elapsed_secs >= budget:
-            self._stop = f"the budget of {budget:g} s is spent"
-        return self._stop
-
-    def _satisfied(self) -> str:
-        """Say why nothing new is proposed: what is proposed is built and measured."""
-        if self._enough_trials():
-            return f"{self.ended_trials} trials were measured"
-        limits = self._limits
-        if limits == Limits() and self._little_gain():
-            return "no task promises more than 0.05% of the model's time for its next batch"
-        return ""
-
-    def _exhausted(self) -> str:
-        if self._scheduler.all_exhausted:
-            return "every task's search space is exhausted"
-        if self._scheduler.all_exhausted_or_full:
-            return f"no task may have more than {self._limits.trials_per_task} trials"
-        return ""
-
-    def _enough_trials(self) -> bool:
-        return self._limits.trials is not None and self._committed() >= self._limits.trials
-
-    def _committed(self) -> int:
-        """Return the search trials that have ended or will."""
-        return self.ended_trials + self._open_trials
-
-    def _little_gain(self) -> bool:
-        total = self.weighted_best_secs()
-        return total is not None and self._scheduler.highest_gain_secs() < _SMALL_GAIN * total
-
     def _next_built(self) -> tuple[Build, ...]:
         share = math.ceil(len(self._built) / self._count("slice"))
         waiting = (b.candidate for b in self._built)
-        count = self._chunk(waiting, min(MEASURE_CHUNK, share))
+        count = self._isolation.together(waiting, min(MEASURE_CHUNK, share))
         return tuple(self._built.popleft() for _ in range(count))
 
     def _measure(
@@ -475,30 +407,15 @@ class Coordinator:
     def _build(self, worker: Worker, out: list[Instruction]) -> None:
         share = math.ceil(len(self._unbuilt) / self._count("tuner"))
         waiting = self._unbuilt.queue_for(worker.worker_id)
-        count = self._chunk(waiting, min(BUILD_CHUNK, share))
+        count = self._isolation.together(waiting, min(BUILD_CHUNK, share))
         chosen = self._unbuilt.take(worker.worker_id, count)
         self._begin(worker, BuildThem(worker.worker_id, chosen), out)
-
-    def _chunk(self, queue: Iterable[Candidate], most: int) -> int:
-        """Return how many of a queue's first go together.
-
-        Whatever was lost with a worker goes alone, so that it can take no other down again.
-        """
-        count = 0
-        for candidate in islice(queue, most):
-            if candidate.candidate_id in self._attempts:
-                return max(1, count)
-            count += 1
-        return count
 
     def _propose(self, worker: Worker, out: list[Instruction]) -> bool:
         """Have a tuner propose; False where nothing more is wanted, of no tuner."""
         if len(self._unbuilt) >= BATCH * self._count("tuner"):
             return False
-        count = BATCH
-        if self._limits.trials is not None:
-            committed = self._committed() + BATCH * self._proposing
-            count = min(count, self._limits.trials - committed)
+        count = self._budget.room(self._proposing)
         state = self._scheduler.most_to_gain(worker.islands) if count > 0 else None
         source = None if state is None else state.next_source()
         if state is None or source is None:

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from tunerd.candidates.base import BATCH
+from tunerd.coordinator.isolation import MAX_ATTEMPTS
 from tunerd.coordinator.results import MAX_RESULTS, Results
 
 _WINDOW = 3  # batches that the recent gain is taken over, as in MetaSchedule's task scheduler
@@ -64,3 +65,10 @@ class SourceState:
             return part
         behind = self.best_secs / least_secs - 1.0
         return part - part * behind * self.batches / _REACH
+
+    def lose_proposal(self, message: str) -> None:
+        """Count a tuner that was lost in its search; too many of them end it."""
+        self.lost_proposals += 1
+        if self.lost_proposals >= MAX_ATTEMPTS:
+            self.exhausted = True
+            self.message = f"{MAX_ATTEMPTS} tuners were lost in its search, the last: {message}"

@@ -14,7 +14,8 @@ from tunerd.cluster.membership import Membership
 from tunerd.cluster.metrics import ray_record
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.coordinator import events as ev
-from tunerd.coordinator.coordinator import Coordinator, Limits
+from tunerd.coordinator.budget import Limits
+from tunerd.coordinator.coordinator import Coordinator
 from tunerd.errors import Interrupted, TunerdError
 from tunerd.frontend.kernels import Selection
 from tunerd.frontend.model import FixedModel

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from tunerd.cluster.ray_cluster import Cluster
-from tunerd.coordinator.coordinator import MAX_ATTEMPTS
+from tunerd.coordinator.isolation import MAX_ATTEMPTS
 from tunerd.errors import InfrastructureError
 from tunerd.runner.base import ALONE, Company
 from tunerd.runner.load import Load

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from tunerd.artifacts.manifest import MANIFEST
-from tunerd.coordinator.coordinator import MAX_ATTEMPTS
+from tunerd.coordinator.isolation import MAX_ATTEMPTS
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
 from tunerd.frontend.kernels import Kernels
 from tunerd.records import Store
