@@ -107,7 +107,12 @@ def make_membership(store: Store) -> MakeMembership:
         telemetry = create_autospec(Telemetry, instance=True)
         layout = layout_of(nodes, asked)
         membership = Membership(
-            cast(Cluster, cluster), layout, asked, store, telemetry, elastic=elastic
+            cast(Cluster, cluster),
+            layout,
+            settings=asked,
+            store=store,
+            telemetry=telemetry,
+            elastic=elastic,
         )
         membership.start()
         return membership, cluster

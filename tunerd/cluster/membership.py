@@ -43,10 +43,10 @@ class Membership:
         self,
         cluster: Cluster,
         layout: Layout,
+        *,
         settings: TuneSettings,
         store: Store,
         telemetry: Telemetry,
-        *,
         elastic: bool,
     ) -> None:
         self._cluster, self._layout, self._settings, self._store = cluster, layout, settings, store

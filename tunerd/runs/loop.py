@@ -7,7 +7,8 @@ and work for the workers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tunerd.cluster.actor_bodies import WorkerReply
 from tunerd.cluster.membership import Membership
@@ -23,74 +24,57 @@ from tunerd.vocabulary import Candidate, Proposal
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
 class SearchLoop:
-    """One search.
+    """One search, by the parts of a run that take part in it."""
 
-    Args:
-        best_builds: keeps what was built of the best candidates.
-        log_step: is told which worker is ready.
-    """
-
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        cluster: Cluster,
-        membership: Membership,
-        folder: RunFolder,
-        timekeeper: Timekeeper,
-        telemetry: Telemetry,
-        best_builds: BestBuilds,
-        *,
-        log_step: Callable[[str], None],
-    ) -> None:
-        self._coordinator = coordinator
-        self._cluster = cluster
-        self._membership = membership
-        self._folder = folder
-        self._timekeeper = timekeeper
-        self._telemetry = telemetry
-        self._best_builds = best_builds
-        self._log_step = log_step
+    coordinator: Coordinator
+    cluster: Cluster
+    membership: Membership
+    folder: RunFolder
+    timekeeper: Timekeeper
+    telemetry: Telemetry
+    best_builds: BestBuilds  # keeps what was built of the best candidates
 
     def start(self, defaults: Sequence[Candidate]) -> None:
         """Begin with the default of each task, and with the slices, which are ready."""
-        self._carry_out(self._coordinator.start(list(defaults)))
-        for slice_id in self._membership.slice_ids:
+        self._carry_out(self.coordinator.start(list(defaults)))
+        for slice_id in self.membership.slice_ids:
             self.tell(self._joining(slice_id))
 
     def step(self, wait_secs: float) -> None:
         """Take what workers answer, waiting so long for a first one, and see which have left."""
-        for answer in self._cluster.answers(wait_secs):
+        for answer in self.cluster.answers(wait_secs):
             for event in self._events(answer):
                 self.tell(event)
-        for worker_id in self._membership.look():
-            if worker_id in self._coordinator.workers:
+        for worker_id in self.membership.look():
+            if worker_id in self.coordinator.workers:
                 self.tell(ev.WorkerLost(worker_id, "its node left"))
 
     def tell(self, event: ev.Event) -> None:
-        self._carry_out(self._coordinator.handle(event))
+        self._carry_out(self.coordinator.handle(event))
 
     def _events(self, answer: WorkerReply) -> Iterator[ev.Event]:
         worker_id = answer.worker_id
         if answer.method == "survey":
-            self._membership.join(answer)
+            self.membership.join(answer)
             return
-        worker = self._coordinator.workers.get(worker_id)
+        worker = self.coordinator.workers.get(worker_id)
         work = worker.work if worker else None
-        role = self._membership.role(worker_id)
-        self._timekeeper.note(answer, role, work)
-        self._telemetry.answered(role, answer.busy_secs)
+        role = self.membership.role(worker_id)
+        self.timekeeper.note(answer, role, work)
+        self.telemetry.answered(role, answer.busy_secs)
         if answer.error:
             if worker:
                 yield ev.WorkerLost(worker_id, answer.error)
-            self._membership.lose(worker_id, answer.error, answer.problem)
+            self.membership.lose(worker_id, answer.error, answer.problem)
             return
         if answer.method in ("warm_up", "start"):
-            if self._membership.is_fit(answer):
-                self._log_step(f"{worker_id} is ready")
+            if self.membership.is_fit(answer):
+                log.info("%s is ready", worker_id)
                 yield self._joining(worker_id)
             return
-        self._membership.has_answered(worker_id)
+        self.membership.has_answered(worker_id)
         match work:
             case ev.Propose(task=task):
                 proposal: Proposal = answer.value
@@ -108,24 +92,24 @@ class SearchLoop:
             case ev.BuildThem(candidates=candidates):
                 yield ev.BuildsEnded(worker_id, tuple(zip(candidates, answer.value, strict=True)))
             case ev.Measure(builds=builds):
-                self._telemetry.measured(self._membership.device(worker_id), answer.value)
-                self._best_builds.note(builds, answer.value)
+                self.telemetry.measured(self.membership.device(worker_id), answer.value)
+                self.best_builds.note(builds, answer.value)
                 candidates = tuple(b.candidate for b in builds)
                 yield ev.MeasurementsEnded(
                     worker_id, tuple(zip(candidates, answer.value, strict=True))
                 )
             case ev.CheckBaseline():
-                self._telemetry.measured(self._membership.device(worker_id), answer.value)
+                self.telemetry.measured(self.membership.device(worker_id), answer.value)
                 yield ev.BaselineChecked(worker_id, answer.value[0], answer.busy_secs or 0.0)
         if answer.method == "measure" and (
-            faulty := self._membership.has_faulted(worker_id, answer.value)
+            faulty := self.membership.has_faulted(worker_id, answer.value)
         ):
-            for slice_id in self._coordinator.workers.keys() & set(faulty):
+            for slice_id in self.coordinator.workers.keys() & set(faulty):
                 yield ev.WorkerLost(slice_id, "its device is left alone")
-            self._membership.leave_alone(faulty)
+            self.membership.leave_alone(faulty)
 
     def _carry_out(self, instructions: Sequence[ev.Instruction]) -> None:
-        store = self._folder.store
+        store = self.folder.store
         for instruction in instructions:
             match instruction:
                 case ev.StoreProposed(candidates):
@@ -133,8 +117,8 @@ class SearchLoop:
                 case ev.StoreBuilt(builds):
                     store.built(builds)
                 case ev.StoreEnded(results):
-                    trial_ids = self._folder.finish({c.candidate_id: r for c, r in results})
-                    self._telemetry.trials_ended(
+                    trial_ids = self.folder.finish({c.candidate_id: r for c, r in results})
+                    self.telemetry.trials_ended(
                         (trial_ids[c.candidate_id], c, r) for c, r in results
                     )
                 case ev.StoreBaselineCheck(task_id, measurement, busy_secs):
@@ -142,18 +126,18 @@ class SearchLoop:
                 case ev.Measure(worker_id, builds):
                     started = [b.candidate for b in builds]
                     store.start([c.candidate_id for c in started], worker_id)
-                    self._telemetry.trials_started(started, worker_id)
-                    self._cluster.submit(instruction)
+                    self.telemetry.trials_started(started, worker_id)
+                    self.cluster.submit(instruction)
                 case ev.Propose() | ev.BuildThem() | ev.CheckBaseline():
-                    self._cluster.submit(instruction)
+                    self.cluster.submit(instruction)
                 case ev.Hurry(reason):
                     log.info("tuners are to end what they do: %s", reason)
-                    self._cluster.hurry_tuners()
+                    self.cluster.hurry_tuners()
                 case ev.Finish(reason):
                     log.info("search ended: %s", reason)
 
     def _joining(self, worker_id: str) -> ev.WorkerJoined:
-        membership = self._membership
+        membership = self.membership
         role, lane = membership.role(worker_id), membership.lane(worker_id)
         if role != "slice":
             return ev.WorkerJoined(worker_id, role, lane)

@@ -30,6 +30,7 @@ from tunerd.runs.finals.selection import FINALISTS
 from tunerd.runs.folder import RunFolder
 from tunerd.runs.loop import SearchLoop
 from tunerd.runs.plan import RunPlan, plan_run, read
+from tunerd.runs.progress import RunProgress
 from tunerd.runs.shared import SharedResources, run_name
 from tunerd.runs.team_store import obtained_in, team_store
 from tunerd.runs.timekeeping import Timekeeper
@@ -40,7 +41,7 @@ from tunerd.system.files import disk_errors_said
 from tunerd.system.signals import Stop
 from tunerd.telemetry.events import Telemetry
 from tunerd.telemetry.metrics import record_nothing
-from tunerd.telemetry.progress import SEARCHING, Progress, ProgressState, TaskProgress
+from tunerd.telemetry.progress import Progress
 from tunerd.vocabulary import SEARCH, CapProof, Phase, Task, default_candidate
 from tunerd.vocabulary.outcome import Outcome
 from tunerd.vocabulary.verdict import Verdict
@@ -183,8 +184,7 @@ class Run:
         self._team = team_store(plan.settings, folder.store, self._say)
         self._telemetry = telemetry
         self._stop = stop
-        self._started = started
-        self._phase = "starting"
+        self._progress = RunProgress(plan, telemetry, started=started)
         self._tasks: tuple[Task, ...] = ()
         self._coordinator = Coordinator((), Limits())
         self._taken_over = 0  # trials of earlier sessions that had ended
@@ -192,12 +192,11 @@ class Run:
         self._timekeeper = Timekeeper(self._store, began_at=began_at)
         self._membership: Membership | None = None
         self._best_builds = BestBuilds(FINALISTS)
-        self._began = started
 
     def tune(self, write_report: WriteReport | None) -> Outcome:
         """Tune and finish, in a cluster that is open or in a private one."""
         with self._searched(to_finish=True) as (cluster, membership, lowering):
-            self._phase = "finishing"
+            self._progress.phase = "finishing"
             self._warn_if_nothing_was_left()
             self._show("choosing finalists")
             kernels = lowering.result()
@@ -211,10 +210,12 @@ class Run:
                     quiet=QuietSlice(
                         cluster,
                         slice_id,
-                        membership.beside(slice_id),
-                        Finals.of(self._plan.settings, kernels.touched_bytes),
-                        Patience(self._say, secs=0.0 if self._plan.settings.no_wait else WAIT_SECS),
-                        membership.revive,
+                        others=membership.beside(slice_id),
+                        finals=Finals.of(self._plan.settings, kernels.touched_bytes),
+                        patience=Patience(
+                            self._say, secs=0.0 if self._plan.settings.no_wait else WAIT_SECS
+                        ),
+                        revive=membership.revive,
                     ),
                     cores=membership.cores_here(slice_id),
                     proofs=membership.proofs,
@@ -251,22 +252,22 @@ class Run:
             cluster = stack.enter_context(self._cluster())
             cluster.on_call = self._timekeeper.called
             stack.callback(self._timekeeper.end)
-            self._log_step("Ray is there")
+            self._progress.log_step("Ray is there")
             membership = self._membership = Membership(
                 cluster,
                 self._plan.layout,
-                self._plan.settings,
-                self._store,
-                self._telemetry,
+                settings=self._plan.settings,
+                store=self._store,
+                telemetry=self._telemetry,
                 elastic=self._plan.settings.address is not None,
             )
             proofs = self._start_workers(membership)
-            self._log_step("the slices have their shares")
+            self._progress.log_step("the slices have their shares")
             # Refuses a folder that no slice sees, before the search.
             quiet_slice = self._quiet_slice(cluster, membership)
             extracted = lowering.extracted()
             tasks = self._selected(extracted.tasks)
-            self._log_step("the model is lowered")
+            self._progress.log_step("the model is lowered")
             finals = Finals.of(self._plan.settings, extracted.touched_bytes)
             self._store.obtained = obtained_in(quiet_slice, proofs, self._store, finals.conditions)
             transferred = [past for x in self._plan.warm_starts for past in x.transferred]
@@ -292,9 +293,6 @@ class Run:
                 stack.enter_context(early)
             logs = self._folder.paths.logs / "ray"
             yield stack.enter_context(shared.cluster(layout, logs=logs))
-
-    def _log_step(self, what: str) -> None:
-        log.info("%s after %.1f s", what, time.monotonic() - self._started)
 
     def _restore(self, tasks: tuple[Task, ...], proofs: Sequence[CapProof]) -> None:
         """Take over what earlier sessions in this folder have measured."""
@@ -362,8 +360,7 @@ class Run:
 
     def _search(self, cluster: Cluster, membership: Membership, lowering: Lowering | None) -> None:
         coordinator = self._coordinator
-        self._phase = SEARCHING
-        self._began = time.monotonic()
+        self._progress.begin_search()
         self._timekeeper.enter(Phase.SEARCH)
         known = [t.task_id for t in self._tasks]
         earlier = self._plan.warm_starts
@@ -371,14 +368,13 @@ class Run:
         self._timekeeper.expect(membership.tuner_ids, "tuner")
         self._timekeeper.expect(membership.slice_ids, "slice")
         loop = SearchLoop(
-            coordinator,
-            cluster,
-            membership,
-            self._folder,
-            self._timekeeper,
-            self._telemetry,
-            self._best_builds,
-            log_step=self._log_step,
+            coordinator=coordinator,
+            cluster=cluster,
+            membership=membership,
+            folder=self._folder,
+            timekeeper=self._timekeeper,
+            telemetry=self._telemetry,
+            best_builds=self._best_builds,
         )
         loop.start([default_candidate(t) for t in self._tasks])
         while not coordinator.finished:
@@ -387,7 +383,7 @@ class Run:
                 loop.tell(ev.StopRequested("stopped on request"))
             if lowering is not None and lowering.problem is not None:
                 raise lowering.problem  # what comes after the search would be in vain
-            loop.tell(ev.Tick(time.monotonic() - self._began))
+            loop.tell(ev.Tick(self._progress.searched_secs))
             self._show("")
 
     def _require_not_stopped(self) -> None:
@@ -412,39 +408,7 @@ class Run:
         self._show(message)
 
     def _show(self, message: str) -> None:
-        coordinator, layout, membership = self._coordinator, self._plan.layout, self._membership
-        states = coordinator.tasks.values()
-        total = coordinator.weighted_best_secs() or 0.0
-        now = time.monotonic()
-        began = now if self._phase == "starting" else self._began
-        self._telemetry.update(
-            ProgressState(
-                elapsed_secs=now - self._started,
-                budget_secs=self._plan.settings.budget_secs,
-                trials_done=coordinator.ended_trials,
-                trials_failed=coordinator.failed_trials,
-                trials_budget=self._plan.settings.trials,
-                slices_busy=coordinator.busy("slice"),
-                slices=len(membership.slice_ids if membership else layout.slices),
-                tuners_busy=coordinator.busy("tuner"),
-                tuners=len(membership.tuner_ids if membership else layout.tuners),
-                tasks=tuple(
-                    TaskProgress(
-                        name=s.task.name,
-                        weight=s.task.weight,
-                        default_secs=s.default_secs,
-                        best_secs=s.best_secs,
-                        trials=s.ended,
-                        share=s.task.weight * s.reference_secs / total if total else 0.0,
-                        task_id=s.task.task_id,
-                    )
-                    for s in states
-                ),
-                phase=self._phase,
-                message=message,
-                search_began_secs=began - self._started,
-            )
-        )
+        self._progress.show(message, self._coordinator, self._membership)
 
 
 @contextlib.contextmanager
