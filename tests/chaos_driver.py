@@ -40,7 +40,7 @@ from chaos_slices import FaultySlice
 from coordinator_world import candidate, task
 from simulated_ray import Actor, SimulatedRay
 
-from tunerd.cluster import membership, ray_cluster
+from tunerd.cluster import connection, membership, ray_cluster
 from tunerd.cluster.actor_bodies import Timed
 from tunerd.cluster.layout import Layout
 from tunerd.cluster.nodes import Survey, TunerSpec
@@ -256,7 +256,7 @@ def join_clusters(chaos: Chaos, ray: SimulatedRay) -> None:
 
     membership.Membership.look = look  # type: ignore[method-assign]
     membership.LOOK_SECS = 0.0
-    ray_cluster.raylet_at = lambda _: ()  # type: ignore[assignment]
+    connection.raylet_at = lambda _: ()  # type: ignore[assignment]
     ray_cluster.survey_here = lambda *_: surveyed(
         ray.here, DRIVERS_SLICES if ray.here == ray.node_ids[0] else OTHERS_SLICES
     )
@@ -390,7 +390,7 @@ def run_session(
     preparation.read = run.read = lambda _: fixed
     run.Lowerer = contextlib.nullcontext  # type: ignore[misc,assignment]
     shared.Lowering = NoLowering  # type: ignore[misc,assignment]
-    ray_cluster.leashed = lambda: contextlib.nullcontext(tuple)  # type: ignore[assignment]
+    connection.leashed = lambda: contextlib.nullcontext(tuple)  # type: ignore[assignment]
     ray_cluster.TunerActor = ListTuner  # type: ignore[misc,assignment]
     slices = sys.modules["tunerd.slices"]
     slices.member = lambda _: FaultySlice  # type: ignore[attr-defined]

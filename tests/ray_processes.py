@@ -29,7 +29,7 @@ with Cluster(address=None, run="test", cpus=2, gpus=0) as cluster:
     cluster.start_slices([(s, None) for s in plan.slices])
     cluster.give_tasks(())
     assert [a.error for a in cluster.answers(60)] == [""]
-    (folder,) = {str(cluster._folder.path)}
+    (folder,) = {str(cluster._connection.folder.path)}
     print(json.dumps({"folder": folder, "token": os.environ["RAY_AUTH_TOKEN"]}), flush=True)
     sys.stdin.read()
 """

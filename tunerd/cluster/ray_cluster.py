@@ -1,10 +1,7 @@
-"""Ray: where tuners and slices live. Only `ray_metrics` imports it as well.
+"""Ray: where tuners and slices live.
 
 A slice actor holds `num_gpus = pct/100` and no CPU; a tuner holds the CPUs that it uses. On CPU
 slices the tuner of a lane holds the cores, and the slice of that lane measures on them in turn.
-
-Ctrl-C reaches a terminal's whole process group. Ray starts its daemons with SIGINT blocked, which
-workers and their children inherit, so only the driver hears it, and drains.
 """
 
 from __future__ import annotations
@@ -17,19 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tunerd.cluster import private_ray
 from tunerd.cluster.actor_bodies import SliceActor, TunerActor, WorkerReply
+from tunerd.cluster.connection import Connection
 from tunerd.cluster.nodes import Node, Survey, TunerSpec, match_slices, survey_here
 from tunerd.cluster.ray_calls import LOOK_SECS, Calls
-from tunerd.cluster.ray_environment import (
-    Environment,
-    RayFolder,
-    environment,
-    environment_to_join,
-    join,
-    start_private,
-)
-from tunerd.cluster.reaper import Daemon, end_daemons, leashed, raylet_at, require_alive
+from tunerd.cluster.reaper import require_alive
 from tunerd.cluster.tuner import BUILD_TIMEOUT_SECS
 from tunerd.coordinator import events as ev
 from tunerd.errors import InfrastructureError, Interrupted
@@ -86,7 +75,10 @@ class Cluster:
         place_secs: float = PLACE_SECS,
         ready_secs: float = READY_SECS,
     ) -> None:
-        self._logs = logs
+        self._connection = Connection(address, run, cpus=cpus, gpus=gpus, logs=logs)
+        self._ray = self._connection.ray
+        limits = {"warm_up": ready_secs, "start": ready_secs, "place": place_secs}
+        self._calls = Calls(self._ray, self._connection.daemons, limits | {"survey": ready_secs})
         self._ready_secs = ready_secs
         self._slices: dict[str, Any] = {}
         self._tuners: dict[str, Any] = {}
@@ -101,44 +93,7 @@ class Cluster:
         self._lost_one = False
         self.on_call: Callable[[str, float, float], None] = lambda slice_id, start, end: None
         self.on_wait: Callable[[], None] = lambda: None  # for builds; may raise to stop there
-        self._stack = contextlib.ExitStack()  # what ends Ray and takes away what it had
-        self._daemons: tuple[Daemon, ...] = ()
         self._here = ("", "")  # boot id and name of the driver's host
-        self._folder = RayFolder() if address is None else None
-        if self._folder is not None:
-            self._stack.callback(self._folder.close)
-        variables = environment(run) if address is None else environment_to_join(address, run)
-        self._stack.callback(Environment(variables).undo)
-        try:
-            import ray
-
-            self._ray = ray
-            has_started = self._stack.enter_context(private_ray.messages_logged())
-            private_ray.forget_token()
-            with private_ray.handlers_kept():
-                if self._folder is not None:
-                    hold = self._stack.enter_context(leashed())
-                    self._stack.callback(self._shut_down)
-                    start_private(ray, self._folder, cpus=cpus, gpus=gpus, end_failed=end_daemons)
-                    self._daemons = hold()
-                elif address is not None:
-                    self._stack.callback(self._shut_down)
-                    join(ray, address, run)
-                    self._daemons = raylet_at(self._own_raylet_socket())
-            has_started()
-            limits = {"warm_up": ready_secs, "start": ready_secs, "place": place_secs}
-            self._calls = Calls(ray, self._daemons, limits | {"survey": ready_secs})
-        except BaseException:
-            if self._folder is not None and (kept := self._keep_logs()):
-                log.error("the run had a problem%s", kept)
-            self._stack.close()
-            raise
-
-    def _own_raylet_socket(self) -> str:
-        """Return the socket of the raylet through which this process joined."""
-        own = self._ray.get_runtime_context().get_node_id()
-        (socket,) = (n["RayletSocketName"] for n in self._ray.nodes() if n["NodeID"] == own)
-        return str(socket)
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -147,7 +102,7 @@ class Cluster:
         alive = self.living_nodes()
         asked = [self._survey(n, request) for n in alive]
         surveys: list[Survey] = self._calls.got(asked, "surveying the nodes", self._ready_secs)
-        driver = self._ray.get_runtime_context().get_node_id()
+        driver = self._connection.node_id
         at = dict(zip(alive, surveys, strict=True))
         self._here = (at[driver].boot_id, at[driver].hostname)
         return [self._node(n, survey, is_driver=n == driver) for n, survey in at.items()]
@@ -168,7 +123,7 @@ class Cluster:
 
     def _survey(self, node_id: str, request: SliceRequest) -> Any:
         survey = self._ray.remote(num_cpus=0, max_retries=0)(survey_here)
-        return survey.options(scheduling_strategy=self._on(node_id)).remote(request)
+        return survey.options(scheduling_strategy=self._connection.on(node_id)).remote(request)
 
     def _node(self, node_id: str, survey: Survey, *, is_driver: bool = False) -> Node:
         return Node(
@@ -238,8 +193,8 @@ class Cluster:
             "max_restarts": 0,
         }
         if node_id is not None:
-            options["scheduling_strategy"] = self._on(node_id)
-        return self._ray.remote(SliceActor).options(**options).remote(self._scratch)
+            options["scheduling_strategy"] = self._connection.on(node_id)
+        return self._ray.remote(SliceActor).options(**options).remote(self._connection.scratch)
 
     # --- tuners --------------------------------------------------------------------------------
 
@@ -289,9 +244,11 @@ class Cluster:
         self._tuner_specs[spec.tuner_id] = spec
         options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": 0, "max_restarts": 0}
         if spec.node_id is not None:
-            options["scheduling_strategy"] = self._on(spec.node_id)
+            options["scheduling_strategy"] = self._connection.on(spec.node_id)
         actor = self._ray.remote(TunerActor).options(**options)
-        handle = actor.remote(self._seed, spec.cpus, self._islands, spec.cores, self._scratch)
+        handle = actor.remote(
+            self._seed, spec.cpus, self._islands, spec.cores, self._connection.scratch
+        )
         handle.prepare.remote(self._target)
         self._islands += 1
         self._tuners[spec.tuner_id] = handle
@@ -386,7 +343,7 @@ class Cluster:
 
         Raises InfrastructureError where Ray itself has ended.
         """
-        require_alive(self._daemons)
+        require_alive(self._connection.daemons)
         asked = {s: self._slices[s].sees.remote("/") for s in slice_ids if s in self._slices}
         return [
             s for s in slice_ids if s not in asked or self._seen(asked[s], _ANSWER_SECS) is None
@@ -461,7 +418,7 @@ class Cluster:
         probe = folder / f".{secrets.token_hex(8)}"
         probe.touch(mode=0o600)
         try:
-            require_alive(self._daemons)
+            require_alive(self._connection.daemons)
             asked = [self._slices[s].sees.remote(str(probe.resolve())) for s in slice_ids]
             for slice_id, sees in zip(slice_ids, asked, strict=True):
                 if self._seen(sees, self._ready_secs):
@@ -501,11 +458,11 @@ class Cluster:
         try:
             self._end_actors(slices.values(), tuners.values())
         finally:
-            self._stack.close()
+            self._connection.close()
 
     def _end_actors(self, slices: Collection[Any], tuners: Collection[Any] = ()) -> None:
         ray = self._ray
-        if not ray.is_initialized() or not all(d.alive for d in self._daemons):
+        if not self._connection.is_up:
             return
         with contextlib.suppress(ray.exceptions.RayError):
             closing = [a.close.remote() for a in slices]
@@ -514,11 +471,6 @@ class Cluster:
         for actor in (*slices, *tuners):
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 ray.kill(actor)
-
-    def _shut_down(self) -> None:
-        if self._ray.is_initialized():
-            with private_ray.handlers_kept():
-                self._ray.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -530,31 +482,9 @@ class Cluster:
         trace: TracebackType | None,
     ) -> None:
         stopped = error is None or isinstance(error, Interrupted | KeyboardInterrupt)
-        if (self._lost_one or not stopped) and (kept := self._keep_logs()):
-            log.error("the run had a problem%s", kept)
+        if self._lost_one or not stopped:
+            self._connection.keep_logs()
         self.close()
-
-    def _keep_logs(self) -> str:
-        """Keep the cluster's logs and say where, as the end of a sentence."""
-        if self._folder is None:
-            return "; see the logs of Ray on its nodes, in /tmp/ray/session_latest/logs by default"
-        try:
-            if self._logs is None or not self._folder.keep_logs(self._logs):
-                return ""
-        except OSError as error:  # which may be the very problem that ends the run
-            return f"; the logs of Ray cannot be kept in {self._logs}: {error.strerror}"
-        return f"; the logs of Ray and its workers are in {self._logs}"
-
-    # --- Ray's words ---------------------------------------------------------------------------
-
-    @property
-    def _scratch(self) -> str | None:
-        return None if self._folder is None else str(self._folder.scratch)
-
-    def _on(self, node_id: str) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 def _gpu_ids(_: SliceActor) -> tuple[str, ...]:
