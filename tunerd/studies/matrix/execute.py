@@ -17,7 +17,6 @@ import random
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 
 from tunerd.artifacts.manifest import MANIFEST
 from tunerd.coordinator.isolation import MAX_ATTEMPTS
@@ -25,7 +24,7 @@ from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
 from tunerd.frontend.kernels import Kernels
 from tunerd.records import Store
 from tunerd.runner.base import ALONE, Runner
-from tunerd.runner.profiles import final_profile, within
+from tunerd.runner.profiles import within
 from tunerd.runs import run
 from tunerd.runs.finals.faults import is_final, without_cause
 from tunerd.runs.finals.verify import Expected, expected_of
@@ -39,6 +38,7 @@ from tunerd.studies.matrix.building import build_all, compile_all
 from tunerd.studies.matrix.claims import DEFAULT, said_of
 from tunerd.studies.matrix.folder import Kept, opened
 from tunerd.studies.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
+from tunerd.studies.matrix.profiles import cell_profile, contest_profile
 from tunerd.studies.matrix.records import (
     ArtifactDone,
     CellDone,
@@ -68,13 +68,6 @@ from tunerd.vocabulary import (
 from tunerd.vocabulary.verdict import Verdict
 
 Result = Measurement | Failure
-_SAMPLES = 10  # of each artifact in a round
-# With samples of 2 and 30 ms finalists and rounds were over half of what six shares cost in time on
-# slices (results/h200-claims), with 0.5 and 10 ms a third to a half (results, "What it cost").
-_CONTEST_SAMPLE_SECS = {"model": 0.0005, "cold": 0.0005, "warm": 0.002}
-_CELL_SAMPLE_SECS = {"cuda": 0.005, "llvm": 0.03}
-
-
 Showing = Callable[[], AbstractContextManager[Progress]]  # of one level's progress
 
 
@@ -419,35 +412,6 @@ def winner_of(results: Mapping[str, Result], default: str, may_win: Container[st
         return default
     best, compared = fastest(timed.get(default), rivals)
     return best if compared is None or compared.verdict is Verdict.FASTER else default
-
-
-def contest_profile(l2: str) -> Profile:
-    """Return how finalists are measured: 20 samples, which choose a winner; half of them judge.
-
-    Ten are enough of one whose samples are all 5% slower than those of a rival: as the best of
-    another share it is judged by five, and does not win here.
-    """
-    return replace(
-        final_profile(l2),
-        name=f"matrix-kernels-v7-{l2}",
-        max_samples=20,
-        hopeless_after=10,
-        hopeless_over=1.05,
-        min_sample_secs=_CONTEST_SAMPLE_SECS[l2],
-        max_total_secs=1.0,
-    )
-
-
-def cell_profile(target: TargetSpec) -> Profile:
-    """Return how whole models are measured in a round: ten samples of each, in turns."""
-    return Profile(
-        "matrix-v3",
-        min_samples=_SAMPLES,
-        max_samples=_SAMPLES,
-        min_sample_secs=_CELL_SAMPLE_SECS[target.kind],
-        max_total_secs=600.0,  # all of them, or there are no pairs
-        hopeless_after=_SAMPLES,
-    )
 
 
 def _distinct(finalists: Iterable[Candidate]) -> list[Candidate]:
