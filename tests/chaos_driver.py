@@ -390,7 +390,7 @@ def run_session(
     preparation.read = run.read = lambda _: fixed
     run.Lowerer = contextlib.nullcontext  # type: ignore[misc,assignment]
     shared.Lowering = NoLowering  # type: ignore[misc,assignment]
-    connection.leashed = lambda: contextlib.nullcontext(tuple)  # type: ignore[assignment]
+    connection.reaping = lambda: contextlib.nullcontext(tuple)  # type: ignore[assignment]
     ray_cluster.TunerActor = ListTuner  # type: ignore[misc,assignment]
     slices = sys.modules["tunerd.slices"]
     slices.member = lambda _: FaultySlice  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from tunerd.records.schema import STORE_NAME
 from tunerd.report.matrix_page import matrix_page
 from tunerd.runs.warm_start import read_warm_starts
 from tunerd.studies.matrix.claims import DEFAULT
-from tunerd.studies.matrix.folder import Kept, read
+from tunerd.studies.matrix.folder import MatrixFolder, read
 from tunerd.studies.matrix.levels import Cost
 from tunerd.studies.matrix.records import (
     ArtifactDone,
@@ -138,7 +138,7 @@ def read_build(content: bytes, folder: Path) -> None:
     _path(folder, ".json").parent.mkdir()
     _path(folder, ".json").write_bytes(told)
     _path(folder, ".so").write_bytes(library)
-    found = Kept(folder).build_of(_CANDIDATE)
+    found = MatrixFolder(folder).build_of(_CANDIDATE)
     if found is not None:
         assert found.library_sha256 == hashlib.sha256(library).hexdigest()
         assert all(isinstance(size, int) for arg in found.args for size in arg.shape)
@@ -207,9 +207,9 @@ def read_profile(content: bytes, folder: Path) -> None:
             knee(curve, 0.1)
 
 
-def _saved(folder: Path, build: Build) -> Kept:
+def _saved(folder: Path, build: Build) -> MatrixFolder:
     _path(folder, ".so").parent.mkdir(exist_ok=True)
-    kept = Kept(folder)
+    kept = MatrixFolder(folder)
     kept.save_build(build)
     return kept
 

@@ -114,14 +114,14 @@ _FULL_AT_A_CELL = """
 import resource
 from tunerd.cli import main
 from tunerd.studies.matrix.records import CellDone
-from tunerd.studies.matrix.folder import Kept
-add = Kept.add
+from tunerd.studies.matrix.folder import MatrixFolder
+add = MatrixFolder.add
 def add_to_a_full_disk(kept, done):
     if isinstance(done, CellDone) and any(kept.of(CellDone)):
         size_bytes = (kept.root / "done.jsonl").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes + 60, resource.RLIM_INFINITY))
     add(kept, done)
-Kept.add = add_to_a_full_disk
+MatrixFolder.add = add_to_a_full_disk
 main()
 """
 

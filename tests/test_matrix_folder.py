@@ -24,7 +24,7 @@ from tunerd.settings import TuneSettings
 from tunerd.settings.option import checked
 from tunerd.settings.studies import MatrixSettings
 from tunerd.studies.matrix.claims import DEFAULT, middle_of
-from tunerd.studies.matrix.folder import Kept, opened, read
+from tunerd.studies.matrix.folder import MatrixFolder, opened, read
 from tunerd.studies.matrix.levels import UNKNOWN, Cost, cost_of, levels_of, settings_of
 from tunerd.studies.matrix.records import (
     ArtifactDone,
@@ -321,8 +321,8 @@ def test_a_matrix_s_folder_is_private_however_it_came_to_be(tmp_path: Path) -> N
 # --- costs -------------------------------------------------------------------------------------
 
 
-def kept_lines(*lines: Done) -> Kept:
-    kept = Kept(Path("none"))
+def kept_lines(*lines: Done) -> MatrixFolder:
+    kept = MatrixFolder(Path("none"))
     kept.lines = list(lines)
     return kept
 

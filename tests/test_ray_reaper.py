@@ -13,7 +13,7 @@ import pytest
 from tune_process import GONE_SECS
 
 from tunerd.cluster import reaper
-from tunerd.cluster.reaper import _of_cluster, leashed
+from tunerd.cluster.reaper import _of_cluster, reaping
 from tunerd.errors import InfrastructureError
 from tunerd.system.processes import ProcessId, children, command
 
@@ -68,14 +68,14 @@ def test_it_works_in_a_folder_whose_modules_have_names_of_pythons(
     worker_command = [sys.executable, "-P", str(tmp_path / "default_worker.py"), "--worker"]
     with subprocess.Popen(worker_command, stdin=subprocess.PIPE) as worker:
         monkeypatch.chdir(tmp_path)
-        with leashed() as hold:
+        with reaping() as hold:
             hold()
             raylet.signal(signal.SIGKILL)
             assert worker.wait(GONE_SECS) == -signal.SIGKILL
 
 
 def test_its_early_end_is_said(raylet: ProcessId) -> None:
-    with leashed() as hold:
+    with reaping() as hold:
         (leash,) = (p for p in children(os.getpid()) if b"tunerd.cluster.reaper" in command(p))
         leash.signal(signal.SIGKILL)
         leash.wait(GONE_SECS)

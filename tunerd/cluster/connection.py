@@ -20,7 +20,7 @@ from tunerd.cluster.ray_environment import (
     join,
     start_private,
 )
-from tunerd.cluster.reaper import Daemon, end_daemons, leashed, raylet_at
+from tunerd.cluster.reaper import Daemon, end_daemons, raylet_at, reaping
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Connection:
             private_ray.forget_token()
             with private_ray.handlers_kept():
                 if self.folder is not None:
-                    hold = self._stack.enter_context(leashed())
+                    hold = self._stack.enter_context(reaping())
                     self._stack.callback(self._shut_down)
                     start_private(ray, self.folder, cpus=cpus, gpus=gpus, end_failed=end_daemons)
                     self.daemons = hold()

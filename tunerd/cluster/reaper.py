@@ -51,7 +51,7 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def leashed() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
+def reaping() -> Iterator[Callable[[], tuple[Daemon, ...]]]:
     """End the private cluster that this process starts in the block, whenever this process ends.
 
     The cluster's token is in the environment already. Yields what is to be called once the cluster

@@ -12,7 +12,7 @@ from tunerd.frontend.kernels import Kernels
 from tunerd.runs.shared import SharedResources
 from tunerd.settings import TuneSettings
 from tunerd.studies.matrix.claims import DEFAULT, said_of
-from tunerd.studies.matrix.folder import Kept
+from tunerd.studies.matrix.folder import MatrixFolder
 from tunerd.studies.matrix.records import ContestDone
 from tunerd.system import host
 from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 def build_all(
     candidates: Sequence[Candidate],
-    kept: Kept,
+    kept: MatrixFolder,
     target: TargetSpec,
     base: TuneSettings,
     shared: SharedResources,
@@ -62,7 +62,7 @@ def build_all(
 def compile_all(
     paths: Mapping[int, Path],
     candidates: Mapping[str, Candidate],
-    kept: Kept,
+    kept: MatrixFolder,
     kernels: Kernels,
     target: TargetSpec,
     say: Say,

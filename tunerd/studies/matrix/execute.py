@@ -36,7 +36,7 @@ from tunerd.stats.paired import fastest
 from tunerd.studies.matrix.asked import Asked
 from tunerd.studies.matrix.building import build_all, compile_all
 from tunerd.studies.matrix.claims import DEFAULT, said_of
-from tunerd.studies.matrix.folder import Kept, opened
+from tunerd.studies.matrix.folder import MatrixFolder, opened
 from tunerd.studies.matrix.levels import Cost, cost_of, finalists_of, levels_of, settings_of
 from tunerd.studies.matrix.profiles import cell_profile, contest_profile
 from tunerd.studies.matrix.records import (
@@ -71,7 +71,7 @@ Result = Measurement | Failure
 Showing = Callable[[], AbstractContextManager[Progress]]  # of one level's progress
 
 
-def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Kept:
+def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> MatrixFolder:
     """Make the matrix, or what is left of it, and return what is kept.
 
     Raises TunerdError as `session.tune` does, WrongResultError where an artifact disagrees with
@@ -103,7 +103,7 @@ class _Matrix:
     def __init__(
         self,
         asked: Asked,
-        kept: Kept,
+        kept: MatrixFolder,
         say: Callable[[str], None],
         stop: Stop,
         shared: SharedResources,

@@ -47,7 +47,7 @@ class _About:
     rewritten: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-class Kept:
+class MatrixFolder:
     """The folder of a matrix that this process works in."""
 
     def __init__(self, root: Path) -> None:
@@ -137,7 +137,7 @@ class Kept:
 
 
 @contextmanager
-def opened(root: Path, asked: Mapping[str, Any]) -> Iterator[Kept]:
+def opened(root: Path, asked: Mapping[str, Any]) -> Iterator[MatrixFolder]:
     """Create a matrix's folder, or go on in the one that is there.
 
     Raises FolderError where it cannot be written, holds something else or another matrix, or is in
@@ -156,12 +156,12 @@ def opened(root: Path, asked: Mapping[str, Any]) -> Iterator[Kept]:
             yield read(root)
 
 
-def read(root: Path) -> Kept:
+def read(root: Path) -> MatrixFolder:
     """Return what is kept in a folder in which nobody else works; also from a done.jsonl.xz.
 
     Raises FolderError where a line of it says nothing that can have ended.
     """
-    kept = Kept(root)
+    kept = MatrixFolder(root)
     path = root / _LINES
     packed = root / f"{_LINES}.xz"
     try:

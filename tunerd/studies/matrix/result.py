@@ -13,7 +13,7 @@ from tunerd.errors import FolderError
 from tunerd.records import Store
 from tunerd.studies.matrix.changes import Change, change
 from tunerd.studies.matrix.claims import DEFAULT, Findings, findings
-from tunerd.studies.matrix.folder import Kept
+from tunerd.studies.matrix.folder import MatrixFolder
 from tunerd.studies.matrix.levels import NOTHING, UNKNOWN, Cost
 from tunerd.studies.matrix.records import ArtifactDone, CellDone, ContestDone, LevelDone, StageDone
 from tunerd.vocabulary import finite, to_json
@@ -126,7 +126,7 @@ class MatrixResult:
         return tuple(c for c in self.changes if c.candidates != 1)
 
 
-def result_of(kept: Kept) -> MatrixResult:
+def result_of(kept: MatrixFolder) -> MatrixResult:
     """Sum up the whole rounds of a matrix's folder; FolderError as `result_from` says."""
     asked = json.loads((kept.root / "matrix.json").read_bytes())
     with Store.read(kept.level(f"{asked['unit']}{asked['shares'][0]}")) as store:
@@ -134,7 +134,7 @@ def result_of(kept: Kept) -> MatrixResult:
     return result_from(kept, names, asked)
 
 
-def result_from(kept: Kept, names: dict[str, str], asked: dict[str, Any]) -> MatrixResult:
+def result_from(kept: MatrixFolder, names: dict[str, str], asked: dict[str, Any]) -> MatrixResult:
     """Sum up the whole rounds of a matrix.
 
     Raises FolderError where there is none, or what is kept lacks a level or a cell.
@@ -186,7 +186,7 @@ def changes_of(contests: Iterable[ContestDone]) -> tuple[Change, ...]:
     return tuple(change(task_id, times) for task_id, times in found.items())
 
 
-def whole_rounds(kept: Kept, shares: Set[int]) -> list[CellDone]:
+def whole_rounds(kept: MatrixFolder, shares: Set[int]) -> list[CellDone]:
     """Return the cells of the rounds in which all shares were measured, round after round."""
     rounds: dict[int, list[CellDone]] = {}
     for line in kept.of(CellDone):
@@ -195,7 +195,7 @@ def whole_rounds(kept: Kept, shares: Set[int]) -> list[CellDone]:
     return list(itertools.chain.from_iterable(whole))
 
 
-def costs_of(kept: Kept) -> Costs:
+def costs_of(kept: MatrixFolder) -> Costs:
     """Return what the stages that have ended took.
 
     Lines of older tunerds hold no part for the first level's whole model, count what a slice waited
