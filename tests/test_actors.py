@@ -24,8 +24,9 @@ from ray_processes import DRIVER, Child, child, clean_environment, living, short
 from tunerd.cluster import ray_cluster
 from tunerd.cluster.actor_bodies import WorkerReply
 from tunerd.cluster.nodes import TunerSpec, survey_here
-from tunerd.cluster.ray_cluster import Cluster, _gpu_ids
+from tunerd.cluster.ray_cluster import Cluster
 from tunerd.cluster.ray_environment import Environment, RayFolder, sentence
+from tunerd.cluster.slice_actors import gpu_ids
 from tunerd.coordinator.events import BuildThem
 from tunerd.errors import ExitCode, HostError, InfrastructureError
 from tunerd.frontend.kernels import kernels_of
@@ -340,7 +341,7 @@ def test_slices_are_placed_on_the_gpus_that_they_were_planned_on(runtime: Path) 
         while len(again) < 4:
             again |= {a.value.slice_id for a in cluster.answers(60)}
         given = {
-            spec.slice_id: cluster.call(spec.slice_id, "__ray_call__", _gpu_ids)
+            spec.slice_id: cluster.call(spec.slice_id, "__ray_call__", gpu_ids)
             for spec, _ in (*first, *second)
         }
     assert given == {"mps-0-0": ("0",), "mps-0-1": ("0",), "mps-1-0": ("1",), "mps-1-1": ("1",)}

@@ -429,7 +429,7 @@ def test_a_slice_whose_daemon_lost_its_pipes_alone_is_refused(make: Make) -> Non
 # the actor that each line names.
 _CLUSTER = """
 import functools, json, sys
-from tunerd.cluster import ray_cluster
+from tunerd.cluster import ray_cluster, slice_actors
 from tunerd.cluster.actor_bodies import SliceActor
 from tunerd.slices.mps import mps_slice
 from tunerd.slices.mps.guard_client import Lease
@@ -439,7 +439,7 @@ class OverFakes(SliceActor):
     def start(self, spec):
         mps_slice.Lease.acquire = functools.partial(Lease.acquire, runner_command=tuple(command))
         return super().start(spec)
-ray_cluster.SliceActor = OverFakes
+slice_actors.SliceActor = OverFakes
 specs = [
     SliceSpec(f"mps-0-{i}", "mps", 40, gpu_uuid=gpu_uuid, environment=tuple(environment.items()))
     for i in range(2)
@@ -447,10 +447,10 @@ specs = [
 hang = Build(Candidate("task", "candidate", METASCHEDULE), b"hang", "", 0.0, (), (), "nvrtc")
 with ray_cluster.Cluster(address=None, run="test", cpus=1, gpus=1) as cluster:
     proofs = cluster.start_slices([(spec, None) for spec in specs])
-    under_way = cluster._slices["mps-0-1"].measure.remote((hang,), SEARCH)
+    under_way = cluster._slices.actors["mps-0-1"].measure.remote((hang,), SEARCH)
     print(json.dumps({"runners": [p.runner_pid for p in proofs]}), flush=True)
     for line in sys.stdin:
-        cluster._ray.kill(cluster._slices[line.strip()])
+        cluster._ray.kill(cluster._slices.actors[line.strip()])
 """
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tunerd.cluster.actor_bodies import SliceActor, TunerActor, WorkerReply
+from tunerd.cluster.actor_bodies import TunerActor, WorkerReply
 from tunerd.cluster.connection import Connection
-from tunerd.cluster.nodes import Node, Survey, TunerSpec, match_slices, survey_here
+from tunerd.cluster.nodes import Node, Survey, TunerSpec, survey_here
 from tunerd.cluster.ray_calls import LOOK_SECS, Calls
 from tunerd.cluster.reaper import require_alive
+from tunerd.cluster.slice_actors import SliceActors
 from tunerd.cluster.tuner import BUILD_TIMEOUT_SECS
 from tunerd.coordinator import events as ev
 from tunerd.errors import InfrastructureError, Interrupted
@@ -80,10 +81,8 @@ class Cluster:
         limits = {"warm_up": ready_secs, "start": ready_secs, "place": place_secs}
         self._calls = Calls(self._ray, self._connection.daemons, limits | {"survey": ready_secs})
         self._ready_secs = ready_secs
-        self._slices: dict[str, Any] = {}
+        self._slices = SliceActors(self._connection, self._calls)
         self._tuners: dict[str, Any] = {}
-        self._spare: list[Any] = []  # slice actors on GPUs where no slice waits
-        self._slice_specs: dict[str, tuple[SliceSpec, str | None]] = {}  # each with its node
         self._tuner_specs: dict[str, TunerSpec] = {}
         self._target: TargetSpec | None = None
         self._seed = 0
@@ -158,43 +157,7 @@ class Cluster:
 
     def start_slice(self, spec: SliceSpec, node_id: str | None) -> None:
         """Start a slice actor on its GPU; it answers "start" with its proof."""
-        self._slice_specs[spec.slice_id] = (spec, node_id)
-        actor = self._slices[spec.slice_id] = self._slice_actor(spec, node_id)
-        if spec.gpu_uuid is None:
-            self._calls.watch(spec.slice_id, "start", actor.start.remote(spec))
-        else:  # Ray chooses the GPU
-            self._calls.watch(spec.slice_id, "place", actor.__ray_call__.remote(_gpu_ids))
-
-    def _placed(self, slice_id: str, gpu_ids: tuple[str, ...]) -> None:
-        """Start a slice of the GPU that an actor got: the one it was made for, or another one."""
-        node_id = self._slice_specs[slice_id][1]
-        waiting = [self._slice_specs[s] for s in (slice_id, *self._calls.of("place"))]
-        (spec,), _ = match_slices([(node_id, gpu_ids)], waiting)
-        if spec is None:  # no slice of that GPU waits: hold it, so that Ray gives another one
-            self._spare.append(self._slices[slice_id])
-            self.start_slice(*self._slice_specs[slice_id])
-            return
-        slices, other = self._slices, spec.slice_id
-        slices[slice_id], slices[other] = slices[other], slices[slice_id]
-        self._calls.exchange(slice_id, other)
-        self._calls.watch(other, "start", slices[other].start.remote(spec))
-        if not self._calls.of("place"):
-            self._free_spare()
-
-    def _free_spare(self) -> None:
-        spare, self._spare = self._spare, []
-        for actor in spare:
-            self._ray.kill(actor)
-
-    def _slice_actor(self, spec: SliceSpec, node_id: str | None) -> Any:
-        options: dict[str, Any] = {
-            "num_cpus": 0,
-            "num_gpus": 0 if spec.gpu_uuid is None else spec.pct / 100,
-            "max_restarts": 0,
-        }
-        if node_id is not None:
-            options["scheduling_strategy"] = self._connection.on(node_id)
-        return self._ray.remote(SliceActor).options(**options).remote(self._connection.scratch)
+        self._slices.start(spec, node_id)
 
     # --- tuners --------------------------------------------------------------------------------
 
@@ -266,7 +229,7 @@ class Cluster:
         if worker_id in self._tuner_specs:
             self.add_tuner(self._tuner_specs[worker_id])
         else:
-            self.start_slice(*self._slice_specs[worker_id])
+            self._slices.restart(worker_id)
 
     @property
     def tuner_ids(self) -> frozenset[str]:
@@ -276,7 +239,7 @@ class Cluster:
     @property
     def slice_ids(self) -> frozenset[str]:
         """The slices that live or are being started."""
-        return frozenset(self._slices)
+        return frozenset(self._slices.actors)
 
     def submit(self, instruction: ev.Work) -> None:
         """Carry out an instruction; its end comes back from `answers`."""
@@ -289,13 +252,13 @@ class Cluster:
             case ev.BuildThem(worker_id, candidates):
                 self._build(worker_id, candidates)
             case ev.Measure(worker_id, builds, neighbours, best_secs, is_alone):
-                call = self._slices[worker_id].measure.remote(
+                call = self._slices.actors[worker_id].measure.remote(
                     builds, self._profile, best_secs, Company(neighbours, is_alone)
                 )
                 limit_secs = MEASURE_SECS * len(builds) + GRACE_SECS
                 self._calls.watch(worker_id, "measure", call, limit_secs=limit_secs)
             case ev.CheckBaseline(worker_id, build, neighbours):
-                call = self._slices[worker_id].measure.remote(
+                call = self._slices.actors[worker_id].measure.remote(
                     (build,), BASELINE_CHECK, (), Company(neighbours)
                 )
                 limit_secs = MEASURE_SECS + GRACE_SECS
@@ -318,7 +281,7 @@ class Cluster:
         answers = []
         for answer in self._calls.ended(timeout_secs):
             if answer.method == "place" and not answer.error:
-                self._placed(answer.worker_id, answer.value)
+                self._slices.placed(answer.worker_id, answer.value)
             else:
                 answers.append(answer)
         return answers
@@ -330,7 +293,9 @@ class Cluster:
     def call_all(self, asked: Sequence[tuple[str, str, tuple[Any, ...]]]) -> list[Any]:
         """Call slices at once, each by its id, a method and arguments; results in order."""
         started_at = clock.now()
-        references = [getattr(self._slices[w], m).remote(*arguments) for w, m, arguments in asked]
+        references = [
+            getattr(self._slices.actors[w], m).remote(*arguments) for w, m, arguments in asked
+        ]
         methods = ", ".join(sorted({f"{m} in {w}" for w, m, _ in asked}))
         results: list[Any] = self._calls.got(references, methods, CALL_SECS)
         for worker_id, method, _ in asked:
@@ -344,7 +309,11 @@ class Cluster:
         Raises InfrastructureError where Ray itself has ended.
         """
         require_alive(self._connection.daemons)
-        asked = {s: self._slices[s].sees.remote("/") for s in slice_ids if s in self._slices}
+        asked = {
+            s: self._slices.actors[s].sees.remote("/")
+            for s in slice_ids
+            if s in self._slices.actors
+        }
         return [
             s for s in slice_ids if s not in asked or self._seen(asked[s], _ANSWER_SECS) is None
         ]
@@ -419,7 +388,7 @@ class Cluster:
         probe.touch(mode=0o600)
         try:
             require_alive(self._connection.daemons)
-            asked = [self._slices[s].sees.remote(str(probe.resolve())) for s in slice_ids]
+            asked = [self._slices.actors[s].sees.remote(str(probe.resolve())) for s in slice_ids]
             for slice_id, sees in zip(slice_ids, asked, strict=True):
                 if self._seen(sees, self._ready_secs):
                     return slice_id
@@ -434,10 +403,9 @@ class Cluster:
     def drop(self, worker_id: str) -> None:
         """Forget a worker that is lost, and whatever it was asked."""
         self._lost_one = True
-        actor = self._tuners.pop(worker_id, None) or self._slices.pop(worker_id, None)
+        actor = self._tuners.pop(worker_id, None) or self._slices.actors.pop(worker_id, None)
         self._calls.forget(worker_id)
-        if not self._calls.of("place"):
-            self._free_spare()
+        self._slices.free_spare()
         if actor is not None:
             self._ray.kill(actor)  # it may still be waiting for its place
 
@@ -445,18 +413,16 @@ class Cluster:
 
     def end_session(self) -> None:
         """Close the slices and forget what was asked; the tuners stay for the next session."""
-        slices, self._slices = self._slices, {}
-        for worker_id in (*slices, *self._tuners):
+        for worker_id in (*self._slices.actors, *self._tuners):
             self._calls.forget(worker_id)
-        self._free_spare()
-        self._end_actors(slices.values())
+        self._slices.free_spare()
+        self._end_actors(self._slices.forget_all())
 
     def close(self) -> None:
         """Close the slices, then end the actors and a local cluster. Idempotent."""
-        slices, self._slices = self._slices, {}
         tuners, self._tuners = self._tuners, {}
         try:
-            self._end_actors(slices.values(), tuners.values())
+            self._end_actors(self._slices.forget_all(), tuners.values())
         finally:
             self._connection.close()
 
@@ -485,10 +451,3 @@ class Cluster:
         if self._lost_one or not stopped:
             self._connection.keep_logs()
         self.close()
-
-
-def _gpu_ids(_: SliceActor) -> tuple[str, ...]:
-    """Return the GPUs that Ray gave the actor in which this runs, as its node numbers them."""
-    import ray
-
-    return tuple(str(gpu) for gpu in ray.get_gpu_ids())
