@@ -92,12 +92,13 @@ def test_a_choice_survives_its_trace(island: _Island) -> None:
 
 
 def test_an_applied_trace_is_found_among_the_sketches(island: _Island) -> None:
-    from tunerd.candidates.metaschedule.search import _apply, _Choice
+    from tunerd.candidates.metaschedule.drawing import Choice
+    from tunerd.candidates.metaschedule.search import _apply
 
     for sketch in island.design.sketches:
         rows = random_rows(sketch, 3000)
         rows = rows[sketch.fits(rows, island.limits)]
-        applied = _apply(island, _Choice(sketch.index, rows[0]))
+        applied = _apply(island, Choice(sketch.index, rows[0]))
         assert applied is not None
         trace = json.loads(applied[0])
         assert island.design.find(trace) is sketch
@@ -106,13 +107,14 @@ def test_an_applied_trace_is_found_among_the_sketches(island: _Island) -> None:
 
 
 def test_tvm_decides_locations_when_a_trace_is_applied(llvm_conv: _Island) -> None:
-    from tunerd.candidates.metaschedule.search import _apply, _Choice
+    from tunerd.candidates.metaschedule.drawing import Choice
+    from tunerd.candidates.metaschedule.search import _apply
 
     sketch = llvm_conv.design.sketches[0]
     assert any(isinstance(k, Location) for k in sketch.knobs)
     row = random_rows(sketch, 1)[0]
     assert UNDECIDED in row
-    applied = _apply(llvm_conv, _Choice(sketch.index, row))
+    applied = _apply(llvm_conv, Choice(sketch.index, row))
     assert applied is not None
     assert UNDECIDED not in sketch.encode(json.loads(applied[0]))
 
@@ -194,12 +196,13 @@ def written_out(mod: Any) -> int:
 
 
 def test_what_a_cpu_kernel_writes_out_is_counted_beforehand(llvm_conv: _Island) -> None:
-    from tunerd.candidates.metaschedule.search import _apply, _Choice
+    from tunerd.candidates.metaschedule.drawing import Choice
+    from tunerd.candidates.metaschedule.search import _apply
 
     sketch, counts = llvm_conv.design.sketches[0], []
     assert sketch.block is not None
     for row in random_rows(sketch, 12, seed=2):
-        applied = _apply(llvm_conv, _Choice(sketch.index, row))
+        applied = _apply(llvm_conv, Choice(sketch.index, row))
         assert applied is not None
         vectors = -(-int(row[sketch._columns[sketch.block.spatial[-1]]][-1]) // 16)
         counts.append(written_out(applied[1]) * vectors)

@@ -25,15 +25,21 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tunerd.candidates.base import BATCH, LoweredKernel, Search
 from tunerd.candidates.cost_model import CostModel
 from tunerd.candidates.metaschedule.design import SOFTWARE_PIPELINE, Design, Limits
+from tunerd.candidates.metaschedule.drawing import (
+    Choice,
+    by_chance,
+    by_score,
+    first_of_each,
+    in_turn,
+    unlike,
+)
 from tunerd.candidates.metaschedule.gpu_estimate import Columns
 from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices
 from tunerd.candidates.metaschedule.space import design_space
@@ -62,23 +68,10 @@ _RANDOM_DRAWS = 8192  # of each sketch; 3 to 5% of a CUDA convolution's keep a G
 _EXPLORED = 0.1  # of a batch: drawn by chance instead of by score
 _EXPLORED_AT_FIRST = 0.2  # while less than _KNOWN results of the task are known
 _KNOWN = 32
-_HOPE = 32.0  # by chance, the first by estimate come e^32 times as often as the last
 _MAX_ALIKE = 2  # of a batch that differ in nothing but unrolling, vector widths or locations
 _MAX_TRIES = 4  # traces applied for each candidate asked for
 _PROPOSED_FIRST = 4  # of another run, no two with the same tiles
 _EMPTY_ROUNDS = 3  # after which a task has nothing more to propose
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """One choice of one sketch."""
-
-    sketch: int
-    row: Choices
-
-    @property
-    def key(self) -> tuple[int, bytes]:
-        return self.sketch, self.row.tobytes()
 
 
 @dataclass
@@ -91,10 +84,10 @@ class _Island:
     random: np.random.Generator
     known: set[str] = field(default_factory=set)  # candidate ids proposed or told
     tried: set[tuple[int, bytes]] = field(default_factory=set)  # choices applied or told
-    measured: list[tuple[float, _Choice]] = field(default_factory=list)  # seconds of a call
+    measured: list[tuple[float, Choice]] = field(default_factory=list)  # seconds of a call
     open: dict[str, LoweredKernel] = field(default_factory=dict)  # proposed here, not told yet
-    borrowed: Sequence[_Choice] = ()  # of other runs, the best of each in turn
-    first: Sequence[_Choice] = ()  # of those, what is proposed before all else
+    borrowed: Sequence[Choice] = ()  # of other runs, the best of each in turn
+    first: Sequence[Choice] = ()  # of those, what is proposed before all else
     drawn: int = 0  # choices that kept the limits, the last time
     refusal: str = ""  # why the last choice was refused that could not be applied
 
@@ -112,7 +105,7 @@ class Searcher(Search):
         self._islands: dict[str, _Island] = {}
         self._empty_rounds: dict[str, int] = {}
         self._cost_model = CostModel(seed=_digest(seed, "", island_number), threads=threads)
-        self._borrowed: dict[str, list[list[_Choice]]] = {}  # by task and run, best first
+        self._borrowed: dict[str, list[list[Choice]]] = {}  # by task and run, best first
 
     def learn(self, transferred: Sequence[TransferredResults], tasks: Mapping[str, Task]) -> None:
         """Take in what other runs measured; `tasks` are this run's, by their ids."""
@@ -126,11 +119,11 @@ class Searcher(Search):
             if task is not None:
                 self._borrowed.setdefault(task.task_id, []).append(measured)
 
-    def _learn(self, past: TransferredResults, task: Task | None) -> list[_Choice]:
+    def _learn(self, past: TransferredResults, task: Task | None) -> list[Choice]:
         """Teach the cost model; return what was measured and keeps this target's limits."""
         space = design_space(task or past.task, sms=past.sms)
         of_sketch: dict[int, tuple[list[Choices], list[float | None]]] = {}
-        measured: list[_Choice] = []
+        measured: list[Choice] = []
         for recipe, run_secs in past.results:
             translated = space.design.translate(json.loads(recipe))
             if translated is None:
@@ -140,7 +133,7 @@ class Searcher(Search):
             rows.append(row)
             secs.append(run_secs)
             if run_secs is not None and space.allows(sketch, row):
-                measured.append(_Choice(sketch.index, row))
+                measured.append(Choice(sketch.index, row))
         for index, (rows, secs) in of_sketch.items():
             features = space.design.sketches[index].features(np.array(rows))
             for i, (own, run_secs) in enumerate(zip(features, secs, strict=True)):
@@ -208,7 +201,7 @@ class Searcher(Search):
             sketch = island.design.find(trace)
             if sketch is None:  # made by other rules: nothing to learn here
                 continue
-            choice = _Choice(sketch.index, sketch.encode(trace))
+            choice = Choice(sketch.index, sketch.encode(trace))
             island.tried.add(choice.key)
             if item.run_secs is not None:
                 island.measured.append((item.run_secs, choice))
@@ -251,28 +244,28 @@ class Searcher(Search):
             found.append((candidate, sketch.features(row[None])[0]))
         return found
 
-    def _choices(self, island: _Island, count: int) -> Iterator[_Choice]:
+    def _choices(self, island: _Island, count: int) -> Iterator[Choice]:
         """Yield choices in the order in which they should be tried."""
         yield from island.first
         sampled = self._sample(island)
         island.drawn = sum(len(rows) for rows in sampled)
-        by_chance = _by_chance(island, sampled)
+        chances = by_chance(island.design, sampled, island.random)
         if not self._cost_model.told():
-            yield from by_chance
+            yield from chances
             return
         known = self._cost_model.told(island.task.task_id) + len(island.borrowed)
         explored = _EXPLORED if known >= _KNOWN else _EXPLORED_AT_FIRST
         evolved = self._evolve(island, sampled)
-        best, rest = _unlike(island.design, evolved, count, most_alike=_MAX_ALIKE)
+        best, rest = unlike(island.design, evolved, count, most_alike=_MAX_ALIKE)
         for choice in best:
             while island.random.random() < explored:
-                chance = next(by_chance, None)
+                chance = next(chances, None)
                 if chance is None:
                     break
                 yield chance
             yield choice
         yield from rest
-        yield from by_chance
+        yield from chances
 
     def _sample(self, island: _Island) -> list[Choices]:
         """Draw choices that keep the limits, by sketch."""
@@ -281,15 +274,15 @@ class Searcher(Search):
             draws = _RANDOM_DRAWS if sketch.tiles_a_gpu else POPULATION
             rows = sketch.sample(draws, island.random)
             rows = rows[sketch.fits(rows, island.limits)]
-            distinct = rows[_first_of_each(rows)]
+            distinct = rows[first_of_each(rows)]
             sampled.append(distinct[: POPULATION // len(island.design.sketches)])
         return sampled
 
-    def _evolve(self, island: _Island, sampled: Sequence[Choices]) -> list[_Choice]:
+    def _evolve(self, island: _Island, sampled: Sequence[Choices]) -> list[Choice]:
         """Return choices by falling score: a few generations of what was measured and drawn."""
         parents = [choice for _, choice in island.measured[:_PARENTS]]
         parents += island.borrowed[: _PARENTS - len(parents)]
-        everything: list[tuple[float, _Choice]] = []
+        everything: list[tuple[float, Choice]] = []
         for sketch, drawn in zip(island.design.sketches, sampled, strict=True):
             own = [c.row for c in parents if c.sketch == sketch.index]
             rows = np.vstack([drawn, *(row[None] for row in own)]) if own else drawn
@@ -297,9 +290,9 @@ class Searcher(Search):
                 continue
             scores = self._cost_model.predict(sketch.features(rows))
             for _ in range(GENERATIONS):
-                picked = _by_score(scores, POPULATION, island.random)
+                picked = by_score(scores, POPULATION, island.random)
                 children = sketch.mutate(rows[picked], island.random)
-                mates = rows[_by_score(scores, POPULATION, island.random)]
+                mates = rows[by_score(scores, POPULATION, island.random)]
                 crossed = island.random.random(len(children)) < 0.3
                 children[crossed] = sketch.cross(children[crossed], mates[crossed], island.random)
                 children = children[sketch.fits(children, island.limits)]
@@ -308,11 +301,11 @@ class Searcher(Search):
                 children_scores = self._cost_model.predict(sketch.features(children))
                 rows = np.vstack([rows, children])
                 scores = np.concatenate([scores, children_scores])
-                distinct = _first_of_each(rows)
+                distinct = first_of_each(rows)
                 kept = distinct[np.argsort(-scores[distinct], kind="stable")[:POPULATION]]
                 rows, scores = rows[kept], scores[kept]
             everything += [
-                (float(score), _Choice(sketch.index, row))
+                (float(score), Choice(sketch.index, row))
                 for score, row in zip(scores, rows, strict=True)
             ]
         everything.sort(key=lambda e: -e[0])
@@ -322,7 +315,7 @@ class Searcher(Search):
         rand_state = _digest(self._seed, task.task_id, self._island_number)
         space = design_space(task, sms=self._sms, rand_state=rand_state)
         of_runs = self._borrowed.get(task.task_id, [])
-        borrowed = _in_turn(of_runs)
+        borrowed = in_turn(of_runs)
         first = min(_PROPOSED_FIRST * len(of_runs), BATCH // 2)
         island = _Island(
             task=task,
@@ -332,13 +325,13 @@ class Searcher(Search):
             postprocs=space.postprocs,
             random=np.random.default_rng(rand_state),
             borrowed=borrowed,
-            first=_unlike(space.design, borrowed, first, most_alike=1)[0],
+            first=unlike(space.design, borrowed, first, most_alike=1)[0],
         )
         self._islands[task.task_id] = island
         return island
 
 
-def _apply(island: _Island, choice: _Choice) -> tuple[str, IRModule] | None:
+def _apply(island: _Island, choice: Choice) -> tuple[str, IRModule] | None:
     """Apply a choice; return its trace's JSON and the module, or None where it breaks a rule."""
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule.postproc import VerifyGPUCode
@@ -392,65 +385,6 @@ def _unroll_late_inside(schedule: Schedule, block: str) -> None:
         i for i, x in enumerate(loops) if SOFTWARE_PIPELINE in schedule.get(x).annotations
     )
     schedule.annotate(loops[pipeline + 1], "pragma_unroll_explicit", 0)
-
-
-def _by_chance(island: _Island, sampled: Sequence[Choices]) -> Iterator[_Choice]:
-    """Yield choices in random order; first more often those that are estimated to be fast."""
-    choices = [_Choice(i, row) for i, rows in enumerate(sampled) for row in rows]
-    sketches = island.design.sketches
-    secs = np.concatenate(
-        [s.estimated_secs(rows) for s, rows in zip(sketches, sampled, strict=True)]
-    )
-    ranks = np.argsort(np.argsort(secs, kind="stable"), kind="stable") / max(1, len(secs))
-    hope = -_HOPE * np.where(np.isnan(secs), 0.5, ranks)
-    # Gumbel noise draws without replacement, by the exponential of what it is added to.
-    for i in np.argsort(-(hope + island.random.gumbel(size=len(secs)))):
-        yield choices[i]
-
-
-def _by_score(
-    scores: npt.NDArray[np.float32], count: int, random: np.random.Generator
-) -> npt.NDArray[np.int64]:
-    """Draw indices, better ones more often: by rank, the first ten times as often as the last."""
-    ranks = np.empty(len(scores))
-    ranks[np.argsort(-scores, kind="stable")] = np.linspace(1.0, 0.1, len(scores))
-    return random.choice(len(scores), size=count, p=ranks / ranks.sum())
-
-
-def _unlike(
-    design: Design, choices: Sequence[_Choice], count: int, *, most_alike: int
-) -> tuple[list[_Choice], list[_Choice]]:
-    """Split off the first `count`, few of them with the same tiles; return them and the rest."""
-    chosen: list[_Choice] = []
-    rest: list[_Choice] = []
-    alike: dict[tuple[int, bytes], int] = {}
-    for place, choice in enumerate(choices):
-        if len(chosen) == count:
-            return chosen, [*rest, *choices[place:]]
-        tiles = design.sketches[choice.sketch].tiles_of(choice.row).tobytes()
-        seen = alike.get((choice.sketch, tiles), 0)
-        if seen < most_alike:
-            alike[choice.sketch, tiles] = seen + 1
-            chosen.append(choice)
-        else:
-            rest.append(choice)
-    return chosen, rest
-
-
-def _in_turn(lists: Sequence[Sequence[_Choice]]) -> list[_Choice]:
-    """Return the first of each list, then the second of each, and so on, every choice once."""
-    ordered = {c.key: c for rank in zip_longest(*lists) for c in rank if c is not None}
-    return list(ordered.values())
-
-
-def _first_of_each(rows: Choices) -> npt.NDArray[np.int64]:
-    """Return where each distinct row appears first, in that order."""
-    # By a linear hash modulo 2**64: sorting numbers is far faster than sorting rows. That two rows
-    # which differ have one hash is all but impossible, and costs one choice of thousands.
-    factors = np.random.default_rng(0).integers(1, 2**63, rows.shape[1], dtype=np.uint64) * 2 + 1
-    hashes = (rows.astype(np.uint64) * factors).sum(axis=1, dtype=np.uint64)
-    _, first = np.unique(hashes, return_index=True)
-    return np.sort(first)
 
 
 def _digest(seed: int, task_id: str, island_number: int) -> int:
