@@ -23,10 +23,10 @@ from ray_processes import DRIVER, Child, child, clean_environment, living, short
 
 from tunerd.cluster import ray_cluster
 from tunerd.cluster.actor_bodies import WorkerReply
+from tunerd.cluster.connection import gpu_ids
 from tunerd.cluster.nodes import TunerSpec, survey_here
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.cluster.ray_environment import Environment, RayFolder, sentence
-from tunerd.cluster.slice_actors import gpu_ids
 from tunerd.coordinator.events import BuildThem
 from tunerd.errors import ExitCode, HostError, InfrastructureError
 from tunerd.frontend.kernels import kernels_of

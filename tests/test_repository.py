@@ -144,8 +144,8 @@ def users_of(package: str) -> set[str]:
 
 
 def test_two_modules_import_ray() -> None:
-    # Actors live in it; metrics of a cluster that a run has joined go through it.
-    assert users_of("ray") == {"cluster.ray_cluster", "cluster.metrics"}
+    # A run connects to it; metrics of a cluster that a run has joined go through it.
+    assert users_of("ray") == {"cluster.connection", "cluster.metrics"}
 
 
 def test_few_modules_import_tvm() -> None:

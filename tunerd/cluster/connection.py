@@ -119,3 +119,10 @@ class Connection:
         if self.ray.is_initialized():
             with private_ray.handlers_kept():
                 self.ray.shutdown()
+
+
+def gpu_ids(_: object) -> tuple[str, ...]:
+    """Return the GPUs that Ray gave the actor in which this runs, as its node numbers them."""
+    import ray
+
+    return tuple(str(gpu) for gpu in ray.get_gpu_ids())

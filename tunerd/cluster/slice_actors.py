@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tunerd.cluster.actor_bodies import SliceActor
-from tunerd.cluster.connection import Connection
+from tunerd.cluster.connection import Connection, gpu_ids
 from tunerd.cluster.nodes import match_slices
 from tunerd.cluster.ray_calls import Calls
 from tunerd.vocabulary import SliceSpec
@@ -75,10 +75,3 @@ class SliceActors:
             options["scheduling_strategy"] = self._connection.on(node_id)
         actor = self._connection.ray.remote(SliceActor).options(**options)
         return actor.remote(self._connection.scratch)
-
-
-def gpu_ids(_: SliceActor) -> tuple[str, ...]:
-    """Return the GPUs that Ray gave the actor in which this runs, as its node numbers them."""
-    import ray
-
-    return tuple(str(gpu) for gpu in ray.get_gpu_ids())
