@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunerd.frontend.onnx.graphs import replace_nodes, subgraphs, uses
+from tunerd.frontend.onnx.graphs import replace_nodes, uses
 
 if TYPE_CHECKING:
     import onnx
@@ -34,21 +34,6 @@ def rewrite_graph(proto: onnx.ModelProto) -> None:
     _merge_affine_chains(proto.graph)
     _pad_ranks(proto.graph)
     _drop_unused(proto.graph)
-
-
-# TVM's importer takes Attention for another vendor's operator of that name.
-_EXPANDED = ("Attention", "Celu", "Swish")
-
-
-def expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto` with operators that TVM cannot import as ONNX's own functions for them."""
-    from onnx import inliner
-
-    found = {n.op_type for graph in subgraphs(proto.graph) for n in graph.node}
-    names = [("", name) for name in _EXPANDED if name in found]
-    if not names:
-        return proto
-    return inliner.inline_selected_functions(proto, names, inline_schema_functions=True)
 
 
 def _split_sums(graph: onnx.GraphProto) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.inference import infer_shapes, weights_aside, weights_back
 from tunerd.frontend.onnx.reference import Reference, last_line
-from tunerd.frontend.onnx.rewrites import expanded, rewrite_graph
+from tunerd.frontend.onnx.rewrites import rewrite_graph
 from tunerd.frontend.onnx.uncertainty import differing
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import Arrays, TensorSpec
@@ -35,12 +35,14 @@ def simplify(
     notes: list[str] = []
     for name, first_step in (("simplified", _slim), ("cleaned up", infer_shapes)):
         try:
-            light, aside = weights_aside(expanded(proto))
-            simpler = infer_shapes(first_step(light))
+            light, aside = weights_aside(inlined(proto))
+            simpler = written_out(infer_shapes(first_step(light)))
             rewrite_graph(simpler)
             simpler = infer_shapes(simpler)
             weights_back(simpler, aside)
             wrong = differing(proto, simpler, feed, expected)
+        except Refused as error:
+            raise ModelError(str(error)) from error
         except Exception as error:  # onnxslim and ONNX Runtime raise many kinds
             log.info("not %s", name, exc_info=True)
             notes.append(f"not {name}: {last_line(error)}")
