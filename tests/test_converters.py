@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from lowered import LLVM, check, load
+from lowered import CUDA, LLVM, check, load, run
 from models import floats, ints, model
 from onnx import TensorProto, helper
 
 from tunerd.errors import ModelError
+from tunerd.frontend.relax import lowering
 from tunerd.frontend.relax.lowering import lower
+from tunerd.vocabulary import TargetSpec
 
 # --- Resize and Upsample -----------------------------------------------------------------------
 
@@ -97,18 +99,37 @@ def test_an_upsample_agrees(
     check(load(tmp_path, proto))
 
 
-def test_antialias_is_refused_by_name_where_an_axis_shrinks(tmp_path: Path) -> None:
-    grown = load(tmp_path, resize((1, 1, 2, 2), mode="linear", antialias=1))
-    check(grown)
-    shrunk = load(tmp_path, resize((1, 1, 0.5, 0.5), mode="linear", antialias=1))
-    with pytest.raises(ModelError, match="Resize of opset 18: antialias=1 where an axis shrinks; "):
-        lower(shrunk, LLVM)
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("factor", [0.5, 0.7, 1.3, 2])
+def test_antialias_agrees(tmp_path: Path, mode: str, factor: float) -> None:
+    check(load(tmp_path, resize((1, 1, factor, factor), mode=mode, antialias=1)))
 
 
-def test_a_cubic_resize_by_scales_that_give_no_whole_sizes_is_refused(tmp_path: Path) -> None:
-    check(load(tmp_path, resize((1, 1, 2, 2), mode="cubic")))
-    with pytest.raises(ModelError, match="Resize of opset 18: mode=cubic by scales that do not gi"):
-        lower(load(tmp_path, resize((1, 1, 0.7, 0.7), mode="cubic")), LLVM)
+@pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "asymmetric"])
+@pytest.mark.parametrize("factor", [0.7, 1.3, 2])
+def test_a_cubic_resize_agrees(tmp_path: Path, coordinates: str, factor: float) -> None:
+    attributes = {"mode": "cubic", "coordinate_transformation_mode": coordinates}
+    check(load(tmp_path, resize((1, 1, factor, factor), **attributes)))
+
+
+def test_a_resize_to_one_element_agrees(tmp_path: Path) -> None:
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    check(load(tmp_path, resize((1, 1, 0.1, 0.5), **attributes)))
+
+
+@pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
+def test_a_resize_that_keeps_the_aspect_ratio_agrees(tmp_path: Path, policy: str) -> None:
+    node = helper.make_node(
+        "Resize",
+        ["x", "", "", "sizes"],
+        ["y"],
+        mode="linear",
+        axes=[2, 3],
+        keep_aspect_ratio_policy=policy,
+    )
+    inputs, weights = {"x": (1, 3, 10, 7)}, {"sizes": ints(16, 14)}
+    outputs = {"y": (None,) * 4}
+    check(load(tmp_path, model([node], inputs=inputs, outputs=outputs, weights=weights, opset=18)))
 
 
 # --- attributes, pads, types ---------------------------------------------------------------------
@@ -156,3 +177,96 @@ def test_one_hot_has_the_type_of_its_values(tmp_path: Path) -> None:
     )
     proto.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
     check(load(tmp_path, proto))
+
+
+def one(op: str, *, opset: int = 18, types: tuple[int, ...] = (), **attributes: Any) -> Any:
+    """Return a model of one operator of one input, (3, 4, 5), from one type to another."""
+    node = helper.make_node(op, ["x"], ["y"], **attributes)
+    proto = model([node], inputs={"x": (3, 4, 5)}, outputs={"y": None}, opset=opset)
+    for value, kind in zip((*proto.graph.input, *proto.graph.output), types, strict=False):
+        value.type.tensor_type.elem_type = kind
+    return proto
+
+
+@pytest.mark.parametrize(("op", "wanted"), [("ReduceMax", True), ("ReduceMin", False)])
+def test_the_largest_of_booleans_agrees(tmp_path: Path, op: str, wanted: bool) -> None:
+    proto = one(op, opset=20, types=(TensorProto.BOOL, TensorProto.BOOL))
+    x = np.zeros((3, 4, 5), bool)
+    x[1, 2, 3] = True
+    (got,) = run(lower(load(tmp_path, proto), LLVM), {"x": x})
+    assert got.dtype == bool and got.all() == wanted
+
+
+@pytest.mark.parametrize(("op", "end"), [("ReduceMax", -np.inf), ("ReduceMin", np.inf)])
+def test_the_largest_of_infinities_is_infinite(tmp_path: Path, op: str, end: float) -> None:
+    loaded = load(tmp_path, one(op, opset=13, axes=[1], keepdims=0))
+    x = np.zeros((3, 4, 5), np.float32)
+    x[:, 1:, 0] = x[:, :, 1] = end
+    (got,) = run(lower(loaded, LLVM), {"x": x})
+    assert np.array_equal(got, getattr(np, op[-3:].lower())(x, axis=1))
+
+
+@pytest.mark.parametrize("ends", [(0, 1), (1, 0), (1, 1)])
+def test_the_two_infinities_are_told_apart(tmp_path: Path, ends: tuple[int, int]) -> None:
+    node = helper.make_node("IsInf", ["x"], ["y"], detect_negative=ends[0], detect_positive=ends[1])
+    proto = model([node], inputs={"x": (4,)}, outputs={"y": (4,)}, opset=20)
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.BOOL
+    x = np.array([-np.inf, np.inf, 1, np.nan], np.float32)
+    (got,) = run(lower(load(tmp_path, proto), LLVM), {"x": x})
+    assert got.tolist() == [bool(ends[0]), bool(ends[1]), False, False]
+
+
+def test_powers_of_integers_agree(tmp_path: Path) -> None:
+    node = helper.make_node("Pow", ["x", "n"], ["y"])
+    proto = model([node], inputs={"x": (4,), "n": (4,)}, outputs={"y": (4,)})
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.INT64
+    x, n = np.array([3, -2, 7, 10]), np.array([4, 5, 0, 12])
+    (got,) = run(lower(load(tmp_path, proto), LLVM), {"x": x, "n": n})
+    assert got.tolist() == (x**n).tolist()
+
+
+@pytest.mark.parametrize("op", ["CumSum", "CumProd"])
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("target", [LLVM, CUDA])
+def test_a_scan_agrees(
+    tmp_path: Path, op: str, reverse: int, exclusive: int, target: TargetSpec
+) -> None:
+    node = helper.make_node(op, ["x", "axis"], ["y"], reverse=reverse, exclusive=exclusive)
+    opset = 26 if op == "CumProd" else 17
+    weights = {"axis": np.array(1)}
+    outputs = {"y": (3, 11)}
+    proto = model([node], inputs={"x": (3, 11)}, outputs=outputs, weights=weights, opset=opset)
+    loaded = load(tmp_path, proto)
+    if target is CUDA:
+        lower(loaded, target)
+    else:
+        check(loaded)
+
+
+def test_a_mask_of_nothing_but_infinity_gives_zeros_in_an_attention(tmp_path: Path) -> None:
+    node = helper.make_node("Attention", ["q", "k", "v", "mask"], ["y"])
+    shapes = dict.fromkeys("qkv", (1, 2, 4, 8))
+    mask = np.zeros((4, 4), bool)
+    mask[:2] = True
+    proto = model([node], inputs=shapes, outputs={"y": (1, 2, 4, 8)}, weights={"mask": mask})
+    proto.opset_import[0].version, proto.ir_version = 24, 11
+    lowered = check(load(tmp_path, proto))
+    feed = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    assert np.array_equal(run(lowered, feed)[0][:, :, 2:], np.zeros((1, 2, 2, 8), np.float32))
+
+
+def test_an_operator_that_a_pass_fails_on_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = one("Relu")
+    proto.graph.node[0].name = "the_first"
+    loaded = load(tmp_path, proto)
+
+    def fail(target: TargetSpec) -> None:
+        raise RuntimeError("Divide by zero")
+
+    monkeypatch.setattr(lowering, "_fuse", fail)
+    with pytest.raises(ModelError, match="cannot lower Relu 'y' of net: Divide by zero; export"):
+        lower(loaded, LLVM)

@@ -81,6 +81,7 @@ TVM_MODULES = {
     "frontend.relax.attention_kernel",
     "frontend.relax.constants",
     "frontend.relax.converters",
+    "frontend.relax.corrections",
     "frontend.relax.fast_math",
     "frontend.given",
     "frontend.relax.hoisting",

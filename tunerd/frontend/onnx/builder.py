@@ -139,6 +139,14 @@ class Builder:
             return self.ops("Split", len(sizes), x, axis=axis, split=list(sizes))
         return self.ops("Split", len(sizes), x, self.constant(sizes, np.int64), axis=axis)
 
+    def slice(self, x: str, start: int, end: int, axis: int, *, step: int = 1) -> str:
+        if self.opset < 10:
+            if step != 1:
+                raise ValueError(f"opset {self.opset} cannot step back; export it with opset 10")
+            return self.op("Slice", x, starts=[start], ends=[end], axes=[axis])
+        numbers = [self.constant([n], np.int64) for n in (start, end, axis, step)]
+        return self.op("Slice", x, *numbers)
+
     def reduce(self, kind: str, x: str, axes: Sequence[int], *, keepdims: bool = True) -> str:
         kept = int(keepdims)
         if self.opset >= (13 if kind == "ReduceSum" else 18):

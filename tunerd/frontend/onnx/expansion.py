@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tunerd.frontend.onnx import decompositions
 from tunerd.frontend.onnx.builder import Builder, Decomposition, decompose
 from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS
 from tunerd.frontend.onnx.inference import infer_shapes
 from tunerd.frontend.onnx.recurrent import unrolled
+from tunerd.frontend.onnx.resampling import resampled
 
 if TYPE_CHECKING:
     import onnx
@@ -30,9 +32,17 @@ _FUNCTIONS = {
 _DOMAIN = "tunerd.functions"
 _MAX_DEPTH = 8  # of functions that are made of functions
 _DECOMPOSITIONS: dict[str, Decomposition] = {
+    "BatchNormalization": decompositions.trained_norm,
+    "CumProd": decompositions.scanned,
+    "CumSum": decompositions.scanned,
+    "Dropout": decompositions.kept_all,
+    "EyeLike": decompositions.identity_like,
     "GRU": unrolled,
     "LSTM": unrolled,
     "RNN": unrolled,
+    "Resize": resampled,
+    "ReverseSequence": decompositions.turned,
+    "TensorScatter": decompositions.updated,
 }
 
 

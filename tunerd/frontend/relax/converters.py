@@ -18,6 +18,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
+from tunerd.frontend.relax.corrections import corrections
 from tunerd.frontend.relax.interpolation import Axis
 
 _Attributes = dict[str, Any]
@@ -25,7 +26,7 @@ _Attributes = dict[str, Any]
 
 @contextmanager
 def own_converters() -> Iterator[None]:
-    """Use this module's converters inside of the block."""
+    """Use this module's converters, and those of `corrections`, inside of the block."""
     original = stock._get_convert_map
     ours = {
         "Clip": _Clip,
@@ -37,11 +38,10 @@ def own_converters() -> Iterator[None]:
         "Max": _Max,
         "MaxPool": _MaxPool,
         "Min": _Min,
-        "OneHot": _OneHot,
-        "Pow": _Pow,
         "Resize": _Resize,
         "Slice": _Slice,
         "Upsample": _Upsample,
+        **corrections(),
     }
     stock._get_convert_map = lambda: {**original(), **ours}
     try:
@@ -179,30 +179,6 @@ class _LpNormalization(stock.OnnxOpConverter):  # type: ignore[misc]
             norm = bb.normalize(relax.op.sqrt(bb.normalize(relax.op.sum(squares, axis, True))))
         tiny = relax.const(np.finfo(str(x.ty.dtype)).tiny, x.ty.dtype)
         return relax.op.divide(x, bb.normalize(relax.op.maximum(norm, tiny)))
-
-
-class _OneHot(stock.OneHot):  # type: ignore[misc]
-    """Gives the type of the two values, not that of Python's numbers."""
-
-    @classmethod
-    def _impl_v11(cls, bb: Any, inputs: Any, attr: _Attributes, params: Any) -> relax.Expr:
-        values = stock.get_constant(inputs[2], params)
-        made = bb.normalize(super()._impl_v11(bb, inputs, attr, params))
-        return relax.op.astype(made, values.ty.dtype)
-
-
-class _Pow(stock.Pow):  # type: ignore[misc]
-    """Takes an exponent of another type than the base, which is the result's."""
-
-    @classmethod
-    def _impl_v7(cls, bb: Any, inputs: Any, attr: _Attributes, params: Any) -> relax.Expr:
-        base, exponent = inputs[0], inputs[1]
-        dtype = str(base.ty.dtype)
-        if isinstance(exponent, GenericConst):
-            exponent = relax.const(exponent.value.numpy().astype(dtype), dtype)
-        elif str(exponent.ty.dtype) != dtype:
-            exponent = bb.normalize(relax.op.astype(exponent, dtype))
-        return super()._impl_v7(bb, stock.onnx_input([base, exponent]), attr, params)
 
 
 class _Resize(stock.OnnxOpConverter):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunerd.errors import ModelError
+from tunerd.errors import ModelError, TunerdError
 from tunerd.frontend.onnx.file import counted
 from tunerd.frontend.onnx.reference import last_line
 from tunerd.vocabulary import BF16, FP16, TF32, Arrays, Model, TargetSpec
@@ -57,8 +57,24 @@ class Lowered:
 def lower(model: Model, target: TargetSpec) -> Lowered:
     """Import `model` into TVM, optimize the graph for `target` and fuse it into kernels.
 
-    Raises ModelError that names the operators which TVM cannot take.
+    Raises ModelError that names the operators which TVM cannot take, or fails on.
     """
+    from tunerd.frontend.relax.blame import guilty_node
+
+    try:
+        return _lower(model, target)
+    except (TunerdError, MemoryError):
+        raise
+    except Exception as error:  # any kind: passes and kernels of any operator
+        log.info("lowering failed", exc_info=True)
+        node = guilty_node(model, lambda alone: _lower(alone, target))
+        raise ModelError(
+            f"TVM cannot lower {node or 'the graph'} of {model.name}: {last_line(error)}; export "
+            f"the model without {'this operator' if node else 'what it does not know'}"
+        ) from error
+
+
+def _lower(model: Model, target: TargetSpec) -> Lowered:
     import tvm
 
     from tunerd.frontend.relax.constants import hoist_constants
