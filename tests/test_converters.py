@@ -194,7 +194,8 @@ def test_the_largest_of_booleans_agrees(tmp_path: Path, op: str, wanted: bool) -
     x = np.zeros((3, 4, 5), bool)
     x[1, 2, 3] = True
     (got,) = run(lower(load(tmp_path, proto), LLVM), {"x": x})
-    assert got.dtype == bool and got.all() == wanted
+    assert got.dtype == bool
+    assert got.all() == wanted
 
 
 @pytest.mark.parametrize(("op", "end"), [("ReduceMax", -np.inf), ("ReduceMin", np.inf)])
@@ -268,5 +269,5 @@ def test_an_operator_that_a_pass_fails_on_is_named(
         raise RuntimeError("Divide by zero")
 
     monkeypatch.setattr(lowering, "_fuse", fail)
-    with pytest.raises(ModelError, match="cannot lower Relu 'y' of net: Divide by zero; export"):
+    with pytest.raises(ModelError, match="cannot lower Relu 'the_first' of net: Divide by zero; "):
         lower(loaded, LLVM)

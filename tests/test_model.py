@@ -76,8 +76,11 @@ def test_open_dimensions_are_listed_with_the_flags_that_close_them(tmp_path: Pat
     assert "--dim batch=1 --dim height=N" in str(raised.value)
 
 
-def test_open_dimensions_without_a_name_ask_for_the_whole_shape(tmp_path: Path) -> None:
-    path = save(tmp_path, conv_net((None, 3, 16, None)))
+@pytest.mark.parametrize("name", [None, "", "?", "-1", "None"])
+def test_open_dimensions_without_a_name_ask_for_the_whole_shape(
+    tmp_path: Path, name: str | None
+) -> None:
+    path = save(tmp_path, conv_net((name, 3, 16, name)))
     with pytest.raises(ModelError, match=re.escape("--shape images:N,3,16,N")):
         load_model(path)
 

@@ -138,3 +138,40 @@ def updated(node: onnx.NodeProto, build: Builder) -> Sequence[str]:
         index = build.op("Mod", index, build.constant(build.shape(past)[axis], np.int64))
     index = build.op("Expand", index, build.constant(shape, np.int64))
     return [build.op("ScatterElements", past, index, update, axis=axis)]
+
+
+def folded(node: onnx.NodeProto, build: Builder) -> Sequence[str]:
+    """Col2Im: a transposed convolution with a kernel for each of its places."""
+    given = attributes_of(node)
+    x, image_input, block_input = node.input
+    image = [int(n) for n in build.constant_of(image_input, "image_shape")]
+    block = [int(n) for n in build.constant_of(block_input, "block_shape")]
+    rank = len(image)
+    strides = given.get("strides", [1] * rank)
+    dilations = given.get("dilations", [1] * rank)
+    pads = given.get("pads", [0] * 2 * rank)
+    batch, rows, _ = build.shape(x)
+    count = int(np.prod(block))
+    reach = [(b - 1) * d + 1 for b, d in zip(block, dilations, strict=True)]
+    blocks = [
+        (image[i] + pads[i] + pads[i + rank] - reach[i]) // strides[i] + 1 for i in range(rank)
+    ]
+    kernel = np.zeros((count, 1, *reach), build.dtype(x))
+    for at, place in enumerate(np.ndindex(*block)):
+        kernel[(at, 0, *(p * d for p, d in zip(place, dilations, strict=True)))] = 1
+    channels = rows // count
+    images = build.reshape(x, batch * channels, count, *blocks)
+    # What strides leave over at the end belongs to the image, too.
+    over = [
+        image[i] + pads[i] + pads[i + rank] - reach[i] - (blocks[i] - 1) * strides[i]
+        for i in range(rank)
+    ]
+    made = build.op(
+        "ConvTranspose",
+        images,
+        build.constant(kernel),
+        strides=strides,
+        pads=pads,
+        output_padding=over,
+    )
+    return [build.reshape(made, batch, channels, *image)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunerd.frontend.onnx import decompositions
+from tunerd.frontend.onnx import decompositions, quantized
 from tunerd.frontend.onnx.builder import Builder, Decomposition, decompose
 from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS
 from tunerd.frontend.onnx.inference import infer_shapes
@@ -33,12 +33,16 @@ _DOMAIN = "tunerd.functions"
 _MAX_DEPTH = 8  # of functions that are made of functions
 _DECOMPOSITIONS: dict[str, Decomposition] = {
     "BatchNormalization": decompositions.trained_norm,
+    "Col2Im": decompositions.folded,
+    "ConvInteger": quantized.convolved_integers,
     "CumProd": decompositions.scanned,
     "CumSum": decompositions.scanned,
     "Dropout": decompositions.kept_all,
     "EyeLike": decompositions.identity_like,
     "GRU": unrolled,
     "LSTM": unrolled,
+    "QLinearConv": quantized.convolved,
+    "QLinearMatMul": quantized.multiplied,
     "RNN": unrolled,
     "Resize": resampled,
     "ReverseSequence": decompositions.turned,

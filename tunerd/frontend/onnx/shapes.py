@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 MAX_RANK = 32  # of NumPy before 2.0
 MAX_DIM = 2**31 - 1  # what TVM's 32-bit indices reach
+_UNNAMED = ("", "?", "-1", "None")  # what exporters write for a dimension without a name
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def _declared(value: onnx.ValueInfoProto) -> Declared:
         if dim.HasField("dim_value") and dim.dim_value > 0:
             dims.append(int(dim.dim_value))
         else:
-            dims.append(dim.dim_param or None)
+            name = dim.dim_param.strip()
+            dims.append(None if name in _UNNAMED else name)
     return Declared(value.name, tuple(dims))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.builder import Builder
 from tunerd.frontend.onnx.inference import infer_shapes
+from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.vocabulary import Model, TensorSpec
 
 if TYPE_CHECKING:
@@ -19,20 +20,22 @@ log = logging.getLogger(__name__)
 
 
 def guilty_node(model: Model, lower: Callable[[Model], object]) -> str:
-    """Return "Pow 'name'", the first node that `lower` fails on alone; "" where none is found.
+    """Return "Pow 'name'", the first node that `lower` fails on alone; "" where there is none.
 
     Passes of TVM do not know from which node an expression came, so that each is tried as a model
     of its own, as often as it is another one.
     """
+    if not isinstance(model.graph, OnnxGraph):
+        return ""
     try:
-        proto = infer_shapes(model.proto)
+        proto = infer_shapes(model.graph.proto)
     except ModelError:
         return ""
     known = Builder(proto)
     tried: set[bytes] = set()
     for node in proto.graph.node:
         try:
-            alone = _alone(node, known, model)
+            alone = replace(model, **_alone(node, known, proto))
         except ValueError:  # something of it is not known
             continue
         key = _key(node, known)
@@ -63,7 +66,8 @@ def _key(node: onnx.NodeProto, known: Builder) -> bytes:
     return b"|".join(parts)
 
 
-def _alone(node: onnx.NodeProto, known: Builder, model: Model) -> Model:
+def _alone(node: onnx.NodeProto, known: Builder, model: onnx.ModelProto) -> dict[str, Any]:
+    """Return the graph, the inputs and the outputs of a model of one node."""
     from onnx import helper, numpy_helper
 
     names = [name for name in dict.fromkeys(node.input) if name]
@@ -81,10 +85,8 @@ def _alone(node: onnx.NodeProto, known: Builder, model: Model) -> Model:
         infos(outputs),
         [numpy_helper.from_array(v, n) for n, v in constants.items() if v is not None],
     )
-    proto = helper.make_model(
-        graph, opset_imports=model.proto.opset_import, ir_version=model.proto.ir_version
-    )
-    return replace(model, proto=proto, inputs=specs, outputs=outputs)
+    proto = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    return {"graph": OnnxGraph(proto), "inputs": specs, "outputs": outputs}
 
 
 def _spec(name: str, known: Builder) -> TensorSpec:
