@@ -139,6 +139,26 @@ class Builder:
             return self.ops("Split", len(sizes), x, axis=axis, split=list(sizes))
         return self.ops("Split", len(sizes), x, self.constant(sizes, np.int64), axis=axis)
 
+    def unsqueeze(self, x: str, axis: int) -> str:
+        if self.opset < 13:
+            return self.op("Unsqueeze", x, axes=[axis])
+        return self.op("Unsqueeze", x, self.constant([axis], np.int64))
+
+    def squeeze(self, x: str, axis: int) -> str:
+        if self.opset < 13:
+            return self.op("Squeeze", x, axes=[axis])
+        return self.op("Squeeze", x, self.constant([axis], np.int64))
+
+    def copy(self, node: onnx.NodeProto, names: dict[str, str]) -> None:
+        """Write a node of another graph, whose values have other `names` here; its own get some."""
+        new = type(node)()
+        new.CopyFrom(node)
+        _rename_inputs(new, names)
+        for i, output in enumerate(node.output):
+            if output:
+                new.output[i] = names[output] = self._fresh(output)
+        self.nodes.append(new)
+
     def slice(self, x: str, start: int, end: int, axis: int, *, step: int = 1) -> str:
         if self.opset < 10:
             if step != 1:
@@ -217,3 +237,17 @@ def inputs_of(node: onnx.NodeProto, count: int) -> list[str]:
 def _names(graph: onnx.GraphProto) -> Iterator[str]:
     for node in graph.node:
         yield from node.output
+
+
+def _rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Rename what a node reads, and what its subgraphs read from outside of them."""
+    for i, name in enumerate(node.input):
+        node.input[i] = names.get(name, name)
+    for attribute in node.attribute:
+        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            own = {v.name for v in (*graph.input, *graph.initializer)} | set(_names(graph))
+            outer = {k: v for k, v in names.items() if k not in own}
+            for inner in graph.node:
+                _rename_inputs(inner, outer)
+            for output in graph.output:
+                output.name = outer.get(output.name, output.name)

@@ -8,6 +8,7 @@ from tunerd.frontend.onnx import decompositions, quantized
 from tunerd.frontend.onnx.builder import Builder, Decomposition, decompose
 from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS
 from tunerd.frontend.onnx.inference import infer_shapes
+from tunerd.frontend.onnx.loops import unrolled_loops
 from tunerd.frontend.onnx.recurrent import unrolled
 from tunerd.frontend.onnx.resampling import resampled
 
@@ -50,7 +51,15 @@ _DECOMPOSITIONS: dict[str, Decomposition] = {
 }
 
 
-def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+def primitive(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return `proto` with some operators as ONNX's functions for them, and loops unrolled.
+
+    Raises Refused for a loop that cannot be.
+    """
+    return unrolled_loops(_inlined(proto))
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto` with some operators as the functions that ONNX defines for them."""
     from onnx import helper, inliner
 
@@ -104,6 +113,7 @@ def written_out(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     Raises Refused for what cannot be written so.
     """
+    proto = unrolled_loops(proto)  # of conditions that are constants by now
     if not decompose(proto, _DECOMPOSITIONS):
         return proto
     return infer_shapes(proto)

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS, subgraphs
 from tunerd.frontend.onnx.inference import infer_shapes
+from tunerd.frontend.onnx.loops import MAX_ROUNDS, unbounded_loops
 from tunerd.frontend.onnx.reference import last_line
 from tunerd.frontend.onnx.shapes import MAX_RANK
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 _PROTOBUF_LIMIT_BYTES = 2**31 - 1  # of one serialized message
 _MAX_INLINED_NODES = 1_000_000
 _MAX_CALL_DEPTH = 100  # of functions that call each other
-# TVM imports neither; ONNX Runtime would run the first for as long as the file says.
-_CONTROL_FLOW = ("Loop", "Scan")
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
@@ -235,11 +234,10 @@ def _check_operators(proto: onnx.ModelProto) -> None:
             f"the model uses operators that standard ONNX does not have: {counted(unknown)}; "
             "export it without them"
         )
-    endless = Counter(node.op_type for node in nodes if node.op_type in _CONTROL_FLOW)
-    if endless:
+    if endless := Counter(unbounded_loops(proto.graph)):
         raise ModelError(
-            f"TVM cannot import these operators of the model: {counted(endless)}; export it "
-            "without them"
+            f"the number of rounds of these operators is not known, or above {MAX_ROUNDS}: "
+            f"{counted(endless)}; export the model with them unrolled"
         )
 
 

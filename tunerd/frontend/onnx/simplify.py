@@ -35,7 +35,7 @@ def simplify(
     notes: list[str] = []
     for name, first_step in (("simplified", _slim), ("cleaned up", infer_shapes)):
         try:
-            light, aside = weights_aside(inlined(proto))
+            light, aside = weights_aside(primitive(proto))
             simpler = written_out(infer_shapes(first_step(light)))
             rewrite_graph(simpler)
             simpler = infer_shapes(simpler)
