@@ -105,11 +105,11 @@ def determinant() -> onnx.ModelProto:
     return model([node], inputs={"x": (5, 4, 4)}, outputs={"y": (5,)})
 
 
-def smoothed() -> onnx.ModelProto:
-    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear", antialias=1)
-    shape, half = (1, 3, 8, 8), np.array([1, 1, 0.5, 0.5], np.float32)
-    outputs = {"y": (1, 3, 4, 4)}
-    return model([node], inputs={"x": shape}, outputs=outputs, weights={"s": half}, opset=18)
+def largest_of_regions() -> onnx.ModelProto:
+    node = helper.make_node("RoiAlign", ["x", "regions", "images"], ["y"], mode="max")
+    weights = {"regions": np.array([[0, 0, 4, 4]], np.float32), "images": ints(0)}
+    outputs = {"y": (1, 3, 1, 1)}
+    return model([node], inputs={"x": (1, 3, 8, 8)}, outputs=outputs, weights=weights, opset=16)
 
 
 def odd_constant(**fields: Any) -> onnx.ModelProto:
@@ -199,13 +199,13 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto | bytes], str]] = {
         determinant,
         r"TVM cannot import.*: Det \(1\); export the model without",
     ),
-    "a resize that TVM would do otherwise": (
-        smoothed,
-        "operator Resize of opset 18: antialias=1 where an axis shrinks; export the model without",
+    "an attribute that TVM takes for another": (
+        largest_of_regions,
+        "operator RoiAlign of opset 16: mode=max; export the model without",
     ),
     "a loop of 2^60 rounds": (
         endless_loop,
-        r"cannot import these.*: Loop \(1\); export it without",
+        r"the number of rounds of these.* is not known, or above 512: Loop \(1\); export",
     ),
     "branches that depend on values": (branches_on_values, "1 of the model's If operators depend"),
     "a function that calls itself": (
