@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunerd.errors import ModelError
+from tunerd.frontend.onnx.builder import Refused
+from tunerd.frontend.onnx.expansion import primitive, written_out
 from tunerd.frontend.onnx.inference import infer_shapes, weights_aside, weights_back
 from tunerd.frontend.onnx.reference import Reference, last_line
 from tunerd.frontend.onnx.rewrites import rewrite_graph
