@@ -15,7 +15,8 @@ axes, sizes, bounds) become constants, with the case's values. It ends as one of
     hang        it took longer than --limit seconds
 
 and beside it stands whether ONNX Runtime passes the case. Cases run in child processes, --batch of
-them in each, one after the other. Writes backend-suite.json after each child, from which the same
+them in each, one after the other. Writes backend-suite.json, with [outcome,
+ONNX Runtime passes it, with constants, detail] of each case, after each child, from which the same
 command goes on, and backend-suite.txt.
 """
 
@@ -47,7 +48,7 @@ sys.path[:0] = [str(ROOT)]
 
 KINDS = ("node", "real", "simple")
 OUTCOMES = ("passed", "refused", "wrong", "exception", "crash", "hang")
-_MAX_DETAIL = 240  # characters
+_MAX_DETAIL = 160  # characters
 _FP16_RTOL = 2**-9  # two units in the last place: sums in another order differ by one
 # Inputs of operators, by their names in ONNX's schemas, that exporters write as constants.
 _CONSTANTS = """
@@ -398,7 +399,7 @@ def table(cases: dict[str, dict[str, Any]]) -> str:
 
 def save(out: Path, cases: dict[str, dict[str, Any]]) -> None:
     """Write the JSON, a case a line, and the table."""
-    rows = [f"{json.dumps(name)}: {json.dumps(cases[name])}" for name in sorted(cases)]
+    rows = [f"{json.dumps(name)}: {json.dumps(_row(cases[name]))}" for name in sorted(cases)]
     head = {"command": "scripts/lab/backend_suite.py", "versions": _versions()}
     text = json.dumps(head | {"summary": summary(cases)}, indent=1).removesuffix("\n}")
     text += ',\n "cases": {\n' + ",\n".join(rows) + "\n}\n}\n"
@@ -406,6 +407,22 @@ def save(out: Path, cases: dict[str, dict[str, Any]]) -> None:
     part.write_text(text)
     part.replace(out / "backend-suite.json")
     (out / "backend-suite.txt").write_text(table(cases))
+
+
+def load(out: Path) -> dict[str, dict[str, Any]]:
+    """Return the cases of a folder; none where it has none."""
+    path = out / "backend-suite.json"
+    if not path.exists():
+        return {}
+    rows = json.loads(path.read_text())["cases"]
+    return {name: dict(zip(_FIELDS, row, strict=True)) for name, row in rows.items()}
+
+
+_FIELDS = ("outcome", "onnxruntime", "bound", "detail")
+
+
+def _row(case: dict[str, Any]) -> list[Any]:
+    return [case["outcome"], case["onnxruntime"], case.get("bound", False), case["detail"]]
 
 
 def _versions() -> dict[str, str]:
@@ -426,8 +443,7 @@ def main() -> None:
     if options.out is None:
         parser.error("--out is needed")
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "backend-suite.json"
-    cases = json.loads(path.read_text())["cases"] if path.exists() else {}
+    cases = load(options.out)
     known = {name for name, case in cases.items() if case["outcome"] not in options.again}
     todo = [name for name in case_names(options.only) if name not in known]
     for start in range(0, len(todo), options.batch):
