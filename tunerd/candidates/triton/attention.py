@@ -147,8 +147,8 @@ class Attention:
             for keys in (16, 32, 64, 128, 256):
                 if keys > 16 and keys >= 2 * self.keys:
                     continue
-                # Each warp has 16 rows at least: Triton keeps a row in one warp here.
-                for warps in sorted({max(1, rows // 32), rows // 16, min(8, rows // 8)}):
+                # Of 64 rows, more than 4 warps would compute the same twice (seen in the PTX).
+                for warps in sorted({max(1, rows // 32), rows // 16, min(4, rows // 8)}):
                     each = rows * (keys + padded(self.columns)) / (32 * warps)
                     if not 8 <= each <= _REGISTERS:
                         continue
@@ -170,16 +170,22 @@ class Attention:
         size = tile.rows * tile.columns
         shared = self._shared_bytes(tile.rows, tile.columns, tile.stages)
         each = tile.rows * (tile.columns + padded(self.columns)) // (32 * tile.warps)
-        registers = 32 * tile.warps * min(255, 48 + each)
+        # Products of 64 rows by 4 warps are asynchronous; others hold their operands in registers.
+        is_async = tile.rows >= 64 and tile.warps % 4 == 0
+        held = 48 + (each if is_async else each * 3 // 2)
+        registers = 32 * tile.warps * min(255, held)
         live = max(1, min(SHARED_BYTES // shared, 64 // tile.warps, 65536 // registers))
         busy = min(live, math.ceil(blocks / sms))
         peak = 4.0e12 * (0.5 if self.precision == "tf32" else 1.0)  # of an SM, per second
-        full = min(1, tile.rows / 64)
+        full = (1.0 if is_async else 0.6) * (0.5 if held > 255 else 1.0)
         products = 2 * size * (padded(self.depth) + padded(self.columns)) / (peak * full)
-        softmax = size * (1 / 24e9 + 8 / 190e9)  # an exponential, and what is around it
+        # An exponential, and what is around it, for which an SM wants 8 warps.
+        scaled = tile.rows * padded(self.columns) * 2 / 190e9  # the sums, with each step
+        softmax = (size * (1 / 24e9 + 8 / 190e9) + scaled) / min(1.0, busy * tile.warps / 8)
         bytes_ = tile.columns * (self.depth + self.columns) * TYPES[self.precision][1]
-        alone = 0.5e-6 + 8e-12 * size / tile.warps * 4  # what one block waits for
-        step = max(busy * (products + softmax), busy * bytes_ / 70e9, alone)
+        alone = 0.5e-6 + (0.3e-6 if tile.warps > tile.rows // 16 else 0.0)  # a row in two warps
+        begin = 0.08e-6  # of a step: barriers and places
+        step = max(busy * (begin + products + softmax), busy * bytes_ / 70e9, alone)
         return math.ceil(blocks / (sms * busy)) * (1.2e-6 + steps * step) + 2e-6
 
     def features(self, tile: Band, sms: int) -> tuple[float, ...]:
