@@ -1,0 +1,44 @@
+"""A part of ONNX's backend tests passes, and what tunerd cannot take is refused in a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab import backend_suite
+
+PASSED = (
+    "test_attention_causal_boolmask_nan_robustness",
+    "test_bitshift_left_int32_shift_ge_width",
+    "test_col2im_strides",
+    "test_isinf_negative",
+    "test_layer_normalization_3d_axis1_epsilon",
+    "test_linear_attention_gated",
+    "test_lstm_with_peepholes",
+    "test_nllloss_NCd1_mean_weight_negative_ii",
+    "test_pow_types_int64_int64",
+    "test_qlinearconv",
+    "test_reduce_max_bool_inputs",
+    "test_rms_normalization_2d_axis0",
+    "test_rotary_embedding",
+    "test_spacetodepth_crd_mode_example",
+    "test_tile",
+)
+REFUSED = {"test_det_2d": "TVM cannot import these operators", "test_if_seq": "is not a tensor"}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, dict[str, object]]:
+    names = {*PASSED, *REFUSED}
+    tests = [(kind, test) for kind, test in backend_suite._tests() if test.name in names]
+    return {t.name: backend_suite.run_case(backend_suite._read(k, t)) for k, t in tests}
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_a_case_passes(outcomes: dict[str, dict[str, object]], name: str) -> None:
+    assert outcomes[name]["outcome"] == "passed", outcomes[name]["detail"]
+
+
+@pytest.mark.parametrize(("name", "said"), REFUSED.items())
+def test_a_case_is_refused(outcomes: dict[str, dict[str, object]], name: str, said: str) -> None:
+    assert outcomes[name]["outcome"] == "refused"
+    assert said in str(outcomes[name]["detail"])
