@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""How much memory and time reading and lowering a model takes, in all processes together.
+
+    scripts/lab/lowering_memory.py MODEL.onnx [MODEL.onnx ...] [--tree CHECKOUT ...] --out FOLDER
+
+Each model is read and lowered for two cores, as a run does it: in this process's child and in the
+process that lowers. Every 20 ms the resident memory of both is added up; the most counts, beside
+the file's size. Checkouts take turns, `--tree .` if none is given. Writes lowering-memory.json and
+lowering-memory.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+STEP_SECS = 0.02
+_CHILD = """
+import sys
+from pathlib import Path
+from tunerd.frontend.model import read_model
+from tunerd.frontend.process import Lowering
+from tunerd.system.targets import cpu_target_json
+Lowering(read_model(Path(sys.argv[1])), cpu_target_json(2)).result()
+"""
+
+
+def measure(model: Path, tree: Path) -> dict[str, Any]:
+    """Return the most memory in MiB, and the seconds, of one reading and lowering."""
+    started = time.monotonic()
+    process = psutil.Popen(
+        [sys.executable, "-c", _CHILD, str(model.resolve())],
+        cwd=tree,
+        env={"PYTHONPATH": str(tree.resolve()), "PATH": "/usr/bin:/bin"},
+        stderr=subprocess.DEVNULL,
+    )
+    most = 0
+    while process.poll() is None:
+        most = max(most, _resident(process))
+        time.sleep(STEP_SECS)
+    if process.returncode:
+        raise SystemExit(f"{model} cannot be lowered in {tree}")
+    return {"mib": most >> 20, "secs": round(time.monotonic() - started, 1)}
+
+
+def _resident(process: psutil.Process) -> int:
+    total = 0
+    try:
+        for each in (process, *process.children(recursive=True)):
+            total += each.memory_info().rss
+    except psutil.NoSuchProcess:  # one that has just ended
+        pass
+    return total
+
+
+def table(document: dict[str, Any]) -> str:
+    lines = ["| model | file, MiB | checkout | memory, MiB | of the file | seconds |"]
+    lines.append("|---|--:|---|--:|--:|--:|")
+    for name, found in document["models"].items():
+        for tree, got in found["trees"].items():
+            of_file = got["mib"] / found["file_mib"]
+            lines.append(
+                f"| {name} | {found['file_mib']} | {tree} | {got['mib']} | {of_file:.1f} | "
+                f"{got['secs']} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--tree", type=Path, action="append", dest="trees")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    trees = given.trees or [Path(".")]
+    document: dict[str, Any] = {"cores": psutil.cpu_count(), "models": {}}
+    for model in given.models:
+        found = {"file_mib": model.stat().st_size >> 20, "trees": {}}
+        document["models"][model.stem] = found
+        for tree in trees:
+            commit = subprocess.run(
+                ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.strip()
+            found["trees"][commit] = measure(model, tree)
+            print(model.stem, commit, found["trees"][commit], flush=True)
+            text = json.dumps(document, indent=1) + "\n"
+            (given.out / "lowering-memory.json").write_text(text)
+    (given.out / "lowering-memory.txt").write_text(table(document))
+
+
+if __name__ == "__main__":
+    main()
