@@ -36,7 +36,11 @@ def resampled(node: onnx.NodeProto, build: Builder) -> Sequence[str] | None:
     if wanted is not None and policy != "stretch":
         ratios = wanted / np.array([shape[a] for a in axes])
         ratio = ratios.min() if policy == "not_larger" else ratios.max()
-        wanted = np.array([int(np.floor(ratio * shape[a] + 0.5)) for a in axes])
+        rounded = [int(np.floor(ratio * shape[a] + 0.5)) for a in axes]
+        # Places follow from the ratio, and a Resize by it takes the next smaller size.
+        factors, wanted = np.full(len(axes), ratio, np.float32), None
+        if rounded != [int(np.float32(shape[a]) * factors[0]) for a in axes]:
+            return None
     if policy == "stretch" and not _is_special(given, [shape[a] for a in axes], factors, wanted):
         return None
     dtype = build.dtype(x)

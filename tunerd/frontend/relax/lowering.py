@@ -61,6 +61,7 @@ def lower(model: Model, target: TargetSpec) -> Lowered:
     """
     from tunerd.frontend.relax.blame import guilty_node
 
+    make_target(target)  # a target that is none is no model's fault
     try:
         return _lower(model, target)
     except (TunerdError, MemoryError):
