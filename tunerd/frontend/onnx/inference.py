@@ -43,25 +43,11 @@ def shapes_without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     Inference copies what it is given, again and again, and asks for small constants only: shapes,
     axes, sizes. Raises ModelError where the graph is too odd for that.
     """
-    import onnx
-    from onnx import helper, shape_inference
+    from onnx import shape_inference
 
-    light = onnx.ModelProto(ir_version=proto.ir_version)
-    light.opset_import.extend(proto.opset_import)
-    light.functions.extend(proto.functions)
-    light.graph.name = proto.graph.name
-    light.graph.node.extend(proto.graph.node)
-    light.graph.input.extend(proto.graph.input)
-    light.graph.output.extend(proto.graph.output)
-    light.graph.sparse_initializer.extend(proto.graph.sparse_initializer)
-    known = {value.name for value in proto.graph.input}
-    for tensor in proto.graph.initializer:
-        if math.prod(tensor.dims) <= _SMALL_CONSTANT:
-            light.graph.initializer.append(tensor)
-        elif tensor.name not in known:
-            light.graph.input.append(
-                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
+    large = [t for t in proto.graph.initializer if math.prod(t.dims) > _SMALL_CONSTANT]
+    light = _with_inputs_for(proto, {tensor.name: tensor for tensor in large})
+    light.graph.ClearField("value_info")  # which is to be inferred
     try:
         return shape_inference.infer_shapes(light, data_prop=True)
     except Exception as error:  # of onnx's native code, which raises many kinds
@@ -79,9 +65,6 @@ def weights_aside(
     lookups read as they are, and that nothing after them can be folded into, it need not see.
     `weights_back` puts them back.
     """
-    import onnx
-    from onnx import helper
-
     graph = proto.graph
     known = {v.name for v in graph.input} | {o.name for o in graph.output}
     constants = {t.name for t in graph.initializer}
@@ -104,17 +87,30 @@ def weights_aside(
         return is_large and is_read_as_it_is(tensor.name)
 
     aside = {t.name: t for t in graph.initializer if is_aside(t)}
-    light = onnx.ModelProto(ir_version=proto.ir_version)
+    return _with_inputs_for(proto, aside), aside
+
+
+def _with_inputs_for(
+    proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
+) -> onnx.ModelProto:
+    """Return a copy in which some weights are inputs; nothing of their values is copied."""
+    import onnx
+    from onnx import helper
+
+    graph, light = proto.graph, onnx.ModelProto(ir_version=proto.ir_version)
     light.opset_import.extend(proto.opset_import)
     light.functions.extend(proto.functions)
     for field in ("node", "input", "output", "value_info", "sparse_initializer"):
         getattr(light.graph, field).extend(getattr(graph, field))
     light.graph.name = graph.name
-    light.graph.initializer.extend(t for t in graph.initializer if t.name not in aside)
+    light.graph.initializer.extend(t for t in graph.initializer if t.name not in weights)
+    known = {value.name for value in graph.input}
     light.graph.input.extend(
-        helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in aside.values()
+        helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t in weights.values()
+        if t.name not in known
     )
-    return light, aside
+    return light
 
 
 def _folds(node: onnx.NodeProto, constants: Collection[str]) -> bool:

@@ -79,9 +79,9 @@ def differing(
 
 
 def _apart(one: Array, other: Array) -> float:
-    with np.errstate(invalid="ignore"):
-        found = np.abs(one.astype(np.float64) - other.astype(np.float64))
-    return float(np.nanmax(found, initial=0.0))
+    is_known = np.isfinite(one) & np.isfinite(other)
+    found = np.abs(one[is_known].astype(np.float64) - other[is_known])
+    return float(found.max(initial=0.0))
 
 
 def _run(
