@@ -121,6 +121,7 @@ def test_a_model_that_noise_tells_nothing_of_is_judged_on_samples() -> None:
     judged = verify(run, model, samples)
     assert judged.verdict is Verdict.RIGHT
     assert judged.message == "all outputs agree with ONNX Runtime on 2 samples"
+    assert (judged.seeds, judged.inputs) == (2, "sample")
 
 
 def rated() -> Any:

@@ -126,7 +126,7 @@ def outcome_headline(outcome: Outcome) -> Headline:
 
 
 def _verified(verification: Verification, speed: SpeedVerdict | None) -> str:
-    seeds = f"{verification.seeds} seed{'' if verification.seeds == 1 else 's'}"
+    seeds = count_text(verification.seeds, verification.inputs)
     match verification.verdict:
         case Verdict.RIGHT:
             return f"verified against {verification.reference} on {seeds}"

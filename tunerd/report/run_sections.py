@@ -52,7 +52,7 @@ def correctness_section(outcome: Outcome) -> Markup:
         Verdict.CANNOT_TELL: "Cannot tell whether the outputs are right.",
     }[verification.verdict]
     rows: list[tuple[str, Child]] = [
-        ("Seeds", f"{verification.seeds}"),
+        (f"{verification.inputs.capitalize()}s", f"{verification.seeds}"),
         ("Worst error", error_text(verification)),
         ("Tolerance", f"{verification.atol:g} + {verification.rtol:g} {TIMES} |reference|"),
         *(

@@ -138,6 +138,7 @@ class Verification:
     worst_error: float  # 1 is just at the tolerance
     message: str
     reference: str = ONNX_RUNTIME  # in words
+    inputs: str = "seed"  # what each of them is: "seed", or a "sample" that the user gave
     accuracy: tuple[Accuracy, ...] = ()  # of each output of floating numbers
 
 

@@ -218,6 +218,7 @@ class Expected:
             worst_error=worst,
             message=message,
             reference=self.reference,
+            inputs=self.of.removesuffix("s"),
             accuracy=accuracy,
         )
 
