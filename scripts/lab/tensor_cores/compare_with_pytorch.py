@@ -41,6 +41,7 @@ MODELS = (
 EAGER = ("fp32", "tf32", "fp16")
 TOKENS = 128
 SAMPLE_SECS = 0.005
+TURN = "TURN "  # begins a line that names whose turn it is: who is left out if the process dies
 
 
 # --- models ------------------------------------------------------------------------------------
@@ -101,16 +102,19 @@ def export(name: str, batch: int, path: Path) -> None:
 class Contenders:
     """Ways to run one model, each ready to be called so many times in a row."""
 
-    def __init__(self, name: str, batch: int) -> None:
+    def __init__(self, name: str, batch: int, without: frozenset[str]) -> None:
         import torch
 
-        self._torch, self._name, self._batch = torch, name, batch
+        self._torch, self._name, self._batch, self._without = torch, name, batch, without
         self._kept: list[Any] = []  # what graphs read
         self.runs: dict[str, Callable[[int], float]] = {}
         self.ready_secs: dict[str, float] = {}
         self.problems: dict[str, str] = {}
 
     def add(self, label: str, make: Callable[[], Callable[[int], float]]) -> None:
+        if label in self._without:
+            return
+        print(TURN + label, flush=True)
         started = time.monotonic()
         try:
             run = make()
@@ -195,13 +199,14 @@ class Contenders:
 
     def sampled(self, rounds: int) -> dict[str, list[float]]:
         """Time all in turns; the order is turned round each time."""
-        counts = {
-            label: max(3, round(SAMPLE_SECS / max(run(20), 1e-6)))
-            for label, run in self.runs.items()
-        }
+        counts: dict[str, int] = {}
+        for label, run in self.runs.items():
+            print(TURN + label, flush=True)
+            counts[label] = max(3, round(SAMPLE_SECS / max(run(20), 1e-6)))
         secs: dict[str, list[float]] = {label: [] for label in self.runs}
         for turn in range(rounds):
             for label in list(self.runs)[:: 1 if turn % 2 else -1]:
+                print(TURN + label, flush=True)
                 secs[label].append(self.runs[label](counts[label]))
         return secs
 
@@ -210,7 +215,8 @@ def inside(options: argparse.Namespace) -> None:
     """Be the process of one model."""
     import torch
 
-    contenders = Contenders(options.inside, options.batch)
+    without = frozenset(filter(None, options.without.split(",")))
+    contenders = Contenders(options.inside, options.batch, without)
     # The artifact first: what PyTorch keeps of the GPU's memory does not matter to it then.
     folder = run_folder(options, options.inside) / "artifact"
     contenders.add(f"tunerd {options.precision}", lambda: contenders.artifact(folder))
@@ -306,12 +312,25 @@ def tune(options: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace, name: str, env: dict[str, str]) -> dict[str, Any]:
+    """Time all contenders; one that ends the process is named a problem, and the others go on."""
     command = [sys.executable, __file__, *sys.argv[1:], "--inside", name]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
-    lines = [x for x in done.stdout.splitlines() if x.startswith("FOUND ")]
-    if not lines:
-        return {"problem": done.stderr[-500:]}
-    return dict(json.loads(lines[0].removeprefix("FOUND ")))
+    faults: dict[str, str] = {}
+    while len(faults) < len(EAGER):
+        without = ",".join([*filter(None, [options.without]), *faults])
+        done = subprocess.run(
+            [*command, "--without", without], env=env, capture_output=True, text=True, timeout=500
+        )
+        lines = done.stdout.splitlines()
+        for line in lines:
+            if line.startswith("FOUND "):
+                found = dict(json.loads(line.removeprefix("FOUND ")))
+                found["problems"] |= faults
+                return found
+        turns = [x.removeprefix(TURN) for x in lines if x.startswith(TURN)]
+        if not turns:
+            break
+        faults[turns[-1]] = f"it ended the process ({done.returncode}): {done.stderr[-800:]}"
+    return {"problem": done.stderr[-500:], "problems": faults}
 
 
 def table(document: dict[str, Any]) -> str:
@@ -355,6 +374,7 @@ def main() -> None:
     parser.add_argument("--budget", default="45s", help="of each search")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--without", default="", help="contenders to leave out: eager fp32,...")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
