@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import DeviceKernel, SearchSettings
-from tunerd.candidates.triton.nest import NotANest, nest_of
+from tunerd.candidates.nests.nest import NotANest, nest_of
 from tunerd.candidates.triton.source import Recipe, Template, templates_of
 from tunerd.frontend.kernels import Kernels, kernels_of
 from tunerd.frontend.model import FixedModel, model_digest

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from tunerd.candidates.nests.nest import Axis, Expr, Nest, NotANest, Reduction
 from tunerd.candidates.triton.code import is_small
 from tunerd.candidates.triton.features import Sizes, features
-from tunerd.candidates.triton.nest import Axis, Expr, Nest, NotANest, Reduction
 from tunerd.candidates.triton.product import BLOCK_BYTES, SHARED_BYTES, TYPES
 
 _MOST_DIMS = 256

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tunerd.candidates.triton.nest import Axis, Expr, Linear, Nest, NotANest, Tensor, linear
+from tunerd.candidates.nests.nest import Axis, Expr, Linear, Nest, NotANest, Tensor, linear
 
 _INFIX = {
     "add": "+",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from tunerd.candidates.nests.nest import Axis, Nest, NotANest
 from tunerd.candidates.triton.code import (
     FOLDS,
     WHOLE,
@@ -24,7 +25,6 @@ from tunerd.candidates.triton.code import (
     widened,
 )
 from tunerd.candidates.triton.features import Sizes, features
-from tunerd.candidates.triton.nest import Axis, Nest, NotANest
 from tunerd.candidates.triton.product import MAX_TILES
 
 _LEAST_DEPTH = 32

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from tunerd.candidates.nests.nest import Axis, Nest, NotANest
 from tunerd.candidates.triton.code import (
     FOLDS,
     Scope,
@@ -22,7 +23,6 @@ from tunerd.candidates.triton.code import (
     widened,
 )
 from tunerd.candidates.triton.features import Sizes, features
-from tunerd.candidates.triton.nest import Axis, Nest, NotANest
 
 _MOST_UNROLLED = 64
 _MOST_FOLDED = 4096

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from tunerd.candidates.nests.nest import Axis, Expr, Nest, NotANest
 from tunerd.candidates.triton.code import is_small
 from tunerd.candidates.triton.features import Sizes, features
-from tunerd.candidates.triton.nest import Axis, Expr, Nest, NotANest
 
 MAX_TILES = 4096  # of a split product: it has a counter for each
 SHARED_BYTES = 220 << 10  # of an SM, for all of its blocks

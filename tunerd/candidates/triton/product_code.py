@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from tunerd.candidates.nests.nest import Axis, Expr, Linear, linear
 from tunerd.candidates.triton.code import (
     Masks,
     Scope,
@@ -15,7 +16,6 @@ from tunerd.candidates.triton.code import (
     kernel_text,
     split,
 )
-from tunerd.candidates.triton.nest import Axis, Expr, Linear, linear
 from tunerd.candidates.triton.product import ONE_ROW, Product, Tile
 
 _GROUP = 4  # rows of tiles, whose blocks come together

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from tunerd.candidates.nests.nest import Axis, Nest, NotANest, Reduction, linear
 from tunerd.candidates.triton.code import (
     WHOLE,
     Scope,
@@ -20,7 +21,6 @@ from tunerd.candidates.triton.code import (
     widened,
 )
 from tunerd.candidates.triton.features import Sizes, features
-from tunerd.candidates.triton.nest import Axis, Nest, NotANest, Reduction, linear
 
 _MOST_COLUMNS = 16384
 

@@ -23,10 +23,10 @@ from tunerd.candidates.base import (
     Search,
     SearchSettings,
 )
+from tunerd.candidates.nests.nest import Nest, NotANest, nest_of
 from tunerd.candidates.triton.attention import Attention, Band
 from tunerd.candidates.triton.fold import Fold, Piece
 from tunerd.candidates.triton.loops import Block, Loops
-from tunerd.candidates.triton.nest import Nest, NotANest, nest_of
 from tunerd.candidates.triton.product import MAX_TILES, Product, Tile
 from tunerd.candidates.triton.rows import Rows, Strip
 from tunerd.vocabulary import TRITON, TargetSpec, Task, TensorSpec, architecture

@@ -127,7 +127,7 @@ def nest_of(mod: IRModule) -> Nest:
 
 class _Reader:
     def __init__(self, function: PrimFunc) -> None:
-        from tunerd.candidates.triton.blocks import blocks_of
+        from tunerd.candidates.nests.blocks import blocks_of
 
         self._params = {p: i for i, p in enumerate(function.params)}
         self._tensors = tuple(

@@ -1,0 +1,1 @@
+"""What a kernel computes, read from its TIR: what sources that match kernels share."""
