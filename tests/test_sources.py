@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import multiprocessing
 import random
 from collections import Counter
@@ -20,6 +21,7 @@ from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import BATCH, CandidateSource, LoweredKernel, Search, SearchSettings
+from tunerd.candidates.tensor_intrinsics import load_tensor_intrinsics
 from tunerd.cluster.tuner import Tuner
 from tunerd.coordinator.budget import Limits
 from tunerd.coordinator.coordinator import Coordinator
@@ -390,3 +392,13 @@ def test_sources_that_are_as_fast_share_the_trials() -> None:
 def test_a_split_repeats() -> None:
     secs = {"one": 1e-4, "other": 1.1e-4, "third": 2e-4}
     assert split(secs, 20 * BATCH) == split(secs, 20 * BATCH)
+
+
+def test_tensor_intrinsics_are_registered_and_the_parser_is_left_as_it_was() -> None:
+    from tvm.s_tir import TensorIntrin
+    from tvm.tirx.script.parser import entry
+
+    load_tensor_intrinsics()
+
+    assert TensorIntrin.get("wmma_load_16x16x16_f16_a_shared", allow_missing=True) is not None
+    assert entry.inspect is inspect

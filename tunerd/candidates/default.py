@@ -22,6 +22,7 @@ from tunerd.candidates.base import (
     SearchSettings,
     module_of,
 )
+from tunerd.candidates.tensor_intrinsics import load_tensor_intrinsics
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     Proposal,
@@ -126,6 +127,8 @@ def _default_of(func: PrimFunc, name: str, target: Target) -> PrimFunc:
     with _lock:
         if known in _defaults:
             return _defaults[known]
+    if {"float16", "int8"} & {str(param.dtype) for param in func.params}:
+        load_tensor_intrinsics()  # which DLight's products in these types import
     simplest = dlight.gpu.Fallback()
     usual = (
         dlight.gpu.Matmul(),

@@ -41,8 +41,8 @@ def export_tvm(store: Store, folder: Path) -> int:
 
 
 def _write(store: Store, folder: Path) -> int:
-    # tvm.s_tir.tensor_intrin is not imported: it takes 22 s, and is only needed to apply a trace.
-    # A record's line is therefore written as TVM writes it (TuningRecord.as_json), without
+    # tvm.s_tir.tensor_intrin is not imported: it takes seconds, and is only needed to apply a
+    # trace. A record's line is therefore written as TVM writes it (TuningRecord.as_json), without
     # building the TuningRecord, which would apply it.
     from tvm.s_tir import meta_schedule as ms
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 
 from tunerd.candidates.base import (
@@ -12,6 +11,7 @@ from tunerd.candidates.base import (
     SearchSettings,
     module_of,
 )
+from tunerd.candidates.tensor_intrinsics import load_tensor_intrinsics
 from tunerd.vocabulary import METASCHEDULE, TargetSpec, Task
 
 
@@ -25,8 +25,7 @@ class MetaScheduleSource(CandidateSource):
 
     def lower(self, task: Task, recipe: str) -> LoweredKernel:
         if '"Tensorize"' in recipe:
-            # Registers the intrinsics. Seconds long, and fp32 schedules without them need none.
-            importlib.import_module("tvm.s_tir.tensor_intrin")
+            load_tensor_intrinsics()  # seconds long, and fp32 schedules without them need none
         from tvm.s_tir import Schedule
         from tvm.s_tir.schedule import Trace
 
