@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from tunerd.candidates.nests.contraction import unwidened
 from tunerd.candidates.nests.nest import Axis, Expr
 from tunerd.candidates.triton.attention import Attention, Band, padded
 from tunerd.candidates.triton.code import Masks, Scope, float_text, kernel_text, split
-from tunerd.candidates.triton.product_code import unwidened
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,25 @@
 """Sums of products by tensor cores: matrix products, and convolutions as implicit ones.
 
-The axes of the result are rows, columns or, where both operands have them, separate products; the
-axes of the sum are the depth. A block of threads computes a tile of rows and columns in steps of
-depth, in fp32. With a split, several blocks take a part of the depth each; whoever ends last adds
-their tiles up in their order, so that equal inputs give equal bits, and the epilogue follows.
+A block of threads computes a tile of rows and columns in steps of depth, in fp32. With a split,
+several blocks take a part of the depth each; whoever ends last adds their tiles up in their order,
+so that equal inputs give equal bits, and the epilogue follows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
-from tunerd.candidates.nests.nest import Axis, Expr, Nest, NotANest
+from tunerd.candidates.nests.contraction import Contraction, contraction_of
+from tunerd.candidates.nests.nest import Nest, NotANest
 from tunerd.candidates.triton.code import is_small
 from tunerd.candidates.triton.features import Sizes, features
 
 MAX_TILES = 4096  # of a split product: it has a counter for each
 SHARED_BYTES = 220 << 10  # of an SM, for all of its blocks
 BLOCK_BYTES = 224 << 10
-ONE_ROW = Axis("one", 1)  # of a product with a vector
 TYPES = {"fp16": ("float16", 2), "bf16": ("bfloat16", 2), "tf32": ("float32", 4)}
 
 
@@ -37,67 +36,23 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Product:
-    """A nest as a product of `left` [rows, depth] and `right` [depth, columns]."""
+class Product(Contraction):
+    """A contraction as tensor cores compute it."""
 
-    nest: Nest
     precision: str
-    left: Expr
-    right: Expr
-    row_axes: tuple[Axis, ...]
-    column_axes: tuple[Axis, ...]
-    apart: tuple[Axis, ...]  # of which each value is a product of its own
-    depth_axes: tuple[Axis, ...]
 
     @staticmethod
     def of(nest: Nest, precision: str) -> Product:
         """Return a nest as a product; raises NotANest with the reason where it is none."""
         if precision not in TYPES:
             raise NotANest(f"tensor cores do not compute {precision}")
-        reduction = nest.reduction
-        if reduction.fold != "add" or reduction.start != 0:
-            raise NotANest("it is no sum of products")
-        value = reduction.value
-        while value.op == "cast":
-            (value,) = value.args
-        if value.op != "mul" or not reduction.axes:
-            raise NotANest("it is no sum of products")
-        left, right = value.args
+        found = contraction_of(nest)
         if not is_small(nest.params):
             raise NotANest("a tensor has more than 2^31 elements")
-        if any(len(side.loads) != 1 for side in (left, right)):
-            raise NotANest("an operand is no single tensor")
-        if nest.axes and nest.axes[-1] in left.axes and nest.axes[-1] not in right.axes:
-            left, right = right, left  # columns are what lies together in the result
-        rows = tuple(a for a in nest.axes if a in left.axes and a not in right.axes)
-        columns = tuple(a for a in nest.axes if a in right.axes and a not in left.axes)
-        apart = tuple(a for a in nest.axes if a in left.axes and a in right.axes)
-        if len(rows) + len(columns) + len(apart) < len(nest.axes):
-            raise NotANest("an axis of the result is one of no operand")
-        if not columns or _size(columns) < 8:
+        if found.columns < 8:
             raise NotANest("it has too few columns for tensor cores")
-        for axis in reduction.axes:
-            if axis not in left.axes or axis not in right.axes:
-                raise NotANest("an axis of the sum is one of one operand only")
-        return Product(
-            nest, precision, left, right, rows or (ONE_ROW,), columns, apart, reduction.axes
-        )
-
-    @cached_property
-    def rows(self) -> int:
-        return _size(self.row_axes)
-
-    @cached_property
-    def columns(self) -> int:
-        return _size(self.column_axes)
-
-    @cached_property
-    def batch(self) -> int:
-        return _size(self.apart)
-
-    @cached_property
-    def depth(self) -> int:
-        return _size(self.depth_axes)
+        own = {f.name: getattr(found, f.name) for f in fields(found)}
+        return Product(**own, precision=precision)
 
     @cached_property
     def is_flat(self) -> bool:
@@ -110,7 +65,7 @@ class Product:
 
     @property
     def _taps(self) -> int:
-        return 1 if self.is_flat else _size(self.depth_axes[:-1])
+        return 1 if self.is_flat else math.prod(a.extent for a in self.depth_axes[:-1])
 
     def steps(self, depth: int) -> int:
         return self._taps * math.ceil(self.along / depth)
@@ -223,7 +178,3 @@ class Product:
         from tunerd.candidates.triton.product_code import ProductCode
 
         return ProductCode(self, tile).text(name)
-
-
-def _size(axes: tuple[Axis, ...]) -> int:
-    return math.prod(a.extent for a in axes)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from tunerd.candidates.nests.contraction import ONE_ROW, unwidened
 from tunerd.candidates.nests.nest import Axis, Expr, Linear, linear
 from tunerd.candidates.triton.code import (
     Masks,
@@ -16,7 +17,7 @@ from tunerd.candidates.triton.code import (
     kernel_text,
     split,
 )
-from tunerd.candidates.triton.product import ONE_ROW, Product, Tile
+from tunerd.candidates.triton.product import Product, Tile
 
 _GROUP = 4  # rows of tiles, whose blocks come together
 
@@ -181,17 +182,6 @@ class ProductCode:
                 places[load.value] = by_axes(place, axes, product.row_axes, "rows[:, None]")
         scope = Scope(axes, [*self._row_masks, *self._column_masks], places, ["acc"])
         return [*lines, f"{pad}{scope.stored(nest, product.row_axes)}"]
-
-
-def unwidened(operand: Expr) -> Expr:
-    """Return an operand without its casts to fp32: tensor cores take what was stored."""
-    while operand.op == "cast":
-        (operand,) = operand.args
-    if operand.op == "select" and operand.args[1].op == "cast":
-        test, yes, no = operand.args
-        if no.op == "const" and no.value == 0:
-            return Expr("select", (test, yes.args[0], no), dtype=yes.args[0].dtype)
-    return operand
 
 
 def _order(tiles_m: int, tiles_n: int) -> list[str]:
