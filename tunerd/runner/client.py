@@ -46,6 +46,14 @@ MODEL_SECS = 600.0  # to load a whole model and run it some times, or to sample 
 SLOWED_TIMES = 10.0  # the seconds of a repeat alone, which it may take beside others
 
 
+class ModelRunError(InfrastructureError):
+    """A whole model that was run once, and failed or was lost."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"the model did not run: {failure.message}")
+        self.failure = failure
+
+
 class RunnerClient(Runner):
     """Measures in a process that its host starts, again where the last one was lost."""
 
@@ -191,11 +199,9 @@ class RunnerClient(Runner):
             self._ask(body, blobs, timeout_secs=MODEL_SECS, company=company)
             answer, out = self._answer()
         except (OSError, ValueError) as error:
-            failure = self._lost(error, company)
-            raise InfrastructureError(f"the model did not run: {failure.message}") from error
+            raise ModelRunError(self._lost(error, company)) from error
         if "failure" in answer:
-            failure = self._checked(value_from(Failure, answer["failure"]), company)
-            raise InfrastructureError(f"the model did not run: {failure.message}")
+            raise ModelRunError(self._checked(value_from(Failure, answer["failure"]), company))
         return arrays_from(answer["outputs"], out)
 
     def load(self, load: Load) -> float | Failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tunerd.errors import HostError
@@ -40,7 +41,7 @@ class CpuSlice(ChildSlice):
             return Plan((), TargetSpec("llvm", "{}"), "", problem=problem)
         fit = 100 // pct
         bound = f"{fit} slice(s) of {pct}% fit into {total} core(s)"
-        sets = _cut(groups, per_slice, fit)
+        sets = cut_cores(groups, [per_slice] * fit)
         if len(sets) < fit:
             bound = f"{len(sets)} slice(s) of {per_slice} core(s) fit without sharing a core"
         if per_device is not None and per_device > len(sets):
@@ -94,13 +95,18 @@ def core_groups(facts: host.HostFacts) -> list[tuple[int, ...]]:
     return groups
 
 
-def _cut(groups: list[tuple[int, ...]], per_slice: int, fit: int) -> list[tuple[int, ...]]:
-    """Return up to `fit` sets of `per_slice` logical cores; no two have threads of one core."""
+def cut_cores(groups: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return sets of so many logical cores; no two have threads of one core.
+
+    Fewer than there are sizes, where the rest does not fit.
+    """
     left = list(groups)
     sets: list[tuple[int, ...]] = []
-    while len(sets) < fit and sum(map(len, left)) >= per_slice:
+    for size in sizes:
+        if sum(map(len, left)) < size:
+            break
         cores: list[int] = []
-        while (missing := per_slice - len(cores)) > 0:
+        while (missing := size - len(cores)) > 0:
             group = _next_group(left, missing)
             left.remove(group)
             cores += group[:missing]
