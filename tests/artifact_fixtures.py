@@ -34,9 +34,9 @@ CUDA = TargetSpec(
 CORES = CapProof("cpu-0-0", "", 1, 2, "affinity", True)
 
 
-def tiny_convnet() -> Model:
-    """Two inputs, two outputs; convolution, pooling and a matrix product."""
-    rng = np.random.default_rng(0)
+def tiny_convnet(seed: int = 0) -> Model:
+    """Two inputs, two outputs; convolution, pooling and a matrix product. `seed` of the weights."""
+    rng = np.random.default_rng(seed)
     weights = {
         "w1": rng.normal(size=(8, 3, 3, 3)),
         "b1": rng.normal(size=(8,)),
@@ -105,10 +105,15 @@ def matmul_winner(tasks: tuple[Task, ...]) -> Candidate:
 
 
 def tiny_artifact(
-    folder: Path, *, tuned: bool = True, proof: CapProof = CORES, pct: int = 50
+    folder: Path,
+    *,
+    tuned: bool = True,
+    proof: CapProof = CORES,
+    pct: int = 50,
+    seed: int = 0,
 ) -> Model:
     """Compile the tiny model for llvm into `folder` and return the model."""
-    model = tiny_convnet()
+    model = tiny_convnet(seed)
     lowered = lower(model, LLVM)
     tasks = extract_tasks(lowered, LLVM)
     winner = matmul_winner(tasks)

@@ -1,0 +1,89 @@
+"""Plans of tiny artifacts, and models that do as a test tells them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from artifact_fixtures import tiny_artifact
+
+from tunerd.artifacts.loading import load
+from tunerd.colocation.plan import Plan
+from tunerd.vocabulary import Arrays, TensorSpec
+
+CORES = sorted(os.sched_getaffinity(0))
+
+
+@functools.cache
+def artifact(root: Path, seed: int) -> Path:
+    """Return a compiled tiny model with weights of its own, made once for each seed."""
+    folder = root / f"artifact-{seed}"
+    tiny_artifact(folder, seed=seed)
+    return folder
+
+
+def plan_of(
+    root: Path, names: Mapping[str, Mapping[str, Any]], *, kind: str = "time", **said: Any
+) -> Plan:
+    """Return a plan whose members are tiny models, each with weights of its own."""
+    members = [
+        {"name": name, "artifact": artifact(root, seed)} | dict(more)
+        for seed, (name, more) in enumerate(names.items())
+    ]
+    policy = {"kind": kind} | dict(said.pop("policy", {}))
+    return Plan.model_validate({"members": members, "policy": policy} | said)
+
+
+def inputs(seed: int = 0) -> Arrays:
+    rng = np.random.default_rng(seed)
+    return {
+        "x": rng.standard_normal((2, 3, 8, 8)).astype("float32"),
+        "offset": rng.standard_normal((2, 10)).astype("float32"),
+    }
+
+
+class Script:
+    """What models are to do, by the name of their artifact's folder; they do it in turn."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, list[str]] = {}  # the next calls raise these
+        self.gates: dict[str, threading.Event] = {}  # calls wait for these
+        self.entered: dict[str, threading.Event] = {}  # set once a call waits
+        self.calls: list[str] = []
+        self.loads: list[str] = []
+        self.refuse_loading: set[str] = set()
+
+    def open_model(self, path: Path) -> ScriptedModel:
+        if path.name in self.refuse_loading:
+            raise RuntimeError(f"{path.name} is not to be loaded")
+        self.loads.append(path.name)
+        return ScriptedModel(self, path)
+
+    def hold(self, path: Path) -> tuple[threading.Event, threading.Event]:
+        """Have calls wait; return what lets them go on, and what is set once one waits."""
+        gate = self.gates[path.name] = threading.Event()
+        entered = self.entered[path.name] = threading.Event()
+        return gate, entered
+
+
+class ScriptedModel:
+    """A loaded artifact that faults and waits as the script says."""
+
+    def __init__(self, script: Script, path: Path) -> None:
+        self._script, self._name, self._model = script, path.name, load(path)
+        self.inputs: tuple[TensorSpec, ...] = self._model.inputs
+        self.sample: Arrays | None = None
+
+    def __call__(self, *given: Mapping[str, object]) -> Arrays:
+        self._script.calls.append(self._name)
+        if self._name in self._script.gates:
+            self._script.entered[self._name].set()
+            assert self._script.gates[self._name].wait(60)
+        if faults := self._script.faults.get(self._name):
+            raise RuntimeError(faults.pop(0))
+        return self._model(*given)

@@ -1,0 +1,100 @@
+"""Plans: what a person writes, what is read, and what is said of mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tunerd.colocation.plan import Plan, shares_of
+from tunerd.errors import InputError
+
+PLAN = """
+place: in-process
+policy: {kind: ordered, patience_ms: 20}
+members:
+  - {name: detector, artifact: models/detector, share: 60, tenants: [shop, press], slo_ms: 30}
+  - {name: ranker, artifact: ../ranker, share: 40, weight: 2, limit_ms: 500, rate: 20}
+load: {kind: bursts, duration: 30s}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "plan.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    plan = Plan.read(written(tmp_path, PLAN))
+    assert [m.artifact for m in plan.members] == [
+        tmp_path / "models" / "detector",
+        tmp_path.parent / "ranker",
+    ]
+    assert plan.policy.parameters == {"patience_ms": 20}
+    assert plan.load.duration == 30.0
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    plan = Plan.read(written(tmp_path, PLAN))
+    again = tmp_path / "again.yaml"
+    plan.write(again)
+    assert Plan.read(again) == plan
+    assert "artifact: models/detector" in again.read_text()
+
+
+def test_members_without_shares_have_equal_ones() -> None:
+    members = [{"name": name, "artifact": name} for name in "abc"]
+    plan = Plan.model_validate({"members": members})
+    assert shares_of(plan.members) == {"a": 33, "b": 33, "c": 33}
+
+
+def test_members_are_loaded_in_the_order_that_the_plan_says() -> None:
+    members = [{"name": name, "artifact": name} for name in "abc"]
+    plan = Plan.model_validate({"members": members, "order": ["c", "a", "b"]})
+    assert [m.name for m in plan.ordered] == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- 1", "it has no key `members`"),
+        ("members: [", "is no YAML"),
+        ("members: []", "members: "),
+        ("{}", "members: is missing"),
+        ("members: [{name: a}]", r"members\[0\].artifact: is missing"),
+        ("members: [{name: a b, artifact: x}]", r"members\[0\].name: "),
+        ("members: [{name: a, artifact: x, slo: 3}]", r"members\[0\].slo: is no key of a plan"),
+        ("members: [{name: a, artifact: x}]\nplace: cloud", "place: 'cloud' is not one of"),
+        ("members: [{name: a, artifact: x}]\nversion: 2", "version: "),
+        ("members: [{name: a, artifact: x, share: 5, cores: [0]}]", "has both a share and cores"),
+        ("members: [{name: a, artifact: x, tenants: [t, t]}]", "a names a tenant twice"),
+        (
+            "members: [{name: a, artifact: x}, {name: a, artifact: y}]",
+            "two members are called a",
+        ),
+        (
+            "members: [{name: a, artifact: x, share: 60}, {name: b, artifact: y, share: 60}]",
+            "the shares come to 120%",
+        ),
+        (
+            "members: [{name: a, artifact: x, share: 60}, {name: b, artifact: y}]",
+            "either every member has a share, or none has",
+        ),
+        (
+            "members: [{name: a, artifact: x, cores: [0]}, {name: b, artifact: y, cores: [0]}]",
+            "two members have a core in common",
+        ),
+        ("members: [{name: a, artifact: x}]\norder: [b]", "must name each member once"),
+        ("members: [{name: a, artifact: x}]\nload: {kind: trace}", "names a file in `trace`"),
+        ("members: [{name: a, artifact: x}]\nload: {duration: soon}", "is not a duration"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        Plan.read(written(tmp_path, text))
+
+
+def test_a_plan_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        Plan.read(tmp_path / "none.yaml")

@@ -1,0 +1,284 @@
+"""The engine: requests in, answers out, and what faults do and do not do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, wait
+from pathlib import Path
+
+import numpy as np
+import pytest
+from colocation_plans import Script, artifact, inputs, plan_of
+
+from tunerd.artifacts.loading import LoadError, load
+from tunerd.colocation import Engine, MemberError, RefusedError
+from tunerd.colocation.places.in_process import InProcessPlace
+from tunerd.colocation.plan import Plan
+from tunerd.colocation.policies import POLICIES
+from tunerd.errors import HostError, InputError
+from tunerd.system import cores
+from tunerd.vocabulary import Arrays
+
+WAIT_SECS = 60
+TWO: dict[str, dict[str, object]] = {"one": {}, "two": {}}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("members")
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    script = Script()
+    yield script
+    for gate in script.gates.values():  # nobody waits after the test
+        gate.set()
+
+
+def engine_of(script: Script, plan: Plan) -> Engine:
+    return Engine(plan, place=InProcessPlace(script.open_model))
+
+
+def result(future: Future[Arrays]) -> Arrays:
+    return future.result(WAIT_SECS)
+
+
+def same(one: Arrays, other: Arrays) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
+# --- answers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in POLICIES if kind not in ("space", "ordered")])
+def test_every_policy_gives_each_caller_the_answer_of_its_own_model(kind: str, root: Path) -> None:
+    names = {f"m{i}": {"tenants": ["a", "b"]} for i in range(4)}
+    expected = {
+        (name, seed): load(artifact(root, number))(inputs(seed))
+        for number, name in enumerate(names)
+        for seed in range(3)
+    }
+    with Engine(plan_of(root, names, kind=kind)) as engine:
+        asked = {
+            (name, tenant, seed): engine.submit(name, inputs(seed), tenant=tenant)
+            for _ in range(3)
+            for name, tenant, seed in itertools.product(names, ("a", "b"), range(3))
+        }
+        answers = {key: result(future) for key, future in asked.items()}
+    for (name, _, seed), answer in answers.items():
+        assert [key for key, known in expected.items() if same(known, answer)] == [(name, seed)]
+
+
+def test_an_answer_can_be_awaited_and_inputs_may_be_in_order(root: Path) -> None:
+    async def ask(engine: Engine) -> list[Arrays]:
+        given = list(inputs().values())
+        return await asyncio.gather(engine.asubmit("one", given), engine.asubmit("two", given))
+
+    with Engine(plan_of(root, TWO)) as engine:
+        one, two = asyncio.run(ask(engine))
+    assert same(one, load(artifact(root, 0))(inputs()))
+    assert same(two, load(artifact(root, 1))(inputs()))
+
+
+def test_statistics_count_each_answer(script: Script, root: Path) -> None:
+    with engine_of(script, plan_of(root, TWO)) as engine:
+        for _ in range(3):
+            result(engine.submit("one", inputs()))
+        script.faults["artifact-1"] = ["division by zero"]
+        assert isinstance(engine.submit("two", inputs()).exception(WAIT_SECS), MemberError)
+        stats = engine.stats()
+    assert (stats.members["one"].completed, stats.members["two"].failed) == (3, 1)
+    assert stats.members["one"].mean_secs is not None
+    assert stats.members["one"].planned_bytes > 0
+    assert [proof.mechanism for proof in stats.proofs] == ["affinity"]
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "tenant", "given", "said"),
+    [
+        ("three", None, inputs(), "there is no member 'three'; there are one, two"),
+        ("one", "bob", inputs(), "one has no tenant 'bob'; it has default"),
+        ("one", None, {"x": inputs()["x"]}, "takes the inputs x, offset and got x"),
+        ("one", None, [inputs()["x"]], "takes 2 arrays and got 1"),
+        ("one", None, inputs() | {"offset": np.zeros(3, "float32")}, "it takes float32"),
+    ],
+)
+def test_what_a_member_cannot_take_is_said_to_the_caller_at_once(
+    name: str, tenant: str | None, given: object, said: str, root: Path
+) -> None:
+    with (
+        Engine(plan_of(root, TWO)) as engine,
+        pytest.raises((InputError, TypeError, ValueError), match=said.replace("[", r"\[")),
+    ):
+        engine.submit(name, given, tenant=tenant)
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_with_the_reason(
+    script: Script, root: Path
+) -> None:
+    plan = plan_of(root, TWO, kind="regulated")
+    with engine_of(script, plan) as engine:
+        gate, entered = script.hold(artifact(root, 0))
+        running = engine.submit("one", inputs())
+        assert entered.wait(WAIT_SECS)
+        hopeless = engine.submit("two", inputs(), deadline_secs=1e-9)
+        with pytest.raises(RefusedError, match="after its deadline"):
+            hopeless.result(WAIT_SECS)
+        gate.set()
+        result(running)
+        assert engine.stats().members["two"].refused == 1
+
+
+def test_the_slo_is_the_deadline_of_a_request_that_names_none(root: Path) -> None:
+    names = {"one": {"slo_ms": 1e-6}, "two": {}}
+    with Engine(plan_of(root, names, kind="regulated")) as engine:
+        assert isinstance(engine.submit("one", inputs()).exception(WAIT_SECS), RefusedError)
+        result(engine.submit("one", inputs(), deadline_secs=60))
+
+
+def test_a_changed_artifact_is_not_loaded(root: Path) -> None:
+    plan = plan_of(root, {"one": {"sha256": "0" * 64}})
+    with pytest.raises(LoadError, match=r"one: the sha256 of .* the plan says 000000000000"):
+        Engine(plan).start()
+
+
+def test_a_member_that_does_not_fit_is_refused_before_any_is_loaded(
+    script: Script, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(script, plan_of(root, TWO))
+    needed = InProcessPlace().needed_bytes(engine.plan.members[0])
+    monkeypatch.setattr(cores, "memory_bytes", lambda: int(1.6 * needed))
+    with pytest.raises(HostError, match=r"two does not fit: it needs [\d.]+ MiB, .* may be used"):
+        engine.start()
+    assert script.loads == []
+
+
+# --- faults ------------------------------------------------------------------------------------
+
+
+def test_a_fault_fails_its_request_by_name_and_the_member_serves_again(
+    script: Script, root: Path
+) -> None:
+    with engine_of(script, plan_of(root, TWO)) as engine:
+        script.faults["artifact-0"] = ["illegal address"]
+        with pytest.raises(MemberError, match="one failed: RuntimeError: illegal address"):
+            result(engine.submit("one", inputs()))
+        result(engine.submit("one", inputs()))
+        result(engine.submit("two", inputs()))
+        (fault,) = engine.stats().faults
+    assert fault.member == "one"
+    assert fault.recovered_secs is not None
+    assert script.loads == ["artifact-0", "artifact-1", "artifact-0"]
+
+
+def test_requests_that_wait_for_a_faulty_member_are_answered_after_it_is_loaded_again(
+    script: Script, root: Path
+) -> None:
+    with engine_of(script, plan_of(root, TWO)) as engine:
+        gate, entered = script.hold(artifact(root, 0))
+        script.faults["artifact-0"] = ["illegal address"]
+        bad = engine.submit("one", inputs())
+        assert entered.wait(WAIT_SECS)
+        others = [engine.submit(name, inputs()) for name in ("one", "two", "one")]
+        gate.set()
+        assert isinstance(bad.exception(WAIT_SECS), MemberError)
+        assert all(result(other) for other in others)
+
+
+def test_a_member_that_cannot_be_loaded_again_is_down_and_others_serve(
+    script: Script, root: Path
+) -> None:
+    with engine_of(script, plan_of(root, TWO)) as engine:
+        script.refuse_loading = {"artifact-0"}
+        script.faults["artifact-0"] = ["illegal address"]
+        assert isinstance(engine.submit("one", inputs()).exception(WAIT_SECS), MemberError)
+        with pytest.raises(RefusedError, match=r"one is down: .*is not to be loaded"):
+            result(engine.submit("one", inputs()))
+        result(engine.submit("two", inputs()))
+
+
+def test_a_member_that_exceeds_its_time_is_evicted_and_others_serve(
+    script: Script, root: Path
+) -> None:
+    names = {"one": {"limit_ms": 1}, "two": {}}
+    with engine_of(script, plan_of(root, names)) as engine:
+        gate, _ = script.hold(artifact(root, 0))
+        endless = engine.submit("one", inputs())
+        other = engine.submit("two", inputs())
+        with pytest.raises(MemberError, match=r"one exceeded its time of 0\.001 s and was evicted"):
+            endless.result(WAIT_SECS)
+        result(other)
+        gate.set()
+        stats = engine.stats()
+    assert stats.faults[0].member == "one"
+
+
+# --- the end -----------------------------------------------------------------------------------
+
+
+def test_a_drain_answers_what_was_taken_and_takes_no_more(script: Script, root: Path) -> None:
+    engine = engine_of(script, plan_of(root, TWO)).start()
+    gate, entered = script.hold(artifact(root, 0))
+    futures = [engine.submit("one", inputs()) for _ in range(3)]
+    assert entered.wait(WAIT_SECS)
+    assert not engine.drain(0)
+    with pytest.raises(RefusedError, match="takes no requests"):
+        engine.submit("one", inputs())
+    gate.set()
+    assert engine.drain(WAIT_SECS)
+    assert all(future.done() for future in futures)
+    engine.close()
+    engine.close()
+
+
+def test_what_waits_is_refused_where_the_engine_is_closed_at_once(
+    script: Script, root: Path
+) -> None:
+    engine = engine_of(script, plan_of(root, TWO)).start()
+    gate, entered = script.hold(artifact(root, 0))
+    futures = [engine.submit("one", inputs()) for _ in range(2)]
+    assert entered.wait(WAIT_SECS)
+    threading.Timer(0.1, gate.set).start()
+    engine.close()
+    assert isinstance(futures[1].exception(WAIT_SECS), RefusedError)
+
+
+def test_a_cancelled_request_does_not_run(script: Script, root: Path) -> None:
+    with engine_of(script, plan_of(root, TWO)) as engine:
+        gate, entered = script.hold(artifact(root, 0))
+        running = engine.submit("one", inputs())
+        assert entered.wait(WAIT_SECS)
+        waiting = engine.submit("two", inputs())
+        before = script.calls.count("artifact-1")
+        assert waiting.cancel()
+        assert not running.cancel()
+        gate.set()
+        result(running)
+        result(engine.submit("one", inputs()))
+        assert script.calls.count("artifact-1") == before
+        assert engine.stats().members["two"].cancelled == 1
+    with pytest.raises(CancelledError):
+        waiting.result(0)
+    wait([waiting], WAIT_SECS)
+
+
+def test_requests_of_many_threads_are_all_answered(root: Path) -> None:
+    answers: list[Arrays] = []
+
+    def client() -> None:
+        answers.extend(result(engine.submit("one", inputs())) for _ in range(20))
+
+    with Engine(plan_of(root, TWO, kind="streams")) as engine:
+        threads = [threading.Thread(target=client) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(answers) == 160

@@ -1,0 +1,218 @@
+"""The contract of places, kept by every one of them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from colocation_plans import CORES, Script, artifact, inputs
+
+from tunerd.artifacts.loading import LoadError, load
+from tunerd.colocation.places.base import Done, Fault, Place
+from tunerd.colocation.places.in_process import InProcessPlace
+from tunerd.colocation.places.processes import ProcessesPlace
+from tunerd.colocation.plan import Member
+from tunerd.colocation.work import Lane, Seat
+from tunerd.errors import HostError, InfrastructureError
+from tunerd.vocabulary import Arrays
+
+WAIT_SECS = 120
+
+
+@dataclass
+class Subject:
+    """A place, and how to spoil what a seat of it is to do next."""
+
+    place: Place
+    root: Path
+    fault: Callable[[Seat], None]  # the next run of the seat faults
+    hang: Callable[[Seat], None]  # the next run of the seat does not end
+    heal: Callable[[], None]
+
+    def member(self, seed: int) -> Member:
+        return Member(name=f"m{seed}", artifact=artifact(self.root, seed))
+
+    def load(self, seed: int, lane: Lane) -> Seat:
+        self.place.load(self.member(seed), lane, segment_secs=None)
+        return Seat(f"m{seed}", lane.name)
+
+    def run(self, seat: Seat, given: Arrays) -> Done | Fault:
+        told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+        self.place.start(seat, 0, given, told.put)
+        return told.get(timeout=WAIT_SECS)
+
+
+def in_process(root: Path) -> Subject:
+    script = Script()
+
+    def heal() -> None:
+        for gate in script.gates.values():
+            gate.set()
+        script.gates.clear()
+
+    return Subject(
+        InProcessPlace(script.open_model),
+        root,
+        fault=lambda seat: script.faults.update({_folder(seat): ["illegal address"]}),
+        hang=lambda seat: void(script.hold(Path(_folder(seat)))),
+        heal=heal,
+    )
+
+
+def void(_: object) -> None:
+    pass
+
+
+def _folder(seat: Seat) -> str:
+    return f"artifact-{seat.member.removeprefix('m')}"
+
+
+def processes(root: Path) -> Subject:
+    place = ProcessesPlace()
+
+    def send(seat: Seat, number: int) -> None:
+        os.kill(place._seats[seat].slice.prove().runner_pid, number)
+
+    return Subject(
+        place,
+        root,
+        fault=lambda seat: send(seat, signal.SIGSEGV),
+        hang=lambda seat: send(seat, signal.SIGSTOP),
+        heal=lambda: None,
+    )
+
+
+PLACES = {"in-process": in_process, "processes": processes}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("members")
+
+
+@pytest.fixture(params=PLACES)
+def subject(request: pytest.FixtureRequest, root: Path) -> Iterator[Subject]:
+    made = PLACES[request.param](root)
+    yield made
+    made.heal()
+    made.place.close()
+    made.place.close()
+
+
+@pytest.fixture
+def lane(subject: Subject) -> Lane:
+    (lane,) = subject.place.cut([Lane("whole", 100, ("m0", "m1"))])
+    return lane
+
+
+def same(one: Arrays | None, other: Arrays) -> bool:
+    return one is not None and all(np.array_equal(one[k], other[k]) for k in other)
+
+
+def test_whole_lanes_overlap_and_parts_do_not(subject: Subject) -> None:
+    whole = [Lane("a", 100, ()), Lane("b", 100, ())]
+    assert [lane.cores for lane in subject.place.cut(whole)] == [tuple(CORES)] * 2
+    if len(CORES) >= 2:
+        halves = subject.place.cut([Lane("a", 50, ()), Lane("b", 50, ())])
+        assert not set(halves[0].cores) & set(halves[1].cores)
+
+
+def test_lanes_that_do_not_fit_are_refused_by_name(subject: Subject) -> None:
+    with pytest.raises(HostError, match="for tiny is less than one core"):
+        subject.place.cut([Lane("tiny", 1, ())] if len(CORES) < 100 else [Lane("tiny", 0, ())])
+    with pytest.raises(HostError, match="a is to have core 9999"):
+        subject.place.cut([Lane("a", 50, (), cores=(9999,))])
+
+
+def test_a_seat_proves_what_it_has(subject: Subject) -> None:
+    (lane,) = subject.place.cut([Lane("one", 100, ("m0",), cores=(CORES[-1],))])
+    loaded = subject.place.load(subject.member(0), lane, segment_secs=None)
+    assert (loaded.proof.lane, loaded.proof.units) == ("one", 1)
+    assert loaded.proof.mechanism == "affinity"
+    assert all(secs > 0 for secs in loaded.segment_secs)
+
+
+def test_each_seat_gives_the_answers_of_its_own_model(subject: Subject, lane: Lane) -> None:
+    seats = [subject.load(seed, lane) for seed in (0, 1)]
+    for seed, seat in enumerate(seats):
+        for nth in range(2):
+            done = subject.run(seat, inputs(nth))
+            assert isinstance(done, Done)
+            assert done.secs > 0
+            assert same(done.outputs, load(artifact(subject.root, seed))(inputs(nth)))
+
+
+def test_an_answer_stays_when_the_seat_runs_again(subject: Subject, lane: Lane) -> None:
+    seat = subject.load(0, lane)
+    first = subject.run(seat, inputs(0))
+    subject.run(seat, inputs(1))
+    assert isinstance(first, Done)
+    assert same(first.outputs, load(artifact(subject.root, 0))(inputs(0)))
+
+
+def test_a_fault_is_told_with_the_seats_that_it_took(subject: Subject, lane: Lane) -> None:
+    seats = [subject.load(seed, lane) for seed in (0, 1)]
+    subject.fault(seats[0])
+    fault = subject.run(seats[0], inputs())
+    assert isinstance(fault, Fault)
+    assert fault.is_own
+    assert fault.reason
+    assert seats[0] in fault.lost
+    if seats[1] not in fault.lost:
+        assert isinstance(subject.run(seats[1], inputs()), Done)
+    for seat in fault.lost:
+        subject.place.reload(seat)
+    for seat in seats:
+        assert isinstance(subject.run(seat, inputs()), Done)
+
+
+def test_what_hangs_can_be_evicted_and_the_seat_serves_again(subject: Subject, lane: Lane) -> None:
+    seat = subject.load(0, lane)
+    other = subject.load(1, lane)
+    told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+    subject.hang(seat)
+    subject.place.start(seat, 0, inputs(), told.put)
+    assert seat in subject.place.evict(seat)
+    subject.heal()
+    subject.place.reload(seat)
+    assert isinstance(subject.run(seat, inputs()), Done)
+    assert isinstance(subject.run(other, inputs()), Done)
+    assert told.empty()
+
+
+def test_what_is_no_artifact_is_not_loaded(subject: Subject, lane: Lane, tmp_path: Path) -> None:
+    member = Member(name="none", artifact=tmp_path)
+    with pytest.raises((LoadError, InfrastructureError)):
+        subject.place.load(member, lane, segment_secs=None)
+
+
+def test_memory_is_known_before_loading(subject: Subject) -> None:
+    needed = subject.place.needed_bytes(subject.member(0))
+    weights = artifact(subject.root, 0) / "weights.bin"
+    assert weights.stat().st_size < needed < subject.place.capacity_bytes()
+
+
+def test_seats_keep_the_thread_that_asks_on_its_cores(subject: Subject, lane: Lane) -> None:
+    os.sched_setaffinity(0, CORES)
+    subject.run(subject.load(0, lane), inputs())
+    assert sorted(os.sched_getaffinity(0)) == CORES
+
+
+def test_a_process_that_somebody_kills_is_no_fault_of_its_member(root: Path) -> None:
+    subject = processes(root)
+    with subject.place:
+        (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
+        seat = subject.load(0, lane)
+        assert all(size > 0 for size in subject.place.memory_bytes().values())
+        os.kill(subject.place._seats[seat].slice.prove().runner_pid, signal.SIGKILL)
+        fault = subject.run(seat, inputs())
+        assert isinstance(fault, Fault)
+        assert not fault.is_own
+        subject.place.reload(seat)
+        assert isinstance(subject.run(seat, inputs()), Done)

@@ -1,0 +1,62 @@
+"""Several tuned models share one device: an engine, without a server in it.
+
+    plan = Plan.read("plan.yaml")
+    with Engine(plan) as engine:
+        outputs = engine.submit("detector", {"x": image}, deadline_secs=0.02).result()
+
+Parts, in the order in which a request meets them:
+
+    plan.py        the file: members (artifacts), their shares and SLOs, the place, the policy
+    engine.py      takes requests, owns the one thread that decides, answers futures
+    scheduler.py   events in, instructions out: queues, what runs, accounts; no clock, no thread
+    policies/      which waiting request goes to which idle lane; one file each
+    estimates.py   how long a member takes on a lane, learned from what it took
+    places/        where members run: threads of this process, or a runner process each
+    load/          arrivals of requests, and what came of them, for `tunerd colocate bench`
+
+A **lane** is a part of the device on which one segment runs at a time: cores, a stream, a green
+context. A **seat** is a member loaded for a lane. A policy lays out the lanes (one for all, one
+each), the place cuts the device into them and loads the seats. A model is one **segment** or
+several; between two of its segments another member may have the lane.
+
+The way of a request, and whose thread does what:
+
+    caller's thread     submit: checks names, shapes and types -> inbox
+    dispatcher thread   inbox -> scheduler -> policy -> place.start; alone it changes any state
+    seat's thread       runs the segment, or waits for the device -> inbox
+    dispatcher thread   next segment, or the answer into the future
+    loader thread       loads a seat again after a fault, one at a time -> inbox
+
+So a policy sees all queues at one moment and needs no lock, and a slow load stops nobody. A caller
+that holds a future's callback up holds the dispatcher up: callbacks are to be short.
+
+What goes wrong has an owner. A fault fails the request it hit, and its member by name; the seats
+that were lost with it are fenced and loaded again, and requests of others that they held run once
+more. A member that exceeds its time is evicted, which is the same for its seat alone. What cannot
+end in time is refused early, where the policy knows, with the reason.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tunerd.colocation.engine import Engine
+    from tunerd.colocation.plan import Plan
+    from tunerd.colocation.work import MemberError, RefusedError
+
+_MODULES = {
+    "Engine": "engine",
+    "MemberError": "work",
+    "Plan": "plan",
+    "RefusedError": "work",
+}
+
+__all__ = ["Engine", "MemberError", "Plan", "RefusedError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f"tunerd.colocation.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'tunerd.colocation' has no attribute '{name}'")

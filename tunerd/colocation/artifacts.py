@@ -1,0 +1,84 @@
+"""What an artifact's files say of a member before it is loaded: its tensors and its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunerd.artifacts.manifest import (
+    LIBRARY,
+    MANIFEST,
+    WEIGHTS,
+    LoadError,
+    read_variants,
+    sha256_of,
+    stored_at,
+)
+from tunerd.colocation.plan import Member
+from tunerd.system.arrays import dtype_of
+from tunerd.vocabulary import Arrays, TensorSpec
+
+
+def check(member: Member) -> None:
+    """Raise LoadError unless a member's artifact is the one that the plan names."""
+    read_variants(member.artifact)
+    found = sha256_of(member.artifact / MANIFEST)
+    if member.sha256 not in (None, found):
+        raise LoadError(
+            f"{member.name}: the sha256 of {member.artifact / MANIFEST} is {found[:12]}..., the "
+            f"plan says {str(member.sha256)[:12]}...; put the artifact back, or take over the new "
+            "one in the plan"
+        )
+
+
+def inputs_of(path: Path) -> tuple[TensorSpec, ...]:
+    """Return an artifact's inputs, which all its variants have."""
+    entries = read_variants(path)[0]["inputs"]
+    return tuple(TensorSpec(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
+
+
+def needed_bytes(path: Path) -> int:
+    """Return the memory of a loaded artifact: weights, code, planned storage, inputs and outputs.
+
+    The storage of what lies between the kernels is known where the manifest says it.
+    """
+    sizes = []
+    for variant in read_variants(path):
+        files = sum(stored_at(path, variant, name).stat().st_size for name in (LIBRARY, WEIGHTS))
+        tensors = sum(map(_bytes_of, (*variant["inputs"], *variant["outputs"])))
+        sizes.append(files + tensors + int(variant.get("storage_bytes", 0)))
+    return max(sizes)
+
+
+def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arrays:
+    """Return a request's inputs by name; TypeError or ValueError for what the member cannot take.
+
+    `inputs` is a dict of arrays by name, or a sequence of arrays in the model's order.
+    """
+    if isinstance(inputs, Mapping):
+        given = dict(inputs)
+    else:
+        given = dict(zip((spec.name for spec in specs), inputs, strict=False))
+        if len(inputs) != len(specs):
+            raise TypeError(f"{member} takes {len(specs)} arrays and got {len(inputs)}")
+    if given.keys() != {spec.name for spec in specs}:
+        names = ", ".join(spec.name for spec in specs)
+        raise TypeError(f"{member} takes the inputs {names} and got {', '.join(sorted(given))}")
+    arrays: Arrays = {}
+    for spec in specs:
+        array = np.asarray(given[spec.name])
+        if tuple(array.shape) != spec.shape or str(array.dtype) != spec.dtype:
+            raise ValueError(
+                f"input '{spec.name}' of {member} is {array.dtype}{list(array.shape)}; it takes "
+                f"{spec.dtype}{list(spec.shape)}"
+            )
+        arrays[spec.name] = array
+    return arrays
+
+
+def _bytes_of(entry: Mapping[str, Any]) -> int:
+    return math.prod(map(int, entry["shape"])) * dtype_of(entry["dtype"]).itemsize

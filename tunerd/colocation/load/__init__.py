@@ -1,0 +1,1 @@
+"""Arrivals of requests, and what came of them."""

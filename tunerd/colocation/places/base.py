@@ -1,0 +1,109 @@
+"""The contract of a place: it cuts a device into lanes, loads seats there and runs segments.
+
+Members: in-process (threads of this process), processes (a runner each). One thread, the
+dispatcher's, asks `start`, `cancel` and `evict`; `reload` comes from the loader's. What `start`
+leads to is told from a thread of the place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from tunerd.colocation.plan import Member, Proof
+from tunerd.colocation.work import Lane, Seat
+from tunerd.vocabulary import Arrays
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A seat that can take requests. segment_secs: of each of its segments, when it was tried."""
+
+    segment_secs: tuple[float, ...]
+    proof: Proof
+
+
+@dataclass(frozen=True)
+class Done:
+    """A segment has ended. secs: that it had its lane; outputs: those of the last segment."""
+
+    secs: float
+    outputs: Arrays | None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A segment has not ended well, and its seat takes nothing until it is loaded again.
+
+    lost: the seats that went with it, its own among them.
+    is_own: whether it is the fault of the member that ran, as far as anybody knows.
+    """
+
+    reason: str
+    lost: tuple[Seat, ...]
+    is_own: bool = True
+
+
+Told = Callable[[Done | Fault], None]
+
+
+class Place(ABC):
+    """Where members run. close() is idempotent."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
+        """Give each lane its part of the device; HostError where they do not fit."""
+
+    @abstractmethod
+    def capacity_bytes(self) -> int:
+        """Return the memory that there is for seats."""
+
+    @abstractmethod
+    def needed_bytes(self, member: Member) -> int:
+        """Return the memory that a seat of a member takes, before it is loaded."""
+
+    @abstractmethod
+    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
+        """Load a member for a lane, try it, and prove what it obtained.
+
+        Args:
+            segment_secs: how long its segments may be, where it can be cut; None: whole.
+
+        Raises LoadError or InfrastructureError.
+        """
+
+    @abstractmethod
+    def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
+        """Have a seat run a segment, and return. `inputs` are those of the first segment.
+
+        `told` is called once, unless the seat is evicted before.
+        """
+
+    @abstractmethod
+    def evict(self, seat: Seat) -> tuple[Seat, ...]:
+        """Stop what runs in a seat, if it can be stopped; it is of no use until `reload`.
+
+        Returns the seats that went with it, its own among them.
+        """
+
+    @abstractmethod
+    def reload(self, seat: Seat) -> None:
+        """Load a seat again after a fault or an eviction; raises as `load` does."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop all seats."""
+
+    def memory_bytes(self) -> Mapping[Seat, int]:
+        """Return what seats were found to hold, of those whose place can tell."""
+        return {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,131 @@
+"""Members in threads of this process, each seat with cores of its own.
+
+One address space: the least memory and no copy between processes, and nothing that keeps a fault
+that ends a process from ending all. What a member raises is a fault of its own. A thread cannot be
+ended, so what exceeds its time is left behind: its answer is dropped, and its cores stay busy until
+it ends by itself; the processes place does better there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from tunerd.artifacts import loading
+from tunerd.colocation import artifacts
+from tunerd.colocation.places import cpu_cut
+from tunerd.colocation.places.base import Done, Fault, Loaded, Place, Told
+from tunerd.colocation.places.seat_thread import SeatThread
+from tunerd.colocation.plan import Member, Proof
+from tunerd.colocation.work import Lane, Seat
+from tunerd.runner.arguments import timed_inputs
+from tunerd.system import cores, host
+from tunerd.vocabulary import Arrays, TensorSpec
+
+_TRIES = 3  # of a seat that was just loaded; the last one's time counts
+_CLOSE_SECS = 5.0
+
+
+class CpuModel(Protocol):
+    """What a seat runs: a LoadedModel, or something that can be called as one."""
+
+    inputs: tuple[TensorSpec, ...]
+
+    @property
+    def sample(self) -> Arrays | None: ...
+
+    def __call__(self, *inputs: Mapping[str, object]) -> Arrays: ...
+
+
+class _Seat:
+    """A loaded member and its thread. Everything of TVM's happens in that thread."""
+
+    def __init__(self, member: Member, lane: Lane, open_model: Callable[[Path], CpuModel]) -> None:
+        self.member, self.lane = member, lane
+        self._open_model = open_model
+        self.thread = SeatThread(f"{member.name}@{lane.name}")
+        self.model: CpuModel | None = None
+
+    def load(self) -> tuple[float, ...]:
+        """Load and try the model; return the seconds of each of its segments: one."""
+        return self.thread.call(self._load)
+
+    def _load(self) -> tuple[float, ...]:
+        # TVM's pool is one per calling thread, on cores that this thread may use.
+        os.sched_setaffinity(0, self.lane.cores)
+        self.model = model = self._open_model(self.member.artifact)
+        inputs = timed_inputs(model)
+        secs = 0.0
+        for _ in range(_TRIES):
+            since = time.monotonic()
+            model(inputs)
+            secs = time.monotonic() - since
+        return (secs,)
+
+
+class InProcessPlace(Place):
+    kind: ClassVar[str] = "in-process"
+
+    def __init__(self, open_model: Callable[[Path], CpuModel] = loading.load) -> None:
+        self._open_model = open_model
+        self._seats: dict[Seat, _Seat] = {}
+
+    def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
+        return cpu_cut.cut(lanes)
+
+    def capacity_bytes(self) -> int:
+        return cores.memory_bytes()
+
+    def needed_bytes(self, member: Member) -> int:
+        return artifacts.needed_bytes(member.artifact)
+
+    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
+        seat = _Seat(member, lane, self._open_model)
+        secs = seat.load()
+        self._seats[Seat(member.name, lane.name)] = seat
+        return Loaded(secs, self._proof(lane))
+
+    def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
+        held = self._seats[seat]
+        thread, model = held.thread, held.model
+        assert model is not None
+
+        def run() -> None:
+            since = time.monotonic()
+            try:
+                answer: Done | Fault = Done(0.0, model(inputs))
+            except Exception as error:
+                answer = Fault(f"{type(error).__name__}: {error}", (seat,))
+            if isinstance(answer, Done):
+                answer = Done(time.monotonic() - since, answer.outputs)
+            if not thread.is_left:
+                told(answer)
+
+        thread.put(run)
+
+    def evict(self, seat: Seat) -> tuple[Seat, ...]:
+        self._seats[seat].thread.leave()
+        return (seat,)
+
+    def reload(self, seat: Seat) -> None:
+        old = self._seats[seat]
+        old.thread.leave()
+        new = _Seat(old.member, old.lane, self._open_model)
+        new.load()
+        self._seats[seat] = new
+
+    def close(self) -> None:
+        seats, self._seats = self._seats, {}
+        for seat in seats.values():
+            seat.thread.close(_CLOSE_SECS)
+
+    def _proof(self, lane: Lane) -> Proof:
+        return Proof(
+            lane=lane.name,
+            device=host.facts().cpu_model,
+            units=len(lane.cores),
+            mechanism="affinity",
+        )

@@ -1,0 +1,224 @@
+"""The file that says who shares a device, and how: read, checked, written.
+
+    version: 1
+    place: in-process          # or processes
+    policy: {kind: ordered, patience_ms: 50}
+    members:
+      - name: detector
+        artifact: runs/detector-cpu50/artifact     # relative to this file
+        sha256: 5f1c...        # of its manifest.json; what differs is not loaded
+        share: 50              # percent of the device; or cores: [0, 1]
+        tenants: [shop, press]
+        slo_ms: 30             # the deadline of requests that name none
+        weight: 2              # of its share of the device's time, where time is short
+        limit_ms: 500          # what takes longer is evicted
+        rate: 20               # requests per second, of `tunerd colocate bench`
+      - ...
+
+Who reads it needs none of the places, policies or models.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from tunerd.errors import InputError
+from tunerd.settings import texts
+from tunerd.system.files import write_whole
+
+VERSION = 1
+MAX_BYTES = 1 << 20
+ONE_TENANT = "default"
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+Name = Annotated[str, Field(pattern=_NAME)]
+PlaceKind = Literal["in-process", "processes"]
+LoadKind = Literal["closed", "poisson", "bursts", "trace"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Member(_Part):
+    """One tuned model and what it is promised."""
+
+    name: Name
+    artifact: Path
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    share: Annotated[int, Field(ge=1, le=100)] | None = None
+    cores: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    tenants: Annotated[tuple[Name, ...], Field(min_length=1)] = (ONE_TENANT,)
+    slo_ms: Annotated[float, Field(gt=0)] | None = None
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    limit_ms: Annotated[float, Field(gt=0)] | None = None
+    rate: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.share is not None and self.cores:
+            raise ValueError(f"{self.name} has both a share and cores; leave one of them out")
+        for what, values in (("tenant", self.tenants), ("core", self.cores)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{self.name} names a {what} twice")
+        return self
+
+
+class PolicyChoice(BaseModel):
+    """Its kind, and parameters that are the policy's own."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    kind: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class LoadChoice(_Part):
+    """What `tunerd colocate bench` asks of the members.
+
+    closed: `clients` per tenant, each sends when it has its answer. poisson: at each member's
+    rate, split over its tenants. bursts: the same rate on average, `burst_times` it in bursts.
+    trace: a CSV file with the columns secs, member and, if you like, tenant.
+    """
+
+    kind: LoadKind = "closed"
+    duration: Annotated[float, BeforeValidator(texts.duration), Field(gt=0, le=86400)] = 10.0
+    clients: Annotated[int, Field(ge=1, le=1000)] = 1
+    burst_times: Annotated[float, Field(gt=1, le=100)] = 6.0
+    trace: Path | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if (self.kind == "trace") != (self.trace is not None):
+            raise ValueError("a load of kind trace, and no other, names a file in `trace`")
+        return self
+
+
+class Proof(_Part):
+    """What a lane obtained when the plan was checked."""
+
+    lane: str
+    device: str
+    units: int  # SMs, on CPUs cores
+    mechanism: str
+
+
+class Plan(_Part):
+    """Who shares a device. Paths are absolute once it is read from a file."""
+
+    version: Literal[1] = 1
+    place: PlaceKind = "in-process"
+    device: Literal["cpu"] = "cpu"
+    policy: PolicyChoice = PolicyChoice(kind="space")
+    members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=1000)]
+    order: tuple[str, ...] = ()  # in which members are loaded; as listed if not given
+    load: LoadChoice = LoadChoice()
+    proofs: tuple[Proof, ...] = ()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        names = [member.name for member in self.members]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two members are called {twice[0]}; give each a name of its own")
+        if self.order and sorted(self.order) != sorted(names):
+            raise ValueError("`order` must name each member once, or be left out")
+        if any(m.share for m in self.members) and any(not (m.share) for m in self.members):
+            raise ValueError("either every member has a share, or none has")
+        if sum(m.share or 0 for m in self.members) > 100:
+            total = sum(m.share or 0 for m in self.members)
+            raise ValueError(f"the shares come to {total}%, which is more than the device has")
+        if any(m.cores for m in self.members) and not all(m.cores for m in self.members):
+            raise ValueError("either every member has cores, or none has")
+        cores = [core for m in self.members for core in m.cores]
+        if len(set(cores)) < len(cores):
+            raise ValueError("two members have a core in common; give each its own")
+        return self
+
+    @property
+    def ordered(self) -> tuple[Member, ...]:
+        """The members in the order in which they are loaded."""
+        by_name = {member.name: member for member in self.members}
+        return tuple(by_name[name] for name in self.order) or self.members
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """Read a plan; InputError says what is wrong in it, and what to do."""
+        path = Path(path)
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise InputError(f"{path} is over {MAX_BYTES >> 10} KiB, and no plan")
+            document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{path} cannot be read: {reason}; give a plan, a YAML file") from None
+        except (yaml.YAMLError, RecursionError) as error:
+            raise InputError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(document, dict):
+            raise InputError(f"{path} is no plan: it has no key `members`")
+        try:
+            plan = cls.model_validate(document)
+        except ValidationError as error:
+            raise InputError(f"{path}: {_sentence(error)}") from None
+        return plan._moved(path.absolute().parent)
+
+    def write(self, path: Path) -> None:
+        """Write the plan, with paths relative to the file where they lie beside or below it."""
+        folder = path.absolute().parent
+        document = self.model_dump(mode="json", exclude_defaults=True) | {"version": self.version}
+        for member in document["members"]:
+            member["artifact"] = _relative(Path(member["artifact"]), folder)
+        if self.load.trace is not None:
+            document["load"]["trace"] = _relative(self.load.trace, folder)
+        write_whole(path, yaml.safe_dump(document, sort_keys=False), shared=True)
+
+    def _moved(self, folder: Path) -> Self:
+        members = tuple(
+            m.model_copy(update={"artifact": _absolute(m.artifact, folder)}) for m in self.members
+        )
+        load = self.load
+        if load.trace is not None:
+            load = load.model_copy(update={"trace": _absolute(load.trace, folder)})
+        return self.model_copy(update={"members": members, "load": load})
+
+
+def shares_of(members: Sequence[Member]) -> dict[str, int]:
+    """Return each member's share in percent; equal ones where the plan has none."""
+    equal = max(1, 100 // len(members))
+    return {member.name: member.share or equal for member in members}
+
+
+def _absolute(path: Path, folder: Path) -> Path:
+    return Path(os.path.normpath(folder / path.expanduser()))
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])
+    where = where.lstrip(".")
+    match first["type"]:
+        case "missing":
+            said = "is missing"
+        case "extra_forbidden":
+            said = "is no key of a plan; see `tunerd colocate --help`"
+        case "value_error":
+            said = str(first["ctx"]["error"])
+        case "literal_error":
+            said = f"'{first['input']}' is not one of {first['ctx']['expected']}"
+        case _:
+            said = re.sub(r"^Input s", "s", first["msg"])
+    return f"{where}: {said}" if where else said

@@ -1,0 +1,48 @@
+"""What an engine counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tunerd.colocation.plan import Proof
+from tunerd.colocation.work import FaultReport, Lane
+
+
+@dataclass
+class Counters:
+    """Of one member's requests, since the start."""
+
+    completed: int = 0
+    failed: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    latency_secs: float = 0.0  # of those completed, in all; from arrival to answer
+
+    def ended(self, secs: float) -> None:
+        self.completed += 1
+        self.latency_secs += secs
+
+
+@dataclass(frozen=True)
+class MemberStats:
+    completed: int
+    failed: int
+    refused: int
+    cancelled: int
+    latency_secs: float
+    planned_bytes: int  # of memory, of all its seats
+
+    @property
+    def mean_secs(self) -> float | None:
+        return self.latency_secs / self.completed if self.completed else None
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    policy: str
+    place: str
+    members: Mapping[str, MemberStats]
+    lanes: tuple[Lane, ...]
+    proofs: tuple[Proof, ...]
+    faults: tuple[FaultReport, ...]

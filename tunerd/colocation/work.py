@@ -1,0 +1,150 @@
+"""The values that pass between engine, scheduler, policies and places."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tunerd.errors import InfrastructureError
+
+
+class RefusedError(InfrastructureError):
+    """A request that is not carried out: it would end too late, or nobody can take it."""
+
+
+class MemberError(InfrastructureError):
+    """A request whose member faulted or exceeded its time while it ran."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A part of the device on which one segment runs at a time.
+
+    pct: of the device. A lane of 100% overlaps with all others, those below are disjoint.
+    home: members whose requests belong here.
+    guests: members that may run here while it is idle.
+    cores: of a CPU lane, once the place has cut the device.
+    """
+
+    name: str
+    pct: int
+    home: tuple[str, ...]
+    guests: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self.home + self.guests
+
+
+class Seat(NamedTuple):
+    """A member that is loaded for a lane."""
+
+    member: str
+    lane: str
+
+
+class Queue(NamedTuple):
+    """Whose requests wait in one line, in the order of their arrival."""
+
+    member: str
+    tenant: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """Moments are seconds of the engine's clock. `request_id` grows with the arrival."""
+
+    request_id: int
+    member: str
+    tenant: str
+    arrived_at: float
+    deadline_at: float = math.inf
+
+    @property
+    def queue(self) -> Queue:
+        return Queue(self.member, self.tenant)
+
+
+@dataclass
+class Waiting:
+    """A request that waits for its next segment to start."""
+
+    request: Request
+    segment: int = 0
+    lane: str | None = None  # where its earlier segments have run, and it must go on
+    losses: int = 0  # how often it was lost by a fault that was not its member's
+
+
+@dataclass(frozen=True)
+class Running:
+    start_id: int
+    waiting: Waiting
+    lane: str
+    started_at: float
+
+    @property
+    def seat(self) -> Seat:
+        return Seat(self.waiting.request.member, self.lane)
+
+
+# --- instructions, which the scheduler gives ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """Run a segment of a request on a lane."""
+
+    start_id: int
+    request_id: int
+    seat: Seat
+    segment: int
+
+
+@dataclass(frozen=True)
+class Complete:
+    request_id: int
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer with a reason. was_admitted: it had waited, and is refused late."""
+
+    request_id: int
+    reason: str
+    was_admitted: bool
+
+
+@dataclass(frozen=True)
+class Fail:
+    request_id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Evict:
+    """End what runs in a seat; nothing of it may run when it is loaded again."""
+
+    seat: Seat
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reload:
+    seat: Seat
+
+
+Instruction = Start | Complete | Refuse | Fail | Evict | Reload
+
+
+@dataclass
+class FaultReport:
+    """What a fault did. recovered_secs: until every seat that it took served again; None: not."""
+
+    member: str
+    reason: str
+    at: float
+    lost: frozenset[Seat]
+    retried: int = 0
+    recovered_secs: float | None = None
