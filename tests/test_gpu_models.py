@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,3 +82,18 @@ def test_the_default_schedules_agree_with_onnx_runtime(
     )
     found = verify(lambda inputs: measured.run_model(str(folder), inputs), model)
     assert found.verdict is Verdict.RIGHT, found.message
+
+
+def test_a_model_gives_the_same_on_streams_and_captured(
+    whole: tuple[Runner, TargetSpec], tmp_path: Path
+) -> None:
+    _, target = whole
+    model = MODELS["several kernels"]
+    lowered = lower(model, target)
+    tasks = extract_tasks(lowered, target)
+    compile_artifact(lowered, tasks, {}, target, tmp_path / "a", model=model, pct=100)
+    script = Path(__file__).with_name("captured_models.py")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "a"], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "all the same\n", done.stderr

@@ -257,6 +257,15 @@ def test_a_gpu_artifact_without_that_gpu_is_refused(copy: Path) -> None:
         tunerd.load(copy, device=63)
 
 
+def test_a_cpu_artifact_takes_no_stream_and_is_not_captured(
+    loaded: LoadedModel, inputs: Arrays
+) -> None:
+    with pytest.raises(ValueError, match="runs on CPUs: give none"):
+        loaded.run_dlpack(inputs, stream=1)
+    with pytest.raises(ValueError, match="runs on CPUs"):
+        loaded.captured()
+
+
 # --- running -----------------------------------------------------------------------------------
 
 

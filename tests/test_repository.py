@@ -59,6 +59,7 @@ FOREIGN_FLAGS = {
     "--working-dir",
 }
 TVM_MODULES = {
+    "artifacts.captured",
     "artifacts.compile",
     "artifacts.loading",
     "builder.build",

@@ -16,10 +16,9 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tunerd.artifacts.manifest import COUNTERS
 from tunerd.candidates.base import ENTRY, LoweredKernel
 from tunerd.vocabulary import Arrays, TensorSpec
-
-COUNTERS = "tunerd_counters"  # the name of the weight
 
 
 def with_device_kernels(

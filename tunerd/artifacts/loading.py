@@ -12,6 +12,7 @@ A packed one has these for several shares of a device; `tunerd.artifacts.manifes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -20,11 +21,12 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tunerd.artifacts.manifest import (
+    COUNTERS,
     LIBRARY,
     MAX_JSON_BYTES,
     SAMPLE,
@@ -38,6 +40,9 @@ from tunerd.artifacts.manifest import (
     stored_at,
 )
 from tunerd.vocabulary import Arrays, TensorSpec
+
+if TYPE_CHECKING:
+    from tunerd.artifacts.captured import CapturedModel
 
 ALIGNMENT = 64  # bytes; what tvm.runtime.from_dlpack asks of a tensor
 
@@ -124,7 +129,8 @@ class LoadedModel:
     """A loaded artifact. Call it with NumPy arrays, or `run_dlpack` it with tensors of the device.
 
     `manifest` is that of the variant that runs. Calls from several threads take turns: TVM's
-    virtual machine carries out one at a time. To run two at once, load the artifact twice.
+    virtual machine carries out one at a time, and the model has one set of buffers. To run two at
+    once, load the artifact twice, and on a GPU give each a stream.
     """
 
     def __init__(
@@ -145,6 +151,7 @@ class LoadedModel:
         self._tvm = tvm
         self._folder = folder
         self._turn = threading.Lock()  # held while the virtual machine runs
+        self._stream = 0  # on which the last call was queued
         self._device = _open_device(tvm, is_cuda, device)
         seen = _sm_count(self._device, is_cuda)
         self.manifest = manifest = nearest(variants, seen)
@@ -157,9 +164,9 @@ class LoadedModel:
         library_path = stored_at(folder, manifest, LIBRARY)
         weights_path = stored_at(folder, manifest, WEIGHTS)
         try:
-            library = tvm.runtime.load_module(str(library_path.resolve()))
+            self._library = tvm.runtime.load_module(str(library_path.resolve()))
             # The virtual machine keeps the list and adds the CPU to it.
-            self._machine = VirtualMachine(library, [self._device])
+            self._machine = VirtualMachine(self._library, [self._device])
             self._main = self._machine["main"]
         except Exception as error:  # TVM raises many kinds
             raise LoadError(
@@ -175,6 +182,7 @@ class LoadedModel:
             )
         to_device = self._to_device if loaded is None else self._copied
         self._weights = tuple(to_device(weights[name]) for name in manifest["weights"])
+        self._device.sync()  # the weights are there, whichever stream reads them first
 
     @property
     def weights(self) -> dict[str, Any]:
@@ -197,18 +205,46 @@ class LoadedModel:
         outputs = self.run_dlpack(*inputs)
         return {name: output.numpy() for name, output in outputs.items()}
 
-    def run_dlpack(self, *inputs: Any) -> dict[str, Any]:
+    def run_dlpack(self, *inputs: Any, stream: Any = None) -> dict[str, Any]:
         """Return the outputs by name as tensors on the device, which `from_dlpack` takes as is.
 
-        Takes what a call takes. On a GPU the work is queued on the default stream, and the call
-        does not wait for it: synchronize before an input is overwritten or another stream reads
-        an output.
+        Takes what a call takes. On a GPU the work is queued on `stream`, a handle of CUDA as an
+        int or what has `__cuda_stream__`, as streams of cuda.core and PyTorch have; without it, on
+        the default stream. The call does not wait for it: synchronize before an input is
+        overwritten or another stream reads an output. A call on another stream than the last one's
+        waits for that one first, which must still exist, since both use the same buffers.
+
+        Raises ValueError for a stream where the model runs on CPUs.
         """
-        arguments = (*self._placed(inputs), *self._weights)
-        with self._turn:
-            outputs = self._main(*arguments)
+        queue = self._handle_of(stream)
+        with self._turn, self._queued_on(queue):
+            outputs = self._main(*self._placed(inputs), *self._weights)
         names = (o.name for o in self.outputs)
         return dict(zip(names, self._fields(outputs), strict=True))
+
+    def captured(self, stream: Any = None) -> CapturedModel:
+        """Return the model as a CUDA graph with inputs and outputs of its own, for servers.
+
+        It is queued on `stream`, as `run_dlpack` takes it, or on one of its own, which does not
+        wait for the default stream. A model may be captured several times, and these run at once;
+        weights are shared. A launch takes the host some microseconds.
+
+        Raises ValueError where the model runs on CPUs, and RuntimeError with CUDA's name for an
+        error. Needs the package cuda-bindings.
+        """
+        from tunerd.artifacts.captured import CapturedModel
+
+        if self.manifest["target"]["kind"] != "cuda":
+            raise ValueError("the model runs on CPUs: there is nothing to capture; call it")
+        handle = None if stream is None else self._handle_of(stream)
+        weights = [
+            self._copied(weight) if name == COUNTERS else weight
+            for name, weight in self.weights.items()
+        ]
+        self._device.sync()
+        return CapturedModel(
+            self._library, self._device, self.inputs, self.outputs, weights, handle
+        )
 
     def timed_calls(self, inputs: Mapping[str, Any], calls: int) -> float:
         """Return the host's seconds for `calls` calls in a row, with one wait at the end.
@@ -225,6 +261,29 @@ class LoadedModel:
                 main(*arguments)
             device.sync()
             return time.perf_counter() - started
+
+    def _handle_of(self, stream: Any) -> int:
+        if stream is None:
+            return 0
+        if self.manifest["target"]["kind"] != "cuda":
+            raise ValueError("a stream was given, but the model runs on CPUs: give none")
+        if hasattr(stream, "__cuda_stream__"):
+            return int(stream.__cuda_stream__()[1])
+        return int(stream)
+
+    @contextlib.contextmanager
+    def _queued_on(self, stream: int) -> Iterator[None]:
+        """Have what TVM queues in this block go to a stream of the device."""
+        if stream != self._stream:
+            self._device.sync(self._stream)
+            self._stream = stream
+        if not stream:  # TVM's own
+            yield
+            return
+        import tvm_ffi
+
+        with tvm_ffi.use_raw_stream(self._device, stream):
+            yield
 
     def _placed(self, inputs: tuple[Any, ...]) -> list[Any]:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):

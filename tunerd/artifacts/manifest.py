@@ -31,6 +31,7 @@ MANIFEST = "manifest.json"
 LIBRARY = "model.so"
 WEIGHTS = "weights.bin"
 SAMPLE = "sample.bin"  # inputs that were given for timing, where some were
+COUNTERS = "tunerd_counters"  # the weight that kernels count in: zeros before and after a call
 MAX_JSON_BYTES = 64 << 20
 
 _KEYS = {"files", "inputs", "outputs", "weights", "target", "share", "model"}  # what is read here

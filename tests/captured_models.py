@@ -1,0 +1,52 @@
+"""Run an artifact for CUDA in ways that servers do, and compare: captured_models.py ARTIFACT."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+import tunerd
+
+
+def main() -> None:
+    model = tunerd.load(sys.argv[1])
+    random = np.random.default_rng(0)
+    batches = [
+        {s.name: random.standard_normal(s.shape).astype(s.dtype) for s in model.inputs}
+        for _ in range(6)
+    ]
+    usual = [model(batch) for batch in batches]
+
+    _, stream = driver.cuStreamCreate(1)
+    for batch, expected in zip(batches, usual, strict=True):
+        made = model.run_dlpack(batch, stream=int(stream))
+        driver.cuStreamSynchronize(stream)
+        same({name: tensor.numpy() for name, tensor in made.items()}, expected)
+    same(model(batches[0]), usual[0])  # on the default stream again
+
+    captures = [model.captured() for _ in range(3)] + [model.captured(int(stream))]
+    assert len({each.stream for each in captures}) == len(captures)
+    for first in range(3):  # each of them has other inputs, and all run at once
+        mine = [batches[(first + i) % len(batches)] for i in range(len(captures))]
+        for each, batch in zip(captures, mine, strict=True):
+            each.write(batch)
+        for _ in range(50):
+            for each in captures:
+                each.launch()
+        for i, each in enumerate(captures):
+            same(each.read(), usual[(first + i) % len(batches)])
+    same(model(batches[1]), usual[1])  # beside its captures
+    print("all the same")
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+if __name__ == "__main__":
+    main()
