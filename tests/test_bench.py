@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tunerd.runner.load import Repeats
-from tunerd.studies.bench.bench import Condition, Round, samples_needed, summarize
+from tunerd.stats.tail import samples_needed
+from tunerd.studies.bench.bench import Condition, Round, summarize
 from tunerd.vocabulary.verdict import Verdict
 
 

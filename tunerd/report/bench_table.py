@@ -13,8 +13,9 @@ from rich.text import Text
 from tunerd.artifacts.manifest import obtained_text
 from tunerd.report.grid import Grid
 from tunerd.runner.load import Repeats
+from tunerd.stats.tail import PERCENTILES, samples_needed
 from tunerd.studies.bench.artifact import BenchResult
-from tunerd.studies.bench.bench import PERCENTILES, Bench, Condition, Speed, samples_needed
+from tunerd.studies.bench.bench import Bench, Condition, Speed
 from tunerd.system.text import (
     TIMES,
     UNKNOWN,

@@ -10,7 +10,6 @@ therefore what one client that waits for each answer gets, not what a queue of r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,10 +18,8 @@ import numpy as np
 
 from tunerd.runner.load import Repeats
 from tunerd.stats.paired import compare
+from tunerd.stats.tail import PERCENTILES, percentiles_of
 from tunerd.vocabulary.outcome import Comparison
-
-PERCENTILES = (50, 95, 99)
-BEYOND = 5  # samples that lie beyond a percentile, or it is not told
 
 
 class Condition(StrEnum):
@@ -125,15 +122,6 @@ class Bench:
     slowdown: Comparison | None
 
 
-def samples_needed(percentile: int) -> int:
-    """Return how many samples a percentile takes, so that BEYOND of them lie beyond it.
-
-    >>> [samples_needed(p) for p in PERCENTILES]
-    [10, 100, 500]
-    """
-    return math.ceil(BEYOND * 100 / (100 - percentile))
-
-
 def summarize(rounds: Sequence[Round]) -> Bench:
     """Sum up rounds; ValueError where one has a problem."""
     if problems := [r.problem for r in rounds if r.problem]:
@@ -171,9 +159,6 @@ def _speed(rans: Sequence[Repeats]) -> Speed:
     """Sum up one slice's rounds."""
     secs = [s for ran in rans for s in ran.secs]
     worked_secs = sum(ran.ends[-1] - ran.starts[0] for ran in rans if ran.starts)
-    p50, p95, p99 = (
-        float(np.percentile(secs, p)) if len(secs) >= samples_needed(p) else None
-        for p in PERCENTILES
-    )
+    p50, p95, p99 = percentiles_of(secs)
     per_sec = rans[0].calls * len(secs) / worked_secs if worked_secs else None
     return Speed(rans[0].slice_id, len(secs), p50, p95, p99, per_sec)
