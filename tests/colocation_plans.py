@@ -14,7 +14,7 @@ from artifact_fixtures import tiny_artifact
 
 from tunerd.artifacts.loading import load
 from tunerd.colocation.plan import Plan
-from tunerd.vocabulary import Arrays, TensorSpec
+from tunerd.vocabulary import Arrays
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -76,8 +76,6 @@ class ScriptedModel:
 
     def __init__(self, script: Script, path: Path) -> None:
         self._script, self._name, self._model = script, path.name, load(path)
-        self.inputs: tuple[TensorSpec, ...] = self._model.inputs
-        self.sample: Arrays | None = None
 
     def __call__(self, *given: Mapping[str, object]) -> Arrays:
         self._script.calls.append(self._name)

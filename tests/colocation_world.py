@@ -60,13 +60,17 @@ class World:
         estimates = Estimates()
         for seat in seats:
             for segment in range(counts[seat]):
-                estimates.observe(seat, segment, self._secs[seat])
+                estimates.observe(seat, segment, self._secs[seat], now=0.0)
         self.scheduler = Scheduler(members, lanes, policy, counts, estimates)
         self.story = Story()
         self.now = 0.0
         self.is_conserving = True  # no lane was idle beside what could have run there
         self._events: list[tuple[float, int, Callable[[], list[Instruction]]]] = []
         self._ids, self._order = itertools.count(), itertools.count()
+
+    def secs_of(self, seat: Seat) -> float:
+        """Return how long a segment takes; a test may put another in its place."""
+        return self._secs[seat]
 
     def at(self, moment: float, event: Callable[[], list[Instruction]]) -> None:
         heapq.heappush(self._events, (moment, next(self._order), event))
@@ -98,7 +102,7 @@ class World:
         story = self.story
         match instruction:
             case Start(start_id, request_id, seat, segment):
-                secs = self._secs[seat]
+                secs = self.secs_of(seat)
                 if segment == 0 and request_id not in story.started:
                     story.started[request_id] = self.now
                     story.order.append(request_id)

@@ -32,7 +32,7 @@ def scheduler(kind: str = "streams", **said: object) -> Scheduler:
     segments = {Seat(m, lane.name): 1 for lane in lanes for m in lane.members}
     estimates = Estimates()
     for seat in segments:
-        estimates.observe(seat, 0, 0.01)
+        estimates.observe(seat, 0, 0.01, now=0.0)
     return Scheduler(members, lanes, policy, segments, estimates)
 
 

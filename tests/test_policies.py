@@ -195,3 +195,15 @@ def test_a_policy_that_cannot_be_used_says_what_can(
 ) -> None:
     with pytest.raises(InputError, match=said.replace("(", r"\(")):
         policy_of(kind, parameters)
+
+
+def test_a_member_that_was_slow_for_a_while_is_not_refused_for_ever() -> None:
+    world = World((member("one"),), policy("ordered"), secs={"one": 0.001})
+    slow = iter([0.5] * 3)
+    normal = world.secs_of
+    world.secs_of = lambda seat: next(slow, normal(seat))
+    for i in range(200):
+        world.ask(i * 0.05, "one", within=0.01)
+    story = world.run()
+    assert len(story.refused) < 60
+    assert all(i in story.ended for i in range(150, 200))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 
+from tunerd.api.colocation import colocate_bench, colocate_check
 from tunerd.api.matrices import Matrix, MatrixOptions, carry_out_matrix, matrix
 from tunerd.api.run import Artifact, ReviewedShare, Run, open_run
 from tunerd.api.studies import ProfileResult, bench, compare, profile
@@ -42,6 +43,8 @@ __all__ = [
     "carry_out",
     "carry_out_matrix",
     "choose_share",
+    "colocate_bench",
+    "colocate_check",
     "compare",
     "matrix",
     "open_run",

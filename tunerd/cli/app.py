@@ -20,6 +20,8 @@ COMMANDS = {
     "compare": "Say whether NEW is slower than BASE by more than is allowed; for CI.",
     "matrix": "Tune MODEL at each share, run what comes out at every share, and say what the "
     "share is worth.",
+    "colocate": "Run several artifacts on one device by a plan: check it, or bench it under "
+    "policies.",
     "pack": "Join artifacts of several shares into one, which loads the kernels for the share "
     "it finds.",
     "report": "Write the report of a run again, of any run there is; or of several side by side.",

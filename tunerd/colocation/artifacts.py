@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tunerd.artifacts.loading import map_weights
 from tunerd.artifacts.manifest import (
     LIBRARY,
     MANIFEST,
+    SAMPLE,
     WEIGHTS,
     LoadError,
     read_variants,
@@ -19,7 +21,7 @@ from tunerd.artifacts.manifest import (
     stored_at,
 )
 from tunerd.colocation.plan import Member
-from tunerd.system.arrays import dtype_of
+from tunerd.system.arrays import dtype_of, timing_values
 from tunerd.vocabulary import Arrays, TensorSpec
 
 
@@ -39,6 +41,23 @@ def inputs_of(path: Path) -> tuple[TensorSpec, ...]:
     """Return an artifact's inputs, which all its variants have."""
     entries = read_variants(path)[0]["inputs"]
     return tuple(TensorSpec(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
+
+
+def tuned_for(path: Path) -> tuple[int, ...]:
+    """Return the numbers of SMs, on CPUs of cores, that an artifact's kernels are tuned for."""
+    counts = (count for v in read_variants(path) for count in v["share"]["sm_counts"])
+    return tuple(sorted(set(counts)))
+
+
+def sample_inputs(path: Path) -> Arrays:
+    """Return inputs to try an artifact on: those of its tuning where it has them, or seeded ones.
+
+    A place without the model has no `timed_inputs`; these are the same.
+    """
+    manifest = read_variants(path)[0]
+    if SAMPLE in manifest["files"]:
+        return map_weights(stored_at(path, manifest, SAMPLE))
+    return {spec.name: timing_values(spec, seed) for seed, spec in enumerate(inputs_of(path))}
 
 
 def needed_bytes(path: Path) -> int:

@@ -147,7 +147,7 @@ class Engine:
             segments[seat] = len(loaded.segment_secs)
             self._proofs[seat.lane] = loaded.proof
             for segment, secs in enumerate(loaded.segment_secs):
-                estimates.observe(seat, segment, secs)
+                estimates.observe(seat, segment, secs, now=self.clock())
         return Scheduler(self.plan.ordered, lanes, self._policy, segments, estimates)
 
     def drain(self, timeout_secs: float | None = None) -> bool:
@@ -252,6 +252,7 @@ class Engine:
         members = {
             name: MemberStats(
                 **vars(counters),
+                tuned_for=artifacts.tuned_for(self._members[name].artifact),
                 planned_bytes=sum(b for seat, b in self._needed.items() if seat.member == name),
             )
             for name, counters in self._counters.items()
@@ -264,6 +265,18 @@ class Engine:
             proofs=tuple(self._proofs.values()),
             faults=tuple(scheduler.faults) if scheduler else (),
         )
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        """Return the UUID of the GPU that is shared; None on CPUs."""
+        return self._place.gpu_uuid
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return the memory that each member was found to hold, where the place can tell."""
+        found: dict[str, int] = {}
+        for seat, size in self._place.memory_bytes().items():
+            found[seat.member] = found.get(seat.member, 0) + size
+        return found
 
     # --- the dispatcher's thread ---------------------------------------------------------------
 
@@ -294,8 +307,9 @@ class Engine:
             case Complete(request_id=request_id):
                 asked = self._asked[request_id]
                 self._answer(asked, outputs=asked.outputs)
-            case Refuse(request_id=request_id, reason=reason):
-                self._answer(self._asked[request_id], error=RefusedError(reason))
+            case Refuse(request_id, reason, was_admitted):
+                error = RefusedError(reason, was_admitted=was_admitted)
+                self._answer(self._asked[request_id], error=error)
             case Fail(request_id=request_id, reason=reason):
                 asked = self._asked[request_id]
                 said = f"{asked.request.member} failed: {reason}"

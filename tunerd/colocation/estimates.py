@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
 
 from tunerd.colocation.work import Seat
 
-_GAIN, _SPREAD_GAIN = 1 / 8, 1 / 4  # as TCP smooths round trips (RFC 6298, section 2.3)
-_SPREADS = 2.0  # added to the mean where a promise is made
+_KEPT = 32  # samples: some, so that one straggler moves nothing, and few, so that changes show
+_LIKELY = 0.9  # of the samples are at most this long, where a promise is made
+# What was not seen so long is taken for its best again: admission that goes by an estimate would
+# else refuse for ever, and never see what refutes it.
+_STALE_SECS = 1.0
 
 
 @dataclass
-class _Smoothed:
-    secs: float
-    spread_secs: float
+class _Seen:
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    best: float = 0.0
+    usual: float = 0.0
+    likely: float = 0.0
+    at: float = 0.0
 
-    def observe(self, secs: float) -> None:
-        self.spread_secs += _SPREAD_GAIN * (abs(secs - self.secs) - self.spread_secs)
-        self.secs += _GAIN * (secs - self.secs)
+    def add(self, secs: float, now: float) -> None:
+        if now - self.at > _STALE_SECS and self.samples:
+            self.samples.clear()
+            self.samples.append(self.best)
+        self.samples.append(secs)
+        ordered = sorted(self.samples)
+        self.best, self.usual, self.at = ordered[0], statistics.median_low(ordered), now
+        self.likely = ordered[int(_LIKELY * (len(ordered) - 1))]
 
 
 class Estimates:
     """Seconds by seat and segment. What was never seen takes no time: it must be seen first."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Seat, int], _Smoothed] = {}
+        self._seen: dict[tuple[Seat, int], _Seen] = {}
 
-    def observe(self, seat: Seat, segment: int, secs: float) -> None:
-        known = self._known.get((seat, segment))
-        if known is None:
-            self._known[seat, segment] = _Smoothed(secs, 0.0)
-        else:
-            known.observe(secs)
+    def observe(self, seat: Seat, segment: int, secs: float, *, now: float) -> None:
+        self._seen.setdefault((seat, segment), _Seen()).add(secs, now)
 
-    def secs(self, seat: Seat, segment: int) -> float:
-        known = self._known.get((seat, segment))
-        return 0.0 if known is None else known.secs
+    def secs(self, seat: Seat, segment: int, *, now: float) -> float:
+        """Return what a segment usually takes."""
+        seen = self._seen.get((seat, segment))
+        if seen is None:
+            return 0.0
+        return seen.best if now - seen.at > _STALE_SECS else seen.usual
 
-    def likely_secs(self, seat: Seat, segment: int) -> float:
+    def likely_secs(self, seat: Seat, segment: int, *, now: float) -> float:
         """Return what a segment seldom exceeds, for promises."""
-        known = self._known.get((seat, segment))
-        return 0.0 if known is None else known.secs + _SPREADS * known.spread_secs
+        seen = self._seen.get((seat, segment))
+        if seen is None:
+            return 0.0
+        return seen.best if now - seen.at > _STALE_SECS else seen.likely

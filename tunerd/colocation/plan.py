@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -172,10 +172,22 @@ class Plan(_Part):
             raise InputError(f"{path}: {_sentence(error)}") from None
         return plan._moved(path.absolute().parent)
 
+    def with_load(self, changes: Mapping[str, Any]) -> Self:
+        """Return the plan with another load; InputError where that cannot be."""
+        try:
+            load = LoadChoice.model_validate(self.load.model_dump() | dict(changes))
+        except ValidationError as error:
+            raise InputError(f"load: {_sentence(error)}") from None
+        return self.model_copy(update={"load": load})
+
     def write(self, path: Path) -> None:
         """Write the plan, with paths relative to the file where they lie beside or below it."""
         folder = path.absolute().parent
-        document = self.model_dump(mode="json", exclude_defaults=True) | {"version": self.version}
+        said = self.model_dump(mode="json", exclude_defaults=True)
+        document: dict[str, Any] = {
+            "version": self.version,
+            "policy": self.policy.model_dump(mode="json"),
+        } | said
         for member in document["members"]:
             member["artifact"] = _relative(Path(member["artifact"]), folder)
         if self.load.trace is not None:

@@ -91,7 +91,7 @@ class Scheduler(View):
         del self._running[seat.lane]
         waiting = running.waiting
         request = waiting.request
-        self._estimates.observe(seat, waiting.segment, secs)
+        self._estimates.observe(seat, waiting.segment, secs, now=now)
         self._accounts[request.queue] += secs / self.members[seat.member].weight
         waiting.segment += 1
         if waiting.segment < self._segments[seat]:
@@ -219,10 +219,12 @@ class Scheduler(View):
         seat = Seat(waiting.request.member, lane.name)
         ask = self._estimates.likely_secs if likely else self._estimates.secs
         count = self._segments.get(seat, 1)
-        return math.fsum(ask(seat, segment) for segment in range(waiting.segment, count))
+        segments = range(waiting.segment, count)
+        return math.fsum(ask(seat, segment, now=self.now) for segment in segments)
 
     def segment_secs(self, waiting: Waiting, lane: Lane) -> float:
-        return self._estimates.secs(Seat(waiting.request.member, lane.name), waiting.segment)
+        seat = Seat(waiting.request.member, lane.name)
+        return self._estimates.secs(seat, waiting.segment, now=self.now)
 
     def lag_secs(self, queue: Queue) -> float:
         active = [account for q, account in self._accounts.items() if self._is_active(q)]
@@ -277,5 +279,5 @@ class Scheduler(View):
         member = self.members[running.seat.member]
         if member.limit_ms is not None:
             return member.limit_ms / 1e3
-        usual = self._estimates.likely_secs(running.seat, running.waiting.segment)
+        usual = self._estimates.likely_secs(running.seat, running.waiting.segment, now=self.now)
         return max(_LEAST_LIMIT_SECS, _LIMIT_TIMES * usual)

@@ -32,6 +32,7 @@ class MemberStats:
     cancelled: int
     latency_secs: float
     planned_bytes: int  # of memory, of all its seats
+    tuned_for: tuple[int, ...]  # SMs, on CPUs cores
 
     @property
     def mean_secs(self) -> float | None:
@@ -46,3 +47,15 @@ class EngineStats:
     lanes: tuple[Lane, ...]
     proofs: tuple[Proof, ...]
     faults: tuple[FaultReport, ...]
+
+    @property
+    def mismatches(self) -> list[str]:
+        """Say who runs on its own lane with other kernels than those that may be fastest."""
+        units = {proof.lane: proof.units for proof in self.proofs}
+        return [
+            f"{name} has {units[lane.name]} cores in {lane.name} and was tuned for "
+            f"{' or '.join(map(str, self.members[name].tuned_for))}"
+            for lane in self.lanes
+            for name in lane.home
+            if self.members[name].tuned_for and units[lane.name] not in self.members[name].tuned_for
+        ]

@@ -10,7 +10,14 @@ from tunerd.errors import InfrastructureError
 
 
 class RefusedError(InfrastructureError):
-    """A request that is not carried out: it would end too late, or nobody can take it."""
+    """A request that is not carried out: it would end too late, or nobody can take it.
+
+    was_admitted: it had waited before it was refused.
+    """
+
+    def __init__(self, reason: str, *, was_admitted: bool = False) -> None:
+        super().__init__(reason)
+        self.was_admitted = was_admitted
 
 
 class MemberError(InfrastructureError):

@@ -53,6 +53,7 @@ class Place(ABC):
     """Where members run. close() is idempotent."""
 
     kind: ClassVar[str]
+    gpu_uuid: str | None = None  # of the GPU that is shared; None on CPUs
 
     @abstractmethod
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:

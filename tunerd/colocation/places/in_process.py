@@ -8,11 +8,12 @@ it ends by itself; the processes place does better there.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from tunerd.artifacts import loading
 from tunerd.colocation import artifacts
@@ -21,23 +22,14 @@ from tunerd.colocation.places.base import Done, Fault, Loaded, Place, Told
 from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Lane, Seat
-from tunerd.runner.arguments import timed_inputs
 from tunerd.system import cores, host
-from tunerd.vocabulary import Arrays, TensorSpec
+from tunerd.vocabulary import Arrays
 
-_TRIES = 3  # of a seat that was just loaded; the last one's time counts
+_TRIES = 3  # of a seat that was just loaded; the fastest counts
 _CLOSE_SECS = 5.0
 
 
-class CpuModel(Protocol):
-    """What a seat runs: a LoadedModel, or something that can be called as one."""
-
-    inputs: tuple[TensorSpec, ...]
-
-    @property
-    def sample(self) -> Arrays | None: ...
-
-    def __call__(self, *inputs: Mapping[str, object]) -> Arrays: ...
+CpuModel = Callable[[Mapping[str, object]], Arrays]  # a LoadedModel
 
 
 class _Seat:
@@ -57,12 +49,12 @@ class _Seat:
         # TVM's pool is one per calling thread, on cores that this thread may use.
         os.sched_setaffinity(0, self.lane.cores)
         self.model = model = self._open_model(self.member.artifact)
-        inputs = timed_inputs(model)
-        secs = 0.0
+        inputs = artifacts.sample_inputs(self.member.artifact)
+        secs = math.inf
         for _ in range(_TRIES):
             since = time.monotonic()
             model(inputs)
-            secs = time.monotonic() - since
+            secs = min(secs, time.monotonic() - since)
         return (secs,)
 
 

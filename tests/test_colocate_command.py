@@ -1,0 +1,129 @@
+"""`tunerd colocate`, as people and programs call it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from colocation_plans import CORES, artifact
+
+from tunerd import api
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
+from tunerd.colocation import Plan
+from tunerd.errors import ExitCode
+
+Captured = pytest.CaptureFixture[str]
+
+PLAN = """
+policy: {kind: streams}
+members:
+  - {name: one, artifact: artifact-0, slo_ms: 200, rate: 60, tenants: [a, b]}
+  - {name: two, artifact: artifact-1, rate: 60}
+load: {kind: poisson, duration: 1s}
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("members")
+    for seed in (0, 1):
+        artifact(root, seed)
+    return root
+
+
+@pytest.fixture
+def plan(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    return tmp_path / "plan.yaml"
+
+
+def colocate(*argv: object) -> int:
+    return int(run(app, ["colocate", *map(str, argv)]))
+
+
+def test_a_check_says_who_runs_where_and_writes_what_it_proved(
+    plan: Path, capsys: Captured
+) -> None:
+    checked = plan.with_name("checked.yaml")
+    assert colocate("check", plan, "--to", checked) == 0
+    out = capsys.readouterr().out
+    assert "stream-0" in out
+    assert "2 members under streams in in-process" in out
+    written = Plan.read(checked)
+    assert all(member.sha256 for member in written.members)
+    assert [proof.units for proof in written.proofs] == [len(CORES)] * 2
+    assert colocate("check", checked, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document["stats"]["members"]) == {"one", "two"}
+
+
+def test_an_artifact_that_is_not_the_plans_is_refused(plan: Path, capsys: Captured) -> None:
+    checked = plan.with_name("checked.yaml")
+    api.colocate_check(plan, to=checked)
+    shutil.rmtree(plan.with_name("artifact-1"))
+    shutil.copytree(plan.with_name("artifact-0"), plan.with_name("artifact-1"))
+    assert colocate("check", checked) == ExitCode.BAD_INPUT
+    assert "two: the sha256 of" in capsys.readouterr().err
+
+
+def test_a_bench_runs_the_load_under_each_policy_and_writes_a_page(
+    plan: Path, capsys: Captured
+) -> None:
+    out = plan.with_name("out")
+    given = ("--policy", "time", "--policy", "streams", "--out", out)
+    assert colocate("bench", plan, *given) == 0
+    printed = capsys.readouterr()
+    assert "within SLO" in printed.out
+    assert "time: loading one into whole" in printed.err
+    document = json.loads((out / "result.json").read_text())
+    assert [r["policy"] for r in document["results"]] == ["time", "streams"]
+    for result, ran in zip(document["results"], document["runs"], strict=True):
+        assert [(t["member"], t["tenant"]) for t in result["tenants"]] == [
+            ("one", "a"),
+            ("one", "b"),
+            ("two", "default"),
+        ]
+        assert len(ran["samples"]) >= sum(t["asked"] for t in result["tenants"]) > 0
+    page = (out / "report.html").read_text()
+    assert "What each got" in page
+    assert "within SLO" in page
+
+
+def test_a_bench_is_one_document_for_programs(plan: Path, capsys: Captured) -> None:
+    given = ("--load", "closed", "--duration", "500ms", "--json")
+    assert colocate("bench", plan, *given) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert captured.err == ""
+    (result,) = document["results"]
+    assert result["per_sec"] > 0
+    assert document["plan"]["load"]["kind"] == "closed"
+    assert result["planned_bytes"]["one"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--policy", "fair"], "there is no policy 'fair'; there are time, streams"),
+        (["--duration", "soon"], "is not a duration"),
+        (["--duration", "0s"], "is not within a day"),
+        (["--load", "trace"], "names a file in `trace`"),
+        (["--load", "storm"], "storm"),
+    ],
+)
+def test_what_cannot_be_benched_is_said_before_anything_is_loaded(
+    flags: list[str], said: str, plan: Path, capsys: Captured
+) -> None:
+    assert colocate("bench", plan, *flags) == ExitCode.BAD_INPUT
+    err = capsys.readouterr().err
+    assert said in err
+    assert "loading" not in err
+
+
+def test_a_plan_that_is_none_is_said(tmp_path: Path, capsys: Captured) -> None:
+    assert colocate("check", tmp_path / "none.yaml", "--json") == ExitCode.BAD_INPUT
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "bad-input"

@@ -1,0 +1,171 @@
+"""Loads: when requests come, and what is made of what came of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from colocation_plans import inputs, plan_of
+from colocation_world import member
+from fake_nvml import FakeNvml
+
+from tunerd.colocation import Engine
+from tunerd.colocation.load.arrivals import BURST_PERIOD_SECS, BURST_SECS, arrivals_of, read_trace
+from tunerd.colocation.load.energy import EnergyMeter
+from tunerd.colocation.load.generator import Observed, Sample, run_load
+from tunerd.colocation.load.result import attained, late_secs, tenants_of
+from tunerd.colocation.plan import LoadChoice
+from tunerd.errors import InputError
+from tunerd.system import gpus
+
+MEMBERS = (member("one", rate=100, tenants=["a", "b"], slo_ms=100), member("two", rate=50))
+
+
+def load(kind: str, **said: object) -> LoadChoice:
+    return LoadChoice.model_validate({"kind": kind, "duration": 100} | said)
+
+
+# --- arrivals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["poisson", "bursts"])
+def test_random_arrivals_have_the_rates_of_the_plan(kind: str) -> None:
+    found = arrivals_of(MEMBERS, load(kind))
+    assert found == sorted(found) == arrivals_of(MEMBERS, load(kind))
+    assert found != arrivals_of(MEMBERS, load(kind, seed=1))
+    for name, rate in (("one", 100), ("two", 50)):
+        count = sum(a.member == name for a in found)
+        assert count == pytest.approx(100 * rate, rel=0.05)
+    tenants = [a.tenant for a in found if a.member == "one"]
+    assert tenants.count("a") == pytest.approx(tenants.count("b"), rel=0.1)
+
+
+def test_bursts_have_so_many_times_the_rate_between_them() -> None:
+    found = arrivals_of(MEMBERS, load("bursts", burst_times=6))
+    within = sum(a.at_secs % BURST_PERIOD_SECS < BURST_SECS for a in found)
+    rates = within / BURST_SECS, (len(found) - within) / (BURST_PERIOD_SECS - BURST_SECS)
+    assert rates[0] / rates[1] == pytest.approx(6, rel=0.1)
+
+
+def test_poisson_gaps_are_exponential() -> None:
+    moments = [a.at_secs for a in arrivals_of(MEMBERS[1:], load("poisson"))]
+    gaps = np.diff(moments)
+    assert np.std(gaps) == pytest.approx(np.mean(gaps), rel=0.05)
+
+
+def test_a_member_without_a_rate_is_named() -> None:
+    with pytest.raises(InputError, match="three has no `rate`, which a load of kind poisson"):
+        arrivals_of([member("three")], load("poisson"))
+
+
+def test_a_recorded_trace_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("secs,member,tenant\n0.5,two,\n0.25,one,b\n101,one,a\n")
+    found = arrivals_of(MEMBERS, load("trace", trace=path))
+    assert [(a.at_secs, a.member, a.tenant) for a in found] == [
+        (0.25, "one", "b"),
+        (0.5, "two", "default"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("member\none\n", "has no column secs"),
+        ("", "has no column"),
+        ("secs,member\nsoon,one\n", "line 2: 'soon' is no number of seconds"),
+        ("secs,member\n-1,one\n", "line 2: '-1' is no number"),
+        ("secs,member\n1,three\n", "line 2: there is no member 'three'"),
+        ("secs,member,tenant\n1,one,c\n", "line 2: one has no tenant 'c'"),
+    ],
+)
+def test_a_mistake_in_a_trace_is_named_with_its_line(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        read_trace(path, MEMBERS)
+
+
+# --- results -----------------------------------------------------------------------------------
+
+
+def sample(meant_at: float, secs: float, end: str = "done", tenant: str = "a") -> Sample:
+    return Sample("one", tenant, meant_at, meant_at + 0.01, meant_at + secs, end)
+
+
+def test_attainment_counts_what_was_refused_and_of_admitted_does_not() -> None:
+    samples = (
+        *(sample(i / 10, 0.05) for i in range(10, 16)),  # within the SLO of 100 ms
+        sample(2.0, 0.2),  # answered late
+        sample(2.1, 0.0, "refused"),
+        sample(2.2, 0.1, "dropped"),
+        sample(2.3, 0.1, "failed"),
+        sample(0.5, 0.05),  # before the window
+        sample(9.5, 0.05),  # behind it
+    )
+    observed = Observed(samples, (1.0, 9.0))
+    tenants = tenants_of(observed, MEMBERS)
+    one = tenants[0]
+    assert (one.asked, one.done, one.refused, one.dropped, one.failed) == (10, 7, 1, 1, 1)
+    assert one.attainment == pytest.approx(0.6)
+    assert one.of_admitted == pytest.approx(6 / 9)
+    assert one.per_sec == pytest.approx(7 / 8)
+    assert attained(tenants) == (pytest.approx(0.6), pytest.approx(6 / 9))
+    assert tenants[1].attainment is None  # nobody asked
+    assert tenants[2].slo_secs is None
+    assert late_secs(observed) == pytest.approx(0.01)
+
+
+def test_percentiles_need_samples_and_count_from_the_moment_that_was_meant() -> None:
+    samples = tuple(sample(1 + i / 1000, 0.001 * (i + 1)) for i in range(100))
+    (one, *_) = tenants_of(Observed(samples, (0.0, 2.0)), MEMBERS)
+    assert one.p50_secs == pytest.approx(0.0505)
+    assert one.p95_secs is not None
+    assert one.p99_secs is None
+
+
+def test_joules_are_the_difference_of_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(FakeNvml):
+        counter = 5000
+
+        def nvmlDeviceGetTotalEnergyConsumption(self, _: str) -> int:
+            self.counter += 2500
+            return self.counter
+
+    gpus._handle.cache_clear()
+    monkeypatch.setattr(gpus, "nvml_library", lambda: (Counting(), ""))
+    nvml = Counting()
+    monkeypatch.setattr(gpus, "nvml_library", lambda: (nvml, ""))
+    meter = EnergyMeter("GPU-1")
+    assert meter.joules is None
+    meter.start()
+    meter.stop()
+    assert meter.joules == 2.5
+    gpus._handle.cache_clear()
+    assert EnergyMeter(None).joules is None
+
+
+# --- against an engine -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("members")
+
+
+@pytest.mark.parametrize("kind", ["closed", "poisson", "bursts", "trace"])
+def test_every_request_of_a_load_is_accounted_for(kind: str, root: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("secs,member\n" + "".join(f"{i / 50},one\n{i / 50},two\n" for i in range(50)))
+    said = {"kind": kind, "duration": 1} | ({"trace": trace} if kind == "trace" else {})
+    names = {"one": {"rate": 50, "tenants": ["a", "b"]}, "two": {"rate": 50}}
+    with Engine(plan_of(root, names, kind="streams", load=said)) as engine:
+        observed = run_load(engine, engine.plan.load, {name: inputs() for name in names})
+        completed = sum(m.completed for m in engine.stats().members.values())
+    assert completed == len(observed.samples) > 0
+    assert {s.end for s in observed.samples} == {"done"}
+    assert all(s.meant_at <= s.sent_at <= s.ended_at for s in observed.samples)
+    if kind != "closed":
+        assert len(observed.samples) == len(arrivals_of(engine.plan.members, engine.plan.load))
+    assert 0 < len(observed.counted) < len(observed.samples)

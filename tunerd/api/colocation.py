@@ -1,0 +1,87 @@
+"""Models that share a device: check a plan, and bench it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tunerd.api.run import OnStep, StrPath, nothing
+from tunerd.colocation.bench import Benched
+from tunerd.colocation.plan import LoadKind, Plan, PolicyChoice
+from tunerd.colocation.stats import EngineStats
+
+
+def colocate_check(
+    plan: Plan | StrPath, *, to: StrPath | None = None, on_step: OnStep | None = None
+) -> tuple[Plan, EngineStats]:
+    """Load all members of a plan, try each, and return the plan with what was proved.
+
+    Args:
+        to: write that plan to this file, with the sha256 of each artifact.
+
+    Raises InputError for a plan that cannot be used, LoadError for an artifact that is not the
+    plan's, HostError where it does not fit, and InfrastructureError where a member does not run.
+    """
+    from tunerd.artifacts.manifest import MANIFEST, sha256_of
+    from tunerd.colocation.engine import Engine
+
+    given = plan if isinstance(plan, Plan) else Plan.read(os.fspath(plan))
+    with _without_mismatches(), Engine(given, on_step=on_step) as engine:
+        stats = engine.stats()
+    members = tuple(
+        m.model_copy(update={"sha256": sha256_of(m.artifact / MANIFEST)}) for m in given.members
+    )
+    proved = given.model_copy(update={"members": members, "proofs": stats.proofs})
+    if to is not None:
+        proved.write(Path(to))
+    return proved, stats
+
+
+def colocate_bench(
+    plan: Plan | StrPath,
+    *,
+    policies: Sequence[str] = (),
+    load: LoadKind | None = None,
+    duration_secs: float | None = None,
+    out: StrPath | None = None,
+    on_step: OnStep | None = None,
+) -> Benched:
+    """Run a plan's load under one policy after the other; return what each member got.
+
+    Args:
+        policies: names; without any the plan's. One that is the plan's has its parameters, others
+            have their defaults.
+        load, duration_secs: instead of the plan's.
+        out: a folder for the page and a document with all samples.
+
+    Raises what `colocate_check` does.
+    """
+    from tunerd.colocation.bench import bench
+    from tunerd.report.colocation import write_bench
+
+    given = plan if isinstance(plan, Plan) else Plan.read(os.fspath(plan))
+    changes = {"kind": load, "duration": duration_secs}
+    said = {key: value for key, value in changes.items() if value is not None}
+    if said:
+        given = given.with_load(said)
+    chosen = [
+        given.policy if name == given.policy.kind else PolicyChoice(kind=name) for name in policies
+    ]
+    with _without_mismatches():
+        found = bench(given, chosen, on_step or nothing)
+    if out is not None:
+        write_bench(found, Path(out))
+    return found
+
+
+@contextlib.contextmanager
+def _without_mismatches() -> Iterator[None]:
+    """Leave warnings out that a share is not that of the tuning, which results say."""
+    from tunerd.artifacts.loading import MismatchWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MismatchWarning)
+        yield

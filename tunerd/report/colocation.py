@@ -1,0 +1,253 @@
+"""What `tunerd colocate` found: on the terminal, as JSON and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from tunerd.colocation.bench import Benched
+from tunerd.colocation.load.generator import TRIM
+from tunerd.colocation.load.result import LoadResult, TenantResult
+from tunerd.colocation.plan import LoadChoice, Plan
+from tunerd.colocation.policies import POLICIES
+from tunerd.colocation.stats import EngineStats
+from tunerd.report.components import caption, section
+from tunerd.report.grid import Grid
+from tunerd.report.layout import page, write_page
+from tunerd.report.markup import Markup, element
+from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
+from tunerd.report.scales import Scale, latency_scale, latency_tick_text, ticks
+from tunerd.stats.tail import PERCENTILES
+from tunerd.system.files import write_whole
+from tunerd.system.text import UNKNOWN, count_text, percent_text, secs_text, significant
+from tunerd.vocabulary import to_json
+
+RESULT, REPORT = "result.json", "report.html"
+_HEIGHT = 240
+_HEADS = (
+    "policy", "member", "tenant", *(f"p{p}" for p in PERCENTILES), "per second", "asked", "refused",
+    "within SLO", "of admitted",
+)  # fmt: skip
+
+
+def bench_json(benched: Benched) -> dict[str, Any]:
+    """Return what was found, for json.dumps; `samples_json` has what it comes from."""
+    return {
+        "plan": benched.plan.model_dump(mode="json"),
+        "results": [to_json(r) | {"spread": r.spread} for r in benched.results],
+    }
+
+
+def samples_json(benched: Benched) -> list[dict[str, Any]]:
+    """Return all requests of each policy, those outside of the window, too."""
+    return [
+        {
+            "window_secs": list(observed.window),
+            "samples": [
+                [s.member, s.tenant, *(round(at, 6) for at in (s.meant_at, s.sent_at, s.ended_at)),
+                 s.end]
+                for s in observed.samples
+            ],
+        }
+        for observed in benched.observed
+    ]  # fmt: skip
+
+
+def write_bench(benched: Benched, folder: Path) -> None:
+    """Write the page and the document, with all samples, into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = bench_json(benched) | {"runs": samples_json(benched)}
+    write_whole(folder / RESULT, json.dumps(document) + "\n", sync=False)
+    write_page(folder / REPORT, bench_page(benched))
+
+
+def bench_table(benched: Benched) -> RenderableType:
+    """Return a line for each policy, member and tenant, for rich to print."""
+    grid = _grid(benched.results)
+    said = [Text(sentence) for sentence in _sentences(benched)]
+    return Group(Text(_title(benched.plan), style="bold"), grid.terminal(), *said)
+
+
+def bench_page(benched: Benched) -> str:
+    title = _title(benched.plan)
+    lead = _load_text(benched.plan.load)
+    return page(
+        title,
+        section(
+            "What each got",
+            _grid(benched.results).page(),
+            element("ul", *(element("li", each) for each in _sentences(benched))),
+            lead=lead,
+        ),
+        _plot_section(benched.results),
+        section(
+            "The policies",
+            element(
+                "ul",
+                *(
+                    element("li", f"{r.policy}: {POLICIES[r.policy].about}")
+                    for r in benched.results
+                ),
+            ),
+        ),
+        head=element("header", element("h1", title), class_="neutral"),
+    )
+
+
+def checked_table(plan: Plan, stats: EngineStats) -> RenderableType:
+    """Return the lanes of a plan that was loaded: who runs where, and what was proved."""
+    units = {proof.lane: proof.units for proof in stats.proofs}
+    rows = [
+        (
+            lane.name,
+            f"{lane.pct}%",
+            str(units.get(lane.name, UNKNOWN)),
+            ", ".join(lane.home),
+            ", ".join(lane.guests),
+        )
+        for lane in stats.lanes
+    ]
+    total = sum(member.planned_bytes for member in stats.members.values())
+    members = count_text(len(plan.members), "member")
+    return Group(
+        Grid(("lane", "share", "cores", "members", "guests"), rows, numbers=range(1, 3)).terminal(),
+        Text(f"{members} under {stats.policy} in {stats.place}: {_mib(total)} planned, all run"),
+        *map(Text, stats.mismatches),
+    )
+
+
+def checked_json(plan: Plan, stats: EngineStats) -> dict[str, Any]:
+    return {"plan": plan.model_dump(mode="json"), "stats": stats_json(stats)}
+
+
+def stats_json(stats: EngineStats) -> dict[str, Any]:
+    """Return what an engine counted, for json.dumps."""
+    return {
+        "policy": stats.policy,
+        "place": stats.place,
+        "members": {name: to_json(member) for name, member in stats.members.items()},
+        "lanes": [to_json(lane) for lane in stats.lanes],
+        "proofs": [proof.model_dump(mode="json") for proof in stats.proofs],
+        "faults": [
+            {
+                "member": fault.member,
+                "reason": fault.reason,
+                "lost": [list(seat) for seat in sorted(fault.lost)],
+                "retried": fault.retried,
+                "recovered_secs": fault.recovered_secs,
+            }
+            for fault in stats.faults
+        ],
+        "mismatches": stats.mismatches,
+    }
+
+
+def _grid(results: Sequence[LoadResult]) -> Grid:
+    rows = [_cells(result, tenant) for result in results for tenant in result.tenants]
+    return Grid(_HEADS, rows, numbers=range(3, len(_HEADS)))
+
+
+def _cells(result: LoadResult, tenant: TenantResult) -> tuple[str, ...]:
+    return (
+        result.policy,
+        tenant.member,
+        tenant.tenant,
+        *(secs_text(s) for s in (tenant.p50_secs, tenant.p95_secs, tenant.p99_secs)),
+        significant(tenant.per_sec),
+        f"{tenant.asked:,}",
+        f"{tenant.refused + tenant.dropped:,}",
+        percent_text(tenant.attainment),
+        percent_text(tenant.of_admitted),
+    )
+
+
+def _sentences(benched: Benched) -> list[str]:
+    found = []
+    for result in benched.results:
+        said = [f"{significant(result.per_sec)} inferences per second in all"]
+        if result.attainment is not None:
+            said.append(f"{percent_text(result.attainment)} within their SLO")
+        if result.joules_per_inference is not None:
+            said.append(f"{significant(result.joules_per_inference)} J for each")
+        memory = result.resident_bytes or result.planned_bytes
+        kind = "resident" if result.resident_bytes else "planned"
+        said.append(f"{_mib(sum(memory.values()))} of memory {kind}")
+        if result.faults:
+            said.append(
+                f"{count_text(result.faults, 'fault')}, all served again within "
+                f"{secs_text(result.recovered_secs)}"
+            )
+        said += result.mismatches
+        found.append(f"{result.policy}: {', '.join(said)}")
+    late = [r.late_secs for r in benched.results if r.late_secs is not None]
+    if late and benched.plan.load.kind != "closed":
+        found.append(
+            f"the sender was late by {secs_text(max(late))} at most in 99 of 100 requests, which "
+            "their latencies hold"
+        )
+    return found
+
+
+def _plot_section(results: Sequence[LoadResult]) -> Markup | None:
+    known = [(r, p99) for r in results if (p99 := _worst_p99(r)) is not None][:MOST_LINES]
+    if not known:
+        return None
+    across = Scale(0.0, max(r.per_sec for r, _ in known) * 1.1)
+    slowest = [p99 for _, p99 in known]
+    lines = [
+        Line(
+            r.policy,
+            [Point(r.per_sec, p99, f"{r.policy}: {significant(r.per_sec)}/s, {secs_text(p99)}")],
+        )
+        for r, p99 in known
+    ]
+    plot = line_plot(
+        lines,
+        label="The slowest tenant's p99 over the throughput of all",
+        time=across,
+        values=latency_scale(min(slowest), max(slowest), log_from=20.0),
+        value_text=latency_tick_text,
+        height=_HEIGHT,
+        places=[(at, f"{at:,.6g}/s") for at in ticks(across)],
+    )
+    return section(
+        "Throughput and tail",
+        legend([r.policy for r, _ in known]),
+        plot,
+        caption("Down and to the right is better. The p99 is that of the slowest tenant."),
+    )
+
+
+def _worst_p99(result: LoadResult) -> float | None:
+    known = [t.p99_secs for t in result.tenants if t.p99_secs is not None]
+    return max(known) if known and len(known) == len(result.tenants) else None
+
+
+def _title(plan: Plan) -> str:
+    names = ", ".join(member.name for member in plan.members[:4])
+    more = f" and {len(plan.members) - 4} more" if len(plan.members) > 4 else ""
+    return f"{names}{more} on one device"
+
+
+def _load_text(load: LoadChoice) -> str:
+    how = {
+        "closed": "Each client sends when it has its answer: a closed loop of "
+        f"{count_text(load.clients, 'client')} per tenant.",
+        "poisson": "Requests come at random, at each member's rate.",
+        "bursts": "Requests come at random, at each member's rate on average, and "
+        f"{significant(load.burst_times)} times as often in bursts.",
+        "trace": "Requests come as they were recorded.",
+    }[load.kind]
+    return (
+        f"{how} Latencies count from the moment at which a request was meant to come; the first "
+        f"and the last {TRIM:.0%} of {load.duration:g} s are left out."
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{significant(size / (1 << 20))} MiB"
