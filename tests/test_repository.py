@@ -194,6 +194,8 @@ def test_the_public_names_are_these() -> None:
         "Plan",
         "ProfileResult",
         "Run",
+        "SizedModel",
+        "SizedRun",
         "TunerdError",
         "__version__",
         "bench",
@@ -204,6 +206,7 @@ def test_the_public_names_are_these() -> None:
         "plan",
         "profile",
         "tune",
+        "tune_sizes",
     }
     for name in tunerd.__all__:
         assert getattr(tunerd, name) is not None

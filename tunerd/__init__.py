@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Plan,
         ProfileResult,
         Run,
+        SizedRun,
         bench,
         compare,
         matrix,
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
         plan,
         profile,
         tune,
+        tune_sizes,
     )
     from tunerd.artifacts.loading import LoadedModel, LoadError, MismatchWarning, load
+    from tunerd.artifacts.sized import SizedModel
     from tunerd.errors import TunerdError
 
 _API = (
@@ -35,6 +38,7 @@ _API = (
     "Plan",
     "ProfileResult",
     "Run",
+    "SizedRun",
     "bench",
     "compare",
     "matrix",
@@ -42,10 +46,12 @@ _API = (
     "plan",
     "profile",
     "tune",
+    "tune_sizes",
 )
 _MODULES = {
     "tunerd.api": _API,
     "tunerd.artifacts.loading": ("LoadError", "LoadedModel", "MismatchWarning", "load"),
+    "tunerd.artifacts.sized": ("SizedModel",),
     "tunerd.errors": ("TunerdError",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -59,6 +65,8 @@ __all__ = [
     "Plan",
     "ProfileResult",
     "Run",
+    "SizedModel",
+    "SizedRun",
     "TunerdError",
     "__version__",
     "bench",
@@ -69,6 +77,7 @@ __all__ = [
     "plan",
     "profile",
     "tune",
+    "tune_sizes",
 ]
 
 

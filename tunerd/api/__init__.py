@@ -15,6 +15,7 @@ import logging
 from tunerd.api.colocation import colocate_bench, colocate_check
 from tunerd.api.matrices import Matrix, MatrixOptions, carry_out_matrix, matrix
 from tunerd.api.run import Artifact, ReviewedShare, Run, open_run
+from tunerd.api.sizes import SizedRun, carry_out_sizes, results_of, tune_sizes
 from tunerd.api.studies import ProfileResult, bench, compare, profile
 from tunerd.api.tuning import (
     Plan,
@@ -38,10 +39,12 @@ __all__ = [
     "ProfileResult",
     "ReviewedShare",
     "Run",
+    "SizedRun",
     "TuneOptions",
     "bench",
     "carry_out",
     "carry_out_matrix",
+    "carry_out_sizes",
     "choose_share",
     "colocate_bench",
     "colocate_check",
@@ -51,6 +54,8 @@ __all__ = [
     "plan",
     "plan_of",
     "profile",
+    "results_of",
     "review_share",
     "tune",
+    "tune_sizes",
 ]

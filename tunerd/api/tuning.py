@@ -42,6 +42,7 @@ class TuneOptions(TypedDict, total=False):
     budget_secs: search for so long.
     slices: per device; as many as fit if not given.
     shapes, dims, batch: of the inputs, by input name, by dimension name, and the leading dimension.
+        Several sizes of a dimension are for `tunerd.tune_sizes`.
     precision: "fp32", "tf32", "fp16" or "bf16", that kernels compute in; as exported if not given.
     inputs: an .npz file of the model's inputs, or a folder of them, to verify and time on; random
         values if not given.
@@ -64,7 +65,7 @@ class TuneOptions(TypedDict, total=False):
     budget_secs: float
     slices: int
     shapes: Mapping[str, Sequence[int]]
-    dims: Mapping[str, int]
+    dims: Mapping[str, int | Sequence[int]]
     batch: int
     precision: str
     inputs: StrPath
@@ -143,6 +144,7 @@ def plan(
     """
     given = path_or_graph(model)
     settings = _settings(given, options)
+    _require_one_size(settings)
     if isinstance(given, Path):
         return plan_of(settings, on_warning or nothing)
     with tempfile.TemporaryDirectory(prefix="tunerd-") as folder:
@@ -168,7 +170,8 @@ def plan_of(settings: TuneSettings, warn: OnStep) -> Plan:
 
 def _with_saved(graph: Graph, settings: TuneSettings) -> TuneSettings:
     """Return settings whose model is a file in the run's folder."""
-    prepare(settings.out)
+    if not settings.sizes:
+        prepare(settings.out)
     path = save_in(Paths(settings.out).model, graph)
     return settings.model_copy(update={"model": path})
 
@@ -201,16 +204,26 @@ def tune(
     this machine's CPU without schedules, InfrastructureError where Ray or a slice stays down, and
     Interrupted after SIGINT or SIGTERM, with what was measured kept.
     """
-    given = path_or_graph(model)
-    settings, choice = _settings(given, options), None
+    settings, choice = settings_for(model, options), None
+    _require_one_size(settings)
     say = on_step or nothing
-    if not isinstance(given, Path):
-        settings = _with_saved(given, settings)
     if settings.share_from == "auto":
         settings, choice = choose_share(settings, say)
     run = carry_out(settings, Callbacks(on_progress, on_warning))
     _ = run.verdict
     return run if choice is None else review_share(run, settings, choice, say)
+
+
+def settings_for(model: Given, options: TuneOptions) -> TuneSettings:
+    """Return the settings of a tuning, whose model is a file from here on; raises as `tune`."""
+    given = path_or_graph(model)
+    settings = _settings(given, options)
+    return settings if isinstance(given, Path) else _with_saved(given, settings)
+
+
+def _require_one_size(settings: TuneSettings) -> None:
+    if settings.sizes:
+        raise InputError("dims lists several sizes: give one, or call tunerd.tune_sizes")
 
 
 def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | None = None) -> Run:

@@ -7,7 +7,8 @@ An artifact is a folder:
     weights.bin     uint64 n | n bytes of JSON | padding | the tensors, each aligned to 64 bytes
     sample.bin      inputs on which it was timed, in the same form, where the user gave some
 
-A packed one has these for several shares of a device; `tunerd.artifacts.manifest` says how.
+A packed one has these for several shares of a device, or for several sizes of the inputs;
+`tunerd.artifacts.manifest` says how, and `tunerd.artifacts.sized` chooses between sizes.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tunerd.artifacts.manifest import (
-    COUNTERS,
     LIBRARY,
     MAX_JSON_BYTES,
     SAMPLE,
@@ -34,9 +35,10 @@ from tunerd.artifacts.manifest import (
     LoadError,
     Manifest,
     check_files,
+    is_counter,
     nearest,
     obtained_text,
-    read_variants,
+    read_all_variants,
     stored_at,
 )
 from tunerd.vocabulary import Arrays, TensorSpec
@@ -67,14 +69,19 @@ def load(
     shares in one artifact, the kernels tuned for the nearest number of SMs (on CPUs: cores) are
     loaded. Warns with MismatchWarning where the device, its SMs or its cores are not those of the
     tuning. Raises LoadError for files that are missing or changed, before any code of theirs runs.
+    Of several sizes in one artifact a `SizedModel` comes back, which chooses at each call.
 
     Weights that a model of `beside` has, by the sha256 that both manifests name, are copied from
     there, on the device, and are not read: artifacts of one model at several shares have the same.
     """
     folder = Path(path)
-    variants = read_variants(folder)
+    variants = read_all_variants(folder)
     known = {model.manifest["files"][WEIGHTS]: model.weights for model in beside}
     check_files(folder, variants, unread=known)
+    if variants[0].get("sizes"):
+        from tunerd.artifacts.sized import SizedModel
+
+        return SizedModel(folder, variants, device=device, known=known)
     return LoadedModel(folder, variants, device=device, known=known)
 
 
@@ -140,8 +147,13 @@ class LoadedModel:
         *,
         device: int | None,
         known: Mapping[str, Mapping[str, Any]],
+        own: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Load a variant whose files were checked; `known`: weights by the sha256 of their file."""
+        """Load a variant whose files were checked.
+
+        known: weights of others, by the sha256 of their file and by name, to be copied.
+        own: weights by name that are on the device, and used where they lie.
+        """
         is_cuda = variants[0]["target"]["kind"] == "cuda"
         if is_cuda:
             _preload_cuda()
@@ -181,7 +193,9 @@ class LoadedModel:
                 "the folder again"
             )
         to_device = self._to_device if loaded is None else self._copied
-        self._weights = tuple(to_device(weights[name]) for name in manifest["weights"])
+        self._weights = tuple(
+            own[name] if name in own else to_device(weights[name]) for name in manifest["weights"]
+        )
         self._device.sync()  # the weights are there, whichever stream reads them first
 
     @property
@@ -238,7 +252,7 @@ class LoadedModel:
             raise ValueError("the model runs on CPUs: there is nothing to capture; call it")
         handle = None if stream is None else self._handle_of(stream)
         weights = [
-            self._copied(weight) if name == COUNTERS else weight
+            self._copied(weight) if is_counter(name) else weight
             for name, weight in self.weights.items()
         ]
         self._device.sync()
@@ -286,6 +300,10 @@ class LoadedModel:
             yield
 
     def _placed(self, inputs: tuple[Any, ...]) -> list[Any]:
+        given = self._by_name(inputs)
+        return [self._as_tensor(given[spec.name], spec) for spec in self.inputs]
+
+    def _by_name(self, inputs: tuple[Any, ...]) -> dict[str, Any]:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             given = dict(inputs[0])
         elif len(inputs) == len(self.inputs):
@@ -300,7 +318,7 @@ class LoadedModel:
             raise TypeError(
                 f"got inputs named {sorted(given)}; the model takes {_listed(self.inputs)}"
             )
-        return [self._as_tensor(given[spec.name], spec) for spec in self.inputs]
+        return given
 
     def _as_tensor(self, value: Any, spec: TensorSpec) -> Any:
         if not hasattr(value, "__dlpack__"):

@@ -1,11 +1,15 @@
 """What an artifact folder says of itself: read, checked, and the variant for the SMs at hand.
 
-An artifact has one variant: a compiled model for one share of a device. A packed artifact (format
-4) has several of one model, side by side, each with the manifest that it had alone. `stored_as`
-says under which names the files of a variant lie; weights with equal bytes lie there once.
+An artifact has one variant: a compiled model for one share of a device and one size of its inputs.
+A packed artifact has several of one model, side by side, each with the manifest that it had alone:
+of several shares (format 4), of several sizes (format 5), or of both. `stored_as` says under which
+names the files of a variant lie; weights with equal bytes lie there once. Of several sizes a
+variant says `sizes`, those of its named dimensions, and `axes`, where these are and which may be
+padded.
 
-    format 3    manifest.json   model.so      weights.bin
-    format 4    manifest.json   model-52.so   model-132.so   weights.bin
+    format 3    manifest.json   model.so              weights.bin
+    format 4    manifest.json   model-52.so           model-132.so          weights.bin
+    format 5    manifest.json   model-batch1-52.so    model-batch8-52.so    weights.bin
 
 A manifest names the sha256 of each file, and of what it says itself; the latter is new, formats 1
 and 2 are the same without it.
@@ -27,6 +31,7 @@ from tunerd.vocabulary import unit_name
 
 FORMAT_VERSION = 3
 PACKED_VERSION = 4
+SIZED_VERSION = 5
 MANIFEST = "manifest.json"
 LIBRARY = "model.so"
 WEIGHTS = "weights.bin"
@@ -66,7 +71,30 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_variants(folder: Path) -> tuple[Manifest, ...]:
-    """Return the manifest of each variant of an artifact, of few SMs first.
+    """Return the manifest of each variant of an artifact of one size, of few SMs first.
+
+    Raises LoadError where there is none of a format that this tunerd reads, or several sizes.
+    """
+    variants = read_all_variants(folder)
+    if len(sizes := by_sizes(variants)) > 1:
+        raise LoadError(
+            f"{folder} holds {len(sizes)} sizes, {'; '.join(sizes)}, where one is needed; give the "
+            "artifact of one of them, which `tunerd tune` leaves under sizes/ in its run folder"
+        )
+    return variants
+
+
+def by_sizes(variants: Sequence[Manifest]) -> dict[str, list[Manifest]]:
+    """Return variants by their sizes as people say them: "batch=4, length=128"; "" for none."""
+    found: dict[str, list[Manifest]] = {}
+    for variant in variants:
+        sizes: dict[str, int] = variant.get("sizes", {})
+        found.setdefault(", ".join(f"{n}={size}" for n, size in sizes.items()), []).append(variant)
+    return found
+
+
+def read_all_variants(folder: Path) -> tuple[Manifest, ...]:
+    """Return the manifest of each variant of an artifact, also of several sizes.
 
     Raises LoadError where there is none of a format that this tunerd reads.
     """
@@ -82,12 +110,12 @@ def read_variants(folder: Path) -> tuple[Manifest, ...]:
         version = manifest["format_version"]
         kind = _UNSEALED.get(version, version)
         variants: tuple[Manifest, ...] = ()
-        if kind in (FORMAT_VERSION, PACKED_VERSION):
+        if kind in (FORMAT_VERSION, PACKED_VERSION, SIZED_VERSION):
             _check_seal(manifest, is_sealed=version == kind)
         if kind == FORMAT_VERSION:
             _check_manifest(manifest)
             variants = ({key: value for key, value in manifest.items() if key != _SEAL},)
-        elif kind == PACKED_VERSION:
+        elif kind in (PACKED_VERSION, SIZED_VERSION):
             variants = _checked_variants(manifest)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -98,7 +126,7 @@ def read_variants(folder: Path) -> tuple[Manifest, ...]:
     if not variants:
         raise LoadError(
             f"{folder} has format {str(version)[:20]}; this tunerd reads {min(_UNSEALED)} to "
-            f"{PACKED_VERSION}, so use the tunerd that wrote it"
+            f"{SIZED_VERSION}, so use the tunerd that wrote it"
         )
     return variants
 
@@ -118,6 +146,11 @@ def nearest(variants: Sequence[Manifest], sm_count: int) -> Manifest:
         )
 
     return min(variants, key=distance)
+
+
+def is_counter(weight: str) -> bool:
+    """Whether kernels write to a weight; several of other shapes may be stored side by side."""
+    return weight.partition("@")[0] == COUNTERS
 
 
 def pcts_of(variants: Sequence[Manifest]) -> tuple[int, ...]:
@@ -197,11 +230,38 @@ def _checked_variants(packed: Any) -> tuple[Manifest, ...]:
         _check_manifest(variant)
         if not variant["share"]["sm_counts"]:
             raise ValueError("a variant without its SMs")
-        if any(variant[key] != variants[0][key] for key in ("inputs", "outputs")) or (
-            variant["target"]["kind"] != variants[0]["target"]["kind"]
-        ):
+        if _interface(variant) != _interface(variants[0]):
+            raise ValueError("its variants are of several models")
+    for same in by_sizes(variants).values():
+        if any(each[key] != same[0][key] for each in same for key in ("inputs", "outputs")):
             raise ValueError("its variants are of several models")
     return tuple(sorted(map(dict, variants), key=lambda v: min(v["share"]["sm_counts"])))
+
+
+def _interface(variant: Manifest) -> Any:
+    """Return what variants of other sizes have in common; ValueError where its axes are none."""
+    sizes, axes = variant.get("sizes", {}), variant.get("axes", {})
+    ranks = {spec["name"]: len(spec["shape"]) for spec in variant["inputs"] + variant["outputs"]}
+    is_whole = (
+        _is(sizes, dict)
+        and all(_is(size, int) for size in sizes.values())
+        and _is(axes, dict)
+        and axes.keys() == sizes.keys()
+        and all(isinstance(of["pads"], bool) for of in axes.values())
+        and all(
+            _is(axis, int) and 0 <= axis < ranks[name]
+            for of in axes.values()
+            for name, places in (*of["inputs"].items(), *of["outputs"].items())
+            for axis in places
+        )
+    )
+    if not is_whole:
+        raise ValueError("a variant whose sizes are none")
+    ends = [
+        [(spec["name"], spec["dtype"], len(spec["shape"])) for spec in variant[key]]
+        for key in ("inputs", "outputs")
+    ]
+    return ends, sorted(sizes), axes, variant["target"]["kind"]
 
 
 def _check_manifest(manifest: Any) -> None:

@@ -1,30 +1,41 @@
-"""Artifacts of several shares -> one that picks its kernels by the SMs that it finds."""
+"""Artifacts of several shares, or sizes -> one that picks its kernels by what it finds."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tunerd.artifacts.compile import write_json, written_beside
+import numpy as np
+
+from tunerd.artifacts.compile import write_json, write_weights, written_beside
+from tunerd.artifacts.loading import map_weights
 from tunerd.artifacts.manifest import (
     LIBRARY,
     MANIFEST,
     PACKED_VERSION,
+    SIZED_VERSION,
     WEIGHTS,
     Manifest,
+    by_sizes,
     check_files,
+    is_counter,
     obtained_text,
-    read_variants,
+    read_all_variants,
+    read_manifest,
     sealed,
+    sha256_of,
     stored_at,
 )
 from tunerd.errors import FolderError, InputError
 from tunerd.records.paths import Paths
 from tunerd.system.version import __version__
-from tunerd.vocabulary import architecture
+from tunerd.vocabulary import Arrays, architecture
 
 
 def pack_shares(sources: Sequence[Path], to: Path) -> tuple[Manifest, ...]:
@@ -37,40 +48,103 @@ def pack_shares(sources: Sequence[Path], to: Path) -> tuple[Manifest, ...]:
     artifact, FolderError where `to` holds something else or cannot be written.
     """
     found = [variant for source in sources for variant in _variants_of(source)]
-    if len(found) < 2:
+    _refuse_strangers(found)
+    if max(map(len, by_sizes([manifest for _, manifest in found]).values())) < 2:
         raise InputError(
             f"{sources[0]} holds one share; name the runs or artifacts of two shares or more"
         )
-    _refuse_strangers(found)
     found.sort(key=lambda variant: min(variant[1]["share"]["sm_counts"]))
     stored: dict[tuple[str, str], str] = {}  # (name of the file, its sha256) -> name in `to`
     variants = []
+    with _written(to) as part:
+        for folder, manifest in found:
+            names = {}
+            for name in (LIBRARY, WEIGHTS):
+                key = (name, manifest["files"][name])
+                if key not in stored:
+                    taken = set(stored.values())
+                    stored[key] = _free_name(name, manifest, taken)
+                    shutil.copyfile(stored_at(folder, manifest, name), part / stored[key])
+                names[name] = stored[key]
+            files = {name: manifest["files"][name] for name in names}
+            variants.append(manifest | {"files": files, "stored_as": names})
+        _seal(part, variants)
+    return tuple(variants)
+
+
+def pack_sizes(
+    sources: Sequence[tuple[Mapping[str, int], Path]], axes: Mapping[str, Any], to: Path
+) -> tuple[Manifest, ...]:
+    """Join artifacts of one model, tuned at one share for different sizes, into the folder `to`.
+
+    Equal tensors are stored once; what a size folded otherwise is added. Returns the manifests of
+    the variants, in the order of the sources.
+
+    Args:
+        sources: the sizes by dimension, and the artifact of one share that has them.
+        axes: what `manifest` says of each of these dimensions.
+
+    Raises LoadError for a source that is no whole artifact, FolderError where `to` holds something
+    else or cannot be written.
+    """
+    variants: list[Manifest] = []
+    tensors: Arrays = {}
+    names: dict[Any, str] = {}  # by type, shape and content
+    with _written(to) as part:
+        for sizes, folder in sources:
+            manifest = read_manifest(folder)
+            check_files(folder, [manifest])
+            weights = map_weights(stored_at(folder, manifest, WEIGHTS))
+            own = [_kept(name, weights[name], tensors, names) for name in manifest["weights"]]
+            variants.append(manifest | {"weights": own, "sizes": dict(sizes), "axes": dict(axes)})
+        write_weights(tensors, part / WEIGHTS)
+        weights_sha256 = sha256_of(part / WEIGHTS)
+        for manifest, (_, folder) in zip(variants, sources, strict=True):
+            taken = {v["stored_as"][LIBRARY] for v in variants if "stored_as" in v}
+            name = _free_name(LIBRARY, manifest, taken)
+            shutil.copyfile(stored_at(folder, manifest, LIBRARY), part / name)
+            files = {LIBRARY: manifest["files"][LIBRARY], WEIGHTS: weights_sha256}
+            manifest |= {"files": files, "stored_as": {LIBRARY: name, WEIGHTS: WEIGHTS}}
+        _seal(part, variants)
+    return tuple(variants)
+
+
+def _kept(name: str, values: np.ndarray[Any, Any], tensors: Arrays, names: dict[Any, str]) -> str:
+    """Return the name under which a tensor is stored, beside others of that name if need be."""
+    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    key = (
+        str(values.dtype),
+        values.shape,
+        hashlib.sha256(content.data).digest(),
+        is_counter(name),
+    )
+    if key not in names:
+        tries = (name, *(f"{name}@{number}" for number in range(2, len(tensors) + 3)))
+        names[key] = next(each for each in tries if each not in tensors)
+        tensors[names[key]] = values
+    return names[key]
+
+
+@contextmanager
+def _written(to: Path) -> Iterator[Path]:
     try:
         with written_beside(to) as part:
-            for folder, manifest in found:
-                names = {}
-                for name in (LIBRARY, WEIGHTS):
-                    key = (name, manifest["files"][name])
-                    if key not in stored:
-                        taken = set(stored.values())
-                        stored[key] = _free_name(name, manifest, taken)
-                        shutil.copyfile(stored_at(folder, manifest, name), part / stored[key])
-                    names[name] = stored[key]
-                files = {name: manifest["files"][name] for name in names}
-                variants.append(manifest | {"files": files, "stored_as": names})
-            packed = {
-                "format_version": PACKED_VERSION,
-                "created_at": time.time(),
-                "versions": {"tunerd": __version__},
-                "variants": variants,
-            }
-            write_json(part / MANIFEST, sealed(packed))
-            check_files(part, variants)  # a source may have changed while it was copied
+            yield part
     except OSError as error:
         raise FolderError(
             f"{to} cannot be written: {error.strerror or error}; choose another place with --to"
         ) from error
-    return tuple(variants)
+
+
+def _seal(part: Path, variants: Sequence[Manifest]) -> None:
+    packed = {
+        "format_version": SIZED_VERSION if variants[0].get("sizes") else PACKED_VERSION,
+        "created_at": time.time(),
+        "versions": {"tunerd": __version__},
+        "variants": list(variants),
+    }
+    write_json(part / MANIFEST, sealed(packed))
+    check_files(part, variants)  # a source may have changed while it was copied
 
 
 def _variants_of(source: Path) -> list[tuple[Path, Manifest]]:
@@ -80,13 +154,26 @@ def _variants_of(source: Path) -> list[tuple[Path, Manifest]]:
         folder = artifact if (artifact / MANIFEST).is_file() else source
     except (OSError, ValueError):
         folder = source  # which says why below
-    variants = read_variants(folder)
+    variants = read_all_variants(folder)
     check_files(folder, variants)
     return [(folder, variant) for variant in variants]
 
 
 def _refuse_strangers(found: Sequence[tuple[Path, Manifest]]) -> None:
     """Raise InputError unless the variants are of one model and device, for other SMs each."""
+    sizes = by_sizes([manifest for _, manifest in found])
+    for folder in {folder: None for folder, _ in found}:
+        own = by_sizes([manifest for of, manifest in found if of == folder])
+        if own.keys() != sizes.keys():
+            raise InputError(
+                f"{folder} has not the sizes of the others ({'; '.join(filter(None, sizes))}); "
+                "pack artifacts of the same sizes"
+            )
+    for said in sizes:
+        _refuse_strangers_of_size([each for each in found if said in by_sizes([each[1]])])
+
+
+def _refuse_strangers_of_size(found: Sequence[tuple[Path, Manifest]]) -> None:
     first_folder, first = found[0]
     is_cuda = first["target"]["kind"] == "cuda"
     seen: dict[int, Path] = {}
@@ -130,8 +217,10 @@ def _said(value: Any) -> str:
 def _free_name(name: str, manifest: Manifest, taken: set[str]) -> str:
     """Return `model-52.so` for the library of 52 SMs, `weights.bin` for the first weights."""
     stem, suffix = Path(name).stem, Path(name).suffix
-    counts = "-".join(str(count) for count in manifest["share"]["sm_counts"][:4])
+    said = [f"{dim}{size}" for dim, size in manifest.get("sizes", {}).items()]
+    said += [str(count) for count in manifest["share"]["sm_counts"][:4]]
+    own = re.sub(r"[^\w.-]+", "_", "-".join((stem, *said)))[:200]
     tries = [name] if name == WEIGHTS else []
-    tries += [f"{stem}-{counts}{suffix}"]
-    tries += [f"{stem}-{counts}-{number}{suffix}" for number in range(2, len(taken) + 3)]
+    tries += [f"{own}{suffix}"]
+    tries += [f"{own}-{number}{suffix}" for number in range(2, len(taken) + 3)]
     return next(each for each in tries if each not in taken)

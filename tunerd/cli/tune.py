@@ -14,7 +14,9 @@ from tunerd.errors import ExitCode, InputError
 from tunerd.settings import TuneSettings
 
 if TYPE_CHECKING:
-    from tunerd.api import Run
+    from rich.console import Console
+
+    from tunerd.api import Run, SizedRun
     from tunerd.studies.profile.auto import Choice
     from tunerd.vocabulary.verdict import Verdict
 
@@ -43,6 +45,8 @@ def tune(
     from tunerd import api
     from tunerd.telemetry.progress import open_progress
 
+    if settings.sizes:
+        return _tune_sizes(settings, json)
     choice = None
     if is_auto:
         settings, choice = _choose_share(settings, quiet=json)
@@ -57,6 +61,39 @@ def tune(
     else:
         _print(run, settings)
     return int(code)
+
+
+def _tune_sizes(settings: TuneSettings, as_json: bool) -> int:
+    from tunerd import api
+    from tunerd.telemetry.progress import open_progress
+
+    with open_progress(quiet=as_json) as progress:
+        run = api.carry_out_sizes(settings, progress)
+    code = _exit_code(run.verdict)
+    results = api.results_of(run)
+    if as_json:
+        from tunerd.report.sizes_page import sizes_json
+
+        document = sizes_json(results, run.sizes, run.padded_dims) | {
+            "artifact": str(run.artifact.path),
+            "report": str(run.report_path),
+            "exit_code": int(code),
+        }
+        print(json_module.dumps(document, ensure_ascii=False))
+        return int(code)
+    from rich.console import Console
+
+    from tunerd.report.sizes_page import sizes_result
+
+    console = Console()
+    console.print(sizes_result(results, run.padded_dims))
+    _print_places(console, run)
+    return int(code)
+
+
+def _print_places(console: Console, run: Run | SizedRun) -> None:
+    console.print(f"artifact  {run.artifact.path}", highlight=False, soft_wrap=True)
+    console.print(f"report    {run.report_path}", highlight=False, soft_wrap=True)
 
 
 def _choose_share(settings: TuneSettings, *, quiet: bool) -> tuple[TuneSettings, Choice]:
@@ -103,8 +140,7 @@ def _print(run: Run, settings: TuneSettings) -> None:
     console.print(run_result(run.view, run.outcome, fidelity=bool(settings.fidelity)))
     for sentence in share_sentences(run.share.aftermath) if run.share else ():
         console.print(sentence, highlight=False)
-    console.print(f"artifact  {run.artifact.path}", highlight=False, soft_wrap=True)
-    console.print(f"report    {run.report_path}", highlight=False, soft_wrap=True)
+    _print_places(console, run)
     if hint := next_try(run.outcome, settings.precision):
         console.print(f"next      {hint}", highlight=False)
 
@@ -113,16 +149,22 @@ def _print_plan(settings: TuneSettings, as_json: bool) -> None:
     from tunerd import api
     from tunerd.telemetry.progress import open_progress
 
+    each = [settings]
+    if settings.sizes:
+        from tunerd.studies.sizes import runs_of
+
+        each = [run.settings for run in runs_of(settings)]
     with open_progress(quiet=as_json) as progress:
-        plan = api.plan_of(settings, progress.warn)
+        plans = [api.plan_of(one, progress.warn).details for one in each]
     if as_json:
-        print(json_module.dumps(plan.details))
+        print(json_module.dumps({"sizes": plans} if settings.sizes else plans[0]))
         return
     from rich.console import Console
 
     from tunerd.report.table import plan_table
 
-    Console().print(plan_table(plan.details))
+    for plan in plans:
+        Console().print(plan_table(plan))
 
 
 def _here(settings: TuneSettings) -> TuneSettings:

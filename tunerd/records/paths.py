@@ -53,6 +53,11 @@ class Paths:
         return self.root / "shares"
 
     @property
+    def sizes(self) -> Path:
+        """The runs of a model of several sizes, a folder for each."""
+        return self.root / "sizes"
+
+    @property
     def lock(self) -> Path:
         return self.root / "tunerd.lock"
 

@@ -84,6 +84,11 @@ def _require_file(path: Path) -> None:
         if (path.parent / TVM_RECORDS).exists():
             # Its failed trials are times of 1e10 s, and it tells no share that they were taken at.
             what = "a database of TVM's, which tells no share, and no run folder"
+        if runs := sorted(path.parent.glob(f"sizes/*/{path.name}")):
+            raise FolderError(
+                f"{path.parent} has a run for each of several sizes; give the folder of one: "
+                f"{', '.join(str(run.parent) for run in runs)}"
+            )
         raise FolderError(
             f"{path.parent} is {what}: it has no {path.name}; give the folder that `tunerd tune` "
             "wrote with --out"

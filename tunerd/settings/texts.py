@@ -103,6 +103,46 @@ def dims(value: Any) -> Any:
     return value if isinstance(value, Mapping) else _once([_dim(text) for text in value])
 
 
+def listed_sizes(value: Any) -> tuple[dict[str, int], ...]:
+    """Return the sizes that a value of --dim lists, one after another; none where it lists none.
+
+    Lists of several dimensions are read side by side: the first of each belong together, and a
+    dimension of one size has it in all. Raises ValueError where lists are of other lengths.
+    """
+    if not isinstance(value, Mapping):
+        texts = [str(text) for text in value]
+        if not any("," in text for text in texts):
+            return ()
+        value = _once([_dims(text) for text in texts])
+    lists = {
+        str(name): tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
+        for name, sizes in value.items()
+    }
+    if all(isinstance(sizes, int) for sizes in value.values()):
+        return ()
+    lengths = {len(sizes) for sizes in lists.values()} - {1}
+    if len(lengths) > 1:
+        said = " and ".join(f"{len(sizes)} of '{name}'" for name, sizes in lists.items())
+        raise ValueError(
+            f"--dim lists {said}: sizes belong together side by side, so list as many of each, for "
+            "example --dim batch=1,8 --dim length=128,32"
+        )
+    count = max(lengths, default=1)
+    columns = {name: sizes * count if len(sizes) == 1 else sizes for name, sizes in lists.items()}
+    chosen = tuple({name: each[n] for name, each in columns.items()} for n in range(count))
+    for sizes in chosen:
+        if not all(type(s) is int and 1 <= s <= MAX_COUNT for s in sizes.values()):
+            raise ValueError(f"--dim has sizes of 1 or more, up to {MAX_COUNT}, and not {sizes}")
+        if chosen.count(sizes) > 1:
+            raise ValueError(f"--dim lists {sizes_text(sizes)} twice; list it once")
+    return chosen
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """Return sizes as people say them: "batch=4, length=128"."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
 def values(value: Any) -> Any:
     """Read what --value says, by the inputs' names."""
     return (
@@ -143,6 +183,11 @@ def _dim(text: str) -> tuple[str, int]:
             "example --dim batch=1"
         )
     return name, size
+
+
+def _dims(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, sizes = text.rpartition("=")
+    return name, tuple(_dim(f"{name}={size}")[1] for size in sizes.split(","))
 
 
 def _size(text: str) -> int | None:

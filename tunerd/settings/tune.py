@@ -65,7 +65,7 @@ Shapes = Annotated[
 Dims = Annotated[
     dict[str, int],
     Option(
-        "An open dimension's size: batch=1. Repeatable.",
+        "An open dimension's size: batch=1; for `tunerd tune` also sizes, batch=1,4,8. Repeatable.",
         flag="--dim",
         takes=str,
         is_repeatable=True,
@@ -206,6 +206,7 @@ class TuneSettings(BaseModel):
         ),
         Field(ge=0, le=1000),
     ] = 0
+    sizes: tuple[dict[str, int], ...] = ()  # of `dims`, where --dim lists several: a run for each
     share_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen the share is 100
     store_password: SecretStr | None = Field(None, exclude=True, repr=False)  # written nowhere
 
@@ -217,6 +218,8 @@ class TuneSettings(BaseModel):
         values = {name: value for name, value in given.items() if value is not None}
         if "model" in values:
             values.setdefault("out", _default_out(values))
+        if sizes := texts.listed_sizes(values.get("dims", ())):
+            values |= {"dims": sizes[0], "sizes": sizes} if len(sizes) > 1 else {"dims": sizes[0]}
         values.setdefault("slice_kind", "mps" if "gpu_pct" in values else "cpu")
         for share in ("gpu_pct", "cpu_pct"):
             if values.get(share) == AUTO:
@@ -251,9 +254,23 @@ class TuneSettings(BaseModel):
                 f"--mps external is for slices of kind mps, and these are {self.slice_kind}; leave "
                 "one of the two out"
             )
+        if self.sizes:
+            self._require_one_run_each()
         if self.require_hit and self.store is None:
             raise ValueError("--require-hit builds from a store's records; name it with --store")
         return self
+
+    def _require_one_run_each(self) -> None:
+        if self.share_from == AUTO:
+            raise ValueError(
+                "an automatic share is chosen for one size, and --dim lists several; run `tunerd "
+                "profile` with one of them, and give a number"
+            )
+        if self.inputs is not None:
+            raise ValueError(
+                "--inputs has one size, and --dim lists several; tune without it, or a size at a "
+                "time"
+            )
 
     def _require_choice(self) -> None:
         if self.slice_kind == "whole":

@@ -22,7 +22,9 @@ from typing import IO, Any
 
 from tunerd.errors import ExitCode, FolderError, TunerdError
 from tunerd.records import Store
+from tunerd.settings import TuneSettings
 from tunerd.studies.recipes.recipe import Command, Gate, PlannedRun, Recipe
+from tunerd.studies.sizes import runs_of
 from tunerd.system import spawn
 
 # Of the command line, which is above this module: what calls a command with settings.
@@ -139,9 +141,13 @@ def _carry_out_one(run: PlannedRun, children: _Children) -> Ended:
 
 
 def _outcome(run: PlannedRun) -> tuple[float | None, dict[str, Any] | None]:
-    """Return the last outcome that a run has kept, and when."""
+    """Return the last outcome that a run has kept, and when; of several sizes that of the last."""
+    settings = run.command.settings
+    folders = [run.out]
+    if isinstance(settings, TuneSettings) and settings.sizes:
+        folders = [each.settings.out for each in runs_of(settings)]
     try:
-        with Store.read(run.out) as store:
+        with Store.read(folders[-1]) as store:
             return store.outcome_saved_at(), store.outcome()
     except TunerdError:  # there is no run yet, or its own exit code says what is to be said
         return None, None

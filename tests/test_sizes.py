@@ -1,0 +1,324 @@
+"""Several sizes of one model: which are asked for, what may be padded, and what a call does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from artifact_fixtures import CORES, LLVM
+from models import floats, ints, load_model, model
+from onnx import helper
+from test_loading import edit_manifest
+
+import tunerd
+from tunerd.artifacts.compile import compile_artifact
+from tunerd.artifacts.manifest import MANIFEST, SIZED_VERSION, WEIGHTS, LoadError, read_variants
+from tunerd.artifacts.packing import pack_shares, pack_sizes
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
+from tunerd.errors import ExitCode, FolderError, InputError
+from tunerd.frontend.padding import axes_of
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.tasks import extract_tasks
+from tunerd.records.paths import Paths
+from tunerd.settings import TuneSettings
+from tunerd.settings.option import checked
+
+Captured = pytest.CaptureFixture[str]
+BATCHES = ({"batch": 1}, {"batch": 4})
+
+
+def products() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("Add", ["product", "b"], ["sum"]),
+        helper.make_node("Relu", ["sum"], ["y"]),
+    ]
+    weights = {"w": floats(6, 5), "b": floats(5)}
+    return model(nodes, inputs={"x": ("batch", 6)}, outputs={"y": ("batch", 5)}, weights=weights)
+
+
+def batch_mean() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
+        helper.make_node("Sub", ["x", "mean"], ["y"]),
+    ]
+    return model(nodes, inputs={"x": ("batch", 6)}, outputs={"y": ("batch", 6)})
+
+
+def attention(*, masked: bool) -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["xt"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "xt"], ["scores"]),
+        helper.make_node("Sub", ["mask", "one"], ["hidden"]),
+        helper.make_node("Mul", ["hidden", "much"], ["bias"]),
+        helper.make_node("Unsqueeze", ["bias", "axis"], ["row"]),
+        helper.make_node("Add", ["scores", "row"], ["biased"]),
+        helper.make_node("Softmax", ["biased" if masked else "scores"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "x"], ["y"]),
+    ]
+    weights = {"one": np.float32([1]), "much": np.float32([1e4]), "axis": ints(1)}
+    return model(
+        nodes if masked else [*nodes[:2], *nodes[6:]],
+        inputs={"x": ("batch", "length", 4)} | ({"mask": ("batch", "length")} if masked else {}),
+        outputs={"y": ("batch", "length", 4)},
+        weights=weights if masked else {},
+    )
+
+
+def saved(proto: onnx.ModelProto, folder: Path) -> Path:
+    path = folder / "net.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+def settings(**values: Any) -> TuneSettings:
+    return checked(TuneSettings, {"model": Path("net.onnx"), "cpu_pct": 50, **values})
+
+
+# --- what is asked for -------------------------------------------------------------------------
+
+
+def test_one_size_of_each_dimension_is_one_run() -> None:
+    assert settings(dims=["batch=1", "length=8"]).sizes == ()
+    assert settings(dims=["batch=4"]).dims == settings(dims={"batch": (4,)}).dims == {"batch": 4}
+
+
+def test_sizes_of_several_dimensions_are_read_side_by_side() -> None:
+    given = settings(dims=["batch=1,8", "length=128,32", "width=3"])
+    assert given.sizes == (
+        {"batch": 1, "length": 128, "width": 3},
+        {"batch": 8, "length": 32, "width": 3},
+    )
+    assert given.out == Path("runs/net-batch1x8-length128x32-width3-cpu50")
+    assert settings(dims={"batch": (1, 8), "length": [128, 32], "width": 3}).sizes == given.sizes
+
+
+@pytest.mark.parametrize(
+    ("dims", "said"),
+    [
+        (["batch=1,4,8", "length=32,64"], "list as many of each"),
+        (["batch=1,1"], "twice"),
+        (["batch=1,x"], "'batch=x' is not NAME=SIZE"),
+        (["batch=0,1"], "'batch=0' is not NAME=SIZE"),
+        ({"batch": (1, 0)}, "1 or more"),
+        (["batch=1,4", "batch=2,8"], "given twice"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(dims: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        settings(dims=dims)
+
+
+@pytest.mark.parametrize("other", [{"cpu_pct": "auto"}, {"inputs": Path("x.npz")}])
+def test_what_has_one_size_does_not_go_with_several(other: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="--dim lists several"):
+        settings(dims=["batch=1,4"], **other)
+
+
+# --- what may be padded ------------------------------------------------------------------------
+
+
+def test_rows_that_do_not_see_each_other_may_be_padded(tmp_path: Path) -> None:
+    found = axes_of(saved(products(), tmp_path), BATCHES, shapes={}, batch=None)
+    assert found == {"batch": {"inputs": {"x": [0]}, "outputs": {"y": [0]}, "pads": True}}
+
+
+def test_rows_that_see_each_other_may_not(tmp_path: Path) -> None:
+    found = axes_of(saved(batch_mean(), tmp_path), BATCHES, shapes={}, batch=None)
+    assert found["batch"]["pads"] is False
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_sequence_may_be_padded_where_a_mask_hides_its_end(tmp_path: Path, masked: bool) -> None:
+    sizes = ({"batch": 1, "length": 8}, {"batch": 2, "length": 16})
+    found = axes_of(saved(attention(masked=masked), tmp_path), sizes, shapes={}, batch=None)
+    assert found["batch"]["pads"] is True
+    assert found["length"]["pads"] is masked
+
+
+# --- the artifact ------------------------------------------------------------------------------
+
+
+def compiled(path: Path, sizes: dict[str, int], folder: Path, *, pct: int = 50) -> Path:
+    """Compile a model with its default schedules for one size, for a core or two."""
+    found = load_model(path, dims=sizes)
+    lowered = lower(found, LLVM)
+    tasks = extract_tasks(lowered, LLVM)
+    proof = CORES if pct == 50 else type(CORES)("cpu-0-0", "", 2, 2, "affinity", True)
+    return compile_artifact(lowered, tasks, {}, LLVM, folder, model=found, pct=pct, proofs=(proof,))
+
+
+def packed(proto: onnx.ModelProto, sizes: tuple[dict[str, int], ...], place: Path) -> Path:
+    path = saved(proto, place)
+    sources = [(each, compiled(path, each, place / str(n))) for n, each in enumerate(sizes)]
+    pack_sizes(sources, axes_of(path, sizes, shapes={}, batch=None), place / "artifact")
+    return place / "artifact"
+
+
+def by_hand(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x @ floats(6, 5) + floats(5), 0)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed(products(), BATCHES, tmp_path_factory.mktemp("sized"))
+
+
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_a_call_takes_any_number_of_rows_up_to_the_largest(artifact: Path, rows: int) -> None:
+    loaded = tunerd.load(artifact)
+    assert isinstance(loaded, tunerd.SizedModel)
+    assert loaded.sizes == BATCHES
+    x = floats(rows, 6, seed=rows)
+    (y,) = loaded(x).values()
+    assert y.shape == (rows, 5)
+    np.testing.assert_allclose(y, by_hand(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+def test_the_sizes_have_one_copy_of_the_weights(artifact: Path) -> None:
+    first, second = (
+        v["weights"] for v in json.loads((artifact / MANIFEST).read_text())["variants"]
+    )
+    assert first == second
+    assert len(list(artifact.glob("*.bin"))) == 1
+    loaded = tunerd.load(artifact)
+    assert isinstance(loaded, tunerd.SizedModel)
+    small, large = loaded.at(batch=1).weights, loaded.weights
+    assert all(small[name].same_as(large[name]) for name in first)
+
+
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+def test_inputs_that_no_size_holds_are_refused_with_the_sizes(artifact: Path) -> None:
+    loaded = tunerd.load(artifact)
+    with pytest.raises(ValueError, match="batch=5; the artifact was compiled for batch=1; batch=4"):
+        loaded(floats(5, 6))
+    with pytest.raises(ValueError, match="the model takes"):
+        loaded(floats(3, 7))
+
+
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+def test_inputs_are_not_padded_where_that_would_change_results(tmp_path: Path) -> None:
+    loaded = tunerd.load(packed(batch_mean(), BATCHES, tmp_path))
+    x = floats(4, 6)
+    np.testing.assert_allclose(loaded(x)["y"], x - x.mean(0), atol=1e-6)
+    with pytest.raises(ValueError, match="no dimension is padded"):
+        loaded(floats(3, 6))
+
+
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+def test_a_masked_sequence_is_padded_and_cut(tmp_path: Path) -> None:
+    sizes = ({"batch": 1, "length": 8}, {"batch": 2, "length": 16})
+    loaded = tunerd.load(packed(attention(masked=True), sizes, tmp_path))
+    x = floats(1, 11, 4)
+    scores = np.exp(x @ x.transpose(0, 2, 1))
+    y = loaded(x, np.ones((1, 11), np.float32))["y"]
+    np.testing.assert_allclose(y, scores / scores.sum(-1, keepdims=True) @ x, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tensor_that_one_size_folds_otherwise_is_added_alone(tmp_path: Path) -> None:
+    from tunerd.artifacts.loading import map_weights
+
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Cast", ["shape"], ["sizes"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", ["w", "sizes"], ["scaled"]),
+        helper.make_node("MatMul", ["x", "v"], ["product"]),
+        helper.make_node("Add", ["product", "scaled"], ["y"]),
+    ]
+    proto = model(
+        nodes,
+        inputs={"x": ("batch", 2)},
+        outputs={"y": ("batch", 2)},
+        weights={"w": floats(64, 2)[:1], "v": floats(2, 2)},
+    )
+    to = packed(proto, BATCHES, tmp_path)
+    first, second = json.loads((to / MANIFEST).read_text())["variants"]
+    shared = set(first["weights"]) & set(second["weights"])
+    stored = map_weights(to / WEIGHTS)
+    assert len(shared) == 1
+    assert stored.keys() == set(first["weights"]) | set(second["weights"])
+    assert len(stored) == 3
+
+
+def test_an_artifact_of_several_sizes_is_not_taken_for_one(artifact: Path) -> None:
+    with pytest.raises(LoadError, match="holds 2 sizes, batch=1; batch=4"):
+        read_variants(artifact)
+
+
+def test_a_manifest_with_axes_that_no_input_has_is_refused(artifact: Path, tmp_path: Path) -> None:
+    import shutil
+
+    def change(manifest: dict[str, Any]) -> None:
+        assert manifest["format_version"] == SIZED_VERSION
+        for variant in manifest["variants"]:
+            variant["axes"]["batch"]["inputs"]["x"] = [7]
+
+    copy = Path(shutil.copytree(artifact, tmp_path / "copy"))
+    edit_manifest(copy, change)
+    with pytest.raises(LoadError, match="sizes are none"):
+        tunerd.load(copy)
+
+
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+def test_artifacts_of_the_same_sizes_are_packed_by_share(artifact: Path, tmp_path: Path) -> None:
+    path = saved(products(), tmp_path)
+    sources = [(s, compiled(path, s, tmp_path / str(s["batch"]), pct=100)) for s in BATCHES]
+    other = tmp_path / "other"
+    pack_sizes(sources, axes_of(path, BATCHES, shapes={}, batch=None), other)
+    variants = pack_shares([artifact, other], tmp_path / "both")
+    assert len(variants) == 4
+    x = floats(3, 6)
+    loaded = tunerd.load(tmp_path / "both")
+    np.testing.assert_allclose(next(iter(loaded(x).values())), by_hand(x), rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError, match="has not the sizes of the others"):
+        pack_shares([artifact, tmp_path / "1"], tmp_path / "none")
+
+
+# --- a tuning ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_of_several_sizes_leaves_one_artifact(tmp_path: Path, capsys: Captured) -> None:
+    path, out = saved(products(), tmp_path), tmp_path / "run"
+    flags = ["--gpu-pct", "50", "--slice", "simulated", "--trials", "2", "--out", str(out)]
+    code = run(app, ["tune", str(path), *flags, "--dim", "batch=1,4", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert code == document["exit_code"]
+    assert code in (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)
+    assert [each["sizes"] for each in document["sizes"]] == list(BATCHES)
+    assert document["padded"] == ["batch"]
+    assert all(each["verification"]["verdict"] == "right" for each in document["sizes"])
+    assert (out / "report.html").is_file()
+    assert {each.name for each in Paths(out).sizes.iterdir()} >= {"batch1", "batch4"}
+    with pytest.raises(FolderError, match="for each of several sizes"):
+        tunerd.open_run(out)
+    again = tunerd.tune_sizes(
+        path, gpu_pct=50, slice_kind="simulated", trials=2, out=out, dims={"batch": (1, 4)}
+    )
+    assert [len(one.tasks) for one in again.runs] == [1, 1]
+
+
+def test_a_folder_of_something_else_takes_no_sizes(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(FolderError, match="holds 'mine'"):
+        tunerd.tune_sizes(
+            saved(products(), tmp_path),
+            cpu_pct=50,
+            out=tmp_path,
+            dims={"batch": (1, 4)},
+        )
+
+
+def test_one_size_and_several_are_asked_for_apart(tmp_path: Path) -> None:
+    path = saved(products(), tmp_path)
+    with pytest.raises(InputError, match="tune_sizes"):
+        tunerd.tune(path, cpu_pct=50, dims={"batch": (1, 4)})
+    with pytest.raises(InputError, match=r"tunerd\.tune"):
+        tunerd.tune_sizes(path, cpu_pct=50, dims={"batch": 4})
