@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from models import ROOT
 
 from tunerd.colocation.plan import Plan, shares_of
+from tunerd.colocation.policies import policy_of
 from tunerd.errors import InputError
 
 PLAN = """
@@ -98,3 +100,10 @@ def test_a_mistake_is_named_with_its_place(text: str, said: str, tmp_path: Path)
 def test_a_plan_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         Plan.read(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "colocation").glob("*.yaml")))
+def test_plans_that_the_repository_shows_are_good(path: Path) -> None:
+    plan = Plan.read(path)
+    policy_of(plan.policy.kind, plan.policy.parameters)
+    assert all("runs" in member.artifact.parts for member in plan.members)

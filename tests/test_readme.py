@@ -28,6 +28,9 @@ ELSEWHERE = {
 }
 # In a command as the README has it, and what stands there here.
 INSTEAD = (
+    (r"recipes/colocation/cpu.yaml", "plan.yaml"),
+    (r"^(colocate bench .*)$", r"\1 --duration 1s"),
+    (r"models/light_\w+\.onnx", "model.onnx"),
     (r"--gpu-pct auto", "--cpu-pct auto"),
     (r"^profile (.*)$", r"profile \1 --cpu --rounds 2 --duration 1s"),
     (r"--batches 1,8 --shares 10,25,50,100", "--batches 64,128 --shares 50,100"),
@@ -51,6 +54,11 @@ INSTEAD = (
     (r"^(run .*nightly.*)$", r"\1 --dry-run"),
     (r"--wait 30m", "--wait 1s"),
 )  # fmt: skip
+PLAN = """
+members:
+  - {name: one, artifact: runs/model-gpu40/artifact, share: 50, rate: 20, slo_ms: 200}
+  - {name: two, artifact: runs/model-gpu25/artifact, share: 50, rate: 20, slo_ms: 200}
+"""
 COPIES = {
     "model-gpu40": ("night1", "night2", "monday", "tuesday", "first", "second", "other-gpu40"),
     "model-gpu25": ("other-gpu25",),
@@ -78,6 +86,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             for copy in copies:
                 shutil.copytree(folder / "runs" / name, folder / "runs" / copy)
         (folder / "artifacts").mkdir()
+        (folder / "plan.yaml").write_text(PLAN)
         yield folder
 
 
