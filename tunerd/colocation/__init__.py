@@ -7,7 +7,8 @@
 Parts, in the order in which a request meets them:
 
     plan.py        the file: members (artifacts), their shares and SLOs, the place, the policy
-    engine.py      takes requests, owns the one thread that decides, answers futures
+    engine.py      loads the members, takes requests, counts
+    dispatcher.py  the one thread that decides, and the one that loads again after faults
     scheduler.py   events in, instructions out: queues, what runs, accounts; no clock, no thread
     policies/      which waiting request goes to which idle lane; one file each
     estimates.py   how long a member takes on a lane, learned from what it took
