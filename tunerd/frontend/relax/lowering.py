@@ -80,12 +80,14 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
 
     from tunerd.frontend.relax.constants import hoist_constants
     from tunerd.frontend.relax.precision import DTYPES, store_in
+    from tunerd.frontend.relax.widening import widen
 
     tvm_target = make_target(target)
-    mod = model.graph.to_relax(model.name)
+    exported = model.graph.to_relax(model.name)
+    wide = widen(exported) if model.precision else exported
     with tvm_target, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        clean = _run(mod, _clean_up())
+        clean = _run(wide, _clean_up())
         preferred, notes = _channels_last(clean)
         fuse = _fuse(target, model.precision)
         mod = _run(preferred, fuse)
@@ -105,6 +107,8 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
                 f"{counted(left)}; export the model without them"
             )
         _require_output_types(mod, model)
+        if wide is not exported:
+            notes = (*notes, "operators and weights of 16 bits are widened to fp32")
         if attentions := _calls(mod, "attention"):
             notes = (*notes, f"{attentions} attentions are one kernel each, from Q, K and V on")
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
