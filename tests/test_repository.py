@@ -88,6 +88,7 @@ TVM_MODULES = {
     "frontend.relax.hoisting",
     "frontend.relax.importing",
     "frontend.relax.relax_graph",
+    "frontend.relax.widening",
     "frontend.relax.lowering",
     "frontend.relax.movement",
     "frontend.relax.powers",

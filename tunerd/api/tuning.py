@@ -44,6 +44,8 @@ class TuneOptions(TypedDict, total=False):
     shapes, dims, batch: of the inputs, by input name, by dimension name, and the leading dimension.
         Several sizes of a dimension are for `tunerd.tune_sizes`.
     precision: "fp32", "tf32", "fp16" or "bf16", that kernels compute in; as exported if not given.
+        "auto": on a GPU the first of fp16, bf16, tf32 and fp32 whose outputs stay within 1% of an
+        output's largest value, on CPUs fp32.
     inputs: an .npz file of the model's inputs, or a folder of them, to verify and time on; random
         values if not given.
     values: numbers by input name, that all elements of the input have.
@@ -67,7 +69,7 @@ class TuneOptions(TypedDict, total=False):
     shapes: Mapping[str, Sequence[int]]
     dims: Mapping[str, int | Sequence[int]]
     batch: int
-    precision: str
+    precision: Literal["fp32", "tf32", "fp16", "bf16", "auto"]
     inputs: StrPath
     values: Mapping[str, float]
     seed: int
@@ -162,6 +164,11 @@ def plan_of(settings: TuneSettings, warn: OnStep) -> Plan:
             "--dry-run measures nothing, and an automatic share is measured; give a number, or run "
             "`tunerd profile` first"
         )
+    if settings.precision_from == "auto":
+        raise InputError(
+            "--dry-run runs nothing, and an automatic precision is chosen by running the model; "
+            "name one"
+        )
     planned = plan_tasks(settings)
     if planned.warning:
         warn(planned.warning)
@@ -209,6 +216,8 @@ def tune(
     say = on_step or nothing
     if settings.share_from == "auto":
         settings, choice = choose_share(settings, say)
+    if settings.precision_from == "auto":
+        settings = choose_precision(settings, say)
     run = carry_out(settings, Callbacks(on_progress, on_warning))
     _ = run.verdict
     return run if choice is None else review_share(run, settings, choice, say)
@@ -242,6 +251,11 @@ def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | Non
         outcome = runs.tune(settings, progress, write_report=write_report)
     else:
         outcome = runs.execute(planned, progress, write_report=write_report)
+    if settings.precision_from == "auto":
+        from tunerd.studies.precision import fall_back
+
+        if (other := fall_back(settings, outcome, progress.warn)) is not None:
+            return carry_out(other, progress)
     run = open_run(settings.out)
     return replace(run, view=replace(run.view, outcome=outcome))
 
@@ -265,6 +279,13 @@ def choose_share(settings: TuneSettings, say: OnStep) -> tuple[TuneSettings, Cho
     if found is not None:
         write_profile(found, Paths(settings.out).shares / "default")
     return resolved, choice
+
+
+def choose_precision(settings: TuneSettings, say: OnStep) -> TuneSettings:
+    """Return settings with the fastest precision that stays near enough to the reference."""
+    from tunerd.studies.precision import resolve_precision
+
+    return resolve_precision(settings, say)
 
 
 def review_share(run: Run, settings: TuneSettings, choice: Choice, say: OnStep) -> Run:

@@ -53,7 +53,7 @@ from tunerd.vocabulary import (
     origin_of,
     to_json,
 )
-from tunerd.vocabulary.outcome import Outcome
+from tunerd.vocabulary.outcome import Outcome, TriedPrecision
 
 if TYPE_CHECKING:
     from tvm.ir import GlobalVar, IRModule
@@ -120,8 +120,13 @@ def compile_artifact(
     return folder
 
 
-def finish_manifest(folder: Path, outcome: Outcome) -> None:
-    """Add to an artifact's manifest how the run ended: each task's medians, the verdicts."""
+def finish_manifest(
+    folder: Path, outcome: Outcome, *, precision_tried: Sequence[TriedPrecision] = ()
+) -> None:
+    """Add to an artifact's manifest how the run ended: each task's medians, the verdicts.
+
+    And, where the precision was chosen, which ones were tried.
+    """
     manifest = read_manifest(folder)
     ended = {task.task_id: task for task in outcome.tasks}
     for entry in manifest["tasks"]:
@@ -144,6 +149,8 @@ def finish_manifest(folder: Path, outcome: Outcome) -> None:
         }
         for latency in outcome.latencies
     ]
+    if precision_tried:
+        manifest["precision_tried"] = to_json(tuple(precision_tried))
     manifest["finished_at"] = time.time()
     write_json(folder / MANIFEST, sealed(manifest))
 

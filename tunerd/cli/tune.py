@@ -50,6 +50,9 @@ def tune(
     choice = None
     if is_auto:
         settings, choice = _choose_share(settings, quiet=json)
+    if settings.precision_from == "auto":
+        with steps_shown(quiet=json) as show:
+            settings = api.choose_precision(settings, show)
     with open_progress(quiet=json) as progress:
         run = api.carry_out(settings, progress)
     code = _exit_code(run.verdict)
@@ -134,6 +137,7 @@ def _print(run: Run, settings: TuneSettings) -> None:
     from rich.console import Console
 
     from tunerd.report.choice_text import share_sentences
+    from tunerd.report.precision_text import precision_sentences
     from tunerd.report.run_result import next_try, run_result
 
     console = Console()
@@ -141,6 +145,8 @@ def _print(run: Run, settings: TuneSettings) -> None:
     for sentence in share_sentences(run.share.aftermath) if run.share else ():
         console.print(sentence, highlight=False)
     _print_places(console, run)
+    for sentence in precision_sentences(run.view.settings):
+        console.print(f"precision {sentence}", highlight=False, soft_wrap=True)
     if hint := next_try(run.outcome, settings.precision):
         console.print(f"next      {hint}", highlight=False)
 

@@ -43,4 +43,5 @@ def _model(value: Mapping[str, Any]) -> Model:
         outputs=typed.of_kind(tuple[TensorSpec, ...], value["outputs"]),
         graph=cast(Graph, None),  # a store has none
         notes=typed.of_kind(tuple[str, ...], value["notes"]),
+        precision=typed.of_kind(str, value.get("precision", "")),
     )

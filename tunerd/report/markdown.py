@@ -9,6 +9,7 @@ from tunerd.report.comparison_page import title_text
 from tunerd.report.facts_section import version_pairs
 from tunerd.report.figures import LATENCY_NAMES, by_share, headline, median_of, share_asked
 from tunerd.report.markdown_text import MOST_CHARS, code, folded, table, text
+from tunerd.report.precision_text import precision_sentences
 from tunerd.report.run_view import RunView
 from tunerd.report.slice_section import obtained_texts
 from tunerd.system.text import (
@@ -34,6 +35,7 @@ def run_markdown(view: RunView) -> str:
         _verdict(view),
         _latency_table(view),
         _failures(view),
+        "\n".join(f"- {text(said)}" for said in precision_sentences(view.settings)),
         folded(_tasks_title(view), _task_table(view)),
         _provenance(view),
     ]

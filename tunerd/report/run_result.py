@@ -10,6 +10,7 @@ from rich.text import Text
 from tunerd.report.disturbance_text import disturbance_json, disturbance_sentences
 from tunerd.report.drift_section import drift_json, drift_warnings
 from tunerd.report.fidelity_section import fidelity_json, fidelity_text
+from tunerd.report.precision_text import precision_json
 from tunerd.report.run_view import RunView
 from tunerd.report.table import outcome_json, outcome_table
 from tunerd.report.time_section import time_json, time_table
@@ -22,6 +23,7 @@ from tunerd.vocabulary.verdict import Verdict
 def run_json(view: RunView, outcome: Outcome) -> dict[str, Any]:
     """Return a run's outcome, and what it says of its own measuring, for json.dumps."""
     return outcome_json(outcome) | {
+        "precision": precision_json(view.settings),
         "time_use": time_json(view.time_use) if view.time_use else None,
         "fidelity": fidelity_json(outcome.tasks),
         "drift": drift_json(view.drift),

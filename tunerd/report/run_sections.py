@@ -8,6 +8,7 @@ from tunerd.report.components import caption, pairs, section
 from tunerd.report.figures import accuracy_text, error_text, weighted_secs
 from tunerd.report.markup import Child, Markup
 from tunerd.report.plot import history_plot
+from tunerd.report.precision_text import precision_sentences
 from tunerd.report.run_view import RunView
 from tunerd.system.text import (
     TIMES,
@@ -80,5 +81,6 @@ def model_section(view: RunView) -> Markup:
             ("Artifact", view.outcome.artifact),
             *(("Changed on import", note) for note in model.notes),
         ]
+    rows += [("Precision", said) for said in precision_sentences(view.settings)]
     rows.append(("Digest", view.facts.model_digest))
     return section("Model", pairs(rows, "pairs facts"))

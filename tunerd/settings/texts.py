@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 MAX_SECS = 366 * 24 * 3600.0
 MAX_COUNT = 2**31 - 1  # of trials, and the largest seed and dimension: what 32 bits hold
-AUTO = "auto"  # a share that a profile chooses
+AUTO = "auto"  # a share or a precision that is chosen
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h)?")
 _UNIT_SECS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)

@@ -20,6 +20,7 @@ from tunerd.settings import texts
 from tunerd.settings.option import Option
 from tunerd.settings.texts import AUTO, MAX_COUNT, MAX_SECS
 from tunerd.vocabulary import Share, SliceRequest
+from tunerd.vocabulary.outcome import TriedPrecision
 
 if TYPE_CHECKING:
     from tunerd.system.store_address import StoreAddress
@@ -85,7 +86,8 @@ class TuneSettings(BaseModel):
     """One `tunerd tune`. Exactly one of gpu_pct and cpu_pct is set.
 
     What is not given follows from what is: `out` from the model, its sizes and the share, the kind
-    of slice from the share. A share of `auto` stands as 100, and in `share_from`.
+    of slice from the share. A share of `auto` stands as 100, and in `share_from`; a precision of
+    `auto` as none, and in `precision_from`.
     """
 
     model_config = FROZEN
@@ -141,7 +143,12 @@ class TuneSettings(BaseModel):
     batch: Batch = None
     precision: Annotated[
         Precision | None,
-        Option("What kernels compute in; sums are in fp32 in each. [default: as exported]"),
+        Option(
+            "What kernels compute in; sums are in fp32 in each. auto: on a GPU the first of fp16, "
+            "bf16, tf32 and fp32 whose outputs stay within 1% of an output's largest value, on "
+            "CPUs fp32. [default: as exported]",
+            takes=Literal["fp32", "tf32", "fp16", "bf16", "auto"],
+        ),
     ] = None
     inputs: Annotated[
         Path | None,
@@ -208,6 +215,8 @@ class TuneSettings(BaseModel):
     ] = 0
     sizes: tuple[dict[str, int], ...] = ()  # of `dims`, where --dim lists several: a run for each
     share_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen the share is 100
+    precision_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen there is none
+    precision_tried: tuple[TriedPrecision, ...] = ()  # where it was chosen; the last was taken
     store_password: SecretStr | None = Field(None, exclude=True, repr=False)  # written nowhere
 
     @model_validator(mode="before")
@@ -224,6 +233,8 @@ class TuneSettings(BaseModel):
         for share in ("gpu_pct", "cpu_pct"):
             if values.get(share) == AUTO:
                 values |= {share: 100, "share_from": AUTO}
+        if values.get("precision") == AUTO:
+            values |= {"precision": None, "precision_from": AUTO}
         return _with_password_apart(values)
 
     @field_validator("model", "out")
@@ -242,6 +253,11 @@ class TuneSettings(BaseModel):
         share_of = {"mps": "gpu", "whole": "gpu", "cpu": "cpu"}.get(self.slice_kind)
         if share_of is not None and getattr(self, f"{share_of}_pct") is None:
             raise ValueError(f"--slice {self.slice_kind} takes its share from --{share_of}-pct")
+        if self.precision_from == AUTO and self.address is not None:
+            raise ValueError(
+                "an automatic precision is chosen on this machine, and --address tunes on a "
+                "cluster; name one"
+            )
         if self.share_from == AUTO:
             self._require_choice()
         elif self.slo_ms is not None:
@@ -265,6 +281,11 @@ class TuneSettings(BaseModel):
             raise ValueError(
                 "an automatic share is chosen for one size, and --dim lists several; run `tunerd "
                 "profile` with one of them, and give a number"
+            )
+        if self.precision_from == AUTO:
+            raise ValueError(
+                "an automatic precision is chosen for one size, and --dim lists several; choose it "
+                "with one of them, and name it"
             )
         if self.inputs is not None:
             raise ValueError(

@@ -143,6 +143,15 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class TriedPrecision:
+    """A precision that `--precision auto` looked at, and what came of it."""
+
+    precision: str
+    error: float | None = None  # the largest of an `Accuracy`; None: nothing told
+    refused: str = ""  # why it was not taken; "": it was
+
+
+@dataclass(frozen=True)
 class Latency:
     """End-to-end samples of a model: tuned and default in turns, ONNX Runtime after both."""
 

@@ -140,7 +140,8 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
         place = artifact.with_name("artifact.rejected")
     else:
         place = artifact
-        finish_manifest(trial.folder, outcome)
+        tried = ending.plan.settings.precision_tried
+        finish_manifest(trial.folder, outcome, precision_tried=tried)
     for old in (artifact, place):
         shutil.rmtree(old, ignore_errors=True)
     trial.folder.rename(place)

@@ -153,6 +153,11 @@ class Expected:
             return self._wider._judged(found)
         return judged
 
+    @property
+    def rounding(self) -> float:
+        """How far rounding to the model's precision may move an output, of its largest value."""
+        return max((output.slack for output in self.outputs), default=0.0)
+
     @functools.cached_property
     def _wider(self) -> Expected | None:
         """The same with what the reference does not know of its outputs."""
