@@ -153,11 +153,23 @@ def test_a_member_that_does_not_fit_is_refused_before_any_is_loaded(
     script: Script, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(script, plan_of(root, TWO))
-    needed = InProcessPlace().needed_bytes(engine.plan.members[0])
+    needed = InProcessPlace().needed_bytes(engine.plan.members[0], 1)
     monkeypatch.setattr(cores, "memory_bytes", lambda: int(1.6 * needed))
     with pytest.raises(HostError, match=r"two does not fit: it needs [\d.]+ MiB, .* may be used"):
         engine.start()
     assert script.loads == []
+
+
+def test_an_artifact_for_another_device_is_refused(root: Path) -> None:
+    plan = plan_of(root, TWO).model_copy(update={"device": "cuda"})
+    with pytest.raises(LoadError, match=r"one: .* is for CPUs, and the plan's device is cuda"):
+        Engine(plan, place=InProcessPlace()).start()
+
+
+def test_a_place_that_is_not_there_yet_is_said(root: Path) -> None:
+    plan = plan_of(root, TWO, place="processes").model_copy(update={"device": "cuda"})
+    with pytest.raises(HostError, match="there is no place processes on cuda yet"):
+        Engine(plan)
 
 
 # --- faults ------------------------------------------------------------------------------------

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from colocation_plans import CORES, Script, artifact, inputs
+from colocation_plans import CORES, Script, ScriptedModel, artifact, inputs
 
 from tunerd.artifacts.loading import LoadError, load
 from tunerd.colocation.places.base import Done, Fault, Place
+from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
+from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.in_process import InProcessPlace
 from tunerd.colocation.places.processes import ProcessesPlace
 from tunerd.colocation.plan import Member
@@ -48,8 +52,8 @@ class Subject:
         return told.get(timeout=WAIT_SECS)
 
 
-def in_process(root: Path) -> Subject:
-    script = Script()
+def in_process(root: Path, script: Script | None = None) -> Subject:
+    script = script or Script()
 
     def heal() -> None:
         for gate in script.gates.values():
@@ -88,7 +92,54 @@ def processes(root: Path) -> Subject:
     )
 
 
-PLACES = {"in-process": in_process, "processes": processes}
+class FakeGpu(GpuContext):
+    """A GPU without a driver."""
+
+    def __init__(self) -> None:
+        self.name, self.uuid, self.sm_count, self.dead = "a GPU", "GPU-0", 132, False
+
+    def free_bytes(self) -> int:
+        return 80 << 30
+
+    def is_dead(self) -> bool:
+        return self.dead
+
+
+class FakeCaptured:
+    """What stands for a graph: the model runs on the CPU when it is launched."""
+
+    def __init__(self, model: ScriptedModel) -> None:
+        self._model = model
+        self._inputs: dict[str, Any] = {}
+
+    def write(self, given: Mapping[str, Any]) -> None:
+        self._inputs = {name: np.array(array) for name, array in given.items()}
+
+    def launch(self) -> None:
+        self._outputs = self._model(self._inputs)
+
+    def read(self) -> dict[str, Any]:
+        return {name: np.array(array) for name, array in self._outputs.items()}
+
+
+class FakeCudaModel:
+    def __init__(self, model: ScriptedModel) -> None:
+        self._model = model
+
+    def captured(self, stream: Any = None) -> FakeCaptured:
+        return FakeCaptured(self._model)
+
+
+def cuda_streams(root: Path) -> Subject:
+    script = Script()
+    made = in_process(root, script)
+    gpu = FakeGpu()
+    made.place = CudaStreamsPlace(gpu, lambda path: FakeCudaModel(script.open_model(path)))
+    return made
+
+
+ON_CORES = {"in-process": in_process, "processes": processes}
+PLACES = ON_CORES | {"cuda-streams": cuda_streams}
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +147,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("members")
 
 
-@pytest.fixture(params=PLACES)
-def subject(request: pytest.FixtureRequest, root: Path) -> Iterator[Subject]:
-    made = PLACES[request.param](root)
+@contextlib.contextmanager
+def opened(make: Callable[[Path], Subject], root: Path) -> Iterator[Subject]:
+    made = make(root)
     yield made
     made.heal()
     made.place.close()
     made.place.close()
+
+
+@pytest.fixture(params=PLACES)
+def subject(request: pytest.FixtureRequest, root: Path) -> Iterator[Subject]:
+    with opened(PLACES[request.param], root) as made:
+        yield made
+
+
+@pytest.fixture(params=ON_CORES)
+def on_cores(request: pytest.FixtureRequest, root: Path) -> Iterator[Subject]:
+    with opened(ON_CORES[request.param], root) as made:
+        yield made
 
 
 @pytest.fixture
@@ -115,24 +178,24 @@ def same(one: Arrays | None, other: Arrays) -> bool:
     return one is not None and all(np.array_equal(one[k], other[k]) for k in other)
 
 
-def test_whole_lanes_overlap_and_parts_do_not(subject: Subject) -> None:
+def test_whole_lanes_overlap_and_parts_do_not(on_cores: Subject) -> None:
     whole = [Lane("a", 100, ()), Lane("b", 100, ())]
-    assert [lane.cores for lane in subject.place.cut(whole)] == [tuple(CORES)] * 2
+    assert [lane.cores for lane in on_cores.place.cut(whole)] == [tuple(CORES)] * 2
     if len(CORES) >= 2:
-        halves = subject.place.cut([Lane("a", 50, ()), Lane("b", 50, ())])
+        halves = on_cores.place.cut([Lane("a", 50, ()), Lane("b", 50, ())])
         assert not set(halves[0].cores) & set(halves[1].cores)
 
 
-def test_lanes_that_do_not_fit_are_refused_by_name(subject: Subject) -> None:
+def test_lanes_that_do_not_fit_are_refused_by_name(on_cores: Subject) -> None:
     with pytest.raises(HostError, match="for tiny is less than one core"):
-        subject.place.cut([Lane("tiny", 1, ())] if len(CORES) < 100 else [Lane("tiny", 0, ())])
+        on_cores.place.cut([Lane("tiny", 1, ())] if len(CORES) < 100 else [Lane("tiny", 0, ())])
     with pytest.raises(HostError, match="a is to have core 9999"):
-        subject.place.cut([Lane("a", 50, (), cores=(9999,))])
+        on_cores.place.cut([Lane("a", 50, (), cores=(9999,))])
 
 
-def test_a_seat_proves_what_it_has(subject: Subject) -> None:
-    (lane,) = subject.place.cut([Lane("one", 100, ("m0",), cores=(CORES[-1],))])
-    loaded = subject.place.load(subject.member(0), lane, segment_secs=None)
+def test_a_seat_proves_what_it_has(on_cores: Subject) -> None:
+    (lane,) = on_cores.place.cut([Lane("one", 100, ("m0",), cores=(CORES[-1],))])
+    loaded = on_cores.place.load(on_cores.member(0), lane, segment_secs=None)
     assert (loaded.proof.lane, loaded.proof.units) == ("one", 1)
     assert loaded.proof.mechanism == "affinity"
     assert all(secs > 0 for secs in loaded.segment_secs)
@@ -193,14 +256,15 @@ def test_what_is_no_artifact_is_not_loaded(subject: Subject, lane: Lane, tmp_pat
 
 
 def test_memory_is_known_before_loading(subject: Subject) -> None:
-    needed = subject.place.needed_bytes(subject.member(0))
+    needed = subject.place.needed_bytes(subject.member(0), 1)
     weights = artifact(subject.root, 0) / "weights.bin"
     assert weights.stat().st_size < needed < subject.place.capacity_bytes()
 
 
-def test_seats_keep_the_thread_that_asks_on_its_cores(subject: Subject, lane: Lane) -> None:
+def test_seats_keep_the_thread_that_asks_on_its_cores(on_cores: Subject) -> None:
+    (lane,) = on_cores.place.cut([Lane("whole", 100, ("m0",))])
     os.sched_setaffinity(0, CORES)
-    subject.run(subject.load(0, lane), inputs())
+    on_cores.run(on_cores.load(0, lane), inputs())
     assert sorted(os.sched_getaffinity(0)) == CORES
 
 
@@ -216,3 +280,32 @@ def test_a_process_that_somebody_kills_is_no_fault_of_its_member(root: Path) -> 
         assert not fault.is_own
         subject.place.reload(seat)
         assert isinstance(subject.run(seat, inputs()), Done)
+
+
+def test_a_dead_context_takes_every_seat_and_a_new_process_is_asked_for(root: Path) -> None:
+    with opened(cuda_streams, root) as subject:
+        (lane,) = subject.place.cut([Lane("stream-0", 100, ("m0", "m1"))])
+        seats = [subject.load(seed, lane) for seed in (0, 1)]
+        subject.fault(seats[0])
+        vars(subject.place)["_gpu"].dead = True
+        fault = subject.run(seats[0], inputs())
+        assert isinstance(fault, Fault)
+        assert fault.is_own
+        assert set(fault.lost) == set(seats)
+        with pytest.raises(InfrastructureError, match="start the process again"):
+            subject.place.reload(seats[1])
+
+
+def test_a_part_of_a_gpu_is_refused_until_it_can_be_proved(root: Path) -> None:
+    with (
+        opened(cuda_streams, root) as subject,
+        pytest.raises(HostError, match="half is to have a part of the GPU"),
+    ):
+        subject.place.cut([Lane("half", 50, ("m0",))])
+
+
+def test_weights_of_a_member_are_planned_once_for_all_its_streams(root: Path) -> None:
+    with opened(cuda_streams, root) as subject:
+        once, twice = (subject.place.needed_bytes(subject.member(0), n) for n in (1, 2))
+    weights = (artifact(root, 0) / "weights.bin").stat().st_size
+    assert weights < once < twice < 2 * once - weights

@@ -12,7 +12,7 @@ Parts, in the order in which a request meets them:
     scheduler.py   events in, instructions out: queues, what runs, accounts; no clock, no thread
     policies/      which waiting request goes to which idle lane; one file each
     estimates.py   how long a member takes on a lane, learned from what it took
-    places/        where members run: threads of this process, or a runner process each
+    places/        where members run: threads of this process, streams of a GPU, runner processes
     load/          arrivals of requests, and what came of them, for `tunerd colocate bench`
 
 A **lane** is a part of the device on which one segment runs at a time: cores, a stream, a green

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,15 @@ from tunerd.system.arrays import dtype_of, timing_values
 from tunerd.vocabulary import Arrays, TensorSpec
 
 
-def check(member: Member) -> None:
-    """Raise LoadError unless a member's artifact is the one that the plan names."""
-    read_variants(member.artifact)
+def check(member: Member, device: str) -> None:
+    """Raise LoadError unless a member's artifact is the one that the plan names, for its device."""
+    kind = read_variants(member.artifact)[0]["target"]["kind"]
+    if (kind == "cuda") != (device == "cuda"):
+        found = "a GPU" if kind == "cuda" else "CPUs"
+        raise LoadError(
+            f"{member.name}: {member.artifact} is for {found}, and the plan's device is {device}; "
+            "change one of the two"
+        )
     found = sha256_of(member.artifact / MANIFEST)
     if member.sha256 not in (None, found):
         raise LoadError(
@@ -60,17 +67,27 @@ def sample_inputs(path: Path) -> Arrays:
     return {spec.name: timing_values(spec, seed) for seed, spec in enumerate(inputs_of(path))}
 
 
-def needed_bytes(path: Path) -> int:
-    """Return the memory of a loaded artifact: weights, code, planned storage, inputs and outputs.
+@dataclass(frozen=True)
+class Needed:
+    """The memory of a loaded artifact: what its seats may share, and what each has for itself."""
+
+    shared_bytes: int  # weights and code
+    each_bytes: int  # inputs, outputs, and the planned storage between kernels
+
+
+def needed_memory(path: Path) -> Needed:
+    """Return what an artifact takes when it is loaded, of several shares the most.
 
     The storage of what lies between the kernels is known where the manifest says it.
     """
-    sizes = []
+    shared, each = [], []
     for variant in read_variants(path):
-        files = sum(stored_at(path, variant, name).stat().st_size for name in (LIBRARY, WEIGHTS))
+        shared.append(
+            sum(stored_at(path, variant, name).stat().st_size for name in (LIBRARY, WEIGHTS))
+        )
         tensors = sum(map(_bytes_of, (*variant["inputs"], *variant["outputs"])))
-        sizes.append(files + tensors + int(variant.get("storage_bytes", 0)))
-    return max(sizes)
+        each.append(tensors + int(variant.get("storage_bytes", 0)))
+    return Needed(max(shared), max(each))
 
 
 def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arrays:

@@ -48,7 +48,7 @@ class Engine:
     ) -> None:
         self.plan = plan if isinstance(plan, Plan) else Plan.read(plan)
         self._policy = policy_of(self.plan.policy.kind, self.plan.policy.parameters)
-        self._place = place or place_of(self.plan.place)
+        self._place = place or place_of(self.plan.place, self.plan.device)
         self._say = on_step or (lambda _: None)
         self._ids = itertools.count()
         self._gate = threading.Lock()  # held while a number is given and the request taken
@@ -56,7 +56,7 @@ class Engine:
         self._members = {m.name: m for m in self.plan.members}
         self._specs: dict[str, tuple[TensorSpec, ...]] = {}
         self._proofs: dict[str, Proof] = {}
-        self._needed: dict[Seat, int] = {}
+        self._needed: dict[str, int] = {}
         self._scheduler: Scheduler | None = None
         self._dispatcher: Dispatcher | None = None
 
@@ -70,7 +70,7 @@ class Engine:
         """
         members = self.plan.ordered
         for member in members:
-            artifacts.check(member)
+            artifacts.check(member, self.plan.device)
             self._specs[member.name] = artifacts.inputs_of(member.artifact)
         lanes = self._place.cut(self._policy.lay_out(members))
         self._needed = planned_bytes(self._place, members, lanes)
@@ -86,14 +86,11 @@ class Engine:
     def _loaded(self, lanes: Sequence[Lane]) -> Scheduler:
         estimates = Estimates()
         segments: dict[Seat, int] = {}
-        by_name = {lane.name: lane for lane in lanes}
-        for seat in self._needed:
+        pairs = ((m, x) for m in self.plan.ordered for x in lanes if m.name in x.members)
+        for member, lane in pairs:
+            seat = Seat(member.name, lane.name)
             self._say(f"loading {seat.member} into {seat.lane}")
-            loaded = self._place.load(
-                self._members[seat.member],
-                by_name[seat.lane],
-                segment_secs=self._policy.segment_secs,
-            )
+            loaded = self._place.load(member, lane, segment_secs=self._policy.segment_secs)
             segments[seat] = len(loaded.segment_secs)
             self._proofs[seat.lane] = loaded.proof
             for segment, secs in enumerate(loaded.segment_secs):
@@ -202,7 +199,7 @@ class Engine:
             name: MemberStats(
                 **vars(dispatcher.counters[name] if dispatcher else Counters()),
                 tuned_for=artifacts.tuned_for(member.artifact),
-                planned_bytes=sum(b for seat, b in self._needed.items() if seat.member == name),
+                planned_bytes=self._needed.get(name, 0),
             )
             for name, member in self._members.items()
         }

@@ -6,33 +6,30 @@ from collections.abc import Sequence
 
 from tunerd.colocation.places.base import Place
 from tunerd.colocation.plan import Member
-from tunerd.colocation.work import Lane, Seat
+from tunerd.colocation.work import Lane
 from tunerd.errors import HostError
 
 _HEADROOM = 0.9  # of the memory: allocators round up, and others have some
 
 
-def planned_bytes(
-    place: Place, members: Sequence[Member], lanes: Sequence[Lane]
-) -> dict[Seat, int]:
-    """Return what each seat needs, in the order of loading.
+def planned_bytes(place: Place, members: Sequence[Member], lanes: Sequence[Lane]) -> dict[str, int]:
+    """Return what each member needs, in the order of loading.
 
     Raises HostError, with the member's name and the numbers, for the first that does not fit.
     """
     room = int(place.capacity_bytes() * _HEADROOM)
-    needed: dict[Seat, int] = {}
+    needed: dict[str, int] = {}
     for member in members:
-        seats = [Seat(member.name, lane.name) for lane in lanes if member.name in lane.members]
-        each = place.needed_bytes(member)
-        taken = sum(needed.values())
-        if taken + each * len(seats) > room:
-            times = f" in each of {len(seats)} lanes" if len(seats) > 1 else ""
+        seats = sum(member.name in lane.members for lane in lanes)
+        size, taken = place.needed_bytes(member, seats), sum(needed.values())
+        if taken + size > room:
+            where = f" in {seats} lanes" if seats > 1 else ""
             raise HostError(
-                f"{member.name} does not fit: it needs {_text(each)}{times}, the members before it "
+                f"{member.name} does not fit: it needs {_text(size)}{where}, the members before it "
                 f"take {_text(taken)}, and {_text(room)} may be used; leave a member out, or "
                 "choose a policy with fewer lanes"
             )
-        needed |= dict.fromkeys(seats, each)
+        needed[member.name] = size
     return needed
 
 

@@ -2,6 +2,7 @@
 
     version: 1
     place: in-process          # or processes
+    device: cpu                # or cuda: the first GPU that the process sees
     policy: {kind: ordered, patience_ms: 50}
     members:
       - name: detector
@@ -119,7 +120,7 @@ class Plan(_Part):
 
     version: Literal[1] = 1
     place: PlaceKind = "in-process"
-    device: Literal["cpu"] = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     policy: PolicyChoice = PolicyChoice(kind="space")
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=1000)]
     order: tuple[str, ...] = ()  # in which members are loaded; as listed if not given

@@ -1,6 +1,7 @@
 """The contract of a place: it cuts a device into lanes, loads seats there and runs segments.
 
-Members: in-process (threads of this process), processes (a runner each). One thread, the
+Members, by the names in a plan: in-process (threads of this process on CPUs, streams on a GPU) and
+processes (a runner each). One thread, the
 dispatcher's, asks `start`, `cancel` and `evict`; `reload` comes from the loader's. What `start`
 leads to is told from a thread of the place.
 """
@@ -64,8 +65,8 @@ class Place(ABC):
         """Return the memory that there is for seats."""
 
     @abstractmethod
-    def needed_bytes(self, member: Member) -> int:
-        """Return the memory that a seat of a member takes, before it is loaded."""
+    def needed_bytes(self, member: Member, seats: int) -> int:
+        """Return the memory that so many seats of a member take, before any is loaded."""
 
     @abstractmethod
     def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:

@@ -71,8 +71,9 @@ class InProcessPlace(Place):
     def capacity_bytes(self) -> int:
         return cores.memory_bytes()
 
-    def needed_bytes(self, member: Member) -> int:
-        return artifacts.needed_bytes(member.artifact)
+    def needed_bytes(self, member: Member, seats: int) -> int:
+        needed = artifacts.needed_memory(member.artifact)
+        return seats * (needed.shared_bytes + needed.each_bytes)
 
     def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
         seat = _Seat(member, lane, self._open_model)

@@ -90,8 +90,9 @@ class ProcessesPlace(Place):
     def capacity_bytes(self) -> int:
         return cores.memory_bytes()
 
-    def needed_bytes(self, member: Member) -> int:
-        return artifacts.needed_bytes(member.artifact) + _RUNTIME_BYTES
+    def needed_bytes(self, member: Member, seats: int) -> int:
+        needed = artifacts.needed_memory(member.artifact)
+        return seats * (needed.shared_bytes + needed.each_bytes + _RUNTIME_BYTES)
 
     def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
         seat = _Seat(member, lane)

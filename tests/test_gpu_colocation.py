@@ -1,0 +1,70 @@
+"""Models that share a real GPU: each caller has the answer of its own model, on every stream."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from artifact_fixtures import tiny_convnet
+from colocation_plans import inputs
+
+import tunerd
+from tunerd.artifacts.compile import compile_artifact
+from tunerd.colocation import Engine, Plan
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.tasks import extract_tasks
+from tunerd.slices import plan
+from tunerd.slices.whole import WholeSlice
+from tunerd.vocabulary import SliceRequest
+
+pytestmark = pytest.mark.gpu
+
+WAIT_SECS = 60
+MEMBERS = 4
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tiny artifacts for the first GPU, each with weights of its own."""
+    usable = WholeSlice.usability()
+    if not usable.ok:
+        pytest.skip(usable.why)
+    target = plan(SliceRequest("whole", 100)).target
+    folder = tmp_path_factory.mktemp("members")
+    for seed in range(MEMBERS):
+        model = tiny_convnet(seed)
+        lowered = lower(model, target)
+        tasks = extract_tasks(lowered, target)
+        compile_artifact(lowered, tasks, {}, target, folder / f"a{seed}", model=model, pct=100)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["time", "streams", "regulated"])
+def test_outputs_of_tenants_are_never_mixed_on_a_gpu(kind: str, root: Path) -> None:
+    names = [f"a{seed}" for seed in range(MEMBERS)]
+    document = {
+        "device": "cuda",
+        "policy": {"kind": kind},
+        "members": [{"name": name, "artifact": root / name} for name in names],
+    }
+    expected = {
+        (name, seed): tunerd.load(root / name)(inputs(seed))
+        for name, seed in itertools.product(names, range(3))
+    }
+    with Engine(Plan.model_validate(document)) as engine:
+        asked = [
+            (key, engine.submit(key[0], inputs(key[1]))) for _ in range(20) for key in expected
+        ]
+        answers = [(key, future.result(WAIT_SECS)) for key, future in asked]
+        stats, resident = engine.stats(), engine.memory_bytes()
+    for key, answer in answers:
+        near = [
+            other
+            for other, known in expected.items()
+            if all(np.array_equal(answer[output], known[output]) for output in known)
+        ]
+        assert near == [key]
+    assert {proof.mechanism for proof in stats.proofs} == {"stream"}
+    assert resident.keys() == set(names)

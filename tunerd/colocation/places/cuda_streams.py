@@ -1,0 +1,164 @@
+"""Members on streams of one GPU, in this process: each seat a CUDA graph with buffers of its own.
+
+A member is loaded once, its weights are shared by its seats. Lanes are of the whole GPU; the
+hardware divides it among the streams. A lane of less needs a green context, whose SMs must be
+proved before anything is said of it, and is refused until then. A kernel cannot be ended but with
+the process, and an error that leaves the context dead takes all seats with it: only a new process
+goes on then.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from tunerd.artifacts import loading
+from tunerd.colocation import artifacts
+from tunerd.colocation.places.base import Done, Fault, Loaded, Place, Told
+from tunerd.colocation.places.gpu_context import GpuContext
+from tunerd.colocation.places.seat_thread import SeatThread
+from tunerd.colocation.plan import Member, Proof
+from tunerd.colocation.work import Lane, Seat
+from tunerd.errors import HostError, InfrastructureError
+from tunerd.vocabulary import Arrays
+
+_TRIES = 5  # of a seat that was just loaded: the clocks of an idle GPU rise; the fastest counts
+_CLOSE_SECS = 5.0
+
+
+class Captured(Protocol):
+    """What a seat launches: a CapturedModel."""
+
+    def write(self, inputs: Mapping[str, Any]) -> None: ...
+    def launch(self) -> None: ...
+    def read(self) -> dict[str, Any]: ...
+
+
+class CudaModel(Protocol):
+    """What a member is loaded as: a LoadedModel for a GPU."""
+
+    def captured(self, stream: Any = None) -> Captured: ...
+
+
+class _Seat:
+    """A graph of a member, and the thread that launches it and waits for it."""
+
+    def __init__(self, member: Member, lane: Lane, model: CudaModel) -> None:
+        self.member, self.lane, self.model = member, lane, model
+        self.thread = SeatThread(f"{member.name}@{lane.name}")
+        self._graph: Captured | None = None
+
+    def load(self) -> float:
+        """Capture the graph and try it; return the seconds that it takes with its copies."""
+        return self.thread.call(self._load)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        assert self._graph is not None
+        self._graph.write(inputs)
+        self._graph.launch()
+        return self._graph.read()
+
+    def _load(self) -> float:
+        self._graph = self.model.captured()
+        inputs = artifacts.sample_inputs(self.member.artifact)
+        secs = math.inf
+        for _ in range(_TRIES):
+            since = time.monotonic()
+            self.run(inputs)
+            secs = min(secs, time.monotonic() - since)
+        return secs
+
+
+class CudaStreamsPlace(Place):
+    kind: ClassVar[str] = "in-process"
+
+    def __init__(
+        self,
+        gpu: GpuContext | None = None,
+        open_model: Callable[[Path], CudaModel] = loading.load,
+    ) -> None:
+        self._gpu = gpu or GpuContext()
+        self._open_model = open_model
+        self._models: dict[str, CudaModel] = {}
+        self._seats: dict[Seat, _Seat] = {}
+        self._resident: dict[Seat, int] = {}
+        self.gpu_uuid = self._gpu.uuid
+
+    def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
+        for lane in lanes:
+            if lane.cores or lane.pct < 100:
+                raise HostError(
+                    f"{lane.name} is to have a part of the GPU, which one process cannot give it "
+                    "yet; choose the policy time, streams or regulated"
+                )
+        return tuple(lanes)
+
+    def capacity_bytes(self) -> int:
+        return self._gpu.free_bytes()
+
+    def needed_bytes(self, member: Member, seats: int) -> int:
+        needed = artifacts.needed_memory(member.artifact)
+        return needed.shared_bytes + seats * needed.each_bytes
+
+    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
+        before = self._gpu.free_bytes()
+        if member.name not in self._models:
+            self._models[member.name] = self._open_model(member.artifact)
+        made = _Seat(member, lane, self._models[member.name])
+        secs = made.load()
+        seat = Seat(member.name, lane.name)
+        self._seats[seat] = made
+        self._resident[seat] = max(0, before - self._gpu.free_bytes())
+        proof = Proof(
+            lane=lane.name, device=self._gpu.name, units=self._gpu.sm_count, mechanism="stream"
+        )
+        return Loaded((secs,), proof)
+
+    def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
+        held = self._seats[seat]
+
+        def run() -> None:
+            since = time.monotonic()
+            answer: Done | Fault
+            try:
+                outputs = held.run(inputs)
+                answer = Done(time.monotonic() - since, outputs)
+            except Exception as error:
+                lost = tuple(self._seats) if self._gpu.is_dead() else (seat,)
+                answer = Fault(f"{type(error).__name__}: {error}", lost)
+            if not held.thread.is_left:
+                told(answer)
+
+        held.thread.put(run)
+
+    def evict(self, seat: Seat) -> tuple[Seat, ...]:
+        self._seats[seat].thread.leave()
+        return (seat,)
+
+    def reload(self, seat: Seat) -> None:
+        if self._gpu.is_dead():
+            raise InfrastructureError(
+                "the CUDA context of this process is dead, as a fault leaves it; start the process "
+                "again"
+            )
+        old = self._seats[seat]
+        old.thread.leave()
+        new = _Seat(old.member, old.lane, old.model)
+        new.load()
+        self._seats[seat] = new
+
+    def memory_bytes(self) -> Mapping[Seat, int]:
+        """Return what the GPU's free memory fell by when each seat was loaded.
+
+        A member's first seat has its weights; memory that the allocator had left counts nowhere.
+        """
+        return dict(self._resident)
+
+    def close(self) -> None:
+        seats, self._seats = self._seats, {}
+        for held in seats.values():
+            held.thread.close(_CLOSE_SECS)
+        self._models.clear()
