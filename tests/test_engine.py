@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
@@ -16,8 +18,10 @@ from colocation_plans import Script, artifact, inputs, plan_of
 from tunerd.artifacts.loading import LoadError, load
 from tunerd.colocation import Engine, MemberError, RefusedError
 from tunerd.colocation.places.in_process import InProcessPlace
+from tunerd.colocation.places.processes import ProcessesPlace
 from tunerd.colocation.plan import Plan
 from tunerd.colocation.policies import POLICIES
+from tunerd.colocation.work import Seat
 from tunerd.errors import HostError, InputError
 from tunerd.system import cores
 from tunerd.vocabulary import Arrays
@@ -230,6 +234,21 @@ def test_a_member_that_exceeds_its_time_is_evicted_and_others_serve(
         gate.set()
         stats = engine.stats()
     assert stats.faults[0].member == "one"
+
+
+def test_a_process_that_is_killed_costs_one_retry_and_no_answer(root: Path) -> None:
+    place = ProcessesPlace()
+    with Engine(plan_of(root, TWO, kind="streams", place="processes"), place=place) as engine:
+        before = result(engine.submit("one", inputs()))
+        os.kill(place._seats[Seat("one", "stream-0")].slice.prove().runner_pid, signal.SIGKILL)
+        futures = [engine.submit(name, inputs()) for name in ("one", "two", "one")]
+        assert same(result(futures[0]), before)
+        assert all(result(future) for future in futures)
+        (fault,) = engine.stats().faults
+        resident = engine.memory_bytes()
+    assert (fault.member, fault.retried) == ("", 1)
+    assert fault.recovered_secs is not None
+    assert resident.keys() == {"one", "two"}
 
 
 # --- the end -----------------------------------------------------------------------------------

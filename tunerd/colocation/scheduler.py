@@ -69,11 +69,12 @@ class Scheduler(View):
         self._ready = set(segments)
         self._down: dict[str, str] = {}  # members that cannot be loaded again, and why
         self._start_ids = itertools.count()
+        self._left_secs: dict[tuple[str, str, int, bool], float] = {}  # of this moment
 
     # --- events --------------------------------------------------------------------------------
 
     def arrive(self, request: Request, now: float) -> list[Instruction]:
-        self.now = now
+        self._begin(now)
         waiting = Waiting(request)
         reason = self._down.get(request.member) or self._policy.refusal(waiting, self)
         if reason:
@@ -84,7 +85,7 @@ class Scheduler(View):
 
     def ended(self, start_id: int, seat: Seat, secs: float, now: float) -> list[Instruction]:
         """A segment has ended well; `secs` is what it had of its lane."""
-        self.now = now
+        self._begin(now)
         running = self._running.get(seat.lane)
         if running is None or running.start_id != start_id:  # evicted meanwhile
             return []
@@ -103,7 +104,7 @@ class Scheduler(View):
         self, seats: Iterable[Seat], now: float, *, culprit: str, reason: str
     ) -> list[Instruction]:
         """Fence seats that a fault has taken; `culprit` is the member that it is of, or ""."""
-        self.now = now
+        self._begin(now)
         taken = frozenset(seats) & self._ready
         if not taken:
             return []
@@ -132,7 +133,7 @@ class Scheduler(View):
 
     def ready(self, seat: Seat, now: float) -> list[Instruction]:
         """A seat was loaded again."""
-        self.now = now
+        self._begin(now)
         self._ready.add(seat)
         for fault in self.faults:
             if fault.recovered_secs is None and fault.lost <= self._ready:
@@ -141,7 +142,7 @@ class Scheduler(View):
 
     def given_up(self, seat: Seat, reason: str, now: float) -> list[Instruction]:
         """A seat cannot be loaded again; a member without any other is down."""
-        self.now = now
+        self._begin(now)
         if any(other.member == seat.member for other in self._ready):
             return self._decided()
         self._down[seat.member] = f"{seat.member} is down: {reason}"
@@ -157,7 +158,7 @@ class Scheduler(View):
 
     def withdrawn(self, start_id: int, seat: Seat, now: float) -> list[Instruction]:
         """A request that was just started is not wanted any more, and did not run."""
-        self.now = now
+        self._begin(now)
         running = self._running.get(seat.lane)
         if running is None or running.start_id != start_id:
             return []
@@ -166,7 +167,7 @@ class Scheduler(View):
 
     def tick(self, now: float) -> list[Instruction]:
         """Evict what has exceeded its time, and drop what is too late by now."""
-        self.now = now
+        self._begin(now)
         out: list[Instruction] = []
         for running in [*self._running.values()]:
             limit_secs = self._limit_secs(running)
@@ -216,11 +217,15 @@ class Scheduler(View):
         return waiting.lane == lane.name or (waiting.lane is None and seat not in self._open)
 
     def left_secs(self, waiting: Waiting, lane: Lane, *, likely: bool = False) -> float:
-        seat = Seat(waiting.request.member, lane.name)
-        ask = self._estimates.likely_secs if likely else self._estimates.secs
-        count = self._segments.get(seat, 1)
-        segments = range(waiting.segment, count)
-        return math.fsum(ask(seat, segment, now=self.now) for segment in segments)
+        key = (waiting.request.member, lane.name, waiting.segment, likely)
+        secs = self._left_secs.get(key)
+        if secs is None:
+            seat = Seat(waiting.request.member, lane.name)
+            ask = self._estimates.likely_secs if likely else self._estimates.secs
+            segments = range(waiting.segment, self._segments.get(seat, 1))
+            secs = math.fsum(ask(seat, segment, now=self.now) for segment in segments)
+            self._left_secs[key] = secs
+        return secs
 
     def segment_secs(self, waiting: Waiting, lane: Lane) -> float:
         seat = Seat(waiting.request.member, lane.name)
@@ -229,6 +234,10 @@ class Scheduler(View):
     def lag_secs(self, queue: Queue) -> float:
         active = [account for q, account in self._accounts.items() if self._is_active(q)]
         return max(active, default=0.0) - self._accounts[queue]
+
+    def _begin(self, now: float) -> None:
+        self.now = now
+        self._left_secs.clear()
 
     # --- deciding ------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ would pass behind what is before it, or if it would push one that was admitted p
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
@@ -19,6 +20,7 @@ from pydantic import Field
 
 from tunerd.colocation.plan import Member, shares_of
 from tunerd.colocation.policies.base import Choice, Policy, View
+from tunerd.colocation.policies.forecast import Forecast
 from tunerd.colocation.work import Lane, Waiting
 from tunerd.system.text import secs_text
 
@@ -54,22 +56,25 @@ class Ordered(Policy):
 
     def choose(self, view: View) -> Choice | None:
         idle = view.idle
-        can = {
-            id(w): (w, lanes)
+        if not idle:
+            return None
+        can = [
+            (w, lanes)
             for w in view.heads
-            if (lanes := [x for x in idle if view.can_start(w, x) and self._may_use(w, x, view)])
-        }
+            if (lanes := [x for x in idle if view.can_start(w, x) and self._may_use(view, w, x)])
+        ]
         if not can:
             return None
-        waiting, lanes = min(can.values(), key=lambda each: self._rank(each[0], each[1], view))
+        seen = self._forecast(view)
+        waiting, lanes = min(can, key=lambda each: self._rank(each[0], each[1], view, seen))
         return waiting, min(lanes, key=lambda lane: self._cost(waiting, lane, view))
 
     def refusal(self, waiting: Waiting, view: View) -> str:
         deadline_at = waiting.request.deadline_at
         if not self.admission or math.isinf(deadline_at):
             return ""
-        waits = [*view.waiting]
-        ends, before_secs = self._forecast([*waits, waiting], view)
+        waits, seen = [*view.waiting], self._forecast(view)
+        ends, before_secs = seen.ends([*waits, waiting])
         late_secs = ends[waiting.request.request_id] - deadline_at
         if late_secs > 0:
             return (
@@ -79,7 +84,7 @@ class Ordered(Policy):
         missed = [w for w in waits if ends[w.request.request_id] > w.request.deadline_at]
         if not missed:
             return ""
-        ends, _ = self._forecast(waits, view)
+        ends, _ = seen.ends(waits)
         pushed = [w for w in missed if ends[w.request.request_id] <= w.request.deadline_at]
         if not pushed:
             return ""
@@ -89,22 +94,30 @@ class Ordered(Policy):
         deadline_at = waiting.request.deadline_at
         if not self.admission or math.isinf(deadline_at):
             return ""
-        late_secs = view.now + self._least_secs(waiting, view) - deadline_at
-        if late_secs <= 0:
-            return ""
+        member, left_secs = waiting.request.member, math.inf
+        for lane in view.lanes.values():
+            if member in lane.members:
+                left_secs = min(left_secs, view.left_secs(waiting, lane))
+                if view.now + left_secs <= deadline_at:  # as nearly always on the first lane
+                    return ""
+        late_secs = view.now + left_secs - deadline_at
         return f"it waited, and would now end {secs_text(late_secs)} after its deadline"
 
-    def _may_use(self, waiting: Waiting, lane: Lane, view: View) -> bool:
+    def _forecast(self, view: View) -> Forecast:
+        may_use = functools.partial(self._may_use, view)
+        return Forecast(view, may_use, patience_secs=self.patience_ms / 1e3)
+
+    def _may_use(self, view: View, waiting: Waiting, lane: Lane) -> bool:
         if waiting.request.member in lane.home or self.borrow_ms is None:
             return True
         return view.segment_secs(waiting, lane) <= self.borrow_ms / 1e3
 
     def _rank(
-        self, waiting: Waiting, lanes: Sequence[Lane], view: View
+        self, waiting: Waiting, lanes: Sequence[Lane], view: View, seen: Forecast
     ) -> tuple[bool, float, float, int]:
         request = waiting.request
-        is_owed = self._is_owed(waiting, view)
-        lag_secs = view.lag_secs(request.queue) if is_owed else 0.0
+        is_owed = seen.is_owed(waiting)
+        lag_secs = seen.lag_secs(request.queue) if is_owed else 0.0
         left_secs = min(view.left_secs(waiting, lane) for lane in lanes)
         slack_secs = request.deadline_at - view.now - left_secs
         return not is_owed, -lag_secs, slack_secs, request.request_id
@@ -112,54 +125,3 @@ class Ordered(Policy):
     def _cost(self, waiting: Waiting, lane: Lane, view: View) -> tuple[bool, float]:
         is_guest = waiting.request.member not in lane.home
         return is_guest, view.left_secs(waiting, lane)
-
-    def _lanes_of(self, waiting: Waiting, view: View) -> list[Lane]:
-        member = waiting.request.member
-        return [lane for lane in view.lanes.values() if member in lane.members]
-
-    def _least_secs(self, waiting: Waiting, view: View) -> float:
-        return min(view.left_secs(waiting, lane) for lane in self._lanes_of(waiting, view))
-
-    def _forecast(self, waits: Sequence[Waiting], view: View) -> tuple[dict[int, float], float]:
-        """Return when each would end, and the seconds of work that come before the last of them.
-
-        Each in its turn goes to the lane on which it ends first.
-        """
-        free_at = dict.fromkeys(view.lanes, view.now)
-        for running in view.running:
-            lane = view.lanes[running.lane]
-            left_secs = view.left_secs(running.waiting, lane, likely=True)
-            free_at[running.lane] = max(view.now, running.started_at + left_secs)
-        work_secs, before_secs = sum(at - view.now for at in free_at.values()), 0.0
-        ends: dict[int, float] = {}
-        for each in sorted(waits, key=lambda w: self._turn(w, view)):
-            before_secs = work_secs if each is waits[-1] else before_secs
-            begin_at, end_at = self._dealt(each, view, free_at)
-            work_secs += end_at - begin_at
-            ends[each.request.request_id] = end_at
-        return ends, before_secs
-
-    def _dealt(
-        self, waiting: Waiting, view: View, free_at: dict[str, float]
-    ) -> tuple[float, float]:
-        """Give a request to the lane on which it ends first; return when it begins and ends."""
-        ends = {
-            lane.name: free_at[lane.name] + view.left_secs(waiting, lane, likely=True)
-            for lane in self._lanes_of(waiting, view)
-            if waiting.lane in (None, lane.name) and self._may_use(waiting, lane, view)
-        }
-        name = min(ends, key=lambda each: ends[each])
-        begin_at, free_at[name] = free_at[name], ends[name]
-        return begin_at, ends[name]
-
-    def _turn(self, waiting: Waiting, view: View) -> tuple[bool, float, int]:
-        """Return what the order of all that waits is by: the same as `_rank`, less the lanes."""
-        request = waiting.request
-        slack_secs = request.deadline_at - self._least_secs(waiting, view)
-        return not self._is_owed(waiting, view), slack_secs, request.request_id
-
-    def _is_owed(self, waiting: Waiting, view: View) -> bool:
-        """Say whether what has no deadline has waited for its turn long enough."""
-        if math.isfinite(waiting.request.deadline_at):
-            return False
-        return view.lag_secs(waiting.request.queue) > self.patience_ms / 1e3

@@ -1,0 +1,95 @@
+"""When everything that waits would end, if nothing more came: what admission goes by.
+
+Each request in its turn goes to the lane on which it ends first. This runs at each arrival, with
+all that waits; what requests of one member have in common is asked once.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+from tunerd.colocation.policies.base import View
+from tunerd.colocation.work import Lane, Queue, Waiting
+
+MayUse = Callable[[Waiting, Lane], bool]
+
+
+class Forecast:
+    """Of one moment of a view.
+
+    Args:
+        may_use: whether a request may run on a lane, as far as the policy is asked.
+        patience_secs: how far a queue without deadlines may lag before it goes first.
+    """
+
+    def __init__(self, view: View, may_use: MayUse, *, patience_secs: float) -> None:
+        self._view, self._may_use, self._patience_secs = view, may_use, patience_secs
+        self._kinds: dict[tuple[str, int, str | None], tuple[tuple[tuple[str, float], ...], float]]
+        self._kinds = {}
+        self._lag_secs = functools.cache(view.lag_secs)
+
+    def ends(self, waits: Sequence[Waiting]) -> tuple[dict[int, float], float]:
+        """Return when each would end, and the seconds of work that come before the last of them.
+
+        The last is the last in `waits`, whenever its turn is.
+        """
+        free_at = self._free_at()
+        work_secs, before_secs = sum(at - self._view.now for at in free_at.values()), 0.0
+        ends: dict[int, float] = {}
+        for waiting in sorted(waits, key=self._turn):
+            before_secs = work_secs if waiting is waits[-1] else before_secs
+            end_at, name, secs = math.inf, "", 0.0
+            for lane, takes_secs in self._kind(waiting)[0]:
+                if (ends_at := free_at[lane] + takes_secs) < end_at:
+                    end_at, name, secs = ends_at, lane, takes_secs
+            free_at[name] = end_at
+            work_secs += secs
+            ends[waiting.request.request_id] = end_at
+        return ends, before_secs
+
+    def is_owed(self, waiting: Waiting) -> bool:
+        """Say whether what has no deadline has waited for its turn long enough."""
+        if math.isfinite(waiting.request.deadline_at):
+            return False
+        return self.lag_secs(waiting.request.queue) > self._patience_secs
+
+    def lag_secs(self, queue: Queue) -> float:
+        return self._lag_secs(queue)
+
+    def least_secs(self, waiting: Waiting) -> float:
+        """Return what a request takes from now on, on the lane where it takes least."""
+        return self._kind(waiting)[1]
+
+    def _free_at(self) -> dict[str, float]:
+        view = self._view
+        free_at = dict.fromkeys(view.lanes, view.now)
+        for running in view.running:
+            left_secs = view.left_secs(running.waiting, view.lanes[running.lane], likely=True)
+            free_at[running.lane] = max(view.now, running.started_at + left_secs)
+        return free_at
+
+    def _turn(self, waiting: Waiting) -> tuple[bool, float, int]:
+        request = waiting.request
+        slack_secs = request.deadline_at - self.least_secs(waiting)
+        return not self.is_owed(waiting), slack_secs, request.request_id
+
+    def _kind(self, waiting: Waiting) -> tuple[tuple[tuple[str, float], ...], float]:
+        """Return each lane that a request may use with what it seldom exceeds there, and the least.
+
+        The same for all requests of a member that are as far.
+        """
+        member, view = waiting.request.member, self._view
+        key = (member, waiting.segment, waiting.lane)
+        if key not in self._kinds:
+            lanes = [
+                lane
+                for lane in view.lanes.values()
+                if member in lane.members
+                and waiting.lane in (None, lane.name)
+                and self._may_use(waiting, lane)
+            ]
+            takes = tuple((x.name, view.left_secs(waiting, x, likely=True)) for x in lanes)
+            self._kinds[key] = takes, min(view.left_secs(waiting, lane) for lane in lanes)
+        return self._kinds[key]
