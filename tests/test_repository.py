@@ -64,6 +64,7 @@ TVM_MODULES = {
     "artifacts.loading",
     "builder.build",
     "builder.library",
+    "builder.lowering",
     "candidates.base",
     "candidates.default",
     "candidates.metaschedule.source",
@@ -96,6 +97,7 @@ TVM_MODULES = {
     "candidates.metaschedule.search",
     "candidates.metaschedule.access",
     "candidates.metaschedule.space",
+    "candidates.metaschedule.tensor_cores",
     "frontend.tasks",
 }
 

@@ -36,6 +36,7 @@ from tunerd.artifacts.manifest import (
 )
 from tunerd.builder.build import build_problem
 from tunerd.builder.library import export_library, load_tvm
+from tunerd.builder.lowering import tir_pipeline
 from tunerd.candidates import registry
 from tunerd.candidates.base import ENTRY, DeviceKernel, LoweredKernel
 from tunerd.candidates.default import default_schedule
@@ -289,7 +290,10 @@ def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path) -> No
     config = {"relax.backend.use_cuda_graph": True} if target.is_cuda else {}
     with tvm_target, tvm.transform.PassContext(opt_level=3, config=config):
         executable = relax.build(
-            scheduled.mod, target=tvm_target, relax_pipeline=tvm.transform.Sequential(lower)
+            scheduled.mod,
+            target=tvm_target,
+            relax_pipeline=tvm.transform.Sequential(lower),
+            tir_pipeline=tir_pipeline() if target.is_cuda else "default",
         )
     arch = str(tvm_target.attrs["arch"]) if target.is_cuda else None
     threads = len(os.sched_getaffinity(0))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from tunerd.builder import library, nvrtc
 from tunerd.builder.library import export_library, load_tvm
+from tunerd.builder.lowering import tir_pipeline
 from tunerd.candidates import registry
 from tunerd.candidates.base import ENTRY, LoweredKernel
 from tunerd.errors import DiskError, HostError
@@ -127,7 +128,8 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
     # Its caller takes the arguments from the build, so what TVM would check of them is right. With
     # the checks a small kernel takes 1.5 times as long to build (scripts/benchmark_compile).
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}), target:
-        module = tvm.tirx.build(mod, target=target)
+        pipeline = tir_pipeline() if task.target.is_cuda else None
+        module = tvm.tirx.build(mod, target=target, pipeline=pipeline)
     if task.target.is_cuda and not module.imports:
         # This TVM's VerifyMemory lets it pass, and the host code would touch the GPU's memory.
         raise ValueError("no loop of the schedule is bound to GPU threads, so there is no kernel")

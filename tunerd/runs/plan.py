@@ -53,7 +53,8 @@ class RunPlan:
         if not is_wanted or is_installed():
             return ""
         return (
-            "Triton is not installed here, so no kernel will use tensor cores: "
+            "Triton is not installed here, so tensor cores are left to MetaSchedule, which uses "
+            "them in fp16 and bf16 alone and knows no attention: "
             "pip install 'tunerd[triton]'"
         )
 

@@ -27,6 +27,7 @@ from tunerd.candidates.metaschedule import cpu_estimate
 from tunerd.candidates.metaschedule.access import MAX_READS, Access
 from tunerd.candidates.metaschedule.gpu_estimate import Columns, Tiling, estimated_secs
 from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices, Knob, Location, Option, Tile
+from tunerd.candidates.metaschedule.tensor_cores import is_tensorized
 
 FEATURES = 96  # that a cost model sees of a choice
 SOFTWARE_PIPELINE = "software_pipeline_stage"  # TVM's annotation of a loop
@@ -105,7 +106,10 @@ class Sketch:
         self._fixed = {i: value for i, value in decided.items() if i not in open_instructions}
         self.copies = _pipeline_copies(self.instructions)
         self._unroll = _unroll_knob(self.instructions, self.knobs)
+        self.is_tensorized = is_tensorized(self.instructions)
         self.block = _tiled_block(self.instructions, self.knobs, accesses)
+        if self.is_tensorized:  # whose loops are not those that the block has in the task
+            self.block = None
 
     def sample(self, count: int, random: np.random.Generator) -> Choices:
         drawn = [knob.sample(count, random) for knob in self.knobs]
@@ -220,11 +224,21 @@ class Sketch:
         seen.append(np.log2(self.estimated_secs(rows)))
         seen += _padded(options, _MAX_OPTIONS, count)
         if self.block is None:
-            seen += _padded([np.log2(c) for c in rows.T.clip(1)], _MAX_RAW, count)
+            seen += _padded([np.log2(c) for c in self._raw(rows).T], _MAX_RAW, count)
         else:
             seen += _padded([], _MAX_RAW, count)
             seen += self._tile_features(rows, self.block)
         return np.column_stack(_padded(seen, FEATURES, count))
+
+    def _raw(self, rows: Choices) -> Choices:
+        """Return the factors of a sketch without a tiled block, [choice, factor].
+
+        On tensor cores without those of a loop that has one iteration, of which there may be many.
+        """
+        shown = np.ones(self.width, dtype=bool)
+        for knob, columns in self._knobs_and_columns():
+            shown[columns] = not (self.is_tensorized and getattr(knob, "extent", 2) == 1)
+        return rows[:, shown].clip(1)
 
     def _tile_features(self, rows: Choices, block: TiledBlock) -> list[Columns]:
         """Return the factors by level, then for each level what its tile computes and touches."""

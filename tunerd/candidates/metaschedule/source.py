@@ -11,7 +11,7 @@ from tunerd.candidates.base import (
     SearchSettings,
     module_of,
 )
-from tunerd.candidates.tensor_intrinsics import load_tensor_intrinsics
+from tunerd.candidates.metaschedule.tensor_cores import MARK, register_intrinsics
 from tunerd.vocabulary import METASCHEDULE, TargetSpec, Task
 
 
@@ -24,8 +24,8 @@ class MetaScheduleSource(CandidateSource):
         return ("tvm.s_tir.meta_schedule", "xgboost")
 
     def lower(self, task: Task, recipe: str) -> LoweredKernel:
-        if '"Tensorize"' in recipe:
-            load_tensor_intrinsics()  # seconds long, and fp32 schedules without them need none
+        if MARK in recipe:
+            register_intrinsics()  # seconds long, and fp32 schedules without them need none
         from tvm.s_tir import Schedule
         from tvm.s_tir.schedule import Trace
 

@@ -10,6 +10,7 @@ from typing import Any
 from tunerd.candidates.metaschedule.access import accesses_of
 from tunerd.candidates.metaschedule.design import SOFTWARE_PIPELINE, Design, Limits, Sketch
 from tunerd.candidates.metaschedule.knobs import Choices
+from tunerd.candidates.metaschedule.tensor_cores import tensor_core_traces
 from tunerd.vocabulary import Task
 
 
@@ -36,24 +37,34 @@ def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> 
     from tvm.s_tir import meta_schedule as ms
 
     mod = tvm.ir.load_json(task.mod_json)
-    rules = "cuda" if task.target.is_cuda else "llvm"
-    context = _tune_context(
-        mod,
-        tvm.target.Target(task.target.json),
-        space=ms.space_generator.PostOrderApply(
-            sch_rules=rules, postprocs=rules, mutator_probs=rules
-        ),
-        name=task.name,
-        rand_state=rand_state,
-    )
-    traces = [plain(s.trace.as_json()) for s in context.generate_design_space()]
+    target = tvm.target.Target(task.target.json)
+    postprocs: tuple[Any, ...] = ()
+
+    def generated(of: Any, rules: Any, kind: str) -> list[Any]:
+        nonlocal postprocs
+        space = ms.space_generator.PostOrderApply(
+            sch_rules=rules, postprocs=kind, mutator_probs=kind
+        )
+        context = _tune_context(of, target, space=space, name=task.name, rand_state=rand_state)
+        traces = [plain(s.trace.as_json()) for s in context.generate_design_space()]
+        postprocs = tuple(context.space_generator.postprocs)
+        return traces
+
+    traces = []
     if task.target.is_cuda:
-        traces = [_unrolled_late(trace) for trace in traces]
+        traces = tensor_core_traces(
+            task, mod, lambda of, rules: generated(of, list(rules), "cuda-tensorcore")
+        )
+    if not traces:
+        kind = "cuda" if task.target.is_cuda else "llvm"
+        traces = generated(mod, kind, kind)
+        if task.target.is_cuda:
+            traces = [_unrolled_late(trace) for trace in traces]
     return DesignSpace(
         mod=mod,
         design=Design(traces, accesses_of(mod), sms=sms),
         limits=_limits(task.target.json),
-        postprocs=tuple(context.space_generator.postprocs),
+        postprocs=postprocs,
     )
 
 
