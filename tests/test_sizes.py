@@ -114,7 +114,9 @@ def test_sizes_that_cannot_be_are_refused(dims: Any, said: str) -> None:
         settings(dims=dims)
 
 
-@pytest.mark.parametrize("other", [{"cpu_pct": "auto"}, {"inputs": Path("x.npz")}])
+@pytest.mark.parametrize(
+    "other", [{"cpu_pct": "auto"}, {"precision": "auto"}, {"inputs": Path("x.npz")}]
+)
 def test_what_has_one_size_does_not_go_with_several(other: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="--dim lists several"):
         settings(dims=["batch=1,4"], **other)

@@ -5,8 +5,9 @@
 
 Each model is read and lowered for two cores, as a run does it: in this process's child and in the
 process that lowers. Every 20 ms the resident memory of both is added up; the most counts, beside
-the file's size. Checkouts take turns, `--tree .` if none is given. Writes lowering-memory.json and
-lowering-memory.txt.
+the file's size. What the processes take for a model of one operator is measured, too: the last
+column is without it. Checkouts take turns, `--tree .` if none is given. Writes
+lowering-memory.json and lowering-memory.txt.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import onnx
 import psutil
+from onnx import helper
 
 STEP_SECS = 0.02
 _CHILD = """
@@ -60,15 +64,29 @@ def _resident(process: psutil.Process) -> int:
     return total
 
 
+def smallest(folder: Path) -> Path:
+    """Write a model of one operator."""
+    x, y = (helper.make_tensor_value_info(name, 1, (1, 4)) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "empty", [x], [y])
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), folder / "empty.onnx")
+    return folder / "empty.onnx"
+
+
+def commit_of(tree: Path) -> str:
+    command = ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def table(document: dict[str, Any]) -> str:
-    lines = ["| model | file, MiB | checkout | memory, MiB | of the file | seconds |"]
-    lines.append("|---|--:|---|--:|--:|--:|")
+    heads = ("model", "file, MiB", "checkout", "memory, MiB", "of the file", "beyond an empty one")
+    lines = [f"| {' | '.join(heads)} | seconds |", "|---|--:|---|--:|--:|--:|--:|"]
     for name, found in document["models"].items():
         for tree, got in found["trees"].items():
-            of_file = got["mib"] / found["file_mib"]
+            size, least = found["file_mib"], document["empty"][tree]["mib"]
             lines.append(
-                f"| {name} | {found['file_mib']} | {tree} | {got['mib']} | {of_file:.1f} | "
-                f"{got['secs']} |"
+                f"| {name} | {size} | {tree} | {got['mib']} | {got['mib'] / size:.1f} | "
+                f"{(got['mib'] - least) / size:.1f} | {got['secs']} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -81,19 +99,16 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     trees = given.trees or [Path(".")]
-    document: dict[str, Any] = {"cores": psutil.cpu_count(), "models": {}}
+    document: dict[str, Any] = {"cores": psutil.cpu_count(), "empty": {}, "models": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        for tree in trees:
+            document["empty"][commit_of(tree)] = measure(smallest(Path(folder)), tree)
     for model in given.models:
         found = {"file_mib": model.stat().st_size >> 20, "trees": {}}
         document["models"][model.stem] = found
         for tree in trees:
-            commit = subprocess.run(
-                ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"],
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout.strip()
-            found["trees"][commit] = measure(model, tree)
-            print(model.stem, commit, found["trees"][commit], flush=True)
+            found["trees"][commit_of(tree)] = measure(model, tree)
+            print(model.stem, tree, found["trees"][commit_of(tree)], flush=True)
             text = json.dumps(document, indent=1) + "\n"
             (given.out / "lowering-memory.json").write_text(text)
     (given.out / "lowering-memory.txt").write_text(table(document))

@@ -11,7 +11,7 @@ from tunerd.errors import InputError
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.relax.relax_graph import RelaxGraph
 from tunerd.system.files import write_whole
-from tunerd.vocabulary import Graph
+from tunerd.vocabulary import Graph, Packed
 
 if TYPE_CHECKING:
     import onnx
@@ -44,9 +44,9 @@ def _is_a(given: Any, module: str, name: str) -> bool:
     return module in sys.modules and isinstance(given, getattr(sys.modules[module], name))
 
 
-def graph_from(kind: str, content: bytes) -> Graph:
-    """Return the graph of a kind, of what its `to_bytes` returned."""
-    graph: Graph = _KINDS[kind].from_bytes(content)
+def graph_from(kind: str, packed: Packed) -> Graph:
+    """Return the graph of a kind, of what its `packed` returned."""
+    graph: Graph = _KINDS[kind].from_packed(packed)
     return graph
 
 

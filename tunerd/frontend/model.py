@@ -17,6 +17,7 @@ from tunerd.frontend.onnx.file import read_proto
 from tunerd.frontend.onnx.memory import require_memory
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph, spec_of
 from tunerd.frontend.onnx.shapes import Shape, declared_inputs, fix_shapes, resolve_shapes
+from tunerd.frontend.onnx.weights import give_memory_back
 from tunerd.frontend.relax.relax_graph import SUFFIX, RelaxGraph
 from tunerd.vocabulary import Graph, Model, TensorSpec
 
@@ -82,7 +83,10 @@ def read_model(
         )
     inputs = tuple(spec_of(i, "input") for i in proto.graph.input)
     require_memory(proto)
-    return FixedModel(path.stem, model_digest(proto), inputs, OnnxGraph(proto), notes, precision)
+    digest, graph = model_digest(proto), OnnxGraph(proto).with_weights_apart()
+    del proto
+    give_memory_back()
+    return FixedModel(path.stem, digest, inputs, graph, notes, precision)
 
 
 def simplified(model: FixedModel) -> Model:

@@ -33,7 +33,7 @@ from tunerd.system import spawn, wire
 from tunerd.system.codec import arrays_from, arrays_to, value_from
 from tunerd.system.logs import collect
 from tunerd.system.without_torch import keep_torch_from_tvm
-from tunerd.vocabulary import Graph, Model, TargetSpec, to_json
+from tunerd.vocabulary import Graph, Model, Packed, TargetSpec, to_json
 
 _TAIL_CHARS = 4000
 
@@ -132,8 +132,11 @@ class Lowering:
         with self._lowerer.connection, self._lowerer.printed:
             try:
                 body = {"model": to_json(model), "target": to_json(target)}
-                body["graph"] = model.graph.kind
-                wire.send(self._lowerer.connection, body, [model.graph.to_bytes()])
+                packed = model.graph.packed()
+                body |= {"graph": model.graph.kind, "key": packed.key}
+                _send_file(self._lowerer.connection, packed.fd)
+                wire.send(self._lowerer.connection, body, [packed.content])
+                del packed
                 body, _ = wire.receive(self._lowerer.connection)
                 extracted = _extracted_of(body)
                 self._extracted.set_result(extracted)
@@ -159,6 +162,14 @@ class Lowering:
             f"{name} ended the process that lowers the model; where memory has run out, that is "
             f"SIGKILL. It printed: {tail}"
         )
+
+
+def _send_file(connection: socket.socket, fd: int | None) -> None:
+    """Send an open file, or that there is none."""
+    if fd is None:
+        connection.sendall(b"\0")
+    else:
+        socket.send_fds(connection, [b"\0"], [fd])
 
 
 def _extracted_of(body: dict[str, Any]) -> Extracted:
@@ -195,11 +206,12 @@ def main() -> None:
     keep_torch_from_tvm()
     connection = socket.socket(fileno=0)
     import_all()
+    _, files, _, _ = socket.recv_fds(connection, 1, 1)
     body, blobs = wire.receive(connection)
     spawn.end_with(connection.fileno(), 1)
     log = collect()
     try:
-        kernels = _kernels(body, blobs)
+        kernels = _kernels(body, blobs, *files)
     except TunerdError as error:
         said = {"error": type(error).__name__, "message": str(error), "log": log}
         wire.send(connection, said)
@@ -214,10 +226,10 @@ def main() -> None:
     os._exit(0)  # TVM takes its time to throw everything away
 
 
-def _kernels(body: dict[str, Any], blobs: list[bytearray]) -> Kernels:
+def _kernels(body: dict[str, Any], blobs: list[bytearray], fd: int | None = None) -> Kernels:
     """Lower a model, and keep nothing of it on the way: it may be most of the memory."""
     target = value_from(TargetSpec, body["target"])
-    graph = [graph_from(body["graph"], bytes(blobs.pop()))]
+    graph = [graph_from(body["graph"], Packed(bytes(blobs.pop()), body["key"], fd))]
     return kernels_of(value_from(FixedModel, body["model"], graph=graph.pop()), target)
 
 

@@ -287,6 +287,10 @@ class TuneSettings(BaseModel):
                 "an automatic precision is chosen for one size, and --dim lists several; choose it "
                 "with one of them, and name it"
             )
+        if self.precision_from == AUTO:
+            raise ValueError(
+                "an automatic precision is chosen for one size, and --dim lists several; name one"
+            )
         if self.inputs is not None:
             raise ValueError(
                 "--inputs has one size, and --dim lists several; tune without it, or a size at a "

@@ -39,6 +39,15 @@ class Ways:
     steps: Mapping[str, float]  # by output, one step of those that are of few values
 
 
+@dataclass(frozen=True)
+class Packed:
+    """What another process of this machine makes a graph of."""
+
+    content: bytes = field(repr=False)
+    key: str = ""  # of a file with its large weights, in `content`
+    fd: int | None = None  # that file, open
+
+
 class Graph(Protocol):
     """What a model computes, as its author wrote it, with every shape fixed."""
 
@@ -48,6 +57,9 @@ class Graph(Protocol):
     @property
     def file_name(self) -> str:
         """A name for a file of it, by its content."""
+
+    def packed(self) -> Packed:
+        """Return it for another process; the file is open as long as the graph is there."""
 
     def to_bytes(self) -> bytes:
         """Return what such a file holds; ModelError where none can hold it."""

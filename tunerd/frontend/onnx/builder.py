@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS, replace_nodes
+from tunerd.frontend.onnx.weights import values_of
 
 if TYPE_CHECKING:
     import onnx
@@ -80,10 +81,8 @@ class Builder:
 
     def value(self, name: str) -> np.ndarray | None:
         """Return the values of a constant, None of anything else."""
-        from onnx import numpy_helper
-
         if name in self._tensors and name not in self._made:
-            self._made[name] = numpy_helper.to_array(self._tensors[name])
+            self._made[name] = values_of(self._tensors[name])
         return self._made.get(name)
 
     def constant_of(self, name: str, what: str) -> np.ndarray:

@@ -14,6 +14,7 @@ from tunerd.errors import ModelError
 from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS, subgraphs
 from tunerd.frontend.onnx.inference import infer_shapes
 from tunerd.frontend.onnx.loops import MAX_ROUNDS, unbounded_loops
+from tunerd.frontend.onnx.memory import require_memory_to_lower
 from tunerd.frontend.onnx.reference import last_line
 from tunerd.frontend.onnx.shapes import MAX_RANK
 
@@ -91,6 +92,7 @@ def _parse(path: Path) -> onnx.ModelProto:
             )
         if (size := path.stat().st_size) > _PROTOBUF_LIMIT_BYTES:
             raise _too_large(path, size)
+        require_memory_to_lower(f"the model {path}", size)
         proto.ParseFromString(path.read_bytes())
     except OSError as error:
         raise ModelError(
@@ -163,6 +165,7 @@ def _load_external_data(proto: onnx.ModelProto, folder: Path) -> None:
     # Told before anything is read: any number of tensors may lie on the same bytes.
     if (total := sum(length for _, _, _, length in places)) > _PROTOBUF_LIMIT_BYTES:
         raise _too_large(folder, total)
+    require_memory_to_lower(f"the model in {folder} with its weights", total)
     for tensor, path, offset, length in places:
         with path.open("rb") as file:
             file.seek(offset)

@@ -46,7 +46,7 @@ def shapes_without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     from onnx import shape_inference
 
     large = [t for t in proto.graph.initializer if math.prod(t.dims) > _SMALL_CONSTANT]
-    light = _with_inputs_for(proto, {tensor.name: tensor for tensor in large})
+    light = with_inputs_for(proto, {tensor.name: tensor for tensor in large})
     light.graph.ClearField("value_info")  # which is to be inferred
     try:
         return shape_inference.infer_shapes(light, data_prop=True)
@@ -87,10 +87,10 @@ def weights_aside(
         return is_large and is_read_as_it_is(tensor.name)
 
     aside = {t.name: t for t in graph.initializer if is_aside(t)}
-    return _with_inputs_for(proto, aside), aside
+    return with_inputs_for(proto, aside), aside
 
 
-def _with_inputs_for(
+def with_inputs_for(
     proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
     """Return a copy in which some weights are inputs; nothing of their values is copied."""

@@ -1,4 +1,4 @@
-"""The memory that one inference of a model takes, told before anything of it is allocated."""
+"""The memory that a model takes, to be lowered and to run, told before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -18,6 +18,22 @@ log = logging.getLogger(__name__)
 
 # Seeded inputs are made as float64 before they get their type.
 _BYTES_PER_RANDOM_ELEMENT = 8
+
+# Of reading and lowering a model, in two processes: what they take for the smallest, and for each
+# byte of a file (results, "Memory and time of lowering").
+_LOWERING_BYTES = 512 << 20
+_LOWERING_BYTES_PER_BYTE = 4
+
+
+def require_memory_to_lower(what: str, size: int) -> None:
+    """Raise ModelError unless this machine's memory is enough for a file of `size` bytes."""
+    needed = _LOWERING_BYTES + _LOWERING_BYTES_PER_BYTE * size
+    if needed > (available := memory_bytes()):
+        raise ModelError(
+            f"to read and lower {what} takes up to {needed / 2**30:,.1f} GiB, and this machine has "
+            f"{available / 2**30:,.1f} GiB of memory; export it with smaller types, or tune on a "
+            "machine with more"
+        )
 
 
 def require_memory(proto: onnx.ModelProto) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.graphs import subgraphs
-from tunerd.frontend.onnx.inference import shapes_without_weights
+from tunerd.frontend.onnx.inference import shapes_without_weights, weights_aside
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.onnx.simplify import simplify
 from tunerd.frontend.onnx.uncertainty import ways_of
+from tunerd.frontend.onnx.weights import WeightFile, set_apart, values_of, whole
 from tunerd.frontend.tensors import require_usable
 from tunerd.system.arrays import MODEL_TOLERANCES, rounded
-from tunerd.vocabulary import Arrays, Behind, TensorSpec, Ways
+from tunerd.vocabulary import Arrays, Behind, Packed, TensorSpec, Ways
 from tunerd.vocabulary.outcome import ONNX_RUNTIME
 
 if TYPE_CHECKING:
@@ -32,15 +33,27 @@ class OnnxGraph:
     """An ONNX model of fixed shapes."""
 
     proto: onnx.ModelProto
+    weights: WeightFile | None = field(default=None, repr=False, compare=False)  # of its large ones
 
     kind: ClassVar[str] = "onnx"
     reference: ClassVar[str] = ONNX_RUNTIME
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
+    def from_packed(cls, packed: Packed) -> Self:
         import onnx
 
-        return cls(onnx.ModelProto.FromString(content))
+        apart = None if packed.fd is None else WeightFile(packed.fd, packed.key)
+        return cls(onnx.ModelProto.FromString(packed.content), apart)
+
+    def packed(self) -> Packed:
+        if self.weights is None:
+            return Packed(self.to_bytes())
+        return Packed(self.proto.SerializeToString(), self.weights.key, self.weights.fd)
+
+    def with_weights_apart(self) -> Self:
+        """Return it with its large weights in a file that is mapped."""
+        light, weights = set_apart(self.proto, weights_aside(self.proto)[1])
+        return replace(self, proto=light, weights=weights)
 
     @property
     def file_name(self) -> str:
@@ -49,7 +62,7 @@ class OnnxGraph:
 
     def to_bytes(self) -> bytes:
         try:
-            return bytes(self.proto.SerializeToString(deterministic=True))
+            return bytes(whole(self.proto).SerializeToString(deterministic=True))
         except ValueError as error:
             raise ModelError(
                 f"the model cannot be written as one message ({error}); save it with its weights "
@@ -61,7 +74,7 @@ class OnnxGraph:
 
     def simplified(self, inputs: tuple[TensorSpec, ...]) -> tuple[Self, tuple[str, ...]]:
         simple, notes = simplify(self.proto, inputs)
-        return type(self)(simple), notes
+        return replace(self, proto=simple), notes
 
     def to_relax(self, model: str) -> Any:
         from tunerd.frontend.relax.importing import import_onnx
@@ -77,9 +90,9 @@ class OnnxGraph:
         for part in subgraphs(proto.graph):
             for tensor in part.initializer:
                 if tensor.data_type == onnx.TensorProto.FLOAT:
-                    array = rounded(numpy_helper.to_array(tensor), precision)
+                    array = rounded(values_of(tensor), precision)
                     tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-        return type(self)(proto)
+        return replace(self, proto=proto)
 
     def behind(self, outputs: Sequence[TensorSpec]) -> Mapping[str, Behind]:
         graph = shapes_without_weights(self.proto).graph

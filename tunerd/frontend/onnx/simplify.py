@@ -10,10 +10,16 @@ import numpy as np
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.builder import Refused
 from tunerd.frontend.onnx.expansion import primitive, written_out
-from tunerd.frontend.onnx.inference import infer_shapes, weights_aside, weights_back
+from tunerd.frontend.onnx.inference import (
+    infer_shapes,
+    weights_aside,
+    weights_back,
+    with_inputs_for,
+)
 from tunerd.frontend.onnx.reference import Reference, last_line
 from tunerd.frontend.onnx.rewrites import rewrite_graph
 from tunerd.frontend.onnx.uncertainty import differing
+from tunerd.frontend.onnx.weights import tensors_apart
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import Arrays, TensorSpec
 
@@ -34,10 +40,12 @@ def simplify(
     """
     feed = random_inputs(inputs, seed=0)
     expected = reference_outputs(proto, feed)
+    apart = {tensor.name: tensor for tensor in tensors_apart(proto)}
     notes: list[str] = []
     for name, first_step in (("simplified", _slim), ("cleaned up", infer_shapes)):
         try:
-            light, aside = weights_aside(primitive(proto))
+            light, aside = weights_aside(primitive(with_inputs_for(proto, apart)))
+            aside |= apart
             simpler = written_out(infer_shapes(first_step(light)))
             rewrite_graph(simpler)
             simpler = infer_shapes(simpler)

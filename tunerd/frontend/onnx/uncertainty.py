@@ -14,6 +14,7 @@ import numpy as np
 from tunerd.frontend.onnx.graphs import subgraphs
 from tunerd.frontend.onnx.inference import shapes_without_weights
 from tunerd.frontend.onnx.reference import Reference, agree
+from tunerd.frontend.onnx.weights import values_of
 from tunerd.system.arrays import Array
 from tunerd.vocabulary import Arrays, Ways
 
@@ -143,7 +144,7 @@ def _with_nudged_weights(
     for graph in subgraphs(copy.graph):
         for tensor in graph.initializer:
             if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 0:
-                array = _nudged(numpy_helper.to_array(tensor), by, rng)
+                array = _nudged(values_of(tensor), by, rng)
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return copy
 
@@ -161,11 +162,9 @@ def steps(proto: onnx.ModelProto) -> dict[str, float]:
 
     One for those that are of integers, the scale where they were made floats again.
     """
-    from onnx import numpy_helper
-
-    known = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+    known = {t.name: t for t in proto.graph.initializer}
     known |= {
-        n.output[0]: numpy_helper.to_array(n.attribute[0].t)
+        n.output[0]: n.attribute[0].t
         for n in proto.graph.node
         if n.op_type == "Constant" and n.attribute[0].HasField("t")
     }
@@ -182,5 +181,6 @@ def steps(proto: onnx.ModelProto) -> dict[str, float]:
             found[output.name] = 1.0
         elif node.op_type == "DequantizeLinear":
             scale = known.get(node.input[1])
-            found[output.name] = 0.0 if scale is None else float(np.abs(scale).max(initial=0.0))
+            at_most = 0.0 if scale is None else np.abs(values_of(scale)).max(initial=0.0)
+            found[output.name] = float(at_most)
     return found

@@ -251,7 +251,7 @@ class _Hoister(PyExprMutator):  # type: ignore[misc]
             var = relax.Var(f"weight_{len(self.params)}", const.ty)
             self._known[key] = var
             self.params.append(var)
-            self.values[var.name] = const.value.numpy()
+            self.values[var.name] = np.from_dlpack(const.value)  # where it lies, without a copy
         return self._known[key]
 
 

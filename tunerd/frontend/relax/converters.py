@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.frontend.onnx import onnx_frontend as stock
 
+from tunerd.frontend.onnx.weights import is_apart, values_of
 from tunerd.frontend.relax.corrections import corrections
 from tunerd.frontend.relax.interpolation import Axis
 
@@ -27,7 +29,7 @@ _Attributes = dict[str, Any]
 @contextmanager
 def own_converters() -> Iterator[None]:
     """Use this module's converters, and those of `corrections`, inside of the block."""
-    original = stock._get_convert_map
+    original = stock._get_convert_map, stock.ONNXGraphImporter._parse_array
     ours = {
         "Clip": _Clip,
         "ConvTranspose": _ConvTranspose,
@@ -43,11 +45,20 @@ def own_converters() -> Iterator[None]:
         "Upsample": _Upsample,
         **corrections(),
     }
-    stock._get_convert_map = lambda: {**original(), **ours}
+    stock._get_convert_map = lambda: {**original[0](), **ours}
+    stock.ONNXGraphImporter._parse_array = lambda importer, tensor: _array(tensor)
     try:
         yield
     finally:
-        stock._get_convert_map = original
+        stock._get_convert_map, stock.ONNXGraphImporter._parse_array = original
+
+
+def _array(tensor: Any) -> Any:
+    """Return a weight as TVM's tensor; one that was set apart where it is mapped."""
+    values = values_of(tensor)
+    if is_apart(tensor):
+        return tvm.runtime.from_dlpack(values)
+    return tvm.runtime.tensor(values.reshape(tuple(tensor.dims)))
 
 
 # --- for the layout ----------------------------------------------------------------------------

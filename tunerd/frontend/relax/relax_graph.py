@@ -17,7 +17,7 @@ from tunerd.frontend.onnx.reference import last_line
 from tunerd.frontend.relax.lowering import make_target
 from tunerd.frontend.tensors import require_usable
 from tunerd.system.targets import cpu_target_json
-from tunerd.vocabulary import Arrays, Behind, TensorSpec, Ways
+from tunerd.vocabulary import Arrays, Behind, Packed, TensorSpec, Ways
 
 if TYPE_CHECKING:
     from tvm import relax
@@ -53,6 +53,13 @@ class RelaxGraph:
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         return cls(content.decode())
+
+    @classmethod
+    def from_packed(cls, packed: Packed) -> Self:
+        return cls.from_bytes(packed.content)
+
+    def packed(self) -> Packed:
+        return Packed(self.to_bytes())
 
     @classmethod
     def read(cls, path: Path) -> Self:
