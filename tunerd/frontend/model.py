@@ -16,6 +16,7 @@ from tunerd.frontend.onnx.batch import exported_batch, open_batch_shapes, with_b
 from tunerd.frontend.onnx.file import read_proto
 from tunerd.frontend.onnx.memory import require_memory
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph, spec_of
+from tunerd.frontend.onnx.repairs import repaired
 from tunerd.frontend.onnx.shapes import Shape, declared_inputs, fix_shapes, resolve_shapes
 from tunerd.frontend.onnx.weights import give_memory_back
 from tunerd.frontend.relax.relax_graph import SUFFIX, RelaxGraph
@@ -83,10 +84,12 @@ def read_model(
         )
     inputs = tuple(spec_of(i, "input") for i in proto.graph.input)
     require_memory(proto)
-    digest, graph = model_digest(proto), OnnxGraph(proto).with_weights_apart()
+    digest = model_digest(proto)
+    proto, repairs = repaired(proto)
+    graph = OnnxGraph(proto).with_weights_apart()
     del proto
     give_memory_back()
-    return FixedModel(path.stem, digest, inputs, graph, notes, precision)
+    return FixedModel(path.stem, digest, inputs, graph, (*notes, *repairs), precision)
 
 
 def simplified(model: FixedModel) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunerd.frontend.onnx import decompositions, quantized
+from tunerd.frontend.onnx import decompositions, quantized, selections, transforms
 from tunerd.frontend.onnx.builder import Builder, Decomposition, decompose
 from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS
 from tunerd.frontend.onnx.inference import infer_shapes
@@ -38,6 +38,8 @@ _DECOMPOSITIONS: dict[str, Decomposition] = {
     "ConvInteger": quantized.convolved_integers,
     "CumProd": decompositions.scanned,
     "CumSum": decompositions.scanned,
+    "DFT": transforms.transformed,
+    "DeformConv": selections.deformed,
     "Dropout": decompositions.kept_all,
     "EyeLike": decompositions.identity_like,
     "GRU": unrolled,
@@ -47,7 +49,9 @@ _DECOMPOSITIONS: dict[str, Decomposition] = {
     "RNN": unrolled,
     "Resize": resampled,
     "ReverseSequence": decompositions.turned,
+    "STFT": transforms.transformed_frames,
     "TensorScatter": decompositions.updated,
+    "TopK": selections.ranked,
 }
 
 

@@ -233,9 +233,11 @@ def _check_operators(proto: onnx.ModelProto) -> None:
         if node.domain not in STANDARD_DOMAINS or not defs.has(node.op_type)
     )
     if unknown:
+        is_classic = any(name.startswith("ai.onnx.ml.") for name in unknown)
+        advice = "the package onnxruntime runs it as it is" if is_classic else ""
         raise ModelError(
             f"the model uses operators that standard ONNX does not have: {counted(unknown)}; "
-            "export it without them"
+            f"{advice or 'export it without them'}"
         )
     if endless := Counter(unbounded_loops(proto.graph)):
         raise ModelError(

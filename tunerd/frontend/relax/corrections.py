@@ -25,6 +25,7 @@ def corrections() -> dict[str, Any]:
         "BitShift": _BitShift,
         "Elu": _Elu,
         "IsInf": _IsInf,
+        "SequenceInsert": _SequenceInsert,
         "Mod": _Mod,
         "OneHot": _OneHot,
         "Pow": _Pow,
@@ -199,6 +200,17 @@ class _BitCast(stock.OnnxOpConverter):  # type: ignore[misc]
             return te.compute(x.shape, lambda *i: tirx.reinterpret(to, x(*i)), name="bit_cast")
 
         return bb.emit_te(reinterpreted, inputs[0])
+
+
+class _SequenceInsert(stock.SequenceInsert):  # type: ignore[misc]
+    """Counts a negative place from the end: -1 is before the last, where TVM appends."""
+
+    @classmethod
+    def _impl_v11(cls, bb: Any, inputs: Any, attr: _Attributes, params: Any) -> relax.Expr:
+        place = inputs[2] if len(inputs) == 3 else None
+        if isinstance(place, GenericConst) and (at := int(place.value.numpy())) < 0:
+            inputs = [*inputs[:2], relax.const(len(inputs[0]) + at, "int64")]
+        return super()._impl_v11(bb, inputs, attr, params)
 
 
 class _Pow(stock.Pow):  # type: ignore[misc]

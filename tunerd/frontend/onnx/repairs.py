@@ -1,0 +1,72 @@
+"""Write what ONNX Runtime does not run as it is written, so that there is a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tunerd.errors import ModelError
+from tunerd.frontend.onnx.builder import Builder, Refused, attributes_of, decompose, inputs_of
+from tunerd.frontend.onnx.inference import infer_shapes
+
+if TYPE_CHECKING:
+    import onnx
+
+_RECURRENT = ("LSTM", "GRU", "RNN")
+_DIVISIONS = ("Div", "Mod")
+
+
+def repaired(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """Return a graph of fixed input shapes that ONNX Runtime can run, and notes on its changes.
+
+    Recurrent nodes with the batch first get transposes. A divisor of integers that is an input of
+    the model counts as 1 where it is 0: that would end the process, and random inputs have zeros.
+    """
+    given = {value.name for value in proto.graph.input}
+    first = [n for n in proto.graph.node if n.op_type in _RECURRENT and _is_batch_first(n)]
+    by_input = [n for n in proto.graph.node if n.op_type in _DIVISIONS and n.input[1] in given]
+    if not first and not by_input:
+        return proto, ()
+    copy = infer_shapes(proto)
+    divisions = 0
+
+    def guarded(node: onnx.NodeProto, build: Builder) -> Sequence[str] | None:
+        nonlocal divisions
+        x, by = node.input
+        dtype = build.dtype(by)
+        if by not in given or dtype.kind not in "iu":
+            return None
+        divisions += 1
+        wide = build.cast(by, np.int64)
+        is_zero = build.op("Equal", wide, build.constant(0, np.int64))
+        safe = build.cast(build.op("Add", wide, build.cast(is_zero, np.int64)), dtype)
+        return [build.op(node.op_type, x, safe, **attributes_of(node))]
+
+    table = dict.fromkeys(_RECURRENT, _batch_last) | dict.fromkeys(_DIVISIONS, guarded)
+    try:
+        decompose(copy, table)
+    except Refused as error:
+        raise ModelError(str(error)) from error
+    note = "integer divisors that are inputs count as 1 where they are 0"
+    return copy, (note,) if divisions else ()
+
+
+def _is_batch_first(node: onnx.NodeProto) -> bool:
+    return bool(attributes_of(node).get("layout", 0))
+
+
+def _batch_last(node: onnx.NodeProto, build: Builder) -> Sequence[str] | None:
+    """Return a recurrent node's outputs with the batch first, of one that has the steps first."""
+    if not _is_batch_first(node):
+        return None
+    inputs = inputs_of(node, 8 if node.op_type == "LSTM" else 6)
+    for place in (0, 5, 6):  # the inputs, and the initial states
+        if place < len(inputs) and inputs[place]:
+            inputs[place] = build.transpose(inputs[place], 1, 0, 2)
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    others = {name: v for name, v in attributes_of(node).items() if name != "layout"}
+    y, *states = build.ops(node.op_type, 3 if node.op_type == "LSTM" else 2, *inputs, **others)
+    return [build.transpose(y, 2, 0, 1, 3), *(build.transpose(s, 1, 0, 2) for s in states)]
