@@ -7,7 +7,8 @@ Cases are onnx.backend.test's kinds node, real and simple, compiled with default
 is first given as it is. Where that is no success, inputs that exporters write as constants (shapes,
 axes, sizes, bounds) become constants, with the case's values. It ends as one of
 
-    passed      the outputs agree with the case's, in its tolerances (fp16: two last bits)
+    passed      the outputs agree with the case's, in its tolerances (fp16: two last
+                bits, bf16: four)
     refused     tunerd said in a sentence why not
     wrong       the outputs do not agree
     exception   something else than a tunerd error
@@ -49,6 +50,7 @@ sys.path[:0] = [str(ROOT)]
 KINDS = ("node", "real", "simple")
 OUTCOMES = ("passed", "refused", "wrong", "exception", "crash", "hang")
 _MAX_DETAIL = 160  # characters
+_BF16_RTOL = 2**-6  # four roundings: the values of cases were rounded at every step
 _FP16_RTOL = 2**-9  # two units in the last place: sums in another order differ by one
 # Inputs of operators, by their names in ONNX's schemas, that exporters write as constants.
 _CONSTANTS = """
@@ -214,12 +216,19 @@ def _through_tunerd(case: Case) -> dict[str, Any]:
                 pct=100,
             )
             model = tunerd.load(Path(scratch) / "artifact")
-            results = [list(model(*inputs).values()) for inputs, _ in case.calls]
+            calls = [[_widened(value) for value in inputs] for inputs, _ in case.calls]
+            results = [list(model(*inputs).values()) for inputs in calls]
         except TunerdError as error:
             return _ended("refused", str(error).replace(str(path), "model.onnx"))
         except Exception as error:
             return _ended("exception", f"{type(error).__name__}: {_last_line(error)}")
     return _compared(case, results)
+
+
+def _widened(value: Any) -> Any:
+    """Return bfloat16 as float32, which tunerd makes of it."""
+    is_short = getattr(getattr(value, "dtype", None), "name", "") == "bfloat16"
+    return value.astype(np.float32) if is_short else value
 
 
 def _open_shapes(case: Case) -> dict[str, tuple[int, ...]]:
@@ -243,6 +252,8 @@ def _compared(case: Case, results: list[list[Any]]) -> dict[str, Any]:
             for one, other in zip(expected, got, strict=True):
                 is_half = getattr(one, "dtype", None) == np.float16
                 rtol = max(case.rtol, _FP16_RTOL) if is_half else case.rtol
+                if (wide := _widened(one)) is not one:
+                    one, other, rtol = wide, _widened(other), _BF16_RTOL
                 Runner.assert_similar_outputs([one], [other], rtol, case.atol)
         except (AssertionError, TypeError, ValueError) as error:
             return _ended("wrong", " ".join(str(error).split()))

@@ -16,7 +16,7 @@ from tunerd.frontend.onnx.batch import exported_batch, open_batch_shapes, with_b
 from tunerd.frontend.onnx.file import read_proto
 from tunerd.frontend.onnx.memory import require_memory
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph, spec_of
-from tunerd.frontend.onnx.repairs import repaired
+from tunerd.frontend.onnx.repairs import repaired, widened
 from tunerd.frontend.onnx.shapes import Shape, declared_inputs, fix_shapes, resolve_shapes
 from tunerd.frontend.onnx.weights import give_memory_back
 from tunerd.frontend.relax.relax_graph import SUFFIX, RelaxGraph
@@ -65,6 +65,7 @@ def read_model(
         module = RelaxGraph.read(path)
         return FixedModel(path.stem, module.digest, module.inputs(), module, (), precision)
     proto = read_proto(path)
+    widening = widened(proto)
     declared = declared_inputs(proto.graph)
     notes: tuple[str, ...] = ()
     if batch is None:
@@ -89,7 +90,7 @@ def read_model(
     graph = OnnxGraph(proto).with_weights_apart()
     del proto
     give_memory_back()
-    return FixedModel(path.stem, digest, inputs, graph, (*notes, *repairs), precision)
+    return FixedModel(path.stem, digest, inputs, graph, (*widening, *notes, *repairs), precision)
 
 
 def simplified(model: FixedModel) -> Model:

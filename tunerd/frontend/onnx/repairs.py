@@ -9,11 +9,13 @@ import numpy as np
 
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.builder import Builder, Refused, attributes_of, decompose, inputs_of
+from tunerd.frontend.onnx.graphs import subgraphs
 from tunerd.frontend.onnx.inference import infer_shapes
 
 if TYPE_CHECKING:
     import onnx
 
+_OF_A_TYPE = ("to", "dtype", "stash_type", "output_dtype", "softmax_precision")  # attributes
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _DIVISIONS = ("Div", "Mod")
 
@@ -51,6 +53,41 @@ def repaired(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
         raise ModelError(str(error)) from error
     note = "integer divisors that are inputs count as 1 where they are 0"
     return copy, (note,) if divisions else ()
+
+
+def widened(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """Make bfloat16 float32 in place, inputs and outputs too; notes where there was any.
+
+    ONNX Runtime has no kernels of it on CPUs, and NumPy has no such type. Values stay as they are.
+    """
+    from onnx import TensorProto, numpy_helper
+
+    found = False
+
+    def widen(tensor: onnx.TensorProto) -> None:
+        nonlocal found
+        if tensor.data_type == TensorProto.BFLOAT16:
+            found = True
+            values = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+    for graph in subgraphs(proto.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            tensor_type = value.type.tensor_type
+            if tensor_type.elem_type == TensorProto.BFLOAT16:
+                found = True
+                tensor_type.elem_type = TensorProto.FLOAT
+        for tensor in graph.initializer:
+            widen(tensor)
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.name in _OF_A_TYPE and attribute.i == TensorProto.BFLOAT16:
+                    found = True
+                    attribute.i = TensorProto.FLOAT
+                if attribute.HasField("t"):
+                    widen(attribute.t)
+    note = "bfloat16 of the file is computed as float32; --precision bf16 stores it in 16 bits"
+    return (note,) if found else ()
 
 
 def _is_batch_first(node: onnx.NodeProto) -> bool:
