@@ -158,7 +158,8 @@ def _with_constants(case: Case) -> Case | None:
     bound = {
         i
         for i, (name, value) in enumerate(zip(names, inputs, strict=False))
-        if isinstance(value, np.ndarray) and {name, *roles.get(name, ())} & CONSTANTS
+        if isinstance(value, np.ndarray)
+        and (name in CONSTANTS or (name in roles and roles[name] <= CONSTANTS))
     }
     if more or not bound or len(bound) == len(names):
         return None
