@@ -13,6 +13,8 @@ from colocation_plans import inputs
 import tunerd
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.colocation import Engine, Plan
+from tunerd.colocation.places.gpu_context import GpuContext
+from tunerd.colocation.places.green_contexts import GreenContexts
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.slices import plan
@@ -41,7 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["time", "streams", "regulated"])
+@pytest.mark.parametrize("kind", ["time", "streams", "space", "ordered", "regulated"])
 def test_outputs_of_tenants_are_never_mixed_on_a_gpu(kind: str, root: Path) -> None:
     names = [f"a{seed}" for seed in range(MEMBERS)]
     document = {
@@ -66,5 +68,19 @@ def test_outputs_of_tenants_are_never_mixed_on_a_gpu(kind: str, root: Path) -> N
             if all(np.array_equal(answer[output], known[output]) for output in known)
         ]
         assert near == [key]
-    assert {proof.mechanism for proof in stats.proofs} == {"stream"}
+    in_parts = kind in ("space", "ordered")
+    assert {p.mechanism for p in stats.proofs} == {"green context" if in_parts else "stream"}
     assert resident.keys() == set(names)
+
+
+def test_parts_of_a_gpu_are_disjoint_and_their_graphs_stay_there(root: Path) -> None:
+    gpu = GpuContext()
+    contexts = GreenContexts()
+    try:
+        parts = contexts.cut([("small", 13), ("middle", 25), ("large", 50)])
+        for part, other in itertools.combinations(parts, 2):
+            assert not part.sms & other.sms
+        for part in parts:
+            assert len(part.sms) == part.sm_count < gpu.sm_count
+    finally:
+        contexts.close()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import queue
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tunerd.artifacts.loading import LoadError, load
 from tunerd.colocation.places.base import Done, Fault, Place
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
+from tunerd.colocation.places.green_contexts import Part, units_of
 from tunerd.colocation.places.in_process import InProcessPlace
 from tunerd.colocation.places.processes import ProcessesPlace
 from tunerd.colocation.plan import Member
@@ -296,12 +297,69 @@ def test_a_dead_context_takes_every_seat_and_a_new_process_is_asked_for(root: Pa
             subject.place.reload(seats[1])
 
 
-def test_a_part_of_a_gpu_is_refused_until_it_can_be_proved(root: Path) -> None:
-    with (
-        opened(cuda_streams, root) as subject,
-        pytest.raises(HostError, match="half is to have a part of the GPU"),
-    ):
-        subject.place.cut([Lane("half", 50, ("m0",))])
+class FakeContexts:
+    """Parts without a driver, and the streams that were made of them."""
+
+    def __init__(self) -> None:
+        self.of_stream: dict[int, Part] = {}
+        self.is_closed = False
+
+    def cut(self, names_and_pcts: Sequence[tuple[str, int]]) -> tuple[Part, ...]:
+        counts = units_of(names_and_pcts, sms=132, unit=8)
+        names = (name for name, _ in names_and_pcts)
+        return tuple(
+            Part(name, 8 * count, frozenset()) for name, count in zip(names, counts, strict=True)
+        )
+
+    def stream(self, part: Part) -> int:
+        self.of_stream[len(self.of_stream) + 1] = part
+        return len(self.of_stream)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_part_of_a_gpu_is_a_green_context_and_its_seats_are_captured_there(root: Path) -> None:
+    contexts, captured_on = FakeContexts(), []
+
+    class Noting(FakeCudaModel):
+        def captured(self, stream: Any = None) -> FakeCaptured:
+            captured_on.append(stream)
+            return super().captured(stream)
+
+    script = Script()
+    made = in_process(root, script)
+    made.place = CudaStreamsPlace(
+        FakeGpu(), lambda path: Noting(script.open_model(path)), lambda: contexts
+    )
+    with made.place:
+        subject = made
+        half, rest, whole = subject.place.cut(
+            [Lane("half", 50, ("m0",)), Lane("rest", 40, ("m1",)), Lane("whole", 100, ("m2",))]
+        )
+        loaded = [
+            subject.place.load(subject.member(seed), lane, segment_secs=None).proof
+            for seed, lane in enumerate((half, rest, whole))
+        ]
+        assert [(p.units, p.mechanism) for p in loaded] == [
+            (64, "green context"),
+            (48, "green context"),
+            (132, "stream"),
+        ]
+        subject.place.reload(Seat("m1", "rest"))
+    names = [contexts.of_stream[s].context if s else None for s in captured_on]
+    assert names == ["half", "rest", None, "rest"]
+    assert contexts.is_closed
+
+
+def test_a_part_of_less_than_the_sms_that_come_together_is_refused(root: Path) -> None:
+    with pytest.raises(HostError, match=r"5% of 132 SMs for little is less than the 8 .* least 7%"):
+        units_of([("little", 5)], sms=132, unit=8)
+
+
+def test_shares_of_a_gpu_fit_when_they_are_at_most_the_whole() -> None:
+    for pcts in ((50, 50), (40, 40, 20), (25,) * 4, (10,) * 10, (7,) * 14, (90, 10)):
+        assert sum(units_of([("a", pct) for pct in pcts], sms=132, unit=8)) <= 16
 
 
 def test_weights_of_a_member_are_planned_once_for_all_its_streams(root: Path) -> None:

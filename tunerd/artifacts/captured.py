@@ -45,6 +45,7 @@ class CapturedModel:
         from tvm.runtime.vm import VirtualMachine
 
         self._driver, self._device = driver, device
+        device.sync()  # gives this thread the device's context
         self._own: Any = None
         if stream is None:
             self._own = self._checked(driver.cuStreamCreate(_NON_BLOCKING))

@@ -1,10 +1,9 @@
 """Members on streams of one GPU, in this process: each seat a CUDA graph with buffers of its own.
 
-A member is loaded once, its weights are shared by its seats. Lanes are of the whole GPU; the
-hardware divides it among the streams. A lane of less needs a green context, whose SMs must be
-proved before anything is said of it, and is refused until then. A kernel cannot be ended but with
-the process, and an error that leaves the context dead takes all seats with it: only a new process
-goes on then.
+A member is loaded once, its weights are shared by its seats. The hardware divides the GPU among
+the streams of lanes of the whole; a lane of less is a green context with SMs of its own. A kernel
+cannot be ended but with the process, and an error that leaves the context dead takes all seats with
+it: only a new process goes on then.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from tunerd.artifacts import loading
 from tunerd.colocation import artifacts
 from tunerd.colocation.places.base import Done, Fault, Loaded, Place, Told
 from tunerd.colocation.places.gpu_context import GpuContext
+from tunerd.colocation.places.green_contexts import GreenContexts, Part
 from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Lane, Seat
@@ -43,11 +43,21 @@ class CudaModel(Protocol):
     def captured(self, stream: Any = None) -> Captured: ...
 
 
+class Contexts(Protocol):
+    """What cuts the GPU: GreenContexts."""
+
+    def cut(self, names_and_pcts: Sequence[tuple[str, int]]) -> tuple[Part, ...]: ...
+    def stream(self, part: Part) -> int: ...
+    def close(self) -> None: ...
+
+
 class _Seat:
     """A graph of a member, and the thread that launches it and waits for it."""
 
-    def __init__(self, member: Member, lane: Lane, model: CudaModel) -> None:
-        self.member, self.lane, self.model = member, lane, model
+    def __init__(
+        self, member: Member, lane: Lane, model: CudaModel, stream: Callable[[], int | None]
+    ) -> None:
+        self.member, self.lane, self.model, self.stream = member, lane, model, stream
         self.thread = SeatThread(f"{member.name}@{lane.name}")
         self._graph: Captured | None = None
 
@@ -62,7 +72,7 @@ class _Seat:
         return self._graph.read()
 
     def _load(self) -> float:
-        self._graph = self.model.captured()
+        self._graph = self.model.captured(self.stream())
         inputs = artifacts.sample_inputs(self.member.artifact)
         secs = math.inf
         for _ in range(_TRIES):
@@ -79,21 +89,25 @@ class CudaStreamsPlace(Place):
         self,
         gpu: GpuContext | None = None,
         open_model: Callable[[Path], CudaModel] = loading.load,
+        make_contexts: Callable[[], Contexts] = GreenContexts,
     ) -> None:
         self._gpu = gpu or GpuContext()
         self._open_model = open_model
+        self._make_contexts = make_contexts
+        self._contexts: Contexts | None = None
+        self._parts: dict[str, Part] = {}
         self._models: dict[str, CudaModel] = {}
         self._seats: dict[Seat, _Seat] = {}
         self._resident: dict[Seat, int] = {}
         self.gpu_uuid = self._gpu.uuid
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
-        for lane in lanes:
-            if lane.cores or lane.pct < 100:
-                raise HostError(
-                    f"{lane.name} is to have a part of the GPU, which one process cannot give it "
-                    "yet; choose the policy time, streams or regulated"
-                )
+        if named := [lane for lane in lanes if lane.cores]:
+            raise HostError(f"{named[0].name} is to have cores, and this place is a GPU: name none")
+        if parts := [(lane.name, lane.pct) for lane in lanes if lane.pct < 100]:
+            self._contexts = self._make_contexts()
+            made = self._contexts.cut(parts)
+            self._parts = dict(zip((name for name, _ in parts), made, strict=True))
         return tuple(lanes)
 
     def capacity_bytes(self) -> int:
@@ -107,13 +121,17 @@ class CudaStreamsPlace(Place):
         before = self._gpu.free_bytes()
         if member.name not in self._models:
             self._models[member.name] = self._open_model(member.artifact)
-        made = _Seat(member, lane, self._models[member.name])
+        part = self._parts.get(lane.name)
+        made = _Seat(member, lane, self._models[member.name], self._stream_of(part))
         secs = made.load()
         seat = Seat(member.name, lane.name)
         self._seats[seat] = made
         self._resident[seat] = max(0, before - self._gpu.free_bytes())
         proof = Proof(
-            lane=lane.name, device=self._gpu.name, units=self._gpu.sm_count, mechanism="stream"
+            lane=lane.name,
+            device=self._gpu.name,
+            units=part.sm_count if part else self._gpu.sm_count,
+            mechanism="green context" if part else "stream",
         )
         return Loaded((secs,), proof)
 
@@ -146,7 +164,7 @@ class CudaStreamsPlace(Place):
             )
         old = self._seats[seat]
         old.thread.leave()
-        new = _Seat(old.member, old.lane, old.model)
+        new = _Seat(old.member, old.lane, old.model, old.stream)
         new.load()
         self._seats[seat] = new
 
@@ -162,3 +180,11 @@ class CudaStreamsPlace(Place):
         for held in seats.values():
             held.thread.close(_CLOSE_SECS)
         self._models.clear()
+        if self._contexts:
+            self._contexts.close()
+
+    def _stream_of(self, part: Part | None) -> Callable[[], int | None]:
+        contexts = self._contexts
+        if part is None or contexts is None:
+            return lambda: None  # a graph on the whole GPU has a stream of its own
+        return lambda: contexts.stream(part)
