@@ -544,6 +544,19 @@ def test_doctor_says_once_how_cuda_libraries_are_installed(
         assert f"{finding.fact}; {finding.fix}".count("pip install") == 1
 
 
+def test_doctor_says_which_libraries_are_there_and_how_to_get_them(
+    gpu_host: HostFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "missing", lambda name: "pip install it")
+    for finding in checks._kernel_libraries(gpu_host):
+        assert (finding.status, finding.fix) == (checks.Status.WARN, "pip install it")
+        assert "only for --libraries" in finding.fact
+    monkeypatch.setattr(checks, "missing", lambda name: None)
+    monkeypatch.setattr(checks, "wheel_version", lambda name: "13.1.0.3")
+    facts = {f.fact for f in checks._kernel_libraries(gpu_host)}
+    assert facts == {"13.1.0.3"}
+
+
 def test_doctor_finds_who_listens_on_a_port() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -20,6 +20,7 @@ from tunerd.runs.finals.selection import FINALISTS, choose_winners
 from tunerd.slices.neighbors import others_on_device, require_neighbours
 from tunerd.studies.matrix.levels import finalists_of
 from tunerd.vocabulary import (
+    CUBLASLT,
     METASCHEDULE,
     Build,
     Candidate,
@@ -145,10 +146,16 @@ def searched(
 
 
 def choose(
-    store: Store, cluster: FakeCluster, tasks: Sequence[Task] = (TASK,)
+    store: Store,
+    cluster: FakeCluster,
+    tasks: Sequence[Task] = (TASK,),
+    libraries: Sequence[str] = (),
 ) -> list[TaskOutcome]:
     quiet = QuietSlice(cast(Cluster, cluster), "quiet")
-    return list(choose_winners(tasks, store, quiet, say=lambda message: None, unsearched={}))
+    chosen = choose_winners(
+        tasks, store, quiet, say=lambda message: None, unsearched={}, libraries=libraries
+    )
+    return list(chosen)
 
 
 def times(default: float, *of_candidates: float, task: Task = TASK) -> dict[str, float | Failure]:
@@ -386,6 +393,33 @@ def test_a_task_without_trials_says_what_the_search_said(store: Store) -> None:
 
 
 # --- neighbours, and candidates that judge the ranking -----------------------------------------
+
+
+def of_library(store: Store, secs: float) -> Candidate:
+    """Store a trial of a library beside four of the search, which are faster there."""
+    searched(store, 1e-3, 1.1e-3, 1.2e-3, 1.3e-3)
+    found = dataclasses.replace(candidate(9), source=CUBLASLT)
+    ids = proposed(store, [found])
+    store.start(ids, "cpu-0-0")
+    store.finish_all({ids[0]: samples(secs, "search-v1")})
+    return found
+
+
+def test_the_best_of_a_library_is_measured_again_and_may_win(store: Store) -> None:
+    found = of_library(store, 2e-3)
+    quiet = FakeCluster(times(4e-3, 3e-3, 3e-3, 3e-3) | {found.candidate_id: 1e-3})
+    (outcome,) = choose(store, quiet, libraries=(CUBLASLT,))
+    assert outcome.winner == found
+
+
+def test_what_a_library_took_before_does_not_ship_without_the_library(store: Store) -> None:
+    found = of_library(store, 1e-4)
+    quiet = FakeCluster(times(4e-3, 3e-3, 3e-3, 3e-3) | {found.candidate_id: 1e-3})
+    (outcome,) = choose(store, quiet, libraries=(CUBLASLT,))
+    assert outcome.winner == found
+    (outcome,) = choose(store, quiet)
+    assert outcome.winner.source == METASCHEDULE
+    assert found.candidate_id not in finalist_ids(outcome)
 
 
 def with_load(cluster: FakeCluster, *ends: Any) -> FakeCluster:

@@ -37,10 +37,12 @@ from tunerd.coordinator.events import (
     StoreEnded,
     WorkerJoined,
 )
+from tunerd.libraries import packages
 from tunerd.slices import plan
 from tunerd.system.targets import cuda_target
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
+    LIBRARIES,
     METASCHEDULE,
     Build,
     Candidate,
@@ -159,6 +161,8 @@ def disagreements(name: str, target: TargetSpec) -> list[str]:
 
 @pytest.mark.gpu
 def test_candidates_compute_on_a_gpu_what_the_default_computes(source: CandidateSource) -> None:
+    if source.name in LIBRARIES and (lacking := packages.missing(source.name)):
+        pytest.skip(lacking)
     target = plan(SliceRequest("whole", 100)).target
     spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
     with ProcessPoolExecutor(1, spawning) as process:

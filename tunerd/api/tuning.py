@@ -46,6 +46,7 @@ class TuneOptions(TypedDict, total=False):
     precision: "fp32", "tf32", "fp16" or "bf16", that kernels compute in; as exported if not given.
         "auto": on a GPU the first of fp16, bf16, tf32 and fp32 whose outputs stay within 1% of an
         output's largest value, on CPUs fp32.
+    libraries: names of libraries whose kernels are tried, too: "cublaslt".
     inputs: an .npz file of the model's inputs, or a folder of them, to verify and time on; random
         values if not given.
     values: numbers by input name, that all elements of the input have.
@@ -70,6 +71,7 @@ class TuneOptions(TypedDict, total=False):
     dims: Mapping[str, int | Sequence[int]]
     batch: int
     precision: Literal["fp32", "tf32", "fp16", "bf16", "auto"]
+    libraries: Sequence[Literal["cublaslt"]]
     inputs: StrPath
     values: Mapping[str, float]
     seed: int
@@ -331,6 +333,7 @@ def _settings(given: Path | Graph, options: TuneOptions) -> TuneSettings:
     if "inputs" in options:
         values["inputs"] = Path(options["inputs"])
     values["warm_start"] = tuple(Path(run) for run in options.get("warm_start", ()))
+    values["libraries"] = tuple(options.get("libraries", ()))
     settings = checked(TuneSettings, values)
     require_kept(settings.out)
     return settings

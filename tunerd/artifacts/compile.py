@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunerd.artifacts.device_kernels import with_device_kernels
+from tunerd.artifacts.device_kernels import WithKernels, with_device_kernels
+from tunerd.artifacts.libraries import library_needs
 from tunerd.artifacts.loading import aligned
 from tunerd.artifacts.manifest import (
     FORMAT_VERSION,
@@ -41,6 +42,7 @@ from tunerd.candidates import registry
 from tunerd.candidates.base import ENTRY, DeviceKernel, LoweredKernel
 from tunerd.candidates.default import default_schedule
 from tunerd.errors import FolderError, HostError, InputError, ModelError
+from tunerd.frontend.relax.precision import narrowed
 from tunerd.system.files import write_whole
 from tunerd.system.version import __version__
 from tunerd.vocabulary import (
@@ -48,6 +50,7 @@ from tunerd.vocabulary import (
     Arrays,
     Candidate,
     CapProof,
+    LibraryCall,
     Model,
     TargetSpec,
     Task,
@@ -91,7 +94,8 @@ def compile_artifact(
     hits = scheduled.hits
     with written_beside(folder) as part:
         _compile_library(scheduled, target, part / LIBRARY)
-        weights = {**lowered.weights, **scheduled.counters}
+        casts = {n: narrowed(lowered.weights[o], t) for n, (o, t) in scheduled.casts.items()}
+        weights = {**lowered.weights, **casts, **scheduled.counters}
         names = _weight_names(scheduled.mod, lowered.num_inputs, weights)
         write_weights({name: weights[name] for name in names}, part / WEIGHTS)
         files = [LIBRARY, WEIGHTS]
@@ -114,6 +118,7 @@ def compile_artifact(
                 "tvm": importlib.metadata.version("apache-tvm"),
                 "tvm-ffi": importlib.metadata.version("apache-tvm-ffi"),
             },
+            "libraries": library_needs(scheduled.calls),
             "hit_rate": sum(_is_tuned(winners.get(t.task_id)) for t in tasks) / max(len(tasks), 1),
             "tasks": [_task_entry(task, winners.get(task.task_id), hits) for task in tasks],
         }
@@ -167,6 +172,8 @@ class Scheduled:
     hits: dict[str, int]  # how many kernels of the model each task covers
     kernels: tuple[DeviceKernel, ...] = ()  # that TVM did not make
     counters: Arrays = field(default_factory=dict)  # weights that these add to the model's
+    casts: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # and weights in other types
+    calls: tuple[LibraryCall, ...] = ()
 
 
 def schedule(
@@ -195,7 +202,7 @@ def schedule(
     foreign: dict[GlobalVar, LoweredKernel] = {}
     for global_var, func, task in covered:
         kernel = lowered[task.task_id]
-        if kernel.kernels:
+        if kernel.symbol:
             foreign[global_var] = kernel
         else:
             scheduled[global_var] = _scheduled_kernel(func, kernel)
@@ -207,13 +214,12 @@ def schedule(
         )
     mod = mod.clone()
     mod.update(tvm.IRModule(scheduled))
-    counters: Arrays = {}
-    if foreign:
-        mod, counters = with_device_kernels(mod, foreign)
+    made = with_device_kernels(mod, foreign) if foreign else WithKernels(mod, {}, {})
     kernels = tuple(kernel for each in foreign.values() for kernel in each.kernels)
+    calls = tuple(call for each in foreign.values() for call in each.calls)
     try:
-        mod = default_schedule(mod, tvm.target.Target(target.json))
-        return Scheduled(mod, hits, kernels, counters)
+        mod = default_schedule(made.mod, tvm.target.Target(target.json))
+        return Scheduled(mod, hits, kernels, made.counters, made.casts, calls)
     except ValueError as error:
         raise ModelError(f"{error}; export the model without this operator") from error
 

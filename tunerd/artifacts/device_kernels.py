@@ -9,10 +9,11 @@ kernel leaves so: all calls of a model are on one stream, and share it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax, tirx, topi
 from tvm.ir import GlobalVar, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -21,26 +22,33 @@ from tunerd.candidates.base import ENTRY, LoweredKernel
 from tunerd.vocabulary import Arrays, TensorSpec
 
 
-def with_device_kernels(
-    mod: IRModule, lowered: Mapping[GlobalVar, LoweredKernel]
-) -> tuple[IRModule, Arrays]:
-    """Replace kernels of a module, and return the weights that it takes in addition."""
+@dataclass(frozen=True)
+class WithKernels:
+    """A module that calls kernels that TVM did not make, and what it takes in addition."""
+
+    mod: IRModule
+    counters: Arrays  # weights
+    casts: Mapping[str, tuple[str, str]]  # weights by name: which one they are, and in which type
+
+
+def with_device_kernels(mod: IRModule, lowered: Mapping[GlobalVar, LoweredKernel]) -> WithKernels:
+    """Replace kernels of a module."""
     counters = _counters(lowered)
     var = (
         relax.Var(COUNTERS, relax.TensorType(counters.shape, counters.dtype)) if counters else None
     )
     mutate = _Calls(mod, {gvar.name_hint: kernel for gvar, kernel in lowered.items()}, var)
     main = mutate.visit_expr(mod["main"])
-    if var is not None:
-        params = [*main.params, var]
+    cast = {str(v.name): (name, dtype) for (name, dtype), v in mutate.casts.items()}
+    if var is not None or cast:
+        params = [*main.params, *mutate.casts.values(), *([var] if var is not None else [])]
         main = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
     mod = mutate.builder_.get()
     mod.update_func(mod.get_global_var("main"), main)
     for gvar in lowered:
         del mod[gvar]
-    if counters is None:
-        return mod, {}
-    return mod, {COUNTERS: np.zeros(counters.shape, counters.dtype)}
+    zeros = {COUNTERS: np.zeros(counters.shape, counters.dtype)} if counters else {}
+    return WithKernels(mod, zeros, cast)
 
 
 def _counters(lowered: Mapping[GlobalVar, LoweredKernel]) -> TensorSpec | None:
@@ -80,6 +88,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         super().__init__(mod)
         self._kernels, self._counters = kernels, counters
         self._mod = mod
+        self._weights = {str(p.name) for p in mod["main"].params}
+        self.casts: dict[tuple[str, str], relax.Var] = {}  # of weights, by their names and types
         self._added: dict[str, GlobalVar] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -92,12 +102,12 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             return visited
         if name not in self._added:  # another variable: its type says other parameters
             function = _function(self._mod[name], kernel)
-            self._added[name] = self.builder_.add_func(
-                function, f"{name}_{kernel.kernels[0].symbol}"
-            )
-        if not kernel.scratch:
-            return relax.call_tir(self._added[name], visited.args[1], call.ty)
+            self._added[name] = self.builder_.add_func(function, f"{name}_{kernel.symbol}")
         arguments = list(visited.args[1])
+        for number, dtype in kernel.casts:
+            arguments[number] = self._cast(arguments[number], dtype)
+        if not kernel.scratch:
+            return relax.call_tir(self._added[name], relax.Tuple(arguments), call.ty)
         arguments += [self._counters for spec in kernel.scratch if _is_counter(spec)]
         results = [call.ty] + [
             relax.TensorType(spec.shape, spec.dtype)
@@ -106,3 +116,14 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         ]
         made = relax.call_tir(self._added[name], relax.Tuple(arguments), results)
         return relax.TupleGetItem(self.builder_.emit(made), 0)
+
+    def _cast(self, value: relax.Expr, dtype: str) -> relax.Expr:
+        """Return a weight in another type: one more weight, or else a kernel that casts it."""
+        name = str(getattr(value, "name", ""))
+        if name not in self._weights:
+            return self.builder_.emit_te(topi.cast, value, dtype)
+        if (name, dtype) not in self.casts:
+            self.casts[name, dtype] = relax.Var(
+                f"{name}_{dtype}", relax.TensorType(value.ty.shape, dtype)
+            )
+        return self.casts[name, dtype]

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tunerd.artifacts.libraries import mismatches as other_versions
+from tunerd.artifacts.libraries import provide
 from tunerd.artifacts.manifest import (
     LIBRARY,
     MAX_JSON_BYTES,
@@ -68,7 +70,8 @@ def load(
     `device` is the index of the GPU, 0 if not given; an artifact for CPUs takes none. Of several
     shares in one artifact, the kernels tuned for the nearest number of SMs (on CPUs: cores) are
     loaded. Warns with MismatchWarning where the device, its SMs or its cores are not those of the
-    tuning. Raises LoadError for files that are missing or changed, before any code of theirs runs.
+    tuning. Raises LoadError for files that are missing or changed, and for libraries that kernels
+    need and that are missing, before any code of theirs runs.
     Of several sizes in one artifact a `SizedModel` comes back, which chooses at each call.
 
     Weights that a model of `beside` has, by the sha256 that both manifests name, are copied from
@@ -170,6 +173,9 @@ class LoadedModel:
         self.inputs = _specs(manifest["inputs"])
         self.outputs = _specs(manifest["outputs"])
         for sentence in _mismatches(manifest, variants, seen, self._device, is_cuda):
+            warnings.warn(sentence, MismatchWarning, stacklevel=3)
+        provide(manifest, device or 0)
+        for sentence in other_versions(manifest):
             warnings.warn(sentence, MismatchWarning, stacklevel=3)
         if not is_cuda:
             _use_own_cores(tvm, manifest)

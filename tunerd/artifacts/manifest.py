@@ -269,6 +269,7 @@ def _check_manifest(manifest: Any) -> None:
     if missing := _KEYS - manifest.keys():
         raise ValueError(f"without {', '.join(sorted(missing))}")
     files, share, stored_as = manifest["files"], manifest["share"], manifest.get("stored_as", {})
+    libraries = manifest.get("libraries", [])
     ok = {
         "files": _is(files, dict) and all(_is(sha, str) for sha in files.values()),
         "inputs": _is(manifest["inputs"], list) and all(map(_is_spec, manifest["inputs"])),
@@ -282,6 +283,7 @@ def _check_manifest(manifest: Any) -> None:
         and _are(share.get("sm_counts"), int)
         and all(count > 0 for count in share["sm_counts"])
         and _is(share.get("device", 0), str | None),
+        "libraries": _is(libraries, list) and all(map(_is_library, libraries)),
         "stored_as": _is(stored_as, dict) and all(_is(name, str) for name in stored_as.values()),
     }
     if wrong := [key for key, is_right in ok.items() if not is_right]:
@@ -305,4 +307,13 @@ def _is_spec(entry: Any) -> bool:
         and _is(entry.get("name"), str)
         and _are(entry.get("shape"), int)
         and _is(entry.get("dtype"), str)
+    )
+
+
+def _is_library(entry: Any) -> bool:
+    return (
+        _is(entry, dict)
+        and all(_is(entry.get(key), str) for key in ("name", "title"))
+        and _is(entry.get("version"), str | None)
+        and _are(entry.get("calls"), str)
     )

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,12 +104,13 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
     tvm = load_tvm()
     if lowered is None:
         lowered = registry.lower(task, candidate)
-    if lowered.kernels:
+    if lowered.symbol:
+        types = dict(lowered.casts)
         return _linked(
             task,
             candidate,
             tvm.tirx.build(lowered.mod, target=tvm.target.Target(task.target.json)),
-            args=task.args,
+            args=tuple(replace(s, dtype=types.get(i, s.dtype)) for i, s in enumerate(task.args)),
             lowered=lowered,
             started=started,
         )
@@ -158,6 +160,8 @@ def _linked(
         path = Path(folder, "kernel.so")
         compiler = export_library(module, path, arch=arch, kernels=lowered.kernels)
         code = path.read_bytes()
+    if lowered.calls:
+        compiler = lowered.symbol
     return Build(
         candidate=candidate,
         library=code,
@@ -169,6 +173,7 @@ def _linked(
         rewritten=rewritten,
         scratch=lowered.scratch,
         precision=task.precision,
+        calls=lowered.calls,
     )
 
 

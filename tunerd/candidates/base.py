@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tunerd.vocabulary import (
     Candidate,
+    LibraryCall,
     Proposal,
     Result,
     TargetSpec,
@@ -54,7 +55,7 @@ class LoweredKernel:
 
     `mod` has one function, ENTRY, that takes the task's arguments in order and then `scratch`. It
     needs no schedule any more: it has loops that TVM makes code of, or host code that launches
-    `kernels`.
+    `kernels` or makes the `calls` of libraries.
 
     Scratch is memory that a call needs and nobody reads afterwards. What is of integers is zero
     when a call begins, and each call leaves it so; all calls on one stream may share it.
@@ -63,6 +64,14 @@ class LoweredKernel:
     mod: IRModule
     kernels: tuple[DeviceKernel, ...] = ()
     scratch: tuple[TensorSpec, ...] = ()
+    calls: tuple[LibraryCall, ...] = ()
+    casts: tuple[tuple[int, str], ...] = ()  # weights that it takes in another type than the task
+
+    @property
+    def symbol(self) -> str:
+        """What its host code launches or calls, for names; empty where TVM makes its code."""
+        of_kernels = (kernel.symbol for kernel in self.kernels)
+        return next(of_kernels, next((call.library for call in self.calls), ""))
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from tunerd.candidates.base import CandidateSource, LoweredKernel, Search, SearchSettings
 from tunerd.candidates.default import DefaultSource
+from tunerd.candidates.libraries.source import CublasLtSource
 from tunerd.candidates.metaschedule.source import MetaScheduleSource
 from tunerd.candidates.triton.source import TritonSource
-from tunerd.vocabulary import DEFAULT_SOURCE, Candidate, Proposal, Task
+from tunerd.vocabulary import DEFAULT_SOURCE, LIBRARIES, Candidate, Proposal, Task
 
 SOURCES: dict[str, CandidateSource] = {
     source.name: source
@@ -14,13 +17,18 @@ SOURCES: dict[str, CandidateSource] = {
         DefaultSource(),
         MetaScheduleSource(),
         TritonSource(),
+        CublasLtSource(),
     )
 }
 
 
-def searched() -> tuple[str, ...]:
-    """Name the sources that a task's trials are split between: all but its default."""
-    return tuple(name for name in SOURCES if name != DEFAULT_SOURCE)
+def searched(libraries: Collection[str] = ()) -> tuple[str, ...]:
+    """Name the sources that a task's trials are split between: all but its default.
+
+    Of libraries only those that are asked for: what they make needs them where it runs.
+    """
+    left_out = {DEFAULT_SOURCE, *LIBRARIES} - set(libraries)
+    return tuple(name for name in SOURCES if name not in left_out)
 
 
 def lower(task: Task, candidate: Candidate) -> LoweredKernel:
@@ -33,9 +41,9 @@ def lower(task: Task, candidate: Candidate) -> LoweredKernel:
     return source.lower(task, candidate.recipe)
 
 
-def searches(settings: SearchSettings) -> dict[str, Search]:
-    """Return a search of each source that is searched, by its name."""
-    return {name: SOURCES[name].search(settings) for name in searched()}
+def searches(settings: SearchSettings, names: Iterable[str]) -> dict[str, Search]:
+    """Return a search of each of these sources, by its name."""
+    return {name: SOURCES[name].search(settings) for name in names}
 
 
 def not_taken(task: Task, source: str) -> Proposal | None:

@@ -100,9 +100,13 @@ class TunerActor:
         self._tuner.prepare(target)
 
     def warm_up(
-        self, tasks: tuple[Task, ...], transferred: tuple[TransferredResults, ...], sms: int | None
+        self,
+        tasks: tuple[Task, ...],
+        transferred: tuple[TransferredResults, ...],
+        sms: int | None,
+        libraries: tuple[str, ...],
     ) -> float:
-        return self._tuner.warm_up(tasks, transferred, sms)
+        return self._tuner.warm_up(tasks, transferred, sms, libraries)
 
     def propose(
         self, task_id: str, source: str, count: int, results: Any, exclude: Any, rows: Any

@@ -186,15 +186,18 @@ class Cluster:
         *,
         transferred: Sequence[TransferredResults] = (),
         sms: int | None = None,
+        libraries: Sequence[str] = (),
         profile: Profile = SEARCH,
     ) -> None:
         """Tell the tuners what to search and learn; each answers "warm_up" once it can work.
 
         sms: of the share of a GPU that is tuned for.
+        libraries: that are searched, too.
         profile: of the search's measurements.
         """
         self._profile = profile
-        self._given = (self._ray.put(tuple(tasks)), self._ray.put(tuple(transferred)), sms)
+        put = self._ray.put
+        self._given = (put(tuple(tasks)), put(tuple(transferred)), sms, tuple(libraries))
         for tuner_id in self._tuners:
             self._warm_up(tuner_id)
 

@@ -31,7 +31,7 @@ BUILD_TIMEOUT_SECS = 60.0
 
 
 class Tuner:
-    """Searches and builds the tasks of warm_up(), on the cores it was given, by all sources."""
+    """Searches and builds the tasks of warm_up(), on the cores it was given."""
 
     def __init__(
         self, *, seed: int, threads: int, island_number: int, cores: Sequence[int] = ()
@@ -54,17 +54,20 @@ class Tuner:
         tasks: Sequence[Task],
         transferred: Sequence[TransferredResults] = (),
         sms: int | None = None,
+        libraries: Sequence[str] = (),
     ) -> float:
         """Take the tasks over, learn, and schedule one task; return the seconds it took.
 
         sms: of the share of a GPU that is tuned for.
+        libraries: that are searched, too.
         """
         started = time.perf_counter()
         from tunerd.builder.library import load_tvm
 
         load_tvm()
         self._tasks = {t.task_id: t for t in tasks}
-        self._searches = registry.searches(replace(self._settings, sms=sms))
+        sources = registry.searched(libraries)
+        self._searches = registry.searches(replace(self._settings, sms=sms), sources)
         for source, search in self._searches.items():
             search.learn([x for x in transferred if x.source == source], self._tasks)
         if tasks:

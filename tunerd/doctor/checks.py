@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from tunerd.errors import HostError, TunerdError
+from tunerd.libraries.packages import PACKAGES, missing, wheel_version
 from tunerd.system import host, spawn
 from tunerd.system.host import HostFacts
 from tunerd.vocabulary import SliceRequest
@@ -62,7 +63,14 @@ def check() -> list[Finding]:
     """Check everything; takes some seconds, with a GPU as long as a slice takes to start."""
     facts = host.facts()
     everywhere: _Checks = (_cores, _memory, _packages, _bytecode, _tvm, _linker, _ray, _dashboard)
-    for_gpus: _Checks = (_gpus, _cuda_libraries, _mps_binary, _other_daemons, _attach)
+    for_gpus: _Checks = (
+        _gpus,
+        _cuda_libraries,
+        _kernel_libraries,
+        _mps_binary,
+        _other_daemons,
+        _attach,
+    )
     found = [finding for each in everywhere for finding in each(facts)]
     for each in for_gpus:
         found += [dataclasses.replace(finding, gpu_only=True) for finding in each(facts)]
@@ -256,6 +264,15 @@ def _cuda_libraries(facts: HostFacts) -> Iterator[Finding]:
         yield Finding("CUDA libraries", Status.FAIL, missing, fix)
     else:
         yield Finding("CUDA libraries", Status.WARN, missing, f"only for GPUs: {fix}")
+
+
+def _kernel_libraries(_: HostFacts) -> Iterator[Finding]:
+    for package in PACKAGES.values():
+        if lacking := missing(package.name):
+            use = f"only for --libraries {package.name}, and for artifacts that it gave kernels"
+            yield Finding(package.title, Status.WARN, f"not needed: {use}", lacking)
+        else:
+            yield Finding(package.title, Status.OK, wheel_version(package.name) or "found")
 
 
 def _mps_binary(facts: HostFacts) -> Iterator[Finding]:

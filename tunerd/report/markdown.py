@@ -8,6 +8,7 @@ from tunerd.report.comparison import NamedRun, against_first, task_rows
 from tunerd.report.comparison_page import title_text
 from tunerd.report.facts_section import version_pairs
 from tunerd.report.figures import LATENCY_NAMES, by_share, headline, median_of, share_asked
+from tunerd.report.library_text import library_bars, library_text
 from tunerd.report.markdown_text import MOST_CHARS, code, folded, table, text
 from tunerd.report.precision_text import precision_sentences
 from tunerd.report.run_view import RunView
@@ -34,6 +35,7 @@ def run_markdown(view: RunView) -> str:
     parts = [
         _verdict(view),
         _latency_table(view),
+        "\n".join(text(f"{bar.text}.") for bar in library_bars(view.tasks)),
         _failures(view),
         "\n".join(f"- {text(said)}" for said in precision_sentences(view.settings)),
         folded(_tasks_title(view), _task_table(view)),
@@ -149,9 +151,9 @@ def _task_table(view: RunView) -> str:
 def _winner(task: TaskOutcome, view: RunView) -> str:
     if task.task_id in view.undecided:
         return "undecided"
-    if task.is_tuned:
-        return "tuned"
-    return f"default: {text(task.note[:MOST_CHARS])}" if task.note else "default"
+    said = "; ".join(filter(None, ("" if task.is_tuned else task.note, library_text(task))))
+    ships = "tuned" if task.is_tuned else "default"
+    return f"{ships}: {text(said[:MOST_CHARS])}" if said else ships
 
 
 def _ratio(compared: Comparison | None) -> str:

@@ -19,6 +19,7 @@ from tunerd.report.figures import (
     weighted_secs,
 )
 from tunerd.report.grid import Grid
+from tunerd.report.library_text import library_bars, library_secs
 from tunerd.system.text import (
     TIMES,
     UNKNOWN,
@@ -59,6 +60,7 @@ def outcome_table(outcome: Outcome) -> RenderableType:
         lines.append(Text(f"and {len(rest)} more, {percent_text(left)} of the time", style="dim"))
     lines += _reasons(shares[:SHOWN_TASKS])
     lines.append(_totals_line(outcome))
+    lines += [Text(bar.text) for bar in library_bars(outcome.tasks)]
     return Group(*lines)
 
 
@@ -249,6 +251,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
             "is_tuned": task.is_tuned,
             "from_store": task.taken is not None,
             "share_of_time": shares[task.task_id],
+            "libraries_secs": library_secs(task),
         }
     for latency, described in zip(outcome.latencies, document["latencies"], strict=True):
         seen = median_of(latency)
@@ -268,6 +271,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "trials_failed": sum(t.failed for t in outcome.tasks),
         "kernels_default_secs": default,
         "kernels_best_secs": best,
+        "libraries": [to_json(bar) for bar in library_bars(outcome.tasks)],
     }
     found: dict[str, Any] = finite(document)
     return found

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tunerd.report import svg
 from tunerd.report.components import ratio_cell, row
 from tunerd.report.figures import TaskShare, by_share
+from tunerd.report.library_text import library_bars, library_text
 from tunerd.report.markup import Child, Markup, element
 from tunerd.report.run_view import RunView
 from tunerd.system.text import UNKNOWN, count_text, percent_text, ratio_texts, secs_text
@@ -36,11 +37,12 @@ def task_section(view: RunView) -> Markup:
             words = "The run ended before the model was cut into tasks."
         return element("section", heading, element("p", words, class_="lead"))
     lead = element("p", tasks_text(view), class_="lead")
+    bars = [element("p", f"{bar.text}.") for bar in library_bars(view.tasks)]
     compared = [c for s in shares if (c := s.task.comparison) is not None]
     scale = svg.ratio_scale([end for c in compared for end in (c.ratio_low, c.ratio_high)])
     shown, folded = shares[:SHOWN_TASKS], shares[SHOWN_TASKS:]
     return element(
-        "section", heading, lead, _table(shown, scale, view), _folded(folded, scale, view),
+        "section", heading, lead, *bars, _table(shown, scale, view), _folded(folded, scale, view),
         class_="tasks",
     )  # fmt: skip
 
@@ -119,7 +121,8 @@ def _trials(task: TaskOutcome) -> Child:
 def _winner(task: TaskOutcome, *, is_decided: bool) -> Markup:
     if not is_decided:
         return element("div", "undecided", element("small", task.note))
+    said = "; ".join(filter(None, (task.note, library_text(task))))
+    note = element("small", said) if said else None
     if task.is_tuned:
-        note = element("small", task.note) if task.note else None
         return element("div", element("code", task.winner.candidate_id), note)
-    return element("div", "default", element("small", task.note) if task.note else None)
+    return element("div", "default", note)

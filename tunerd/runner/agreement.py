@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tunerd.runner.sampling import Device, failure
+from tunerd.libraries import calls
+from tunerd.runner.sampling import FIRST_GPU, Device, failure
 from tunerd.system.arrays import (
     KERNEL_TOLERANCES,
     Array,
@@ -37,9 +38,9 @@ def disagreement(device: Device, reference: Build, build: Build) -> Failure | No
     the precision that the task computes in: what float16 has rounded off, a result in float32
     lacks, too. All arguments are compared: inputs must stay as they are.
 
-    Where a schedule has its weights in a layout of its own, they are put into it. A layout that is
-    not known (`Build.rewritten`) is a failure: only weights that are all one value would be the
-    same in it, and those would not show a wrong index.
+    Where a schedule has its weights in a layout or type of its own, they are put into it. A layout
+    that is not known (`Build.rewritten`) is a failure: only weights that are all one value would be
+    the same in it, and those would not show a wrong index.
     """
     known = dict(build.rewritten)
     for i, (own, spec) in enumerate(zip(reference.args, build.args, strict=True)):
@@ -63,7 +64,9 @@ def _first_difference(device: Device, reference: Build, build: Build, folder: Pa
 
     def laid_out(arrays: Sequence[Array]) -> list[Array]:
         return [
-            _rewritten(array, spec.shape, known[i]) if i in known else array
+            (_rewritten(array, spec.shape, known[i]) if i in known else array).astype(
+                dtype_of(spec.dtype), copy=False
+            )
             for i, (array, spec) in enumerate(zip(arrays, build.args, strict=True))
         ]
 
@@ -93,6 +96,7 @@ def _said_of_the_default() -> Iterator[None]:
 
 def _loaded(device: Device, build: Build, path: Path) -> Call:
     path.write_bytes(build.library)
+    calls.provide(build.calls, FIRST_GPU)
     return device.loaded(path)
 
 

@@ -50,6 +50,7 @@ class Arguments:
         self._pieces: dict[str, Any] = {}  # one dimension each, by type
         self._activations: dict[tuple[tuple[int, ...], str, int], Any] = {}
         self._kept_bytes = 0  # of activations
+        self._scratch: dict[TensorSpec, Any] = {}  # which all kernels share
         self._sets: dict[tuple[Any, ...], list[ArgumentSet]] = {}
 
     def sets(self, build: Build, *, range_bytes: int) -> list[ArgumentSet]:
@@ -110,9 +111,10 @@ class Arguments:
 
     def _zeros(self, spec: TensorSpec) -> Any:
         """Return scratch memory, which kernels leave as they found it or write before they read."""
-        tensor = self._empty(spec.shape, spec.dtype)
-        tensor.copyfrom(np.zeros(spec.shape, spec.dtype))
-        return tensor
+        if spec not in self._scratch:
+            self._scratch[spec] = self._empty(spec.shape, spec.dtype)
+            self._scratch[spec].copyfrom(np.zeros(spec.shape, spec.dtype))
+        return self._scratch[spec]
 
     def _view(self, spec: TensorSpec, begin: int) -> Any:
         return _view(self._pieces[spec.dtype], spec.shape, begin)

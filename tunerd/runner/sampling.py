@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tunerd.libraries import calls
 from tunerd.runner.arguments import Arguments, timed_inputs
 from tunerd.runner.profiles import range_of
 from tunerd.vocabulary import Build, Failure, Kind, Profile, Stage
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_CHARS = 2000
 DEAD = "; its context is dead"  # ends the message of a failure after which a device answers nothing
 _USUAL_CACHE_BYTES = 64 << 20  # of a CPU that does not tell its last-level cache
+FIRST_GPU = 0  # the one that a runner works on, as its process numbers them
 # One call that takes this long needs no second one to be told from its rivals.
 _SLOW_CALL_SECS = 2.0
 
@@ -195,6 +197,7 @@ def _prepared(device: Device, build: Build, folder: Path, profile: Profile) -> T
     path = folder / "kernel.so"
     path.write_bytes(build.library)
     try:
+        calls.provide(build.calls, FIRST_GPU)
         return device.prepare(build, path, profile)
     except Exception as error:
         return failure_on(device, Stage.LOAD, error)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tunerd.candidates.triton.source import is_installed
 from tunerd.cluster.layout import Layout, cluster_layout, local_layout, open_cluster
+from tunerd.errors import HostError
 from tunerd.frontend.kernels import Kernels, Selection
 from tunerd.frontend.model import FixedModel, read_model
 from tunerd.frontend.samples import read_samples
+from tunerd.libraries import packages
 from tunerd.records import RunFacts
 from tunerd.runs.folder import require_free
 from tunerd.runs.warm_start import WarmStart, read_warm_starts
@@ -156,6 +158,8 @@ def plan_run(
     model, its inputs or a run to learn from cannot be used, and FolderError where the latter is
     damaged.
     """
+    if cluster is None:
+        _require_libraries(settings)
     layout = local_layout(settings) if cluster is None else cluster_layout(settings, cluster)
     model = model or read(settings)
     warm_starts = read_warm_starts(
@@ -169,6 +173,12 @@ def plan_run(
     )
     samples = read_samples(settings.inputs, model.inputs, settings.values)
     return RunPlan(settings, model, layout, warm_starts, facts, selection, samples)
+
+
+def _require_libraries(settings: TuneSettings) -> None:
+    for name in settings.libraries:
+        if lacking := packages.missing(name):
+            raise HostError(f"--libraries {name}: {lacking}")
 
 
 def read(settings: TuneSettings) -> FixedModel:

@@ -273,7 +273,13 @@ class Run:
             transferred = [past for x in self._plan.warm_starts for past in x.transferred]
             sms = proofs[0].sm_count if self._plan.layout.target.is_cuda else None
             profile = within(SEARCH, extracted.touched_bytes)
-            cluster.give_tasks(tasks, transferred=transferred, sms=sms, profile=profile)
+            cluster.give_tasks(
+                tasks,
+                transferred=transferred,
+                sms=sms,
+                libraries=self._plan.settings.libraries,
+                profile=profile,
+            )
             self._restore(tasks, proofs)
             if to_finish:
                 stack.enter_context(_loading(lowering))
@@ -307,7 +313,7 @@ class Run:
         self._coordinator = Coordinator(
             self._tasks,
             limits,
-            sources=registry.searched(),
+            sources=registry.searched(settings.libraries),
             known=functools.partial(self._shared.build_of, self._plan.layout.target),
         )
         task_ids = {t.task_id for t in self._tasks}

@@ -21,7 +21,7 @@ from tunerd.records.conditions_key import Obtained
 from tunerd.records.problems import StoreLost
 from tunerd.settings import TuneSettings
 from tunerd.system.store_address import StoreAddress
-from tunerd.vocabulary import CapProof, Task, candidate_id
+from tunerd.vocabulary import LIBRARIES, CapProof, Task, candidate_id
 from tunerd.vocabulary.outcome import Outcome, TaskOutcome
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,9 @@ class TeamStore:
         *,
         say: Callable[[str], None],
         pause: Callable[[float], None] = time.sleep,
+        libraries: Collection[str] = (),
     ) -> None:
+        self._refused = set(LIBRARIES) - set(libraries)  # sources whose winners are not taken
         self._address = address
         self._own = own
         self._say = say
@@ -58,7 +60,8 @@ class TeamStore:
         decided = []
         for outcome, its in self._own.measured_outcomes():
             is_whole = outcome.trials == len(self._own.ranked(outcome.task_id))
-            if its == on and is_whole and outcome.is_decided:
+            is_refused = outcome.winner.source in self._refused
+            if its == on and is_whole and outcome.is_decided and not is_refused:
                 if outcome.taken:
                     found[outcome.task_id] = outcome
                 else:
@@ -123,7 +126,10 @@ class TeamStore:
         found = self._insist(
             read, "nothing was tuned; run the same command when the store is back, or leave --store"
         )
-        chosen = {t: list(_usable(outcomes)) for t, outcomes in found.items()}
+        chosen = {
+            t: [o for o in _usable(outcomes) if o.winner.source not in self._refused]
+            for t, outcomes in found.items()
+        }
         return {t: max(outcomes, key=_gain) for t, outcomes in chosen.items() if outcomes}
 
     def _as_ours(self, task: Task, outcome: TaskOutcome) -> TaskOutcome:
@@ -156,7 +162,9 @@ class TeamStore:
 def team_store(settings: TuneSettings, own: Store, say: Callable[[str], None]) -> TeamStore | None:
     """Return the team's store that a run was given, None where it was given none."""
     address = settings.store_address
-    return None if address is None else TeamStore(address, own, say=say)
+    if address is None:
+        return None
+    return TeamStore(address, own, say=say, libraries=settings.libraries)
 
 
 def obtained_in(slice_id: str, proofs: Sequence[CapProof], own: Store, profile: str) -> Obtained:

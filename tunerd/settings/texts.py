@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from tunerd.vocabulary import LIBRARIES
+
 MAX_SECS = 366 * 24 * 3600.0
 MAX_COUNT = 2**31 - 1  # of trials, and the largest seed and dimension: what 32 bits hold
 AUTO = "auto"  # a share or a precision that is chosen
@@ -91,6 +93,16 @@ def numbers(*, most: int, example: str) -> Callable[[Any], Any]:
         return tuple(sorted(found))
 
     return read
+
+
+def libraries(value: Any) -> Any:
+    """Read `cublaslt,cudnn`: distinct names of libraries, in the order in which tunerd has them."""
+    if not isinstance(value, str):
+        return value
+    names = {name.strip() for name in value.split(",")}
+    if unknown := sorted(names - set(LIBRARIES)):
+        raise ValueError(f"'{unknown[0]}' is no library; give some of {', '.join(LIBRARIES)}")
+    return tuple(name for name in LIBRARIES if name in names)
 
 
 def shapes(value: Any) -> Any:

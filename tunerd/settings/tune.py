@@ -38,6 +38,7 @@ Percent = Annotated[int, Field(ge=1, le=100)]
 Secs = Annotated[float, Field(gt=0, le=MAX_SECS)]
 SliceKind = Literal["mps", "whole", "cpu", "simulated"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+Library = Literal["cublaslt"]
 
 
 def slice_option(help: str, *, is_filled: bool = False) -> Option:
@@ -150,6 +151,15 @@ class TuneSettings(BaseModel):
             takes=Literal["fp32", "tf32", "fp16", "bf16", "auto"],
         ),
     ] = None
+    libraries: Annotated[
+        tuple[Library, ...],
+        Option(
+            "Try kernels of these libraries, too: cublaslt. Where they win, serving needs the "
+            "library. [default: none]",
+            takes=str,
+        ),
+        BeforeValidator(texts.libraries),
+    ] = ()
     inputs: Annotated[
         Path | None,
         Option(
@@ -270,6 +280,8 @@ class TuneSettings(BaseModel):
                 f"--mps external is for slices of kind mps, and these are {self.slice_kind}; leave "
                 "one of the two out"
             )
+        if self.libraries and self.gpu_pct is None:
+            raise ValueError("--libraries are for GPUs; give --gpu-pct, or leave them out")
         if self.sizes:
             self._require_one_run_each()
         if self.require_hit and self.store is None:

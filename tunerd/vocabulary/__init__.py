@@ -49,13 +49,16 @@ from tunerd.vocabulary.slices import (
 )
 from tunerd.vocabulary.time_use import Activity, Phase, PhaseTime, Span
 from tunerd.vocabulary.trials import (
+    CUBLASLT,
     DEFAULT_SOURCE,
+    LIBRARIES,
     METASCHEDULE,
     TRITON,
     Build,
     Candidate,
     Failure,
     Kind,
+    LibraryCall,
     Record,
     Stage,
     TrialState,
@@ -66,7 +69,9 @@ from tunerd.vocabulary.trials import (
 )
 
 __all__ = [
+    "CUBLASLT",
     "DEFAULT_SOURCE",
+    "LIBRARIES",
     "METASCHEDULE",
     "BF16",
     "FP16",
@@ -83,6 +88,7 @@ __all__ = [
     "Conditions",
     "Failure",
     "Kind",
+    "LibraryCall",
     "Measurement",
     "Model",
     "Phase",

@@ -12,6 +12,8 @@ from tunerd.vocabulary.model import FP32, Task, TensorSpec
 DEFAULT_SOURCE = "default"  # DLight's schedule on CUDA, TVM's own lowering on llvm
 METASCHEDULE = "metaschedule"
 TRITON = "triton"
+CUBLASLT = "cublaslt"
+LIBRARIES = (CUBLASLT,)  # sources whose kernels need a library where they run: on request alone
 _NAMELESS = (DEFAULT_SOURCE, METASCHEDULE)  # sources whose ids are older than the others
 
 
@@ -61,6 +63,14 @@ def source_of(origin: str) -> str:
 
 
 @dataclass(frozen=True)
+class LibraryCall:
+    """A call of a library that compiled code makes."""
+
+    library: str  # of LIBRARIES
+    text: str = field(repr=False)  # that the library's part of tunerd reads
+
+
+@dataclass(frozen=True)
 class Build:
     """A candidate compiled to a shared library that a slice loads without a compiler.
 
@@ -71,15 +81,17 @@ class Build:
     library: bytes = field(repr=False)
     library_sha256: str
     build_secs: float
-    args: tuple[TensorSpec, ...]  # as the library takes them; a layout rewrite may change weights
+    # As the library takes them: weights may have another layout than the task's, or another type.
+    args: tuple[TensorSpec, ...]
     weight_args: tuple[int, ...]
-    compiler: str  # "llvm", "nvrtc", "nvrtc-fallback" or Triton and its version
+    compiler: str  # "llvm", "nvrtc", "nvrtc-fallback", Triton and its version, or a library
     # Weights in a layout of the library's own: the argument, and its axes in the order in which,
     # read as one, they are the weights as the task has them.
     rewritten: tuple[tuple[int, tuple[int, ...]], ...] = ()
     # What `main` takes after its arguments: memory that starts as zeros and that nobody reads.
     scratch: tuple[TensorSpec, ...] = ()
     precision: str = FP32  # of the task
+    calls: tuple[LibraryCall, ...] = ()  # that it makes
 
 
 class Stage(StrEnum):

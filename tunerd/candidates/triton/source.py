@@ -13,16 +13,16 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tunerd.candidates.base import (
-    ENTRY,
     CandidateSource,
     DeviceKernel,
     LoweredKernel,
     Search,
     SearchSettings,
 )
+from tunerd.candidates.host_code import calling, pointer
 from tunerd.candidates.nests.nest import Nest, NotANest, nest_of
 from tunerd.candidates.triton.attention import Attention, Band
 from tunerd.candidates.triton.fold import Fold, Piece
@@ -30,9 +30,6 @@ from tunerd.candidates.triton.loops import Block, Loops
 from tunerd.candidates.triton.product import MAX_TILES, Product, Tile
 from tunerd.candidates.triton.rows import Rows, Strip
 from tunerd.vocabulary import TRITON, TargetSpec, Task, TensorSpec, architecture
-
-if TYPE_CHECKING:
-    from tvm.ir import IRModule
 
 _VERSION = 1  # of the templates' text: another one gives other candidates
 _LEAST_ARCH = 80
@@ -185,29 +182,11 @@ def lowered(task: Task, template: Template, recipe: Recipe) -> LoweredKernel:
     types = ("handle",) * len(specs) + ("int64",) * 2
     kernel = DeviceKernel(symbol, compiled.cubin, types, f"triton-{load().__version__}")
     launch = (*template.grid(recipe.cut), compiled.threads, compiled.shared_bytes)
-    return LoweredKernel(_host_code(symbol, specs, launch), (kernel,), scratch)
+    passed = [pointer(i) for i in range(len(specs))]
+    passed += [f"T.int64({value})" for value in (0, 0, *launch)]
+    return LoweredKernel(calling(symbol, specs, passed), (kernel,), scratch)
 
 
 def _rounded(values: int) -> int:
     """Round up, so that the workspaces of many candidates are of few sizes."""
     return 1 << max(14, (values - 1).bit_length())
-
-
-def _host_code(symbol: str, specs: tuple[TensorSpec, ...], launch: tuple[int, ...]) -> IRModule:
-    import tvm
-
-    names = [f"a{i}" for i in range(len(specs))]
-    params = ", ".join(
-        f'{name}: T.Buffer({tuple(spec.shape)}, "{spec.dtype}")'
-        for name, spec in zip(names, specs, strict=True)
-    )
-    passed = [f"{name}.data" for name in names] + ["T.int64(0)"] * 2
-    passed += [f"T.int64({value})" for value in launch]
-    text = f"""
-# from tvm.script import tirx as T
-@T.prim_func
-def {ENTRY}({params}):
-    T.func_attr({{"tirx.noalias": True, "tirx.is_scheduled": True, "global_symbol": "{ENTRY}"}})
-    T.evaluate(T.call_packed("{symbol}", {", ".join(passed)}))
-"""
-    return tvm.IRModule({ENTRY: tvm.script.from_source(text)})

@@ -88,6 +88,7 @@ def finish(ending: Ending) -> Outcome:
         say=ending.say,
         unsearched=ending.unsearched,
         built=ending.built,
+        libraries=ending.plan.settings.libraries,
     )
     ending.enter(Phase.MODEL)
     # Nothing becomes the artifact before it is verified. Each folder is compiled once: a runner

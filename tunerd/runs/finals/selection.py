@@ -16,7 +16,7 @@ and they tell what the choice of the best few has missed. Each costs its build a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -24,6 +24,7 @@ from tunerd.records import Store
 from tunerd.runs.finals.quiet_slice import QuietSlice
 from tunerd.stats.paired import fastest
 from tunerd.vocabulary import (
+    LIBRARIES,
     Build,
     Candidate,
     Failure,
@@ -35,7 +36,8 @@ from tunerd.vocabulary import (
 from tunerd.vocabulary.outcome import Comparison, Finalist, TaskOutcome
 from tunerd.vocabulary.verdict import Verdict
 
-FINALISTS = 3  # of each task, besides its default; of disturbed trials as many more
+# Of each task, besides its default; of disturbed trials as many more, and each library's best.
+FINALISTS = 3
 _T = TypeVar("_T")
 
 
@@ -53,24 +55,32 @@ def choose_winners(
     say: Say,
     unsearched: Mapping[str, str],
     built: Iterable[Build] = (),
+    libraries: Collection[str] = (),
 ) -> tuple[TaskOutcome, ...]:
     """Choose a winner for each task, in order; outcomes are stored, and not decided twice.
 
     A stored outcome counts while no trial of its task has ended since, if it is decided and was
     measured like these. `unsearched` says of tasks by their ids why they have no trials. What is
     not in `built` is built. A candidate that faulted in earlier finals of this run is never run
-    again.
+    again. Of sources that are libraries only those of `libraries` count.
     """
+    refused = set(LIBRARIES) - set(libraries)
     records = _ended(store.records())
     finals = quiet.finals
     stored = store.task_outcomes()
     known = {
         o.task_id: o
         for o in stored
-        if o.trials == len(records.get(o.task_id, ())) and o.is_decided and finals.accept(o)
+        if o.trials == len(records.get(o.task_id, ()))
+        and o.is_decided
+        and finals.accept(o)
+        and o.winner.source not in refused
     }
     todo = [t for t in tasks if t.task_id not in known]
-    entries = {t.task_id: _entries(t, records.get(t.task_id, ()), finals.fidelity) for t in todo}
+    allowed = {
+        name: [r for r in of if r.candidate.source not in refused] for name, of in records.items()
+    }
+    entries = {t.task_id: _entries(t, allowed.get(t.task_id, ()), finals.fidelity) for t in todo}
     wanted = [c for t in todo for c in entries[t.task_id].all]
     builds: dict[str, Build | Failure] = {b.candidate.candidate_id: b for b in built}
     builds |= faults_of(stored)
@@ -130,8 +140,11 @@ def _entries(task: Task, records: Sequence[Record], fidelity: int) -> _Entries:
     measured.sort(key=lambda m: m[0].median_secs)
     quiet = [c for result, c in measured if not result.conditions.is_disturbed]
     disturbed = [c for result, c in measured if result.conditions.is_disturbed]
-    chosen = {c.candidate_id for c in (*quiet[:FINALISTS], *disturbed[:FINALISTS])}
     ranked = [candidate for _, candidate in measured]
+    # Of each library its best: the report says what it would take where it does not win.
+    of_libraries = {c.source: c for c in reversed(ranked) if c.source in LIBRARIES}.values()
+    taken = (*quiet[:FINALISTS], *disturbed[:FINALISTS], *of_libraries)
+    chosen = {c.candidate_id for c in taken}
     best = [c for c in ranked if c.candidate_id in chosen]
     rest = [c for c in ranked if c.candidate_id not in chosen]
     return _Entries(default_candidate(task), tuple(best), tuple(spread_over(rest, fidelity)))
