@@ -108,6 +108,12 @@ def test_the_manifest_says_what_was_tuned_for_which_share(
     assert manifest["hit_rate"] == pytest.approx(1 / len(manifest["tasks"]))
 
 
+def test_the_manifest_says_what_lies_between_the_kernels(artifact: Path) -> None:
+    maps_bytes = 2 * 8 * 8 * 8 * 4  # the result of the convolution
+    said = json.loads((artifact / "manifest.json").read_text())["storage_bytes"]
+    assert maps_bytes <= said < 20 * maps_bytes
+
+
 def test_only_the_kernel_of_the_winner_is_scheduled(
     lowered: Lowered, tasks: tuple[Task, ...], winner: Candidate
 ) -> None:

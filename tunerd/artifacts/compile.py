@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import shutil
 import struct
@@ -93,7 +94,7 @@ def compile_artifact(
     scheduled = schedule(lowered.mod, tasks, winners, target)
     hits = scheduled.hits
     with written_beside(folder) as part:
-        _compile_library(scheduled, target, part / LIBRARY)
+        storage_bytes = _compile_library(scheduled, target, part / LIBRARY)
         casts = {n: narrowed(lowered.weights[o], t) for n, (o, t) in scheduled.casts.items()}
         weights = {**lowered.weights, **casts, **scheduled.counters}
         names = _weight_names(scheduled.mod, lowered.num_inputs, weights)
@@ -111,6 +112,7 @@ def compile_artifact(
             "inputs": to_json(model.inputs),
             "outputs": to_json(model.outputs),
             "weights": names,
+            "storage_bytes": storage_bytes,
             "target": to_json(target),
             "share": _share(pct, proofs),
             "versions": {
@@ -274,7 +276,8 @@ def _scheduled_kernel(func: PrimFunc, lowered: LoweredKernel) -> PrimFunc:
     return best.with_attr("tirx.is_scheduled", True)
 
 
-def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path) -> None:
+def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path) -> int:
+    """Write the library, and return the bytes of the storage between its kernels, as planned."""
     tvm = load_tvm()
     from tvm import relax
 
@@ -283,15 +286,17 @@ def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path) -> No
     else:
         from tvm.relax.backend.cpu_generic import pipeline
     tvm_target = tvm.target.Target(target.json)
-    # The frontend has made views of reshapes; TVM's pass fails on functions that call kernels.
-    lower = [
-        each
-        for each in (
-            *pipeline.dataflow_lower_passes(tvm_target),
-            *pipeline.finalize_passes(tvm_target),
-        )
-        if str(each.info.name) != "RewriteDataflowReshape"
-    ]
+    planned: list[int] = []
+    lower: list[Any] = []
+    for each in (
+        *pipeline.dataflow_lower_passes(tvm_target),
+        *pipeline.finalize_passes(tvm_target),
+    ):
+        # The frontend has made views of reshapes; TVM's pass fails on functions that call kernels.
+        if str(each.info.name) != "RewriteDataflowReshape":
+            lower.append(each)
+        if str(each.info.name) == "StaticPlanBlockMemory":
+            lower.append(_counting_storage(planned))
     # One graph launch instead of a launch per kernel: short kernels would time the host.
     config = {"relax.backend.use_cuda_graph": True} if target.is_cuda else {}
     with tvm_target, tvm.transform.PassContext(opt_level=3, config=config):
@@ -304,6 +309,28 @@ def _compile_library(scheduled: Scheduled, target: TargetSpec, path: Path) -> No
     arch = str(tvm_target.attrs["arch"]) if target.is_cuda else None
     threads = len(os.sched_getaffinity(0))
     export_library(executable, path, arch=arch, threads=threads, kernels=scheduled.kernels)
+    return sum(planned)
+
+
+def _counting_storage(planned: list[int]) -> Any:
+    """Return a pass that changes nothing and adds the bytes of each storage to `planned`."""
+    import tvm
+    from tvm import relax
+
+    alloc = tvm.ir.Op.get("relax.memory.alloc_storage")
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Call) and node.op.same_as(alloc):
+            shape, dtype = node.args[0], np.dtype(str(node.args[3].value))
+            planned.append(math.prod(map(int, shape.values)) * dtype.itemsize)
+
+    def count(mod: IRModule, _context: Any) -> IRModule:
+        for _, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                relax.analysis.post_order_visit(func, visit)
+        return mod
+
+    return tvm.transform.module_pass(count, opt_level=0, name="CountStorage")
 
 
 # --- the folder --------------------------------------------------------------------------------

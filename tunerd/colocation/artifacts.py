@@ -78,7 +78,7 @@ class Needed:
 def needed_memory(path: Path) -> Needed:
     """Return what an artifact takes when it is loaded, of several shares the most.
 
-    The storage of what lies between the kernels is known where the manifest says it.
+    Older manifests do not say how much lies between the kernels.
     """
     shared, each = [], []
     for variant in read_variants(path):
