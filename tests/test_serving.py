@@ -1,0 +1,227 @@
+"""The recipe that serves a plan over HTTP: answers, errors, deadlines, metrics and a load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from colocation_plans import artifact, inputs, plan_of
+
+from tunerd.artifacts.loading import load
+from tunerd.colocation import Plan
+from tunerd.vocabulary import Arrays
+
+RECIPES = Path(__file__).parents[1] / "recipes" / "serving"
+sys.path.insert(0, str(RECIPES))
+import fastapi_app  # noqa: E402
+import open_inference  # noqa: E402
+
+MEMBERS: dict[str, dict[str, Any]] = {"first": {}, "second": {"tenants": ["shop", "press"]}}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@contextlib.contextmanager
+def served(plan: Plan) -> Iterator[str]:
+    """Serve a plan as uvicorn does on a command line, and yield the address."""
+    config = uvicorn.Config(fastapi_app.create_app(plan), port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def client(root: Path) -> Iterator[httpx.Client]:
+    with (
+        served(plan_of(root, MEMBERS, kind="time")) as address,
+        httpx.Client(base_url=address, timeout=60) as made,
+    ):
+        yield made
+
+
+def document(given: Arrays, **more: Any) -> dict[str, Any]:
+    tensors = [
+        {
+            "name": name,
+            "shape": list(array.shape),
+            "datatype": open_inference.datatype_of(str(array.dtype)),
+            "data": array.ravel().tolist(),
+        }
+        for name, array in given.items()
+    ]
+    return {"id": "7", "inputs": tensors} | more
+
+
+def binary(given: Arrays) -> tuple[bytes, dict[str, str]]:
+    said = document(given, parameters={"binary_data_output": True})
+    for entry in said["inputs"]:
+        del entry["data"]
+        entry["parameters"] = {"binary_data_size": given[entry["name"]].nbytes}
+    head = json.dumps(said).encode()
+    body = head + b"".join(array.tobytes() for array in given.values())
+    return body, {open_inference.HEADER: str(len(head))}
+
+
+def outputs_of(answer: httpx.Response) -> Arrays:
+    size = int(answer.headers.get(open_inference.HEADER, len(answer.content)))
+    rest, found = answer.content[size:], {}
+    for entry in json.loads(answer.content[:size])["outputs"]:
+        dtype = open_inference.DATATYPES[entry["datatype"]]
+        if "data" in entry:
+            values = np.array(entry["data"], dtype)
+        else:
+            taken = entry["parameters"]["binary_data_size"]
+            values, rest = np.frombuffer(rest[:taken], dtype), rest[taken:]
+        found[entry["name"]] = values.reshape(entry["shape"])
+    assert not rest
+    return found
+
+
+def same(found: Arrays, expected: Arrays) -> bool:
+    return found.keys() == expected.keys() and all(
+        np.array_equal(found[name], expected[name]) for name in expected
+    )
+
+
+@pytest.mark.parametrize(("nth", "name"), list(enumerate(MEMBERS)))
+def test_a_model_answers_in_json_and_in_bytes(
+    client: httpx.Client, root: Path, nth: int, name: str
+) -> None:
+    given, expected = inputs(3), load(artifact(root, nth))(inputs(3))
+    answer = client.post(f"/v2/models/{name}/infer", json=document(given))
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["model_name"], answer.json()["id"]) == (name, "7")
+    assert same(outputs_of(answer), expected)
+    body, headers = binary(given)
+    raw = client.post(f"/v2/models/{name}/infer", content=body, headers=headers)
+    assert raw.status_code == 200, raw.text
+    assert same(outputs_of(raw), expected)
+
+
+def test_outputs_are_chosen_by_name(client: httpx.Client) -> None:
+    said = document(inputs(), outputs=[{"name": "scores"}])
+    assert outputs_of(client.post("/v2/models/first/infer", json=said)).keys() == {"scores"}
+    said["outputs"] = [{"name": "nothing"}]
+    answer = client.post("/v2/models/first/infer", json=said)
+    assert answer.status_code == 400
+    assert "no output 'nothing'; it has scores, features" in answer.text
+
+
+def test_a_model_says_what_it_takes(client: httpx.Client) -> None:
+    assert client.get("/v2/health/ready").status_code == 200
+    said = client.get("/v2/models/second").json()
+    assert said["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [2, 3, 8, 8]}
+    assert client.get("/v2/models/third").status_code == 404
+    assert client.post("/v2/models/third/infer", json={}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda d: d.pop("inputs"), "no list 'inputs'"),
+        (lambda d: d["inputs"].pop(), "takes the inputs x, offset"),
+        (lambda d: d["inputs"][0].update(shape=[2, 3, 8, 9]), "for the shape"),
+        (lambda d: d["inputs"][0].update(datatype="FP99"), "known datatype"),
+        (lambda d: d["inputs"][0].update(datatype="FP64"), "it takes float32"),
+        (lambda d: d.update(parameters={"tenant": "nobody"}), "no tenant 'nobody'"),
+    ],
+)
+def test_a_request_that_is_wrong_is_answered_with_what_is_wrong(
+    client: httpx.Client, spoil: Any, why: str
+) -> None:
+    said = document(inputs())
+    spoil(said)
+    answer = client.post("/v2/models/second/infer", json=said)
+    assert answer.status_code == 400
+    assert why in answer.json()["detail"]
+
+
+def test_bytes_that_do_not_fit_are_refused(client: httpx.Client) -> None:
+    body, headers = binary(inputs())
+    for spoiled, said in ((body[:-1], headers), (body + b"0", headers), (body, {})):
+        answer = client.post("/v2/models/first/infer", content=spoiled, headers=said)
+        assert answer.status_code == 400, answer.text
+
+
+def test_many_callers_have_the_answers_of_their_own(root: Path) -> None:
+    expected = {
+        (name, seed): load(artifact(root, nth))(inputs(seed))
+        for nth, name in enumerate(MEMBERS)
+        for seed in range(4)
+    }
+
+    async def ask(http: httpx.AsyncClient, name: str, seed: int) -> None:
+        body, headers = binary(inputs(seed))
+        answer = await http.post(f"/v2/models/{name}/infer", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert same(outputs_of(answer), expected[name, seed])
+
+    async def load_it(address: str) -> tuple[httpx.Response, str]:
+        async with httpx.AsyncClient(base_url=address, timeout=60) as http:
+            await asyncio.gather(*(ask(http, *key) for _ in range(25) for key in expected))
+            late = document(inputs(), parameters={"timeout": 1})
+            refused = await http.post("/v2/models/first/infer", json=late)
+            return refused, (await http.get("/metrics")).text
+
+    with served(plan_of(root, MEMBERS, kind="regulated")) as address:
+        refused, metrics = asyncio.run(load_it(address))
+    assert refused.status_code == 503
+    assert "after its deadline" in refused.json()["detail"]
+    assert 'tunerd_requests_total{model="first",outcome="refused"} 1.0' in metrics
+    assert 'tunerd_requests_total{model="second",outcome="completed"} 100.0' in metrics
+    assert 'tunerd_request_seconds_count{model="second"} 100.0' in metrics
+    assert "tunerd_faults_total 0.0" in metrics
+
+
+def test_a_server_that_is_told_to_stop_answers_what_it_has_taken(
+    root: Path, tmp_path: Path
+) -> None:
+    plan_of(root, MEMBERS, kind="time").write(tmp_path / "plan.yaml")
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", RECIPES, "fastapi_app:app"]
+    environment = os.environ | {"TUNERD_PLAN": str(tmp_path / "plan.yaml")}
+    with subprocess.Popen(
+        [*command, "--port", "0"], env=environment, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stderr is not None
+            line = next(x for x in server.stderr if "running on" in x)
+            address = line.split()[line.split().index("on") + 1]
+            body, headers = binary(inputs())
+            with (
+                httpx.Client(base_url=address, timeout=60) as http,
+                http.stream(
+                    "POST", "/v2/models/first/infer", content=body, headers=headers
+                ) as answer,
+            ):
+                server.terminate()  # while the connection is open
+                answer.read()
+                assert answer.status_code == 200
+        finally:
+            server.terminate()
+        assert server.wait(60) in (0, -signal.SIGTERM)
