@@ -99,6 +99,8 @@ class FakeGpu(GpuContext):
     def __init__(self) -> None:
         self.name, self.uuid, self.sm_count, self.dead = "a GPU", "GPU-0", 132, False
 
+    def make_current(self) -> None: ...
+
     def free_bytes(self) -> int:
         return 80 << 30
 

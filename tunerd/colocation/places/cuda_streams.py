@@ -105,6 +105,7 @@ class CudaStreamsPlace(Place):
         if named := [lane for lane in lanes if lane.cores]:
             raise HostError(f"{named[0].name} is to have cores, and this place is a GPU: name none")
         if parts := [(lane.name, lane.pct) for lane in lanes if lane.pct < 100]:
+            self._gpu.make_current()
             self._contexts = self._make_contexts()
             made = self._contexts.cut(parts)
             self._parts = dict(zip((name for name, _ in parts), made, strict=True))

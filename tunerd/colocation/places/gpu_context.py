@@ -36,9 +36,13 @@ class GpuContext:
         self.name = name.split(b"\0")[0].decode()
         self.uuid = f"GPU-{UUID(bytes=bytes(uuid.bytes))}"  # as NVML writes it
 
+    def make_current(self) -> None:
+        """Have the calling thread's work go to this GPU."""
+        self._checked(self._driver.cuCtxSetCurrent(self._context))
+
     def free_bytes(self) -> int:
         """Return the memory that is free now; under MPS, of what the limit leaves."""
-        self._checked(self._driver.cuCtxSetCurrent(self._context))
+        self.make_current()
         error, free, _ = self._driver.cuMemGetInfo()
         self._checked((error,))
         return int(free)
