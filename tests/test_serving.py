@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import uvicorn
 from colocation_plans import artifact, inputs, plan_of
+from ray_processes import clean_environment
 
 from tunerd.artifacts.loading import load
 from tunerd.colocation import Plan
@@ -225,3 +227,22 @@ def test_a_server_that_is_told_to_stop_answers_what_it_has_taken(
         finally:
             server.terminate()
         assert server.wait(60) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_a_replica_of_ray_serve_is_killed_and_the_other_serves_on(
+    root: Path, tmp_path: Path
+) -> None:
+    plan_of(root, MEMBERS, kind="time").write(tmp_path / "plan.yaml")
+    script = Path(__file__).with_name("served_by_ray.py")
+    path = os.pathsep.join(map(str, [*sys.path, script.parent, RECIPES]))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "plan.yaml", str(port)],
+        env=clean_environment() | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.stdout.endswith("served again\n"), done.stdout[-2000:] + done.stderr[-4000:]

@@ -121,6 +121,11 @@ class Engine:
     def __exit__(self, raised: object, *_: object) -> None:
         self.close(drain_secs=None if raised is None else 0.0)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests: from start to drain or close, or until it fails itself."""
+        return self._is_open
+
     def _stop_taking(self) -> None:
         with self._gate:
             self._is_open = False

@@ -1,0 +1,105 @@
+"""Serve the models of a plan with Ray Serve: one replica for each GPU, holding one engine.
+
+    pip install 'tunerd[cuda]' 'ray[serve]'
+    serve run --app-dir recipes/serving ray_serve_app:build plan=/shared/plan.yaml replicas=2
+
+A plan for cores needs gpus=0. Requests are those of the Open Inference Protocol, as `fastapi_app`
+has them:
+
+    POST /v2/models/NAME/infer
+
+From Python the model is chosen by the multiplexed model id, and arrays go as they are:
+
+    handle = serve.get_app_handle("default").options(multiplexed_model_id="detector")
+    outputs = await handle.infer.remote({"x": image})
+
+A replica whose engine takes nothing any more, as after a fault that left the GPU's context dead,
+fails its health check, and Ray starts another. One that Ray stops answers first what it has taken.
+A replica is a process and a CUDA context of its own: killed, it takes nobody along. That holds
+without MPS; behind an MPS daemon a killed client takes its neighbours along.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import open_inference
+from pydantic import BaseModel
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tunerd.colocation import Engine, MemberError, RefusedError
+from tunerd.errors import InfrastructureError, InputError
+
+DRAIN_SECS = 30.0
+
+
+class Settings(BaseModel):
+    """What `serve run` or a config file gives."""
+
+    plan: str
+    replicas: int = 1
+    gpus: float = 1.0  # of a replica
+    in_flight: int = 64  # requests that a replica holds; the others wait at the proxy
+
+
+@serve.deployment(
+    health_check_period_s=2.0,
+    health_check_timeout_s=10.0,
+    graceful_shutdown_timeout_s=DRAIN_SECS,
+)
+class Members:
+    """The engine of a plan. It is loaded before the replica takes requests."""
+
+    def __init__(self, plan: str) -> None:
+        self._engine = Engine(plan).start()
+
+    async def infer(
+        self, inputs: Any, deadline_secs: float | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
+        """Run the model of the multiplexed id; arrays by name, as `Engine.submit` takes them."""
+        name = serve.get_multiplexed_model_id()
+        return await self._engine.asubmit(name, inputs, deadline_secs=deadline_secs, tenant=tenant)
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer POST /v2/models/NAME/infer."""
+        match request.url.path.strip("/").split("/"):
+            case ["v2", "models", name, "infer"]:
+                return await self._answer(name, request)
+        return JSONResponse({"detail": "POST /v2/models/NAME/infer"}, 404)
+
+    async def _answer(self, name: str, request: Request) -> Response:
+        try:
+            header = request.headers.get(open_inference.HEADER)
+            asked = open_inference.read(await request.body(), header)
+            outputs = await self._engine.asubmit(
+                name, asked.inputs, deadline_secs=asked.timeout_secs, tenant=asked.tenant
+            )
+            body, headers = open_inference.written(name, outputs, asked)
+            return Response(body, headers=headers)
+        except RefusedError as error:
+            return JSONResponse({"detail": str(error)}, 503)
+        except MemberError as error:
+            return JSONResponse({"detail": str(error)}, 500)
+        except (InputError, TypeError, ValueError) as error:
+            return JSONResponse({"detail": str(error)}, 400)
+
+    def check_health(self) -> None:
+        """Raise where the engine takes nothing any more; Ray calls this again and again."""
+        if not self._engine.is_open:
+            raise InfrastructureError("the engine takes no requests any more")
+
+    async def __del__(self) -> None:
+        """Stop, when Ray has seen the last answer off."""
+        self._engine.close(drain_secs=DRAIN_SECS)
+
+
+def build(settings: Settings) -> serve.Application:
+    """Return the application of a plan."""
+    options = {"num_gpus": settings.gpus} if settings.gpus else {"num_cpus": 1}
+    return Members.options(
+        num_replicas=settings.replicas,
+        max_ongoing_requests=settings.in_flight,
+        ray_actor_options=options,
+    ).bind(settings.plan)
