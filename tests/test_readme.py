@@ -25,12 +25,14 @@ ELSEWHERE = {
     "--address auto": "tests/test_ray_jobs.py and tests/test_cluster.py have clusters",
     "/shared/": "tests/test_ray_jobs.py submits jobs",
     "postgresql": "tests/test_team_store.py starts a server",
+    "--libraries": "tests/test_libraries.py has what stands for a library",
 }
 # In a command as the README has it, and what stands there here.
 INSTEAD = (
     (r"recipes/colocation/cpu.yaml", "plan.yaml"),
     (r"^(colocate bench .*)$", r"\1 --duration 1s"),
     (r"models/light_\w+\.onnx", "model.onnx"),
+    (r"model.onnx (.*--dim batch)", r"sized.onnx \1"),
     (r"--gpu-pct auto", "--cpu-pct auto"),
     (r"^profile (.*)$", r"profile \1 --cpu --rounds 2 --duration 1s"),
     (r"--batches 1,8 --shares 10,25,50,100", "--batches 64,128 --shares 50,100"),
@@ -79,6 +81,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         onnx.save(two_products(), folder / "model.onnx")
+        onnx.save(with_open_batch(two_products()), folder / "sized.onnx")
         for pct in (25, 40, 50, 100):
             argv = ["tune", "model.onnx", "--gpu-pct", str(pct), "--slice", "simulated"]
             assert run(app, [*argv, "--trials", "4", "--json"]) in GOOD
@@ -88,6 +91,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / "artifacts").mkdir()
         (folder / "plan.yaml").write_text(PLAN)
         yield folder
+
+
+def with_open_batch(model: onnx.ModelProto) -> onnx.ModelProto:
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return model
 
 
 def replaced(argv: list[str]) -> str:
