@@ -67,7 +67,10 @@ class CapturedModel:
         self.wait()
 
     def write(self, inputs: Mapping[str, Any]) -> None:
-        """Copy arrays or tensors by name into the inputs, on the stream; the others stay."""
+        """Copy arrays or tensors by name into the inputs; the others stay.
+
+        What was launched before must have ended: TVM copies on the default stream, and waits.
+        """
         with self._queued():
             for name, value in inputs.items():
                 self.inputs[name].copyfrom(value)
