@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tunerd.system.cuda_driver import checked
 from tunerd.vocabulary import TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
@@ -48,7 +49,7 @@ class CapturedModel:
         device.sync()  # gives this thread the device's context
         self._own: Any = None
         if stream is None:
-            self._own = self._checked(driver.cuStreamCreate(_NON_BLOCKING))
+            self._own = checked(driver.cuStreamCreate(_NON_BLOCKING))
         self.stream = int(self._own) if stream is None else stream
         self.inputs = {s.name: tvm.runtime.empty(s.shape, s.dtype, device) for s in inputs}
         self._arguments = (*self.inputs.values(), *weights)
@@ -61,9 +62,9 @@ class CapturedModel:
             graph, made = self._recorded(main)
         tensors = [made] if isinstance(made, tvm.runtime.Tensor) else list(made)
         self.outputs = dict(zip((s.name for s in outputs), tensors, strict=True))
-        self._graph = self._checked(driver.cuGraphInstantiate(graph, 0))
-        self._checked(driver.cuGraphDestroy(graph))
-        self._checked(driver.cuGraphUpload(self._graph, self.stream))
+        self._graph = checked(driver.cuGraphInstantiate(graph, 0))
+        checked(driver.cuGraphDestroy(graph))
+        checked(driver.cuGraphUpload(self._graph, self.stream))
         self.wait()
 
     def write(self, inputs: Mapping[str, Any]) -> None:
@@ -77,11 +78,11 @@ class CapturedModel:
 
     def launch(self) -> None:
         """Queue one inference on the stream."""
-        self._checked(self._driver.cuGraphLaunch(self._graph, self.stream))
+        checked(self._driver.cuGraphLaunch(self._graph, self.stream))
 
     def wait(self) -> None:
         """Wait until all that was queued on the stream has ended."""
-        self._checked(self._driver.cuStreamSynchronize(self.stream))
+        checked(self._driver.cuStreamSynchronize(self.stream))
 
     def read(self) -> dict[str, Any]:
         """Return copies of the outputs by name as NumPy arrays, when the stream has made them."""
@@ -96,11 +97,11 @@ class CapturedModel:
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         gc.disable()
         try:
-            self._checked(driver.cuStreamBeginCapture(self.stream, mode))
+            checked(driver.cuStreamBeginCapture(self.stream, mode))
             try:
                 outputs = main(*self._arguments)
             finally:
-                graph = self._checked(driver.cuStreamEndCapture(self.stream))
+                graph = checked(driver.cuStreamEndCapture(self.stream))
         finally:
             gc.enable()
         return graph, outputs
@@ -112,12 +113,6 @@ class CapturedModel:
             self._device, self.stream
         )
         return context
-
-    def _checked(self, answer: Any) -> Any:
-        error, *values = answer
-        if error != self._driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"CUDA: {error.name}")
-        return values[0] if values else None
 
     def __del__(self) -> None:
         # Of a context that is gone, all is gone: what these answer does not matter.

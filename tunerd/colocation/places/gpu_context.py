@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import UUID
 
 from tunerd.errors import HostError
+from tunerd.system.cuda_driver import checked
 
 
 class GpuContext:
@@ -20,14 +20,14 @@ class GpuContext:
             ) from None
         self._driver = driver
         try:
-            self._checked(driver.cuInit(0))
-            self._device = self._checked(driver.cuDeviceGet(0))
-            self._context = self._checked(driver.cuDevicePrimaryCtxRetain(self._device))
-            self._checked(driver.cuCtxSetCurrent(self._context))
-            name = self._checked(driver.cuDeviceGetName(128, self._device))
-            uuid = self._checked(driver.cuDeviceGetUuid(self._device))
+            checked(driver.cuInit(0))
+            self._device = checked(driver.cuDeviceGet(0))
+            self._context = checked(driver.cuDevicePrimaryCtxRetain(self._device))
+            checked(driver.cuCtxSetCurrent(self._context))
+            name = checked(driver.cuDeviceGetName(128, self._device))
+            uuid = checked(driver.cuDeviceGetUuid(self._device))
             attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-            self.sm_count = int(self._checked(driver.cuDeviceGetAttribute(attribute, self._device)))
+            self.sm_count = int(checked(driver.cuDeviceGetAttribute(attribute, self._device)))
         except RuntimeError as error:
             raise HostError(
                 f"there is no GPU to share here ({error}); run `tunerd doctor` to see what is "
@@ -38,13 +38,13 @@ class GpuContext:
 
     def make_current(self) -> None:
         """Have the calling thread's work go to this GPU."""
-        self._checked(self._driver.cuCtxSetCurrent(self._context))
+        checked(self._driver.cuCtxSetCurrent(self._context))
 
     def free_bytes(self) -> int:
         """Return the memory that is free now; under MPS, of what the limit leaves."""
         self.make_current()
         error, free, _ = self._driver.cuMemGetInfo()
-        self._checked((error,))
+        checked((error,))
         return int(free)
 
     def is_dead(self) -> bool:
@@ -53,9 +53,3 @@ class GpuContext:
         (error,) = self._driver.cuStreamQuery(0)  # which does not wait
         known = self._driver.CUresult
         return error not in (known.CUDA_SUCCESS, known.CUDA_ERROR_NOT_READY)
-
-    def _checked(self, answer: Any) -> Any:
-        error, *values = answer
-        if error != self._driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(error.name)
-        return values[0] if values else None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunerd.errors import HostError, InfrastructureError
+from tunerd.system.cuda_driver import checked
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM
@@ -87,7 +88,7 @@ class GreenContexts:
         from cuda.bindings import driver
 
         self._driver = driver
-        self._device = self._checked(driver.cuCtxGetDevice())
+        self._device = checked(driver.cuCtxGetDevice())
         self._parts: list[Part] = []
 
     def cut(self, names_and_pcts: Sequence[tuple[str, int]]) -> tuple[Part, ...]:
@@ -99,7 +100,7 @@ class GreenContexts:
         driver = self._driver
         try:
             kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-            whole = self._checked(driver.cuDeviceGetDevResource(self._device, kind))
+            whole = checked(driver.cuDeviceGetDevResource(self._device, kind))
         except (RuntimeError, AttributeError) as error:
             raise HostError(
                 f"this driver gives no parts of a GPU within a process ({error}); choose the "
@@ -109,7 +110,7 @@ class GreenContexts:
         unit = int(getattr(whole.sm, "smCoscheduledAlignment", 0)) or _USUAL_UNIT
         counts = units_of(names_and_pcts, sms=sms, unit=unit)
         status, groups, found, _ = driver.cuDevSmResourceSplitByCount(sms // unit, whole, 0, unit)
-        self._checked((status,))
+        checked((status,))
         left = list(groups[:found])
         if sum(counts) > found:
             raise HostError(
@@ -125,7 +126,7 @@ class GreenContexts:
     def stream(self, part: Part) -> int:
         """Return a new stream of a part, as CUDA's handle."""
         made = self._driver.cuGreenCtxStreamCreate(part.context, _NON_BLOCKING, 0)
-        return int(self._checked(made))
+        return int(checked(made))
 
     def close(self) -> None:
         """Destroy the contexts. No work may be under way in them."""
@@ -135,8 +136,8 @@ class GreenContexts:
 
     def _made(self, name: str, groups: Sequence[Any]) -> Part:
         driver = self._driver
-        description = self._checked(driver.cuDevResourceGenerateDesc(groups, len(groups)))
-        context = self._checked(driver.cuGreenCtxCreate(description, self._device, _DEFAULT_STREAM))
+        description = checked(driver.cuDevResourceGenerateDesc(groups, len(groups)))
+        context = checked(driver.cuGreenCtxCreate(description, self._device, _DEFAULT_STREAM))
         count = sum(int(group.sm.smCount) for group in groups)
         part = Part(context, count, frozenset())
         seen = self._seen_from(self.stream(part))
@@ -161,35 +162,29 @@ class GreenContexts:
     def _seen_from(self, stream: int) -> frozenset[int]:
         """Return the SMs on which a graph ran that was captured on a stream."""
         driver = self._driver
-        module = self._checked(driver.cuModuleLoadData(_MARK))
-        seen = self._checked(driver.cuMemAlloc(4 * _MAX_SMS))
+        module = checked(driver.cuModuleLoadData(_MARK))
+        seen = checked(driver.cuMemAlloc(4 * _MAX_SMS))
         try:
-            self._checked(driver.cuMemsetD32(seen, 0, _MAX_SMS))
-            self._checked(driver.cuCtxSynchronize())
-            function = self._checked(driver.cuModuleGetFunction(module, b"mark"))
+            checked(driver.cuMemsetD32(seen, 0, _MAX_SMS))
+            checked(driver.cuCtxSynchronize())
+            function = checked(driver.cuModuleGetFunction(module, b"mark"))
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-            self._checked(driver.cuStreamBeginCapture(stream, mode))
+            checked(driver.cuStreamBeginCapture(stream, mode))
             parameters = ((int(seen),), (ctypes.c_void_p,))
             launched = driver.cuLaunchKernel(
                 function, 4 * _MAX_SMS, 1, 1, _THREADS, 1, 1, 0, stream, parameters, 0
             )
-            graph = self._checked(driver.cuStreamEndCapture(stream))
-            self._checked(launched)
-            executable = self._checked(driver.cuGraphInstantiate(graph, 0))
-            self._checked(driver.cuGraphLaunch(executable, stream))
-            self._checked(driver.cuStreamSynchronize(stream))
-            self._checked(driver.cuGraphExecDestroy(executable))
-            self._checked(driver.cuGraphDestroy(graph))
+            graph = checked(driver.cuStreamEndCapture(stream))
+            checked(launched)
+            executable = checked(driver.cuGraphInstantiate(graph, 0))
+            checked(driver.cuGraphLaunch(executable, stream))
+            checked(driver.cuStreamSynchronize(stream))
+            checked(driver.cuGraphExecDestroy(executable))
+            checked(driver.cuGraphDestroy(graph))
             marks = (ctypes.c_uint32 * _MAX_SMS)()
             copied = driver.cuMemcpyDtoH(ctypes.addressof(marks), seen, ctypes.sizeof(marks))
-            self._checked(copied)
+            checked(copied)
         finally:
-            self._checked(driver.cuMemFree(seen))
-            self._checked(driver.cuModuleUnload(module))
+            checked(driver.cuMemFree(seen))
+            checked(driver.cuModuleUnload(module))
         return frozenset(number for number, mark in enumerate(marks) if mark)
-
-    def _checked(self, answer: Any) -> Any:
-        error, *values = answer
-        if error != self._driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"CUDA: {error.name}")
-        return values[0] if values else None
