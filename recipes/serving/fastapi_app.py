@@ -28,7 +28,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tunerd.colocation import Engine, MemberError, Plan, RefusedError
+from tunerd.colocation import Engine, Plan
 from tunerd.errors import InputError
 
 DRAIN_SECS = 30.0
@@ -82,22 +82,11 @@ def create_app(plan: Plan | Path | str) -> FastAPI:
     async def infer(name: str, request: Request) -> Response:
         since = time.monotonic()
         known(name)
-        try:
-            asked = open_inference.read(
-                await request.body(), request.headers.get(open_inference.HEADER)
-            )
-            outputs = await engine.asubmit(
-                name, asked.inputs, deadline_secs=asked.timeout_secs, tenant=asked.tenant
-            )
-            body, headers = open_inference.written(name, outputs, asked)
-        except RefusedError as error:
-            raise HTTPException(503, str(error)) from error
-        except MemberError as error:
-            raise HTTPException(500, str(error)) from error
-        except (InputError, TypeError, ValueError) as error:
-            raise HTTPException(400, str(error)) from error
-        latency.labels(name).observe(time.monotonic() - since)
-        return Response(body, headers=headers)
+        header = request.headers.get(open_inference.HEADER)
+        found = await open_inference.answer(engine, name, await request.body(), header)
+        if found.status == 200:
+            latency.labels(name).observe(time.monotonic() - since)
+        return Response(found.body, found.status, found.headers)
 
     @app.get("/metrics")
     async def metrics() -> Response:

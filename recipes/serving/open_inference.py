@@ -15,6 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from tunerd.colocation import Engine, MemberError, RefusedError
+from tunerd.errors import InputError
+
+JSON = "application/json"
 HEADER = "Inference-Header-Content-Length"
 DATATYPES = {
     "BOOL": "bool",
@@ -43,6 +47,30 @@ class Inference:
     tenant: str | None
     outputs: dict[str, bool] | None  # by name, whether as bytes; None: all
     is_binary: bool  # outputs of which nothing else is said
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int  # of HTTP
+    body: bytes
+    headers: dict[str, str]
+
+
+async def answer(engine: Engine, model: str, body: bytes, header: str | None) -> Answer:
+    """Have an engine answer the body of a request, or say what is wrong with it."""
+    try:
+        asked = read(body, header)
+        outputs = await engine.asubmit(
+            model, asked.inputs, deadline_secs=asked.timeout_secs, tenant=asked.tenant
+        )
+        return Answer(200, *written(model, outputs, asked))
+    except RefusedError as error:
+        status, why = 503, str(error)
+    except MemberError as error:
+        status, why = 500, str(error)
+    except (InputError, TypeError, ValueError) as error:
+        status, why = 400, str(error)
+    return Answer(status, json.dumps({"detail": why}).encode(), {"Content-Type": JSON})
 
 
 def datatype_of(dtype: str) -> str:
@@ -112,7 +140,7 @@ def written(
         document["id"] = asked.identity
     head = json.dumps(document).encode()
     if not tail:
-        return head, {"Content-Type": "application/json"}
+        return head, {"Content-Type": JSON}
     headers = {"Content-Type": "application/octet-stream", HEADER: str(len(head))}
     return b"".join([head, *tail]), headers
 

@@ -29,8 +29,8 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tunerd.colocation import Engine, MemberError, RefusedError
-from tunerd.errors import InfrastructureError, InputError
+from tunerd.colocation import Engine
+from tunerd.errors import InfrastructureError
 
 DRAIN_SECS = 30.0
 
@@ -66,24 +66,11 @@ class Members:
         """Answer POST /v2/models/NAME/infer."""
         match request.url.path.strip("/").split("/"):
             case ["v2", "models", name, "infer"]:
-                return await self._answer(name, request)
+                header = request.headers.get(open_inference.HEADER)
+                body = await request.body()
+                found = await open_inference.answer(self._engine, name, body, header)
+                return Response(found.body, found.status, found.headers)
         return JSONResponse({"detail": "POST /v2/models/NAME/infer"}, 404)
-
-    async def _answer(self, name: str, request: Request) -> Response:
-        try:
-            header = request.headers.get(open_inference.HEADER)
-            asked = open_inference.read(await request.body(), header)
-            outputs = await self._engine.asubmit(
-                name, asked.inputs, deadline_secs=asked.timeout_secs, tenant=asked.tenant
-            )
-            body, headers = open_inference.written(name, outputs, asked)
-            return Response(body, headers=headers)
-        except RefusedError as error:
-            return JSONResponse({"detail": str(error)}, 503)
-        except MemberError as error:
-            return JSONResponse({"detail": str(error)}, 500)
-        except (InputError, TypeError, ValueError) as error:
-            return JSONResponse({"detail": str(error)}, 400)
 
     def check_health(self) -> None:
         """Raise where the engine takes nothing any more; Ray calls this again and again."""

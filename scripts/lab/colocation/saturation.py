@@ -241,13 +241,12 @@ class Contenders:
         queue()
         wait()
         bursts, since = 0, time.perf_counter()
-        while (now := time.perf_counter()) - since < SAMPLE_SECS:
+        while time.perf_counter() - since < SAMPLE_SECS:
             for _ in range(BURST):
                 queue()
             wait()
             bursts += 1
-        now = time.perf_counter()
-        return bursts * BURST * self.inferences[label] / (now - since)
+        return bursts * BURST * self.inferences[label] / (time.perf_counter() - since)
 
 
 def engine(folders: list[Path], share: int, secs: float, out: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 from tunerd.artifacts import loading
 from tunerd.colocation import artifacts
-from tunerd.colocation.places.base import Done, Fault, Loaded, Place, Told
+from tunerd.colocation.places.base import Fault, Loaded, Place, Told
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts, Part
 from tunerd.colocation.places.seat_thread import SeatThread
@@ -139,19 +139,11 @@ class CudaStreamsPlace(Place):
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         held = self._seats[seat]
 
-        def run() -> None:
-            since = time.monotonic()
-            answer: Done | Fault
-            try:
-                outputs = held.run(inputs)
-                answer = Done(time.monotonic() - since, outputs)
-            except Exception as error:
-                lost = tuple(self._seats) if self._gpu.is_dead() else (seat,)
-                answer = Fault(f"{type(error).__name__}: {error}", lost)
-            if not held.thread.is_left:
-                told(answer)
+        def fault_of(error: Exception) -> Fault:
+            lost = tuple(self._seats) if self._gpu.is_dead() else (seat,)
+            return Fault(f"{type(error).__name__}: {error}", lost)
 
-        held.thread.put(run)
+        held.thread.run(lambda: held.run(inputs), fault_of, told)
 
     def evict(self, seat: Seat) -> tuple[Seat, ...]:
         self._seats[seat].thread.leave()

@@ -18,7 +18,7 @@ from typing import ClassVar
 from tunerd.artifacts import loading
 from tunerd.colocation import artifacts
 from tunerd.colocation.places import cpu_cut
-from tunerd.colocation.places.base import Done, Fault, Loaded, Place, Told
+from tunerd.colocation.places.base import Fault, Loaded, Place, Told
 from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Lane, Seat
@@ -83,21 +83,13 @@ class InProcessPlace(Place):
 
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         held = self._seats[seat]
-        thread, model = held.thread, held.model
+        model = held.model
         assert model is not None
-
-        def run() -> None:
-            since = time.monotonic()
-            try:
-                answer: Done | Fault = Done(0.0, model(inputs))
-            except Exception as error:
-                answer = Fault(f"{type(error).__name__}: {error}", (seat,))
-            if isinstance(answer, Done):
-                answer = Done(time.monotonic() - since, answer.outputs)
-            if not thread.is_left:
-                told(answer)
-
-        thread.put(run)
+        held.thread.run(
+            lambda: model(inputs),
+            lambda error: Fault(f"{type(error).__name__}: {error}", (seat,)),
+            told,
+        )
 
     def evict(self, seat: Seat) -> tuple[Seat, ...]:
         self._seats[seat].thread.leave()

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from tunerd.colocation import artifacts
 from tunerd.colocation.places import cpu_cut
-from tunerd.colocation.places.base import Done, Fault, Loaded, Place, Told
+from tunerd.colocation.places.base import Fault, Loaded, Place, Told
 from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Lane, Seat
@@ -103,21 +103,13 @@ class ProcessesPlace(Place):
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         held = self._seats[seat]
 
-        def run() -> None:
-            since = time.monotonic()
-            answer: Done | Fault
-            try:
-                outputs = held.run(inputs)
-                answer = Done(time.monotonic() - since, outputs)
-            except ModelRunError as error:
+        def fault_of(error: Exception) -> Fault:
+            if isinstance(error, ModelRunError):
                 is_own = error.failure.kind is not Kind.COLLATERAL
-                answer = Fault(error.failure.message, (seat,), is_own=is_own)
-            except Exception as error:
-                answer = Fault(f"{type(error).__name__}: {error}", (seat,))
-            if not held.thread.is_left:
-                told(answer)
+                return Fault(error.failure.message, (seat,), is_own=is_own)
+            return Fault(f"{type(error).__name__}: {error}", (seat,))
 
-        held.thread.put(run)
+        held.thread.run(lambda: held.run(inputs), fault_of, told)
 
     def evict(self, seat: Seat) -> tuple[Seat, ...]:
         held = self._seats[seat]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
+
+from tunerd.colocation.places.base import Done, Fault, Told
+from tunerd.vocabulary import Arrays
 
 _T = TypeVar("_T")
 
@@ -37,8 +41,22 @@ class SeatThread:
         self._jobs.put(job)
         return future.result()
 
-    def put(self, job: Callable[[], None]) -> None:
-        """Run a function there, which does not raise, and do not wait."""
+    def run(
+        self, segment: Callable[[], Arrays], fault_of: Callable[[Exception], Fault], told: Told
+    ) -> None:
+        """Run a segment there, tell what came of it unless the thread was left, and do not wait."""
+
+        def job() -> None:
+            since = time.monotonic()
+            answer: Done | Fault
+            try:
+                outputs = segment()
+                answer = Done(time.monotonic() - since, outputs)
+            except Exception as error:
+                answer = fault_of(error)
+            if not self.is_left:
+                told(answer)
+
         self._jobs.put(job)
 
     def leave(self) -> None:
