@@ -1,0 +1,96 @@
+"""The table of a saturation.json: rates, ratios with intervals, and what brings how much."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lab.colocation.figures import best, p99_ms, ratio, ratio_text
+
+TARGET = 1.5  # times the best of PyTorch's ways to run different models
+FIRST = "PyTorch, one after another"
+
+
+def samples_of(document: Mapping[str, Any], mode: str) -> dict[str, list[float]]:
+    """Return the rates of each way in the turns that have that mode.
+
+    A way that failed in one of them is left out: it has no pair there.
+    """
+    turns = [turn["samples"] for turn in document["turns"]]
+    turns = [turn for turn in turns if any(mode in found for found in turn.values())]
+    labels = [label for label in turns[0] if all(label in turn for turn in turns)] if turns else []
+    return {label: [turn[label][mode]["per_sec"] for turn in turns] for label in labels}
+
+
+def latencies_of(document: Mapping[str, Any], label: str) -> list[int]:
+    """Return the microseconds of all closed samples of a way."""
+    turns = [turn["samples"].get(label, {}).get("closed", {}) for turn in document["turns"]]
+    return [us for turn in turns for us in turn.get("latencies_us", ())]
+
+
+def rivals(labels: Sequence[str]) -> list[str]:
+    """Return PyTorch's ways to run different models: not batches of one."""
+    return [x for x in labels if x.startswith("PyTorch") and ", batch " not in x]
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """Return Markdown: each way's rate, over one after another and over the best of PyTorch."""
+    rates = samples_of(document, "saturated")
+    if FIRST not in rates:
+        return "nothing was sampled\n" + _problems(document)
+    closed = samples_of(document, "closed")
+    strongest = best(rates, rivals(list(rates)))
+    lines = [
+        f"{document['tenants']} x {document['model']}, {document['precision']}, "
+        f"{document.get('device', 'no GPU')}, {len(document['turns'])} turns; the best of PyTorch "
+        f"with different models is '{strongest}'",
+        "",
+        "| inferences/s | saturated | over one after another | over the best of PyTorch | "
+        "one in flight each | p99, ms |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for label, values in sorted(rates.items(), key=lambda each: statistics.median(each[1])):
+        tail = p99_ms(latencies_of(document, label))
+        cells = [
+            label,
+            f"{statistics.median(values):,.0f}",
+            ratio_text(ratio(values, rates[FIRST])),
+            ratio_text(ratio(values, rates[strongest])),
+            f"{statistics.median(closed[label]):,.0f}",
+            "-" if tail is None else f"{tail:.3g}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", *_answers(rates, strongest)]
+    return "\n".join(lines) + "\n" + _problems(document)
+
+
+def _answers(rates: Mapping[str, Sequence[float]], strongest: str) -> list[str]:
+    ours = [x for x in rates if x.startswith(("tuned", "engine"))]
+    if not ours:
+        return []
+    alone = [x for x in ours if x.endswith("one after another")]
+    winner = best(rates, ours)
+    gain = ratio(rates[winner], rates[strongest])
+    said = [
+        f"- '{winner}' over the best of PyTorch: {ratio_text(gain)}; {TARGET:g} times: "
+        f"{gain.is_above(TARGET)}"
+    ]
+    engines = [x for x in ours if x.startswith("engine")]
+    if engines:
+        first = best(rates, engines)
+        over = ratio(rates[first], rates[strongest])
+        said.append(f"- '{first}' over the best of PyTorch: {ratio_text(over)}")
+    if alone:
+        base = best(rates, alone)
+        kernels = ratio(rates[base], rates[FIRST])
+        policy = ratio(rates[winner], rates[base])
+        said.append(
+            f"- kernels bring {ratio_text(kernels)} ('{base}' over PyTorch's), the way to run "
+            f"them {ratio_text(policy)}"
+        )
+    return said
+
+
+def _problems(document: Mapping[str, Any]) -> str:
+    return "".join(f"- {label}: {said}\n" for label, said in document["problems"].items())

@@ -1,0 +1,188 @@
+"""Processes that wait for one word, do what it says, and answer: a line of JSON each way.
+
+A worker makes its models when it is told to, so that its start costs nobody's clocks; groups of
+them are told the moment at which to begin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_ANSWER = "ANSWER "  # before what is meant for us: libraries print, too
+LEAD_SECS = 0.05  # between the word and the moment at which a group begins
+
+Answers = Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]
+
+
+class WorkerError(RuntimeError):
+    """A worker said what it could not do; it waits for the next word."""
+
+
+class WorkerGone(WorkerError):
+    """A worker ended, or does not answer."""
+
+
+def serve(answers: Answers) -> None:
+    """Be a worker: answer the lines of stdin until it ends. `answers`: by the key `do`."""
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            said = answers[asked["do"]](asked)
+        except Exception as error:
+            said = {"problem": f"{type(error).__name__}: {error}"[:600]}
+        print(_ANSWER + json.dumps(said), flush=True)
+
+
+class Worker:
+    """The other end of a process that serves. What it prints to stderr goes to a file."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=errors, text=True,
+            )  # fmt: skip
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def tell(self, **said: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(said) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise WorkerGone(f"{error}; {self._last_words()}") from None
+
+    def answer(self, timeout_secs: float) -> dict[str, Any]:
+        """Return its answer; raises WorkerError."""
+        deadline = time.monotonic() + timeout_secs
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise WorkerGone(f"no answer within {timeout_secs:g} s") from None
+            if line is None:
+                raise WorkerGone(f"it ended: {self._last_words()}")
+            if line.startswith(_ANSWER):
+                said = dict(json.loads(line.removeprefix(_ANSWER)))
+                if "problem" in said:
+                    raise WorkerError(said["problem"])
+                return said
+
+    def hang_up(self) -> None:
+        """Have it end by itself, since the death of a client by signal may end its neighbours."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def close(self, timeout_secs: float = 30.0) -> None:
+        self.hang_up()
+        try:
+            self._process.wait(timeout_secs)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        said = self._log.read_text(errors="replace")[-400:].strip()
+        return f"exit code {self._process.poll()}, {said}"
+
+
+class Group:
+    """Workers that do the same at the same moment. After WorkerGone it is of no use."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = list(workers)
+
+    def prepare(self, timeout_secs: float) -> list[dict[str, Any]]:
+        return self._all(timeout_secs, do="prepare")
+
+    def sample(self, label: str, mode: str, secs: float) -> list[dict[str, Any]]:
+        """Have all run something from one moment on; return their answers."""
+        at = time.monotonic() + LEAD_SECS
+        return self._all(secs + 60.0, do="sample", label=label, mode=mode, secs=secs, at=at)
+
+    def _all(self, timeout_secs: float, **said: Any) -> list[dict[str, Any]]:
+        """Return all answers; raises the worst of what went wrong when all have answered."""
+        for worker in self.workers:
+            worker.tell(**said)
+        deadline, answers, errors = time.monotonic() + timeout_secs, [], []
+        for worker in self.workers:
+            try:
+                answers.append(worker.answer(max(0.1, deadline - time.monotonic())))
+            except WorkerError as error:
+                errors.append(error)
+        if errors:
+            raise max(errors, key=lambda error: isinstance(error, WorkerGone))
+        return answers
+
+
+def close_all(groups: Sequence[Group]) -> None:
+    """End all workers at once."""
+    everyone = [worker for group in groups for worker in group.workers]
+    for worker in everyone:
+        worker.hang_up()
+    for worker in everyone:
+        worker.close()
+
+
+def wait_until(at: float) -> None:
+    """Return at a moment of time.monotonic(), which all processes of a machine share."""
+    while (left := at - time.monotonic()) > 0:
+        if left > 0.002:
+            time.sleep(left - 0.001)
+
+
+@contextlib.contextmanager
+def mps_daemon() -> Iterator[Callable[[int | None], dict[str, str]]]:
+    """Start an MPS daemon for the first GPU; yield what makes the environment of a client.
+
+    That takes the client's share in percent, None for a client without a limit.
+    """
+    from tunerd.slices.mps.control import MpsControl, clean_environment, client_environment
+    from tunerd.system import host
+
+    gpu = host.facts().gpus[0]
+    folder = Path(tempfile.mkdtemp(prefix="mps-"))  # short: a socket's path has 107 characters
+    control = MpsControl(folder / "pipe", folder / "log", gpu.uuid)
+    control.start()
+
+    def environment(pct: int | None) -> dict[str, str]:
+        made = clean_environment() | client_environment(control.pipe_folder, gpu.uuid, pct or 100)
+        if pct is None:
+            del made["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+        return made
+
+    try:
+        yield environment
+    finally:
+        control.quit()
+
+
+def here(module: str, *arguments: object) -> list[str]:
+    """Return the command of a worker that is a module of this folder."""
+    return [sys.executable, "-m", f"lab.colocation.{module}", *map(str, arguments)]
+
+
+def plain_environment() -> dict[str, str]:
+    return dict(os.environ)

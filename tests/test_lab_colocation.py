@@ -1,0 +1,159 @@
+"""What the lab's scripts of models on one GPU do that takes no GPU: figures, tables, workers."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.colocation.figures import best, p99_ms, ratio, within
+from lab.colocation.saturation_table import latencies_of, samples_of, table
+from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone, close_all, wait_until
+
+# --- figures -----------------------------------------------------------------------------------
+
+
+def test_a_ratio_is_taken_turn_by_turn_so_that_drift_cancels() -> None:
+    below = [100.0, 90.0, 80.0, 70.0, 60.0, 50.0]
+    found = ratio([1.5 * rate for rate in below], below)
+    assert (found.value, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
+
+
+def test_the_interval_of_a_ratio_holds_it_and_widens_with_noise() -> None:
+    found = ratio([1.4, 1.5, 1.6, 1.5, 1.45, 1.55], [1.0] * 6)
+    assert 1.4 <= found.low < found.value < found.high <= 1.6
+
+
+def test_work_is_counted_between_two_moments_while_everybody_is_busy() -> None:
+    ends = [(0.0, 0), (0.5, 5), (1.0, 10), (1.5, 100)]
+    assert within(ends, 0.25, 1.0) == pytest.approx(10.0)
+    with pytest.raises(ValueError, match="not busy"):
+        within(ends, 0.5, 1.6)
+
+
+def test_a_tail_of_few_samples_is_not_told() -> None:
+    assert p99_ms([1000.0] * 499) is None
+    assert p99_ms([1000.0] * 500) == 1.0
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def document(rates: dict[str, list[float]]) -> dict[str, Any]:
+    turns = [
+        {
+            "samples": {
+                label: {"saturated": {"per_sec": rate}}
+                | ({} if turn % 2 else {"closed": {"per_sec": rate, "latencies_us": [2000] * 300}})
+                for label, values in rates.items()
+                for rate in values[turn : turn + 1]
+            }
+        }
+        for turn in range(4)
+    ]
+    return {
+        "tenants": 8, "model": "resnet50", "precision": "fp16", "device": "a GPU", "turns": turns,
+        "problems": {"PyTorch, vmap of 8": "RuntimeError: no"},
+    }  # fmt: skip
+
+
+RATES = {
+    "PyTorch, one after another": [100.0] * 4,
+    "PyTorch, 8 streams": [400.0] * 4,
+    "PyTorch, batch 32 of one model": [1000.0] * 4,
+    "tuned at 12%, one after another": [150.0] * 4,
+    "tuned at 12%, 8 streams": [700.0] * 4,
+    "engine, space, tuned at 12%": [500.0, 500.0],  # it ended after two turns
+}
+
+
+def test_the_table_compares_with_the_best_way_to_run_different_models() -> None:
+    made = document(RATES)
+    shown = table(made)
+    assert "is 'PyTorch, 8 streams'" in shown
+    assert "| tuned at 12%, 8 streams | 700 | 7.00 (7.00 to 7.00) | 1.75 (1.75 to 1.75) |" in shown
+    assert "1.5 times: yes" in shown
+    assert "kernels bring 1.50 (1.50 to 1.50)" in shown
+    assert "the way to run them 4.67" in shown
+    assert "PyTorch, vmap of 8: RuntimeError: no" in shown
+
+
+def test_a_way_that_ended_on_the_way_is_not_compared() -> None:
+    made = document(RATES)
+    assert "engine, space, tuned at 12%" not in samples_of(made, "saturated")
+    assert len(samples_of(made, "closed")["PyTorch, 8 streams"]) == 2
+    assert len(latencies_of(made, "PyTorch, 8 streams")) == 600
+
+
+def test_nothing_is_a_table_too() -> None:
+    assert table(document({})).startswith("nothing was sampled")
+    assert math.isclose(ratio([1.0], [2.0]).value, 0.5)
+    assert best({"a": [1.0], "b": [2.0]}, ["a", "b"]) == "b"
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+BODY = """
+import os, sys, time
+from lab.colocation.workers import serve, wait_until
+
+def prepare(asked):
+    print("a library says hello")
+    return {"labels": ["x"]}
+
+def sample(asked):
+    if asked["label"] == sys.argv[1]:
+        raise ValueError("not this one")
+    if asked["label"] == "end":
+        print("out of luck", file=sys.stderr, flush=True)
+        os._exit(3)
+    wait_until(asked["at"])
+    return {"began": time.monotonic() - asked["at"]}
+
+serve({"prepare": prepare, "sample": sample})
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    scripts = Path(__file__).parent.parent / "scripts"
+    root = scripts.parent
+    environment = {"PYTHONPATH": f"{root}:{scripts}"}
+    made = Group(
+        [
+            Worker([sys.executable, "-c", BODY, bad], environment, tmp_path / f"{bad}.txt")
+            for bad in ("one", "two")
+        ]
+    )
+    yield made
+    close_all([made])
+
+
+def test_a_group_begins_at_one_moment(group: Group) -> None:
+    assert group.prepare(60) == [{"labels": ["x"]}] * 2
+    assert all(0 <= said["began"] < 1 for said in group.sample("x", "closed", 0.1))
+
+
+def test_what_one_worker_cannot_do_leaves_the_group_in_step(group: Group) -> None:
+    group.prepare(60)
+    with pytest.raises(WorkerError, match="ValueError: not this one") as raised:
+        group.sample("two", "closed", 0.1)
+    assert not isinstance(raised.value, WorkerGone)
+    assert len(group.sample("x", "closed", 0.1)) == 2
+
+
+def test_a_worker_that_ended_is_named_with_its_last_words(group: Group) -> None:
+    group.prepare(60)
+    with pytest.raises(WorkerGone, match="exit code 3, out of luck"):
+        group.sample("end", "closed", 0.1)
+
+
+def test_a_worker_waits_for_its_moment() -> None:
+    at = time.monotonic() + 0.01
+    wait_until(at)
+    assert time.monotonic() >= at
