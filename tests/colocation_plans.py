@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,9 @@ class ScriptedModel:
 
     def __init__(self, script: Script, path: Path) -> None:
         self._script, self._name, self._model = script, path.name, load(path)
+
+    def instrument(self, seen: Callable[..., None] | None) -> None:
+        self._model.instrument(seen)
 
     def __call__(self, *given: Mapping[str, object]) -> Arrays:
         self._script.calls.append(self._name)

@@ -14,6 +14,7 @@ from tunerd.colocation.work import (
     Complete,
     Evict,
     Fail,
+    Pause,
     Queue,
     Refuse,
     Reload,
@@ -25,14 +26,17 @@ from tunerd.colocation.work import (
 ONE, TWO = Seat("one", "stream-0"), Seat("two", "stream-1")
 
 
-def scheduler(kind: str = "streams", **said: object) -> Scheduler:
+def scheduler(kind: str = "streams", *, of_one: int = 1, **said: object) -> Scheduler:
+    """Return one for two members; the first has `of_one` segments, each of 10 ms."""
     members = [member("one", **said), member("two", **said)]
     policy = policy_of(kind, {})
     lanes = policy.lay_out(members)
-    segments = {Seat(m, lane.name): 1 for lane in lanes for m in lane.members}
+    counts = {"one": of_one, "two": 1}
+    segments = {Seat(m, lane.name): counts[m] for lane in lanes for m in lane.members}
     estimates = Estimates()
-    for seat in segments:
-        estimates.observe(seat, 0, 0.01, now=0.0)
+    for seat, count in segments.items():
+        for segment in range(count):
+            estimates.observe(seat, segment, 0.01, now=0.0)
     return Scheduler(members, lanes, policy, segments, estimates)
 
 
@@ -47,6 +51,40 @@ def test_a_request_starts_and_ends() -> None:
     assert world.ended(0, ONE, 0.01, 0.01) == [Complete(0), Start(1, 1, ONE, 0)]
     assert world.ended(1, ONE, 0.01, 0.02) == [Complete(1)]
     assert world.is_empty
+
+
+LONG, SHORT = Seat("one", "whole-0"), Seat("two", "whole-0")
+
+
+def test_what_runs_pauses_for_whom_the_policy_prefers_and_goes_on_after_it() -> None:
+    world = scheduler("regulated", of_one=5)
+    assert world.arrive(request(0, "one"), 0.0) == [Start(0, 0, LONG, 0)]
+    assert world.arrive(request(1, "two"), 0.001) == [Pause(LONG)]
+    assert world.arrive(request(2, "two"), 0.002) == []  # it was asked already
+    assert world.ended(0, LONG, 0.02, 0.02, segments=2) == [Start(1, 1, SHORT, 0)]
+    assert world.ended(1, SHORT, 0.01, 0.03) == [Complete(1), Start(2, 2, SHORT, 0)]
+    assert world.ended(2, SHORT, 0.01, 0.04) == [Complete(2), Start(3, 0, LONG, 2)]
+    assert world.ended(3, LONG, 0.03, 0.07, segments=3) == [Complete(0)]
+    assert world.is_empty
+
+
+def test_what_runs_does_not_pause_for_whom_the_policy_would_not_start() -> None:
+    world = scheduler("regulated", of_one=5)
+    world.arrive(Request(0, "one", "default", 0.0, 0.1), 0.0)
+    assert world.arrive(request(1, "two"), 0.001) == []
+    urgent = Request(2, "two", "default", 0.002, 0.02)
+    assert Pause(LONG) in world.arrive(urgent, 0.002)
+
+
+def test_a_request_that_is_lost_between_segments_begins_anew() -> None:
+    world = scheduler("regulated", of_one=5)
+    world.arrive(request(0, "one"), 0.0)
+    world.arrive(request(1, "two"), 0.001)
+    world.ended(0, LONG, 0.02, 0.02, segments=2)
+    said = world.lost((LONG, SHORT), 0.021, culprit="two", reason="illegal address")
+    assert said == [Fail(1, "illegal address"), Reload(LONG), Reload(SHORT)]
+    assert world.ready(LONG, 0.03, segments=4) == [Start(2, 0, LONG, 0)]
+    assert world.ended(2, LONG, 0.04, 0.07, segments=4) == [Complete(0)]
 
 
 def test_an_end_that_comes_after_an_eviction_is_nothing() -> None:

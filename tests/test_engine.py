@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
@@ -249,6 +250,27 @@ def test_a_process_that_is_killed_costs_one_retry_and_no_answer(root: Path) -> N
     assert (fault.member, fault.retried) == ("", 1)
     assert fault.recovered_secs is not None
     assert resident.keys() == {"one", "two"}
+
+
+def test_a_long_member_in_segments_lets_an_urgent_one_in_and_both_have_their_answers(
+    script: Script, root: Path
+) -> None:
+    plan = plan_of(root, TWO, policy={"kind": "regulated", "segment_us": 0.001})
+    with engine_of(script, plan) as engine:
+        gate, entered = script.hold(artifact(root, 0))
+        long = engine.submit("one", inputs(1))
+        assert entered.wait(WAIT_SECS)
+        ended: list[str] = []
+        short = engine.submit("two", inputs(2), deadline_secs=WAIT_SECS)
+        long.add_done_callback(lambda _: ended.append("long"))
+        short.add_done_callback(lambda _: ended.append("short"))
+        while not any(r.is_pausing for r in engine._scheduler.running):  # type: ignore[union-attr]
+            time.sleep(0.001)
+        gate.set()
+        answers = result(long), result(short)
+    assert ended == ["short", "long"]
+    assert same(answers[0], load(artifact(root, 0))(inputs(1)))
+    assert same(answers[1], load(artifact(root, 1))(inputs(2)))
 
 
 # --- the end -----------------------------------------------------------------------------------

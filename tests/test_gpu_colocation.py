@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from colocation_plans import inputs
 
 import tunerd
 from tunerd.artifacts.compile import compile_artifact
+from tunerd.artifacts.segments import Pauses, SegmentedCapture
 from tunerd.colocation import Engine, Plan
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts
@@ -43,12 +45,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["time", "streams", "space", "ordered", "regulated"])
-def test_outputs_of_tenants_are_never_mixed_on_a_gpu(kind: str, root: Path) -> None:
+IN_SEGMENTS = {"kind": "regulated", "segment_us": 1}  # a kernel each
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [*({"kind": kind} for kind in ("time", "streams", "space", "ordered")), IN_SEGMENTS],
+    ids=lambda policy: policy["kind"],
+)
+def test_outputs_of_tenants_are_never_mixed_on_a_gpu(policy: dict[str, Any], root: Path) -> None:
     names = [f"a{seed}" for seed in range(MEMBERS)]
     document = {
         "device": "cuda",
-        "policy": {"kind": kind},
+        "policy": policy,
         "members": [{"name": name, "artifact": root / name} for name in names],
     }
     expected = {
@@ -68,9 +77,38 @@ def test_outputs_of_tenants_are_never_mixed_on_a_gpu(kind: str, root: Path) -> N
             if all(np.array_equal(answer[output], known[output]) for output in known)
         ]
         assert near == [key]
-    in_parts = kind in ("space", "ordered")
+    in_parts = policy["kind"] in ("space", "ordered")
     assert {p.mechanism for p in stats.proofs} == {"green context" if in_parts else "stream"}
     assert resident.keys() == set(names)
+
+
+def test_a_model_in_several_graphs_gives_the_same_answers_with_and_without_pauses(
+    root: Path,
+) -> None:
+    class Noting(Pauses):
+        def __init__(self, *, is_wanted: bool) -> None:
+            self.is_wanted = is_wanted
+            self.at: list[int] = []
+
+        def wanted(self) -> bool:
+            return self.is_wanted
+
+        def pause(self, segment: int) -> None:
+            self.at.append(segment)
+
+    model = tunerd.load(root / "a0")
+    expected = [model(inputs(seed)) for seed in range(4)]
+    whole = SegmentedCapture(model.captured(), inputs(), 1.0)
+    made = SegmentedCapture(model.captured(), inputs(), 1e-6)
+    count = len(made.segment_secs)
+    assert len(whole.segment_secs) == 1 < count
+    assert all(secs > 0 for secs in made.segment_secs)
+    for seed, known in enumerate(expected):
+        pausing, going_on = Noting(is_wanted=True), Noting(is_wanted=False)
+        for found in (made(inputs(seed), pausing), made(inputs(seed), going_on)):
+            assert all(np.array_equal(found[name], known[name]) for name in known)
+        assert (pausing.at, going_on.at) == ([*range(1, count)], [])
+    assert all(np.array_equal(whole(inputs(0), pausing)[n], expected[0][n]) for n in expected[0])
 
 
 def test_parts_of_a_gpu_are_disjoint_and_their_graphs_stay_there(root: Path) -> None:

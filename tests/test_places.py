@@ -16,8 +16,9 @@ import pytest
 from colocation_plans import CORES, Script, ScriptedModel, artifact, inputs
 
 from tunerd.artifacts.loading import LoadError, load
+from tunerd.artifacts.segments import Pauses
 from tunerd.colocation.places.base import Done, Fault, Place
-from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
+from tunerd.colocation.places.cuda_streams import Captured, CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import Part, units_of
 from tunerd.colocation.places.in_process import InProcessPlace
@@ -47,9 +48,22 @@ class Subject:
         self.place.load(self.member(seed), lane, segment_secs=None)
         return Seat(f"m{seed}", lane.name)
 
-    def run(self, seat: Seat, given: Arrays) -> Done | Fault:
+    def load_in_segments(self, seed: int, lane: Lane) -> tuple[Seat, int]:
+        """Load a member in segments of a kernel each; return how many they are, too."""
+        loaded = self.place.load(self.member(seed), lane, segment_secs=1e-9)
+        return Seat(f"m{seed}", lane.name), len(loaded.segment_secs)
+
+    def run(self, seat: Seat, given: Arrays, *, segment: int = 0) -> Done | Fault:
         told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+        self.place.start(seat, segment, given, told.put)
+        return told.get(timeout=WAIT_SECS)
+
+    def run_to_a_pause(self, seat: Seat, given: Arrays) -> Done | Fault:
+        told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+        self.hang(seat)
         self.place.start(seat, 0, given, told.put)
+        self.place.pause(seat)
+        self.heal()
         return told.get(timeout=WAIT_SECS)
 
 
@@ -111,6 +125,8 @@ class FakeGpu(GpuContext):
 class FakeCaptured:
     """What stands for a graph: the model runs on the CPU when it is launched."""
 
+    graph, stream = None, 0
+
     def __init__(self, model: ScriptedModel) -> None:
         self._model = model
         self._inputs: dict[str, Any] = {}
@@ -121,8 +137,26 @@ class FakeCaptured:
     def launch(self) -> None:
         self._outputs = self._model(self._inputs)
 
+    def wait(self) -> None: ...
+
     def read(self) -> dict[str, Any]:
         return {name: np.array(array) for name, array in self._outputs.items()}
+
+
+class FakeSegments:
+    """What stands for graphs in sequence: the first one does everything."""
+
+    def __init__(self, captured: Captured, given: Mapping[str, Any], limit_secs: float) -> None:
+        self._captured = captured
+        self.segment_secs = (1e-4,) * 4
+
+    def __call__(self, given: Mapping[str, Any], pauses: Pauses) -> dict[str, Any]:
+        self._captured.write(given)
+        self._captured.launch()
+        for segment in range(1, len(self.segment_secs)):
+            if pauses.wanted():
+                pauses.pause(segment)
+        return self._captured.read()
 
 
 class FakeCudaModel:
@@ -137,12 +171,15 @@ def cuda_streams(root: Path) -> Subject:
     script = Script()
     made = in_process(root, script)
     gpu = FakeGpu()
-    made.place = CudaStreamsPlace(gpu, lambda path: FakeCudaModel(script.open_model(path)))
+    made.place = CudaStreamsPlace(
+        gpu, lambda path: FakeCudaModel(script.open_model(path)), make_segments=FakeSegments
+    )
     return made
 
 
 ON_CORES = {"in-process": in_process, "processes": processes}
 PLACES = ON_CORES | {"cuda-streams": cuda_streams}
+IN_SEGMENTS = {"in-process": in_process, "cuda-streams": cuda_streams}
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +205,12 @@ def subject(request: pytest.FixtureRequest, root: Path) -> Iterator[Subject]:
 @pytest.fixture(params=ON_CORES)
 def on_cores(request: pytest.FixtureRequest, root: Path) -> Iterator[Subject]:
     with opened(ON_CORES[request.param], root) as made:
+        yield made
+
+
+@pytest.fixture(params=IN_SEGMENTS)
+def cutting(request: pytest.FixtureRequest, root: Path) -> Iterator[Subject]:
+    with opened(IN_SEGMENTS[request.param], root) as made:
         yield made
 
 
@@ -250,6 +293,39 @@ def test_what_hangs_can_be_evicted_and_the_seat_serves_again(subject: Subject, l
     assert isinstance(subject.run(seat, inputs()), Done)
     assert isinstance(subject.run(other, inputs()), Done)
     assert told.empty()
+
+
+def test_a_seat_in_segments_pauses_lets_another_run_and_goes_on(cutting: Subject) -> None:
+    (lane,) = cutting.place.cut([Lane("whole", 100, ("m0", "m1"))])
+    seat, segments = cutting.load_in_segments(0, lane)
+    other = cutting.load(1, lane)
+    assert segments > 2
+    expected = [load(artifact(cutting.root, seed)) for seed in (0, 1)]
+    paused = cutting.run_to_a_pause(seat, inputs(0))
+    assert isinstance(paused, Done)
+    assert (paused.outputs, paused.segments) == (None, 1)
+    between = cutting.run(other, inputs(1))
+    assert isinstance(between, Done)
+    assert same(between.outputs, expected[1](inputs(1)))
+    done = cutting.run(seat, inputs(0), segment=1)
+    assert isinstance(done, Done)
+    assert same(done.outputs, expected[0](inputs(0)))
+    assert done.segments == segments - 1
+    whole = cutting.run(seat, inputs(2))
+    assert isinstance(whole, Done)
+    assert same(whole.outputs, expected[0](inputs(2)))
+    assert whole.segments == segments
+
+
+def test_a_seat_that_pauses_can_be_evicted_and_serves_again(cutting: Subject) -> None:
+    (lane,) = cutting.place.cut([Lane("whole", 100, ("m0",))])
+    seat, _ = cutting.load_in_segments(0, lane)
+    assert isinstance(cutting.run_to_a_pause(seat, inputs(0)), Done)
+    assert seat in cutting.place.evict(seat)
+    assert len(cutting.place.reload(seat).segment_secs) > 1
+    done = cutting.run(seat, inputs(1))
+    assert isinstance(done, Done)
+    assert same(done.outputs, load(artifact(cutting.root, 0))(inputs(1)))
 
 
 def test_what_is_no_artifact_is_not_loaded(subject: Subject, lane: Lane, tmp_path: Path) -> None:

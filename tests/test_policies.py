@@ -182,6 +182,18 @@ def test_regulated_lets_a_short_model_in_between_segments_of_a_long_one() -> Non
     assert worst[100] < 0.0002 + 2 * 0.0002
 
 
+def test_regulated_lets_a_short_model_in_where_neither_has_a_deadline() -> None:
+    members = (member("short"), member("long"))
+    secs = {"short": 0.0002, "long": 0.02}
+    world = World(members, policy("regulated"), secs=secs, segments={"long": 100})
+    for i in range(40):
+        world.ask(i * 0.021, "long")
+        world.ask(i * 0.021 + 0.005, "short")
+    story = world.run()
+    assert len(story.ended) == 80
+    assert max(story.latencies("short")) < 0.0002 + 2 * 0.0002
+
+
 @pytest.mark.parametrize(
     ("kind", "parameters", "said"),
     [

@@ -27,8 +27,9 @@ class CapturedModel:
     """A model that is ready on one stream: write the inputs, launch, wait, read the outputs.
 
     `inputs` and `outputs` are tensors on the device by name, the same at each inference, which
-    `from_dlpack` takes as they are. `stream` is the handle of the stream as an int. One thread at
-    a time; captures of different threads know nothing of each other.
+    `from_dlpack` takes as they are. `stream` is the handle of the stream as an int, and `graph` the
+    graph of which copies may be made. One thread at a time; captures of different threads know
+    nothing of each other.
     """
 
     def __init__(
@@ -59,12 +60,11 @@ class CapturedModel:
         with self._queued():
             main(*self._arguments)  # loads the kernels, and makes the memory that they need
             self.wait()
-            graph, made = self._recorded(main)
+            self.graph, made = self._recorded(main)
         tensors = [made] if isinstance(made, tvm.runtime.Tensor) else list(made)
         self.outputs = dict(zip((s.name for s in outputs), tensors, strict=True))
-        self._graph = checked(driver.cuGraphInstantiate(graph, 0))
-        checked(driver.cuGraphDestroy(graph))
-        checked(driver.cuGraphUpload(self._graph, self.stream))
+        self._executable = checked(driver.cuGraphInstantiate(self.graph, 0))
+        checked(driver.cuGraphUpload(self._executable, self.stream))
         self.wait()
 
     def write(self, inputs: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class CapturedModel:
 
     def launch(self) -> None:
         """Queue one inference on the stream."""
-        checked(self._driver.cuGraphLaunch(self._graph, self.stream))
+        checked(self._driver.cuGraphLaunch(self._executable, self.stream))
 
     def wait(self) -> None:
         """Wait until all that was queued on the stream has ended."""
@@ -116,8 +116,10 @@ class CapturedModel:
 
     def __del__(self) -> None:
         # Of a context that is gone, all is gone: what these answer does not matter.
-        if graph := getattr(self, "_graph", None):
-            self._driver.cuGraphExecDestroy(graph)
+        if executable := getattr(self, "_executable", None):
+            self._driver.cuGraphExecDestroy(executable)
+        if graph := getattr(self, "graph", None):
+            self._driver.cuGraphDestroy(graph)
         if getattr(self, "_own", None) is not None:
             self._driver.cuStreamDestroy(self._own)
 

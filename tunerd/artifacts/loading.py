@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -281,6 +281,14 @@ class LoadedModel:
                 main(*arguments)
             device.sync()
             return time.perf_counter() - started
+
+    def instrument(self, seen: Callable[..., None] | None) -> None:
+        """Have TVM's virtual machine call `seen` before and after what it calls; None ends that.
+
+        It gets the function, its name, whether it is before, the result if it is after, and the
+        arguments, in the thread that runs the model; what it raises ends that call of the model.
+        """
+        self._machine.set_instrument(seen)
 
     def _handle_of(self, stream: Any) -> int:
         if stream is None:

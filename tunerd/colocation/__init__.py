@@ -18,14 +18,15 @@ Parts, in the order in which a request meets them:
 A **lane** is a part of the device on which one segment runs at a time: cores, a stream, a green
 context. A **seat** is a member loaded for a lane. A policy lays out the lanes (one for all, one
 each), the place cuts the device into them and loads the seats. A model is one **segment** or
-several; between two of its segments another member may have the lane.
+several (`artifacts/segments.py`); between two of them another member may have the lane. What
+nobody waits for runs on without asking.
 
 The way of a request, and whose thread does what:
 
     caller's thread     submit: checks names, shapes and types -> inbox
     dispatcher thread   inbox -> scheduler -> policy -> place.start; alone it changes any state
-    seat's thread       runs the segment, or waits for the device -> inbox
-    dispatcher thread   next segment, or the answer into the future
+    seat's thread       runs segments to the end, or to a pause that was asked for -> inbox
+    dispatcher thread   whoever is next, or the answer into the future
     loader thread       loads a seat again after a fault, one at a time -> inbox
 
 So a policy sees all queues at one moment and needs no lock, and a slow load stops nobody. A caller

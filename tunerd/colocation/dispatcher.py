@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tunerd.colocation.places.base import Done, Fault, Place
+from tunerd.colocation.places.base import Done, Fault, Loaded, Place
 from tunerd.colocation.scheduler import Scheduler
 from tunerd.colocation.stats import Counters
 from tunerd.colocation.work import (
@@ -22,6 +22,7 @@ from tunerd.colocation.work import (
     Fail,
     Instruction,
     MemberError,
+    Pause,
     Refuse,
     RefusedError,
     Reload,
@@ -118,6 +119,8 @@ class Dispatcher:
         match instruction:
             case Start(request_id=request_id):
                 self._start(instruction, self._asked[request_id])
+            case Pause(seat=seat):
+                self._place.pause(seat)
             case Complete(request_id=request_id):
                 asked = self._asked[request_id]
                 self._answer(asked, outputs=asked.outputs)
@@ -152,7 +155,7 @@ class Dispatcher:
         self, scheduler: Scheduler, start: Start, asked: _Asked, done: Done, at: float
     ) -> Sequence[Instruction]:
         asked.outputs = done.outputs
-        return scheduler.ended(start.start_id, start.seat, done.secs, at)
+        return scheduler.ended(start.start_id, start.seat, done.secs, at, segments=done.segments)
 
     def _faulted(
         self, scheduler: Scheduler, start: Start, fault: Fault, at: float
@@ -169,9 +172,11 @@ class Dispatcher:
         log.warning("%s cannot be loaded into %s: %s", seat.member, seat.lane, reason)
         return (Reload(seat),) if tries < _RELOADS else scheduler.given_up(seat, reason, at)
 
-    def _reloaded(self, scheduler: Scheduler, seat: Seat, at: float) -> Sequence[Instruction]:
+    def _reloaded(
+        self, scheduler: Scheduler, seat: Seat, loaded: Loaded, at: float
+    ) -> Sequence[Instruction]:
         self._reloads.pop(seat, None)
-        return scheduler.ready(seat, at)
+        return scheduler.ready(seat, at, segments=len(loaded.segment_secs))
 
     def _refuse_all(self, reason: str) -> None:
         for asked in list(self._asked.values()):
@@ -201,9 +206,9 @@ class Dispatcher:
 
     def _reload(self, seat: Seat) -> None:
         try:
-            self._place.reload(seat)
+            loaded = self._place.reload(seat)
         except Exception as error:
             reason = str(error) if isinstance(error, TunerdError) else repr(error)
             self._inbox.put(lambda s, at: self._not_reloaded(s, seat, reason, at))
         else:
-            self._inbox.put(lambda s, at: self._reloaded(s, seat, at))
+            self._inbox.put(lambda s, at: self._reloaded(s, seat, loaded, at))

@@ -6,7 +6,7 @@ clock of its own. Which request goes where is the policy's. Here is what holds u
 - requests of one queue start in the order of their arrival;
 - a lane runs one segment at a time, and a member has one open request in a lane: its buffers there
   are one set;
-- a request goes on where it began;
+- a request goes on where it began, segment after segment unless the policy prefers another one;
 - what a fault took from others runs once more, first in its line.
 """
 
@@ -16,6 +16,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
@@ -27,6 +28,7 @@ from tunerd.colocation.work import (
     FaultReport,
     Instruction,
     Lane,
+    Pause,
     Queue,
     Refuse,
     Reload,
@@ -83,8 +85,10 @@ class Scheduler(View):
         self._queues[request.queue].append(waiting)
         return self._decided()
 
-    def ended(self, start_id: int, seat: Seat, secs: float, now: float) -> list[Instruction]:
-        """A segment has ended well; `secs` is what it had of its lane."""
+    def ended(
+        self, start_id: int, seat: Seat, secs: float, now: float, *, segments: int = 1
+    ) -> list[Instruction]:
+        """So many segments have ended well; `secs` is what they had of their lane."""
         self._begin(now)
         running = self._running.get(seat.lane)
         if running is None or running.start_id != start_id:  # evicted meanwhile
@@ -92,9 +96,9 @@ class Scheduler(View):
         del self._running[seat.lane]
         waiting = running.waiting
         request = waiting.request
-        self._estimates.observe(seat, waiting.segment, secs, now=now)
+        self._observe(seat, range(waiting.segment, waiting.segment + segments), secs)
         self._accounts[request.queue] += secs / self.members[seat.member].weight
-        waiting.segment += 1
+        waiting.segment += segments
         if waiting.segment < self._segments[seat]:
             return self._decided()
         del self._open[seat]
@@ -131,10 +135,11 @@ class Scheduler(View):
                 fault.retried += 1
         return [*out, *map(Reload, sorted(taken)), *self._decided()]
 
-    def ready(self, seat: Seat, now: float) -> list[Instruction]:
-        """A seat was loaded again."""
+    def ready(self, seat: Seat, now: float, *, segments: int | None = None) -> list[Instruction]:
+        """A seat was loaded again, in so many segments; as many as before if not given."""
         self._begin(now)
         self._ready.add(seat)
+        self._segments[seat] = segments or self._segments[seat]
         for fault in self.faults:
             if fault.recovered_secs is None and fault.lost <= self._ready:
                 fault.recovered_secs = now - fault.at
@@ -245,7 +250,20 @@ class Scheduler(View):
         out: list[Instruction] = list(self._dropped())
         while (choice := self._policy.choose(self)) is not None:
             out.append(self._started(choice))
-        return out
+        return [*out, *self._paused()]
+
+    def _paused(self) -> Iterator[Pause]:
+        """Yield pauses of what the policy would not choose again, if it were to choose now."""
+        for name, running in [*self._running.items()]:
+            is_last = running.waiting.segment + 1 >= self._segments[running.seat]
+            if is_last or running.is_pausing:
+                continue
+            del self._running[name]
+            choice = self._policy.choose(self)
+            is_preferred = choice is None or choice[0] is running.waiting
+            self._running[name] = replace(running, is_pausing=not is_preferred)
+            if not is_preferred:
+                yield Pause(running.seat)
 
     def _dropped(self) -> Iterator[Refuse]:
         for line in self._queues.values():
@@ -270,6 +288,14 @@ class Scheduler(View):
         self._running[lane.name] = running
         return Start(running.start_id, request.request_id, seat, waiting.segment)
 
+    def _observe(self, seat: Seat, segments: range, secs: float) -> None:
+        """Take what segments had together as spread over them as it was expected."""
+        expected = [self._estimates.secs(seat, segment, now=self.now) for segment in segments]
+        together = math.fsum(expected)
+        for segment, one in zip(segments, expected, strict=True):
+            part = one / together if together else 1 / len(segments)
+            self._estimates.observe(seat, segment, secs * part, now=self.now)
+
     def _is_active(self, queue: Queue) -> bool:
         return bool(self._queues[queue]) or any(
             w.request.queue == queue for w in self._open.values()
@@ -288,5 +314,6 @@ class Scheduler(View):
         member = self.members[running.seat.member]
         if member.limit_ms is not None:
             return member.limit_ms / 1e3
-        usual = self._estimates.likely_secs(running.seat, running.waiting.segment, now=self.now)
+        lane = self.lanes[running.lane]
+        usual = self.left_secs(running.waiting, lane, likely=True)
         return max(_LEAST_LIMIT_SECS, _LIMIT_TIMES * usual)

@@ -90,6 +90,7 @@ class Running:
     waiting: Waiting
     lane: str
     started_at: float
+    is_pausing: bool = False  # it was asked to
 
     @property
     def seat(self) -> Seat:
@@ -101,12 +102,19 @@ class Running:
 
 @dataclass(frozen=True)
 class Start:
-    """Run a segment of a request on a lane."""
+    """Run a request's segments on a lane, from this one on, until a pause or the end."""
 
     start_id: int
     request_id: int
     seat: Seat
     segment: int
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Have what runs in a seat stop at the end of a segment: somebody else is to have the lane."""
+
+    seat: Seat
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,7 @@ class Reload:
     seat: Seat
 
 
-Instruction = Start | Complete | Refuse | Fail | Evict | Reload
+Instruction = Start | Pause | Complete | Refuse | Fail | Evict | Reload
 
 
 @dataclass

@@ -28,10 +28,16 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Done:
-    """A segment has ended. secs: that it had its lane; outputs: those of the last segment."""
+    """Segments have ended.
+
+    secs: that they had their lane.
+    outputs: None before the last segment.
+    segments: how many they were.
+    """
 
     secs: float
     outputs: Arrays | None
+    segments: int = 1
 
 
 @dataclass(frozen=True)
@@ -80,10 +86,15 @@ class Place(ABC):
 
     @abstractmethod
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
-        """Have a seat run a segment, and return. `inputs` are those of the first segment.
+        """Have a seat run a segment and those that follow, and return.
 
-        `told` is called once, unless the seat is evicted before.
+        It stops before the end where `pause` was asked for since; a further start goes on there.
+        `inputs` are those of the first segment. `told` is called once, unless the seat is evicted
+        before.
         """
+
+    def pause(self, seat: Seat) -> None:  # noqa: B027
+        """Have what runs in a seat stop after its segment; what is whole goes on to its end."""
 
     @abstractmethod
     def evict(self, seat: Seat) -> tuple[Seat, ...]:
@@ -93,7 +104,7 @@ class Place(ABC):
         """
 
     @abstractmethod
-    def reload(self, seat: Seat) -> None:
+    def reload(self, seat: Seat) -> Loaded:
         """Load a seat again after a fault or an eviction; raises as `load` does."""
 
     @abstractmethod

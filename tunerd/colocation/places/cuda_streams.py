@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from tunerd.artifacts import loading
+from tunerd.artifacts.segments import Pauses, Recorded, SegmentedCapture
 from tunerd.colocation import artifacts
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
 from tunerd.colocation.places.gpu_context import GpuContext
@@ -29,12 +30,18 @@ _TRIES = 5  # of a seat that was just loaded: the clocks of an idle GPU rise; th
 _CLOSE_SECS = 5.0
 
 
-class Captured(Protocol):
+class Captured(Recorded, Protocol):
     """What a seat launches: a CapturedModel."""
 
-    def write(self, inputs: Mapping[str, Any]) -> None: ...
     def launch(self) -> None: ...
-    def read(self) -> dict[str, Any]: ...
+
+
+class InSegments(Protocol):
+    """A capture that may pause: a SegmentedCapture."""
+
+    segment_secs: tuple[float, ...]
+
+    def __call__(self, inputs: Arrays, pauses: Pauses, /) -> Arrays: ...
 
 
 class CudaModel(Protocol):
@@ -55,31 +62,47 @@ class _Seat:
     """A graph of a member, and the thread that launches it and waits for it."""
 
     def __init__(
-        self, member: Member, lane: Lane, model: CudaModel, stream: Callable[[], int | None]
+        self,
+        member: Member,
+        lane: Lane,
+        model: CudaModel,
+        stream: Callable[[], int | None],
+        cut: Callable[[Captured, Arrays], InSegments] | None,
     ) -> None:
-        self.member, self.lane, self.model, self.stream = member, lane, model, stream
+        self.member, self.lane, self.model, self.stream, self.cut = member, lane, model, stream, cut
+        self.segments = 1
         self.thread = SeatThread(f"{member.name}@{lane.name}")
         self._graph: Captured | None = None
+        self._in_segments: InSegments | None = None
 
-    def load(self) -> float:
-        """Capture the graph and try it; return the seconds that it takes with its copies."""
-        return self.thread.call(self._load)
+    def load(self) -> tuple[float, ...]:
+        """Capture the graph and try it; return the seconds of each segment, of one with copies."""
+        found = self.thread.call(self._load)
+        self.segments = len(found)
+        return found
 
-    def run(self, inputs: Arrays) -> Arrays:
+    def run(self, inputs: Arrays, pauses: Pauses) -> Arrays:
+        if self._in_segments is not None:
+            return self._in_segments(inputs, pauses)
         assert self._graph is not None
         self._graph.write(inputs)
         self._graph.launch()
         return self._graph.read()
 
-    def _load(self) -> float:
+    def _load(self) -> tuple[float, ...]:
         self._graph = self.model.captured(self.stream())
         inputs = artifacts.sample_inputs(self.member.artifact)
         secs = math.inf
         for _ in range(_TRIES):
             since = time.monotonic()
-            self.run(inputs)
+            self._graph.write(inputs)
+            self._graph.launch()
+            self._graph.read()
             secs = min(secs, time.monotonic() - since)
-        return secs
+        if self.cut is None:
+            return (secs,)
+        self._in_segments = self.cut(self._graph, inputs)
+        return self._in_segments.segment_secs
 
 
 class CudaStreamsPlace(Place):
@@ -90,10 +113,11 @@ class CudaStreamsPlace(Place):
         gpu: GpuContext | None = None,
         open_model: Callable[[Path], CudaModel] = loading.load,
         make_contexts: Callable[[], Contexts] = GreenContexts,
+        make_segments: Callable[[Captured, Arrays, float], InSegments] = SegmentedCapture,
     ) -> None:
         self._gpu = gpu or GpuContext()
         self._open_model = open_model
-        self._make_contexts = make_contexts
+        self._make_contexts, self._make_segments = make_contexts, make_segments
         self._contexts: Contexts | None = None
         self._parts: dict[str, Part] = {}
         self._models: dict[str, CudaModel] = {}
@@ -122,19 +146,14 @@ class CudaStreamsPlace(Place):
         before = self._gpu.free_bytes()
         if member.name not in self._models:
             self._models[member.name] = self._open_model(member.artifact)
-        part = self._parts.get(lane.name)
-        made = _Seat(member, lane, self._models[member.name], self._stream_of(part))
+        stream = self._stream_of(self._parts.get(lane.name))
+        cut = self._cutting(segment_secs)
+        made = _Seat(member, lane, self._models[member.name], stream, cut)
         secs = made.load()
         seat = Seat(member.name, lane.name)
         self._seats[seat] = made
         self._resident[seat] = max(0, before - self._gpu.free_bytes())
-        proof = Proof(
-            lane=lane.name,
-            device=self._gpu.name,
-            units=part.sm_count if part else self._gpu.sm_count,
-            mechanism="green context" if part else "stream",
-        )
-        return Loaded((secs,), proof)
+        return Loaded(secs, self._proof(lane))
 
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         held = self._seats[seat]
@@ -143,13 +162,18 @@ class CudaStreamsPlace(Place):
             lost = tuple(self._seats) if self._gpu.is_dead() else (seat,)
             return Fault(f"{type(error).__name__}: {error}", lost)
 
-        held.thread.run(lambda: held.run(inputs), fault_of, told)
+        held.thread.start(
+            segment, held.segments, lambda pauses: held.run(inputs, pauses), fault_of, told
+        )
+
+    def pause(self, seat: Seat) -> None:
+        self._seats[seat].thread.pause()
 
     def evict(self, seat: Seat) -> tuple[Seat, ...]:
         self._seats[seat].thread.leave()
         return (seat,)
 
-    def reload(self, seat: Seat) -> None:
+    def reload(self, seat: Seat) -> Loaded:
         if self._gpu.is_dead():
             raise InfrastructureError(
                 "the CUDA context of this process is dead, as a fault leaves it; start the process "
@@ -157,9 +181,10 @@ class CudaStreamsPlace(Place):
             )
         old = self._seats[seat]
         old.thread.leave()
-        new = _Seat(old.member, old.lane, old.model, old.stream)
-        new.load()
+        new = _Seat(old.member, old.lane, old.model, old.stream, old.cut)
+        secs = new.load()
         self._seats[seat] = new
+        return Loaded(secs, self._proof(old.lane))
 
     def memory_bytes(self) -> Mapping[Seat, int]:
         """Return what the GPU's free memory fell by when each seat was loaded.
@@ -175,6 +200,20 @@ class CudaStreamsPlace(Place):
         self._models.clear()
         if self._contexts:
             self._contexts.close()
+
+    def _proof(self, lane: Lane) -> Proof:
+        part = self._parts.get(lane.name)
+        return Proof(
+            lane=lane.name,
+            device=self._gpu.name,
+            units=part.sm_count if part else self._gpu.sm_count,
+            mechanism="green context" if part else "stream",
+        )
+
+    def _cutting(self, limit_secs: float | None) -> Callable[[Captured, Arrays], InSegments] | None:
+        if limit_secs is None:
+            return None
+        return lambda captured, inputs: self._make_segments(captured, inputs, limit_secs)
 
     def _stream_of(self, part: Part | None) -> Callable[[], int | None]:
         contexts = self._contexts

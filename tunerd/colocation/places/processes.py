@@ -109,7 +109,7 @@ class ProcessesPlace(Place):
                 return Fault(error.failure.message, (seat,), is_own=is_own)
             return Fault(f"{type(error).__name__}: {error}", (seat,))
 
-        held.thread.run(lambda: held.run(inputs), fault_of, told)
+        held.thread.start(0, 1, lambda _: held.run(inputs), fault_of, told)
 
     def evict(self, seat: Seat) -> tuple[Seat, ...]:
         held = self._seats[seat]
@@ -117,12 +117,10 @@ class ProcessesPlace(Place):
         held.slice.fence("it exceeded its time", is_alone=False)
         return (seat,)
 
-    def reload(self, seat: Seat) -> None:
+    def reload(self, seat: Seat) -> Loaded:
         old = self._seats[seat]
         old.close()
-        new = _Seat(old.member, old.lane)
-        new.load()
-        self._seats[seat] = new
+        return self.load(old.member, old.lane, segment_secs=None)
 
     def memory_bytes(self) -> Mapping[Seat, int]:
         import psutil

@@ -1,4 +1,4 @@
-"""The thread of one seat: it does one thing after the other, and can be left behind."""
+"""The thread of one seat: it does one thing after the other, pauses, and can be left behind."""
 
 from __future__ import annotations
 
@@ -9,22 +9,70 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from tunerd.artifacts.segments import Pauses
 from tunerd.colocation.places.base import Done, Fault, Told
 from tunerd.vocabulary import Arrays
 
 _T = TypeVar("_T")
 
 
+class Left(Exception):
+    """Ends a run that nobody waits for any more, where it would pause."""
+
+
+class _Run(Pauses):
+    """One request in its seat: what runs it asks whether to pause, and waits here where it does."""
+
+    def __init__(self, segments: int, told: Told) -> None:
+        self.is_left = False
+        self.is_wanted = False
+        self._segments, self._told = segments, told
+        self._first, self._since = 0, time.monotonic()
+        self._resumed: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+
+    def resume(self, told: Told) -> None:
+        self.is_wanted = False
+        self._resumed.put(told)
+
+    def leave(self) -> None:
+        self.is_left = self.is_wanted = True
+        self._resumed.put(None)
+
+    # --- in the seat's thread ------------------------------------------------------------------
+
+    def wanted(self) -> bool:
+        return self.is_wanted
+
+    def pause(self, segment: int) -> None:
+        if not self.is_left:
+            self._told(Done(self._secs(), None, segment - self._first))
+        told = self._resumed.get()
+        if told is None:
+            raise Left
+        self._told, self._first, self._since = told, segment, time.monotonic()
+
+    def end(self, outputs: Arrays) -> None:
+        self.tell(Done(self._secs(), outputs, self._segments - self._first))
+
+    def tell(self, answer: Done | Fault) -> None:
+        if not self.is_left:
+            self._told(answer)
+
+    def _secs(self) -> float:
+        return time.monotonic() - self._since
+
+
 class SeatThread:
     """Runs what it is given, in order, in a thread of its own.
 
     A thread cannot be ended from outside. One that is left behind tells nobody what it finds, and
-    ends when what it does has ended.
+    ends when what it does has come to a segment's end.
     """
 
     def __init__(self, name: str) -> None:
-        self.is_left = False
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._run: _Run | None = None  # the last one that was started
+        self._is_left = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -41,34 +89,52 @@ class SeatThread:
         self._jobs.put(job)
         return future.result()
 
-    def run(
-        self, segment: Callable[[], Arrays], fault_of: Callable[[Exception], Fault], told: Told
+    def start(
+        self,
+        segment: int,
+        segments: int,
+        model: Callable[[Pauses], Arrays],
+        fault_of: Callable[[Exception], Fault],
+        told: Told,
     ) -> None:
-        """Run a segment there, tell what came of it unless the thread was left, and do not wait."""
+        """Start a model there, or go on with it at a segment, and do not wait.
+
+        What comes of it is told, unless the thread was left: a pause, the end, or a fault.
+        """
+        if segment:
+            assert self._run is not None
+            self._run.resume(told)
+            return
+        self._run = run = _Run(segments, told)
 
         def job() -> None:
-            since = time.monotonic()
-            answer: Done | Fault
             try:
-                outputs = segment()
-                answer = Done(time.monotonic() - since, outputs)
+                outputs = model(run)
             except Exception as error:
-                answer = fault_of(error)
-            if not self.is_left:
-                told(answer)
+                if not run.is_left:
+                    run.tell(fault_of(error))
+            else:
+                run.end(outputs)
 
         self._jobs.put(job)
 
+    def pause(self) -> None:
+        """Have what runs there pause after its segment."""
+        if self._run is not None:
+            self._run.is_wanted = True
+
     def leave(self) -> None:
-        """Have it end after what it does now, without a word of that."""
-        self.is_left = True
+        """Have it end after the segment that it runs now, without a word of that."""
+        self._is_left = True
+        if self._run is not None:
+            self._run.leave()
         self._jobs.put(None)
 
     def close(self, timeout_secs: float) -> None:
         """Have it end, and wait for that so long."""
-        self._jobs.put(None)
+        self.leave()
         self._thread.join(timeout_secs)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None and not self.is_left:
+        while (job := self._jobs.get()) is not None and not self._is_left:
             job()

@@ -114,13 +114,17 @@ class Ordered(Policy):
 
     def _rank(
         self, waiting: Waiting, lanes: Sequence[Lane], view: View, seen: Forecast
-    ) -> tuple[bool, float, float, int]:
+    ) -> tuple[bool, float, float, float, int]:
         request = waiting.request
         is_owed = seen.is_owed(waiting)
         lag_secs = seen.lag_secs(request.queue) if is_owed else 0.0
         left_secs = min(view.left_secs(waiting, lane) for lane in lanes)
         slack_secs = request.deadline_at - view.now - left_secs
-        return not is_owed, -lag_secs, slack_secs, request.request_id
+        return not is_owed, -lag_secs, slack_secs, self._length(left_secs), request.request_id
+
+    def _length(self, left_secs: float) -> float:
+        """Return what decides between requests of the same slack, as those without deadlines."""
+        return 0.0
 
     def _cost(self, waiting: Waiting, lane: Lane, view: View) -> tuple[bool, float]:
         is_guest = waiting.request.member not in lane.home

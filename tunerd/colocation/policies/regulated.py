@@ -2,7 +2,8 @@
 
 GACER (arXiv 2304.11745) regulates granularity so: with a yield point every 100 to 300 us, a model
 of 0.2 ms waits for one segment of a model of 20 ms, and not for all of it. Where an artifact is in
-one segment, it is one. Between segments it is earliest slack first, as `ordered`.
+one segment, it is one. Between segments it is earliest slack first, as `ordered`; of what has no
+deadline, the one that has least left is first, until another is owed its turn (Paella, SOSP 2023).
 """
 
 from __future__ import annotations
@@ -36,3 +37,6 @@ class Regulated(Ordered):
     def lay_out(self, members: Sequence[Member]) -> tuple[Lane, ...]:
         names = tuple(m.name for m in members)
         return tuple(Lane(f"whole-{i}", 100, names) for i in range(self.lanes))
+
+    def _length(self, left_secs: float) -> float:
+        return left_secs
