@@ -69,11 +69,19 @@ def test_what_runs_pauses_for_whom_the_policy_prefers_and_goes_on_after_it() -> 
 
 
 def test_what_runs_does_not_pause_for_whom_the_policy_would_not_start() -> None:
-    world = scheduler("regulated", of_one=5)
+    world = scheduler("regulated", of_one=5, tenants=("default", "other"))
     world.arrive(Request(0, "one", "default", 0.0, 0.1), 0.0)
     assert world.arrive(request(1, "two"), 0.001) == []
-    urgent = Request(2, "two", "default", 0.002, 0.02)
-    assert Pause(LONG) in world.arrive(urgent, 0.002)
+    urgent = Request(2, "two", "other", 0.002, 0.03)
+    assert world.arrive(urgent, 0.002) == [Pause(LONG)]
+
+
+def test_a_deadline_is_met_behind_one_segment_of_what_runs() -> None:
+    world = scheduler("regulated", of_one=50)
+    world.arrive(Request(0, "one", "default", 0.0, 10.0), 0.0)
+    assert world.arrive(Request(1, "two", "default", 0.1, 0.121), 0.1) == [Pause(LONG)]
+    (refuse,) = world.arrive(Request(2, "two", "default", 0.1, 0.121), 0.1)
+    assert isinstance(refuse, Refuse)
 
 
 def test_a_request_that_is_lost_between_segments_begins_anew() -> None:

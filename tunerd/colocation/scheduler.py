@@ -255,8 +255,7 @@ class Scheduler(View):
     def _paused(self) -> Iterator[Pause]:
         """Yield pauses of what the policy would not choose again, if it were to choose now."""
         for name, running in [*self._running.items()]:
-            is_last = running.waiting.segment + 1 >= self._segments[running.seat]
-            if is_last or running.is_pausing:
+            if not running.more or running.is_pausing:
                 continue
             del self._running[name]
             choice = self._policy.choose(self)
@@ -284,7 +283,8 @@ class Scheduler(View):
             line.popleft()
             waiting.lane = lane.name
             self._open[seat] = waiting
-        running = Running(next(self._start_ids), waiting, lane.name, self.now)
+        more = self._segments[seat] - waiting.segment - 1
+        running = Running(next(self._start_ids), waiting, lane.name, self.now, more)
         self._running[lane.name] = running
         return Start(running.start_id, request.request_id, seat, waiting.segment)
 

@@ -90,6 +90,7 @@ class Running:
     waiting: Waiting
     lane: str
     started_at: float
+    more: int = 0  # segments that follow the one with which it started
     is_pausing: bool = False  # it was asked to
 
     @property

@@ -33,15 +33,19 @@ class Forecast:
     def ends(self, waits: Sequence[Waiting]) -> tuple[dict[int, float], float]:
         """Return when each would end, and the seconds of work that come before the last of them.
 
-        The last is the last in `waits`, whenever its turn is.
+        The last is the last in `waits`, whenever its turn is. What runs in segments ends, too: it
+        has its turn after the segment that runs now.
         """
-        free_at = self._free_at()
+        free_at, rests = self._free_at()
         work_secs, before_secs = sum(at - self._view.now for at in free_at.values()), 0.0
         ends: dict[int, float] = {}
-        for waiting in sorted(waits, key=self._turn):
+        for waiting in sorted(
+            [*waits, *(waiting for waiting, _ in rests.values())], key=self._turn
+        ):
             before_secs = work_secs if waiting is waits[-1] else before_secs
             end_at, name, secs = math.inf, "", 0.0
-            for lane, takes_secs in self._kind(waiting)[0]:
+            _, rest = rests.get(waiting.request.request_id, (waiting, None))
+            for lane, takes_secs in (rest,) if rest else self._kind(waiting)[0]:
                 if (ends_at := free_at[lane] + takes_secs) < end_at:
                     end_at, name, secs = ends_at, lane, takes_secs
             free_at[name] = end_at
@@ -62,13 +66,22 @@ class Forecast:
         """Return what a request takes from now on, on the lane where it takes least."""
         return self._kind(waiting)[1]
 
-    def _free_at(self) -> dict[str, float]:
+    def _free_at(self) -> tuple[dict[str, float], dict[int, tuple[Waiting, tuple[str, float]]]]:
+        """Return when each lane is at a segment's end, and what is left of requests after that."""
         view = self._view
         free_at = dict.fromkeys(view.lanes, view.now)
+        rests = {}
         for running in view.running:
-            left_secs = view.left_secs(running.waiting, view.lanes[running.lane], likely=True)
-            free_at[running.lane] = max(view.now, running.started_at + left_secs)
-        return free_at
+            waiting, lane = running.waiting, view.lanes[running.lane]
+            left_secs = view.left_secs(waiting, lane, likely=True)
+            left_secs = max(0.0, running.started_at + left_secs - view.now)
+            now_secs = (
+                min(left_secs, view.segment_secs(waiting, lane)) if running.more else left_secs
+            )
+            free_at[running.lane] += now_secs
+            if rest_secs := left_secs - now_secs:
+                rests[waiting.request.request_id] = waiting, (running.lane, rest_secs)
+        return free_at, rests
 
     def _turn(self, waiting: Waiting) -> tuple[bool, float, int]:
         request = waiting.request
