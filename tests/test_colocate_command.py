@@ -87,7 +87,8 @@ def test_a_bench_runs_the_load_under_each_policy_and_writes_a_page(
             ("one", "b"),
             ("two", "default"),
         ]
-        assert len(ran["samples"]) >= sum(t["asked"] for t in result["tenants"]) > 0
+        (observed,) = ran["together"]
+        assert len(observed["samples"]) >= sum(t["asked"] for t in result["tenants"]) > 0
     page = (out / "report.html").read_text()
     assert "What each got" in page
     assert "within SLO" in page
@@ -103,6 +104,26 @@ def test_a_bench_is_one_document_for_programs(plan: Path, capsys: Captured) -> N
     assert result["per_sec"] > 0
     assert document["plan"]["load"]["kind"] == "closed"
     assert result["planned_bytes"]["one"] > 0
+
+
+def test_a_load_may_be_a_part_of_the_capacity_which_is_measured_first(
+    plan: Path, capsys: Captured
+) -> None:
+    members = ", ".join(f"{{name: m{i}, artifact: artifact-{i}}}" for i in (0, 1))
+    said = "{kind: bursts, of_capacity: 5%, duration: 500ms, alone: true, rounds: 2}"
+    plan.write_text(f"policy: {{kind: streams}}\nmembers: [{members}]\nload: {said}\n")
+    assert colocate("bench", plan, "--out", plan.with_name("out")) == 0
+    printed = capsys.readouterr()
+    assert "capacity: closed load for 0.5 s under streams" in printed.err
+    assert "streams: m1 alone for 0.5 s, round 2 of 2" in printed.err
+    assert "m0 beside the others over alone" in printed.out
+    document = json.loads(plan.with_name("out").joinpath("result.json").read_text())
+    for member in document["plan"]["members"]:
+        assert member["rate"] == pytest.approx(0.05 * document["capacity"][member["name"]])
+    (result,) = document["results"]
+    assert [each["member"] for each in result["against_alone"]] == ["m0", "m1"]
+    (ran,) = document["runs"]
+    assert [len(each) for each in (ran["together"], *ran["alone"].values())] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(

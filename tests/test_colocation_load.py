@@ -11,6 +11,7 @@ from colocation_world import member
 from fake_nvml import FakeNvml
 
 from tunerd.colocation import Engine
+from tunerd.colocation.load.alone import against_alone
 from tunerd.colocation.load.arrivals import BURST_PERIOD_SECS, BURST_SECS, arrivals_of, read_trace
 from tunerd.colocation.load.energy import EnergyMeter
 from tunerd.colocation.load.generator import Observed, Sample, run_load
@@ -105,7 +106,7 @@ def test_attainment_counts_what_was_refused_and_of_admitted_does_not() -> None:
         sample(9.5, 0.05),  # behind it
     )
     observed = Observed(samples, (1.0, 9.0))
-    tenants = tenants_of(observed, MEMBERS)
+    tenants = tenants_of([observed], MEMBERS)
     one = tenants[0]
     assert (one.asked, one.done, one.refused, one.dropped, one.failed) == (10, 7, 1, 1, 1)
     assert one.attainment == pytest.approx(0.6)
@@ -114,15 +115,34 @@ def test_attainment_counts_what_was_refused_and_of_admitted_does_not() -> None:
     assert attained(tenants) == (pytest.approx(0.6), pytest.approx(6 / 9))
     assert tenants[1].attainment is None  # nobody asked
     assert tenants[2].slo_secs is None
-    assert late_secs(observed) == pytest.approx(0.01)
+    assert late_secs([observed]) == pytest.approx(0.01)
 
 
 def test_percentiles_need_samples_and_count_from_the_moment_that_was_meant() -> None:
     samples = tuple(sample(1 + i / 1000, 0.001 * (i + 1)) for i in range(100))
-    (one, *_) = tenants_of(Observed(samples, (0.0, 2.0)), MEMBERS)
+    (one, *_) = tenants_of([Observed(samples, (0.0, 2.0))], MEMBERS)
     assert one.p50_secs == pytest.approx(0.0505)
     assert one.p95_secs is not None
     assert one.p99_secs is None
+
+
+def rounds_of(secs: list[float], count: int) -> list[Observed]:
+    return [
+        Observed(tuple(sample(i / count, each) for i in range(count)), (0.0, 1.0)) for each in secs
+    ]
+
+
+def test_what_a_member_loses_beside_others_is_a_ratio_of_rounds_in_turns() -> None:
+    found = against_alone("one", rounds_of([0.11, 0.22], 500), rounds_of([0.1, 0.2], 1000))
+    assert found.p99 is not None
+    assert found.p50 is not None
+    assert found.per_sec is not None
+    assert found.p99.value == found.p99.low == found.p99.high == pytest.approx(1.1)
+    assert found.per_sec.value == pytest.approx(0.5)
+    few = against_alone("one", rounds_of([0.1], 20), rounds_of([0.1], 20))
+    assert few.p50 is not None
+    assert few.p99 is None
+    assert against_alone("one", rounds_of([0.1], 0), rounds_of([0.1], 20)).per_sec is None
 
 
 def test_joules_are_the_difference_of_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +162,9 @@ def test_joules_are_the_difference_of_a_counter(monkeypatch: pytest.MonkeyPatch)
     meter.start()
     meter.stop()
     assert meter.joules == 2.5
+    meter.start()
+    meter.stop()
+    assert meter.joules == 5.0
     gpus._handle.cache_clear()
     assert EnergyMeter(None).joules is None
 
@@ -169,3 +192,15 @@ def test_every_request_of_a_load_is_accounted_for(kind: str, root: Path, tmp_pat
     if kind != "closed":
         assert len(observed.samples) == len(arrivals_of(engine.plan.members, engine.plan.load))
     assert 0 < len(observed.counted) < len(observed.samples)
+
+
+def test_a_member_with_clients_is_always_busy_beside_an_open_load(root: Path) -> None:
+    names = {"open": {"rate": 20}, "busy": {"clients": 2}}
+    load = {"kind": "poisson", "duration": 1}
+    with Engine(plan_of(root, names, kind="streams", load=load)) as engine:
+        given = {name: inputs() for name in names}
+        both = run_load(engine, engine.plan.load, given)
+        alone = run_load(engine, engine.plan.load, given, members=engine.plan.members[:1])
+    counts = {name: sum(s.member == name for s in both.samples) for name in names}
+    assert counts["busy"] > 2 * counts["open"] > 0
+    assert {s.member for s in alone.samples} == {"open"}

@@ -90,11 +90,26 @@ def test_members_are_loaded_in_the_order_that_the_plan_says() -> None:
         ("members: [{name: a, artifact: x}]\norder: [b]", "must name each member once"),
         ("members: [{name: a, artifact: x}]\nload: {kind: trace}", "names a file in `trace`"),
         ("members: [{name: a, artifact: x}]\nload: {duration: soon}", "is not a duration"),
+        ("members: [{name: a, artifact: x, rate: 1}]\nload: 80%", "a has a rate, and the load is"),
+        ("members: [{name: a, artifact: x}]\nload: {of_capacity: 80%}", "kind poisson or bursts"),
+        (
+            "members: [{name: a, artifact: x}]\nload: {kind: bursts, of_capacity: much}",
+            "of_capacity",
+        ),
+        ("members: [{name: a, artifact: x, rate: 1, clients: 1}]", "both a rate and clients"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         Plan.read(written(tmp_path, text))
+
+
+def test_a_load_may_be_a_part_of_the_capacity(tmp_path: Path) -> None:
+    short = Plan.read(written(tmp_path, "members: [{name: a, artifact: x}]\nload: 80%"))
+    assert (short.load.kind, short.load.of_capacity) == ("poisson", 80.0)
+    closed = short.with_load({"kind": "closed"})
+    assert closed.load.of_capacity is None
+    assert short.with_load({"kind": "bursts"}).load.of_capacity == 80.0
 
 
 def test_a_plan_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunerd.colocation import artifacts
 from tunerd.colocation.engine import Engine
+from tunerd.colocation.load.alone import against_alone
 from tunerd.colocation.load.arrivals import arrivals_of
 from tunerd.colocation.load.energy import EnergyMeter
 from tunerd.colocation.load.generator import Observed, run_load
-from tunerd.colocation.load.result import LoadResult, attained, late_secs, tenants_of
-from tunerd.colocation.plan import Plan, PolicyChoice
+from tunerd.colocation.load.result import (
+    LoadResult,
+    attained,
+    late_secs,
+    tenants_of,
+    window_secs_of,
+)
+from tunerd.colocation.plan import LoadChoice, Plan, PolicyChoice
 from tunerd.colocation.policies import policy_of
+from tunerd.errors import HostError
+from tunerd.vocabulary import Arrays
 
 Say = Callable[[str], None]
+
+_CAPACITY_SECS = 5.0  # that the capacity is measured, at most
+_CAPACITY_CLIENTS = 2  # of each tenant, at least: while one waits, the other is served
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """All requests under one policy: of each round those to all, and those to each member alone."""
+
+    together: tuple[Observed, ...]
+    alone: Mapping[str, tuple[Observed, ...]]
 
 
 @dataclass(frozen=True)
 class Benched:
-    """A plan, and what came of its load: samples and result of each policy, in order."""
+    """A plan, and what came of its load: samples and result of each policy, in order.
+
+    capacity: requests per second of each member in a closed loop, where the load is a part of it.
+    """
 
     plan: Plan
     results: tuple[LoadResult, ...]
-    observed: tuple[Observed, ...]
+    rounds: tuple[Rounds, ...]
+    capacity: Mapping[str, float] | None = None
 
 
 def bench(plan: Plan, policies: Sequence[PolicyChoice], say: Say) -> Benched:
@@ -34,25 +58,66 @@ def bench(plan: Plan, policies: Sequence[PolicyChoice], say: Say) -> Benched:
     choices = tuple(policies) or (plan.policy,)
     for choice in choices:
         policy_of(choice.kind, choice.parameters)
+    capacity = None
+    if plan.load.of_capacity is not None:
+        capacity = capacity_of(plan, say)
+        plan = _with_rates(plan, capacity)
     if plan.load.kind != "closed":
         arrivals_of(plan.members, plan.load)
     found = [_under(plan.model_copy(update={"policy": choice}), say) for choice in choices]
-    return Benched(plan, tuple(r for r, _ in found), tuple(o for _, o in found))
+    return Benched(plan, tuple(r for r, _ in found), tuple(o for _, o in found), capacity)
 
 
-def _under(plan: Plan, say: Say) -> tuple[LoadResult, Observed]:
+def capacity_of(plan: Plan, say: Say) -> dict[str, float]:
+    """Return the requests per second of each member when all have more than can be served.
+
+    It is measured under the plan's policy and without deadlines. Raises HostError where a member
+    got nothing.
+    """
+    secs = min(plan.load.duration, _CAPACITY_SECS)
+    clients = max(_CAPACITY_CLIENTS, plan.load.clients)
+    load = LoadChoice(kind="closed", duration=secs, clients=clients)
+    members = tuple(m.model_copy(update={"slo_ms": None}) for m in plan.members)
+    eager = plan.model_copy(update={"members": members, "load": load})
+    with Engine(eager, on_step=lambda what: say(f"capacity: {what}")) as engine:
+        say(f"capacity: closed load for {secs:g} s under {plan.policy.kind}")
+        observed = run_load(engine, load, _inputs(plan))
+    found = dict.fromkeys((m.name for m in members), 0.0)
+    for tenant in tenants_of([observed], members):
+        found[tenant.member] += tenant.per_sec
+    for name, per_sec in found.items():
+        if not per_sec:
+            raise HostError(
+                f"{name} answered nothing within {secs:g} s, so that its capacity is unknown; "
+                "give the load a longer duration"
+            )
+    return found
+
+
+def _with_rates(plan: Plan, capacity: Mapping[str, float]) -> Plan:
+    part = (plan.load.of_capacity or 0.0) / 100
+    members = tuple(
+        m if m.clients else m.model_copy(update={"rate": part * capacity[m.name]})
+        for m in plan.members
+    )
+    return plan.model_copy(update={"members": members})
+
+
+def _inputs(plan: Plan) -> dict[str, Arrays]:
+    return {m.name: artifacts.sample_inputs(m.artifact) for m in plan.members}
+
+
+def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
     kind = plan.policy.kind
     with Engine(plan, on_step=lambda what: say(f"{kind}: {what}")) as engine:
         meter = EnergyMeter(engine.gpu_uuid)
-        say(f"{kind}: {plan.load.kind} load for {plan.load.duration:g} s")
-        inputs = {m.name: artifacts.sample_inputs(m.artifact) for m in plan.members}
-        observed = run_load(engine, plan.load, inputs, on_start=meter.start, on_end=meter.stop)
+        rounds = _observed(engine, meter, say)
         stats = engine.stats()
         resident = engine.memory_bytes()
-    tenants = tenants_of(observed, plan.members)
+    tenants = tenants_of(rounds.together, plan.members)
     attainment, of_admitted = attained(tenants)
     done = sum(tenant.done for tenant in tenants)
-    window_secs = observed.window[1] - observed.window[0]
+    window_secs = window_secs_of(rounds.together)
     recovered = [f.recovered_secs for f in stats.faults if f.recovered_secs is not None]
     result = LoadResult(
         policy=stats.policy,
@@ -63,11 +128,30 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Observed]:
         attainment=attainment,
         of_admitted=of_admitted,
         joules_per_inference=meter.joules / done if meter.joules is not None and done else None,
-        late_secs=late_secs(observed),
+        late_secs=late_secs(rounds.together),
         planned_bytes={name: member.planned_bytes for name, member in stats.members.items()},
         resident_bytes=resident,
         mismatches=tuple(stats.mismatches),
         faults=len(stats.faults),
         recovered_secs=max(recovered, default=None),
+        against_alone=tuple(
+            against_alone(name, rounds.together, each) for name, each in rounds.alone.items()
+        ),
     )
-    return result, observed
+    return result, rounds
+
+
+def _observed(engine: Engine, meter: EnergyMeter, say: Say) -> Rounds:
+    """Send the load to all, and where the plan says so to each member alone, in turns."""
+    plan, load, inputs = engine.plan, engine.plan.load, _inputs(engine.plan)
+    together: list[Observed] = []
+    alone: dict[str, list[Observed]] = {m.name: [] for m in plan.members if load.alone}
+    for number in range(load.rounds):
+        this = load.model_copy(update={"seed": load.seed + number})
+        where = f", round {number + 1} of {load.rounds}" if load.rounds > 1 else ""
+        say(f"{plan.policy.kind}: {load.kind} load for {load.duration:g} s{where}")
+        together.append(run_load(engine, this, inputs, on_start=meter.start, on_end=meter.stop))
+        for member in plan.members if load.alone else ():
+            say(f"{plan.policy.kind}: {member.name} alone for {load.duration:g} s{where}")
+            alone[member.name].append(run_load(engine, this, inputs, members=(member,)))
+    return Rounds(tuple(together), {name: tuple(each) for name, each in alone.items()})

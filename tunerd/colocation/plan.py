@@ -14,6 +14,7 @@
         weight: 2              # of its share of the device's time, where time is short
         limit_ms: 500          # what takes longer is evicted
         rate: 20               # requests per second, of `tunerd colocate bench`
+        clients: 2             # or always so many requests of each tenant, whatever the load is
       - ...
 
 Who reads it needs none of the places, policies or models.
@@ -37,11 +38,24 @@ from tunerd.system.files import write_whole
 VERSION = 1
 MAX_BYTES = 1 << 20
 ONE_TENANT = "default"
+_PERCENT = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?)\s*%")
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 Name = Annotated[str, Field(pattern=_NAME)]
 PlaceKind = Literal["in-process", "processes"]
 LoadKind = Literal["closed", "poisson", "bursts", "trace"]
+
+
+def _percent(value: Any) -> Any:
+    """Read `80%` or 80."""
+    found = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    return float(found[1]) if found else value
+
+
+def _load(value: Any) -> Any:
+    if isinstance(value, str) and _PERCENT.fullmatch(value):
+        return {"kind": "poisson", "of_capacity": value}
+    return value
 
 
 class _Part(BaseModel):
@@ -61,11 +75,14 @@ class Member(_Part):
     weight: Annotated[float, Field(gt=0)] = 1.0
     limit_ms: Annotated[float, Field(gt=0)] | None = None
     rate: Annotated[float, Field(gt=0)] | None = None
+    clients: Annotated[int, Field(ge=1, le=1000)] | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         if self.share is not None and self.cores:
             raise ValueError(f"{self.name} has both a share and cores; leave one of them out")
+        if self.rate is not None and self.clients is not None:
+            raise ValueError(f"{self.name} has both a rate and clients; leave one of them out")
         for what, values in (("tenant", self.tenants), ("core", self.cores)):
             if len(set(values)) < len(values):
                 raise ValueError(f"{self.name} names a {what} twice")
@@ -90,12 +107,19 @@ class LoadChoice(_Part):
     closed: `clients` per tenant, each sends when it has its answer. poisson: at each member's
     rate, split over its tenants. bursts: the same rate on average, `burst_times` it in bursts.
     trace: a CSV file with the columns secs, member and, if you like, tenant.
+
+    of_capacity: instead of rates, this percentage of what each member gets in a closed loop under
+    the plan's policy, which is measured first. `load: 80%` is that as a Poisson load.
+    alone: each member is sent its load alone, too, in turns with the load of all, `rounds` times.
     """
 
     kind: LoadKind = "closed"
     duration: Annotated[float, BeforeValidator(texts.duration), Field(gt=0, le=86400)] = 10.0
     clients: Annotated[int, Field(ge=1, le=1000)] = 1
     burst_times: Annotated[float, Field(gt=1, le=100)] = 6.0
+    of_capacity: Annotated[float, BeforeValidator(_percent), Field(gt=0, le=1000)] | None = None
+    alone: bool = False
+    rounds: Annotated[int, Field(ge=1, le=1000)] = 1
     trace: Path | None = None
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -103,6 +127,8 @@ class LoadChoice(_Part):
     def _agrees(self) -> Self:
         if (self.kind == "trace") != (self.trace is not None):
             raise ValueError("a load of kind trace, and no other, names a file in `trace`")
+        if self.of_capacity is not None and self.kind not in ("poisson", "bursts"):
+            raise ValueError("`of_capacity` is for loads of kind poisson or bursts")
         return self
 
 
@@ -124,7 +150,7 @@ class Plan(_Part):
     policy: PolicyChoice = PolicyChoice(kind="space")
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=1000)]
     order: tuple[str, ...] = ()  # in which members are loaded; as listed if not given
-    load: LoadChoice = LoadChoice()
+    load: Annotated[LoadChoice, BeforeValidator(_load)] = LoadChoice()
     proofs: tuple[Proof, ...] = ()
 
     @model_validator(mode="after")
@@ -144,6 +170,13 @@ class Plan(_Part):
         cores = [core for m in self.members for core in m.cores]
         if len(set(cores)) < len(cores):
             raise ValueError("two members have a core in common; give each its own")
+        if self.load.of_capacity is not None:
+            for member in self.members:
+                if member.rate is not None:
+                    raise ValueError(
+                        f"{member.name} has a rate, and the load is a part of the capacity; leave "
+                        "one of them out"
+                    )
         return self
 
     @property
@@ -175,8 +208,11 @@ class Plan(_Part):
 
     def with_load(self, changes: Mapping[str, Any]) -> Self:
         """Return the plan with another load; InputError where that cannot be."""
+        said = self.load.model_dump() | dict(changes)
+        if changes.get("kind") in ("closed", "trace"):
+            said["of_capacity"] = None
         try:
-            load = LoadChoice.model_validate(self.load.model_dump() | dict(changes))
+            load = LoadChoice.model_validate(said)
         except ValidationError as error:
             raise InputError(f"load: {_sentence(error)}") from None
         return self.model_copy(update={"load": load})

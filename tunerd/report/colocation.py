@@ -11,7 +11,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tunerd.colocation.bench import Benched
-from tunerd.colocation.load.generator import TRIM
+from tunerd.colocation.load.alone import AgainstAlone
+from tunerd.colocation.load.generator import TRIM, Observed
 from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import LoadChoice, Plan
 from tunerd.colocation.policies import POLICIES
@@ -39,23 +40,38 @@ def bench_json(benched: Benched) -> dict[str, Any]:
     """Return what was found, for json.dumps; `samples_json` has what it comes from."""
     return {
         "plan": benched.plan.model_dump(mode="json"),
+        "capacity": benched.capacity,
         "results": [to_json(r) | {"spread": r.spread} for r in benched.results],
     }
 
 
 def samples_json(benched: Benched) -> list[dict[str, Any]]:
-    """Return all requests of each policy, those outside of the window, too."""
+    """Return all requests of each policy in rounds, those outside of the window, too."""
     return [
         {
-            "window_secs": list(observed.window),
-            "samples": [
-                [s.member, s.tenant, *(round(at, 6) for at in (s.meant_at, s.sent_at, s.ended_at)),
-                 s.end]
-                for s in observed.samples
-            ],
+            "together": [_observed_json(observed) for observed in rounds.together],
+            "alone": {
+                name: [_observed_json(observed) for observed in each]
+                for name, each in rounds.alone.items()
+            },
         }
-        for observed in benched.observed
-    ]  # fmt: skip
+        for rounds in benched.rounds
+    ]
+
+
+def _observed_json(observed: Observed) -> dict[str, Any]:
+    return {
+        "window_secs": list(observed.window),
+        "samples": [
+            [
+                s.member,
+                s.tenant,
+                *(round(at, 6) for at in (s.meant_at, s.sent_at, s.ended_at)),
+                s.end,
+            ]
+            for s in observed.samples
+        ],
+    }
 
 
 def write_bench(benched: Benched, folder: Path) -> None:
@@ -184,6 +200,7 @@ def _sentences(benched: Benched) -> list[str]:
             )
         said += result.mismatches
         found.append(f"{result.policy}: {', '.join(said)}")
+        found += [f"{result.policy}: {_against_text(each)}" for each in result.against_alone]
     late = [r.late_secs for r in benched.results if r.late_secs is not None]
     if late and benched.plan.load.kind != "closed":
         found.append(
@@ -191,6 +208,15 @@ def _sentences(benched: Benched) -> list[str]:
             "their latencies hold"
         )
     return found
+
+
+def _against_text(found: AgainstAlone) -> str:
+    said = [
+        f"{what} {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+        for what, ratio in (("p50", found.p50), ("p99", found.p99), ("throughput", found.per_sec))
+        if ratio is not None
+    ]
+    return f"{found.member} beside the others over alone: {', '.join(said) or 'cannot tell'}"
 
 
 def _plot_section(results: Sequence[LoadResult]) -> Markup | None:
@@ -243,6 +269,8 @@ def _load_text(load: LoadChoice) -> str:
         f"{significant(load.burst_times)} times as often in bursts.",
         "trace": "Requests come as they were recorded.",
     }[load.kind]
+    if load.of_capacity is not None:
+        how += f" The rates are {load.of_capacity:g}% of what each got in a closed loop."
     return (
         f"{how} Latencies count from the moment at which a request was meant to come; the first "
         f"and the last {TRIM:.0%} of {load.duration:g} s are left out."

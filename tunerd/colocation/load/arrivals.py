@@ -29,13 +29,16 @@ class Arrival:
 def arrivals_of(members: Sequence[Member], load: LoadChoice) -> list[Arrival]:
     """Return all arrivals of a load in order; the same for the same seed.
 
-    Raises InputError where a member has no rate, or a trace cannot be read.
+    Members with `clients` have none: they send when they have their answers. Raises InputError
+    where a member has no rate, or a trace cannot be read.
     """
     if load.kind == "trace":
         assert load.trace is not None
         return [a for a in read_trace(load.trace, members) if a.at_secs < load.duration]
     found: list[Arrival] = []
     for member in members:
+        if member.clients is not None:
+            continue
         if member.rate is None:
             raise InputError(
                 f"{member.name} has no `rate`, which a load of kind {load.kind} needs: give it the "

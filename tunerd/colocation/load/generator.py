@@ -3,7 +3,8 @@
 Open loads (Poisson, bursts, traces) do not wait for answers, and a latency counts from the moment
 at which the request was meant to come: what an overloaded engine or a late sender delays is not
 left out (coordinated omission). A closed load sends when it has its answer, from all clients at one
-moment. What came first and last is cut off: the engine was filling or emptying then.
+moment, and so do members with clients of their own beside an open load. What came first and last
+is cut off: the engine was filling or emptying then.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def run_load(
     load: LoadChoice,
     inputs: Mapping[str, Arrays],
     *,
+    members: Sequence[Member] | None = None,
     on_start: Callable[[], None] = lambda: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> Observed:
@@ -108,25 +110,34 @@ def run_load(
 
     Args:
         inputs: of each member, by its name.
+        members: who is sent something; all members of the engine's plan if not given.
         on_start, on_end: called where the window of what counts begins and ends.
 
     Raises InputError where the plan lacks what the load needs.
     """
-    members = engine.plan.members
+    members = engine.plan.members if members is None else members
     trim_secs = TRIM * load.duration
     window = (trim_secs, load.duration - trim_secs)
-    arrivals = [] if load.kind == "closed" else arrivals_of(members, load)
+    is_closed = load.kind == "closed"
+    arrivals = [] if is_closed else arrivals_of(members, load)
     log = _Log(members, inputs)
     timers = [
         threading.Timer(_LEAD_SECS + at, call)
         for at, call in zip(window, (on_start, on_end), strict=True)
     ]
-    for timer in timers:
-        timer.start()
-    if load.kind == "closed":
-        _send_closed(engine, load, members, log)
-    else:
-        _send_open(engine, arrivals, log)
+    clients = [
+        threading.Thread(
+            target=_send_closed, args=(engine, member.name, tenant, load.duration, log), daemon=True
+        )
+        for member in members
+        for tenant in member.tenants
+        for _ in range(member.clients or (load.clients if is_closed else 0))
+    ]
+    for thread in (*timers, *clients):
+        thread.start()
+    _send_open(engine, arrivals, log)
+    for client in clients:
+        client.join()
     log.wait()
     for timer in timers:
         timer.join()
@@ -140,22 +151,10 @@ def _send_open(engine: Engine, arrivals: Sequence[Arrival], log: _Log) -> None:
         log.send(engine, arrival)
 
 
-def _send_closed(engine: Engine, load: LoadChoice, members: Sequence[Member], log: _Log) -> None:
-    def client(member: str, tenant: str) -> None:
-        time.sleep(max(0.0, log.start_at - time.monotonic()))
-        while (now := time.monotonic() - log.start_at) < load.duration:
-            log.send(engine, Arrival(max(0.0, now), member, tenant)).exception()
-
-    threads = [
-        threading.Thread(target=client, args=(member.name, tenant), daemon=True)
-        for member in members
-        for tenant in member.tenants
-        for _ in range(load.clients)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def _send_closed(engine: Engine, member: str, tenant: str, duration_secs: float, log: _Log) -> None:
+    time.sleep(max(0.0, log.start_at - time.monotonic()))
+    while (now := time.monotonic() - log.start_at) < duration_secs:
+        log.send(engine, Arrival(max(0.0, now), member, tenant)).exception()
 
 
 def _end_of(error: BaseException | None) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tunerd.colocation.load.alone import AgainstAlone
 from tunerd.colocation.load.generator import DONE, FAILED, REFUSED, Observed, Sample
 from tunerd.colocation.plan import Member
 from tunerd.stats.tail import percentiles_of
@@ -59,6 +60,7 @@ class LoadResult:
     mismatches: tuple[str, ...] = ()  # whose share is not that of its tuning
     faults: int = 0
     recovered_secs: float | None = None  # the longest time until all served again
+    against_alone: tuple[AgainstAlone, ...] = ()  # of each member, where the plan's load says so
 
     @property
     def spread(self) -> float | None:
@@ -69,10 +71,10 @@ class LoadResult:
         return max(known) / min(known) - 1
 
 
-def tenants_of(observed: Observed, members: Sequence[Member]) -> tuple[TenantResult, ...]:
-    """Return a result for each member's tenant, in the plan's order."""
-    counted = observed.counted
-    window_secs = observed.window[1] - observed.window[0]
+def tenants_of(rounds: Sequence[Observed], members: Sequence[Member]) -> tuple[TenantResult, ...]:
+    """Return a result for each member's tenant over all rounds, in the plan's order."""
+    counted = [sample for observed in rounds for sample in observed.counted]
+    window_secs = window_secs_of(rounds)
     return tuple(
         _tenant(
             member,
@@ -85,6 +87,11 @@ def tenants_of(observed: Observed, members: Sequence[Member]) -> tuple[TenantRes
     )
 
 
+def window_secs_of(rounds: Sequence[Observed]) -> float:
+    """Return how long the windows of what counts are in all."""
+    return sum(observed.window[1] - observed.window[0] for observed in rounds)
+
+
 def attained(tenants: Sequence[TenantResult]) -> tuple[float | None, float | None]:
     """Return the attainment of all tenants that have an SLO: of all, and of what was admitted."""
     bound = [t for t in tenants if t.attainment is not None]
@@ -94,9 +101,9 @@ def attained(tenants: Sequence[TenantResult]) -> tuple[float | None, float | Non
     return (met / asked if asked else None, met / admitted if admitted else None)
 
 
-def late_secs(observed: Observed) -> float | None:
+def late_secs(rounds: Sequence[Observed]) -> float | None:
     """Return how late the sender was, at most, in 99 of 100 requests."""
-    late = [s.sent_at - s.meant_at for s in observed.counted]
+    late = [s.sent_at - s.meant_at for observed in rounds for s in observed.counted]
     return float(np.percentile(late, 99)) if late else None
 
 
