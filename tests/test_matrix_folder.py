@@ -23,9 +23,10 @@ from tunerd.records import Store
 from tunerd.settings import TuneSettings
 from tunerd.settings.option import checked
 from tunerd.settings.studies import MatrixSettings
+from tunerd.studies.matrix.asked import asked_of
 from tunerd.studies.matrix.claims import DEFAULT, middle_of
 from tunerd.studies.matrix.folder import MatrixFolder, opened, read
-from tunerd.studies.matrix.levels import UNKNOWN, Cost, cost_of, levels_of, settings_of
+from tunerd.studies.matrix.levels import UNKNOWN, Cost, Level, cost_of, levels_of, settings_of
 from tunerd.studies.matrix.records import (
     ArtifactDone,
     CellDone,
@@ -97,6 +98,18 @@ def test_independent_levels_learn_nothing_and_have_all_trials() -> None:
         assert level.learns_from == ()
         alone = settings_of(base, level, [], Path("a"))
         assert (alone.trials, alone.slices, alone.warm_start) == (1000, None, ())
+
+
+def test_a_precision_is_that_of_each_level_and_of_the_folder() -> None:
+    settings = MatrixSettings(
+        model=Path("m.onnx"), shares="10,40", slice_kind="cpu", precision="bf16"
+    )
+    asked = asked_of(settings)
+    assert settings_of(asked.base, Level(40, ()), [], Path("a")).precision == "bf16"
+    assert asked.base.out == Path("runs/m-bf16-matrix")
+    assert asked.identity("d")["settings"]["precision"] == "bf16"
+    as_exported = asked_of(settings.model_copy(update={"precision": None}))
+    assert "precision" not in as_exported.identity("d")["settings"]
 
 
 def test_a_later_level_has_a_part_of_the_trials_and_the_first_all_of_them() -> None:

@@ -15,6 +15,7 @@ from tunerd.settings.tune import (
     Batch,
     Cache,
     Dims,
+    Precision,
     Secs,
     Shapes,
     SliceKind,
@@ -134,6 +135,10 @@ class MatrixSettings(BaseModel):
     shapes: Shapes = Field(default_factory=dict)
     dims: Dims = Field(default_factory=dict)
     batch: Batch = None
+    precision: Annotated[
+        Precision | None,
+        Option("What kernels compute in, as of tunerd tune. [default: as exported]"),
+    ] = None
     independent: Annotated[
         bool,
         Option(

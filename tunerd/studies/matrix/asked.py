@@ -14,7 +14,9 @@ from tunerd.slices import member
 from tunerd.studies.matrix.claims import DEFAULT
 
 _TRIALS = 1000  # of the first level, where neither trials nor time are limited
-_OF_A_LEVEL = ("model", "budget_secs", "shapes", "dims", "batch", "seed", "tuners", "l2")
+_OF_A_LEVEL = (
+    "model", "budget_secs", "shapes", "dims", "batch", "precision", "seed", "tuners", "l2",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Asked:
     def identity(self, digest: str) -> dict[str, Any]:
         """Return what is the same for all calls in one folder; rounds may be added."""
         kept = {"shapes", "dims", "batch", "trials", "budget_secs", "seed", "slice_kind", "l2"}
+        kept |= {"precision"} if self.base.precision else set()  # folders of before have none
         return {
             "model": {"name": self.base.model.stem, "digest": digest},
             "shares": list(self.shares),
@@ -51,6 +54,7 @@ def asked_of(settings: MatrixSettings) -> Asked:
     name = sized_name(
         settings.model.stem, batch=settings.batch, shapes=settings.shapes, dims=settings.dims
     )
+    name += f"-{settings.precision}" if settings.precision else ""
     is_limited = settings.trials is not None or settings.budget_secs is not None
     base = checked(
         TuneSettings,
