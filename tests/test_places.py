@@ -383,10 +383,10 @@ class FakeContexts:
         self.is_closed = False
 
     def cut(self, names_and_pcts: Sequence[tuple[str, int]]) -> tuple[Part, ...]:
-        counts = units_of(names_and_pcts, sms=132, unit=8)
+        counts = units_of(names_and_pcts, sms=132, unit=2)
         names = (name for name, _ in names_and_pcts)
         return tuple(
-            Part(name, 8 * count, frozenset()) for name, count in zip(names, counts, strict=True)
+            Part(name, 2 * count, frozenset()) for name, count in zip(names, counts, strict=True)
         )
 
     def stream(self, part: Part) -> int:
@@ -420,8 +420,8 @@ def test_a_part_of_a_gpu_is_a_green_context_and_its_seats_are_captured_there(roo
             for seed, lane in enumerate((half, rest, whole))
         ]
         assert [(p.units, p.mechanism) for p in loaded] == [
-            (64, "green context"),
-            (48, "green context"),
+            (66, "green context"),
+            (52, "green context"),
             (132, "stream"),
         ]
         subject.place.reload(Seat("m1", "rest"))
@@ -431,13 +431,19 @@ def test_a_part_of_a_gpu_is_a_green_context_and_its_seats_are_captured_there(roo
 
 
 def test_a_part_of_less_than_the_sms_that_come_together_is_refused(root: Path) -> None:
-    with pytest.raises(HostError, match=r"5% of 132 SMs for little is less than the 8 .* least 7%"):
-        units_of([("little", 5)], sms=132, unit=8)
+    with pytest.raises(HostError, match=r"1% of 60 SMs for little is less than the 2 .* least 4%"):
+        units_of([("little", 1)], sms=60, unit=2)
 
 
 def test_shares_of_a_gpu_fit_when_they_are_at_most_the_whole() -> None:
     for pcts in ((50, 50), (40, 40, 20), (25,) * 4, (10,) * 10, (7,) * 14, (90, 10)):
-        assert sum(units_of([("a", pct) for pct in pcts], sms=132, unit=8)) <= 16
+        assert sum(units_of([("a", pct) for pct in pcts], sms=132, unit=2)) <= 66
+
+
+def test_equal_shares_are_equal_sets_and_the_nearest_where_all_fit() -> None:
+    for count, sets in ((8, 8), (4, 16), (3, 22), (2, 33)):
+        equal = [("a", 100 // count)] * count
+        assert units_of(equal, sms=132, unit=2) == (sets,) * count
 
 
 def test_weights_of_a_member_are_planned_once_for_all_its_streams(root: Path) -> None:

@@ -131,8 +131,7 @@ class InOneProcess:
         from tunerd.colocation.places.green_contexts import GreenContexts
 
         contexts = GreenContexts()
-        # What 100 / count leaves is less than a set of SMs that come together: one percent more.
-        parts = contexts.cut([(f"part {i}", 100 // count + 1) for i in range(count)])
+        parts = contexts.cut([(f"part {i}", 100 // count) for i in range(count)])
         self._kept.append(contexts)
         return [contexts.stream(parts[i % count]) for i in range(self._tenants)]
 

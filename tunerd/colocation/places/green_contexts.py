@@ -18,7 +18,10 @@ from tunerd.system.cuda_driver import checked
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM
-_USUAL_UNIT = 8  # SMs that come together, where the driver does not say how many
+_PAIR = 2  # SMs that share what lies between them and the GPU: less is never given alone
+# CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING: sets of 8 make 8 SMs of a share of 15, and some
+# cards have 15 of them and not 16. Only clusters of blocks need them, and those are not compiled.
+_IN_PAIRS = 1
 _MAX_SMS = 1024
 _THREADS = 1024  # of a block: at most two of them are on an SM
 # As old a version as knows the instructions: a driver compiles no PTX that is newer than itself.
@@ -50,14 +53,20 @@ WAIT:
 
 
 def units_of(names_and_pcts: Sequence[tuple[str, int]], *, sms: int, unit: int) -> tuple[int, ...]:
-    """Return how many sets of `unit` SMs each lane gets of a GPU with `sms`, rounded down.
+    """Return how many sets of `unit` SMs each lane gets of a GPU with `sms`.
 
-    Raises HostError where one gets none. Shares of at most 100% together always fit.
+    That is the nearest number where the GPU has as many for all, so that eight at 12% have 16 SMs
+    and not 14; else it is rounded down, and then shares of at most 100% together fit. Raises
+    HostError where they do not, or one gets none.
 
-    >>> units_of([("a", 40), ("b", 25)], sms=132, unit=8)
-    (6, 4)
+    >>> units_of([("a", 40), ("b", 25)], sms=132, unit=2)
+    (26, 17)
+    >>> units_of([("a", 25), ("b", 25), ("c", 25), ("d", 25)], sms=132, unit=2)
+    (16, 16, 16, 16)
     """
-    counts = tuple(sms * pct // (100 * unit) for _, pct in names_and_pcts)
+    nearest = tuple((2 * sms * pct + 100 * unit) // (200 * unit) for _, pct in names_and_pcts)
+    down = tuple(sms * pct // (100 * unit) for _, pct in names_and_pcts)
+    counts = nearest if sum(nearest) <= sms // unit else down
     for (name, pct), count in zip(names_and_pcts, counts, strict=True):
         if count < 1:
             raise HostError(
@@ -107,14 +116,15 @@ class GreenContexts:
                 "policy time, streams or regulated"
             ) from None
         sms = int(whole.sm.smCount)
-        unit = int(getattr(whole.sm, "smCoscheduledAlignment", 0)) or _USUAL_UNIT
-        counts = units_of(names_and_pcts, sms=sms, unit=unit)
-        status, groups, found, _ = driver.cuDevSmResourceSplitByCount(sms // unit, whole, 0, unit)
+        counts = units_of(names_and_pcts, sms=sms, unit=_PAIR)
+        status, groups, found, _ = driver.cuDevSmResourceSplitByCount(
+            sms // _PAIR, whole, _IN_PAIRS, _PAIR
+        )
         checked((status,))
         left = list(groups[:found])
         if sum(counts) > found:
             raise HostError(
-                f"the driver splits {sms} SMs into {found} sets of {unit}, and {sum(counts)} are "
+                f"the driver splits {sms} SMs into {found} sets of {_PAIR}, and {sum(counts)} are "
                 "asked for; make the shares smaller"
             )
         for (name, _), count in zip(names_and_pcts, counts, strict=True):
