@@ -142,16 +142,17 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
 
 
 def _observed(engine: Engine, meter: EnergyMeter, say: Say) -> Rounds:
-    """Send the load to all, and where the plan says so to each member alone, in turns."""
+    """Send the load to all, and in turns to each member alone that the plan names."""
     plan, load, inputs = engine.plan, engine.plan.load, _inputs(engine.plan)
+    lonely = [m for m in plan.members if m.name in load.alone]
     together: list[Observed] = []
-    alone: dict[str, list[Observed]] = {m.name: [] for m in plan.members if load.alone}
+    alone: dict[str, list[Observed]] = {m.name: [] for m in lonely}
     for number in range(load.rounds):
         this = load.model_copy(update={"seed": load.seed + number})
         where = f", round {number + 1} of {load.rounds}" if load.rounds > 1 else ""
         say(f"{plan.policy.kind}: {load.kind} load for {load.duration:g} s{where}")
         together.append(run_load(engine, this, inputs, on_start=meter.start, on_end=meter.stop))
-        for member in plan.members if load.alone else ():
+        for member in lonely:
             say(f"{plan.policy.kind}: {member.name} alone for {load.duration:g} s{where}")
             alone[member.name].append(run_load(engine, this, inputs, members=(member,)))
     return Rounds(tuple(together), {name: tuple(each) for name, each in alone.items()})

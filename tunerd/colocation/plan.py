@@ -110,7 +110,7 @@ class LoadChoice(_Part):
 
     of_capacity: instead of rates, this percentage of what each member gets in a closed loop under
     the plan's policy, which is measured first. `load: 80%` is that as a Poisson load.
-    alone: each member is sent its load alone, too, in turns with the load of all, `rounds` times.
+    alone: members that are sent their load alone, too, in turns with that of all, `rounds` times.
     """
 
     kind: LoadKind = "closed"
@@ -118,7 +118,7 @@ class LoadChoice(_Part):
     clients: Annotated[int, Field(ge=1, le=1000)] = 1
     burst_times: Annotated[float, Field(gt=1, le=100)] = 6.0
     of_capacity: Annotated[float, BeforeValidator(_percent), Field(gt=0, le=1000)] | None = None
-    alone: bool = False
+    alone: tuple[Name, ...] = ()
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
     trace: Path | None = None
     seed: Annotated[int, Field(ge=0)] = 0
@@ -170,6 +170,8 @@ class Plan(_Part):
         cores = [core for m in self.members for core in m.cores]
         if len(set(cores)) < len(cores):
             raise ValueError("two members have a core in common; give each its own")
+        if unknown := set(self.load.alone) - set(names):
+            raise ValueError(f"load.alone: there is no member '{min(unknown)}'")
         if self.load.of_capacity is not None:
             for member in self.members:
                 if member.rate is not None:

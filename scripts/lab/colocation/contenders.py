@@ -133,7 +133,7 @@ class InOneProcess:
         contexts = GreenContexts()
         parts = contexts.cut([(f"part {i}", 100 // count) for i in range(count)])
         self._kept.append(contexts)
-        return [contexts.stream(parts[i % count]) for i in range(self._tenants)]
+        return [int(contexts.stream(parts[i % count])) for i in range(self._tenants)]
 
     def _placed(self, seed: int, batch: int = 1, *, folded: bool = False) -> tuple[Any, Any]:
         return torch_models.placed(

@@ -17,7 +17,7 @@ the others with the same winners. Then samples every way to run the eight, all i
 A turn samples each: saturated, the queue never empty, and every second turn closed as well, with
 one of each model in flight, for the latencies. Written after each turn: saturation.json, with all
 samples, the GPU's clocks and the facts of the host, and saturation.txt. What was exported, tuned
-and compiled into the folder before is not made again. Runs where PyTorch, torchvision and one
+and compiled into --runs before is not made again. Runs where PyTorch, torchvision and one
 NVIDIA GPU are, as root.
 """
 
@@ -36,6 +36,7 @@ from typing import Any
 
 from lab.colocation import contenders, tenants, workers
 from lab.colocation.saturation_table import table
+from lab.colocation.tenants import RUNS, Kind
 from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone
 from tunerd.errors import TunerdError
 
@@ -121,18 +122,12 @@ class Bench:
 def prepare(options: argparse.Namespace) -> tuple[contenders.Artifacts, dict[str, float]]:
     """Return the tenants' artifacts by share, and how long each step took."""
     took: dict[str, float] = {}
-    since = time.monotonic()
-    files = tenants.exported(options.model, TENANTS, options.out)
-    took["export"] = time.monotonic() - since
     artifacts: contenders.Artifacts = {}
     for pct in options.shares:
-        run = options.out / f"run-{options.model}-{options.precision}-{pct}"
-        said = {"pct": pct, "precision": options.precision}
         _say(f"tuning at {pct}%")
-        took[f"tune at {pct}%"] = tenants.tuned(files[0], run, budget=options.budget, **said)
-        since = time.monotonic()
-        artifacts[pct] = tenants.compiled(files, run, **said)
-        took[f"compile at {pct}%"] = time.monotonic() - since
+        kind = Kind(options.model, pct, options.precision)
+        artifacts[pct], steps = tenants.made(kind, TENANTS, options.runs, budget=options.budget)
+        took |= {f"{step} at {pct}%": secs for step, secs in steps.items()}
     return artifacts, took
 
 
@@ -268,6 +263,7 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--secs", type=float, default=100.0, help="for the turns, four at least")
     parser.add_argument("--sample-secs", type=float, default=0.2, help="of each way")
     parser.add_argument("--compile", action="store_true", help="with torch.compile, too")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="for models and artifacts")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--artifacts", default="{}", help=argparse.SUPPRESS)
@@ -275,7 +271,7 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.shares = [int(pct) for pct in options.shares.split(",") if pct]
-    options.out = options.out.resolve()
+    options.out, options.runs = options.out.resolve(), options.runs.resolve()
     return options
 
 

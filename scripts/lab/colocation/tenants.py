@@ -1,20 +1,31 @@
+#!/usr/bin/env python3
 """Models of one architecture, each with weights of its own: exported, tuned once, compiled all.
 
-Made once in a folder; what is there is not made again.
+    PYTHONPATH=.:scripts python3 -m lab.colocation.tenants --model resnet50 --share 25 --count 4
+
+Exports the model with so many seeds, tunes the first for the share with `tunerd tune`, and compiles
+the others with the same winners. What is there is not made again. With --out runs/colocation it
+leaves
+
+    resnet50-0.onnx, resnet50-1.onnx, ...    with a larger batch resnet50-b64-0.onnx
+    resnet50-fp16-25/                        the run, and in it tenant-0, tenant-1, ...: artifacts
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
+import itertools
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+RUNS = Path("runs/colocation")  # where recipes/colocation look
 TOKENS, WIDTH, HEADS, LAYERS = 128, 768, 12, 12  # of the encoder
 
 
@@ -39,12 +50,12 @@ def build(name: str, seed: int, batch: int = 1) -> tuple[Any, Any]:
     return model, torch.randn(batch, 3, 224, 224)
 
 
-def export(name: str, seed: int, path: Path) -> None:
+def export(name: str, seed: int, batch: int, path: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
     torch.backends.mha.set_fastpath_enabled(False)
-    model, x = build(name, seed)
+    model, x = build(name, seed, batch)
     partial = path.with_suffix(".partial")
     with torch.no_grad():
         torch.onnx.export(
@@ -54,11 +65,46 @@ def export(name: str, seed: int, path: Path) -> None:
     partial.rename(path)
 
 
-def exported(name: str, count: int, folder: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Kind:
+    """What tenants have in common. pct: the share that they are tuned for."""
+
+    model: str
+    pct: int
+    precision: str = "fp16"
+    batch: int = 1
+
+    @property
+    def stem(self) -> str:
+        return self.model if self.batch == 1 else f"{self.model}-b{self.batch}"
+
+    def run(self, folder: Path) -> Path:
+        return folder / f"{self.stem}-{self.precision}-{self.pct}"
+
+
+def made(
+    kind: Kind, count: int, folder: Path, *, budget: str
+) -> tuple[list[Path], dict[str, float]]:
+    """Return the artifacts of so many tenants, and the seconds that each step took."""
+    folder.mkdir(parents=True, exist_ok=True)
+    moments = [time.monotonic()]
+    files = exported(kind.model, count, folder, batch=kind.batch)
+    moments.append(time.monotonic())
+    run = kind.run(folder)
+    tuned(files[0], run, pct=kind.pct, precision=kind.precision, budget=budget)
+    moments.append(time.monotonic())
+    folders = compiled(files, run, pct=kind.pct, precision=kind.precision)
+    moments.append(time.monotonic())
+    took = [after - before for before, after in itertools.pairwise(moments)]
+    return folders, dict(zip(("export", "tune", "compile"), took, strict=True))
+
+
+def exported(name: str, count: int, folder: Path, *, batch: int = 1) -> list[Path]:
     """Return the models as ONNX files, each with a seed of its own."""
-    files = [folder / f"{name}-{seed}.onnx" for seed in range(count)]
+    stem = Kind(name, 100, batch=batch).stem
+    files = [folder / f"{stem}-{seed}.onnx" for seed in range(count)]
     jobs = [
-        functools.partial(export, name, seed, file)
+        functools.partial(export, name, seed, batch, file)
         for seed, file in enumerate(files)
         if not file.exists()
     ]
@@ -66,22 +112,20 @@ def exported(name: str, count: int, folder: Path) -> list[Path]:
     return files
 
 
-def tuned(onnx: Path, run: Path, *, pct: int, precision: str, budget: str) -> float:
-    """Tune a model for a share into a run folder; return the seconds, 0 if it was tuned before.
+def tuned(onnx: Path, run: Path, *, pct: int, precision: str, budget: str) -> None:
+    """Tune a model for a share into a run folder.
 
     Raises RuntimeError with what tunerd said where there is no artifact then.
     """
     if (run / "artifact").is_dir():
-        return 0.0
+        return
     command = ["tune", str(onnx), "--gpu-pct", str(pct), "--precision", precision]
     command += ["--budget", budget, "--out", str(run)]
-    since = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "tunerd", *command], capture_output=True, text=True, check=False
     )
     if not (run / "artifact").is_dir():
         raise RuntimeError(f"tunerd tune ended with {done.returncode}: {done.stderr[-800:]}")
-    return time.monotonic() - since
 
 
 def compiled(files: Sequence[Path], run: Path, *, pct: int, precision: str) -> list[Path]:
@@ -132,3 +176,23 @@ def _all_at_once(jobs: Iterable[Callable[[], None]]) -> None:
     with ProcessPoolExecutor(len(todo)) as pool:
         for job in [pool.submit(each) for each in todo]:
             job.result()
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", help="of torchvision, or encoder")
+    parser.add_argument("--share", type=int, default=25, help="to tune for, in percent")
+    parser.add_argument("--precision", default="fp16")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--count", type=int, default=1, help="of tenants")
+    parser.add_argument("--budget", default="45s", help="of the search")
+    parser.add_argument("--out", type=Path, default=RUNS)
+    options = parser.parse_args()
+    kind = Kind(options.model, options.share, options.precision, options.batch)
+    folders, took = made(kind, options.count, options.out.resolve(), budget=options.budget)
+    print(f"{folders[0].parent}: {', '.join(f'{k} {secs:.0f} s' for k, secs in took.items())}")
+
+
+if __name__ == "__main__":
+    main()
