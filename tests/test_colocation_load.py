@@ -142,7 +142,9 @@ def test_what_a_member_loses_beside_others_is_a_ratio_of_rounds_in_turns() -> No
     few = against_alone("one", rounds_of([0.1], 20), rounds_of([0.1], 20))
     assert few.p50 is not None
     assert few.p99 is None
-    assert against_alone("one", rounds_of([0.1], 0), rounds_of([0.1], 20)).per_sec is None
+    none = [*rounds_of([0.1], 500), *rounds_of([0.1], 0)]
+    found = against_alone("one", none, rounds_of([0.1, 0.1], 500))
+    assert (found.p50, found.p99, found.per_sec) == (None, None, None)
 
 
 def test_joules_are_the_difference_of_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -12,8 +13,12 @@ from typing import Any
 import pytest
 
 from lab.colocation.figures import best, p99_ms, ratio, within
+from lab.colocation.latency import BENCHES, RECIPES
+from lab.colocation.latency_table import admitted_in_time, spread_of, tables
 from lab.colocation.saturation_table import latencies_of, samples_of, table
+from lab.colocation.tenants import RUNS
 from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone, close_all, wait_until
+from tunerd.colocation import Plan
 
 # --- figures -----------------------------------------------------------------------------------
 
@@ -94,6 +99,54 @@ def test_nothing_is_a_table_too() -> None:
     assert table(document({})).startswith("nothing was sampled")
     assert math.isclose(ratio([1.0], [2.0]).value, 0.5)
     assert best({"a": [1.0], "b": [2.0]}, ["a", "b"]) == "b"
+
+
+def test_what_was_admitted_and_answered_in_time_has_an_interval() -> None:
+    member = {"latencies_us": [900] * 990 + [1100] * 5, "ends": {"done": 995, "dropped": 5}}
+    found = {
+        "plan": {"members": [{"name": "m", "slo_ms": 1.0}]},
+        "together": [{"members": {"m": member | {"ends": member["ends"] | {"refused": 100}}}}],
+    }
+    part = admitted_in_time(found)
+    assert part.value == 0.99
+    assert part.low < 0.99 < part.high
+    assert admitted_in_time(found | {"together": []}).value == 0.0
+
+
+def test_a_spread_is_of_medians_in_one_round() -> None:
+    members = {name: {"latencies_us": [us] * 3} for name, us in (("a", 100), ("b", 125))}
+    assert spread_of({"members": members}) == pytest.approx(0.25)
+
+
+def test_the_parts_of_a_folder_are_tables_with_answers(tmp_path: Path) -> None:
+    def rounds(us: int) -> list[dict[str, Any]]:
+        members = {"tenant": {"latencies_us": [us] * 600, "ends": {"done": 600}}}
+        return [{"window_secs": 1.0, "members": members}]
+
+    said = {"value": 1.05, "low": 1.04, "high": 1.06}
+    space = {
+        "result": {"against_alone": [{"member": "tenant", "p99": said}]},
+        "together": rounds(2100),
+        "alone": {"tenant": rounds(2000)},
+    }
+    part = {"part": "beside", "secs": 3.0, "policies": {"space": space}}
+    beside = part | {"problems": {"ordered": "HostError: no"}}
+    (tmp_path / "beside.json").write_text(json.dumps(beside))
+    shown = tables(tmp_path)
+    assert "| space | 2.1 ms | 2 ms | 1.05 (1.04 to 1.06) | yes |" in shown
+    assert "- ordered: HostError: no" in shown
+
+
+def test_recipes_have_the_artifacts_that_are_made_for_them() -> None:
+    for part in BENCHES.values():
+        plan = Plan.read(RECIPES / f"{part.recipe}.yaml")
+        wanted = {member.artifact.parts[-2:] for member in plan.members}
+        made = {
+            (kind.run(RUNS).name, f"tenant-{seed}")
+            for kind, count in part.kinds
+            for seed in range(count)
+        }
+        assert wanted == made
 
 
 # --- workers -----------------------------------------------------------------------------------

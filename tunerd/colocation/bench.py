@@ -58,17 +58,30 @@ def bench(plan: Plan, policies: Sequence[PolicyChoice], say: Say) -> Benched:
     choices = tuple(policies) or (plan.policy,)
     for choice in choices:
         policy_of(choice.kind, choice.parameters)
-    capacity = None
-    if plan.load.of_capacity is not None:
-        capacity = capacity_of(plan, say)
-        plan = _with_rates(plan, capacity)
+    plan, capacity = rated(plan, say)
     if plan.load.kind != "closed":
         arrivals_of(plan.members, plan.load)
     found = [_under(plan.model_copy(update={"policy": choice}), say) for choice in choices]
     return Benched(plan, tuple(r for r, _ in found), tuple(o for _, o in found), capacity)
 
 
-def capacity_of(plan: Plan, say: Say) -> dict[str, float]:
+def rated(plan: Plan, say: Say) -> tuple[Plan, Mapping[str, float] | None]:
+    """Give members the rates that are a part of the capacity, where they have none yet.
+
+    Returns the capacity, too; None where nothing was measured. Raises as Engine.start does.
+    """
+    part = plan.load.of_capacity
+    if part is None or all(m.rate or m.clients for m in plan.members):
+        return plan, None
+    capacity = _capacity(plan, say)
+    members = tuple(
+        m if m.clients else m.model_copy(update={"rate": part / 100 * capacity[m.name]})
+        for m in plan.members
+    )
+    return plan.model_copy(update={"members": members}), capacity
+
+
+def _capacity(plan: Plan, say: Say) -> dict[str, float]:
     """Return the requests per second of each member when all have more than can be served.
 
     It is measured under the plan's policy and without deadlines. Raises HostError where a member
@@ -92,15 +105,6 @@ def capacity_of(plan: Plan, say: Say) -> dict[str, float]:
                 "give the load a longer duration"
             )
     return found
-
-
-def _with_rates(plan: Plan, capacity: Mapping[str, float]) -> Plan:
-    part = (plan.load.of_capacity or 0.0) / 100
-    members = tuple(
-        m if m.clients else m.model_copy(update={"rate": part * capacity[m.name]})
-        for m in plan.members
-    )
-    return plan.model_copy(update={"members": members})
 
 
 def _inputs(plan: Plan) -> dict[str, Arrays]:

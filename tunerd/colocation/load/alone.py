@@ -47,6 +47,8 @@ def against_alone(
     def tail(percentile: int) -> Interval | None:
         if any(sum(map(len, each)) < samples_needed(percentile) for each in latencies):
             return None
+        if any(len(found) == 0 for each in latencies for found in each):
+            return None  # a redraw may have rounds like that alone
 
         def ratio(chosen: Sequence[int]) -> float:
             above, below = (np.concatenate([each[i] for i in chosen]) for each in latencies)
