@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from lab.colocation.figures import best, p99_ms, ratio, within
+from lab.colocation.gemms_table import key_of
+from lab.colocation.gemms_table import tables as gemm_tables
 from lab.colocation.latency import BENCHES, RECIPES
 from lab.colocation.latency_table import admitted_in_time, spread_of, tables
 from lab.colocation.saturation_table import latencies_of, samples_of, table
@@ -147,6 +149,27 @@ def test_recipes_have_the_artifacts_that_are_made_for_them() -> None:
             for seed in range(count)
         }
         assert wanted == made
+
+
+def test_the_papers_claims_are_answered_by_the_mean_over_all_numbers_of_products() -> None:
+    def found(*, time: float, space: float, bmm: float) -> dict[str, Any]:
+        rates = {"time": [time] * 6, "space": [space] * 6, "bmm": [bmm] * 6}
+        return {"per_sec": rates | {"super-kernel": [bmm] * 6}, "problems": {}}
+
+    shape = (256, 128, 1152)
+    document = {
+        "device": "a GPU",
+        "torch": "2.11",
+        "found": {
+            key_of("fp32", shape, 10): found(time=1.0, space=2.0, bmm=4.0),
+            key_of("fp32", shape, 20): found(time=1.0, space=2.0, bmm=16.0),
+            key_of("fp32", shape, 480): found(time=1.0, space=2.0, bmm=1.0),  # not in the mean
+        },
+    }
+    shown = gemm_tables(document)
+    assert "bmm over the next best, R = 10: 2.00 (2.00 to 2.00); the paper's 1.68: yes" in shown
+    assert "bmm over the next best, mean of R up to 120: 4.00 (4.00 to 4.00)" in shown
+    assert "over one after another, mean: 8.00 (8.00 to 8.00); the paper's 7.71: yes" in shown
 
 
 # --- workers -----------------------------------------------------------------------------------
