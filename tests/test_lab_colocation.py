@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,6 +19,7 @@ from lab.colocation.gemms_table import tables as gemm_tables
 from lab.colocation.latency import BENCHES, RECIPES
 from lab.colocation.latency_table import admitted_in_time, spread_of, tables
 from lab.colocation.saturation_table import latencies_of, samples_of, table
+from lab.colocation.tail_plot import dots_of, front, tails_svg
 from lab.colocation.tenants import RUNS
 from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone, close_all, wait_until
 from tunerd.colocation import Plan
@@ -170,6 +172,21 @@ def test_the_papers_claims_are_answered_by_the_mean_over_all_numbers_of_products
     assert "bmm over the next best, R = 10: 2.00 (2.00 to 2.00); the paper's 1.68: yes" in shown
     assert "bmm over the next best, mean of R up to 120: 4.00 (4.00 to 4.00)" in shown
     assert "over one after another, mean: 8.00 (8.00 to 8.00); the paper's 7.71: yes" in shown
+
+
+def test_a_plot_has_a_dot_for_each_way_and_names_those_that_none_beats() -> None:
+    made = document({label: rates for label, rates in RATES.items() if "engine" not in label})
+    dots = dots_of(made)
+    assert {dot.label for dot in dots} == {
+        label for label in RATES if "engine" not in label and "batch" not in label
+    }
+    # All have one tail, so that of each family the one with the highest throughput is left.
+    assert [dot.name for dot in front(dots)] == ["8 streams, tuned at 12%", "8 streams"]
+    drawn = ElementTree.fromstring(tails_svg("eight models", {"8 x resnet50": dots}))
+    texts = [each.text for each in drawn.iter() if each.tag.endswith("text")]
+    assert "8 streams, tuned at 12%" in texts
+    with pytest.raises(ValueError, match="nothing to draw"):
+        tails_svg("none", {"8 x resnet50": []})
 
 
 # --- workers -----------------------------------------------------------------------------------
