@@ -39,7 +39,26 @@ def main() -> None:
         for i, each in enumerate(captures):
             same(each.read(), usual[(first + i) % len(batches)])
     same(model(batches[1]), usual[1])  # beside its captures
+    staged(model, batches, usual)
     print("all the same")
+
+
+def staged(model: Any, batches: list[dict[str, Any]], usual: list[dict[str, Any]]) -> None:
+    """Two at a time on each of two streams, each with other inputs than the one before."""
+    streams = [int(driver.cuStreamCreate(1)[1]) for _ in range(2)]
+    pairs = [model.staged(stream, 2) for stream in streams]
+    for turn in range(50):
+        numbers = [(turn + i) % len(batches) for i in range(4)]
+        under_way = [
+            (pairs[i % 2][i // 2], streams[i % 2], number) for i, number in enumerate(numbers)
+        ]
+        for each, stream, number in under_way:
+            each.launch(batches[number], stream)
+        for each, _, number in under_way:
+            while not each.is_done():
+                pass
+            assert 0 < each.secs() < 1
+            same(each.read(), usual[number])
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -52,6 +52,7 @@ class World:
         secs: Mapping[str, float],
         segments: Mapping[str, int] | None = None,
         scale: Callable[[Seat], float] = lambda seat: 1.0,
+        depth: int = 1,
     ) -> None:
         lanes = policy.lay_out(members)
         seats = [Seat(m, lane.name) for lane in lanes for m in lane.members]
@@ -61,7 +62,8 @@ class World:
         for seat in seats:
             for segment in range(counts[seat]):
                 estimates.observe(seat, segment, self._secs[seat], now=0.0)
-        self.scheduler = Scheduler(members, lanes, policy, counts, estimates)
+        self.scheduler = Scheduler(members, lanes, policy, counts, estimates, depth=depth)
+        self._free_at = dict.fromkeys((lane.name for lane in lanes), 0.0)
         self.story = Story()
         self.now = 0.0
         self.is_conserving = True  # no lane was idle beside what could have run there
@@ -104,11 +106,12 @@ class World:
             case Start(start_id, request_id, seat, segment):
                 secs = self.secs_of(seat)
                 if segment == 0 and request_id not in story.started:
-                    story.started[request_id] = self.now
+                    story.started[request_id] = max(self.now, self._free_at[seat.lane])
                     story.order.append(request_id)
                 story.busy_secs[seat.member] = story.busy_secs.get(seat.member, 0.0) + secs
+                self._free_at[seat.lane] = max(self.now, self._free_at[seat.lane]) + secs
                 self.at(
-                    self.now + secs,
+                    self._free_at[seat.lane],
                     lambda: self.scheduler.ended(start_id, seat, secs, self.now),
                 )
             case Complete(request_id):

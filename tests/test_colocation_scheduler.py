@@ -26,7 +26,9 @@ from tunerd.colocation.work import (
 ONE, TWO = Seat("one", "stream-0"), Seat("two", "stream-1")
 
 
-def scheduler(kind: str = "streams", *, of_one: int = 1, **said: object) -> Scheduler:
+def scheduler(
+    kind: str = "streams", *, of_one: int = 1, depth: int = 1, **said: object
+) -> Scheduler:
     """Return one for two members; the first has `of_one` segments, each of 10 ms."""
     members = [member("one", **said), member("two", **said)]
     policy = policy_of(kind, {})
@@ -37,7 +39,7 @@ def scheduler(kind: str = "streams", *, of_one: int = 1, **said: object) -> Sche
     for seat, count in segments.items():
         for segment in range(count):
             estimates.observe(seat, segment, 0.01, now=0.0)
-    return Scheduler(members, lanes, policy, segments, estimates)
+    return Scheduler(members, lanes, policy, segments, estimates, depth=depth)
 
 
 def request(number: int, name: str) -> Request:
@@ -164,3 +166,60 @@ def test_being_idle_saves_nothing_up() -> None:
         world.ended(number, seat, 1.0, number + 1.0)
     world.arrive(request(3, "two"), 2.0)
     assert world.lag_secs(Queue("two", "default")) == 0.0
+
+
+def test_as_many_are_started_as_the_place_and_the_policy_take() -> None:
+    world = scheduler(depth=3)
+    started = [world.arrive(request(number, "one"), 0.0) for number in range(3)]
+    assert started == [[Start(0, 0, ONE, 0)], [Start(1, 1, ONE, 0)], []]  # streams takes two
+    assert world.ended(0, ONE, 0.01, 0.01) == [Complete(0), Start(2, 2, ONE, 0)]
+    ordered = scheduler("ordered", depth=3)
+    home = Seat("one", "one")
+    assert ordered.arrive(request(0, "one"), 0.0) == [Start(0, 0, home, 0)]
+    assert ordered.arrive(request(1, "one"), 0.0) == [Start(1, 1, Seat("one", "two"), 0)]
+    assert ordered.arrive(request(2, "one"), 0.0) == []
+
+
+def test_a_request_in_segments_has_its_seat_for_itself() -> None:
+    members = [member("one")]
+    lanes = policy_of("streams", {}).lay_out(members)
+    world = Scheduler(members, lanes, policy_of("streams", {}), {ONE: 2}, Estimates(), depth=2)
+    assert world.arrive(request(0, "one"), 0.0) == [Start(0, 0, ONE, 0)]
+    assert world.arrive(request(1, "one"), 0.0) == []
+    assert world.ended(0, ONE, 0.01, 0.01) == [Start(1, 0, ONE, 1)]
+    assert world.ended(1, ONE, 0.01, 0.02) == [Complete(0), Start(2, 1, ONE, 0)]
+
+
+def test_a_fault_fails_what_ran_and_not_what_was_started_behind_it() -> None:
+    world = scheduler(depth=2)
+    for number in range(3):
+        world.arrive(request(number, "one"), 0.0)
+    out = world.lost((ONE,), 1.0, culprit="one", reason="illegal address")
+    assert out == [Fail(0, "illegal address"), Reload(ONE)]
+    assert world.ready(ONE, 2.0) == [Start(2, 1, ONE, 0), Start(3, 2, ONE, 0)]
+    assert world.faults[0].retried == 1
+
+
+def test_the_time_of_what_was_started_behind_another_begins_when_that_ends() -> None:
+    world = scheduler(depth=2, limit_ms=100)
+    for number in range(2):
+        world.arrive(request(number, "one"), 0.0)
+    assert world.ended(0, ONE, 0.09, 0.09) == [Complete(0)]
+    assert world.next_tick() == pytest.approx(0.19)
+    assert world.tick(0.15) == []
+    assert isinstance(world.tick(0.2)[0], Evict)
+
+
+def test_what_came_together_is_decided_about_together() -> None:
+    world = scheduler("time", depth=1)
+    world.arrive(request(0, "two"), 0.0)
+    whole = Seat("two", "whole")
+    out = world.turn(
+        [
+            lambda s, at: s.arrive(request(1, "one"), at),
+            lambda s, at: s.ended(0, whole, 0.01, at),
+            lambda s, at: s.arrive(request(2, "two"), at),
+        ],
+        1.0,
+    )
+    assert out == [Complete(0), Start(1, 1, Seat("one", "whole"), 0)]

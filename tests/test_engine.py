@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from colocation_plans import Script, artifact, inputs, plan_of
+from fake_gpu import FakeContexts, fake_cuda_place
 
 from tunerd.artifacts.loading import LoadError, load
 from tunerd.colocation import Engine, MemberError, RefusedError
@@ -87,6 +88,53 @@ def test_an_answer_can_be_awaited_and_inputs_may_be_in_order(root: Path) -> None
         one, two = asyncio.run(ask(engine))
     assert same(one, load(artifact(root, 0))(inputs()))
     assert same(two, load(artifact(root, 1))(inputs()))
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_on_streams_each_caller_has_the_answer_of_its_own_model(
+    kind: str, script: Script, root: Path
+) -> None:
+    names: dict[str, dict[str, object]] = {f"m{i}": {} for i in range(3)}
+    expected = {
+        (name, seed): load(artifact(root, number))(inputs(seed))
+        for number, name in enumerate(names)
+        for seed in range(3)
+    }
+
+    async def ask(engine: Engine) -> list[Arrays]:
+        return await asyncio.gather(
+            *(engine.asubmit(name, inputs(seed)) for _ in range(5) for name, seed in expected)
+        )
+
+    place = fake_cuda_place(script, make_contexts=FakeContexts)
+    with Engine(plan_of(root, names, kind=kind), place=place) as engine:
+        asked = [(k, engine.submit(k[0], inputs(k[1]))) for _ in range(5) for k in expected]
+        awaited = asyncio.run(ask(engine))
+        answers = [(key, result(future)) for key, future in asked]
+    answers += zip([key for _ in range(5) for key in expected], awaited, strict=True)
+    for key, answer in answers:
+        assert [k for k, known in expected.items() if same(known, answer)] == [key]
+
+
+def test_a_request_that_is_not_awaited_any_more_is_dropped(script: Script, root: Path) -> None:
+    async def ask(engine: Engine) -> None:
+        gate, entered = script.hold(artifact(root, 0))
+        running = asyncio.create_task(engine.asubmit("one", inputs()))
+        await asyncio.to_thread(entered.wait, WAIT_SECS)
+        waiting = asyncio.create_task(engine.asubmit("two", inputs()))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        gate.set()
+        assert await running
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    with engine_of(script, plan_of(root, TWO)) as engine:
+        before = script.calls.count("artifact-1")
+        asyncio.run(ask(engine))
+        assert engine.drain(WAIT_SECS)
+        assert script.calls.count("artifact-1") == before
+        assert engine.stats().members["two"].cancelled == 1
 
 
 def test_statistics_count_each_answer(script: Script, root: Path) -> None:

@@ -6,21 +6,21 @@ import contextlib
 import os
 import queue
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from colocation_plans import CORES, Script, ScriptedModel, artifact, inputs
+from colocation_plans import CORES, Script, artifact, inputs
+from fake_gpu import FakeContexts, FakeCudaModel, FakeGpu, FakeStaged, fake_cuda_place
 
 from tunerd.artifacts.loading import LoadError, load
-from tunerd.artifacts.segments import Pauses
 from tunerd.colocation.places.base import Done, Fault, Place
-from tunerd.colocation.places.cuda_streams import Captured, CudaStreamsPlace
-from tunerd.colocation.places.gpu_context import GpuContext
-from tunerd.colocation.places.green_contexts import Part, units_of
+from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
+from tunerd.colocation.places.green_contexts import units_of
 from tunerd.colocation.places.in_process import InProcessPlace
 from tunerd.colocation.places.processes import ProcessesPlace
 from tunerd.colocation.plan import Member
@@ -56,7 +56,7 @@ class Subject:
     def run(self, seat: Seat, given: Arrays, *, segment: int = 0) -> Done | Fault:
         told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
         self.place.start(seat, segment, given, told.put)
-        return told.get(timeout=WAIT_SECS)
+        return self.next_of(told)
 
     def run_to_a_pause(self, seat: Seat, given: Arrays) -> Done | Fault:
         told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
@@ -64,7 +64,16 @@ class Subject:
         self.place.start(seat, 0, given, told.put)
         self.place.pause(seat)
         self.heal()
-        return told.get(timeout=WAIT_SECS)
+        return self.next_of(told)
+
+    def next_of(self, told: queue.SimpleQueue[Done | Fault]) -> Done | Fault:
+        """Wait for what a place tells, as a dispatcher does."""
+        give_up_at = time.monotonic() + WAIT_SECS
+        while time.monotonic() < give_up_at:
+            secs = self.place.poll()
+            with contextlib.suppress(queue.Empty):
+                return told.get(timeout=WAIT_SECS if secs is None else secs)
+        raise TimeoutError
 
 
 def in_process(root: Path, script: Script | None = None) -> Subject:
@@ -107,73 +116,10 @@ def processes(root: Path) -> Subject:
     )
 
 
-class FakeGpu(GpuContext):
-    """A GPU without a driver."""
-
-    def __init__(self) -> None:
-        self.name, self.uuid, self.sm_count, self.dead = "a GPU", "GPU-0", 132, False
-
-    def make_current(self) -> None: ...
-
-    def free_bytes(self) -> int:
-        return 80 << 30
-
-    def is_dead(self) -> bool:
-        return self.dead
-
-
-class FakeCaptured:
-    """What stands for a graph: the model runs on the CPU when it is launched."""
-
-    graph, stream = None, 0
-
-    def __init__(self, model: ScriptedModel) -> None:
-        self._model = model
-        self._inputs: dict[str, Any] = {}
-
-    def write(self, given: Mapping[str, Any]) -> None:
-        self._inputs = {name: np.array(array) for name, array in given.items()}
-
-    def launch(self) -> None:
-        self._outputs = self._model(self._inputs)
-
-    def wait(self) -> None: ...
-
-    def read(self) -> dict[str, Any]:
-        return {name: np.array(array) for name, array in self._outputs.items()}
-
-
-class FakeSegments:
-    """What stands for graphs in sequence: the first one does everything."""
-
-    def __init__(self, captured: Captured, given: Mapping[str, Any], limit_secs: float) -> None:
-        self._captured = captured
-        self.segment_secs = (1e-4,) * 4
-
-    def __call__(self, given: Mapping[str, Any], pauses: Pauses) -> dict[str, Any]:
-        self._captured.write(given)
-        self._captured.launch()
-        for segment in range(1, len(self.segment_secs)):
-            if pauses.wanted():
-                pauses.pause(segment)
-        return self._captured.read()
-
-
-class FakeCudaModel:
-    def __init__(self, model: ScriptedModel) -> None:
-        self._model = model
-
-    def captured(self, stream: Any = None) -> FakeCaptured:
-        return FakeCaptured(self._model)
-
-
 def cuda_streams(root: Path) -> Subject:
     script = Script()
     made = in_process(root, script)
-    gpu = FakeGpu()
-    made.place = CudaStreamsPlace(
-        gpu, lambda path: FakeCudaModel(script.open_model(path)), make_segments=FakeSegments
-    )
+    made.place = fake_cuda_place(script)
     return made
 
 
@@ -263,6 +209,40 @@ def test_an_answer_stays_when_the_seat_runs_again(subject: Subject, lane: Lane) 
     subject.run(seat, inputs(1))
     assert isinstance(first, Done)
     assert same(first.outputs, load(artifact(subject.root, 0))(inputs(0)))
+
+
+def test_a_lane_takes_as_many_segments_as_its_depth_and_runs_them_in_order(
+    subject: Subject, lane: Lane
+) -> None:
+    seats = [subject.load(seed, lane) for seed in (0, 1)]
+    told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+    names: list[str] = []
+    for turn in range(3):
+        for nth in range(subject.place.depth):
+            seat = seats[(turn + nth) % 2]
+            subject.place.start(seat, 0, inputs(nth), told.put)
+            names.append(seat.member)
+        for nth in range(subject.place.depth):
+            done = subject.next_of(told)
+            assert isinstance(done, Done)
+            model = load(artifact(subject.root, int(names.pop(0)[1:])))
+            assert same(done.outputs, model(inputs(nth)))
+
+
+def test_a_seat_takes_its_depth_at_once_and_mixes_no_answers(subject: Subject, lane: Lane) -> None:
+    seat = subject.load(0, lane)
+    model = load(artifact(subject.root, 0))
+    told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+    started = 0
+    answers = []
+    while len(answers) < 10:
+        while started < 10 and started - len(answers) < subject.place.depth:
+            subject.place.start(seat, 0, inputs(started), told.put)
+            started += 1
+        answers.append(subject.next_of(told))
+    for nth, done in enumerate(answers):
+        assert isinstance(done, Done)
+        assert same(done.outputs, model(inputs(nth)))
 
 
 def test_a_fault_is_told_with_the_seats_that_it_took(subject: Subject, lane: Lane) -> None:
@@ -375,35 +355,35 @@ def test_a_dead_context_takes_every_seat_and_a_new_process_is_asked_for(root: Pa
             subject.place.reload(seats[1])
 
 
-class FakeContexts:
-    """Parts without a driver, and the streams that were made of them."""
-
-    def __init__(self) -> None:
-        self.of_stream: dict[int, Part] = {}
-        self.is_closed = False
-
-    def cut(self, names_and_pcts: Sequence[tuple[str, int]]) -> tuple[Part, ...]:
-        counts = units_of(names_and_pcts, sms=132, unit=2)
-        names = (name for name, _ in names_and_pcts)
-        return tuple(
-            Part(name, 2 * count, frozenset()) for name, count in zip(names, counts, strict=True)
-        )
-
-    def stream(self, part: Part) -> int:
-        self.of_stream[len(self.of_stream) + 1] = part
-        return len(self.of_stream)
-
-    def close(self) -> None:
-        self.is_closed = True
+def test_what_waits_on_the_stream_of_what_hangs_is_lost_with_it(root: Path) -> None:
+    with opened(cuda_streams, root) as subject:
+        lanes = subject.place.cut([Lane("a", 100, ("m0", "m1", "m2")), Lane("b", 100, ("m3",))])
+        seats = [subject.load(seed, lanes[0]) for seed in (0, 1, 2)] + [subject.load(3, lanes[1])]
+        told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+        subject.hang(seats[0])
+        for seat in seats[:2]:
+            subject.place.start(seat, 0, inputs(), told.put)
+        assert set(subject.place.evict(seats[0])) == set(seats[:2])
+        early = subject.run(seats[1], inputs())  # as was decided before the eviction was known
+        assert isinstance(early, Fault)
+        assert early.lost == (seats[1],)
+        assert not early.is_own
+        for seat in seats[2:]:
+            assert isinstance(subject.run(seat, inputs()), Done)
+        subject.heal()
+        for seat in seats[:2]:
+            subject.place.reload(seat)
+            assert isinstance(subject.run(seat, inputs()), Done)
+        assert told.empty()
 
 
 def test_a_part_of_a_gpu_is_a_green_context_and_its_seats_are_captured_there(root: Path) -> None:
     contexts, captured_on = FakeContexts(), []
 
     class Noting(FakeCudaModel):
-        def captured(self, stream: Any = None) -> FakeCaptured:
+        def staged(self, stream: Any, count: int = 1) -> tuple[FakeStaged, ...]:
             captured_on.append(stream)
-            return super().captured(stream)
+            return super().staged(stream, count)
 
     script = Script()
     made = in_process(root, script)

@@ -24,10 +24,10 @@ def policy(kind: str, **parameters: object) -> Policy:
     return policy_of(kind, parameters)
 
 
-def busy_world(kind: str, *, seed: int, segments: int = 1) -> World:
+def busy_world(kind: str, *, seed: int, segments: int = 1, depth: int = 1) -> World:
     """A second of random arrivals, about as many as one lane can take."""
     rng = random.Random(seed)
-    world = World(MEMBERS, policy(kind), secs=SECS, segments={"long": segments})
+    world = World(MEMBERS, policy(kind), secs=SECS, segments={"long": segments}, depth=depth)
     for name, rate in (("short", 200), ("long", 15), ("other", 100)):
         at = 0.0
         while (at := at + rng.expovariate(rate)) < 1:
@@ -38,10 +38,11 @@ def busy_world(kind: str, *, seed: int, segments: int = 1) -> World:
 
 @EVERY
 @pytest.mark.parametrize("segments", [1, 10])
+@pytest.mark.parametrize("depth", [1, 2])
 def test_every_request_is_answered_once_and_no_lane_is_idle_beside_work(
-    kind: str, segments: int
+    kind: str, segments: int, depth: int
 ) -> None:
-    world = busy_world(kind, seed=1, segments=segments)
+    world = busy_world(kind, seed=1, segments=segments, depth=depth)
     story = world.run()
     assert story.ended.keys() == story.arrived.keys()
     assert not story.refused
@@ -50,8 +51,9 @@ def test_every_request_is_answered_once_and_no_lane_is_idle_beside_work(
 
 
 @EVERY
-def test_requests_of_a_tenant_start_in_the_order_of_their_arrival(kind: str) -> None:
-    story = busy_world(kind, seed=2).run()
+@pytest.mark.parametrize("depth", [1, 2])
+def test_requests_of_a_tenant_start_in_the_order_of_their_arrival(kind: str, depth: int) -> None:
+    story = busy_world(kind, seed=2, depth=depth).run()
     by_queue: dict[object, list[int]] = {}
     for request_id in story.order:
         by_queue.setdefault(story.arrived[request_id].queue, []).append(request_id)

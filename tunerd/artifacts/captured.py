@@ -5,31 +5,40 @@ when another thread allocates meanwhile, and it goes through its virtual machine
 a virtual machine of the capture's own runs the model's code once more, and where it would capture,
 it queues the kernels on the stream that is being captured. The graph's intermediate tensors belong
 to that machine: several captures of one model run at once, and nobody else gets their memory.
+
+A graph comes in two forms. A CapturedModel has its inputs and outputs on the device. A StagedModel
+begins and ends in host memory that the driver knows (pinned): the copies are nodes of the graph, so
+that one launch is all that a request costs the host, and no call waits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from tunerd.system.arrays import dtype_of
 from tunerd.system.cuda_driver import checked
-from tunerd.vocabulary import TensorSpec
+from tunerd.vocabulary import Arrays, TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+_ALIGNMENT = 256  # bytes, of each array in a staging buffer
 _capturing = threading.Lock()  # what a virtual machine finds under a name is one for the process
 
 
-class CapturedModel:
-    """A model that is ready on one stream: write the inputs, launch, wait, read the outputs.
+class Recorder:
+    """A model's virtual machine with buffers of its own on one stream, which makes graphs of it.
 
-    `inputs` and `outputs` are tensors on the device by name, the same at each inference, which
-    `from_dlpack` takes as they are. `stream` is the handle of the stream as an int, and `graph` the
-    graph of which copies may be made. One thread at a time; captures of different threads know
-    nothing of each other.
+    Its graphs have the buffers in common: they may be launched one after the other on one stream,
+    and not at once. `inputs` are tensors on the device by name.
     """
 
     def __init__(
@@ -41,38 +50,107 @@ class CapturedModel:
         weights: Sequence[Any],
         stream: int | None,
     ) -> None:
-        """Capture the model of a library; `LoadedModel.captured` makes it."""
+        """Make the machine; `LoadedModel` does it. Without a stream it has one of its own."""
         import tvm
         from cuda.bindings import driver
         from tvm.runtime.vm import VirtualMachine
 
-        self._driver, self._device = driver, device
-        device.sync()  # gives this thread the device's context
+        device.sync()  # the weights are there, and this thread has the device's context
+        self.driver = driver
         self._own: Any = None
         if stream is None:
             self._own = checked(driver.cuStreamCreate(_NON_BLOCKING))
         self.stream = int(self._own) if stream is None else stream
+        self._device, self._tensor_type = device, tvm.runtime.Tensor
+        self.input_specs, self.output_specs = inputs, outputs
         self.inputs = {s.name: tvm.runtime.empty(s.shape, s.dtype, device) for s in inputs}
         self._arguments = (*self.inputs.values(), *weights)
         with _capturing, _kernels_one_by_one(tvm) as running:
             self._machine = running.machine = VirtualMachine(library, [device])
-        main = self._machine["main"]
-        with self._queued():
-            main(*self._arguments)  # loads the kernels, and makes the memory that they need
+        self._main = self._machine["main"]
+        with self.queued():
+            self._main(*self._arguments)  # loads the kernels, and makes the memory they need
             self.wait()
-            self.graph, made = self._recorded(main)
-        tensors = [made] if isinstance(made, tvm.runtime.Tensor) else list(made)
-        self.outputs = dict(zip((s.name for s in outputs), tensors, strict=True))
-        self._executable = checked(driver.cuGraphInstantiate(self.graph, 0))
-        checked(driver.cuGraphUpload(self._executable, self.stream))
+
+    def recorded(
+        self,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[dict[str, Any]], None] = lambda outputs: None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return a graph, which is the caller's, and its outputs by name, tensors of its own.
+
+        before, after: queue what the graph does before and after the model; `after` is given the
+        outputs.
+        """
+        driver = self.driver
+        # Of this thread alone: others may allocate meanwhile. No collection, because unloading an
+        # old module would break the capture.
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        gc.disable()
+        try:
+            with self.queued():
+                checked(driver.cuStreamBeginCapture(self.stream, mode))
+                try:
+                    before()
+                    outputs = self._named(self._main(*self._arguments))
+                    after(outputs)
+                finally:
+                    graph = checked(driver.cuStreamEndCapture(self.stream))
+        finally:
+            gc.enable()
+        return graph, outputs
+
+    def executable(self, graph: Any) -> Any:
+        """Return a graph made ready to be launched, which is the caller's, too."""
+        made = checked(self.driver.cuGraphInstantiate(graph, 0))
+        checked(self.driver.cuGraphUpload(made, self.stream))
         self.wait()
+        return made
+
+    def wait(self) -> None:
+        """Wait until all that was queued on the stream has ended."""
+        checked(self.driver.cuStreamSynchronize(self.stream))
+
+    def queued(self) -> contextlib.AbstractContextManager[Any]:
+        """Have what TVM queues in this block go to the stream."""
+        import tvm_ffi
+
+        context: contextlib.AbstractContextManager[Any] = tvm_ffi.use_raw_stream(
+            self._device, self.stream
+        )
+        return context
+
+    def __del__(self) -> None:
+        if getattr(self, "_own", None) is not None:
+            self.driver.cuStreamDestroy(self._own)
+
+    def _named(self, made: Any) -> dict[str, Any]:
+        tensors = [made] if isinstance(made, self._tensor_type) else list(made)
+        return dict(zip((s.name for s in self.output_specs), tensors, strict=True))
+
+
+class CapturedModel:
+    """A model that is ready on one stream: write the inputs, launch, wait, read the outputs.
+
+    `inputs` and `outputs` are tensors on the device by name, the same at each inference, which
+    `from_dlpack` takes as they are. `stream` is the handle of the stream as an int, and `graph` the
+    graph of which copies may be made. One thread at a time; captures of different threads know
+    nothing of each other.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Capture what a recorder makes; `LoadedModel.captured` does it."""
+        self._recorder, self._driver = recorder, recorder.driver
+        self.stream, self.inputs = recorder.stream, recorder.inputs
+        self.graph, self.outputs = recorder.recorded()
+        self._executable = recorder.executable(self.graph)
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy arrays or tensors by name into the inputs; the others stay.
 
         What was launched before must have ended: TVM copies on the default stream, and waits.
         """
-        with self._queued():
+        with self._recorder.queued():
             for name, value in inputs.items():
                 self.inputs[name].copyfrom(value)
 
@@ -82,37 +160,13 @@ class CapturedModel:
 
     def wait(self) -> None:
         """Wait until all that was queued on the stream has ended."""
-        checked(self._driver.cuStreamSynchronize(self.stream))
+        self._recorder.wait()
 
     def read(self) -> dict[str, Any]:
         """Return copies of the outputs by name as NumPy arrays, when the stream has made them."""
-        with self._queued():
+        with self._recorder.queued():
             self.wait()
             return {name: output.numpy() for name, output in self.outputs.items()}
-
-    def _recorded(self, main: Any) -> tuple[Any, Any]:
-        driver = self._driver
-        # Of this thread alone: others may allocate meanwhile. No collection, because unloading an
-        # old module would break the capture.
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        gc.disable()
-        try:
-            checked(driver.cuStreamBeginCapture(self.stream, mode))
-            try:
-                outputs = main(*self._arguments)
-            finally:
-                graph = checked(driver.cuStreamEndCapture(self.stream))
-        finally:
-            gc.enable()
-        return graph, outputs
-
-    def _queued(self) -> contextlib.AbstractContextManager[Any]:
-        import tvm_ffi
-
-        context: contextlib.AbstractContextManager[Any] = tvm_ffi.use_raw_stream(
-            self._device, self.stream
-        )
-        return context
 
     def __del__(self) -> None:
         # Of a context that is gone, all is gone: what these answer does not matter.
@@ -120,8 +174,120 @@ class CapturedModel:
             self._driver.cuGraphExecDestroy(executable)
         if graph := getattr(self, "graph", None):
             self._driver.cuGraphDestroy(graph)
-        if getattr(self, "_own", None) is not None:
-            self._driver.cuStreamDestroy(self._own)
+
+
+class StagedModel:
+    """A model that is launched with arrays of the host, and leaves its outputs there.
+
+    After `launch`, `is_done` says without waiting whether the outputs are there; then `secs` and
+    `read` say how long it had its stream, and what came of it. It takes the next launch after
+    that. Of several that one recorder made, each has host memory of its own and the device's in
+    common, so all are to be launched on one stream at a time: they run in the order of launching,
+    and the second's inputs are written while the first runs. `launch` and what follows may be
+    called from different threads, in this order, with the device's context current.
+
+    Raises RuntimeError with CUDA's name for an error.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        driver = self._driver = recorder.driver
+        self._recorder = recorder
+        success, waits = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_NOT_READY
+        self._success, self._waits = success, waits
+        specs = (*recorder.input_specs, *recorder.output_specs)
+        sizes = [math.prod(s.shape) * dtype_of(s.dtype).itemsize for s in specs]
+        places = [0]
+        for size in sizes:
+            places.append(places[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        self._memory = checked(driver.cuMemHostAlloc(max(places[-1], 1), _PORTABLE))
+        base = int(self._memory)
+        arrays = [
+            _array_at(base + place, size, spec)
+            for place, size, spec in zip(places, sizes, specs, strict=False)
+        ]
+        first = len(recorder.input_specs)
+        self._inputs = {s.name: a for s, a in zip(specs[:first], arrays[:first], strict=True)}
+        self._outputs = {s.name: a for s, a in zip(specs[first:], arrays[first:], strict=True)}
+        stream = recorder.stream
+        # Events are of the context that their stream is of, which may be a green one.
+        checked(driver.cuCtxPushCurrent(checked(driver.cuStreamGetCtx(stream))))
+        try:
+            self._begin, self._end = (
+                checked(driver.cuEventCreate(0)),
+                checked(driver.cuEventCreate(0)),
+            )
+        finally:
+            checked(driver.cuCtxPopCurrent())
+
+        def bring() -> None:
+            for name, array in self._inputs.items():
+                if array.nbytes:
+                    there = recorder.inputs[name].data_ptr()
+                    checked(
+                        driver.cuMemcpyHtoDAsync(there, array.ctypes.data, array.nbytes, stream)
+                    )
+
+        def fetch(outputs: dict[str, Any]) -> None:
+            for name, array in self._outputs.items():
+                if array.nbytes:
+                    there = outputs[name].data_ptr()
+                    checked(
+                        driver.cuMemcpyDtoHAsync(array.ctypes.data, there, array.nbytes, stream)
+                    )
+
+        graph, self._tensors = recorder.recorded(bring, fetch)
+        self._executable = recorder.executable(graph)
+        checked(driver.cuGraphDestroy(graph))
+
+    def launch(self, inputs: Mapping[str, Any], stream: int) -> None:
+        """Copy the inputs by name, and queue an inference on a stream of the recorder's context."""
+        driver = self._driver
+        for name, array in self._inputs.items():
+            np.copyto(array, inputs[name], casting="no")
+        for (status,) in (
+            driver.cuEventRecord(self._begin, stream),
+            driver.cuGraphLaunch(self._executable, stream),
+            driver.cuEventRecord(self._end, stream),
+        ):
+            if status != self._success:
+                raise RuntimeError(f"CUDA: {status.name}")
+
+    def is_done(self) -> bool:
+        """Say whether the last launch has ended; raises what the stream has met."""
+        (status,) = self._driver.cuEventQuery(self._end)
+        if status == self._success:
+            return True
+        if status == self._waits:
+            return False
+        raise RuntimeError(f"CUDA: {status.name}")
+
+    def wait(self) -> None:
+        """Wait until the last launch has ended."""
+        checked(self._driver.cuEventSynchronize(self._end))
+
+    def secs(self) -> float:
+        """Return how long the last launch had its stream, with its copies, by the GPU's clock."""
+        elapsed_ms: float = checked(self._driver.cuEventElapsedTime(self._begin, self._end))
+        return elapsed_ms / 1e3
+
+    def read(self) -> Arrays:
+        """Return copies of the outputs by name."""
+        return {name: array.copy() for name, array in self._outputs.items()}
+
+    def __del__(self) -> None:
+        # Of a context that is gone, all is gone: what these answer does not matter.
+        if executable := getattr(self, "_executable", None):
+            self._driver.cuGraphExecDestroy(executable)
+        for event in (getattr(self, "_begin", None), getattr(self, "_end", None)):
+            if event is not None:
+                self._driver.cuEventDestroy(event)
+        if memory := getattr(self, "_memory", None):
+            self._driver.cuMemFreeHost(memory)
+
+
+def _array_at(address: int, size: int, spec: TensorSpec) -> np.ndarray[Any, Any]:
+    memory: Any = (ctypes.c_uint8 * size).from_address(address)
+    return np.ndarray(spec.shape, dtype_of(spec.dtype), buffer=memory)
 
 
 class _Running:

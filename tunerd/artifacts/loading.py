@@ -46,7 +46,7 @@ from tunerd.artifacts.manifest import (
 from tunerd.vocabulary import Arrays, TensorSpec
 
 if TYPE_CHECKING:
-    from tunerd.artifacts.captured import CapturedModel
+    from tunerd.artifacts.captured import CapturedModel, Recorder, StagedModel
 
 ALIGNMENT = 64  # bytes; what tvm.runtime.from_dlpack asks of a tensor
 
@@ -254,17 +254,30 @@ class LoadedModel:
         """
         from tunerd.artifacts.captured import CapturedModel
 
+        return CapturedModel(self._recorder(stream))
+
+    def staged(self, stream: Any = None, count: int = 1) -> tuple[StagedModel, ...]:
+        """Return the model as CUDA graphs that begin and end in host memory, as engines use them.
+
+        They run on `stream` one after the other: with two, the inputs of one are written while the
+        other runs. Takes and raises what `captured` does.
+        """
+        from tunerd.artifacts.captured import StagedModel
+
+        recorder = self._recorder(stream)
+        return tuple(StagedModel(recorder) for _ in range(count))
+
+    def _recorder(self, stream: Any) -> Recorder:
+        from tunerd.artifacts.captured import Recorder
+
         if self.manifest["target"]["kind"] != "cuda":
             raise ValueError("the model runs on CPUs: there is nothing to capture; call it")
-        handle = None if stream is None else self._handle_of(stream)
         weights = [
             self._copied(weight) if is_counter(name) else weight
             for name, weight in self.weights.items()
         ]
-        self._device.sync()
-        return CapturedModel(
-            self._library, self._device, self.inputs, self.outputs, weights, handle
-        )
+        handle = None if stream is None else self._handle_of(stream)
+        return Recorder(self._library, self._device, self.inputs, self.outputs, weights, handle)
 
     def timed_calls(self, inputs: Mapping[str, Any], calls: int) -> float:
         """Return the host's seconds for `calls` calls in a row, with one wait at the end.

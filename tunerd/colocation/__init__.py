@@ -25,12 +25,13 @@ The way of a request, and whose thread does what:
 
     caller's thread     submit: checks names, shapes and types -> inbox
     dispatcher thread   inbox -> scheduler -> policy -> place.start; alone it changes any state
-    seat's thread       runs segments to the end, or to a pause that was asked for -> inbox
-    dispatcher thread   whoever is next, or the answer into the future
+    seat's thread       on CPUs and in runners: runs segments to the end, or to a pause -> inbox
+    dispatcher thread   on a GPU: sees what has ended; whoever is next, or the answers
     loader thread       loads a seat again after a fault, one at a time -> inbox
 
-So a policy sees all queues at one moment and needs no lock, and a slow load stops nobody. A caller
-that holds a future's callback up holds the dispatcher up: callbacks are to be short.
+So a policy sees all queues at one moment and needs no lock, and a slow load stops nobody. What has
+come meanwhile is taken at once: the busier the engine is, the less a request costs. A caller that
+holds a future's callback up holds the dispatcher up: callbacks are to be short.
 
 What goes wrong has an owner. A fault fails the request it hit, and its member by name; the seats
 that were lost with it are fenced and loaded again, and requests of others that they held run once

@@ -1,9 +1,17 @@
 """The one thread that decides, and the loader's beside it: events to the scheduler, and its
 instructions to the place and to the callers' futures.
+
+Everything comes in batches. Arrivals and ends of segments are put into one inbox, which wakes the
+thread only if it sleeps. At each turn the thread takes all that is there, the scheduler decides
+once, what starts is started first, and only then are callers answered, those of one event loop
+together. So the busier the engine is, the less a request costs, and the device does not wait for
+callers.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
 import queue
@@ -14,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tunerd.colocation.places.base import Done, Fault, Loaded, Place
-from tunerd.colocation.scheduler import Scheduler
+from tunerd.colocation.scheduler import Event, Scheduler
 from tunerd.colocation.stats import Counters
 from tunerd.colocation.work import (
     Complete,
@@ -38,24 +46,28 @@ log = logging.getLogger(__name__)
 _RELOADS = 3  # of a seat in a row, before it is given up
 _TICK_SECS = 0.05  # how late an eviction may be noticed
 
-Event = Callable[[Scheduler, float], Sequence[Instruction]]
+Answer = Arrays | Exception
+AnyFuture = Future[Arrays] | asyncio.Future[Arrays]
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class _Asked:
-    """A request that has no answer yet."""
+    """A request that has no answer yet. loop: of its future, where that is asyncio's."""
 
     request: Request
     inputs: Arrays
-    future: Future[Arrays]
+    future: AnyFuture
+    loop: asyncio.AbstractEventLoop | None
     outputs: Arrays | None = None
-    is_cancelled: bool = False
+    is_wanted: bool | None = None  # None: nobody has asked yet
 
-    def is_wanted(self) -> bool:
-        """Say whether the caller still waits; from then on it cannot cancel any more."""
-        if not self.is_cancelled and not self.future.running():
-            self.is_cancelled = not self.future.set_running_or_notify_cancel()
-        return not self.is_cancelled
+    def still_wanted(self) -> bool:
+        """Say whether the caller still waits; a future of threads cannot be cancelled after."""
+        if isinstance(self.future, asyncio.Future):
+            return not self.future.cancelled()
+        if self.is_wanted is None:
+            self.is_wanted = self.future.set_running_or_notify_cancel()
+        return self.is_wanted
 
 
 class Dispatcher:
@@ -73,14 +85,18 @@ class Dispatcher:
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._asked: dict[int, _Asked] = {}
         self._answered = threading.Condition()
+        self._answers: list[tuple[_Asked, Answer]] = []  # of this turn
+        self._ticked_at = 0.0
+        self._is_ending = False
         self._reloads: dict[Seat, int] = {}
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="tunerd-loader")
         self._thread = threading.Thread(target=self._work, name="tunerd-dispatcher", daemon=True)
         self._thread.start()
 
-    def take(self, request: Request, inputs: Arrays, future: Future[Arrays]) -> None:
+    def take(self, request: Request, inputs: Arrays, future: AnyFuture) -> None:
         """Take a request; requests are to be taken in the order of their numbers."""
-        self._asked[request.request_id] = _Asked(request, inputs, future)
+        loop = future.get_loop() if isinstance(future, asyncio.Future) else None
+        self._asked[request.request_id] = _Asked(request, inputs, future, loop)
         self._inbox.put(lambda scheduler, at: scheduler.arrive(request, at))
 
     def wait(self, timeout_secs: float | None) -> bool:
@@ -99,21 +115,43 @@ class Dispatcher:
 
     def _work(self) -> None:
         try:
-            while (event := self._next_event()) is not None:
-                for instruction in event(self._scheduler, time.monotonic()):
-                    self._carry_out(instruction)
+            while not self._is_ending:
+                events = self._next_events()
+                now = time.monotonic()
+                if now >= self._ticked_at + _TICK_SECS:
+                    self._ticked_at = now
+                    events.append(Scheduler.tick)
+                if events:
+                    for instruction in self._scheduler.turn(events, now):
+                        self._carry_out(instruction)
+                    self._answer()
         except Exception as error:  # a bug, as of a policy, must not leave callers waiting
             log.exception("the dispatcher has failed")
             self._on_failure()
             self._refuse_all(f"the engine failed: {error!r}")
 
-    def _next_event(self) -> Event | None:
-        due_at = self._scheduler.next_tick()
-        timeout = None if math.isinf(due_at) else max(_TICK_SECS, due_at - time.monotonic())
+    def _next_events(self) -> list[Event]:
+        """Return all events that are there, when there are any or it is time to look again."""
+        inbox = self._inbox
+        events: list[Event] = []
+        secs = self._place.poll()  # what it tells is in the inbox now
         try:
-            return self._inbox.get(timeout=timeout)
+            event = inbox.get_nowait() if inbox.qsize() else inbox.get(timeout=self._limited(secs))
         except queue.Empty:
-            return lambda scheduler, at: scheduler.tick(at)
+            return events
+        while event is not None:
+            events.append(event)
+            if not inbox.qsize():
+                return events
+            event = inbox.get_nowait()
+        self._is_ending = True
+        return events
+
+    def _limited(self, secs: float | None) -> float | None:
+        """Return how long to wait at most, where the place wants to be asked after so long."""
+        if secs is None and not math.isinf(due_at := self._scheduler.next_tick()):
+            return max(_TICK_SECS, due_at - time.monotonic())
+        return secs
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
@@ -123,14 +161,14 @@ class Dispatcher:
                 self._place.pause(seat)
             case Complete(request_id=request_id):
                 asked = self._asked[request_id]
-                self._answer(asked, outputs=asked.outputs)
+                self._answers.append((asked, asked.outputs or {}))
             case Refuse(request_id, reason, was_admitted):
                 refused = RefusedError(reason, was_admitted=was_admitted)
-                self._answer(self._asked[request_id], error=refused)
+                self._answers.append((self._asked[request_id], refused))
             case Fail(request_id=request_id, reason=reason):
                 asked = self._asked[request_id]
                 failed = MemberError(f"{asked.request.member} failed: {reason}")
-                self._answer(asked, error=failed)
+                self._answers.append((asked, failed))
             case Evict(seat=seat, reason=reason):
                 also = [lost for lost in self._place.evict(seat) if lost != seat]
                 self._inbox.put(lambda s, at: s.lost(also, at, culprit=seat.member, reason=reason))
@@ -139,7 +177,7 @@ class Dispatcher:
 
     def _start(self, start: Start, asked: _Asked) -> None:
         seat, start_id = start.seat, start.start_id
-        if not asked.is_wanted():
+        if not asked.still_wanted():
             self._inbox.put(lambda s, at: s.withdrawn(start_id, seat, at))
             return
 
@@ -179,28 +217,31 @@ class Dispatcher:
         return scheduler.ready(seat, at, segments=len(loaded.segment_secs))
 
     def _refuse_all(self, reason: str) -> None:
-        for asked in list(self._asked.values()):
-            self._answer(asked, error=RefusedError(reason))
+        self._answers += [(asked, RefusedError(reason)) for asked in [*self._asked.values()]]
+        self._answer()
 
-    def _answer(
-        self, asked: _Asked, *, outputs: Arrays | None = None, error: Exception | None = None
-    ) -> None:
-        counters = self.counters[asked.request.member]
-        is_wanted = asked.is_wanted()
-        if not is_wanted:
-            counters.cancelled += 1
-        elif error is None:
-            counters.ended(time.monotonic() - asked.request.arrived_at)
-        else:
-            counters.failed += isinstance(error, MemberError)
-            counters.refused += isinstance(error, RefusedError)
-        if is_wanted and error is None:
-            asked.future.set_result(outputs or {})
-        elif is_wanted:
-            asked.future.set_exception(error)
-        with self._answered:
-            self._asked.pop(asked.request.request_id, None)
-            self._answered.notify_all()
+    def _answer(self) -> None:
+        """Give the answers of this turn."""
+        answers, self._answers = self._answers, []
+        of_loops: dict[asyncio.AbstractEventLoop, list[tuple[AnyFuture, Answer]]] = {}
+        now = time.monotonic()
+        for asked, answer in answers:
+            if self._asked.pop(asked.request.request_id, None) is None:
+                continue  # it was refused with all others
+            is_wanted = asked.still_wanted()
+            self.counters[asked.request.member].add(
+                answer if is_wanted else None, now - asked.request.arrived_at
+            )
+            if is_wanted and asked.loop is None:
+                _settle(asked.future, answer)
+            elif asked.loop is not None:
+                of_loops.setdefault(asked.loop, []).append((asked.future, answer))
+        for loop, settled in of_loops.items():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+                loop.call_soon_threadsafe(_settle_each, settled)
+        if answers and not self._asked:
+            with self._answered:
+                self._answered.notify_all()
 
     # --- in the loader's thread ----------------------------------------------------------------
 
@@ -212,3 +253,16 @@ class Dispatcher:
             self._inbox.put(lambda s, at: self._not_reloaded(s, seat, reason, at))
         else:
             self._inbox.put(lambda s, at: self._reloaded(s, seat, loaded, at))
+
+
+def _settle(future: AnyFuture, answer: Answer) -> None:
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+def _settle_each(answers: Sequence[tuple[AnyFuture, Answer]]) -> None:
+    for future, answer in answers:
+        if not future.done():  # it may have been cancelled meanwhile
+            _settle(future, answer)

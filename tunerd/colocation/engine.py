@@ -95,7 +95,9 @@ class Engine:
             self._proofs[seat.lane] = loaded.proof
             for segment, secs in enumerate(loaded.segment_secs):
                 estimates.observe(seat, segment, secs, now=time.monotonic())
-        return Scheduler(self.plan.ordered, lanes, self._policy, segments, estimates)
+        return Scheduler(
+            self.plan.ordered, lanes, self._policy, segments, estimates, depth=self._place.depth
+        )
 
     def drain(self, timeout_secs: float | None = None) -> bool:
         """Take no more requests, and wait for the answers of all that were taken.
@@ -153,24 +155,8 @@ class Engine:
         cannot be met, and MemberError for one whose member failed. A future may be cancelled while
         it waits.
         """
-        member = self._member(model)
-        tenant = member.tenants[0] if tenant is None else tenant
-        if tenant not in member.tenants:
-            known = ", ".join(member.tenants)
-            raise InputError(f"{model} has no tenant '{tenant}'; it has {known}")
-        if self._dispatcher is None:
-            raise RefusedError("the engine was not started; call start(), or use `with`")
-        arrays = artifacts.checked_inputs(model, self._specs[model], inputs)
-        if deadline_secs is None and member.slo_ms is not None:
-            deadline_secs = member.slo_ms / 1e3
         future: Future[Arrays] = Future()
-        with self._gate:
-            if not self._is_open:
-                raise RefusedError("the engine takes no requests any more")
-            now = time.monotonic()
-            deadline_at = math.inf if deadline_secs is None else now + deadline_secs
-            request = Request(next(self._ids), model, tenant, now, deadline_at)
-            self._dispatcher.take(request, arrays, future)
+        self._take(model, inputs, deadline_secs, tenant, future)
         return future
 
     async def asubmit(
@@ -182,8 +168,35 @@ class Engine:
         tenant: str | None = None,
     ) -> Arrays:
         """Do what `submit` does, and await the outputs."""
-        future = self.submit(model, inputs, deadline_secs=deadline_secs, tenant=tenant)
-        return await asyncio.wrap_future(future)
+        future: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        self._take(model, inputs, deadline_secs, tenant, future)
+        return await future
+
+    def _take(
+        self,
+        model: str,
+        inputs: Any,
+        deadline_secs: float | None,
+        tenant: str | None,
+        future: Future[Arrays] | asyncio.Future[Arrays],
+    ) -> None:
+        member = self._member(model)
+        tenant = member.tenants[0] if tenant is None else tenant
+        if tenant not in member.tenants:
+            known = ", ".join(member.tenants)
+            raise InputError(f"{model} has no tenant '{tenant}'; it has {known}")
+        if self._dispatcher is None:
+            raise RefusedError("the engine was not started; call start(), or use `with`")
+        arrays = artifacts.checked_inputs(model, self._specs[model], inputs)
+        if deadline_secs is None and member.slo_ms is not None:
+            deadline_secs = member.slo_ms / 1e3
+        with self._gate:
+            if not self._is_open:
+                raise RefusedError("the engine takes no requests any more")
+            now = time.monotonic()
+            deadline_at = math.inf if deadline_secs is None else now + deadline_secs
+            request = Request(next(self._ids), model, tenant, now, deadline_at)
+            self._dispatcher.take(request, arrays, future)
 
     def inputs_of(self, model: str) -> tuple[TensorSpec, ...]:
         """Return the names, shapes and types of a member's inputs, in order."""

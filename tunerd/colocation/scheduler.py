@@ -1,11 +1,13 @@
 """Events in, instructions out: who waits, what runs, what each has had. No clock and no thread.
 
 The engine tells it what happened and when, and carries out what it returns; a test does so with a
-clock of its own. Which request goes where is the policy's. Here is what holds under every policy:
+clock of its own. What happened at about the same time is told in one `turn`, and decided about
+once. Which request goes where is the policy's. Here is what holds under every policy:
 
 - requests of one queue start in the order of their arrival;
-- a lane runs one segment at a time, and a member has one open request in a lane: its buffers there
-  are one set;
+- a lane runs one segment at a time; as many as its `depth` are started, each behind the one before;
+- a member has as many open requests in a lane as that depth, each with buffers of its own there;
+  one, where it is in several segments: what is between them is there once;
 - a request goes on where it began, segment after segment unless the policy prefers another one;
 - what a fault took from others runs once more, first in its line.
 """
@@ -15,8 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
@@ -43,9 +44,15 @@ from tunerd.colocation.work import (
 _LIMIT_TIMES, _LEAST_LIMIT_SECS = 100.0, 10.0
 _MAX_LOSSES = 1  # a request that others' faults hit more often fails
 
+Event = Callable[["Scheduler", float], Sequence[Instruction]]
+
 
 class Scheduler(View):
-    """State of one engine. Every method that returns instructions is told the moment."""
+    """State of one engine. Every method that returns instructions is told the moment.
+
+    Args:
+        depth: how many segments the place takes of a lane; the policy may want fewer.
+    """
 
     def __init__(
         self,
@@ -54,26 +61,52 @@ class Scheduler(View):
         policy: Policy,
         segments: Mapping[Seat, int],
         estimates: Estimates,
+        *,
+        depth: int = 1,
     ) -> None:
         self.now = -math.inf
         self.members = {member.name: member for member in members}
         self.lanes = {lane.name: lane for lane in lanes}
         self.faults: list[FaultReport] = []
         self._policy = policy
+        self._is_patient = type(policy).lateness is Policy.lateness  # nothing is ever too late
         self._segments = dict(segments)
         self._estimates = estimates
         self._queues: dict[Queue, deque[Waiting]] = {
             Queue(m.name, tenant): deque() for m in members for tenant in m.tenants
         }
+        self._lines: dict[Queue, deque[Waiting]] = {}  # the queues in which somebody waits
+        self._active = dict.fromkeys(self._queues, 0)  # requests that wait or are open
         self._accounts = dict.fromkeys(self._queues, 0.0)
-        self._running: dict[str, Running] = {}
-        self._open: dict[Seat, Waiting] = {}
+        depth = min(depth, policy.depth)
+        self._room = dict.fromkeys(self.lanes, depth)  # segments that a lane takes
+        self._depth = depth
+        self._slots = {seat: self._taken_at_once(seat) for seat in segments}  # 0: it is fenced
+        self._homes = {  # where a member runs, in the order of lanes
+            name: [(x, Seat(name, x.name)) for x in lanes if Seat(name, x.name) in segments]
+            for name in self.members
+        }
+        self._running: dict[str, deque[Running]] = {name: deque() for name in self.lanes}
+        self._open: dict[Seat, list[Waiting]] = {seat: [] for seat in segments}
+        self._paused: dict[int, Waiting] = {}  # by request: open, between two segments
         self._ready = set(segments)
         self._down: dict[str, str] = {}  # members that cannot be loaded again, and why
         self._start_ids = itertools.count()
         self._left_secs: dict[tuple[str, str, int, bool], float] = {}  # of this moment
+        self._is_in_turn = False
 
     # --- events --------------------------------------------------------------------------------
+
+    def turn(self, events: Iterable[Event], now: float) -> list[Instruction]:
+        """Take events that came together, and decide when all are known."""
+        self._is_in_turn = True
+        try:
+            out = [instruction for event in events for instruction in event(self, now)]
+        finally:
+            self._is_in_turn = False
+        self._begin(now)
+        out += self._decided()
+        return out
 
     def arrive(self, request: Request, now: float) -> list[Instruction]:
         self._begin(now)
@@ -81,8 +114,11 @@ class Scheduler(View):
         reason = self._down.get(request.member) or self._policy.refusal(waiting, self)
         if reason:
             return [Refuse(request.request_id, reason, was_admitted=False)]
-        self._activate(request.queue)
-        self._queues[request.queue].append(waiting)
+        queue = request.queue
+        self._activate(queue)
+        line = self._queues[queue]
+        line.append(waiting)
+        self._lines[queue] = line
         return self._decided()
 
     def ended(
@@ -90,18 +126,18 @@ class Scheduler(View):
     ) -> list[Instruction]:
         """So many segments have ended well; `secs` is what they had of their lane."""
         self._begin(now)
-        running = self._running.get(seat.lane)
-        if running is None or running.start_id != start_id:  # evicted meanwhile
+        running = self._left_lane(start_id, seat)
+        if running is None:  # evicted meanwhile
             return []
-        del self._running[seat.lane]
         waiting = running.waiting
         request = waiting.request
         self._observe(seat, range(waiting.segment, waiting.segment + segments), secs)
         self._accounts[request.queue] += secs / self.members[seat.member].weight
         waiting.segment += segments
         if waiting.segment < self._segments[seat]:
+            self._paused[request.request_id] = waiting
             return self._decided()
-        del self._open[seat]
+        self._close(waiting, seat)
         return [Complete(request.request_id), *self._decided()]
 
     def lost(
@@ -116,23 +152,27 @@ class Scheduler(View):
         fault = FaultReport(culprit, reason, now, taken)
         self.faults.append(fault)
         out: list[Instruction] = []
+        # One runs in each lane, whatever was started behind it.
+        first = {line[0].waiting.request.request_id for line in self._running.values() if line}
         for seat in sorted(taken):
-            running = self._running.get(seat.lane)
-            is_running = running is not None and running.seat == seat
-            if is_running:
-                del self._running[seat.lane]
-            waiting = self._open.pop(seat, None)
-            if waiting is None:
-                continue
-            request_id = waiting.request.request_id
-            if is_running and seat.member == culprit:
-                out.append(Fail(request_id, reason))
-            elif waiting.losses >= _MAX_LOSSES:
-                out.append(Fail(request_id, f"it was lost twice, at last to this: {reason}"))
-            else:
-                waiting.losses, waiting.segment, waiting.lane = waiting.losses + 1, 0, None
-                self._queues[waiting.request.queue].appendleft(waiting)
-                fault.retried += 1
+            self._slots[seat] = 0
+            waits, self._open[seat] = self._open[seat], []
+            for running in [r for r in self._running[seat.lane] if r.seat == seat]:
+                self._left_lane(running.start_id, seat)
+            for waiting in reversed(waits):  # the first comes first again
+                request_id = waiting.request.request_id
+                was_running = self._paused.pop(request_id, None) is None and request_id in first
+                if was_running and seat.member == culprit:
+                    out.append(self._failed(waiting, reason))
+                elif waiting.losses >= _MAX_LOSSES:
+                    said = f"it was lost twice, at last to this: {reason}"
+                    out.append(self._failed(waiting, said))
+                else:
+                    waiting.losses, waiting.segment, waiting.lane = waiting.losses + 1, 0, None
+                    line = self._queues[waiting.request.queue]
+                    line.appendleft(waiting)
+                    self._lines[waiting.request.queue] = line
+                    fault.retried += 1
         return [*out, *map(Reload, sorted(taken)), *self._decided()]
 
     def ready(self, seat: Seat, now: float, *, segments: int | None = None) -> list[Instruction]:
@@ -140,6 +180,7 @@ class Scheduler(View):
         self._begin(now)
         self._ready.add(seat)
         self._segments[seat] = segments or self._segments[seat]
+        self._slots[seat] = self._taken_at_once(seat)
         for fault in self.faults:
             if fault.recovered_secs is None and fault.lost <= self._ready:
                 fault.recovered_secs = now - fault.at
@@ -152,29 +193,25 @@ class Scheduler(View):
             return self._decided()
         self._down[seat.member] = f"{seat.member} is down: {reason}"
         out: list[Instruction] = []
-        for queue, line in self._queues.items():
-            if queue.member == seat.member:
-                out += [
-                    Refuse(w.request.request_id, self._down[seat.member], was_admitted=True)
-                    for w in line
-                ]
-                line.clear()
+        for queue in [queue for queue in self._lines if queue.member == seat.member]:
+            out += [self._refused(w, self._down[seat.member]) for w in self._lines.pop(queue)]
+            self._queues[queue].clear()
         return out + self._decided()
 
     def withdrawn(self, start_id: int, seat: Seat, now: float) -> list[Instruction]:
         """A request that was just started is not wanted any more, and did not run."""
         self._begin(now)
-        running = self._running.get(seat.lane)
-        if running is None or running.start_id != start_id:
+        running = self._left_lane(start_id, seat)
+        if running is None:
             return []
-        del self._running[seat.lane], self._open[seat]
+        self._close(running.waiting, seat)
         return [Complete(running.waiting.request.request_id), *self._decided()]
 
     def tick(self, now: float) -> list[Instruction]:
         """Evict what has exceeded its time, and drop what is too late by now."""
         self._begin(now)
         out: list[Instruction] = []
-        for running in [*self._running.values()]:
+        for running in [line[0] for line in self._running.values() if line]:
             limit_secs = self._limit_secs(running)
             if now >= running.started_at + limit_secs:
                 seat = running.seat
@@ -184,42 +221,50 @@ class Scheduler(View):
         return out + self._decided()
 
     def next_tick(self) -> float:
-        """Return the moment at which the first eviction is due; infinite where nothing runs."""
-        dues = (r.started_at + self._limit_secs(r) for r in self._running.values())
-        return min(dues, default=math.inf)
+        """Return the moment at which an eviction may be due; infinite where nothing runs."""
+        firsts = (line[0] for line in self._running.values() if line)
+        return min((r.started_at + self._limit_secs(r) for r in firsts), default=math.inf)
 
     # --- what policies see ---------------------------------------------------------------------
 
     @property
     def idle(self) -> list[Lane]:
-        return [lane for name, lane in self.lanes.items() if name not in self._running]
+        return [lane for name, lane in self.lanes.items() if self._room[name] > 0]
 
     @property
     def running(self) -> list[Running]:
-        return list(self._running.values())
+        return [running for line in self._running.values() for running in line]
 
     @property
     def heads(self) -> list[Waiting]:
-        busy = {id(running.waiting) for running in self._running.values()}
-        paused = [w for w in self._open.values() if id(w) not in busy]
-        return paused + [line[0] for line in self._queues.values() if line]
+        return [*self._paused.values(), *(line[0] for line in self._lines.values())]
 
     @property
     def waiting(self) -> Iterator[Waiting]:
-        busy = {id(running.waiting) for running in self._running.values()}
-        yield from (w for w in self._open.values() if id(w) not in busy)
-        for line in self._queues.values():
+        yield from self._paused.values()
+        for line in self._lines.values():
             yield from line
 
     @property
     def is_empty(self) -> bool:
-        return not self._open and not any(self._queues.values())
+        return not self._lines and not any(self._open.values())
+
+    def startable(self) -> Iterator[Choice]:
+        room, slots = self._room, self._slots
+        for waiting in self._paused.values():
+            if waiting.lane is not None and room[waiting.lane] > 0:
+                yield waiting, self.lanes[waiting.lane]
+        for queue, line in self._lines.items():
+            for lane, seat in self._homes[queue.member]:
+                if room[lane.name] > 0 and slots[seat] > 0:
+                    yield line[0], lane
 
     def can_start(self, waiting: Waiting, lane: Lane) -> bool:
-        seat = Seat(waiting.request.member, lane.name)
-        if lane.name in self._running or seat not in self._ready:
+        if self._room[lane.name] <= 0:
             return False
-        return waiting.lane == lane.name or (waiting.lane is None and seat not in self._open)
+        if waiting.lane is not None:
+            return waiting.lane == lane.name and waiting.request.request_id in self._paused
+        return self._slots.get(Seat(waiting.request.member, lane.name), 0) > 0
 
     def left_secs(self, waiting: Waiting, lane: Lane, *, likely: bool = False) -> float:
         key = (waiting.request.member, lane.name, waiting.segment, likely)
@@ -237,38 +282,48 @@ class Scheduler(View):
         return self._estimates.secs(seat, waiting.segment, now=self.now)
 
     def lag_secs(self, queue: Queue) -> float:
-        active = [account for q, account in self._accounts.items() if self._is_active(q)]
+        active = [self._accounts[q] for q, count in self._active.items() if count]
         return max(active, default=0.0) - self._accounts[queue]
-
-    def _begin(self, now: float) -> None:
-        self.now = now
-        self._left_secs.clear()
 
     # --- deciding ------------------------------------------------------------------------------
 
-    def _decided(self) -> list[Instruction]:
-        out: list[Instruction] = list(self._dropped())
-        while (choice := self._policy.choose(self)) is not None:
-            out.append(self._started(choice))
-        return [*out, *self._paused()]
+    def _begin(self, now: float) -> None:
+        self.now = now
+        if self._left_secs:
+            self._left_secs.clear()
 
-    def _paused(self) -> Iterator[Pause]:
+    def _decided(self) -> list[Instruction]:
+        if self._is_in_turn or not (self._lines or self._paused):
+            return []
+        out: list[Instruction] = [] if self._is_patient else list(self._dropped())
+        while (self._lines or self._paused) and (choice := self._policy.choose(self)) is not None:
+            out.append(self._started(choice))
+        return [*out, *self._pauses()] if self._lines or self._paused else out
+
+    def _pauses(self) -> Iterator[Pause]:
         """Yield pauses of what the policy would not choose again, if it were to choose now."""
-        for name, running in [*self._running.items()]:
-            if not running.more or running.is_pausing:
+        for name, line in self._running.items():
+            if len(line) != 1 or not line[0].more or line[0].is_pausing:
                 continue
-            del self._running[name]
+            running = line.pop()
+            request_id = running.waiting.request.request_id
+            self._paused[request_id] = running.waiting
+            self._room[name] += 1
             choice = self._policy.choose(self)
-            is_preferred = choice is None or choice[0] is running.waiting
-            self._running[name] = replace(running, is_pausing=not is_preferred)
-            if not is_preferred:
+            self._room[name] -= 1
+            del self._paused[request_id]
+            line.append(running)
+            if choice is not None and choice[0] is not running.waiting:
+                running.is_pausing = True
                 yield Pause(running.seat)
 
     def _dropped(self) -> Iterator[Refuse]:
-        for line in self._queues.values():
+        for queue in [*self._lines]:
+            line = self._lines[queue]
             while line and (reason := self._policy.lateness(line[0], self)):
-                waiting = line.popleft()
-                yield Refuse(waiting.request.request_id, reason, was_admitted=True)
+                yield self._refused(line.popleft(), reason)
+            if not line:
+                del self._lines[queue]
 
     def _started(self, choice: Choice) -> Start:
         waiting, lane = choice
@@ -281,39 +336,73 @@ class Scheduler(View):
             if line[0] is not waiting:
                 raise ValueError(f"{type(self._policy).__name__} passes over {line[0]}")
             line.popleft()
+            if not line:
+                del self._lines[request.queue]
             waiting.lane = lane.name
-            self._open[seat] = waiting
+            self._open[seat].append(waiting)
+            self._slots[seat] -= 1
+        else:
+            del self._paused[request.request_id]
+        start_id = next(self._start_ids)
         more = self._segments[seat] - waiting.segment - 1
-        running = Running(next(self._start_ids), waiting, lane.name, self.now, more)
-        self._running[lane.name] = running
-        return Start(running.start_id, request.request_id, seat, waiting.segment)
+        self._running[lane.name].append(Running(start_id, waiting, seat, self.now, more))
+        self._room[lane.name] -= 1
+        return Start(start_id, request.request_id, seat, waiting.segment)
+
+    def _taken_at_once(self, seat: Seat) -> int:
+        return self._depth if self._segments[seat] == 1 else 1
 
     def _observe(self, seat: Seat, segments: range, secs: float) -> None:
         """Take what segments had together as spread over them as it was expected."""
+        if len(segments) == 1:
+            self._estimates.observe(seat, segments[0], secs, now=self.now)
+            return
         expected = [self._estimates.secs(seat, segment, now=self.now) for segment in segments]
         together = math.fsum(expected)
         for segment, one in zip(segments, expected, strict=True):
             part = one / together if together else 1 / len(segments)
             self._estimates.observe(seat, segment, secs * part, now=self.now)
 
-    def _is_active(self, queue: Queue) -> bool:
-        return bool(self._queues[queue]) or any(
-            w.request.queue == queue for w in self._open.values()
-        )
+    def _left_lane(self, start_id: int, seat: Seat) -> Running | None:
+        """Take a segment out of its lane; return None where it is not there any more."""
+        line = self._running[seat.lane]
+        running = next((r for r in line if r.start_id == start_id), None)
+        if running is None:
+            return None
+        if running is line[0] and len(line) > 1:
+            line[1].started_at = self.now
+        line.remove(running)
+        self._room[seat.lane] += 1
+        return running
+
+    def _close(self, waiting: Waiting, seat: Seat) -> None:
+        self._open[seat].remove(waiting)
+        self._slots[seat] += 1
+        self._active[waiting.request.queue] -= 1
+
+    def _failed(self, waiting: Waiting, reason: str) -> Fail:
+        self._active[waiting.request.queue] -= 1
+        return Fail(waiting.request.request_id, reason)
+
+    def _refused(self, waiting: Waiting, reason: str) -> Refuse:
+        self._active[waiting.request.queue] -= 1
+        return Refuse(waiting.request.request_id, reason, was_admitted=True)
 
     def _activate(self, queue: Queue) -> None:
         """Begin a queue's account where the others stand: being idle saves nothing up.
 
         Start-time fair queueing (Goyal, Vin and Cheng, 1996).
         """
-        if not self._is_active(queue):
-            active = [account for q, account in self._accounts.items() if self._is_active(q)]
+        if not self._active[queue]:
+            active = [self._accounts[q] for q, count in self._active.items() if count]
             self._accounts[queue] = max(self._accounts[queue], min(active, default=0.0))
+        self._active[queue] += 1
 
     def _limit_secs(self, running: Running) -> float:
         member = self.members[running.seat.member]
         if member.limit_ms is not None:
             return member.limit_ms / 1e3
-        lane = self.lanes[running.lane]
-        usual = self.left_secs(running.waiting, lane, likely=True)
+        if self.now < running.started_at + _LEAST_LIMIT_SECS:
+            return _LEAST_LIMIT_SECS  # for now; it is not worth to reckon yet
+        usual = self.left_secs(running.waiting, self.lanes[running.lane], likely=True)
         return max(_LEAST_LIMIT_SECS, _LIMIT_TIMES * usual)

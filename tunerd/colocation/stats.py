@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tunerd.colocation.plan import Proof
-from tunerd.colocation.work import FaultReport, Lane
+from tunerd.colocation.work import FaultReport, Lane, MemberError, RefusedError
 
 
 @dataclass
@@ -19,9 +19,18 @@ class Counters:
     cancelled: int = 0
     latency_secs: float = 0.0  # of those completed, in all; from arrival to answer
 
-    def ended(self, secs: float) -> None:
-        self.completed += 1
-        self.latency_secs += secs
+    def add(self, answer: object, secs: float) -> None:
+        """Count an answer after so long: outputs, an error, or None where it was cancelled."""
+        match answer:
+            case None:
+                self.cancelled += 1
+            case MemberError():
+                self.failed += 1
+            case RefusedError():
+                self.refused += 1
+            case _:
+                self.completed += 1
+                self.latency_secs += secs
 
 
 @dataclass(frozen=True)

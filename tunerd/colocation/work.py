@@ -74,7 +74,7 @@ class Request:
         return Queue(self.member, self.tenant)
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class Waiting:
     """A request that waits for its next segment to start."""
 
@@ -84,18 +84,20 @@ class Waiting:
     losses: int = 0  # how often it was lost by a fault that was not its member's
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Running:
+    """A segment that was started. started_at: when, or later when what was before it ended."""
+
     start_id: int
     waiting: Waiting
-    lane: str
+    seat: Seat
     started_at: float
     more: int = 0  # segments that follow the one with which it started
     is_pausing: bool = False  # it was asked to
 
     @property
-    def seat(self) -> Seat:
-        return Seat(self.waiting.request.member, self.lane)
+    def lane(self) -> str:
+        return self.seat.lane
 
 
 # --- instructions, which the scheduler gives ----------------------------------------------------

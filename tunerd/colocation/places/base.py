@@ -1,9 +1,20 @@
 """The contract of a place: it cuts a device into lanes, loads seats there and runs segments.
 
 Members, by the names in a plan: in-process (threads of this process on CPUs, streams on a GPU) and
-processes (a runner each). One thread, the
-dispatcher's, asks `start`, `cancel` and `evict`; `reload` comes from the loader's. What `start`
-leads to is told from a thread of the place.
+processes (a runner each). One thread, the dispatcher's, asks `start`, `poll` and `evict`; `reload`
+comes from the loader's. `start` begins work and returns; what comes of it is told later. There are
+two ways to that, and a place may have both:
+
+- A device works by itself once work was given to it. The dispatcher's thread gives it, and sees
+  what has ended when it calls `poll`: it is told there (places/completions.py). No thread is woken
+  for an end, and none is waited for.
+- A CPU works in the thread that calls the model, and a runner has to be waited for: each seat has
+  a thread, which tells when it has ended (places/seat_thread.py). `poll` has nothing to do.
+
+`depth` says how many segments of a lane the place takes before the first has ended, and a policy
+how many it wants. Where a device takes two, it goes from one to the next without the host. Threads
+of seats take one: seats of one lane would run at once, and a second for the same seat would spare a
+change of threads only where the model takes less than that.
 """
 
 from __future__ import annotations
@@ -60,6 +71,7 @@ class Place(ABC):
     """Where members run. close() is idempotent."""
 
     kind: ClassVar[str]
+    depth: ClassVar[int] = 1  # segments of a lane that may be started before the first has ended
     gpu_uuid: str | None = None  # of the GPU that is shared; None on CPUs
 
     @abstractmethod
@@ -90,11 +102,18 @@ class Place(ABC):
 
         It stops before the end where `pause` was asked for since; a further start goes on there.
         `inputs` are those of the first segment. `told` is called once, unless the seat is evicted
-        before.
+        before. Segments of a lane run in the order of their starts.
         """
 
     def pause(self, seat: Seat) -> None:  # noqa: B027
         """Have what runs in a seat stop after its segment; what is whole goes on to its end."""
+
+    def poll(self) -> float | None:
+        """Tell what has ended and was not told; return after how many seconds to be asked again.
+
+        None: when something else has happened, as nothing runs or threads tell by themselves.
+        """
+        return None
 
     @abstractmethod
     def evict(self, seat: Seat) -> tuple[Seat, ...]:

@@ -1,53 +1,43 @@
-"""Members on streams of one GPU, in this process: each seat a CUDA graph with buffers of its own.
+"""Members on streams of one GPU, in this process: each seat has graphs with buffers of its own.
 
 A member is loaded once, its weights are shared by its seats. The hardware divides the GPU among
 the streams of lanes of the whole; a lane of less is a green context with SMs of its own. A kernel
 cannot be ended but with the process, and an error that leaves the context dead takes all seats with
-it: only a new process goes on then.
+it: only a new process goes on then. Whole members need no threads, and a lane takes two of their
+requests at a time (places/cuda_seats.py).
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from tunerd.artifacts import loading
-from tunerd.artifacts.segments import Pauses, Recorded, SegmentedCapture
+from tunerd.artifacts.segments import SegmentedCapture
 from tunerd.colocation import artifacts
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
+from tunerd.colocation.places.completions import Completions
+from tunerd.colocation.places.cuda_seats import (
+    Captured,
+    CudaModel,
+    CudaSeat,
+    InSegments,
+    SegmentedSeat,
+    Track,
+    WholeSeat,
+)
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts, Part
-from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.vocabulary import Arrays
 
-_TRIES = 5  # of a seat that was just loaded: the clocks of an idle GPU rise; the fastest counts
 _CLOSE_SECS = 5.0
-
-
-class Captured(Recorded, Protocol):
-    """What a seat launches: a CapturedModel."""
-
-    def launch(self) -> None: ...
-
-
-class InSegments(Protocol):
-    """A capture that may pause: a SegmentedCapture."""
-
-    segment_secs: tuple[float, ...]
-
-    def __call__(self, inputs: Arrays, pauses: Pauses, /) -> Arrays: ...
-
-
-class CudaModel(Protocol):
-    """What a member is loaded as: a LoadedModel for a GPU."""
-
-    def captured(self, stream: Any = None) -> Captured: ...
 
 
 class Contexts(Protocol):
@@ -58,55 +48,9 @@ class Contexts(Protocol):
     def close(self) -> None: ...
 
 
-class _Seat:
-    """A graph of a member, and the thread that launches it and waits for it."""
-
-    def __init__(
-        self,
-        member: Member,
-        lane: Lane,
-        model: CudaModel,
-        stream: Callable[[], int | None],
-        cut: Callable[[Captured, Arrays], InSegments] | None,
-    ) -> None:
-        self.member, self.lane, self.model, self.stream, self.cut = member, lane, model, stream, cut
-        self.segments = 1
-        self.thread = SeatThread(f"{member.name}@{lane.name}")
-        self._graph: Captured | None = None
-        self._in_segments: InSegments | None = None
-
-    def load(self) -> tuple[float, ...]:
-        """Capture the graph and try it; return the seconds of each segment, of one with copies."""
-        found = self.thread.call(self._load)
-        self.segments = len(found)
-        return found
-
-    def run(self, inputs: Arrays, pauses: Pauses) -> Arrays:
-        if self._in_segments is not None:
-            return self._in_segments(inputs, pauses)
-        assert self._graph is not None
-        self._graph.write(inputs)
-        self._graph.launch()
-        return self._graph.read()
-
-    def _load(self) -> tuple[float, ...]:
-        self._graph = self.model.captured(self.stream())
-        inputs = artifacts.sample_inputs(self.member.artifact)
-        secs = math.inf
-        for _ in range(_TRIES):
-            since = time.monotonic()
-            self._graph.write(inputs)
-            self._graph.launch()
-            self._graph.read()
-            secs = min(secs, time.monotonic() - since)
-        if self.cut is None:
-            return (secs,)
-        self._in_segments = self.cut(self._graph, inputs)
-        return self._in_segments.segment_secs
-
-
 class CudaStreamsPlace(Place):
     kind: ClassVar[str] = "in-process"
+    depth: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -120,9 +64,12 @@ class CudaStreamsPlace(Place):
         self._make_contexts, self._make_segments = make_contexts, make_segments
         self._contexts: Contexts | None = None
         self._parts: dict[str, Part] = {}
+        self._tracks: dict[str, Track] = {}
         self._models: dict[str, CudaModel] = {}
-        self._seats: dict[Seat, _Seat] = {}
+        self._seats: dict[Seat, CudaSeat] = {}
         self._resident: dict[Seat, int] = {}
+        self._completions = Completions()
+        self._entered = 0  # the thread that starts segments, when this GPU is current there
         self.gpu_uuid = self._gpu.uuid
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
@@ -146,9 +93,7 @@ class CudaStreamsPlace(Place):
         before = self._gpu.free_bytes()
         if member.name not in self._models:
             self._models[member.name] = self._open_model(member.artifact)
-        stream = self._stream_of(self._parts.get(lane.name))
-        cut = self._cutting(segment_secs)
-        made = _Seat(member, lane, self._models[member.name], stream, cut)
+        made = self._made(member, lane, segment_secs)
         secs = made.load()
         seat = Seat(member.name, lane.name)
         self._seats[seat] = made
@@ -156,22 +101,26 @@ class CudaStreamsPlace(Place):
         return Loaded(secs, self._proof(lane))
 
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
-        held = self._seats[seat]
+        if self._entered != threading.get_ident():
+            self._gpu.make_current()
+            self._entered = threading.get_ident()
 
         def fault_of(error: Exception) -> Fault:
             lost = tuple(self._seats) if self._gpu.is_dead() else (seat,)
             return Fault(f"{type(error).__name__}: {error}", lost)
 
-        held.thread.start(
-            segment, held.segments, lambda pauses: held.run(inputs, pauses), fault_of, told
-        )
+        self._seats[seat].start(segment, inputs, fault_of, told)
 
     def pause(self, seat: Seat) -> None:
-        self._seats[seat].thread.pause()
+        self._seats[seat].pause()
+
+    def poll(self) -> float | None:
+        return self._completions.look()
 
     def evict(self, seat: Seat) -> tuple[Seat, ...]:
-        self._seats[seat].thread.leave()
-        return (seat,)
+        """Leave what hangs alone, with all that waits behind it on its stream."""
+        left = self._seats[seat].leave()
+        return tuple(s for s, held in self._seats.items() if held in left)
 
     def reload(self, seat: Seat) -> Loaded:
         if self._gpu.is_dead():
@@ -179,12 +128,10 @@ class CudaStreamsPlace(Place):
                 "the CUDA context of this process is dead, as a fault leaves it; start the process "
                 "again"
             )
-        old = self._seats[seat]
-        old.thread.leave()
-        new = _Seat(old.member, old.lane, old.model, old.stream, old.cut)
+        new = self._seats[seat].anew()
         secs = new.load()
         self._seats[seat] = new
-        return Loaded(secs, self._proof(old.lane))
+        return Loaded(secs, self._proof(new.lane))
 
     def memory_bytes(self) -> Mapping[Seat, int]:
         """Return what the GPU's free memory fell by when each seat was loaded.
@@ -194,12 +141,39 @@ class CudaStreamsPlace(Place):
         return dict(self._resident)
 
     def close(self) -> None:
+        give_up_at = time.monotonic() + _CLOSE_SECS
+        while (secs := self.poll()) is not None:
+            if time.monotonic() > give_up_at:
+                return  # what hangs has its memory until the process ends
+            time.sleep(secs)
         seats, self._seats = self._seats, {}
         for held in seats.values():
-            held.thread.close(_CLOSE_SECS)
+            held.close()
         self._models.clear()
-        if self._contexts:
-            self._contexts.close()
+        tracks, self._tracks = self._tracks, {}
+        for track in tracks.values():
+            self._gpu.destroy_stream(track.stream)
+        contexts, self._contexts = self._contexts, None
+        if contexts:
+            contexts.close()
+
+    def _made(self, member: Member, lane: Lane, limit_secs: float | None) -> CudaSeat:
+        model, part = self._models[member.name], self._parts.get(lane.name)
+        contexts = self._contexts
+
+        def own_stream() -> int | None:
+            return contexts.stream(part) if contexts and part else None
+
+        def segments(captured: Captured, inputs: Arrays) -> InSegments:
+            return self._make_segments(captured, inputs, limit_secs or math.inf)
+
+        if limit_secs is not None:
+            return SegmentedSeat(member, lane, model, own_stream, segments)
+        if lane.name not in self._tracks:
+            self._tracks[lane.name] = Track(
+                lambda: own_stream() or self._gpu.stream(), self._completions
+            )
+        return WholeSeat(member, lane, model, self._tracks[lane.name], self.depth)
 
     def _proof(self, lane: Lane) -> Proof:
         part = self._parts.get(lane.name)
@@ -209,14 +183,3 @@ class CudaStreamsPlace(Place):
             units=part.sm_count if part else self._gpu.sm_count,
             mechanism="green context" if part else "stream",
         )
-
-    def _cutting(self, limit_secs: float | None) -> Callable[[Captured, Arrays], InSegments] | None:
-        if limit_secs is None:
-            return None
-        return lambda captured, inputs: self._make_segments(captured, inputs, limit_secs)
-
-    def _stream_of(self, part: Part | None) -> Callable[[], int | None]:
-        contexts = self._contexts
-        if part is None or contexts is None:
-            return lambda: None  # a graph on the whole GPU has a stream of its own
-        return lambda: contexts.stream(part)

@@ -7,6 +7,8 @@ from uuid import UUID
 from tunerd.errors import HostError
 from tunerd.system.cuda_driver import checked
 
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+
 
 class GpuContext:
     """Makes the primary context. Raises HostError where there is no GPU, or no cuda-bindings."""
@@ -39,6 +41,16 @@ class GpuContext:
     def make_current(self) -> None:
         """Have the calling thread's work go to this GPU."""
         checked(self._driver.cuCtxSetCurrent(self._context))
+
+    def stream(self) -> int:
+        """Return a new stream of the whole GPU, which does not wait for the default one."""
+        self.make_current()
+        return int(checked(self._driver.cuStreamCreate(_NON_BLOCKING)))
+
+    def destroy_stream(self, stream: int) -> None:
+        """Destroy a stream of this GPU, of the whole or of a part. Nothing runs there any more."""
+        self.make_current()
+        self._driver.cuStreamDestroy(stream)  # of a context that is dead, all is gone
 
     def free_bytes(self) -> int:
         """Return the memory that is free now; under MPS, of what the limit leaves."""

@@ -28,12 +28,12 @@ class View(ABC):
     @property
     @abstractmethod
     def idle(self) -> Sequence[Lane]:
-        """Lanes on which nothing runs."""
+        """Lanes that take a segment: on which nothing runs, or less than the policy's depth."""
 
     @property
     @abstractmethod
     def running(self) -> Sequence[Running]:
-        """What runs, one segment in a lane."""
+        """What was started and has not ended, in each lane in the order of starting."""
 
     @property
     @abstractmethod
@@ -44,6 +44,10 @@ class View(ABC):
     @abstractmethod
     def waiting(self) -> Iterable[Waiting]:
         """All that waits, of each queue in the order of arrival."""
+
+    @abstractmethod
+    def startable(self) -> Iterable[Choice]:
+        """Return each head with each lane on which it can start now, in the order of lanes."""
 
     @abstractmethod
     def can_start(self, waiting: Waiting, lane: Lane) -> bool:
@@ -69,6 +73,15 @@ class Policy(BaseModel, ABC):
 
     kind: ClassVar[str]
     about: ClassVar[str]  # in one line, for people
+
+    @property
+    def depth(self) -> int:
+        """How many segments of a lane may be started before the first has ended.
+
+        With two, a device goes on to the second without waiting for the host, and nothing that
+        comes later can pass it any more. A place may take fewer.
+        """
+        return 1
 
     @property
     def segment_secs(self) -> float | None:
@@ -97,8 +110,8 @@ class Policy(BaseModel, ABC):
 
 def first_come(view: View) -> Choice | None:
     """Return the earliest arrival that can start, and the first idle lane that it can have."""
-    for waiting in sorted(view.heads, key=lambda each: each.request.request_id):
-        for lane in view.idle:
-            if view.can_start(waiting, lane):
-                return waiting, lane
-    return None
+    return min(view.startable(), key=_number, default=None)
+
+
+def _number(choice: Choice) -> int:
+    return choice[0].request.request_id

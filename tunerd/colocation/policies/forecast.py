@@ -71,10 +71,13 @@ class Forecast:
         view = self._view
         free_at = dict.fromkeys(view.lanes, view.now)
         rests = {}
+        behind: set[str] = set()  # lanes in which something was started before
         for running in view.running:
             waiting, lane = running.waiting, view.lanes[running.lane]
             left_secs = view.left_secs(waiting, lane, likely=True)
-            left_secs = max(0.0, running.started_at + left_secs - view.now)
+            if running.lane not in behind:
+                left_secs = max(0.0, running.started_at + left_secs - view.now)
+            behind.add(running.lane)
             now_secs = (
                 min(left_secs, view.segment_secs(waiting, lane)) if running.more else left_secs
             )

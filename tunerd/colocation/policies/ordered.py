@@ -55,18 +55,16 @@ class Ordered(Policy):
         )
 
     def choose(self, view: View) -> Choice | None:
-        idle = view.idle
-        if not idle:
-            return None
-        can = [
-            (w, lanes)
-            for w in view.heads
-            if (lanes := [x for x in idle if view.can_start(w, x) and self._may_use(view, w, x)])
-        ]
+        can: dict[int, tuple[Waiting, list[Lane]]] = {}
+        for waiting, lane in view.startable():
+            if self._may_use(view, waiting, lane):
+                can.setdefault(id(waiting), (waiting, []))[1].append(lane)
         if not can:
             return None
         seen = self._forecast(view)
-        waiting, lanes = min(can, key=lambda each: self._rank(each[0], each[1], view, seen))
+        waiting, lanes = min(
+            can.values(), key=lambda each: self._rank(each[0], each[1], view, seen)
+        )
         return waiting, min(lanes, key=lambda lane: self._cost(waiting, lane, view))
 
     def refusal(self, waiting: Waiting, view: View) -> str:

@@ -14,6 +14,10 @@ class Space(Policy):
     kind: ClassVar[str] = "space"
     about: ClassVar[str] = "each in its own share"
 
+    @property
+    def depth(self) -> int:
+        return 2
+
     def lay_out(self, members: Sequence[Member]) -> tuple[Lane, ...]:
         shares = shares_of(members)
         return tuple(Lane(m.name, shares[m.name], (m.name,), cores=m.cores) for m in members)

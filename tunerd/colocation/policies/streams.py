@@ -20,6 +20,10 @@ class Streams(Policy):
 
     streams: Annotated[int, Field(ge=1, le=256)] | None = None  # None: one each
 
+    @property
+    def depth(self) -> int:
+        return 2
+
     def lay_out(self, members: Sequence[Member]) -> tuple[Lane, ...]:
         names = [m.name for m in members]
         count = min(self.streams or len(names), len(names))

@@ -14,6 +14,10 @@ class Time(Policy):
     kind: ClassVar[str] = "time"
     about: ClassVar[str] = "one after the other, each on the whole device"
 
+    @property
+    def depth(self) -> int:
+        return 2
+
     def lay_out(self, members: Sequence[Member]) -> tuple[Lane, ...]:
         return (Lane("whole", 100, tuple(m.name for m in members)),)
 

@@ -1,0 +1,295 @@
+#!/usr/bin/env python3
+"""Measure what the engine costs the host for a request, and how many requests it takes a second.
+
+    scripts/lab/colocation/engine_overhead.py                         # simulated places
+    scripts/lab/colocation/engine_overhead.py --artifact FOLDER ...   # on the first GPU
+
+Without an artifact the places are simulated and named so: one whose segments end when they are
+started, so that the engine alone is measured, and one with streams of a GPU whose graphs end after
+`--segment-us` without doing anything. With artifacts each is a member, and repeated in turn where
+there are fewer than members. Requests come from one thread or from one event loop, as many at a
+time as `--window` says for each member. CPU time is that of the whole process, so it has the
+client's part in it: making the request and taking the answer.
+
+Prints a table, and with --json every number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tunerd.colocation import Engine, Plan, artifacts
+from tunerd.colocation.places.base import Done, Loaded, Place, Told
+from tunerd.colocation.places.cuda_seats import Captured
+from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
+from tunerd.colocation.places.gpu_context import GpuContext
+from tunerd.colocation.plan import Member, Proof
+from tunerd.colocation.work import Lane, Seat
+from tunerd.vocabulary import Arrays, TargetSpec
+
+SHAPE = (1, 3, 32, 32)  # of the input of a simulated member
+WARM = 0.2  # of the time, before what is counted
+
+
+# --- simulated ---------------------------------------------------------------------------------
+
+
+class FreePlace(Place):
+    """Segments end when they are started, in the thread that starts them."""
+
+    kind: ClassVar[str] = "simulated: segments of no time"
+    depth: ClassVar[int] = 2
+
+    def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
+        return tuple(lanes)
+
+    def capacity_bytes(self) -> int:
+        return 1 << 60
+
+    def needed_bytes(self, member: Member, seats: int) -> int:
+        return 1
+
+    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
+        proof = Proof(lane=lane.name, device="simulated", units=1, mechanism="none")
+        return Loaded((1e-6,), proof)
+
+    def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
+        told(Done(1e-6, {}))
+
+    def evict(self, seat: Seat) -> tuple[Seat, ...]:
+        return (seat,)
+
+    def reload(self, seat: Seat) -> Loaded:
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+class SimulatedGpu(GpuContext):
+    def __init__(self) -> None:
+        self.name, self.uuid, self.sm_count = "simulated", "GPU-0", 132
+        self.busy_until: list[float] = []  # by stream
+
+    def make_current(self) -> None: ...
+
+    def stream(self) -> int:
+        self.busy_until.append(0.0)
+        return len(self.busy_until) - 1
+
+    def destroy_stream(self, stream: int) -> None: ...
+
+    def free_bytes(self) -> int:
+        return 80 << 30
+
+    def is_dead(self) -> bool:
+        return False
+
+
+class SimulatedGraph:
+    """Ends so long after what was launched before it on its stream. The copies are real."""
+
+    def __init__(self, gpu: SimulatedGpu, inputs: Arrays, secs: float) -> None:
+        self._gpu = gpu
+        self._buffers = {name: array.copy() for name, array in inputs.items()}
+        self._secs, self._ends_at = secs, 0.0
+
+    def launch(self, inputs: Mapping[str, Any], stream: int) -> None:
+        for name, buffer in self._buffers.items():
+            buffer[...] = inputs[name]
+        busy_until = self._gpu.busy_until
+        self._ends_at = max(busy_until[stream], time.monotonic()) + self._secs
+        busy_until[stream] = self._ends_at
+
+    def is_done(self) -> bool:
+        return time.monotonic() >= self._ends_at
+
+    def wait(self) -> None:
+        while not self.is_done():
+            pass
+
+    def secs(self) -> float:
+        return self._secs
+
+    def read(self) -> Arrays:
+        return {"y": next(iter(self._buffers.values())).reshape(-1)[:1000].copy()}
+
+
+class SimulatedModel:
+    """Runs whole only."""
+
+    def __init__(self, gpu: SimulatedGpu, folder: Path, secs: float) -> None:
+        self._gpu = gpu
+        self._inputs, self._secs = artifacts.sample_inputs(folder), secs
+
+    def captured(self, stream: int | None = None) -> Captured:
+        raise NotImplementedError
+
+    def staged(self, stream: int, count: int = 1) -> tuple[SimulatedGraph, ...]:
+        return tuple(SimulatedGraph(self._gpu, self._inputs, self._secs) for _ in range(count))
+
+
+def simulated_places(segment_us: float) -> dict[str, Any]:
+    def streams() -> Place:
+        gpu = SimulatedGpu()
+        place = CudaStreamsPlace(gpu, lambda path: SimulatedModel(gpu, path, segment_us / 1e6))
+        vars(place)["kind"] = f"simulated: graphs of {segment_us:g} us"
+        return place
+
+    return {"free": FreePlace, "graphs": streams}
+
+
+def make_artifact(folder: Path) -> Path:
+    """Compile one small layer, which no place here runs."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    from tunerd.artifacts.compile import compile_artifact
+    from tunerd.frontend.onnx.onnx_graph import OnnxGraph
+    from tunerd.frontend.relax.lowering import lower
+    from tunerd.frontend.tasks import extract_tasks
+    from tunerd.vocabulary import Model, TensorSpec
+
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, SHAPE) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y], [])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.checker.check_model(proto)
+    one, other = (TensorSpec(name, SHAPE, "float32") for name in "xy")
+    model = Model("relu", "0" * 64, (one,), (other,), OnnxGraph(proto))
+    target = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 1}))
+    lowered = lower(model, target)
+    tasks = extract_tasks(lowered, target)
+    compile_artifact(lowered, tasks, {}, target, folder, model=model, pct=100)
+    return folder
+
+
+# --- clients -----------------------------------------------------------------------------------
+
+
+class Meter:
+    """Counts answers and CPU time from the moment at which the engine is warm."""
+
+    def __init__(self, secs: float) -> None:
+        now = time.monotonic()
+        self._begin_at, self.end_at = now + WARM * secs, now + secs
+        self._since: tuple[float, float] | None = None
+        self._done = 0
+
+    def answered(self) -> bool:
+        """Count one; return whether to go on."""
+        now = time.monotonic()
+        if self._since is not None:
+            self._done += 1
+        elif now >= self._begin_at:
+            self._since = now, time.process_time()
+        return now < self.end_at
+
+    def found(self) -> dict[str, float]:
+        assert self._since is not None
+        wall_secs = time.monotonic() - self._since[0]
+        cpu_secs = time.process_time() - self._since[1]
+        return {"per_sec": self._done / wall_secs, "cpu_us": 1e6 * cpu_secs / max(self._done, 1)}
+
+
+def from_thread(
+    engine: Engine, given: Sequence[tuple[str, Arrays]], window: int, secs: float
+) -> Any:
+    meter, under_way, nth = Meter(secs), deque[Any](), 0
+    while True:
+        name, inputs = given[nth % len(given)]
+        nth += 1
+        under_way.append(engine.submit(name, inputs))
+        if len(under_way) >= window * len(given):
+            under_way.popleft().result()
+            if not meter.answered():
+                break
+    found = meter.found()
+    for future in under_way:
+        future.result()
+    return found
+
+
+def from_loop(engine: Engine, given: list[tuple[str, Arrays]], window: int, secs: float) -> Any:
+    async def client(name: str, inputs: Arrays, meter: Meter) -> None:
+        while True:
+            await engine.asubmit(name, inputs)
+            if not meter.answered():
+                return
+
+    async def all_clients() -> Any:
+        meter = Meter(secs)
+        clients = [asyncio.create_task(client(*each, meter)) for each in given * window]
+        await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED)
+        found = meter.found()
+        await asyncio.gather(*clients)
+        return found
+
+    return asyncio.run(all_clients())
+
+
+CLIENTS = {"thread": from_thread, "asyncio": from_loop}
+
+
+# --- the table ---------------------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[str, Any]]:
+    places = {"gpu": lambda: None} if options.artifact else simulated_places(options.segment_us)
+    found = []
+    for place, make in places.items():
+        if options.place and place not in options.place:
+            continue
+        for count in options.members:
+            document = {
+                "device": "cuda" if options.artifact else "cpu",
+                "policy": {"kind": options.policy},
+                "members": [
+                    {"name": f"m{i}", "artifact": str(folders[i % len(folders)].resolve())}
+                    for i in range(count)
+                ],
+            }
+            plan = Plan.model_validate(document)
+            given = [(m.name, artifacts.sample_inputs(m.artifact)) for m in plan.members]
+            with Engine(plan, place=make()) as engine:
+                for client in options.client:
+                    row = {"place": engine.stats().place, "members": count, "client": client}
+                    row |= CLIENTS[client](engine, given, options.window, options.secs)
+                    found.append(row)
+                    print(
+                        f"{row['place']:32} {count:3} members  {client:8} "
+                        f"{row['per_sec']:9.0f}/s {row['cpu_us']:7.1f} us CPU a request",
+                        flush=True,
+                    )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--artifact", type=Path, nargs="+", help="of a GPU")
+    parser.add_argument("--members", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--client", nargs="+", choices=CLIENTS, default=list(CLIENTS))
+    parser.add_argument("--place", nargs="+", choices=["free", "graphs"], help="simulated ones")
+    parser.add_argument("--policy", default="streams")
+    parser.add_argument("--segment-us", type=float, default=500.0, help="of a simulated graph")
+    parser.add_argument("--window", type=int, default=4, help="requests of a member at a time")
+    parser.add_argument("--secs", type=float, default=3.0, help="of each row")
+    parser.add_argument("--json", type=Path, help="a file for the numbers")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = options.artifact or [make_artifact(Path(scratch) / "relu")]
+        found = measure(options, folders)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A GPU without a driver: graphs are calls of a model on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from colocation_plans import Script, ScriptedModel
+
+from tunerd.artifacts.segments import Pauses
+from tunerd.colocation.places.cuda_seats import Captured
+from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
+from tunerd.colocation.places.gpu_context import GpuContext
+from tunerd.colocation.places.green_contexts import Part, units_of
+from tunerd.vocabulary import Arrays
+
+
+class FakeGpu(GpuContext):
+    """A GPU without a driver."""
+
+    def __init__(self) -> None:
+        self.name, self.uuid, self.sm_count, self.dead = "a GPU", "GPU-0", 132, False
+
+    def make_current(self) -> None: ...
+
+    def stream(self) -> int:
+        return 0
+
+    def destroy_stream(self, stream: int) -> None: ...
+
+    def free_bytes(self) -> int:
+        return 80 << 30
+
+    def is_dead(self) -> bool:
+        return self.dead
+
+
+class FakeStaged:
+    """What stands for a graph: the model runs on the CPU, in the order of launches of its seat."""
+
+    def __init__(self, model: ScriptedModel, worker: Executor) -> None:
+        self._model, self._worker = model, worker
+        self._buffer: dict[str, Any] = {}
+        self._launched: Future[Arrays] = Future()
+
+    def launch(self, given: Mapping[str, Any], stream: Any) -> None:
+        self._buffer = {name: np.array(array) for name, array in given.items()}
+        self._launched = self._worker.submit(lambda: self._model(self._buffer))
+
+    def is_done(self) -> bool:
+        return self._launched.done() and bool(self._launched.result())
+
+    def wait(self) -> None:
+        self._launched.result()
+
+    def secs(self) -> float:
+        return 1e-4
+
+    def read(self) -> Arrays:
+        return {name: np.array(array) for name, array in self._launched.result().items()}
+
+
+class FakeCaptured:
+    """What stands for a graph that may be cut: the model runs on the CPU when it is launched."""
+
+    graph, stream = None, 0
+
+    def __init__(self, model: ScriptedModel) -> None:
+        self._model = model
+        self._inputs: dict[str, Any] = {}
+
+    def write(self, given: Mapping[str, Any]) -> None:
+        self._inputs = {name: np.array(array) for name, array in given.items()}
+
+    def launch(self) -> None:
+        self._outputs = self._model(self._inputs)
+
+    def wait(self) -> None: ...
+
+    def read(self) -> dict[str, Any]:
+        return {name: np.array(array) for name, array in self._outputs.items()}
+
+
+class FakeSegments:
+    """What stands for graphs in sequence: the first one does everything."""
+
+    def __init__(self, captured: Captured, given: Mapping[str, Any], limit_secs: float) -> None:
+        self._captured = captured
+        self.segment_secs = (1e-4,) * 4
+
+    def __call__(self, given: Mapping[str, Any], pauses: Pauses) -> dict[str, Any]:
+        self._captured.write(given)
+        self._captured.launch()
+        for segment in range(1, len(self.segment_secs)):
+            if pauses.wanted():
+                pauses.pause(segment)
+        return self._captured.read()
+
+
+class FakeCudaModel:
+    def __init__(self, model: ScriptedModel) -> None:
+        self._model = model
+
+    def captured(self, stream: int | None = None) -> FakeCaptured:
+        return FakeCaptured(self._model)
+
+    def staged(self, stream: Any, count: int = 1) -> tuple[FakeStaged, ...]:
+        worker = ThreadPoolExecutor(1)
+        return tuple(FakeStaged(self._model, worker) for _ in range(count))
+
+
+class FakeContexts:
+    """Parts without a driver, and the streams that were made of them."""
+
+    def __init__(self) -> None:
+        self.of_stream: dict[int, Part] = {}
+        self.is_closed = False
+
+    def cut(self, names_and_pcts: Sequence[tuple[str, int]]) -> tuple[Part, ...]:
+        counts = units_of(names_and_pcts, sms=132, unit=2)
+        names = (name for name, _ in names_and_pcts)
+        return tuple(
+            Part(name, 2 * count, frozenset()) for name, count in zip(names, counts, strict=True)
+        )
+
+    def stream(self, part: Part) -> int:
+        self.of_stream[len(self.of_stream) + 1] = part
+        return len(self.of_stream)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def fake_cuda_place(script: Script, **more: Any) -> CudaStreamsPlace:
+    """Return a place whose members do on their streams what a script says."""
+
+    def open_model(path: Path) -> FakeCudaModel:
+        return FakeCudaModel(script.open_model(path))
+
+    return CudaStreamsPlace(FakeGpu(), open_model, make_segments=FakeSegments, **more)

@@ -1,0 +1,202 @@
+"""What a staged model tells a driver, where the driver is a stand-in that works on the host."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunerd.artifacts.captured import StagedModel
+from tunerd.vocabulary import TensorSpec
+
+Answer = tuple[Any, ...]
+
+
+class Status(enum.Enum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+
+
+OK = Status.CUDA_SUCCESS
+
+
+class Driver:
+    """Copies that are captured run when the graph is launched; events are done when a test says."""
+
+    CUresult = Status
+
+    def __init__(self) -> None:
+        self.captured: list[Callable[[], object]] = []
+        self.status = OK
+        self.current: list[str] = ["primary"]
+        self.events: list[str] = []  # in which context each was made
+        self.recorded: list[tuple[int, Any]] = []
+        self.freed: list[object] = []
+        self._memory: list[Any] = []
+
+    def cuMemHostAlloc(self, size: int, flags: int) -> Answer:
+        self._memory.append((ctypes.c_uint8 * size)())
+        return OK, ctypes.addressof(self._memory[-1])
+
+    def cuMemFreeHost(self, address: int) -> Answer:
+        self.freed.append(address)
+        return (OK,)
+
+    def cuStreamGetCtx(self, stream: Any) -> Answer:
+        return OK, "green"
+
+    def cuCtxPushCurrent(self, context: str) -> Answer:
+        self.current.append(context)
+        return (OK,)
+
+    def cuCtxPopCurrent(self) -> Answer:
+        return OK, self.current.pop()
+
+    def cuEventCreate(self, flags: int) -> Answer:
+        self.events.append(self.current[-1])
+        return OK, len(self.events)
+
+    def cuEventDestroy(self, event: int) -> Answer:
+        self.freed.append(event)
+        return (OK,)
+
+    def cuEventRecord(self, event: int, stream: Any) -> Answer:
+        self.recorded.append((event, stream))
+        return (OK,)
+
+    def cuEventQuery(self, event: int) -> Answer:
+        return (self.status,)
+
+    def cuEventElapsedTime(self, begin: int, end: int) -> Answer:
+        return OK, 1000.0 * (end - begin)
+
+    def cuMemcpyHtoDAsync(self, there: int, here: int, size: int, stream: Any) -> Answer:
+        self.captured.append(lambda: ctypes.memmove(there, here, size))
+        return (OK,)
+
+    def cuMemcpyDtoHAsync(self, here: int, there: int, size: int, stream: Any) -> Answer:
+        self.captured.append(lambda: ctypes.memmove(here, there, size))
+        return (OK,)
+
+    def cuGraphLaunch(self, graph: list[Callable[[], object]], stream: Any) -> Answer:
+        for node in graph:
+            node()
+        return (OK,)
+
+    def cuGraphDestroy(self, graph: object) -> Answer:
+        return (OK,)
+
+    def cuGraphExecDestroy(self, graph: object) -> Answer:
+        self.freed.append("graph")
+        return (OK,)
+
+
+class Tensor:
+    """On the device, which is here the host."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self.array = np.zeros(shape, dtype)
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+
+class Doubling:
+    """A recorder of a model with two inputs, the second of them a scalar: y = 2x, z = offset."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver, self.stream = driver, 7
+        self.input_specs = (TensorSpec("x", (2, 3), "float16"), TensorSpec("offset", (), "int64"))
+        self.output_specs = (
+            TensorSpec("y", (2, 3), "float16"),
+            TensorSpec("z", (), "int64"),
+            TensorSpec("none", (0, 4), "float32"),
+        )
+        self.inputs = {s.name: Tensor(s.shape, s.dtype) for s in self.input_specs}
+
+    def executable(self, graph: Any) -> Any:
+        return graph
+
+    def recorded(self, before: Callable[[], None], after: Callable[[dict[str, Any]], None]) -> Any:
+        outputs = {s.name: Tensor(s.shape, s.dtype) for s in self.output_specs}
+
+        def kernel() -> None:
+            np.multiply(self.inputs["x"].array, 2, out=outputs["y"].array)
+            np.copyto(outputs["z"].array, self.inputs["offset"].array)
+
+        self.driver.captured = []
+        before()
+        self.driver.captured.append(kernel)
+        after(outputs)
+        return self.driver.captured, outputs
+
+
+def inputs(value: float) -> dict[str, Any]:
+    return {"x": np.full((2, 3), value, "float16"), "offset": np.array(int(value), "int64")}
+
+
+def test_a_launch_brings_the_inputs_and_fetches_the_outputs() -> None:
+    driver = Driver()
+    recorder: Any = Doubling(driver)
+    one, two = StagedModel(recorder), StagedModel(recorder)
+    one.launch(inputs(1), 7)
+    two.launch(inputs(5), 7)
+    for staged, value in ((two, 5), (one, 1)):  # each has host memory of its own
+        outputs = staged.read()
+        assert np.array_equal(outputs["y"], np.full((2, 3), 2 * value, "float16"))
+        assert outputs["z"] == value
+        assert outputs["none"].shape == (0, 4)
+    assert one.secs() == 1.0
+    assert driver.recorded == [(1, 7), (2, 7), (3, 7), (4, 7)]
+
+
+def test_outputs_that_were_read_stay_when_it_is_launched_again() -> None:
+    recorder: Any = Doubling(Driver())
+    staged = StagedModel(recorder)
+    staged.launch(inputs(1), 7)
+    first = staged.read()
+    staged.launch(inputs(2), 7)
+    assert np.array_equal(first["y"], np.full((2, 3), 2, "float16"))
+
+
+def test_events_are_of_the_context_of_their_stream() -> None:
+    driver = Driver()
+    recorder: Any = Doubling(driver)
+    StagedModel(recorder)
+    assert driver.events == ["green", "green"]
+    assert driver.current == ["primary"]
+
+
+def test_what_the_device_met_is_raised_by_its_name() -> None:
+    driver = Driver()
+    recorder: Any = Doubling(driver)
+    staged = StagedModel(recorder)
+    staged.launch(inputs(1), 7)
+    driver.status = Status.CUDA_ERROR_NOT_READY
+    assert not staged.is_done()
+    driver.status = OK
+    assert staged.is_done()
+    driver.status = Status.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(RuntimeError, match="CUDA: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        staged.is_done()
+
+
+def test_inputs_of_another_type_are_not_converted_on_the_way() -> None:
+    recorder: Any = Doubling(Driver())
+    with pytest.raises(TypeError):
+        StagedModel(recorder).launch(inputs(1) | {"x": np.zeros((2, 3), "float32")}, 7)
+
+
+def test_what_it_had_of_the_driver_is_given_back() -> None:
+    driver = Driver()
+    recorder: Any = Doubling(driver)
+    del recorder, driver.captured
+    staged = StagedModel(Doubling(driver))  # type: ignore[arg-type]
+    memory = staged._memory
+    del staged
+    assert driver.freed == ["graph", 1, 2, memory]

@@ -1,0 +1,99 @@
+"""What was launched on a device and has not ended, and when it is worth a look.
+
+The thread that starts segments looks itself, between two turns: another thread would have to wake
+it at each end, and two threads that call a driver in turns wait for the interpreter more than they
+work. To look is to ask, without waiting: who waited for one end would not see the others, nor what
+arrives. The next look is due after half of the time that is left to the next end that is expected,
+and after a sixteenth of what takes so long at least: an end is seen about that much late at most,
+and a launch costs few looks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+_PART = 1 / 16  # of what a launch takes
+_LEAST_SECS, _MOST_SECS = 20e-6, 200e-6  # between two looks
+
+
+class Launched(Protocol):
+    """Work that was given to a device."""
+
+    def is_done(self) -> bool:
+        """Say without waiting whether it has ended; raises what went wrong."""
+        ...
+
+
+class Entry(NamedTuple):
+    """A launch, and what is called with what `is_done` raised or None.
+
+    secs: what it is expected to take from its turn on.
+    """
+
+    work: Launched
+    secs: float
+    ended: Callable[[Exception | None], None]
+
+
+class Line:
+    """Launches that end in order. One that is left is waited for, and its ends are told nobody."""
+
+    def __init__(self) -> None:
+        self.entries: deque[Entry] = deque()
+        self.began_at = 0.0  # the first of them
+        self.is_left = False
+
+
+class Completions:
+    """The lines of a place. All is called by one thread, but for `line`."""
+
+    def __init__(self) -> None:
+        self._lines: tuple[Line, ...] = ()
+
+    def line(self) -> Line:
+        """Return a new line; those that were left and have ended are forgotten."""
+        made = Line()
+        self._lines = (*(x for x in self._lines if x.entries or not x.is_left), made)
+        return made
+
+    def add(self, line: Line, entry: Entry) -> None:
+        """Watch a launch, behind the others of its line."""
+        if not line.entries:
+            line.began_at = time.monotonic()
+        line.entries.append(entry)
+
+    def look(self) -> float | None:
+        """Tell what has ended; return after how long to look again, None where nothing runs."""
+        now, least = time.monotonic(), math.inf
+        for line in self._lines:
+            entries = line.entries
+            while entries:
+                work, secs, ended = entries[0]
+                left_secs = line.began_at + secs - now
+                if left_secs > secs / 2 or not self._has_ended(work, ended, line, now):
+                    least = min(least, max(left_secs / 2, secs * _PART))
+                    break
+        return None if math.isinf(least) else min(max(least, _LEAST_SECS), _MOST_SECS)
+
+    def _has_ended(
+        self,
+        work: Launched,
+        ended: Callable[[Exception | None], None],
+        line: Line,
+        now: float,
+    ) -> bool:
+        found: Exception | None = None
+        try:
+            if not work.is_done():
+                return False
+        except Exception as error:
+            found = error
+        line.entries.popleft()
+        line.began_at = now
+        if not line.is_left:
+            ended(found)
+        return True
