@@ -18,6 +18,7 @@ from lab.colocation.gemms_table import key_of
 from lab.colocation.gemms_table import tables as gemm_tables
 from lab.colocation.latency import BENCHES, RECIPES
 from lab.colocation.latency_table import admitted_in_time, spread_of, tables
+from lab.colocation.recovery import silent_secs
 from lab.colocation.saturation_table import latencies_of, samples_of, table
 from lab.colocation.tail_plot import dots_of, front, tails_svg
 from lab.colocation.tenants import RUNS
@@ -187,6 +188,16 @@ def test_a_plot_has_a_dot_for_each_way_and_names_those_that_none_beats() -> None
     assert "8 streams, tuned at 12%" in texts
     with pytest.raises(ValueError, match="nothing to draw"):
         tails_svg("none", {"8 x resnet50": []})
+
+
+def test_a_fault_lasts_until_the_last_tenant_is_answered_again() -> None:
+    ends = {
+        "at once": [(1.0, ""), (2.1, ""), (2.2, "")],
+        "lost": [(1.9, ""), (2.05, "MemberError: lost"), (4.4, ""), (4.5, "")],
+        "long before": [(0.1, ""), (1.99, ""), (2.3, "")],
+    }
+    assert silent_secs(ends, 2.0) == pytest.approx(2.5)
+    assert silent_secs(ends | {"never": [(1.9, ""), (2.1, "MemberError: lost")]}, 2.0) is None
 
 
 # --- workers -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
     bursts     attainment at 80% of the capacity, with bursts of six times as much
     replicas   the slowest of ten replicas over the fastest
     density    how many replicas one process serves, and the memory of one more
+    faults     how long ten tenants in clients of MPS are without answers when one of them faults
 
 Each of the first four is a plan of recipes/colocation under several policies, as `tunerd colocate
 bench` runs it. Artifacts that are missing in runs/colocation are made first (lab/colocation/
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.colocation import latency_table, tenants
+from lab.colocation import latency_table, recovery, tenants
 from lab.colocation.tenants import RUNS, Kind
 
 ROOT = Path(__file__).parents[3]
@@ -60,7 +61,7 @@ BENCHES: Mapping[str, Part] = {
 }  # fmt: skip
 KINDS: Mapping[str, tuple[tuple[Kind, int], ...]] = {
     name: part.kinds for name, part in BENCHES.items()
-} | {"density": ((TENTH, 10),)}
+} | {"density": ((TENTH, 10),), "faults": ((TENTH, 10),)}
 
 
 def bench(part: Part, place: str) -> dict[str, Any]:
@@ -157,9 +158,12 @@ def inside(options: argparse.Namespace) -> None:
         "clock": to_json(gpus.conditions(facts.gpus[0].uuid)) if facts.gpus else None,
     }
     since = time.monotonic()
+    folders = [TENTH.run(RUNS.resolve()) / f"tenant-{i}" for i in range(10)]
     if options.inside == "density":
-        folders = [TENTH.run(RUNS.resolve()) / f"tenant-{i}" for i in range(10)]
         document |= density(folders)
+    elif options.inside == "faults":
+        culprit = recovery.lookup(RUNS.resolve() / "lookup")
+        document |= recovery.faults(folders[:9], culprit)
     else:
         document |= bench(BENCHES[options.inside], options.place)
     document["secs"] = time.monotonic() - since
@@ -196,7 +200,7 @@ def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(KINDS), help="several with commas")
-    parser.add_argument("--place", default="in-process", help="or processes: of those benched")
+    parser.add_argument("--place", default="in-process", help="or mps: of those benched")
     parser.add_argument("--budget", default="30s", help="of each search")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--inside", help=argparse.SUPPRESS)

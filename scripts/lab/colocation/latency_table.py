@@ -17,7 +17,7 @@ from tunerd.vocabulary.verdict import Interval
 
 # What each part was to show: limits of ratios, of an attainment, of a spread, of bytes.
 BESIDE_P99, SHORT_P99, LONG_RATE = 1.07, 1.25, 0.95
-ADMITTED, SPREAD, MORE_BYTES = 0.995, 0.05, 20 << 20
+ADMITTED, SPREAD, MORE_BYTES, RECOVERY_SECS = 0.995, 0.05, 20 << 20, 5.0
 
 Document = Mapping[str, Any]
 
@@ -167,10 +167,35 @@ def _density(document: Document) -> list[str]:
     return lines
 
 
+def _faults(document: Document) -> list[str]:
+    lines = [
+        f"| fault | all served again in | at most {RECOVERY_SECS:g} s | others failed | culprit |",
+        "|--:|--:|---|--:|---|",
+    ]
+    for number, each in enumerate(document["rounds"], start=1):
+        secs = each["secs"]
+        cells = [
+            "never" if secs is None else f"{secs:.2f} s",
+            "yes" if secs is not None and secs <= RECOVERY_SECS else "no",
+            str(each["failed"]),
+            "serves again" if each["culprit_serves"] else "does not serve",
+        ]
+        lines.append(f"| {number} | {' | '.join(cells)} |")
+    said = [
+        f"{report['member'] or 'nobody'} "
+        + ("never" if (secs := report["recovered_secs"]) is None else f"{secs:.2f} s")
+        for report in document["reports"]
+    ]
+    lines.append(f"- the engine's own reports, who was to blame and until when: {', '.join(said)}")
+    lines.append(f"- a new process with all in it takes {document['restart_secs']:.1f} s to serve")
+    return lines
+
+
 _TABLES: Mapping[str, Callable[[Document], list[str]]] = {
     "beside": _beside,
     "mixed": _mixed,
     "bursts": _bursts,
     "replicas": _replicas,
     "density": _density,
+    "faults": _faults,
 }

@@ -49,7 +49,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"kind": "space"},
     {"kind": "ordered"},
     {"kind": "regulated", "lanes": TENANTS},
-    {"kind": "space", "place": "processes"},
+    {"kind": "space", "place": "mps"},
 )
 _PREPARE_SECS = 240.0
 _ENGINE_TIMES = 3  # as long a sample as others have: a load has a start and an end
