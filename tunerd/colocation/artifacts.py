@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,24 +97,27 @@ def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arr
     `inputs` is a dict of arrays by name, or a sequence of arrays in the model's order.
     """
     if isinstance(inputs, Mapping):
-        given = dict(inputs)
+        given = inputs
     else:
         given = dict(zip((spec.name for spec in specs), inputs, strict=False))
         if len(inputs) != len(specs):
             raise TypeError(f"{member} takes {len(specs)} arrays and got {len(inputs)}")
-    if given.keys() != {spec.name for spec in specs}:
+    if len(given) != len(specs) or not all(spec.name in given for spec in specs):
         names = ", ".join(spec.name for spec in specs)
         raise TypeError(f"{member} takes the inputs {names} and got {', '.join(sorted(given))}")
     arrays: Arrays = {}
     for spec in specs:
         array = np.asarray(given[spec.name])
-        if tuple(array.shape) != spec.shape or str(array.dtype) != spec.dtype:
+        if array.shape != spec.shape or array.dtype != _known_dtype(spec.dtype):
             raise ValueError(
                 f"input '{spec.name}' of {member} is {array.dtype}{list(array.shape)}; it takes "
                 f"{spec.dtype}{list(spec.shape)}"
             )
         arrays[spec.name] = array
     return arrays
+
+
+_known_dtype = functools.cache(dtype_of)  # a request is to be checked in microseconds
 
 
 def _bytes_of(entry: Mapping[str, Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -18,19 +17,35 @@ _STALE_SECS = 1.0
 @dataclass
 class _Seen:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    best: float = 0.0
-    usual: float = 0.0
-    likely: float = 0.0
     at: float = 0.0
+    _ordered: list[float] = field(default_factory=list)  # empty where it is not known yet
 
     def add(self, secs: float, now: float) -> None:
         if now - self.at > _STALE_SECS and self.samples:
+            best = self.best
             self.samples.clear()
-            self.samples.append(self.best)
+            self.samples.append(best)
         self.samples.append(secs)
-        ordered = sorted(self.samples)
-        self.best, self.usual, self.at = ordered[0], statistics.median_low(ordered), now
-        self.likely = ordered[int(_LIKELY * (len(ordered) - 1))]
+        self.at = now
+        self._ordered = []
+
+    @property
+    def best(self) -> float:
+        return self._in_order()[0]
+
+    @property
+    def usual(self) -> float:
+        return self._in_order()[(len(self.samples) - 1) // 2]
+
+    @property
+    def likely(self) -> float:
+        ordered = self._in_order()
+        return ordered[int(_LIKELY * (len(ordered) - 1))]
+
+    def _in_order(self) -> list[float]:
+        if not self._ordered:
+            self._ordered = sorted(self.samples)
+        return self._ordered
 
 
 class Estimates:

@@ -86,6 +86,15 @@ class Scheduler(View):
             name: [(x, Seat(name, x.name)) for x in lanes if Seat(name, x.name) in segments]
             for name in self.members
         }
+        self._who: dict[str, list[tuple[Seat, list[deque[Waiting]]]]] = {  # comes to a lane
+            x.name: [
+                (seat, [self._queues[Queue(name, t)] for t in self.members[name].tenants])
+                for name, homes in self._homes.items()
+                for lane, seat in homes
+                if lane is x
+            ]
+            for x in lanes
+        }
         self._running: dict[str, deque[Running]] = {name: deque() for name in self.lanes}
         self._open: dict[Seat, list[Waiting]] = {seat: [] for seat in segments}
         self._paused: dict[int, Waiting] = {}  # by request: open, between two segments
@@ -254,6 +263,13 @@ class Scheduler(View):
         for waiting in self._paused.values():
             if waiting.lane is not None and room[waiting.lane] > 0:
                 yield waiting, self.lanes[waiting.lane]
+        idle = self.idle
+        if len(idle) < len(self._lines):  # as where everybody has much to do
+            for lane in idle:
+                for seat, lines in self._who[lane.name]:
+                    if slots[seat] > 0:
+                        yield from ((line[0], lane) for line in lines if line)
+            return
         for queue, line in self._lines.items():
             for lane, seat in self._homes[queue.member]:
                 if room[lane.name] > 0 and slots[seat] > 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from tunerd.errors import InfrastructureError
@@ -69,7 +70,7 @@ class Request:
     arrived_at: float
     deadline_at: float = math.inf
 
-    @property
+    @cached_property
     def queue(self) -> Queue:
         return Queue(self.member, self.tenant)
 

@@ -141,6 +141,7 @@ class CudaStreamsPlace(Place):
         return dict(self._resident)
 
     def close(self) -> None:
+        self._gpu.make_current()
         give_up_at = time.monotonic() + _CLOSE_SECS
         while (secs := self.poll()) is not None:
             if time.monotonic() > give_up_at:
