@@ -10,6 +10,7 @@ import numpy as np
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.builder import Refused
 from tunerd.frontend.onnx.expansion import primitive, written_out
+from tunerd.frontend.onnx.folding import folded
 from tunerd.frontend.onnx.inference import (
     infer_shapes,
     weights_aside,
@@ -46,7 +47,7 @@ def simplify(
         try:
             light, aside = weights_aside(primitive(with_inputs_for(proto, apart)))
             aside |= apart
-            simpler = written_out(infer_shapes(first_step(light)))
+            simpler = written_out(infer_shapes(first_step(folded(light))))
             rewrite_graph(simpler)
             simpler = infer_shapes(simpler)
             weights_back(simpler, aside)
