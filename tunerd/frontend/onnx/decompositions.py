@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -89,6 +91,88 @@ def identity_like(node: onnx.NodeProto, build: Builder) -> Sequence[str]:
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(given["dtype"]))
     rows, columns = build.shape(node.input[0])
     return [build.constant(np.eye(rows, columns, int(given.get("k", 0))), dtype)]
+
+
+def listed_axes(node: onnx.NodeProto, build: Builder) -> Sequence[str] | None:
+    """Unsqueeze by an axis that is a number, and not a list of one."""
+    axes = build.value(node.input[1]) if node.input[1:] else None
+    if axes is None or axes.ndim:
+        return None
+    return [build.unsqueeze(node.input[0], int(axes))]
+
+
+def compressed(node: onnx.NodeProto, build: Builder) -> Sequence[str]:
+    """Compress by a condition that is a constant: a gather."""
+    x, condition = node.input
+    axis = attributes_of(node).get("axis")
+    wanted = np.flatnonzero(build.constant_of(condition, "condition"))
+    if not wanted.size:
+        raise ValueError("its condition selects nothing; export the model without it")
+    if axis is None:
+        x, axis = build.reshape(x, -1), 0
+    return [build.op("Gather", x, build.constant(wanted, np.int64), axis=axis)]
+
+
+def determinant(node: onnx.NodeProto, build: Builder) -> Sequence[str]:
+    """Det of up to 3 x 3: the sum of its products (Leibniz)."""
+    (x,) = node.input
+    *outer, _, size = build.shape(x)
+    if size > 3:
+        raise ValueError(f"it is of {size} x {size}, and up to 3 x 3 are taken; do it outside")
+    entries = build.split(build.reshape(x, -1, size * size), [1] * size * size, axis=1)
+    total = ""
+    for order in itertools.permutations(range(size)):
+        product = functools.reduce(
+            lambda a, b: build.op("Mul", a, b), (entries[i * size + j] for i, j in enumerate(order))
+        )
+        inversions = sum(a > b for a, b in itertools.combinations(order, 2))
+        if not total:
+            total = product
+        else:
+            total = build.op("Sub" if inversions % 2 else "Add", total, product)
+    return [build.reshape(total, *outer)]
+
+
+def pooled_places(node: onnx.NodeProto, build: Builder) -> Sequence[str] | None:
+    """MaxPool with the places of its values: each tap of the window in turn, the first best."""
+    if not any(node.output[1:]):
+        return None
+    given, (x,) = attributes_of(node), node.input
+    if given.get("ceil_mode", 0) or given.get("auto_pad", "NOTSET") != "NOTSET":
+        raise ValueError("its places are not taken with ceil_mode or auto_pad; export it with pads")
+    batch, channels, *sizes = build.shape(x)
+    rank, dtype = len(sizes), build.dtype(x)
+    kernel = given["kernel_shape"]
+    strides, dilations = given.get("strides", [1] * rank), given.get("dilations", [1] * rank)
+    pads = given.get("pads", [0] * 2 * rank)
+    shape = [
+        (sizes[i] + pads[i] + pads[i + rank] - (kernel[i] - 1) * dilations[i] - 1) // strides[i] + 1
+        for i in range(rank)
+    ]
+    starts = np.indices(shape).reshape(rank, -1) * np.array(strides)[:, None]
+    flat = build.reshape(x, batch * channels, -1)
+    limits = np.array(sizes).reshape(rank, 1)
+    best = places = ""
+    order = sizes[::-1] if given.get("storage_order", 0) else sizes
+    base = np.arange(batch * channels).reshape(-1, 1) * int(np.prod(sizes))
+    least = build.constant(np.finfo(dtype).min if dtype.kind == "f" else np.iinfo(dtype).min, dtype)
+    for tap in np.ndindex(*kernel):
+        shifts = [t * d - p for t, d, p in zip(tap, dilations, pads, strict=False)]
+        at = starts + np.array(shifts)[:, None]
+        inside = ((at >= 0) & (at < limits)).all(axis=0)
+        held = np.clip(at, 0, limits - 1)
+        index = np.ravel_multi_index(tuple(held), tuple(sizes))
+        turned = tuple(held[::-1]) if given.get("storage_order", 0) else tuple(held)
+        value = build.op("Gather", flat, build.constant(index, np.int64), axis=1)
+        value = build.op("Where", build.constant(inside, bool), value, least)
+        place = build.constant(base + np.ravel_multi_index(turned, tuple(order)), np.int64)
+        if not best:
+            best, places = value, place
+            continue
+        is_more = build.op("Greater", value, best)
+        places = build.op("Where", is_more, place, places)
+        best = build.op("Max", value, best)
+    return [build.reshape(each, batch, channels, *shape) for each in (best, places)]
 
 
 def kept_all(node: onnx.NodeProto, build: Builder) -> Sequence[str]:

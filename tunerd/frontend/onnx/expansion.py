@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunerd.frontend.onnx import decompositions, quantized, selections, transforms
+from tunerd.frontend.onnx import decompositions, quantized, selections, suppression, transforms
 from tunerd.frontend.onnx.builder import Builder, Decomposition, decompose
 from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS
 from tunerd.frontend.onnx.inference import infer_shapes
@@ -35,15 +35,19 @@ _MAX_DEPTH = 8  # of functions that are made of functions
 _DECOMPOSITIONS: dict[str, Decomposition] = {
     "BatchNormalization": decompositions.trained_norm,
     "Col2Im": decompositions.folded,
+    "Compress": decompositions.compressed,
     "ConvInteger": quantized.convolved_integers,
     "CumProd": decompositions.scanned,
     "CumSum": decompositions.scanned,
     "DFT": transforms.transformed,
     "DeformConv": selections.deformed,
+    "Det": decompositions.determinant,
     "Dropout": decompositions.kept_all,
     "EyeLike": decompositions.identity_like,
     "GRU": unrolled,
     "LSTM": unrolled,
+    "MaxPool": decompositions.pooled_places,
+    "NonMaxSuppression": suppression.suppressed,
     "QLinearConv": quantized.convolved,
     "QLinearMatMul": quantized.multiplied,
     "RNN": unrolled,
@@ -51,7 +55,9 @@ _DECOMPOSITIONS: dict[str, Decomposition] = {
     "ReverseSequence": decompositions.turned,
     "STFT": transforms.transformed_frames,
     "TensorScatter": decompositions.updated,
+    "TfIdfVectorizer": selections.counted_grams,
     "TopK": selections.ranked,
+    "Unsqueeze": decompositions.listed_axes,
 }
 
 

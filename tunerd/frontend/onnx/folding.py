@@ -32,11 +32,12 @@ def folded(proto: onnx.ModelProto) -> onnx.ModelProto:
     for each that it folds. One run of ONNX Runtime computes them together. Where that fails, the
     copy has its shapes inferred and no more.
     """
+    proto = infer_shapes(proto)
     for _ in range(_MAX_ROUNDS):
-        proto = infer_shapes(proto)
         try:
             if not _fold(proto):
                 break
+            proto = infer_shapes(proto)
         except Exception:  # ONNX Runtime's exceptions have no public base class
             log.info("constants not folded", exc_info=True)
             break

@@ -9,8 +9,10 @@ import numpy as np
 
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.builder import Builder, Refused, attributes_of, decompose, inputs_of
+from tunerd.frontend.onnx.folding import folded
 from tunerd.frontend.onnx.graphs import subgraphs
 from tunerd.frontend.onnx.inference import infer_shapes
+from tunerd.frontend.onnx.suppression import bounded
 
 if TYPE_CHECKING:
     import onnx
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 _OF_A_TYPE = ("to", "dtype", "stash_type", "output_dtype", "softmax_precision")  # attributes
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _DIVISIONS = ("Div", "Mod")
+_SUPPRESSION = "NonMaxSuppression"
 
 
 def repaired(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
@@ -25,13 +28,15 @@ def repaired(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
 
     Recurrent nodes with the batch first get transposes. A divisor of integers that is an input of
     the model counts as 1 where it is 0: that would end the process, and random inputs have zeros.
+    NonMaxSuppression gives as many rows as it may select, those that it does not of -1.
     """
     given = {value.name for value in proto.graph.input}
     first = [n for n in proto.graph.node if n.op_type in _RECURRENT and _is_batch_first(n)]
     by_input = [n for n in proto.graph.node if n.op_type in _DIVISIONS and n.input[1] in given]
-    if not first and not by_input:
+    suppressions = [n for n in proto.graph.node if n.op_type == _SUPPRESSION]
+    if not first and not by_input and not suppressions:
         return proto, ()
-    copy = infer_shapes(proto)
+    copy = folded(proto) if suppressions else infer_shapes(proto)
     divisions = 0
 
     def guarded(node: onnx.NodeProto, build: Builder) -> Sequence[str] | None:
@@ -48,11 +53,15 @@ def repaired(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
 
     table = dict.fromkeys(_RECURRENT, _batch_last) | dict.fromkeys(_DIVISIONS, guarded)
     try:
-        decompose(copy, table)
+        decompose(copy, table | {_SUPPRESSION: bounded})
     except Refused as error:
         raise ModelError(str(error)) from error
-    note = "integer divisors that are inputs count as 1 where they are 0"
-    return copy, (note,) if divisions else ()
+    notes = ["integer divisors that are inputs count as 1 where they are 0"] if divisions else []
+    notes += [
+        f"output '{node.output[0]}' has as many rows as may be selected: unused ones are -1"
+        for node in suppressions
+    ]
+    return copy, tuple(notes)
 
 
 def widened(proto: onnx.ModelProto) -> tuple[str, ...]:

@@ -32,19 +32,23 @@ def resampled(node: onnx.NodeProto, build: Builder) -> Sequence[str] | None:
     regions = _numbers(build, roi, 2 * len(axes))
     if (factors is None) == (wanted is None) or build.dtype(x).kind != "f":
         return None
-    policy = given.get("keep_aspect_ratio_policy", "stretch")
+    policy, is_rounded = given.get("keep_aspect_ratio_policy", "stretch"), False
+    sizes_wanted = wanted
     if wanted is not None and policy != "stretch":
         ratios = wanted / np.array([shape[a] for a in axes])
         ratio = ratios.min() if policy == "not_larger" else ratios.max()
         rounded = [int(np.floor(ratio * shape[a] + 0.5)) for a in axes]
         # Places follow from the ratio, and a Resize by it takes the next smaller size.
         factors, wanted = np.full(len(axes), ratio, np.float32), None
-        if rounded != [int(np.float32(shape[a]) * factors[0]) for a in axes]:
-            return None
+        is_rounded = rounded != [int(np.float32(shape[a]) * factors[0]) for a in axes]
     if policy == "stretch" and not _is_special(given, [shape[a] for a in axes], factors, wanted):
         return None
     dtype = build.dtype(x)
     for i, axis in enumerate(axes):
+        if is_rounded:
+            matrix, shift = _matrix_among(build, given, [shape[a] for a in axes], sizes_wanted, i)
+            x = _along(build, x, axis, len(shape), matrix.astype(dtype), shift.astype(dtype))
+            continue
         region = None if regions is None else (regions[i], regions[i + len(axes)])
         matrix, shift = _matrix(
             build,
@@ -123,6 +127,33 @@ def _matrix(
     units = np.concatenate([np.eye(length, dtype=np.float32), np.zeros((1, length), np.float32)])
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     found = Reference(model).run({"x": units[None, None]})["y"][0, 0]
+    return found[:-1] - found[-1], found[-1]
+
+
+def _matrix_among(
+    build: Builder, given: dict[str, Any], shape: Sequence[int], wanted: Any, at: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `_matrix` does of one axis whose size is rounded up, by resizing all of them."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    length, rank = shape[at], len(shape)
+    if length * np.prod(shape) > _MAX_ELEMENTS:
+        raise ValueError(f"it resizes an axis of {length:,} elements; export it with mode=nearest")
+    units = np.concatenate([np.eye(length, dtype=np.float32), np.zeros((1, length), np.float32)])
+    units = units.reshape(1, length + 1, *(length if i == at else 1 for i in range(rank)))
+    x = np.ascontiguousarray(np.broadcast_to(units, (1, length + 1, *shape)))
+    given = given | {"axes": list(range(2, rank + 2))}
+    graph = helper.make_graph(
+        [helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **given)],
+        "axes",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * (rank + 2))],
+        [numpy_helper.from_array(np.asarray(wanted, np.int64), "sizes")],
+    )
+    opsets = [helper.make_opsetid("", build.opset)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    y = Reference(model).run({"x": x})["y"][0]
+    found = y[(slice(None), *(slice(None) if i == at else 0 for i in range(rank)))]
     return found[:-1] - found[-1], found[-1]
 
 

@@ -1,4 +1,4 @@
-"""Write operators that select or sample by values: TopK and DeformConv."""
+"""Write operators that select, sample or count by values: TopK, DeformConv, TfIdfVectorizer."""
 
 from __future__ import annotations
 
@@ -112,3 +112,44 @@ def deformed(node: onnx.NodeProto, build: Builder) -> Sequence[str]:
     matrix = build.reshape(w, groups, out_channels // groups, per_group * taps)
     y = build.reshape(op("MatMul", matrix, samples), batch, out_channels, rows, columns)
     return [op("Add", y, build.reshape(b, out_channels, 1, 1)) if b else y]
+
+
+def counted_grams(node: onnx.NodeProto, build: Builder) -> Sequence[str]:
+    """TfIdfVectorizer of integers: how often each n-gram of a pool occurs, skips included."""
+    given = attributes_of(node)
+    (x,) = node.input
+    if "pool_strings" in given:
+        raise ValueError("its n-grams are of strings; count them before the model")
+    *outer, length = build.shape(x)
+    pool, columns = np.array(given["pool_int64s"]), np.array(given["ngram_indexes"])
+    starts = [*given["ngram_counts"], len(pool)]
+    tokens = build.cast(build.reshape(x, -1, length), np.int64)
+    found = []
+    for n in range(1, len(starts)):
+        grams = pool[starts[n - 1] : starts[n]].reshape(-1, n)
+        if not len(grams):
+            continue
+        total = build.constant(np.zeros((1, len(grams))), np.float32)
+        is_wanted = given["min_gram_length"] <= n <= given["max_gram_length"]
+        for step in range(1, (1 if n == 1 else given["max_skip_count"] + 1) + 1):
+            places = np.arange(length - (n - 1) * step)[:, None] + np.arange(n) * step
+            if not is_wanted or not len(places):
+                continue
+            windows = build.op("Gather", tokens, build.constant(places, np.int64), axis=1)
+            same = build.op("Equal", build.unsqueeze(windows, 2), build.constant(grams, np.int64))
+            count = build.reduce("ReduceSum", build.cast(same, np.float32), [3], keepdims=False)
+            is_whole = build.op("Equal", build.cast(count, np.int64), build.constant(n, np.int64))
+            whole = build.cast(is_whole, np.float32)
+            total = build.op("Add", total, build.reduce("ReduceSum", whole, [1], keepdims=False))
+        rows = build.constant((math.prod(outer), len(grams)), np.int64)
+        found.append(build.op("Expand", total, rows))
+    counts = build.op("Concat", *found, axis=1) if len(found) > 1 else found[0]
+    weights = np.array(given.get("weights", np.ones(len(columns))))
+    if given["mode"] == "IDF":
+        counts = build.op("Min", counts, build.constant(1, np.float32))
+    if given["mode"] == "TF":
+        weights = np.ones(len(columns))
+    matrix = np.zeros((len(columns), columns.max() + 1))
+    matrix[np.arange(len(columns)), columns] = weights
+    y = build.op("MatMul", counts, build.constant(matrix, np.float32))
+    return [build.reshape(y, *outer, matrix.shape[1])]

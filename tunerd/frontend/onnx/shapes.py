@@ -163,6 +163,7 @@ def fix_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
     inputs = [i for i in graph.input if i.name not in constants]
     del graph.input[:]
     graph.input.extend(inputs)
+    proto.ir_version = max(proto.ir_version, 4)  # before, initializers had to be inputs
     for value in graph.input:
         dims = value.type.tensor_type.shape
         del dims.dim[:]

@@ -17,6 +17,7 @@ from tunerd.frontend.onnx.inference import (
     weights_back,
     with_inputs_for,
 )
+from tunerd.frontend.onnx.loops import unrolled_loops
 from tunerd.frontend.onnx.reference import Reference, last_line
 from tunerd.frontend.onnx.rewrites import rewrite_graph
 from tunerd.frontend.onnx.uncertainty import differing
@@ -47,7 +48,8 @@ def simplify(
         try:
             light, aside = weights_aside(primitive(with_inputs_for(proto, apart)))
             aside |= apart
-            simpler = written_out(infer_shapes(first_step(folded(light))))
+            light = folded(unrolled_loops(folded(light)))
+            simpler = written_out(infer_shapes(first_step(light)))
             rewrite_graph(simpler)
             simpler = infer_shapes(simpler)
             weights_back(simpler, aside)

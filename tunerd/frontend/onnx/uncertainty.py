@@ -31,6 +31,9 @@ _ALLOWED = 4.0  # times what rounding moves
 _FLOAT = 1  # of onnx.TensorProto, whose import takes a third of a second
 
 _QUANTISERS = {"QuantizeLinear", "DynamicQuantizeLinear"}
+# Operators whose results have shapes by the values of inputs, from which one on.
+_SIZED = {"ConstantOfShape": 0, "Range": 0, "Expand": 1, "OneHot": 1, "Pad": 1, "Reshape": 1}
+_SIZED |= {"Resize": 1, "Slice": 1, "Tile": 1, "TopK": 1, "Upsample": 1}
 _MOVES = {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Concat"}
 
 
@@ -141,12 +144,34 @@ def _with_nudged_weights(
 
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
+    sizes = _behind_sizes(proto)
     for graph in subgraphs(copy.graph):
         for tensor in graph.initializer:
+            if tensor.name in sizes:
+                continue
             if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 0:
                 array = _nudged(values_of(tensor), by, rng)
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return copy
+
+
+def _behind_sizes(proto: onnx.ModelProto) -> set[str]:
+    """Name the values that shapes are computed from: moved, they would give others."""
+    makers = {name: node for g in subgraphs(proto.graph) for node in g.node for name in node.output}
+    left = [
+        name
+        for graph in subgraphs(proto.graph)
+        for node in graph.node
+        if node.op_type in _SIZED
+        for name in node.input[_SIZED[node.op_type] :]
+    ]
+    found: set[str] = set()
+    while left:
+        name = left.pop()
+        if name and name not in found:
+            found.add(name)
+            left += makers[name].input if name in makers else []
+    return found
 
 
 def _nudged(array: Array, by: float, rng: np.random.Generator) -> Array:
