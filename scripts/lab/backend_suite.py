@@ -256,7 +256,7 @@ def _compared(case: Case, results: list[list[Any]]) -> dict[str, Any]:
     for (_, expected), got in zip(case.calls, results, strict=True):
         try:
             for one, other in zip(expected, got, strict=True):
-                if is_bounded and 0 < (more := len(other) - len(one)):
+                if is_bounded and (more := len(other) - len(one)) > 0:
                     one = np.pad(one, [(0, more), (0, 0)], constant_values=-1)
                 is_half = getattr(one, "dtype", None) == np.float16
                 rtol = max(case.rtol, _FP16_RTOL) if is_half else case.rtol

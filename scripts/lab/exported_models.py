@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from lab import model_checks
+from lab import model_checks  # noqa: E402
 
 # By package, and for images by their size.
 TORCHVISION = {
@@ -54,7 +54,7 @@ TRANSFORMERS = """bert distilbert roberta albert electra mobilebert deberta-v2 g
     funnel roformer squeezebert nystromformer mpnet ernie gpt_neo gptj codegen bloom falcon phi
     phi3 gemma gemma2 qwen3 stablelm olmo starcoder2 granite mamba bart pegasus mbart modernbert
     fnet convbert beit deit hubert clip_vision_model siglip_vision_model yolos openai-gpt"""
-_IMAGES = """vit dinov2 segformer beit deit clip_vision_model siglip_vision_model yolos""".split()
+_IMAGES = "vit dinov2 segformer beit deit clip_vision_model siglip_vision_model yolos"
 _FIRST = 2  # layers of a language model: the others are the same
 _TOKENS = 32
 # Of language models that are larger: as wide, and as many tokens, as a file needs to have.
@@ -138,7 +138,7 @@ def _made(package: str, name: str, size: int) -> tuple[Any, tuple[Any, ...]]:
         model = model.encoder
     if name in ("wav2vec2", "hubert"):
         return _with_one_output(model), (torch.randn(1, 16000),)
-    if name in _IMAGES:
+    if name in _IMAGES.split():
         side = _image_size(model.config)
         return _with_one_output(model), (torch.randn(1, 3, side, side),)
     return _with_one_output(model), (torch.randint(3, 1000, (1, size)),)

