@@ -222,7 +222,7 @@ def test_a_foreign_recipe_is_a_failure_of_the_build(
 def test_a_candidate_of_an_unknown_source_is_a_failure_of_the_build(on_cpu: Task) -> None:
     failure = build_candidate(on_cpu, Candidate(on_cpu.task_id, "1" * 16, "gone", ""))
     assert isinstance(failure, Failure)
-    assert "no candidate source 'gone', only default, metaschedule" in failure.message
+    assert f"no candidate source 'gone', only {', '.join(registry.SOURCES)}" in failure.message
 
 
 def test_ids_of_candidates_say_their_source_and_old_ones_stay() -> None:
@@ -391,6 +391,12 @@ def test_sources_that_are_as_fast_share_the_trials() -> None:
     counts = split({"one": 1e-4, "other": 1e-4}, 16 * BATCH)
     assert sum(counts.values()) == 16 * BATCH
     assert min(counts.values()) >= 4 * BATCH
+
+
+def test_metaschedule_waits_where_another_source_has_found_something() -> None:
+    secs = {"templates": 5e-4, METASCHEDULE: 1e-4}
+    assert split(secs, 4 * BATCH) == {"templates": 4 * BATCH}
+    assert split(secs, 40 * BATCH)[METASCHEDULE] >= 20 * BATCH
 
 
 def test_a_split_repeats() -> None:

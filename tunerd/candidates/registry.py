@@ -11,13 +11,14 @@ from tunerd.candidates.metaschedule.source import MetaScheduleSource
 from tunerd.candidates.triton.source import TritonSource
 from tunerd.vocabulary import DEFAULT_SOURCE, LIBRARIES, Candidate, Proposal, Task
 
+# The first that takes a task proposes first.
 SOURCES: dict[str, CandidateSource] = {
     source.name: source
     for source in (
         DefaultSource(),
-        MetaScheduleSource(),
-        TritonSource(),
         CublasLtSource(),
+        TritonSource(),
+        MetaScheduleSource(),
     )
 }
 

@@ -96,14 +96,14 @@ class TaskScheduler:
     def _refresh(self) -> None:
         for task_id in self._changed:
             state = self._states[task_id]
-            gain = state.gain_secs()
-            is_ready = state.room(BATCH) > 0 and state.next_source() is not None
+            gain = state.next_gain_secs() if state.room(BATCH) > 0 else None
             under_way = state.proposing + math.ceil(state.open / BATCH)
-            self._scores.put(task_id, gain / (1 + under_way) ** 2 if is_ready else None)
+            self._scores.put(task_id, None if gain is None else gain / (1 + under_way) ** 2)
             if state.exhausted:
                 self._gains.put(task_id, None)
             else:
-                self._gains.put(task_id, math.inf if state.hardly_searched else gain)
+                most = math.inf if state.hardly_searched else state.gain_secs()
+                self._gains.put(task_id, most)
             if state.exhausted or state.is_full:
                 self._unfilled.discard(task_id)
             self._weigh(task_id, state.weighted_secs)

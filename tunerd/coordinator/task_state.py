@@ -74,17 +74,16 @@ class TaskState:
         Of equals the first named proposes. One that lags too far behind another waits until that
         one has no more.
         """
-        ready = [s for s in self.sources.values() if not s.exhausted and s.has_learnt]
-        least = self._least_secs
-        promising = max(
-            (s for s in self.sources.values() if not s.exhausted),
-            key=lambda s: s.gain(least),
-            default=None,
-        )
-        best = max(ready, key=lambda s: s.gain(least), default=None)
-        if best is None or promising is None:
+        left = [s for s in self.sources.values() if not s.exhausted]
+        promising = max(left, key=self._gain, default=None)
+        best = max((s for s in left if s.has_learnt), key=self._gain, default=None)
+        if best is None:
             return None
-        return best if best is promising or best.gain(least) > 0 else None
+        return best if best is promising or self._gain(best) > 0 else None
+
+    def _gain(self, source: SourceState) -> float:
+        is_first = not any(s.is_of_use for s in self.sources.values() if s is not source)
+        return source.gain(self._least_secs, is_first=is_first)
 
     @property
     def default_ended(self) -> bool:
@@ -207,7 +206,13 @@ class TaskState:
         return min(known, default=None)
 
     def gain_secs(self) -> float:
-        """Estimate what the next batch saves per inference, of the source that promises most."""
-        least = self._least_secs
-        gains = [s.gain(least) for s in self.sources.values() if not s.exhausted]
+        """Estimate what a batch saves per inference, of the source that promises most."""
+        gains = [self._gain(s) for s in self.sources.values() if not s.exhausted]
         return self.task.weight * self.reference_secs * max(gains, default=0.0)
+
+    def next_gain_secs(self) -> float | None:
+        """Estimate what the next batch saves per inference, None where no source is ready."""
+        source = self.next_source()
+        if source is None:
+            return None
+        return self.task.weight * self.reference_secs * self._gain(source)

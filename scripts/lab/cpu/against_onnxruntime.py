@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Say, convolution by convolution, where a model tuned for a CPU loses to ONNX Runtime.
+
+    scripts/lab/cpu/against_onnxruntime.py model.onnx --run RUN --out FOLDER
+
+RUN is that of `tunerd tune model.onnx --cpu-pct P`. Runs ONNX Runtime on as many threads, pinned to
+as many cores, with its profiler on, and then the tuned artifact in turns with ONNX Runtime without
+it. Convolutions are paired by their sizes; what ONNX Runtime fused into one is counted to it, and
+all else stands in one row. Writes against.json with the facts of the host, and against.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+Size = tuple[int, ...]  # height, width, channels in and out, kernel height and width
+
+PROFILED, ROUNDS, CALLS = 60, 30, 4
+
+
+def session(model: Path, threads: int, profile: str = "") -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    if profile:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def theirs(model: Path, threads: int, inputs: dict[str, Any]) -> dict[Size | None, list[float]]:
+    """Return seconds of each call of ONNX Runtime by convolution; None: everything else."""
+    with tempfile.TemporaryDirectory() as folder:
+        running = session(model, threads, str(Path(folder, "profile")))
+        for _ in range(PROFILED):
+            running.run(None, inputs)
+        events = json.loads(Path(running.end_profiling()).read_text())
+    nodes = [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
+    per_call = len(nodes) // PROFILED
+    calls = [nodes[i : i + per_call] for i in range(0, len(nodes), per_call)][PROFILED // 4 :]
+    found: dict[Size | None, list[float]] = defaultdict(list)
+    for call in calls:
+        secs: dict[Size | None, float] = defaultdict(float)
+        for node in call:
+            secs[size_of_node(node["args"])] += 1e-6 * node["dur"]
+        for size, sum_secs in secs.items():
+            found[size].append(sum_secs)
+    return found
+
+
+def size_of_node(args: dict[str, Any]) -> Size | None:
+    if args.get("op_name") not in ("Conv", "FusedConv"):
+        return None
+    shapes = [next(iter(each.values())) for each in args["input_type_shape"]]
+    (_, _, height, width), (out, of_in, *kernel) = shapes[:2]
+    return (height, width, of_in, out, *kernel)
+
+
+def ours(run: Path) -> dict[Size | None, float]:
+    """Return seconds of an inference by convolution, of the kernels that were chosen."""
+    from tunerd.records import Store
+
+    with Store.read(run) as store:
+        tasks = {task.task_id: task for task in store.tasks()}
+        outcomes = store.task_outcomes()
+    found: dict[Size | None, float] = defaultdict(float)
+    for outcome in outcomes:
+        size = size_of_task([spec.shape for spec in tasks[outcome.task_id].args])
+        found[size] += outcome.weight * (outcome.best_secs or 0.0)
+    return found
+
+
+def size_of_task(shapes: list[tuple[int, ...]]) -> Size | None:
+    """Return the sizes of a convolution in NHWC with weights in HWIO, None for what is not one."""
+    if len(shapes) < 3 or len(shapes[0]) != 4 or len(shapes[1]) != 4:
+        return None
+    (_, height, width, channels), (down, across, of_in, out) = shapes[:2]
+    if of_in != channels or shapes[-1][-1] != out:
+        return None
+    return (height, width, of_in, out, down, across)
+
+
+def in_turns(tuned: Any, other: Any, inputs: dict[str, Any]) -> dict[str, list[float]]:
+    """Return samples of a tuned model and a session, in turns."""
+    secs: dict[str, list[float]] = {"tunerd": [], "ONNX Runtime": []}
+    for _ in range(ROUNDS):
+        secs["tunerd"].append(tuned.timed_calls(inputs, CALLS) / CALLS)
+        since = time.perf_counter()
+        for _ in range(CALLS):
+            other.run(None, inputs)
+        secs["ONNX Runtime"].append((time.perf_counter() - since) / CALLS)
+    return secs
+
+
+def table(document: dict[str, Any]) -> str:
+    lines = [
+        "| height, width, in, out, kernel | tunerd us | ONNX Runtime us | lost us |",
+        "|---|--:|--:|--:|",
+    ]
+    rows = sorted(document["rows"], key=lambda row: row["theirs_secs"] - row["ours_secs"])
+    for row in rows:
+        mine, other = 1e6 * row["ours_secs"], 1e6 * row["theirs_secs"]
+        lines.append(f"| {row['what']} | {mine:.0f} | {other:.0f} | {mine - other:.0f} |")
+    mine, other = (statistics.median(document["secs"][w]) for w in ("tunerd", "ONNX Runtime"))
+    ratios = sorted(
+        a / b
+        for a, b in zip(*(document["secs"][w] for w in ("ONNX Runtime", "tunerd")), strict=True)
+    )
+    low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
+    lines += [
+        "",
+        f"Whole model: tunerd {1e3 * mine:.3f} ms, ONNX Runtime {1e3 * other:.3f} ms, "
+        f"{statistics.median(ratios):.2f} times as fast ({low:.2f} to {high:.2f}).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    import numpy as np
+
+    import tunerd
+    from tunerd.artifacts.manifest import read_manifest
+    from tunerd.system import host
+    from tunerd.vocabulary import to_json
+
+    threads = min(read_manifest(options.run / "artifact")["share"]["sm_counts"])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    tuned, random = tunerd.load(options.run / "artifact"), np.random.default_rng(0)
+    inputs = {s.name: random.standard_normal(s.shape).astype(s.dtype) for s in tuned.inputs}
+    mine, other = ours(options.run), theirs(options.model, threads, inputs)
+    rows = [
+        {
+            "what": " ".join(map(str, size)) if size else "all else",
+            "ours_secs": mine.get(size, 0.0),
+            "theirs_secs": statistics.median(other.get(size, [0.0])),
+        }
+        for size in {**mine, **other}
+    ]
+    document = {
+        "command": host.shown(sys.argv),
+        "threads": threads,
+        "host": to_json(host.facts()),
+        "rows": rows,
+        "secs": in_turns(tuned, session(options.model, threads), inputs),
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "against.json").write_text(json.dumps(document) + "\n")
+    (options.out / "against.txt").write_text(table(document))
+    print(table(document), end="")
+
+
+if __name__ == "__main__":
+    main()
