@@ -51,6 +51,16 @@ def test_members_without_shares_have_equal_ones() -> None:
     assert shares_of(plan.members) == {"a": 33, "b": 33, "c": 33}
 
 
+def test_the_first_of_all_other_shares_go_together_and_the_second() -> None:
+    members = [
+        {"name": "a", "artifact": "a", "share": 60, "shares": [30, 10]},
+        {"name": "b", "artifact": "b", "share": 40, "shares": [50, 90]},
+    ]
+    plan = Plan.model_validate({"members": members, "order": ["b", "a"]})
+    found = [{m.name: m.share for m in layout} for layout in plan.layouts]
+    assert found == [{"b": 40, "a": 60}, {"b": 50, "a": 30}, {"b": 90, "a": 10}]
+
+
 def test_members_are_loaded_in_the_order_that_the_plan_says() -> None:
     members = [{"name": name, "artifact": name} for name in "abc"]
     plan = Plan.model_validate({"members": members, "order": ["c", "a", "b"]})
@@ -65,6 +75,17 @@ def test_members_are_loaded_in_the_order_that_the_plan_says() -> None:
         ("members: []", "members: "),
         ("{}", "members: is missing"),
         ("members: [{name: a}]", r"members\[0\].artifact: is missing"),
+        ("members: [{name: a, artifact: x, shares: [3]}]", "no `share` to begin with"),
+        (
+            "members: [{name: a, artifact: x, share: 50, shares: [3]}, "
+            "{name: b, artifact: x, share: 50}]",
+            "every member needs as many `shares`",
+        ),
+        (
+            "members: [{name: a, artifact: x, share: 50, shares: [30]}, "
+            "{name: b, artifact: x, share: 50, shares: [80]}]",
+            "the shares come to 110%",
+        ),
         ("members: [{name: a b, artifact: x}]", r"members\[0\].name: "),
         ("members: [{name: a, artifact: x, slo: 3}]", r"members\[0\].slo: is no key of a plan"),
         ("members: [{name: a, artifact: x}]\nplace: cloud", "place: 'cloud' is not one of"),

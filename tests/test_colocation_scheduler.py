@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from colocation_world import member
@@ -19,6 +20,7 @@ from tunerd.colocation.work import (
     Refuse,
     Reload,
     Request,
+    Reshared,
     Seat,
     Start,
 )
@@ -223,3 +225,61 @@ def test_what_came_together_is_decided_about_together() -> None:
         1.0,
     )
     assert out == [Complete(0), Start(1, 1, Seat("one", "whole"), 0)]
+
+
+def resharing() -> Scheduler:
+    """Two members in lanes of their own, which may be others."""
+    members = [member("one", share=50, shares=[80]), member("two", share=50, shares=[20])]
+    policy = policy_of("space", {})
+    first = policy.lay_out(members)
+    second = [replace(lane, name=f"{lane.name}/1") for lane in first]
+    seats = [Seat(m, lane.name) for lane in (*first, *second) for m in lane.members]
+    segments = dict.fromkeys(seats, 1)
+    return Scheduler(members, first, policy, segments, Estimates(), other_lanes=[second], depth=2)
+
+
+def test_other_lanes_are_in_use_when_what_runs_has_ended_and_nothing_starts_before() -> None:
+    world = resharing()
+    for number in range(3):
+        world.arrive(request(number, "one"), 0.0)
+    assert world.reshare(1, 1.0) == []
+    assert world.arrive(request(3, "two"), 1.001) == []
+    assert not world.can_start(world.heads[-1], world.lanes["two"])
+    assert world.ended(0, Seat("one", "one"), 0.1, 1.002) == [Complete(0)]
+    assert world.ended(1, Seat("one", "one"), 0.1, 1.003) == [
+        Complete(1),
+        Reshared(1, pytest.approx(0.003)),  # type: ignore[arg-type]
+        Start(2, 2, Seat("one", "one/1"), 0),
+        Start(3, 3, Seat("two", "two/1"), 0),
+    ]
+    assert list(world.lanes) == ["one/1", "two/1"]
+
+
+def test_other_lanes_are_in_use_at_once_where_nothing_runs_and_back_again() -> None:
+    world = resharing()
+    assert world.reshare(1, 1.0) == [Reshared(1, 0.0)]
+    assert world.arrive(request(0, "two"), 2.0) == [Start(0, 0, Seat("two", "two/1"), 0)]
+    assert world.reshare(0, 2.0) == []
+    assert world.reshare(1, 2.5) == []  # what was asked for last counts, since the first
+    assert world.ended(0, Seat("two", "two/1"), 0.1, 3.0) == [Complete(0), Reshared(1, 1.0)]
+
+
+def test_a_fault_while_lanes_change_loses_no_request() -> None:
+    world = resharing()
+    world.arrive(request(0, "one"), 0.0)
+    world.reshare(1, 1.0)
+    out = world.lost((Seat("one", "one"),), 1.1, culprit="", reason="the context died")
+    assert [type(each) for each in out] == [Reload, Reshared, Start]
+
+
+def test_a_member_is_down_in_the_lanes_that_cannot_be_loaded_and_not_in_others() -> None:
+    world = resharing()
+    here, there = Seat("one", "one"), Seat("one", "one/1")
+    world.lost((here, there), 1.0, culprit="one", reason="x")
+    world.arrive(request(0, "one"), 1.0)
+    (refused,) = world.given_up(here, "no memory", 2.0)
+    assert isinstance(refused, Refuse)
+    assert world.ready(there, 3.0) == []
+    assert isinstance(world.arrive(request(1, "one"), 3.0)[0], Refuse)
+    assert world.reshare(1, 4.0) == [Reshared(1, 0.0)]
+    assert isinstance(world.arrive(request(2, "one"), 4.0)[0], Start)

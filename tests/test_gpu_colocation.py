@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import statistics
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,46 @@ def test_outputs_of_tenants_are_never_mixed_on_a_gpu(policy: dict[str, Any], roo
     in_parts = policy["kind"] in ("space", "ordered")
     assert {p.mechanism for p in stats.proofs} == {"green context" if in_parts else "stream"}
     assert resident.keys() == set(names)
+
+
+def test_shares_change_on_a_gpu_in_milliseconds_and_no_request_is_lost(root: Path) -> None:
+    shares = {"a0": (25, [50]), "a1": (25, [13]), "a2": (25, [25])}
+    members = [
+        {"name": name, "artifact": root / name, "share": share, "shares": others}
+        for name, (share, others) in shares.items()
+    ]
+    document = {"device": "cuda", "policy": {"kind": "space"}, "members": members}
+    expected = {
+        (name, seed): tunerd.load(root / name)(inputs(seed))
+        for name, seed in itertools.product(shares, range(3))
+    }
+    answers: list[tuple[tuple[str, int], Any]] = []
+    is_over = threading.Event()
+
+    def client(key: tuple[str, int]) -> None:
+        while not is_over.is_set():
+            answers.append((key, engine.submit(key[0], inputs(key[1])).result(WAIT_SECS)))
+
+    with Engine(Plan.model_validate(document)) as engine:
+        clients = [threading.Thread(target=client, args=(key,)) for key in expected]
+        for each in clients:
+            each.start()
+        took = []
+        for turn in range(20):
+            time.sleep(0.01)
+            took.append(engine.reshare({"a0": 25 if turn % 2 else 50}, timeout_secs=WAIT_SECS))
+        is_over.set()
+        for each in clients:
+            each.join()
+        stats = engine.stats()
+    print(f"shares changed in {sorted(took)} s")
+    assert statistics.median(took) <= 0.005
+    assert {proof.mechanism for proof in stats.proofs} == {"green context"}
+    assert len(stats.proofs) == 6
+    assert sum(member.completed for member in stats.members.values()) == len(answers)
+    for (name, seed), answer in answers:
+        for output, known in expected[name, seed].items():
+            assert np.array_equal(answer[output], known)
 
 
 def test_a_model_in_several_graphs_gives_the_same_answers_with_and_without_pauses(

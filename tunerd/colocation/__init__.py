@@ -11,15 +11,17 @@ Parts, in the order in which a request meets them:
     dispatcher.py  the one thread that decides, and the one that loads again after faults
     scheduler.py   events in, instructions out: queues, what runs, accounts; no clock, no thread
     policies/      which waiting request goes to which idle lane; one file each
+    accounts.py    what each queue has had of the device's time
     estimates.py   how long a member takes on a lane, learned from what it took
     places/        where members run: threads of this process, streams of a GPU, runner processes
     load/          arrivals of requests, and what came of them, for `tunerd colocate bench`
 
 A **lane** is a part of the device on which one segment runs at a time: cores, a stream, a green
 context. A **seat** is a member loaded for a lane. A policy lays out the lanes (one for all, one
-each), the place cuts the device into them and loads the seats. A model is one **segment** or
-several (`artifacts/segments.py`); between two of them another member may have the lane. What
-nobody waits for runs on without asking.
+each), the place cuts the device into them and loads the seats. A plan may name several
+**layouts**, the same members at other shares: all are loaded, and one is in use at a time. A model
+is one **segment** or several (`artifacts/segments.py`); between two of them another member may have
+the lane. What nobody waits for runs on without asking.
 
 The way of a request, and whose thread does what:
 

@@ -35,6 +35,7 @@ from tunerd.colocation.work import (
     RefusedError,
     Reload,
     Request,
+    Reshared,
     Seat,
     Start,
 )
@@ -86,6 +87,7 @@ class Dispatcher:
         self._asked: dict[int, _Asked] = {}
         self._answered = threading.Condition()
         self._answers: list[tuple[_Asked, Answer]] = []  # of this turn
+        self._reshares: list[Future[float]] = []  # which wait
         self._ticked_at = 0.0
         self._is_ending = False
         self._reloads: dict[Seat, int] = {}
@@ -98,6 +100,17 @@ class Dispatcher:
         loop = future.get_loop() if isinstance(future, asyncio.Future) else None
         self._asked[request.request_id] = _Asked(request, inputs, future, loop)
         self._inbox.put(lambda scheduler, at: scheduler.arrive(request, at))
+
+    def reshare(self, layout: int) -> Future[float]:
+        """Ask for another layout of lanes; the result is after how many seconds it was there."""
+        future: Future[float] = Future()
+
+        def event(scheduler: Scheduler, at: float) -> Sequence[Instruction]:
+            self._reshares.append(future)
+            return scheduler.reshare(layout, at)
+
+        self._inbox.put(event)
+        return future
 
     def wait(self, timeout_secs: float | None) -> bool:
         """Wait until everything that was taken has its answer; return whether it has."""
@@ -169,6 +182,10 @@ class Dispatcher:
                 asked = self._asked[request_id]
                 failed = MemberError(f"{asked.request.member} failed: {reason}")
                 self._answers.append((asked, failed))
+            case Reshared(secs=secs):
+                asked_for, self._reshares = self._reshares, []
+                for future in asked_for:
+                    future.set_result(secs)
             case Evict(seat=seat, reason=reason):
                 also = [lost for lost in self._place.evict(seat) if lost != seat]
                 self._inbox.put(lambda s, at: s.lost(also, at, culprit=seat.member, reason=reason))
@@ -217,6 +234,9 @@ class Dispatcher:
         return scheduler.ready(seat, at, segments=len(loaded.segment_secs))
 
     def _refuse_all(self, reason: str) -> None:
+        reshares, self._reshares = self._reshares, []
+        for future in reshares:
+            future.set_exception(RefusedError(reason))
         self._answers += [(asked, RefusedError(reason)) for asked in [*self._asked.values()]]
         self._answer()
 

@@ -12,8 +12,9 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -72,10 +73,10 @@ class Engine:
         for member in members:
             artifacts.check(member, self.plan.device)
             self._specs[member.name] = artifacts.inputs_of(member.artifact)
-        lanes = self._place.cut(self._policy.lay_out(members))
-        self._needed = planned_bytes(self._place, members, lanes)
+        layouts = [self._place.cut(lanes) for lanes in self._layouts()]
+        self._needed = planned_bytes(self._place, members, [x for each in layouts for x in each])
         try:
-            self._scheduler = self._loaded(lanes)
+            self._scheduler = self._loaded(layouts)
         except BaseException:
             self._place.close()
             raise
@@ -83,7 +84,23 @@ class Engine:
         self._is_open = True
         return self
 
-    def _loaded(self, lanes: Sequence[Lane]) -> Scheduler:
+    def _layouts(self) -> list[tuple[Lane, ...]]:
+        """Return the lanes of each layout of the plan; those after the first under other names."""
+        named = self.plan.layouts
+        layouts = [self._policy.lay_out(members) for members in named]
+        pairs = zip(named, layouts, strict=True)
+        if any(members != named[0] and lanes == layouts[0] for members, lanes in pairs):
+            raise InputError(
+                f"the policy {self._policy.kind} has no shares that `shares` could change; leave "
+                "them out, or choose space or ordered"
+            )
+        return [
+            tuple(replace(lane, name=f"{lane.name}/{nth}") if nth else lane for lane in lanes)
+            for nth, lanes in enumerate(layouts)
+        ]
+
+    def _loaded(self, layouts: Sequence[Sequence[Lane]]) -> Scheduler:
+        lanes = [lane for each in layouts for lane in each]
         estimates = Estimates()
         segments: dict[Seat, int] = {}
         pairs = ((m, x) for m in self.plan.ordered for x in lanes if m.name in x.members)
@@ -96,7 +113,13 @@ class Engine:
             for segment, secs in enumerate(loaded.segment_secs):
                 estimates.observe(seat, segment, secs, now=time.monotonic())
         return Scheduler(
-            self.plan.ordered, lanes, self._policy, segments, estimates, depth=self._place.depth
+            self.plan.ordered,
+            layouts[0],
+            self._policy,
+            segments,
+            estimates,
+            other_lanes=layouts[1:],
+            depth=self._place.depth,
         )
 
     def drain(self, timeout_secs: float | None = None) -> bool:
@@ -197,6 +220,33 @@ class Engine:
             deadline_at = math.inf if deadline_secs is None else now + deadline_secs
             request = Request(next(self._ids), model, tenant, now, deadline_at)
             self._dispatcher.take(request, arrays, future)
+
+    def reshare(self, shares: Mapping[str, int], *, timeout_secs: float | None = None) -> float:
+        """Give members other shares while they serve; return after how many seconds they have them.
+
+        What runs goes on to its end where it began, nothing else starts meanwhile, and what waits
+        goes on waiting: no request is lost.
+
+        Args:
+            shares: in percent by member, as the plan's `share` or one of its `shares`. Members
+                that are not named get what goes with these in the plan.
+            timeout_secs: how long to wait; it is changed later, then, too.
+
+        Raises InputError for shares that the plan does not name together, and RefusedError where
+        the engine does not run.
+        """
+        for name in shares:
+            self._member(name)
+        layouts = [{m.name: m.share for m in members} for members in self.plan.layouts]
+        fitting = [n for n, of in enumerate(layouts) if all(of[m] == shares[m] for m in shares)]
+        if not fitting:
+            known = "; ".join(", ".join(f"{m} {of[m]}%" for m in of) for of in layouts)
+            raise InputError(f"the plan does not name these shares together; it names {known}")
+        with self._gate:
+            if self._dispatcher is None or not self._is_open:
+                raise RefusedError("the engine does not run")
+            changed = self._dispatcher.reshare(fitting[0])
+        return changed.result(timeout_secs)
 
     def inputs_of(self, model: str) -> tuple[TensorSpec, ...]:
         """Return the names, shapes and types of a member's inputs, in order."""

@@ -9,6 +9,7 @@
         artifact: runs/detector-cpu50/artifact     # relative to this file
         sha256: 5f1c...        # of its manifest.json; what differs is not loaded
         share: 50              # percent of the device; or cores: [0, 1]
+        shares: [70, 30]       # what Engine.reshare may give it instead while it serves
         tenants: [shop, press]
         slo_ms: 30             # the deadline of requests that name none
         weight: 2              # of its share of the device's time, where time is short
@@ -69,6 +70,7 @@ class Member(_Part):
     artifact: Path
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     share: Annotated[int, Field(ge=1, le=100)] | None = None
+    shares: tuple[Annotated[int, Field(ge=1, le=100)], ...] = ()
     cores: tuple[Annotated[int, Field(ge=0)], ...] = ()
     tenants: Annotated[tuple[Name, ...], Field(min_length=1)] = (ONE_TENANT,)
     slo_ms: Annotated[float, Field(gt=0)] | None = None
@@ -81,6 +83,8 @@ class Member(_Part):
     def _agrees(self) -> Self:
         if self.share is not None and self.cores:
             raise ValueError(f"{self.name} has both a share and cores; leave one of them out")
+        if self.shares and self.share is None:
+            raise ValueError(f"{self.name} has `shares` to change to, and no `share` to begin with")
         if self.rate is not None and self.clients is not None:
             raise ValueError(f"{self.name} has both a rate and clients; leave one of them out")
         for what, values in (("tenant", self.tenants), ("core", self.cores)):
@@ -162,9 +166,11 @@ class Plan(_Part):
             raise ValueError("`order` must name each member once, or be left out")
         if any(m.share for m in self.members) and any(not (m.share) for m in self.members):
             raise ValueError("either every member has a share, or none has")
-        if sum(m.share or 0 for m in self.members) > 100:
-            total = sum(m.share or 0 for m in self.members)
-            raise ValueError(f"the shares come to {total}%, which is more than the device has")
+        if len({len(m.shares) for m in self.members}) > 1:
+            raise ValueError("every member needs as many `shares`: the first of all go together")
+        for members in self.layouts:
+            if (total := sum(m.share or 0 for m in members)) > 100:
+                raise ValueError(f"the shares come to {total}%, which is more than the device has")
         if any(m.cores for m in self.members) and not all(m.cores for m in self.members):
             raise ValueError("either every member has cores, or none has")
         cores = [core for m in self.members for core in m.cores]
@@ -186,6 +192,19 @@ class Plan(_Part):
         """The members in the order in which they are loaded."""
         by_name = {member.name: member for member in self.members}
         return tuple(by_name[name] for name in self.order) or self.members
+
+    @property
+    def layouts(self) -> tuple[tuple[Member, ...], ...]:
+        """The members in order with the shares that they begin with, and with each of the others.
+
+        The first of all members' `shares` go together, the second, and so on.
+        """
+        others = range(len(self.members[0].shares))
+        changed = [
+            tuple(m.model_copy(update={"share": m.shares[nth]}) for m in self.ordered)
+            for nth in others
+        ]
+        return (self.ordered, *changed)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:

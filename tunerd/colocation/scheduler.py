@@ -9,7 +9,8 @@ once. Which request goes where is the policy's. Here is what holds under every p
 - a member has as many open requests in a lane as that depth, each with buffers of its own there;
   one, where it is in several segments: what is between them is there once;
 - a request goes on where it began, segment after segment unless the policy prefers another one;
-- what a fault took from others runs once more, first in its line.
+- what a fault took from others runs once more, first in its line;
+- of several layouts of lanes one is in use, and another one begins when nothing runs in it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from tunerd.colocation.accounts import Accounts
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
 from tunerd.colocation.policies.base import Choice, Policy, View
@@ -34,6 +36,7 @@ from tunerd.colocation.work import (
     Refuse,
     Reload,
     Request,
+    Reshared,
     Running,
     Seat,
     Start,
@@ -51,6 +54,8 @@ class Scheduler(View):
     """State of one engine. Every method that returns instructions is told the moment.
 
     Args:
+        lanes: with which it begins.
+        other_lanes: layouts to which `reshare` may change, of other lanes each.
         depth: how many segments the place takes of a lane; the policy may want fewer.
     """
 
@@ -62,11 +67,15 @@ class Scheduler(View):
         segments: Mapping[Seat, int],
         estimates: Estimates,
         *,
+        other_lanes: Sequence[Sequence[Lane]] = (),
         depth: int = 1,
     ) -> None:
         self.now = -math.inf
         self.members = {member.name: member for member in members}
-        self.lanes = {lane.name: lane for lane in lanes}
+        self._layouts = [{lane.name: lane for lane in each} for each in (lanes, *other_lanes)]
+        self._layout = 0
+        self.lanes: Mapping[str, Lane] = self._layouts[0]  # in use
+        self._wanted: tuple[int, float] | None = None  # another layout, and since when
         self.faults: list[FaultReport] = []
         self._policy = policy
         self._is_patient = type(policy).lateness is Policy.lateness  # nothing is ever too late
@@ -76,30 +85,34 @@ class Scheduler(View):
             Queue(m.name, tenant): deque() for m in members for tenant in m.tenants
         }
         self._lines: dict[Queue, deque[Waiting]] = {}  # the queues in which somebody waits
-        self._active = dict.fromkeys(self._queues, 0)  # requests that wait or are open
-        self._accounts = dict.fromkeys(self._queues, 0.0)
+        self._accounts = Accounts(self._queues)
         depth = min(depth, policy.depth)
-        self._room = dict.fromkeys(self.lanes, depth)  # segments that a lane takes
+        every = [lane for each in self._layouts for lane in each.values()]
+        self._room = {lane.name: depth for lane in every}  # segments that a lane takes
         self._depth = depth
         self._slots = {seat: self._taken_at_once(seat) for seat in segments}  # 0: it is fenced
-        self._homes = {  # where a member runs, in the order of lanes
-            name: [(x, Seat(name, x.name)) for x in lanes if Seat(name, x.name) in segments]
-            for name in self.members
-        }
+        self._homes_in = [  # where a member runs in each layout, in the order of lanes
+            {
+                name: [
+                    (x, Seat(name, x.name)) for x in each.values() if Seat(name, x.name) in segments
+                ]
+                for name in self.members
+            }
+            for each in self._layouts
+        ]
         self._who: dict[str, list[tuple[Seat, list[deque[Waiting]]]]] = {  # comes to a lane
             x.name: [
-                (seat, [self._queues[Queue(name, t)] for t in self.members[name].tenants])
-                for name, homes in self._homes.items()
-                for lane, seat in homes
-                if lane is x
+                (Seat(m.name, x.name), [self._queues[Queue(m.name, t)] for t in m.tenants])
+                for m in members
+                if Seat(m.name, x.name) in segments
             ]
-            for x in lanes
+            for x in every
         }
-        self._running: dict[str, deque[Running]] = {name: deque() for name in self.lanes}
+        self._running: dict[str, deque[Running]] = {lane.name: deque() for lane in every}
         self._open: dict[Seat, list[Waiting]] = {seat: [] for seat in segments}
         self._paused: dict[int, Waiting] = {}  # by request: open, between two segments
         self._ready = set(segments)
-        self._down: dict[str, str] = {}  # members that cannot be loaded again, and why
+        self._given_up: dict[Seat, str] = {}  # seats that cannot be loaded again, and why
         self._start_ids = itertools.count()
         self._left_secs: dict[tuple[str, str, int, bool], float] = {}  # of this moment
         self._is_in_turn = False
@@ -120,11 +133,11 @@ class Scheduler(View):
     def arrive(self, request: Request, now: float) -> list[Instruction]:
         self._begin(now)
         waiting = Waiting(request)
-        reason = self._down.get(request.member) or self._policy.refusal(waiting, self)
+        reason = self._why_down(request.member) or self._policy.refusal(waiting, self)
         if reason:
             return [Refuse(request.request_id, reason, was_admitted=False)]
         queue = request.queue
-        self._activate(queue)
+        self._accounts.open(queue)
         line = self._queues[queue]
         line.append(waiting)
         self._lines[queue] = line
@@ -141,7 +154,7 @@ class Scheduler(View):
         waiting = running.waiting
         request = waiting.request
         self._observe(seat, range(waiting.segment, waiting.segment + segments), secs)
-        self._accounts[request.queue] += secs / self.members[seat.member].weight
+        self._accounts.charge(request.queue, secs / self.members[seat.member].weight)
         waiting.segment += segments
         if waiting.segment < self._segments[seat]:
             self._paused[request.request_id] = waiting
@@ -198,14 +211,15 @@ class Scheduler(View):
     def given_up(self, seat: Seat, reason: str, now: float) -> list[Instruction]:
         """A seat cannot be loaded again; a member without any other is down."""
         self._begin(now)
-        if any(other.member == seat.member for other in self._ready):
-            return self._decided()
-        self._down[seat.member] = f"{seat.member} is down: {reason}"
-        out: list[Instruction] = []
-        for queue in [queue for queue in self._lines if queue.member == seat.member]:
-            out += [self._refused(w, self._down[seat.member]) for w in self._lines.pop(queue)]
-            self._queues[queue].clear()
-        return out + self._decided()
+        self._given_up[seat] = reason
+        return [*self._of_those_down(), *self._decided()]
+
+    def reshare(self, layout: int, now: float) -> list[Instruction]:
+        """Begin with another layout as soon as what runs has ended, and start nothing before."""
+        self._begin(now)
+        since = now if self._wanted is None else self._wanted[1]
+        self._wanted = layout, since
+        return self._decided()
 
     def withdrawn(self, start_id: int, seat: Seat, now: float) -> list[Instruction]:
         """A request that was just started is not wanted any more, and did not run."""
@@ -263,6 +277,8 @@ class Scheduler(View):
         for waiting in self._paused.values():
             if waiting.lane is not None and room[waiting.lane] > 0:
                 yield waiting, self.lanes[waiting.lane]
+        if self._wanted is not None:  # other lanes are to be in use first
+            return
         idle = self.idle
         if len(idle) < len(self._lines):  # as where everybody has much to do
             for lane in idle:
@@ -270,8 +286,9 @@ class Scheduler(View):
                     if slots[seat] > 0:
                         yield from ((line[0], lane) for line in lines if line)
             return
+        homes = self._homes_in[self._layout]
         for queue, line in self._lines.items():
-            for lane, seat in self._homes[queue.member]:
+            for lane, seat in homes[queue.member]:
                 if room[lane.name] > 0 and slots[seat] > 0:
                     yield line[0], lane
 
@@ -280,6 +297,8 @@ class Scheduler(View):
             return False
         if waiting.lane is not None:
             return waiting.lane == lane.name and waiting.request.request_id in self._paused
+        if self._wanted is not None or lane.name not in self.lanes:
+            return False
         return self._slots.get(Seat(waiting.request.member, lane.name), 0) > 0
 
     def left_secs(self, waiting: Waiting, lane: Lane, *, likely: bool = False) -> float:
@@ -298,8 +317,7 @@ class Scheduler(View):
         return self._estimates.secs(seat, waiting.segment, now=self.now)
 
     def lag_secs(self, queue: Queue) -> float:
-        active = [self._accounts[q] for q, count in self._active.items() if count]
-        return max(active, default=0.0) - self._accounts[queue]
+        return self._accounts.lag_secs(queue)
 
     # --- deciding ------------------------------------------------------------------------------
 
@@ -309,12 +327,38 @@ class Scheduler(View):
             self._left_secs.clear()
 
     def _decided(self) -> list[Instruction]:
-        if self._is_in_turn or not (self._lines or self._paused):
+        if self._is_in_turn or not (self._lines or self._paused or self._wanted):
             return []
-        out: list[Instruction] = [] if self._is_patient else list(self._dropped())
+        out: list[Instruction] = [] if self._wanted is None else self._changed()
+        out += [] if self._is_patient else list(self._dropped())
         while (self._lines or self._paused) and (choice := self._policy.choose(self)) is not None:
             out.append(self._started(choice))
         return [*out, *self._pauses()] if self._lines or self._paused else out
+
+    def _changed(self) -> list[Instruction]:
+        """Change to the layout that is wanted, when nothing is open in this one."""
+        assert self._wanted is not None
+        if self._paused or any(self._running[name] for name in self.lanes):
+            return []
+        self._layout, since = self._wanted
+        self._wanted, self.lanes = None, self._layouts[self._layout]
+        self._left_secs.clear()
+        return [Reshared(self._layout, self.now - since), *self._of_those_down()]
+
+    def _of_those_down(self) -> list[Instruction]:
+        """Refuse what waits for members that no seat is left of."""
+        out: list[Instruction] = []
+        for queue in [*self._lines]:
+            if reason := self._why_down(queue.member):
+                out += [self._refused(waiting, reason) for waiting in self._lines.pop(queue)]
+                self._queues[queue].clear()
+        return out
+
+    def _why_down(self, member: str) -> str:
+        seats = [seat for _, seat in self._homes_in[self._layout][member]]
+        if not self._given_up or any(seat not in self._given_up for seat in seats):
+            return ""
+        return f"{member} is down: {self._given_up[seats[0]]}"
 
     def _pauses(self) -> Iterator[Pause]:
         """Yield pauses of what the policy would not choose again, if it were to choose now."""
@@ -394,25 +438,15 @@ class Scheduler(View):
     def _close(self, waiting: Waiting, seat: Seat) -> None:
         self._open[seat].remove(waiting)
         self._slots[seat] += 1
-        self._active[waiting.request.queue] -= 1
+        self._accounts.close(waiting.request.queue)
 
     def _failed(self, waiting: Waiting, reason: str) -> Fail:
-        self._active[waiting.request.queue] -= 1
+        self._accounts.close(waiting.request.queue)
         return Fail(waiting.request.request_id, reason)
 
     def _refused(self, waiting: Waiting, reason: str) -> Refuse:
-        self._active[waiting.request.queue] -= 1
+        self._accounts.close(waiting.request.queue)
         return Refuse(waiting.request.request_id, reason, was_admitted=True)
-
-    def _activate(self, queue: Queue) -> None:
-        """Begin a queue's account where the others stand: being idle saves nothing up.
-
-        Start-time fair queueing (Goyal, Vin and Cheng, 1996).
-        """
-        if not self._active[queue]:
-            active = [self._accounts[q] for q, count in self._active.items() if count]
-            self._accounts[queue] = max(self._accounts[queue], min(active, default=0.0))
-        self._active[queue] += 1
 
     def _limit_secs(self, running: Running) -> float:
         member = self.members[running.seat.member]

@@ -154,7 +154,15 @@ class Reload:
     seat: Seat
 
 
-Instruction = Start | Pause | Complete | Refuse | Fail | Evict | Reload
+@dataclass(frozen=True)
+class Reshared:
+    """The lanes are others from now on. secs: since that was first asked for."""
+
+    layout: int
+    secs: float
+
+
+Instruction = Start | Pause | Complete | Refuse | Fail | Evict | Reload | Reshared
 
 
 @dataclass

@@ -76,7 +76,10 @@ class Place(ABC):
 
     @abstractmethod
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
-        """Give each lane its part of the device; HostError where they do not fit."""
+        """Give each lane its part of the device; HostError where they do not fit.
+
+        Lanes of another call may have the same parts: those of one call are in use at a time.
+        """
 
     @abstractmethod
     def capacity_bytes(self) -> int:

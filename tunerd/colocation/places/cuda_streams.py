@@ -62,8 +62,8 @@ class CudaStreamsPlace(Place):
         self._gpu = gpu or GpuContext()
         self._open_model = open_model
         self._make_contexts, self._make_segments = make_contexts, make_segments
-        self._contexts: Contexts | None = None
-        self._parts: dict[str, Part] = {}
+        self._contexts: list[Contexts] = []  # of each call of `cut`
+        self._parts: dict[str, tuple[Contexts, Part]] = {}
         self._tracks: dict[str, Track] = {}
         self._models: dict[str, CudaModel] = {}
         self._seats: dict[Seat, CudaSeat] = {}
@@ -77,9 +77,10 @@ class CudaStreamsPlace(Place):
             raise HostError(f"{named[0].name} is to have cores, and this place is a GPU: name none")
         if parts := [(lane.name, lane.pct) for lane in lanes if lane.pct < 100]:
             self._gpu.make_current()
-            self._contexts = self._make_contexts()
-            made = self._contexts.cut(parts)
-            self._parts = dict(zip((name for name, _ in parts), made, strict=True))
+            contexts = self._make_contexts()
+            self._contexts.append(contexts)
+            for (name, _), part in zip(parts, contexts.cut(parts), strict=True):
+                self._parts[name] = contexts, part
         return tuple(lanes)
 
     def capacity_bytes(self) -> int:
@@ -154,16 +155,14 @@ class CudaStreamsPlace(Place):
         tracks, self._tracks = self._tracks, {}
         for track in tracks.values():
             self._gpu.destroy_stream(track.stream)
-        contexts, self._contexts = self._contexts, None
-        if contexts:
-            contexts.close()
+        while self._contexts:
+            self._contexts.pop().close()
 
     def _made(self, member: Member, lane: Lane, limit_secs: float | None) -> CudaSeat:
-        model, part = self._models[member.name], self._parts.get(lane.name)
-        contexts = self._contexts
+        model, held = self._models[member.name], self._parts.get(lane.name)
 
         def own_stream() -> int | None:
-            return contexts.stream(part) if contexts and part else None
+            return held[0].stream(held[1]) if held else None
 
         def segments(captured: Captured, inputs: Arrays) -> InSegments:
             return self._make_segments(captured, inputs, limit_secs or math.inf)
@@ -177,7 +176,7 @@ class CudaStreamsPlace(Place):
         return WholeSeat(member, lane, model, self._tracks[lane.name], self.depth)
 
     def _proof(self, lane: Lane) -> Proof:
-        part = self._parts.get(lane.name)
+        _, part = self._parts.get(lane.name, (None, None))
         return Proof(
             lane=lane.name,
             device=self._gpu.name,
