@@ -8,6 +8,7 @@
     bursts     attainment at 80% of the capacity, with bursts of six times as much
     replicas   the slowest of ten replicas over the fastest
     density    how many replicas one process serves, and the memory of one more
+    reshare    how long a change of shares takes while both members serve
     faults     how long ten tenants in clients of MPS are without answers when one of them faults
 
 Each of the first four is a plan of recipes/colocation under several policies, as `tunerd colocate
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.colocation import latency_table, recovery, tenants
+from lab.colocation.resharing import reshares
 from lab.colocation.tenants import RUNS, Kind
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +63,7 @@ BENCHES: Mapping[str, Part] = {
 }  # fmt: skip
 KINDS: Mapping[str, tuple[tuple[Kind, int], ...]] = {
     name: part.kinds for name, part in BENCHES.items()
-} | {"density": ((TENTH, 10),), "faults": ((TENTH, 10),)}
+} | {"reshare": ((QUARTER, 2),), "density": ((TENTH, 10),), "faults": ((TENTH, 10),)}
 
 
 def bench(part: Part, place: str) -> dict[str, Any]:
@@ -161,6 +163,8 @@ def inside(options: argparse.Namespace) -> None:
     folders = [TENTH.run(RUNS.resolve()) / f"tenant-{i}" for i in range(10)]
     if options.inside == "density":
         document |= density(folders)
+    elif options.inside == "reshare":
+        document |= reshares(RECIPES / "reshare.yaml")
     elif options.inside == "faults":
         culprit = recovery.lookup(RUNS.resolve() / "lookup")
         document |= recovery.faults(folders[:9], culprit)

@@ -18,6 +18,7 @@ from tunerd.vocabulary.verdict import Interval
 # What each part was to show: limits of ratios, of an attainment, of a spread, of bytes.
 BESIDE_P99, SHORT_P99, LONG_RATE = 1.07, 1.25, 0.95
 ADMITTED, SPREAD, MORE_BYTES, RECOVERY_SECS = 0.995, 0.05, 20 << 20, 5.0
+RESHARE_SECS = 0.005
 
 Document = Mapping[str, Any]
 
@@ -167,6 +168,23 @@ def _density(document: Document) -> list[str]:
     return lines
 
 
+def _reshare(document: Document) -> list[str]:
+    secs = document["change_secs"]
+    interval = median_interval(secs)
+    assert interval is not None
+    done = document["ends"].get("done", 0)
+    lost = sum(document["ends"].values()) - done
+    tail = p99_ms(document["latencies_us"])
+    return [
+        f"- {len(secs)} changes: {interval.value * 1e3:.2f} ms ({interval.low * 1e3:.2f} to "
+        f"{interval.high * 1e3:.2f}), the longest {max(secs) * 1e3:.2f} ms; at most "
+        f"{RESHARE_SECS * 1e3:g} ms: {interval.is_within(RESHARE_SECS)}",
+        f"- {done:,} requests answered, {lost} lost"
+        + ("" if tail is None else f", p99 {tail:.3g} ms")
+        + ("" if document["is_under_load"] else "; the load ended before the last change"),
+    ]
+
+
 def _faults(document: Document) -> list[str]:
     lines = [
         f"| fault | all served again in | at most {RECOVERY_SECS:g} s | others failed | culprit |",
@@ -197,5 +215,6 @@ _TABLES: Mapping[str, Callable[[Document], list[str]]] = {
     "bursts": _bursts,
     "replicas": _replicas,
     "density": _density,
+    "reshare": _reshare,
     "faults": _faults,
 }

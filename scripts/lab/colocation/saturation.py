@@ -29,7 +29,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,14 @@ from tunerd.errors import TunerdError
 TENANTS = 8
 MIN_TURNS = 4
 MODES = ("saturated", "closed")
-POLICIES: tuple[dict[str, Any], ...] = (
-    {"kind": "time"},
-    {"kind": "streams"},
-    {"kind": "space"},
-    {"kind": "ordered"},
-    {"kind": "regulated", "lanes": TENANTS},
-    {"kind": "space", "place": "mps"},
-)
+POLICIES: Mapping[str, dict[str, Any]] = {
+    "time": {"kind": "time"},
+    "streams": {"kind": "streams"},
+    "space": {"kind": "space"},
+    "ordered": {"kind": "ordered"},
+    "regulated": {"kind": "regulated", "lanes": TENANTS},
+    "mps": {"kind": "space", "place": "mps"},  # whose runners take a while to start
+}
 _PREPARE_SECS = 240.0
 _ENGINE_TIMES = 3  # as long a sample as others have: a load has a start and an end
 
@@ -161,6 +161,7 @@ class Crew:
         texts = {pct: [str(p) for p in folders] for pct, folders in self._artifacts.items()}
         given = ["--worker", kind, "--model", options.model, "--precision", options.precision]
         given += ["--artifacts", json.dumps(texts), "--out", str(options.out)]
+        given += ["--policies", ",".join(options.policies)]
         given += ["--compile"] if options.compile else []
         log = options.out / "logs" / re.sub(r"\W+", "-", name)
         log.mkdir(parents=True, exist_ok=True)
@@ -196,7 +197,7 @@ def started(
                 what = f"{limit}% each" if limit else "without a limit"
                 where = f"{TENANTS} processes in MPS, {what}"
                 crew.start_processes(where, limit, daemon(limit))
-        if artifacts:
+        if artifacts and options.policies:
             crew.start_one("engine", "engines", _ENGINE_TIMES * options.sample_secs)
         yield crew
 
@@ -226,7 +227,7 @@ def work(options: argparse.Namespace) -> None:
             options.model, options.precision, TENANTS, artifacts, compile=options.compile
         )
     elif options.worker == "engine":
-        body = contenders.InEngines(artifacts, POLICIES)
+        body = contenders.InEngines(artifacts, [POLICIES[name] for name in options.policies])
     else:
         mine = artifacts[options.pct][options.seed] if options.pct in artifacts else None
         body = contenders.OneOfMany(options.model, options.precision, options.seed, mine)
@@ -259,6 +260,8 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="resnet50", help="of torchvision, or encoder")
     parser.add_argument("--precision", default="fp16", help="fp16, bf16, fp32 or tf32")
     parser.add_argument("--shares", default="100,12", help="to tune at, in percent; '' for none")
+    usual = ",".join(name for name in POLICIES if name != "mps")
+    parser.add_argument("--policies", default=usual, help="of the engine; mps is another")
     parser.add_argument("--budget", default="45s", help="of each search")
     parser.add_argument("--secs", type=float, default=100.0, help="for the turns, four at least")
     parser.add_argument("--sample-secs", type=float, default=0.2, help="of each way")
@@ -271,6 +274,9 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.shares = [int(pct) for pct in options.shares.split(",") if pct]
+    options.policies = [name for name in options.policies.split(",") if name]
+    if unknown := set(options.policies) - set(POLICIES):
+        parser.error(f"there is no policy {min(unknown)}; there are {', '.join(POLICIES)}")
     options.out, options.runs = options.out.resolve(), options.runs.resolve()
     return options
 
