@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from artifact_fixtures import tiny_artifact
+from artifact_fixtures import tiny_artifact, tiny_convnet
 
+from tunerd import slices
+from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import load
 from tunerd.colocation.plan import Plan
-from tunerd.vocabulary import Arrays
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.tasks import extract_tasks
+from tunerd.vocabulary import Arrays, Model, SliceRequest
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -24,6 +28,20 @@ def artifact(root: Path, seed: int) -> Path:
     """Return a compiled tiny model with weights of its own, made once for each seed."""
     folder = root / f"artifact-{seed}"
     tiny_artifact(folder, seed=seed)
+    return folder
+
+
+@functools.cache
+def cuda_artifact(root: Path, seed: int) -> Path:
+    """Return the same for the first GPU."""
+    return compiled_for_the_gpu(tiny_convnet(seed), root / f"cuda-{seed}")
+
+
+def compiled_for_the_gpu(model: Model, folder: Path) -> Path:
+    target = slices.plan(SliceRequest("whole", 100)).target
+    lowered = lower(model, target)
+    tasks = extract_tasks(lowered, target)
+    compile_artifact(lowered, tasks, {}, target, folder, model=model, pct=100)
     return folder
 
 

@@ -99,6 +99,24 @@ def test_a_request_that_is_lost_between_segments_begins_anew() -> None:
     assert world.ended(2, LONG, 0.04, 0.07, segments=4) == [Complete(0)]
 
 
+def test_who_ran_in_a_fault_that_nobody_can_name_runs_alone_until_it_has_a_name() -> None:
+    world = scheduler()
+    world.arrive(request(0, "one"), 0.0)
+    world.arrive(request(1, "two"), 0.0)
+    world.arrive(request(2, "two"), 0.0)
+    said = world.lost((ONE, TWO), 0.1, culprit="", reason="illegal address")
+    assert said == [Reload(ONE), Reload(TWO)]
+    assert world.ready(TWO, 1.0) == [Start(2, 1, TWO, 0)]
+    assert world.ready(ONE, 1.1) == []  # not beside the other
+    assert world.ended(2, TWO, 0.01, 1.2) == [Complete(1), Start(3, 0, ONE, 0)]
+    said = world.lost((ONE, TWO), 1.3, culprit="one", reason="illegal address")
+    assert said == [Fail(0, "illegal address"), Reload(ONE), Reload(TWO)]
+    assert world.ready(TWO, 2.0) == [Start(4, 2, TWO, 0)]
+    assert world.ready(ONE, 2.1) == []
+    assert world.ended(4, TWO, 0.01, 2.2) == [Complete(2)]
+    assert world.is_empty
+
+
 def test_an_end_that_comes_after_an_eviction_is_nothing() -> None:
     world = scheduler(limit_ms=100)
     world.arrive(request(0, "one"), 0.0)

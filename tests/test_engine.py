@@ -289,7 +289,7 @@ def test_a_process_that_is_killed_costs_one_retry_and_no_answer(root: Path) -> N
     place = ProcessesPlace()
     with Engine(plan_of(root, TWO, kind="streams", place="processes"), place=place) as engine:
         before = result(engine.submit("one", inputs()))
-        os.kill(place._seats[Seat("one", "stream-0")].slice.prove().runner_pid, signal.SIGKILL)
+        os.kill(place._seats[Seat("one", "stream-0")].pid, signal.SIGKILL)
         futures = [engine.submit(name, inputs()) for name in ("one", "two", "one")]
         assert same(result(futures[0]), before)
         assert all(result(future) for future in futures)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from artifact_fixtures import tiny_convnet
-from colocation_plans import inputs
+from colocation_plans import compiled_for_the_gpu, cuda_artifact, inputs
+from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
-from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.segments import Pauses, SegmentedCapture
 from tunerd.colocation import Engine, Plan
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts
-from tunerd.frontend.relax.lowering import lower
-from tunerd.frontend.tasks import extract_tasks
-from tunerd.slices import plan
+from tunerd.colocation.places.mps import MpsPlace
+from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.slices.whole import WholeSlice
-from tunerd.vocabulary import SliceRequest
+from tunerd.vocabulary import Model, TensorSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -38,36 +41,32 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     usable = WholeSlice.usability()
     if not usable.ok:
         pytest.skip(usable.why)
-    target = plan(SliceRequest("whole", 100)).target
-    folder = tmp_path_factory.mktemp("members")
-    for seed in range(MEMBERS):
-        model = tiny_convnet(seed)
-        lowered = lower(model, target)
-        tasks = extract_tasks(lowered, target)
-        compile_artifact(lowered, tasks, {}, target, folder / f"a{seed}", model=model, pct=100)
-    return folder
+    return tmp_path_factory.mktemp("members")
+
+
+def names_and_paths(root: Path) -> dict[str, Path]:
+    return {f"a{seed}": cuda_artifact(root, seed) for seed in range(MEMBERS)}
 
 
 IN_SEGMENTS = {"kind": "regulated", "segment_us": 1}  # a kernel each
 
 
+@pytest.mark.parametrize("place", ["in-process", "mps"])
 @pytest.mark.parametrize(
     "policy",
     [*({"kind": kind} for kind in ("time", "streams", "space", "ordered")), IN_SEGMENTS],
     ids=lambda policy: policy["kind"],
 )
-def test_outputs_of_tenants_are_never_mixed_on_a_gpu(policy: dict[str, Any], root: Path) -> None:
-    names = [f"a{seed}" for seed in range(MEMBERS)]
-    document = {
-        "device": "cuda",
-        "policy": policy,
-        "members": [{"name": name, "artifact": root / name} for name in names],
-    }
+def test_outputs_of_tenants_are_never_mixed_on_a_gpu(
+    policy: dict[str, Any], place: str, root: Path
+) -> None:
+    paths = names_and_paths(root)
     expected = {
-        (name, seed): tunerd.load(root / name)(inputs(seed))
-        for name, seed in itertools.product(names, range(3))
+        (name, seed): tunerd.load(path)(inputs(seed))
+        for name, path in paths.items()
+        for seed in range(3)
     }
-    with Engine(Plan.model_validate(document)) as engine:
+    with Engine(plan_of(paths, policy, place)) as engine:
         asked = [
             (key, engine.submit(key[0], inputs(key[1]))) for _ in range(20) for key in expected
         ]
@@ -81,19 +80,107 @@ def test_outputs_of_tenants_are_never_mixed_on_a_gpu(policy: dict[str, Any], roo
         ]
         assert near == [key]
     in_parts = policy["kind"] in ("space", "ordered")
-    assert {p.mechanism for p in stats.proofs} == {"green context" if in_parts else "stream"}
-    assert resident.keys() == set(names)
+    mechanism = "mps" if place == "mps" else "green context" if in_parts else "stream"
+    assert {p.mechanism for p in stats.proofs} == {mechanism}
+    assert resident.keys() == set(paths)
+
+
+def plan_of(paths: Mapping[str, Path], policy: Mapping[str, Any], place: str, **said: Any) -> Plan:
+    members = [{"name": name, "artifact": path} | said for name, path in paths.items()]
+    document = {"device": "cuda", "place": place, "policy": policy, "members": members}
+    return Plan.model_validate(document)
+
+
+def lookup() -> Model:
+    """Rows of a table by their number: one that is far outside is read where nothing is mapped."""
+    table = numpy_helper.from_array(np.eye(8, 64, dtype="float32"), "table")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "row"], ["found"])],
+        "lookup",
+        [helper.make_tensor_value_info("row", TensorProto.INT64, (4,))],
+        [helper.make_tensor_value_info("found", TensorProto.FLOAT, (4, 64))],
+        [table],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    ins, outs = (TensorSpec("row", (4,), "int64"),), (TensorSpec("found", (4, 64), "float32"),)
+    return Model("lookup", "lookup", ins, outs, OnnxGraph(proto))
+
+
+def test_a_fault_among_clients_of_mps_is_named_and_all_serve_again(root: Path) -> None:
+    bad = compiled_for_the_gpu(lookup(), root / "lookup")
+    paths = names_and_paths(root) | {"bad": bad}
+    rows, far = np.zeros(4, "int64"), np.full(4, 1 << 32, "int64")
+    with Engine(plan_of(paths, {"kind": "streams"}, "mps")) as engine:
+        expected = {n: engine.submit(n, inputs()).result(WAIT_SECS) for n in paths if n != "bad"}
+        engine.submit("bad", {"row": rows}).result(WAIT_SECS)
+        asked = [(name, engine.submit(name, inputs())) for name in expected for _ in range(3)]
+        fault = engine.submit("bad", {"row": far})
+        asked += [(name, engine.submit(name, inputs())) for name in expected for _ in range(3)]
+        assert "bad" in str(fault.exception(WAIT_SECS))
+        for name, future in asked:
+            found = future.result(WAIT_SECS)
+            assert all(np.array_equal(found[n], expected[name][n]) for n in found)
+        for name in expected:
+            engine.submit(name, inputs()).result(WAIT_SECS)
+        engine.submit("bad", {"row": rows}).result(WAIT_SECS)
+        faults = engine.stats().faults
+    assert {fault.member for fault in faults} <= {"", "bad"}
+    assert faults[-1].member == "bad"
+    assert all(fault.recovered_secs is not None for fault in faults)
+    print("seconds until all served again:", [fault.recovered_secs for fault in faults])
+
+
+def test_a_client_of_mps_that_exceeds_its_time_is_evicted_and_its_neighbours_go_on(
+    root: Path,
+) -> None:
+    paths = dict(list(names_and_paths(root).items())[:2])
+    place = MpsPlace()
+    plan = plan_of(paths, {"kind": "streams"}, "mps", limit_ms=300)
+    with Engine(plan, place=place) as engine:
+        pids = {seat.member: held.pid for seat, held in place._seats.items()}
+        engine.submit("a0", inputs()).result(WAIT_SECS)
+        os.kill(pids["a0"], signal.SIGSTOP)
+        assert "exceeded its time" in str(engine.submit("a0", inputs()).exception(WAIT_SECS))
+        for _ in range(50):
+            engine.submit("a1", inputs()).result(WAIT_SECS)
+        engine.submit("a0", inputs()).result(WAIT_SECS)
+        engine.submit("a1", inputs()).result(WAIT_SECS)
+        (fault,) = engine.stats().faults
+        now = {seat.member: held.pid for seat, held in place._seats.items()}
+    assert fault.member == "a0"
+    assert now["a1"] == pids["a1"]
+    assert now["a0"] != pids["a0"]
+
+
+def test_an_engine_is_no_client_of_its_mps_daemon(root: Path) -> None:
+    code = (
+        "import sys, os, json; from tunerd.colocation import Engine, Plan\n"
+        "import numpy as np\n"
+        "with Engine(Plan.read(sys.argv[1])) as engine:\n"
+        "    given = {s.name: np.zeros(s.shape, s.dtype) for s in engine.inputs_of('a0')}\n"
+        "    engine.submit('a0', given).result(60)\n"
+        "    held = list(engine._place._seats.values())[0].slice._held_lease()\n"
+        "    print([held.request('attached', pid=p)['attached'] for p in\n"
+        "           (os.getpid(), list(engine._place._seats.values())[0].pid)])\n"
+    )
+    path = root / "mps.yaml"
+    plan_of({"a0": cuda_artifact(root, 0)}, {"kind": "time"}, "mps").write(path)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.split("\n")[0] in ("[False, True]", "[None, None]"), done.stderr
 
 
 def test_shares_change_on_a_gpu_in_milliseconds_and_no_request_is_lost(root: Path) -> None:
     shares = {"a0": (25, [50]), "a1": (25, [13]), "a2": (25, [25])}
+    paths = names_and_paths(root)
     members = [
-        {"name": name, "artifact": root / name, "share": share, "shares": others}
+        {"name": name, "artifact": paths[name], "share": share, "shares": others}
         for name, (share, others) in shares.items()
     ]
     document = {"device": "cuda", "policy": {"kind": "space"}, "members": members}
     expected = {
-        (name, seed): tunerd.load(root / name)(inputs(seed))
+        (name, seed): tunerd.load(paths[name])(inputs(seed))
         for name, seed in itertools.product(shares, range(3))
     }
     answers: list[tuple[tuple[str, int], Any]] = []
@@ -139,7 +226,7 @@ def test_a_model_in_several_graphs_gives_the_same_answers_with_and_without_pause
         def pause(self, segment: int) -> None:
             self.at.append(segment)
 
-    model = tunerd.load(root / "a0")
+    model = tunerd.load(cuda_artifact(root, 0))
     expected = [model(inputs(seed)) for seed in range(4)]
     whole = SegmentedCapture(model.captured(), inputs(), 1.0)
     made = SegmentedCapture(model.captured(), inputs(), 1e-6)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
+import shutil
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,18 +18,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from colocation_plans import CORES, Script, artifact, inputs
+from colocation_plans import CORES, Script, artifact, cuda_artifact, inputs, plan_of
 from fake_gpu import FakeContexts, FakeCudaModel, FakeGpu, FakeStaged, fake_cuda_place
+from fake_mps import FakeMps
 
 from tunerd.artifacts.loading import LoadError, load
+from tunerd.colocation.engine import Engine
 from tunerd.colocation.places.base import Done, Fault, Place
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.green_contexts import units_of
 from tunerd.colocation.places.in_process import InProcessPlace
-from tunerd.colocation.places.processes import ProcessesPlace
+from tunerd.colocation.places.mps import MpsPlace
+from tunerd.colocation.places.processes import ProcessesPlace, RunnersPlace
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Lane, Seat
 from tunerd.errors import HostError, InfrastructureError
+from tunerd.slices.mps import mps_slice
+from tunerd.slices.mps.guard_client import Lease
+from tunerd.slices.mps.mps_slice import MpsSlice
+from tunerd.system.gpus import GpuFacts
 from tunerd.vocabulary import Arrays
 
 WAIT_SECS = 120
@@ -40,9 +51,16 @@ class Subject:
     fault: Callable[[Seat], None]  # the next run of the seat faults
     hang: Callable[[Seat], None]  # the next run of the seat does not end
     heal: Callable[[], None]
+    undo: Callable[[], None] = lambda: None  # when the place is closed
+    journal: Callable[[], list[str]] = list  # of the MPS daemon
+    root_of_mps: Path = Path()
+    compiled: Callable[[Path, int], Path] = artifact
 
     def member(self, seed: int) -> Member:
-        return Member(name=f"m{seed}", artifact=artifact(self.root, seed))
+        return Member(name=f"m{seed}", artifact=self.compiled(self.root, seed))
+
+    def expected(self, seed: int, given: Arrays) -> Arrays:
+        return load(self.compiled(self.root, seed))(given)
 
     def load(self, seed: int, lane: Lane) -> Seat:
         self.place.load(self.member(seed), lane, segment_secs=None)
@@ -93,6 +111,12 @@ def in_process(root: Path, script: Script | None = None) -> Subject:
     )
 
 
+def runners_of(subject: Subject) -> list[Any]:
+    """Return the seats of a place of processes, in the order in which they were loaded."""
+    assert isinstance(subject.place, RunnersPlace)
+    return list(subject.place._seats.values())
+
+
 def void(_: object) -> None:
     pass
 
@@ -102,18 +126,60 @@ def _folder(seat: Seat) -> str:
 
 
 def processes(root: Path) -> Subject:
-    place = ProcessesPlace()
+    return of_runners(ProcessesPlace(), root)
 
-    def send(seat: Seat, number: int) -> None:
-        os.kill(place._seats[seat].slice.prove().runner_pid, number)
 
-    return Subject(
-        place,
-        root,
-        fault=lambda seat: send(seat, signal.SIGSEGV),
-        hang=lambda seat: send(seat, signal.SIGSTOP),
-        heal=lambda: None,
-    )
+def of_runners(place: RunnersPlace, root: Path) -> Subject:
+    stopped: list[int] = []
+
+    def hang(seat: Seat) -> None:
+        stopped.append(place._seats[seat].pid)
+        os.kill(stopped[-1], signal.SIGSTOP)
+
+    def heal() -> None:
+        while stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped.pop(), signal.SIGCONT)
+
+    def fault(seat: Seat) -> None:
+        os.kill(place._seats[seat].pid, signal.SIGSEGV)
+
+    return Subject(place, root, fault=fault, hang=hang, heal=heal)
+
+
+GPU = GpuFacts(
+    0,
+    "GPU-11111111-2222-3333-4444-555555555555",
+    "a GPU",
+    80 << 30,
+    80 << 30,
+    "9.0",
+    132,
+    False,
+    "default",
+)
+
+
+def mps(root: Path) -> Subject:
+    """The place of a GPU without one: a fake daemon, a real guard, runners on these cores."""
+    folder = Path(tempfile.mkdtemp(prefix="tunerd-test-", dir="/tmp"))  # short, for socket paths
+    fake = FakeMps(folder)
+    patch = pytest.MonkeyPatch()
+    command = (sys.executable, str(Path(__file__).with_name("mps_runner.py")))
+    patch.setenv("PATH", fake.path)
+    patch.setenv("TUNERD_RUNTIME_FOLDER", str(folder / "r"))
+    acquire = functools.partial(Lease.acquire, runner_command=command)
+    patch.setattr(mps_slice.Lease, "acquire", acquire)
+    early = functools.partial(mps_slice.guarded_early, runner_command=command)
+    patch.setattr(mps_slice, "guarded_early", early)
+
+    def undo() -> None:
+        patch.undo()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    made = of_runners(MpsPlace(GPU), root)
+    made.undo, made.journal, made.root_of_mps = undo, fake.journal, folder
+    return made
 
 
 def cuda_streams(root: Path) -> Subject:
@@ -124,8 +190,15 @@ def cuda_streams(root: Path) -> Subject:
 
 
 ON_CORES = {"in-process": in_process, "processes": processes}
-PLACES = ON_CORES | {"cuda-streams": cuda_streams}
-IN_SEGMENTS = {"in-process": in_process, "cuda-streams": cuda_streams}
+
+
+def mps_on_a_gpu(root: Path) -> Subject:
+    made = of_runners(MpsPlace(), root)
+    made.compiled = cuda_artifact
+    return made
+
+
+PLACES = ON_CORES | {"cuda-streams": cuda_streams, "mps": mps}
 
 
 @pytest.fixture(scope="module")
@@ -140,23 +213,21 @@ def opened(make: Callable[[Path], Subject], root: Path) -> Iterator[Subject]:
     made.heal()
     made.place.close()
     made.place.close()
+    made.undo()
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=[*PLACES, pytest.param("mps-on-a-gpu", marks=pytest.mark.gpu)])
 def subject(request: pytest.FixtureRequest, root: Path) -> Iterator[Subject]:
-    with opened(PLACES[request.param], root) as made:
+    makes = PLACES | {"mps-on-a-gpu": mps_on_a_gpu}
+    if request.param == "mps-on-a-gpu" and not (usable := MpsSlice.usability()).ok:
+        pytest.skip(usable.why)
+    with opened(makes[request.param], root) as made:
         yield made
 
 
 @pytest.fixture(params=ON_CORES)
 def on_cores(request: pytest.FixtureRequest, root: Path) -> Iterator[Subject]:
     with opened(ON_CORES[request.param], root) as made:
-        yield made
-
-
-@pytest.fixture(params=IN_SEGMENTS)
-def cutting(request: pytest.FixtureRequest, root: Path) -> Iterator[Subject]:
-    with opened(IN_SEGMENTS[request.param], root) as made:
         yield made
 
 
@@ -200,7 +271,7 @@ def test_each_seat_gives_the_answers_of_its_own_model(subject: Subject, lane: La
             done = subject.run(seat, inputs(nth))
             assert isinstance(done, Done)
             assert done.secs > 0
-            assert same(done.outputs, load(artifact(subject.root, seed))(inputs(nth)))
+            assert same(done.outputs, subject.expected(seed, inputs(nth)))
 
 
 def test_an_answer_stays_when_the_seat_runs_again(subject: Subject, lane: Lane) -> None:
@@ -208,7 +279,7 @@ def test_an_answer_stays_when_the_seat_runs_again(subject: Subject, lane: Lane) 
     first = subject.run(seat, inputs(0))
     subject.run(seat, inputs(1))
     assert isinstance(first, Done)
-    assert same(first.outputs, load(artifact(subject.root, 0))(inputs(0)))
+    assert same(first.outputs, subject.expected(0, inputs(0)))
 
 
 def test_a_lane_takes_as_many_segments_as_its_depth_and_runs_them_in_order(
@@ -225,13 +296,13 @@ def test_a_lane_takes_as_many_segments_as_its_depth_and_runs_them_in_order(
         for nth in range(subject.place.depth):
             done = subject.next_of(told)
             assert isinstance(done, Done)
-            model = load(artifact(subject.root, int(names.pop(0)[1:])))
+            model = load(subject.compiled(subject.root, int(names.pop(0)[1:])))
             assert same(done.outputs, model(inputs(nth)))
 
 
 def test_a_seat_takes_its_depth_at_once_and_mixes_no_answers(subject: Subject, lane: Lane) -> None:
     seat = subject.load(0, lane)
-    model = load(artifact(subject.root, 0))
+    model = load(subject.compiled(subject.root, 0))
     told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
     started = 0
     answers = []
@@ -275,37 +346,36 @@ def test_what_hangs_can_be_evicted_and_the_seat_serves_again(subject: Subject, l
     assert told.empty()
 
 
-def test_a_seat_in_segments_pauses_lets_another_run_and_goes_on(cutting: Subject) -> None:
-    (lane,) = cutting.place.cut([Lane("whole", 100, ("m0", "m1"))])
-    seat, segments = cutting.load_in_segments(0, lane)
-    other = cutting.load(1, lane)
+def test_a_seat_in_segments_pauses_lets_another_run_and_goes_on(
+    subject: Subject, lane: Lane
+) -> None:
+    seat, segments = subject.load_in_segments(0, lane)
+    other = subject.load(1, lane)
     assert segments > 2
-    expected = [load(artifact(cutting.root, seed)) for seed in (0, 1)]
-    paused = cutting.run_to_a_pause(seat, inputs(0))
+    paused = subject.run_to_a_pause(seat, inputs(0))
     assert isinstance(paused, Done)
     assert (paused.outputs, paused.segments) == (None, 1)
-    between = cutting.run(other, inputs(1))
+    between = subject.run(other, inputs(1))
     assert isinstance(between, Done)
-    assert same(between.outputs, expected[1](inputs(1)))
-    done = cutting.run(seat, inputs(0), segment=1)
+    assert same(between.outputs, subject.expected(1, inputs(1)))
+    done = subject.run(seat, inputs(0), segment=1)
     assert isinstance(done, Done)
-    assert same(done.outputs, expected[0](inputs(0)))
+    assert same(done.outputs, subject.expected(0, inputs(0)))
     assert done.segments == segments - 1
-    whole = cutting.run(seat, inputs(2))
+    whole = subject.run(seat, inputs(2))
     assert isinstance(whole, Done)
-    assert same(whole.outputs, expected[0](inputs(2)))
+    assert same(whole.outputs, subject.expected(0, inputs(2)))
     assert whole.segments == segments
 
 
-def test_a_seat_that_pauses_can_be_evicted_and_serves_again(cutting: Subject) -> None:
-    (lane,) = cutting.place.cut([Lane("whole", 100, ("m0",))])
-    seat, _ = cutting.load_in_segments(0, lane)
-    assert isinstance(cutting.run_to_a_pause(seat, inputs(0)), Done)
-    assert seat in cutting.place.evict(seat)
-    assert len(cutting.place.reload(seat).segment_secs) > 1
-    done = cutting.run(seat, inputs(1))
+def test_a_seat_that_pauses_can_be_evicted_and_serves_again(subject: Subject, lane: Lane) -> None:
+    seat, _ = subject.load_in_segments(0, lane)
+    assert isinstance(subject.run_to_a_pause(seat, inputs(0)), Done)
+    assert seat in subject.place.evict(seat)
+    assert len(subject.place.reload(seat).segment_secs) > 1
+    done = subject.run(seat, inputs(1))
     assert isinstance(done, Done)
-    assert same(done.outputs, load(artifact(cutting.root, 0))(inputs(1)))
+    assert same(done.outputs, subject.expected(0, inputs(1)))
 
 
 def test_what_is_no_artifact_is_not_loaded(subject: Subject, lane: Lane, tmp_path: Path) -> None:
@@ -316,7 +386,7 @@ def test_what_is_no_artifact_is_not_loaded(subject: Subject, lane: Lane, tmp_pat
 
 def test_memory_is_known_before_loading(subject: Subject) -> None:
     needed = subject.place.needed_bytes(subject.member(0), 1)
-    weights = artifact(subject.root, 0) / "weights.bin"
+    weights = subject.member(0).artifact / "weights.bin"
     assert weights.stat().st_size < needed < subject.place.capacity_bytes()
 
 
@@ -333,12 +403,63 @@ def test_a_process_that_somebody_kills_is_no_fault_of_its_member(root: Path) -> 
         (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
         seat = subject.load(0, lane)
         assert all(size > 0 for size in subject.place.memory_bytes().values())
-        os.kill(subject.place._seats[seat].slice.prove().runner_pid, signal.SIGKILL)
+        os.kill(subject.place._seats[seat].pid, signal.SIGKILL)
         fault = subject.run(seat, inputs())
         assert isinstance(fault, Fault)
         assert not fault.is_own
         subject.place.reload(seat)
         assert isinstance(subject.run(seat, inputs()), Done)
+
+
+def test_clients_of_mps_have_the_shares_of_their_lanes_and_this_process_is_none(root: Path) -> None:
+    with opened(mps, root) as subject:
+        lanes = subject.place.cut([Lane("half", 50, ("m0",)), Lane("rest", 40, ("m1",))])
+        proofs = [
+            subject.place.load(subject.member(seed), lane, segment_secs=None).proof
+            for seed, lane in enumerate(lanes)
+        ]
+        assert [(p.lane, p.units, p.mechanism) for p in proofs] == [
+            ("half", 66, "mps"),
+            ("rest", 52, "mps"),
+        ]
+        pids = {held.pid for held in runners_of(subject)}
+        pipes = subject.root_of_mps.glob("**/pipe/client-*")
+        assert {int(path.name.removeprefix("client-")) for path in pipes} == pids
+        assert os.getpid() not in pids
+
+
+def test_a_client_of_mps_is_evicted_by_the_daemon_and_its_neighbours_go_on(root: Path) -> None:
+    with opened(mps, root) as subject:
+        (lane,) = subject.place.cut([Lane("whole", 100, ("m0", "m1"))])
+        seat, other = (subject.load(seed, lane) for seed in (0, 1))
+        evicted, neighbour = (held.pid for held in runners_of(subject))
+        subject.hang(seat)
+        subject.place.start(seat, 0, inputs(), void)
+        assert subject.place.evict(seat) == (seat,)
+        subject.place.reload(seat)
+        told = subject.journal()
+        assert f"terminate {evicted}" in told
+        assert f"terminate {neighbour}" not in told
+        assert told.count("daemon start") == 1
+        for each in (seat, other):
+            assert isinstance(subject.run(each, inputs()), Done)
+        assert runners_of(subject)[1].pid == neighbour
+
+
+def test_the_end_of_one_client_of_mps_is_the_end_of_all_and_all_serve_again(root: Path) -> None:
+    with opened(mps, root) as subject:
+        plan = plan_of(root, {"one": {}, "two": {}, "three": {}}, kind="streams")
+        with Engine(plan, place=subject.place) as engine:
+            expected = engine.submit("one", inputs()).result(WAIT_SECS)
+            os.kill(runners_of(subject)[0].pid, signal.SIGKILL)
+            futures = [engine.submit(name, inputs()) for name in ("one", "two", "three") * 2]
+            answers = [future.result(WAIT_SECS) for future in futures]
+            for name in ("one", "two", "three"):  # there may have been an answer before the fault
+                engine.submit(name, inputs()).result(WAIT_SECS)
+            faults = engine.stats().faults
+        assert same(answers[0], expected)
+        assert all(fault.recovered_secs is not None for fault in faults)
+        assert len(frozenset().union(*(fault.lost for fault in faults))) == 3
 
 
 def test_a_dead_context_takes_every_seat_and_a_new_process_is_asked_for(root: Path) -> None:

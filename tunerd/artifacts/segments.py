@@ -11,10 +11,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tunerd.system.cuda_driver import checked
 from tunerd.vocabulary import Arrays
+
+if TYPE_CHECKING:
+    from tunerd.artifacts.loading import LoadedModel
 
 _TRIES = 3  # of what is timed; the fastest counts
 _ROUNDS = 6  # of splitting: pieces are halved at least, as far as kernels allow
@@ -76,6 +79,15 @@ def cut(
             break
         ends, secs = split, timed(split)
     return merged(ends, secs, limit_secs)
+
+
+def segmented(
+    model: LoadedModel, inputs: Mapping[str, Any], limit_secs: float
+) -> SegmentedModel | SegmentedCapture:
+    """Return a loaded model in segments of at most so long, infinite for one segment."""
+    if model.manifest["target"]["kind"] == "cuda":
+        return SegmentedCapture(model.captured(), inputs, limit_secs)
+    return SegmentedModel(model, inputs, limit_secs)
 
 
 # --- CPUs ---------------------------------------------------------------------------------------

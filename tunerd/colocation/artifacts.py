@@ -47,8 +47,12 @@ def check(member: Member, device: str) -> None:
 
 def inputs_of(path: Path) -> tuple[TensorSpec, ...]:
     """Return an artifact's inputs, which all its variants have."""
-    entries = read_variants(path)[0]["inputs"]
-    return tuple(TensorSpec(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
+    return _specs(read_variants(path)[0]["inputs"])
+
+
+def outputs_of(path: Path) -> tuple[TensorSpec, ...]:
+    """Return an artifact's outputs, which all its variants have."""
+    return _specs(read_variants(path)[0]["outputs"])
 
 
 def tuned_for(path: Path) -> tuple[int, ...]:
@@ -118,6 +122,10 @@ def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arr
 
 
 _known_dtype = functools.cache(dtype_of)  # a request is to be checked in microseconds
+
+
+def _specs(entries: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
 
 
 def _bytes_of(entry: Mapping[str, Any]) -> int:

@@ -91,7 +91,7 @@ class Dispatcher:
         self._ticked_at = 0.0
         self._is_ending = False
         self._reloads: dict[Seat, int] = {}
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="tunerd-loader")
+        self._loader = ThreadPoolExecutor(place.loaders, thread_name_prefix="tunerd-loader")
         self._thread = threading.Thread(target=self._work, name="tunerd-dispatcher", daemon=True)
         self._thread.start()
 

@@ -1,7 +1,7 @@
 """The file that says who shares a device, and how: read, checked, written.
 
     version: 1
-    place: in-process          # or processes
+    place: in-process          # or processes, on CPUs; or mps: processes that share a GPU
     device: cpu                # or cuda: the first GPU that the process sees
     policy: {kind: ordered, patience_ms: 50}
     members:
@@ -43,7 +43,7 @@ _PERCENT = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?)\s*%")
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 Name = Annotated[str, Field(pattern=_NAME)]
-PlaceKind = Literal["in-process", "processes"]
+PlaceKind = Literal["in-process", "processes", "mps"]
 LoadKind = Literal["closed", "poisson", "bursts", "trace"]
 
 

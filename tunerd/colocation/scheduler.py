@@ -10,6 +10,8 @@ once. Which request goes where is the policy's. Here is what holds under every p
   one, where it is in several segments: what is between them is there once;
 - a request goes on where it began, segment after segment unless the policy prefers another one;
 - what a fault took from others runs once more, first in its line;
+- where several ran and nobody knows whose fault it was, each of them runs alone then: it has a name
+  if it comes again;
 - of several layouts of lanes one is in use, and another one begins when nothing runs in it.
 """
 
@@ -111,6 +113,7 @@ class Scheduler(View):
         self._running: dict[str, deque[Running]] = {lane.name: deque() for lane in every}
         self._open: dict[Seat, list[Waiting]] = {seat: [] for seat in segments}
         self._paused: dict[int, Waiting] = {}  # by request: open, between two segments
+        self._suspects: list[Waiting] = []  # each to run alone
         self._ready = set(segments)
         self._given_up: dict[Seat, str] = {}  # seats that cannot be loaded again, and why
         self._start_ids = itertools.count()
@@ -175,7 +178,11 @@ class Scheduler(View):
         self.faults.append(fault)
         out: list[Instruction] = []
         # One runs in each lane, whatever was started behind it.
-        first = {line[0].waiting.request.request_id for line in self._running.values() if line}
+        firsts = [line[0] for line in self._running.values() if line]
+        first = {running.waiting.request.request_id for running in firsts}
+        ran = [running.waiting for running in firsts if running.seat in taken]
+        if not culprit and len(ran) > 1:
+            self._suspects += [waiting for waiting in ran if not waiting.losses]
         for seat in sorted(taken):
             self._slots[seat] = 0
             waits, self._open[seat] = self._open[seat], []
@@ -273,6 +280,9 @@ class Scheduler(View):
         return not self._lines and not any(self._open.values())
 
     def startable(self) -> Iterator[Choice]:
+        if self._suspects:
+            yield from self._startable_suspects()
+            return
         room, slots = self._room, self._slots
         for waiting in self._paused.values():
             if waiting.lane is not None and room[waiting.lane] > 0:
@@ -292,8 +302,16 @@ class Scheduler(View):
                 if room[lane.name] > 0 and slots[seat] > 0:
                     yield line[0], lane
 
+    def _startable_suspects(self) -> Iterator[Choice]:
+        for waiting in self._suspects:
+            for lane, _ in self._homes_in[self._layout][waiting.request.member]:
+                if self.can_start(waiting, lane):
+                    yield waiting, lane
+
     def can_start(self, waiting: Waiting, lane: Lane) -> bool:
         if self._room[lane.name] <= 0:
+            return False
+        if self._suspects and (self.running or waiting not in self._suspects):
             return False
         if waiting.lane is not None:
             return waiting.lane == lane.name and waiting.request.request_id in self._paused
@@ -331,6 +349,9 @@ class Scheduler(View):
             return []
         out: list[Instruction] = [] if self._wanted is None else self._changed()
         out += [] if self._is_patient else list(self._dropped())
+        if self._suspects:
+            left = [*self.waiting, *(running.waiting for running in self.running)]
+            self._suspects = [waiting for waiting in self._suspects if waiting in left]
         while (self._lines or self._paused) and (choice := self._policy.choose(self)) is not None:
             out.append(self._started(choice))
         return [*out, *self._pauses()] if self._lines or self._paused else out

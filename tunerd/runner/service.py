@@ -11,6 +11,9 @@ Requests are JSON with binary blobs (`wire`):
     load      artifact or build       -> seconds of a repeat, or a failure
     repeat    start_at, stop_at       -> at once that it was heard; when it has stopped, how it ran
     stop                              -> stops what repeats without stop_at; has no answer
+    seat      artifact, tensors, limit_secs, and a descriptor of shared memory
+                                      -> seconds of each segment, or a failure; from then on what
+                                         `seat_service` says, to the end of the connection
     close                             -> the process ends
 
 Before the results of `compare` and `compare_models` come signs, one a second at most, that samples
@@ -32,14 +35,16 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.artifacts.loading import load
+from tunerd.artifacts.segments import segmented
 from tunerd.errors import DiskError
 from tunerd.runner import sampling
 from tunerd.runner.agreement import disagreement
 from tunerd.runner.load import Repeated, repeated_kernel, repeated_model
+from tunerd.runner.seat_service import SeatService, SharedTensors
 from tunerd.system import wire
 from tunerd.system.codec import arrays_from, arrays_to, value_from
 from tunerd.system.files import disk_errors_said
-from tunerd.vocabulary import Build, Failure, Profile, Stage, to_json
+from tunerd.vocabulary import Build, Failure, Profile, Stage, TensorSpec, to_json
 
 _SIGN_SECS = 1.0  # seldom: whoever reads them may work on the cores that are measured
 
@@ -92,6 +97,7 @@ class RunnerService:
                 "compare_models": self._compare_models,
                 "load": self._load,
                 "repeat": self._repeat,
+                "seat": self._seat,
             }[operation]
             self._said_at = time.monotonic()
             try:
@@ -193,6 +199,22 @@ class RunnerService:
             return
         times = [repeated.starts.tobytes(), repeated.ends.tobytes()]
         wire.send(self._connection, {"calls": repeated.calls}, times)
+
+    def _seat(self, body: Any, _: list[bytearray]) -> None:
+        descriptor = socket.recv_fds(self._connection, 1, 1)[1][0]
+        inputs, outputs = (
+            [value_from(TensorSpec, said) for said in body[which]]
+            for which in ("inputs", "outputs")
+        )
+        shared = SharedTensors(inputs, outputs, descriptor)
+        shared.memory.close()
+        try:
+            run = segmented(self._loaded(body["artifact"]), shared.inputs, body["limit_secs"])
+        except Exception as error:
+            self._send_failure(Stage.LOAD, error)
+            return
+        wire.send(self._connection, {"segment_secs": run.segment_secs})
+        SeatService(self._connection, self._device, run, shared).serve()
 
     def _loaded(self, artifact: str) -> Any:
         if artifact not in self._models:

@@ -1,9 +1,10 @@
 """The contract of a place: it cuts a device into lanes, loads seats there and runs segments.
 
-Members, by the names in a plan: in-process (threads of this process on CPUs, streams on a GPU) and
-processes (a runner each). One thread, the dispatcher's, asks `start`, `poll` and `evict`; `reload`
-comes from the loader's. `start` begins work and returns; what comes of it is told later. There are
-two ways to that, and a place may have both:
+Members, by the names in a plan: in-process (threads of this process on CPUs, streams on a GPU),
+processes (a runner each, on CPUs) and mps (the same on a GPU, as clients of an MPS daemon). One
+thread, the dispatcher's, asks `start`, `pause`, `poll` and `evict`; `reload` comes from loaders'.
+`start` begins work and returns; what comes of it is told later. There are two ways to that, and a
+place may have both:
 
 - A device works by itself once work was given to it. The dispatcher's thread gives it, and sees
   what has ended when it calls `poll`: it is told there (places/completions.py). No thread is woken
@@ -72,6 +73,7 @@ class Place(ABC):
 
     kind: ClassVar[str]
     depth: ClassVar[int] = 1  # segments of a lane that may be started before the first has ended
+    loaders: ClassVar[int] = 1  # how many seats can be loaded again at once
     gpu_uuid: str | None = None  # of the GPU that is shared; None on CPUs
 
     @abstractmethod

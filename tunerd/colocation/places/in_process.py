@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from tunerd.artifacts import loading
-from tunerd.artifacts.segments import Instrumented, Pauses, SegmentedModel
+from tunerd.artifacts.segments import Instrumented, SegmentedModel
 from tunerd.colocation import artifacts
 from tunerd.colocation.places import cpu_cut
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
@@ -26,7 +25,6 @@ from tunerd.colocation.work import Lane, Seat
 from tunerd.system import cores, host
 from tunerd.vocabulary import Arrays
 
-_TRIES = 3  # of a seat that was just loaded; the fastest counts
 _CLOSE_SECS = 5.0
 
 
@@ -40,38 +38,17 @@ class _Seat:
         open_model: Callable[[Path], Instrumented],
         segment_secs: float | None,
     ) -> None:
-        self.member, self.lane = member, lane
-        self.limit_secs = segment_secs
-        self.segments = 1
+        self.member, self.lane, self.segment_secs = member, lane, segment_secs
         self._open_model = open_model
         self.thread = SeatThread(f"{member.name}@{lane.name}")
-        self._model: Instrumented | None = None
-        self._in_segments: SegmentedModel | None = None
+        self.model = self.thread.call(self._loaded)
 
-    def load(self) -> tuple[float, ...]:
-        """Load and try the model; return the seconds of each of its segments."""
-        found = self.thread.call(self._load)
-        self.segments = len(found)
-        return found
-
-    def run(self, inputs: Arrays, pauses: Pauses) -> Arrays:
-        assert self._model is not None
-        return self._in_segments(inputs, pauses) if self._in_segments else self._model(inputs)
-
-    def _load(self) -> tuple[float, ...]:
+    def _loaded(self) -> SegmentedModel:
         # TVM's pool is one per calling thread, on cores that this thread may use.
         os.sched_setaffinity(0, self.lane.cores)
-        self._model = model = self._open_model(self.member.artifact)
+        model = self._open_model(self.member.artifact)
         inputs = artifacts.sample_inputs(self.member.artifact)
-        if self.limit_secs is not None:
-            self._in_segments = SegmentedModel(model, inputs, self.limit_secs)
-            return self._in_segments.segment_secs
-        secs = math.inf
-        for _ in range(_TRIES):
-            since = time.monotonic()
-            model(inputs)
-            secs = min(secs, time.monotonic() - since)
-        return (secs,)
+        return SegmentedModel(model, inputs, self.segment_secs or math.inf)
 
 
 class InProcessPlace(Place):
@@ -92,17 +69,16 @@ class InProcessPlace(Place):
         return seats * (needed.shared_bytes + needed.each_bytes)
 
     def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
-        seat = _Seat(member, lane, self._open_model, segment_secs)
-        secs = seat.load()
-        self._seats[Seat(member.name, lane.name)] = seat
-        return Loaded(secs, self._proof(lane))
+        made = _Seat(member, lane, self._open_model, segment_secs)
+        self._seats[Seat(member.name, lane.name)] = made
+        return Loaded(made.model.segment_secs, self._proof(lane))
 
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         held = self._seats[seat]
         held.thread.start(
             segment,
-            held.segments,
-            lambda pauses: held.run(inputs, pauses),
+            len(held.model.segment_secs),
+            lambda pauses: held.model(inputs, pauses),
             lambda error: Fault(f"{type(error).__name__}: {error}", (seat,)),
             told,
         )
@@ -117,7 +93,7 @@ class InProcessPlace(Place):
     def reload(self, seat: Seat) -> Loaded:
         old = self._seats[seat]
         old.thread.leave()
-        return self.load(old.member, old.lane, segment_secs=old.limit_secs)
+        return self.load(old.member, old.lane, segment_secs=old.segment_secs)
 
     def close(self) -> None:
         seats, self._seats = self._seats, {}

@@ -24,6 +24,7 @@ from tunerd.system import gpus, host, targets
 from tunerd.system.gpus import GpuFacts
 from tunerd.system.host import HostFacts
 from tunerd.vocabulary import CapProof, Conditions, SliceRequest, SliceSpec, TargetSpec, to_json
+from tunerd.vocabulary.slices import Mps
 
 log = logging.getLogger(__name__)
 
@@ -256,15 +257,7 @@ def plan_for(facts: HostFacts, request: SliceRequest) -> Plan:
     if per_device is not None and per_device < count:
         count, bound = per_device, f"--slices asks for {per_device} per GPU where {count} fit"
     slices = tuple(
-        SliceSpec(
-            slice_id=f"mps-{gpu.index}-{position}",
-            kind="mps",
-            pct=pct,
-            device_index=gpu.index,
-            gpu_uuid=gpu.uuid,
-            environment=_environment(gpu, request),
-            mps=request.mps,
-        )
+        share_of(gpu, pct, slice_id=f"mps-{gpu.index}-{position}", mps=request.mps)
         for gpu in gpus
         for position in range(count)
     )
@@ -301,13 +294,26 @@ def _share_problem(gpus: list[GpuFacts], pct: int) -> str:
     return ""
 
 
-def _environment(gpu: GpuFacts, request: SliceRequest) -> tuple[tuple[str, str], ...]:
+def share_of(gpu: GpuFacts, pct: int, *, slice_id: str, mps: Mps = "own") -> SliceSpec:
+    """Return a slice of one GPU."""
+    return SliceSpec(
+        slice_id=slice_id,
+        kind="mps",
+        pct=pct,
+        device_index=gpu.index,
+        gpu_uuid=gpu.uuid,
+        environment=_environment(gpu, pct, mps),
+        mps=mps,
+    )
+
+
+def _environment(gpu: GpuFacts, pct: int, mps: str) -> tuple[tuple[str, str], ...]:
     """Return what the runner of a slice gets; its guard checks that, and adds nothing."""
-    if request.mps == "external":  # in whose daemon the GPU's number is not known
-        return _sorted(client_environment(external_pipe_folder(), gpu.uuid, request.pct))
-    mem_bytes = max(SLICE_MEM_BYTES, gpu.mem_bytes * request.pct // 100)
+    if mps == "external":  # in whose daemon the GPU's number is not known
+        return _sorted(client_environment(external_pipe_folder(), gpu.uuid, pct))
+    mem_bytes = max(SLICE_MEM_BYTES, gpu.mem_bytes * pct // 100)
     return _sorted(
-        client_environment(gpu_folder(gpu.uuid) / "pipe", gpu.uuid, request.pct)
+        client_environment(gpu_folder(gpu.uuid) / "pipe", gpu.uuid, pct)
         | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={mem_bytes >> 20}M"}
     )
 

@@ -1,0 +1,102 @@
+"""Members in clients of an MPS daemon, under the guard that slices use: a GPU for many processes.
+
+Each seat is a process at its lane's share, which CUDA takes from its environment when it starts,
+and which it proves. This process is no client: it may be killed and started again, and the guard
+ends the runners that it leaves as such clients are to be ended, without a signal to one that works.
+
+A fault is one of all clients: the guard replaces them and the daemon, and all seats are lost, the
+one to blame among them. What exceeds its time is ended by the daemon, and its neighbours go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from tunerd.colocation import artifacts
+from tunerd.colocation.places.base import Loaded
+from tunerd.colocation.places.processes import RunnersPlace
+from tunerd.colocation.plan import Member
+from tunerd.colocation.work import Lane, Seat
+from tunerd.errors import HostError
+from tunerd.slices.base import ProcessSlice
+from tunerd.slices.mps.mps_slice import MPS_CLIENT_LIMIT, MpsSlice, problem_of, run_name, share_of
+from tunerd.system import host
+from tunerd.system.gpus import GpuFacts, gpu_state
+from tunerd.vocabulary import SliceSpec
+
+# A process with TVM and one captured model, beside its tensors: context, kernels, workspaces.
+_CLIENT_BYTES = 600 << 20
+
+
+class MpsPlace(RunnersPlace):
+    """Args:
+    gpu: the first that this process sees if not given.
+
+    Raises HostError where MPS cannot be used here.
+    """
+
+    kind: ClassVar[str] = "mps"
+
+    def __init__(self, gpu: GpuFacts | None = None) -> None:
+        super().__init__()
+        self._gpu = gpu or _first_gpu()
+        self.gpu_uuid = self._gpu.uuid
+        self._specs: dict[Seat, SliceSpec] = {}
+        self._resident: dict[Seat, int] = {}
+        self._early = contextlib.ExitStack()
+
+    def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
+        if named := [lane for lane in lanes if lane.cores]:
+            raise HostError(f"{named[0].name} is to have cores, and this place is a GPU: name none")
+        seats = [(Seat(member, lane.name), lane) for lane in lanes for member in lane.members]
+        specs = [self._spec_of(seat, lane) for seat, lane in seats]
+        if len(self._specs) > MPS_CLIENT_LIMIT:
+            raise HostError(
+                f"{len(self._specs)} members in lanes are more than the {MPS_CLIENT_LIMIT} clients "
+                "that MPS takes; choose a policy with fewer lanes, or `place: in-process`"
+            )
+        # Held to the end: the guard and its daemon stay while seats are loaded again.
+        self._early.enter_context(MpsSlice.early(specs, run_name()))
+        return tuple(lanes)
+
+    def capacity_bytes(self) -> int:
+        return self._gpu.mem_bytes - self._used_bytes()
+
+    def needed_bytes(self, member: Member, seats: int) -> int:
+        needed = artifacts.needed_memory(member.artifact)
+        return seats * (needed.shared_bytes + needed.each_bytes + _CLIENT_BYTES)
+
+    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
+        seat, before = Seat(member.name, lane.name), self._used_bytes()
+        loaded = super().load(member, lane, segment_secs=segment_secs)
+        self._resident.setdefault(seat, max(0, self._used_bytes() - before))
+        return loaded
+
+    def memory_bytes(self) -> Mapping[Seat, int]:
+        """Return what the GPU's memory in use grew by when each seat was first loaded."""
+        return dict(self._resident)
+
+    def close(self) -> None:
+        super().close()
+        self._early.close()
+
+    def _slice_of(self, seat: Seat, lane: Lane) -> ProcessSlice:
+        return MpsSlice(self._spec_of(seat, lane))
+
+    def _spec_of(self, seat: Seat, lane: Lane) -> SliceSpec:
+        if seat not in self._specs:
+            slice_id = f"seat-{len(self._specs)}"
+            self._specs[seat] = share_of(self._gpu, lane.pct, slice_id=slice_id)
+        return self._specs[seat]
+
+    def _used_bytes(self) -> int:
+        return gpu_state(self._gpu.uuid).mem_used_bytes or 0
+
+
+def _first_gpu() -> GpuFacts:
+    usable = MpsSlice.usability()
+    if not usable.ok:
+        raise HostError(f"there is no GPU for `place: mps` here: {usable.why}")
+    return next(gpu for gpu in host.facts().gpus if not problem_of(gpu))

@@ -1,0 +1,138 @@
+"""The engine's end of a runner that holds a model for it: `seat_service` says what goes over it."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from tunerd.runner.base import UNKNOWN, Company
+from tunerd.runner.client import MODEL_SECS, ModelRunError, RunnerClient
+from tunerd.runner.host import Blame, RunnerHost
+from tunerd.runner.seat_service import ASKED, DONE, PAUSED, TOLD, SharedTensors
+from tunerd.system import wire
+from tunerd.system.codec import value_from
+from tunerd.vocabulary import Arrays, Failure, TensorSpec, to_json
+
+
+class SeatClient(RunnerClient):
+    """One thread takes the seat and runs it; `pause`, `give_up` and `is_lost` are for others.
+
+    Args:
+        is_alone: says whether nothing else of the device has run while this seat did: a fault that
+            all of them see is then its own.
+    """
+
+    def __init__(self, host: RunnerHost, is_alone: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(host)
+        self._is_alone = is_alone
+        self._is_given_up = False
+        self._shared: SharedTensors | None = None
+
+    def take(
+        self, artifact: str, inputs: Arrays, outputs: Sequence[TensorSpec], limit_secs: float
+    ) -> tuple[float, ...]:
+        """Have the process load an artifact and try it; return the seconds of each segment.
+
+        Args:
+            inputs: to try it on; later ones have their shapes and types.
+            limit_secs: how long a segment may be.
+
+        Raises ModelRunError where it does not run, and as `prove` does.
+        """
+        given = [TensorSpec(n, tuple(a.shape), str(a.dtype)) for n, a in inputs.items()]
+        self._shared = shared = SharedTensors(given, outputs)
+        self.write(inputs)
+        body = {
+            "op": "seat",
+            "artifact": artifact,
+            "inputs": [to_json(spec) for spec in given],
+            "outputs": [to_json(spec) for spec in outputs],
+            "limit_secs": limit_secs,
+        }
+        try:
+            self._ask(body, [], timeout_secs=MODEL_SECS)
+            assert self._connection is not None
+            assert shared.memory.descriptor is not None
+            socket.send_fds(self._connection, [b"\0"], [shared.memory.descriptor])
+            answer = self._receive()
+        except (OSError, ValueError) as error:
+            raise ModelRunError(self._lost(error)) from error
+        finally:
+            shared.memory.close()
+        if "failure" in answer:
+            self._fail(answer)
+        return tuple(answer["segment_secs"])
+
+    def write(self, inputs: Arrays) -> None:
+        """Put inputs by name where the process finds them."""
+        assert self._shared is not None
+        for name, array in inputs.items():
+            np.copyto(self._shared.inputs[name], array)
+
+    def read(self) -> Arrays:
+        """Return copies of the outputs of the last run."""
+        assert self._shared is not None
+        return {name: array.copy() for name, array in self._shared.outputs.items()}
+
+    def run(self, segment: int) -> int | None:
+        """Run from a segment on; return before which one it paused, None at the end.
+
+        Raises ModelRunError.
+        """
+        try:
+            if self._connection is None:
+                raise wire.Closed("the runner is gone")
+            self._connection.sendall(ASKED.pack(segment))
+            told = self._connection.recv(TOLD.size, socket.MSG_WAITALL)
+            if len(told) < TOLD.size:
+                raise wire.Closed("the other side closed the connection")
+            what, following = TOLD.unpack(told)
+            answer = {} if what in (DONE, PAUSED) else self._receive()
+        except (OSError, ValueError) as error:
+            raise ModelRunError(self._lost(error)) from error
+        if answer:
+            self._fail(answer)
+        return int(following) if what == PAUSED else None
+
+    def close(self) -> None:
+        """End the connection; the process ends by itself then."""
+        self._disconnect()
+
+    # --- for other threads -----------------------------------------------------------------------
+
+    def ask_to_pause(self, is_wanted: bool) -> None:
+        """Have the process pause after its segment, or not any more."""
+        if self._shared is not None:
+            self._shared.memory.flag = is_wanted
+
+    def give_up(self) -> None:
+        """Blame nobody for what is found from now on: whoever calls ends the process."""
+        self._is_given_up = True
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process is seen to be gone. Takes nothing from what it has sent."""
+        connection = self._connection
+        try:
+            if connection is None:
+                return True
+            has_something = bool(select.select((connection,), (), (), 0)[0])
+            return has_something and not connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):  # it was closed meanwhile
+            return True
+
+    def _fail(self, answer: dict[str, object]) -> NoReturn:
+        raise ModelRunError(self._checked(value_from(Failure, answer["failure"])))
+
+    def _blamed(self, failure: Failure, company: Company = UNKNOWN) -> Failure:
+        return super()._blamed(failure, Company(is_alone=self._is_alone()))
+
+    def _lose(self, reason: str, *, is_alone: bool = False) -> Blame:
+        if self._is_given_up:
+            self._disconnect()
+            return Blame()
+        return super()._lose(reason, is_alone=is_alone)
