@@ -23,7 +23,7 @@ from tunerd.candidates.triton.source import Recipe, Template, templates_of
 from tunerd.frontend.kernels import Kernels, kernels_of
 from tunerd.frontend.model import FixedModel, model_digest
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
-from tunerd.system.arrays import KERNEL_TOLERANCES, comparison_values
+from tunerd.system.arrays import KERNEL_TOLERANCES, comparison_values, rounded
 from tunerd.system.targets import cpu_target_json, cuda_target
 from tunerd.vocabulary import TRITON, Task, TensorSpec
 
@@ -178,6 +178,35 @@ def test_a_kernel_computes_its_task(case: str, precision: str, tvm: Any) -> None
             require_agreement(task, template, cut, tvm)
         for cut in [c for c in cuts if getattr(c, "splits", 1) > 1][:1]:
             require_agreement(task, template, cut, tvm, backwards=True)
+
+
+@pytest.mark.parametrize("case", ["convolution", "batched product"])
+def test_products_in_tf32_are_rounded_and_not_made_smaller(case: str, tvm: Any) -> None:
+    """Cut off instead, as tensor cores do, all of them are too small by some 2^-11."""
+    nodes, inputs, weights = CASES[case]
+    task = task_of(nodes, inputs, weights, precision="tf32")
+    template = templates_of(task)["product"]  # type: ignore[index]
+    given = []
+    for i, spec in enumerate(task.args):
+        array = np.abs(comparison_values(spec, 0, i)) + np.float32(0.5)
+        given.append(rounded(array, "tf32") if i in task.weight_args else array)
+    found = [array.copy() for array in given]
+    expected = _by_tvm(task, given, tvm)[-1].astype(np.float64)
+    cut = next(iter(template.tiles()))
+    triton_in_numpy.run(template.source(cut, "k"), "k", found, template.grid(cut))
+    smaller = 1 - found[-1].astype(np.float64).sum() / expected.sum()
+    assert abs(smaller) < 5e-5
+
+
+def test_weights_of_products_are_rounded_to_tf32_and_biases_stay() -> None:
+    nodes, inputs, weights = CASES["convolution"]
+    exact, cut = (
+        kernels(nodes, inputs, weights, precision=p).lowered.weights for p in ("fp32", "tf32")
+    )
+    for name, array in cut.items():
+        expected = exact[name] if array.ndim == 1 else rounded(exact[name], "tf32")
+        assert np.array_equal(array, expected), name
+    assert any(not np.array_equal(exact[name], cut[name]) for name in cut)
 
 
 def test_products_by_tensor_cores_are_of_what_has_rows(tvm: Any) -> None:

@@ -69,9 +69,14 @@ class Language:
     def dot(self, x: Any, w: Any, acc: Any, input_precision: str = "") -> np.ndarray:
         assert x.dtype == w.dtype
         assert min(x.shape + w.shape) >= 16
-        return acc + x.astype(np.float32) @ w.astype(np.float32)
+        left, right = x.astype(np.float32), w.astype(np.float32)
+        if input_precision == "tf32":
+            left, right = _cut(left), _cut(right)
+        return acc + left @ right
 
-    def cast(self, value: Any, dtype: Any) -> np.ndarray:
+    def cast(self, value: Any, dtype: Any, bitcast: bool = False) -> np.ndarray:
+        if bitcast:
+            return np.ascontiguousarray(value).view(dtype)
         with np.errstate(over="ignore"):
             return np.asarray(value).astype(dtype)
 
@@ -124,3 +129,9 @@ def run(
         language.block = block
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             space[name](*map(Pointer, arguments))
+
+
+def _cut(operand: np.ndarray) -> np.ndarray:
+    """Return an operand as tensor cores read it in TF32: without its last 13 bits."""
+    bits = np.ascontiguousarray(operand).view(np.uint32) & np.uint32(0xFFFFE000)
+    return bits.view(np.float32)

@@ -10,7 +10,15 @@ from functools import cached_property
 from tunerd.candidates.nests.contraction import unwidened
 from tunerd.candidates.nests.nest import Axis, Expr
 from tunerd.candidates.triton.attention import Attention, Band, padded
-from tunerd.candidates.triton.code import Masks, Scope, float_text, kernel_text, split
+from tunerd.candidates.triton.code import (
+    Masks,
+    Scope,
+    float_text,
+    kernel_text,
+    nearest_tf32,
+    split,
+)
+from tunerd.vocabulary import TF32
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,10 @@ class AttentionCode:
         keys = f"kt * {tile.columns} + tl.arange(0, {tile.columns})"
         is_ragged = attention.keys % tile.columns != 0
         across = {attention.key_axis: "keys[None, :]", attention.dim_axis: "dims[:, None]"}
-        how = ', input_precision="tf32"' if attention.precision == "tf32" else ""
+        how = ', input_precision="tf32"' if attention.precision == TF32 else ""
+        weight = f"tl.cast(w, tl.{attention.dtype})"
+        if attention.precision == TF32:
+            weight = nearest_tf32(weight)
         left = [""] * len(attention.nest.reductions)
         left[attention.product] = "s"
         scope = Scope({**self._outer, **across}, (), {}, left)
@@ -84,7 +95,7 @@ class AttentionCode:
             "    old = tl.exp(most - new)",
             "    total = total * old + tl.sum(w, axis=1, keep_dims=False)",
             f"    v = {self._operand(attention.value, down)}",
-            f"    acc = tl.dot(tl.cast(w, tl.{attention.dtype}), v, acc * old[:, None]{how})",
+            f"    acc = tl.dot({weight}, v, acc * old[:, None]{how})",
             "    most = new",
         ]
 
@@ -105,8 +116,8 @@ class AttentionCode:
         operand = unwidened(operand)
         text = Scope(axes, self._padding(axes)).text(operand)
         if operand.dtype != self.attention.dtype:
-            return f"tl.cast({text}, tl.{self.attention.dtype})"
-        return text
+            text = f"tl.cast({text}, tl.{self.attention.dtype})"
+        return nearest_tf32(text) if self.attention.precision == TF32 else text
 
     def _padding(self, axes: Mapping[Axis, str]) -> Masks:
         """Return where heads whose size is no power of two end."""

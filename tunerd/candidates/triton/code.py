@@ -28,6 +28,7 @@ _INFIX = {
     "and": "&",
     "or": "|",
 }
+_CUT_BITS = 13  # of a float32's fraction, which tensor cores leave out in TF32
 _TYPES = {
     "float16": "tl.float16",
     "bfloat16": "tl.bfloat16",
@@ -51,6 +52,16 @@ POINTERS = {
 
 
 Masks = Sequence[tuple[frozenset[Axis], str]]
+
+
+def nearest_tf32(text: str) -> str:
+    """Return the text of a float32 block that tensor cores round to the nearest TF32.
+
+    They cut the last bits off, which makes each product smaller: 80 layers of EfficientNet-B0 lost
+    a fifth of the output's size. Half of the last bit that stays, added before, makes it rounding.
+    """
+    half = 1 << (_CUT_BITS - 1)
+    return f"tl.cast(tl.cast({text}, tl.int32, bitcast=True) + {half}, tl.float32, bitcast=True)"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ so that equal inputs give equal bits, and the epilogue follows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -40,9 +40,10 @@ class Product(Contraction):
     """A contraction as tensor cores compute it."""
 
     precision: str
+    weights: frozenset[int] = frozenset()  # parameters that are constants of the model
 
     @staticmethod
-    def of(nest: Nest, precision: str) -> Product:
+    def of(nest: Nest, precision: str, weights: Collection[int] = ()) -> Product:
         """Return a nest as a product; raises NotANest with the reason where it is none."""
         if precision not in TYPES:
             raise NotANest(f"tensor cores do not compute {precision}")
@@ -52,7 +53,7 @@ class Product(Contraction):
         if found.columns < 8:
             raise NotANest("it has too few columns for tensor cores")
         own = {f.name: getattr(found, f.name) for f in fields(found)}
-        return Product(**own, precision=precision)
+        return Product(**own, precision=precision, weights=frozenset(weights))
 
     @cached_property
     def is_flat(self) -> bool:

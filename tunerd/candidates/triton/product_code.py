@@ -15,9 +15,11 @@ from tunerd.candidates.triton.code import (
     consecutive,
     joined,
     kernel_text,
+    nearest_tf32,
     split,
 )
 from tunerd.candidates.triton.product import Product, Tile
+from tunerd.vocabulary import TF32
 
 _GROUP = 4  # rows of tiles, whose blocks come together
 
@@ -93,7 +95,7 @@ class ProductCode:
         inside, left_depth, right_depth = self._depth()
         left, left_at = self._operand("left", product.left, self._rows, left_depth)
         right, right_at = self._operand("right", product.right, self._columns, right_depth)
-        how = ', input_precision="tf32"' if product.precision == "tf32" else ""
+        how = ', input_precision="tf32"' if product.precision == TF32 else ""
         return [
             *left_at,
             *right_at,
@@ -154,6 +156,8 @@ class ProductCode:
         text = Scope(axes, masks, places).text(operand)
         if operand.dtype != product.dtype:
             text = f"tl.cast({text}, tl.{product.dtype})"
+        if product.precision == TF32 and load.value not in product.weights:  # those are rounded
+            text = nearest_tf32(text)
         return text, before
 
     # --- the epilogue --------------------------------------------------------------------------

@@ -123,11 +123,13 @@ def is_installed() -> bool:
 
 def templates_of(task: Task) -> dict[str, Template] | str:
     """Return the templates that fit a task by their names, or why none does."""
-    return _templates(task.mod_json, task.precision)
+    return _templates(task.mod_json, task.precision, task.weight_args)
 
 
 @functools.lru_cache(_CACHED_TASKS)
-def _templates(mod_json: str, precision: str) -> dict[str, Template] | str:
+def _templates(
+    mod_json: str, precision: str, weights: tuple[int, ...]
+) -> dict[str, Template] | str:
     import tvm
 
     try:
@@ -138,7 +140,7 @@ def _templates(mod_json: str, precision: str) -> dict[str, Template] | str:
     reasons = []
     ways: tuple[tuple[str, Callable[[], Template]], ...] = (
         ("attention", lambda: Attention.of(nest, precision)),
-        ("product", lambda: Product.of(nest, precision)),
+        ("product", lambda: Product.of(nest, precision, weights)),
         ("rows", lambda: Rows.of(nest)),
         ("fold", lambda: Fold.of(nest)),
         ("loops", lambda: Loops.of(nest)),

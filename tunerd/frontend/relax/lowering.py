@@ -18,6 +18,7 @@ import numpy as np
 from tunerd.errors import ModelError, TunerdError
 from tunerd.frontend.onnx.file import counted
 from tunerd.frontend.onnx.reference import last_line
+from tunerd.system.arrays import Array, rounded
 from tunerd.vocabulary import BF16, FP16, TF32, Arrays, Model, TargetSpec
 
 if TYPE_CHECKING:
@@ -117,7 +118,19 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
                 mod, weights, model.precision, num_inputs=len(model.inputs)
             )
             notes = (*notes, *stored)
+        if model.precision == TF32:
+            weights = {name: _tf32(array) for name, array in weights.items()}
+            notes = (*notes, "weights of several dimensions are rounded to TF32")
     return Lowered(tvm.ir.save_json(mod), weights, len(model.inputs), notes)
+
+
+def _tf32(weight: Array) -> Array:
+    """Return a weight as tensor cores take it: they cut bits off, which is no rounding.
+
+    One of one dimension is none of a product's.
+    """
+    is_operand = weight.ndim > 1 and weight.dtype == np.float32
+    return rounded(weight, TF32) if is_operand else weight
 
 
 def import_all() -> None:
