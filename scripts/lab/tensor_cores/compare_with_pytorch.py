@@ -11,7 +11,8 @@ the mean of as many inferences in a row as fill 5 ms, with the inputs on the dev
 
 Runs where PyTorch, torchvision, transformers and one NVIDIA GPU are. Writes comparison.json with
 every sample, the seconds that tuning and compiling took and the facts of the host, and
-comparison.txt. What was tuned before, in FOLDER/runs, is timed again as it is.
+comparison.txt. What was tuned before, in FOLDER/runs, is not tuned again, and what was timed is
+timed again with --again alone.
 """
 
 from __future__ import annotations
@@ -394,6 +395,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--without", default="", help="contenders to leave out: eager fp32,...")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--again", action="store_true", help="time also what was timed before")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--export", help=argparse.SUPPRESS)
@@ -419,6 +421,8 @@ def main() -> None:
     }
     export_all(options)
     for name in options.models.split(","):
+        if not options.again and document["models"].get(name, {}).get("measured", {}).get("secs"):
+            continue
         tuning = tune(options, name)
         with mps(options.gpu_pct) as env:
             measured = measure(options, name, env)
