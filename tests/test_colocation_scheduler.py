@@ -117,6 +117,25 @@ def test_who_ran_in_a_fault_that_nobody_can_name_runs_alone_until_it_has_a_name(
     assert world.is_empty
 
 
+def test_two_of_one_queue_that_ran_in_such_a_fault_run_one_after_the_other() -> None:
+    members = [member("one")]
+    policy = policy_of("regulated", {"lanes": 2})
+    lanes = policy.lay_out(members)
+    here, there = (Seat("one", lane.name) for lane in lanes)
+    world = Scheduler(members, lanes, policy, {here: 1, there: 1}, Estimates())
+    world.arrive(request(0, "one"), 0.0)
+    world.arrive(request(1, "one"), 0.0)
+    world.lost((here, there), 0.1, culprit="", reason="illegal address")
+    (start,) = world.ready(there, 1.0)
+    assert isinstance(start, Start)
+    assert world.ready(here, 1.1) == []
+    complete, start = world.ended(2, start.seat, 0.01, 1.2)
+    assert isinstance(complete, Complete)
+    assert isinstance(start, Start)
+    assert world.ended(3, start.seat, 0.01, 1.3) == [Complete(start.request_id)]
+    assert world.is_empty
+
+
 def test_an_end_that_comes_after_an_eviction_is_nothing() -> None:
     world = scheduler(limit_ms=100)
     world.arrive(request(0, "one"), 0.0)

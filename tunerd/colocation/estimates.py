@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -56,6 +57,17 @@ class Estimates:
 
     def observe(self, seat: Seat, segment: int, secs: float, *, now: float) -> None:
         self._seen.setdefault((seat, segment), _Seen()).add(secs, now)
+
+    def observe_together(self, seat: Seat, segments: range, secs: float, *, now: float) -> None:
+        """Take what segments had together as spread over them as it was expected."""
+        if len(segments) == 1:
+            self.observe(seat, segments[0], secs, now=now)
+            return
+        expected = [self.secs(seat, segment, now=now) for segment in segments]
+        together = math.fsum(expected)
+        for segment, one in zip(segments, expected, strict=True):
+            part = one / together if together else 1 / len(segments)
+            self.observe(seat, segment, secs * part, now=now)
 
     def secs(self, seat: Seat, segment: int, *, now: float) -> float:
         """Return what a segment usually takes."""

@@ -26,6 +26,7 @@ from tunerd.colocation.accounts import Accounts
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
 from tunerd.colocation.policies.base import Choice, Policy, View
+from tunerd.colocation.suspects import Suspects
 from tunerd.colocation.work import (
     Complete,
     Evict,
@@ -113,7 +114,7 @@ class Scheduler(View):
         self._running: dict[str, deque[Running]] = {lane.name: deque() for lane in every}
         self._open: dict[Seat, list[Waiting]] = {seat: [] for seat in segments}
         self._paused: dict[int, Waiting] = {}  # by request: open, between two segments
-        self._suspects: list[Waiting] = []  # each to run alone
+        self._suspects = Suspects()
         self._ready = set(segments)
         self._given_up: dict[Seat, str] = {}  # seats that cannot be loaded again, and why
         self._start_ids = itertools.count()
@@ -156,7 +157,8 @@ class Scheduler(View):
             return []
         waiting = running.waiting
         request = waiting.request
-        self._observe(seat, range(waiting.segment, waiting.segment + segments), secs)
+        ran = range(waiting.segment, waiting.segment + segments)
+        self._estimates.observe_together(seat, ran, secs, now=now)
         self._accounts.charge(request.queue, secs / self.members[seat.member].weight)
         waiting.segment += segments
         if waiting.segment < self._segments[seat]:
@@ -182,7 +184,7 @@ class Scheduler(View):
         first = {running.waiting.request.request_id for running in firsts}
         ran = [running.waiting for running in firsts if running.seat in taken]
         if not culprit and len(ran) > 1:
-            self._suspects += [waiting for waiting in ran if not waiting.losses]
+            self._suspects.add(waiting for waiting in ran if not waiting.losses)
         for seat in sorted(taken):
             self._slots[seat] = 0
             waits, self._open[seat] = self._open[seat], []
@@ -303,7 +305,7 @@ class Scheduler(View):
                     yield line[0], lane
 
     def _startable_suspects(self) -> Iterator[Choice]:
-        for waiting in self._suspects:
+        for waiting in self.heads:
             for lane, _ in self._homes_in[self._layout][waiting.request.member]:
                 if self.can_start(waiting, lane):
                     yield waiting, lane
@@ -311,7 +313,7 @@ class Scheduler(View):
     def can_start(self, waiting: Waiting, lane: Lane) -> bool:
         if self._room[lane.name] <= 0:
             return False
-        if self._suspects and (self.running or waiting not in self._suspects):
+        if self._suspects and (self.running or waiting.request.queue not in self._suspects.queues):
             return False
         if waiting.lane is not None:
             return waiting.lane == lane.name and waiting.request.request_id in self._paused
@@ -350,8 +352,7 @@ class Scheduler(View):
         out: list[Instruction] = [] if self._wanted is None else self._changed()
         out += [] if self._is_patient else list(self._dropped())
         if self._suspects:
-            left = [*self.waiting, *(running.waiting for running in self.running)]
-            self._suspects = [waiting for waiting in self._suspects if waiting in left]
+            self._suspects.keep([*self.waiting, *(running.waiting for running in self.running)])
         while (self._lines or self._paused) and (choice := self._policy.choose(self)) is not None:
             out.append(self._started(choice))
         return [*out, *self._pauses()] if self._lines or self._paused else out
@@ -432,17 +433,6 @@ class Scheduler(View):
 
     def _taken_at_once(self, seat: Seat) -> int:
         return self._depth if self._segments[seat] == 1 else 1
-
-    def _observe(self, seat: Seat, segments: range, secs: float) -> None:
-        """Take what segments had together as spread over them as it was expected."""
-        if len(segments) == 1:
-            self._estimates.observe(seat, segments[0], secs, now=self.now)
-            return
-        expected = [self._estimates.secs(seat, segment, now=self.now) for segment in segments]
-        together = math.fsum(expected)
-        for segment, one in zip(segments, expected, strict=True):
-            part = one / together if together else 1 / len(segments)
-            self._estimates.observe(seat, segment, secs * part, now=self.now)
 
     def _left_lane(self, start_id: int, seat: Seat) -> Running | None:
         """Take a segment out of its lane; return None where it is not there any more."""

@@ -1,0 +1,33 @@
+"""Whose fault it may have been: what ran together when one came that nobody could name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tunerd.colocation.work import Queue, Waiting
+
+
+class Suspects:
+    """Requests that are to run alone: a fault that comes again has a name then.
+
+    As long as there are any, nothing but their queues' first requests starts, one at a time.
+    """
+
+    def __init__(self) -> None:
+        self._waits: list[Waiting] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waits)
+
+    def add(self, waits: Iterable[Waiting]) -> None:
+        self._waits += waits
+
+    def keep(self, left: Iterable[Waiting]) -> None:
+        """Forget those that are not among what waits or runs."""
+        numbers = {waiting.request.request_id for waiting in left}
+        self._waits = [w for w in self._waits if w.request.request_id in numbers]
+
+    @property
+    def queues(self) -> list[Queue]:
+        """Return their queues, in the order in which they were added."""
+        return list(dict.fromkeys(waiting.request.queue for waiting in self._waits))
