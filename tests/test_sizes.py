@@ -16,7 +16,15 @@ from test_loading import edit_manifest
 
 import tunerd
 from tunerd.artifacts.compile import compile_artifact
-from tunerd.artifacts.manifest import MANIFEST, SIZED_VERSION, WEIGHTS, LoadError, read_variants
+from tunerd.artifacts.manifest import (
+    MANIFEST,
+    SIZED_VERSION,
+    WEIGHTS,
+    LoadError,
+    check_files,
+    read_variants,
+)
+from tunerd.artifacts.one_size import size_of
 from tunerd.artifacts.packing import pack_shares, pack_sizes
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
@@ -27,6 +35,7 @@ from tunerd.frontend.tasks import extract_tasks
 from tunerd.records.paths import Paths
 from tunerd.settings import TuneSettings
 from tunerd.settings.option import checked
+from tunerd.studies.sizes import runs_of
 
 Captured = pytest.CaptureFixture[str]
 BATCHES = ({"batch": 1}, {"batch": 4})
@@ -118,8 +127,46 @@ def test_sizes_that_cannot_be_are_refused(dims: Any, said: str) -> None:
     "other", [{"cpu_pct": "auto"}, {"precision": "auto"}, {"inputs": Path("x.npz")}]
 )
 def test_what_has_one_size_does_not_go_with_several(other: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="--dim lists several"):
+    with pytest.raises(InputError, match="--dim or --batch lists several"):
         settings(dims=["batch=1,4"], **other)
+
+
+def test_sizes_of_the_batch_are_read_side_by_side_with_others() -> None:
+    given = settings(batch="1,4,8")
+    assert given.sizes == ({"batch": 1}, {"batch": 4}, {"batch": 8})
+    assert given.out == Path("runs/net-b1x4x8-cpu50")
+    both = settings(batch=(1, 4), dims=["length=8,16", "width=3"])
+    runs = [run.settings for run in runs_of(both)]
+    assert [(one.batch, one.dims) for one in runs] == [
+        (1, {"length": 8, "width": 3}),
+        (4, {"length": 16, "width": 3}),
+    ]
+    assert settings(batch="4").batch == settings(batch=(4,)).batch == 4
+    assert settings(batch="4").sizes == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"batch": "1,x"}, "'1,x' is no batch size"),
+        ({"batch": "0"}, "'0' is no batch size"),
+        ({"batch": "1,1"}, "twice"),
+        ({"batch": "1,4", "dims": ["batch=2"]}, "both list the batch"),
+        ({"batch": "1,4", "dims": ["length=1,2,3"]}, "list as many of each"),
+    ],
+)
+def test_batches_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        settings(**given)
+
+
+def test_each_size_has_samples_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "batch4").mkdir()
+    (tmp_path / "batch1.npz").write_bytes(b"")
+    runs = runs_of(settings(dims=["batch=1,4"], inputs=tmp_path))
+    assert [run.settings.inputs for run in runs] == [tmp_path / "batch1.npz", tmp_path / "batch4"]
+    with pytest.raises(InputError, match=r"has no batch8\.npz, and no folder batch8"):
+        runs_of(settings(dims=["batch=1,8"], inputs=tmp_path))
 
 
 # --- what may be padded ------------------------------------------------------------------------
@@ -133,6 +180,14 @@ def test_rows_that_do_not_see_each_other_may_be_padded(tmp_path: Path) -> None:
 def test_rows_that_see_each_other_may_not(tmp_path: Path) -> None:
     found = axes_of(saved(batch_mean(), tmp_path), BATCHES, shapes={}, batch=None)
     assert found["batch"]["pads"] is False
+
+
+def test_the_batch_is_the_first_axis_whatever_it_is_called(tmp_path: Path) -> None:
+    proto = products()
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    found = axes_of(saved(proto, tmp_path), BATCHES, shapes={}, batch=1, leading="batch")
+    assert found == {"batch": {"inputs": {"x": [0]}, "outputs": {"y": [0]}, "pads": True}}
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -281,6 +336,29 @@ def test_artifacts_of_the_same_sizes_are_packed_by_share(artifact: Path, tmp_pat
     np.testing.assert_allclose(next(iter(loaded(x).values())), by_hand(x), rtol=1e-5, atol=1e-6)
     with pytest.raises(InputError, match="has not the sizes of the others"):
         pack_shares([artifact, tmp_path / "1"], tmp_path / "none")
+
+
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+def test_one_size_is_an_artifact_of_its_own(artifact: Path) -> None:
+    with size_of(Path(f"{artifact}#batch=4")) as folder:
+        (only,) = read_variants(folder)
+        check_files(folder, [only])
+        loaded = tunerd.load(folder)
+        x = floats(4, 6)
+        np.testing.assert_allclose(loaded(x)["y"], by_hand(x), rtol=1e-5, atol=1e-6)
+    assert not folder.exists()
+    with size_of(artifact) as folder:
+        assert folder == artifact
+    with pytest.raises(InputError, match="no size 'batch=5'; it has batch=1; batch=4"):
+        size_of(Path(f"{artifact}#batch=5")).__enter__()
+
+
+def test_one_size_is_compared_and_benched_by_its_name(artifact: Path) -> None:
+    for call in (tunerd.bench, lambda source: tunerd.compare(source, source)):
+        with pytest.raises(LoadError, match=r"`tunerd compare` take .*#batch=1"):
+            call(artifact)
+        with pytest.raises(InputError, match="no size 'batch=2'"):
+            call(f"{artifact}#batch=2")
 
 
 # --- a tuning ----------------------------------------------------------------------------------

@@ -53,18 +53,22 @@ def tune_sizes(
     on_warning: OnStep | None = None,
     **options: Unpack[TuneOptions],
 ) -> SizedRun:
-    """Tune a model at the sizes that `dims` lists, one after another, into one artifact.
+    """Tune a model at the sizes that `dims` or `batch` lists, one after another, into one artifact.
 
         run = tunerd.tune_sizes("model.onnx", cpu_pct=50, dims={"batch": (1, 4, 8)})
         y = run.artifact.load()(x)  # three rows of x are padded to four
 
     Lists of several dimensions are read side by side: `{"batch": (1, 8), "length": (128, 32)}` are
-    two sizes. Takes and raises what `tune` does; `trials` and `budget_secs` are of each size. A
-    task that several sizes have is searched once. The same call goes on where it stopped.
+    two sizes; `batch=(1, 4, 8)` are sizes of the first dimension of all inputs. `inputs` is a
+    folder with samples of each, batch1.npz or a folder batch1. Takes and raises what `tune` does;
+    `trials` and `budget_secs` are of each size. A task that several sizes have is searched once.
+    The same call goes on where it stopped.
     """
     settings = settings_for(model, options)
     if not settings.sizes:
-        raise InputError("dims lists one size of each dimension: give several, or call tunerd.tune")
+        raise InputError(
+            "dims and batch list one size of each dimension: give several, or call tunerd.tune"
+        )
     return carry_out_sizes(settings, Callbacks(on_progress, on_warning))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tunerd.api.run import Artifact, OnStep, Run, StrPath, nothing
 from tunerd.api.tuning import SliceKind
+from tunerd.artifacts.one_size import size_of
 from tunerd.errors import InputError, Interrupted
 from tunerd.frontend.given import path_or_graph, save_in
 from tunerd.records.paths import Paths
@@ -65,15 +66,16 @@ def bench(
     """
     from tunerd.studies.bench.artifact import bench_request, measure_artifact
 
-    request = bench_request(
-        _artifact_folder(artifact),
-        gpu_pct=gpu_pct,
-        cpu_pct=cpu_pct,
-        beside=None if beside is None else _source(beside),
-        replicas=replicas,
-        duration_secs=duration_secs,
-    )
-    return measure_artifact(request, say=on_step or nothing)
+    with size_of(_artifact_folder(artifact)) as folder:
+        request = bench_request(
+            folder,
+            gpu_pct=gpu_pct,
+            cpu_pct=cpu_pct,
+            beside=None if beside is None else _source(beside),
+            replicas=replicas,
+            duration_secs=duration_secs,
+        )
+        return measure_artifact(request, say=on_step or nothing)
 
 
 def profile(
@@ -168,7 +170,8 @@ def compare(
     """Say whether `new` is slower than `base` by more than is allowed.
 
     Args:
-        base, new: runs, artifacts, or a team store's runs: "ADDRESS#model=NAME,share=gpu40".
+        base, new: runs, artifacts, one size of an artifact of several, "FOLDER#batch=4", or a team
+            store's runs, "ADDRESS#model=NAME,share=gpu40".
         fail_above: how much slower `new` may be, a fraction.
         measure: measure both now, in turns; artifacts always are.
         gpu_pct, cpu_pct: the share to measure at, in percent; without one, that of the tuning.
@@ -178,16 +181,21 @@ def compare(
     a run whose model is wrong, and HostError or InfrastructureError where it cannot be measured.
     """
     from tunerd.studies.compare.gate import gate
+    from tunerd.studies.compare.sides import is_query
 
-    return gate(
-        _source(base),
-        _source(new),
-        fail_above=fail_above,
-        measure=measure,
-        gpu_pct=gpu_pct,
-        cpu_pct=cpu_pct,
-        say=on_step or nothing,
-    )
+    with contextlib.ExitStack() as stack:
+        sources = [
+            said if is_query(said) else str(stack.enter_context(size_of(Path(said))))
+            for said in (_source(base), _source(new))
+        ]
+        return gate(
+            *sources,
+            fail_above=fail_above,
+            measure=measure,
+            gpu_pct=gpu_pct,
+            cpu_pct=cpu_pct,
+            say=on_step or nothing,
+        )
 
 
 def _require(is_good: bool, problem: str) -> None:

@@ -69,7 +69,7 @@ class TuneOptions(TypedDict, total=False):
     slices: int
     shapes: Mapping[str, Sequence[int]]
     dims: Mapping[str, int | Sequence[int]]
-    batch: int
+    batch: int | Sequence[int]
     precision: Literal["fp32", "tf32", "fp16", "bf16", "auto"]
     libraries: Sequence[Literal["cublaslt"]]
     inputs: StrPath
@@ -234,7 +234,7 @@ def settings_for(model: Given, options: TuneOptions) -> TuneSettings:
 
 def _require_one_size(settings: TuneSettings) -> None:
     if settings.sizes:
-        raise InputError("dims lists several sizes: give one, or call tunerd.tune_sizes")
+        raise InputError("dims or batch lists several sizes: give one, or call tunerd.tune_sizes")
 
 
 def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | None = None) -> Run:

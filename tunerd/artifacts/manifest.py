@@ -3,13 +3,27 @@
 An artifact has one variant: a compiled model for one share of a device and one size of its inputs.
 A packed artifact has several of one model, side by side, each with the manifest that it had alone:
 of several shares (format 4), of several sizes (format 5), or of both. `stored_as` says under which
-names the files of a variant lie; weights with equal bytes lie there once. Of several sizes a
-variant says `sizes`, those of its named dimensions, and `axes`, where these are and which may be
-padded.
+names the files of a variant lie; weights with equal bytes lie there once.
 
     format 3    manifest.json   model.so              weights.bin
     format 4    manifest.json   model-52.so           model-132.so          weights.bin
     format 5    manifest.json   model-batch1-52.so    model-batch8-52.so    weights.bin
+
+Of several sizes each variant has
+
+    sizes    {"batch": 4}: the size that it was compiled for, of each dimension that has several or
+             was named beside them
+    axes     {"batch": {"inputs": {"x": [0]}, "outputs": {"y": [0]}, "pads": true}}: the same
+             dimensions; on which axes of which inputs and outputs each lies, and whether a call
+             with a smaller size is padded with zeros to the next one and its outputs are cut
+
+and `inputs` and `outputs` in its own shapes; names, types, ranks and axes are those of all. Where
+kernels call a library, each variant has
+
+    libraries    a list with an entry for each: `name`, by which `tunerd.libraries` knows it;
+                 `title`, `package` (of PyPI), `soname` and `least` (version) for people;
+                 `version`, with which it was measured, null where it did not say; `calls`, the
+                 texts by which kernels ask for its calls, all prepared before the first inference
 
 A manifest names the sha256 of each file, and of what it says itself; the latter is new, formats 1
 and 2 are the same without it.
@@ -78,8 +92,9 @@ def read_variants(folder: Path) -> tuple[Manifest, ...]:
     variants = read_all_variants(folder)
     if len(sizes := by_sizes(variants)) > 1:
         raise LoadError(
-            f"{folder} holds {len(sizes)} sizes, {'; '.join(sizes)}, where one is needed; give the "
-            "artifact of one of them, which `tunerd tune` leaves under sizes/ in its run folder"
+            f"{folder} holds {len(sizes)} sizes, {'; '.join(sizes)}, where one is needed; `tunerd "
+            f"bench` and `tunerd compare` take {folder}#{next(iter(sizes)).replace(' ', '')}, and "
+            "`tunerd tune` leaves an artifact of each under sizes/ in its run folder"
         )
     return variants
 

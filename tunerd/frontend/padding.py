@@ -32,12 +32,21 @@ _MASK = "mask"
 
 
 def axes_of(
-    path: Path, sizes: Sequence[Sizes], *, shapes: Mapping[str, Shape], batch: int | None
+    path: Path,
+    sizes: Sequence[Sizes],
+    *,
+    shapes: Mapping[str, Shape],
+    batch: int | None,
+    leading: str = "",
 ) -> dict[str, Any]:
     """Return for each dimension the axes of inputs and outputs that it is, and whether it pads.
 
     As JSON: {"batch": {"inputs": {"x": [0]}, "outputs": {"y": [0]}, "pads": true}}. A dimension of
     one size in all `sizes` does not pad. Raises as `read_model` does.
+
+    Args:
+        leading: the one of the dimensions that is first of every input, whatever the file calls
+            it; `batch` is one of its sizes then.
     """
     declared = {i.name: i.dims or () for i in declared_inputs(read_proto(path).graph)}
     found = {}
@@ -45,18 +54,27 @@ def axes_of(
         inputs = {
             name: axes
             for name, dims in declared.items()
-            if (axes := [axis for axis, each in enumerate(dims) if each == dim])
+            if (axes := [0][: len(dims)] if dim == leading else _axes(dims, dim))
         }
         known = sorted({each[dim] for each in sizes})
         outputs: dict[str, list[int]] | None = None
         if len(known) > 1:
             small, large = (
-                read_model(path, shapes=shapes, dims={**sizes[0], dim: size}, batch=batch)
+                read_model(
+                    path,
+                    shapes=shapes,
+                    dims={n: s for n, s in {**sizes[0], dim: size}.items() if n != leading},
+                    batch=size if dim == leading else batch,
+                )
                 for size in known[:2]
             )
             outputs = _cut_axes(small, large, (known[0], known[1]))
         found[dim] = {"inputs": inputs, "outputs": outputs or {}, "pads": outputs is not None}
     return found
+
+
+def _axes(dims: Sequence[object], dim: str) -> list[int]:
+    return [axis for axis, each in enumerate(dims) if each == dim]
 
 
 def _cut_axes(

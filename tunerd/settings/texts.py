@@ -18,6 +18,7 @@ AUTO = "auto"  # a share or a precision that is chosen
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h)?")
 _UNIT_SECS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
+BATCH = "batch"  # what the leading dimension of all inputs is called, where --batch lists sizes
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%?")
 _T = TypeVar("_T")
 
@@ -115,6 +116,32 @@ def dims(value: Any) -> Any:
     return value if isinstance(value, Mapping) else _once([_dim(text) for text in value])
 
 
+def batch(value: Any) -> Any:
+    """Read what --batch says, of one size."""
+    return _batches(str(value))[0] if isinstance(value, str | int) else value
+
+
+def listed_batches(value: Any) -> tuple[int, ...]:
+    """Return the batch sizes that a value of --batch lists; none where it names one.
+
+    Raises ValueError for what is no list of sizes.
+    """
+    if isinstance(value, str):
+        return _batches(value) if "," in value else ()
+    return tuple(value) if isinstance(value, Sequence) else ()
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    sizes = [_size(word) for word in text.split(",")]
+    found = tuple(size for size in sizes if size is not None)
+    if len(found) != len(sizes):
+        raise ValueError(
+            f"'{text}' is no batch size of 1 or more, up to {MAX_COUNT}, and no list of such; "
+            "write for example --batch 1,4,8"
+        )
+    return found
+
+
 def listed_sizes(value: Any) -> tuple[dict[str, int], ...]:
     """Return the sizes that a value of --dim lists, one after another; none where it lists none.
 
@@ -148,6 +175,11 @@ def listed_sizes(value: Any) -> tuple[dict[str, int], ...]:
         if chosen.count(sizes) > 1:
             raise ValueError(f"--dim lists {sizes_text(sizes)} twice; list it once")
     return chosen
+
+
+def sizes_label(sizes: Mapping[str, int]) -> str:
+    """Return the name of a folder or a file for sizes: batch4-length128."""
+    return "-".join(re.sub(r"[^\w.]+", "_", f"{name}{size}") for name, size in sizes.items())
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:
@@ -216,9 +248,11 @@ def _once(given: Sequence[tuple[str, _T]], what: str = "sizes") -> dict[str, _T]
     return values
 
 
-def sized_name(name: str, *, batch: object = None, shapes: Any = None, dims: Any = None) -> str:
+def sized_name(name: str, *, batch: Any = None, shapes: Any = None, dims: Any = None) -> str:
     """Return a model's name for a folder, with the sizes that are given to it: `model-b4`."""
-    said = [f"b{batch}"] if batch is not None else []
+    said = []
+    if batch is not None:
+        said = [f"b{batch.replace(',', 'x') if isinstance(batch, str) else _joined(batch)}"]
     for sizes in (shapes or (), dims or ()):
         if isinstance(sizes, Mapping):
             sizes = [f"{of}{_joined(size)}" for of, size in sizes.items()]

@@ -141,7 +141,11 @@ class TuneSettings(BaseModel):
     ] = None
     shapes: Shapes = Field(default_factory=dict)  # by input name
     dims: Dims = Field(default_factory=dict)  # by dimension name
-    batch: Batch = None
+    batch: Annotated[
+        int | None,
+        Option("Another batch size; batch sizes 1,4,8 give an artifact of all.", takes=str),
+        BeforeValidator(texts.batch),
+    ] = None
     precision: Annotated[
         Precision | None,
         Option(
@@ -223,7 +227,8 @@ class TuneSettings(BaseModel):
         ),
         Field(ge=0, le=1000),
     ] = 0
-    sizes: tuple[dict[str, int], ...] = ()  # of `dims`, where --dim lists several: a run for each
+    sizes: tuple[dict[str, int], ...] = ()  # where --dim or --batch list several: a run for each
+    batches: tuple[int, ...] = ()  # of `sizes`, as "batch", where --batch lists them
     share_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen the share is 100
     precision_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen there is none
     precision_tried: tuple[TriedPrecision, ...] = ()  # where it was chosen; the last was taken
@@ -237,8 +242,7 @@ class TuneSettings(BaseModel):
         values = {name: value for name, value in given.items() if value is not None}
         if "model" in values:
             values.setdefault("out", _default_out(values))
-        if sizes := texts.listed_sizes(values.get("dims", ())):
-            values |= {"dims": sizes[0], "sizes": sizes} if len(sizes) > 1 else {"dims": sizes[0]}
+        values |= _with_sizes(values)
         values.setdefault("slice_kind", "mps" if "gpu_pct" in values else "cpu")
         for share in ("gpu_pct", "cpu_pct"):
             if values.get(share) == AUTO:
@@ -291,22 +295,20 @@ class TuneSettings(BaseModel):
     def _require_one_run_each(self) -> None:
         if self.share_from == AUTO:
             raise ValueError(
-                "an automatic share is chosen for one size, and --dim lists several; run `tunerd "
-                "profile` with one of them, and give a number"
+                "an automatic share is chosen for one size, and --dim or --batch lists several; "
+                "run `tunerd profile` with one of them, and give a number"
             )
         if self.precision_from == AUTO:
             raise ValueError(
-                "an automatic precision is chosen for one size, and --dim lists several; choose it "
-                "with one of them, and name it"
+                "an automatic precision is chosen for one size, and --dim or --batch lists "
+                "several; choose it with one of them, and name it"
             )
-        if self.precision_from == AUTO:
+
+        if self.inputs is not None and not self.inputs.is_dir():
+            label = texts.sizes_label(self.sizes[0])
             raise ValueError(
-                "an automatic precision is chosen for one size, and --dim lists several; name one"
-            )
-        if self.inputs is not None:
-            raise ValueError(
-                "--inputs has one size, and --dim lists several; tune without it, or a size at a "
-                "time"
+                "--inputs is a file of one size, and --dim or --batch lists several; name a folder "
+                f"with samples of each, {label}.npz or a folder {label}"
             )
 
     def _require_choice(self) -> None:
@@ -342,6 +344,33 @@ class TuneSettings(BaseModel):
     @property
     def slice_request(self) -> SliceRequest:
         return SliceRequest(self.slice_kind, self.pct, per_device=self.slices, mps=self.mps)
+
+
+def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what sizes that are listed give: of the first run, and of all."""
+    dims, batches = values.get("dims", ()), texts.listed_batches(values.get("batch"))
+    if len(batches) == 1:
+        return {"batch": batches[0]} | _with_sizes({"dims": dims})
+    if batches:
+        named = (
+            dims if isinstance(dims, Mapping) else dict(text.rpartition("=")[::2] for text in dims)
+        )
+        if texts.BATCH in named:
+            raise ValueError(
+                f"--batch and --dim {texts.BATCH} both list the batch; leave one of the two out"
+            )
+        of_batch = f"{texts.BATCH}={','.join(map(str, batches))}"
+        is_named = isinstance(dims, Mapping)
+        dims = {texts.BATCH: batches, **dims} if is_named else [of_batch, *dims]
+    sizes = texts.listed_sizes(dims)
+    if not sizes:
+        return {}
+    found: dict[str, Any] = {"dims": sizes[0]} | ({"sizes": sizes} if len(sizes) > 1 else {})
+    if batches:
+        first = {name: size for name, size in sizes[0].items() if name != texts.BATCH}
+        found |= {"dims": first, "batch": sizes[0][texts.BATCH]}
+        found |= {"batches": batches} if len(sizes) > 1 else {}
+    return found
 
 
 def _default_out(values: Mapping[str, Any]) -> Path:

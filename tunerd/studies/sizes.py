@@ -8,20 +8,19 @@ report.html          a line for each size
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tunerd.artifacts.packing import pack_sizes
-from tunerd.errors import FolderError
+from tunerd.errors import FolderError, InputError
 from tunerd.frontend.padding import axes_of
 from tunerd.records.paths import Paths
 from tunerd.runs.folder import locked, names_in
 from tunerd.settings import TuneSettings
-from tunerd.settings.texts import sizes_text
+from tunerd.settings.texts import BATCH, sizes_label, sizes_text
 from tunerd.telemetry.progress import Progress, ProgressState
 
 _STORE = "store.sqlite"
@@ -45,14 +44,14 @@ def runs_of(settings: TuneSettings) -> tuple[SizeRun, ...]:
     equal tasks from the store that all share: the settings' own, or one in the folder.
     """
     root = Paths(settings.out).sizes
-    folders = [root / _label(sizes) for sizes in settings.sizes]
+    folders = [root / sizes_label(sizes) for sizes in settings.sizes]
     store = settings.store or f"sqlite:///{(root / _STORE).absolute()}"
     found = []
     for number, sizes in enumerate(settings.sizes):
         earlier = [folder for folder in folders[:number] if Paths(folder).store.is_file()]
-        changed = {
-            "dims": sizes,
+        changed = _of_one(settings, sizes) | {
             "sizes": (),
+            "batches": (),
             "out": folders[number],
             "warm_start": (*settings.warm_start, *earlier),
             "store": store,
@@ -79,7 +78,13 @@ def carry_out_each(
 
 def pack(settings: TuneSettings) -> tuple[str, ...]:
     """Join the artifacts of all sizes, and return the dimensions that may be padded."""
-    axes = axes_of(settings.model, settings.sizes, shapes=settings.shapes, batch=settings.batch)
+    axes = axes_of(
+        settings.model,
+        settings.sizes,
+        shapes=settings.shapes,
+        batch=settings.batch,
+        leading=BATCH if settings.batches else "",
+    )
     sources = [(run.sizes, Paths(run.settings.out).artifact) for run in runs_of(settings)]
     pack_sizes(sources, axes, Paths(settings.out).artifact)
     return tuple(dim for dim, of in axes.items() if of["pads"])
@@ -116,5 +121,24 @@ class _Named(Progress):
         pass
 
 
-def _label(sizes: dict[str, int]) -> str:
-    return "-".join(re.sub(r"[^\w.]+", "_", f"{name}{size}") for name, size in sizes.items())
+def _of_one(settings: TuneSettings, sizes: dict[str, int]) -> dict[str, Any]:
+    """Return what the settings of one size have of it: its batch, its dimensions, its inputs."""
+    dims = {name: size for name, size in sizes.items() if not settings.batches or name != BATCH}
+    found: dict[str, Any] = {"dims": dims}
+    if settings.batches:
+        found["batch"] = sizes[BATCH]
+    if settings.inputs is not None:
+        found["inputs"] = _inputs_of(settings.inputs, sizes)
+    return found
+
+
+def _inputs_of(root: Path, sizes: dict[str, int]) -> Path:
+    """Return where the samples of one size are: a file or a folder in `root` that is named so."""
+    label = sizes_label(sizes)
+    for path in (root / f"{label}.npz", root / label):
+        if path.exists():
+            return path
+    raise InputError(
+        f"--inputs {root} has no {label}.npz, and no folder {label}, for {sizes_text(sizes)}; of "
+        "several sizes it is a folder with samples of each"
+    )
