@@ -16,12 +16,14 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import onnx
 import pytest
 from matrix_samples import OFF, SHARES, Cells, losses, noisy, samples_of
 from models import ROOT, conv_net, script
 from rich.console import Console
 
+from tunerd.artifacts.manifest import SAMPLE
 from tunerd.errors import ExitCode, InputError
 from tunerd.records import Store
 from tunerd.report.matrix_page import matrix_page, matrix_plot
@@ -336,7 +338,10 @@ def test_independent_shares_have_all_trials_and_their_own_kernels(tmp_path: Path
 def test_a_matrix_of_cores_has_real_artifacts_at_each_share(tmp_path: Path) -> None:
     model, out = tmp_path / "net.onnx", tmp_path / "m"
     onnx.save(conv_net(), model)
+    images = np.random.default_rng(0).normal(size=(3, 1, 3, 16, 16))
+    np.savez(tmp_path / "samples.npz", images=images.astype(np.float32))
     flags = ("--shares", "50,100", "--trials", "8", "--rounds", "1", "--slice", "cpu", "--json")
+    flags += ("--inputs", str(tmp_path / "samples.npz"))
     ended = subprocess.run(  # in a folder that is named from where the command is given
         command(model, Path("m"), *flags),
         capture_output=True,
@@ -357,6 +362,7 @@ def test_a_matrix_of_cores_has_real_artifacts_at_each_share(tmp_path: Path) -> N
     assert cells == {(a, b) for a in (DEFAULT, 50, 100) for b in (50, 100)}
     measured = list(read(out).of(CellDone))
     assert len(measured) == 2
+    assert list(out.rglob(SAMPLE))
     for cell in measured:
         assert cell.proof.sm_count == document["sms"][str(cell.run_at)]
         assert all(len(r.run_secs) == 10 for r in cell.results)

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from full_disk import full_beyond
 from hypothesis import given
@@ -98,6 +99,23 @@ def test_independent_levels_learn_nothing_and_have_all_trials() -> None:
         assert level.learns_from == ()
         alone = settings_of(base, level, [], Path("a"))
         assert (alone.trials, alone.slices, alone.warm_start) == (1000, None, ())
+
+
+def test_inputs_are_those_of_each_level_and_of_the_folder(tmp_path: Path) -> None:
+    settings = MatrixSettings(
+        model=Path("m.onnx"),
+        shares="10,40",
+        slice_kind="cpu",
+        inputs=tmp_path / "x.npz",
+        values={"sr": 16000.0},
+    )
+    asked = asked_of(settings)
+    level = settings_of(asked.base, Level(40, ()), [], Path("a"))
+    assert (level.inputs, level.values) == (settings.inputs, settings.values)
+    x, y = ({"x": np.full(3, value, np.float32)} for value in (1, 2))
+    assert asked.identity("d", [x]) == asked.identity("d", [{**x}])
+    assert asked.identity("d", [x])["samples"] != asked.identity("d", [y])["samples"]
+    assert "samples" not in asked.identity("d")
 
 
 def test_a_precision_is_that_of_each_level_and_of_the_folder() -> None:

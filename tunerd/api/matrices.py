@@ -31,6 +31,8 @@ class MatrixOptions(TypedDict, total=False):
     budget_secs: how long the first level searches.
     rounds: how often every model is run at every share; 8 if not given.
     shapes, dims, batch: of the inputs, by input name, by dimension name, and the leading dimension.
+    precision: what kernels compute in; as exported if not given.
+    inputs, values: inputs to verify and time on, as of `tune`.
     independent: tune at each share as if it were the only one, with all trials.
     seed: of the searches and of the order.
     tuners: search and build processes; by the cores if not given.
@@ -45,6 +47,9 @@ class MatrixOptions(TypedDict, total=False):
     shapes: Mapping[str, Sequence[int]]
     dims: Mapping[str, int]
     batch: int
+    precision: Literal["fp32", "tf32", "fp16", "bf16"]
+    inputs: StrPath
+    values: Mapping[str, float]
     independent: bool
     seed: int
     tuners: int
@@ -133,4 +138,7 @@ def _settings(path: Path, shares: Sequence[int], options: MatrixOptions) -> Matr
         values["out"] = Path(options["out"])
     values["shapes"] = {name: tuple(of) for name, of in options.get("shapes", {}).items()}
     values["dims"] = dict(options.get("dims", {}))
+    values["values"] = dict(options.get("values", {}))
+    if "inputs" in options:
+        values["inputs"] = Path(options["inputs"])
     return checked(MatrixSettings, values)

@@ -15,12 +15,14 @@ from tunerd.settings.tune import (
     Batch,
     Cache,
     Dims,
+    Inputs,
     Precision,
     Secs,
     Shapes,
     SliceKind,
     Tuners,
     TuneSettings,
+    Values,
     slice_option,
 )
 
@@ -139,6 +141,8 @@ class MatrixSettings(BaseModel):
         Precision | None,
         Option("What kernels compute in, as of tunerd tune. [default: as exported]"),
     ] = None
+    inputs: Inputs = None
+    values: Values = Field(default_factory=dict)
     independent: Annotated[
         bool,
         Option(

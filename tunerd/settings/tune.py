@@ -83,6 +83,25 @@ Cache = Annotated[
 ]
 
 
+Inputs = Annotated[
+    Path | None,
+    Option(
+        "An .npz of the model's inputs, or a folder of them, for verifying and timing. "
+        "[default: random]"
+    ),
+]
+Values = Annotated[
+    dict[str, float],
+    Option(
+        "A number for an input: sr=16000. Repeatable.",
+        flag="--value",
+        takes=str,
+        is_repeatable=True,
+    ),
+    BeforeValidator(texts.values),
+]
+
+
 class TuneSettings(BaseModel):
     """One `tunerd tune`. Exactly one of gpu_pct and cpu_pct is set.
 
@@ -164,23 +183,8 @@ class TuneSettings(BaseModel):
         ),
         BeforeValidator(texts.libraries),
     ] = ()
-    inputs: Annotated[
-        Path | None,
-        Option(
-            "An .npz of the model's inputs, or a folder of them, for verifying and timing. "
-            "[default: random]"
-        ),
-    ] = None
-    values: Annotated[
-        dict[str, float],
-        Option(
-            "A number for an input: sr=16000. Repeatable.",
-            flag="--value",
-            takes=str,
-            is_repeatable=True,
-        ),
-        BeforeValidator(texts.values),
-    ] = Field(default_factory=dict)  # by input name
+    inputs: Inputs = None
+    values: Values = Field(default_factory=dict)  # by input name
     seed: Annotated[int, Option("Seed of the search."), Field(ge=0, le=MAX_COUNT)] = 0
     slice_kind: Annotated[
         SliceKind,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ from tunerd.settings.studies import MatrixSettings
 from tunerd.settings.texts import sized_name
 from tunerd.slices import member
 from tunerd.studies.matrix.claims import DEFAULT
+from tunerd.vocabulary import Arrays
 
 _TRIALS = 1000  # of the first level, where neither trials nor time are limited
 _OF_A_LEVEL = (
-    "model", "budget_secs", "shapes", "dims", "batch", "precision", "seed", "tuners", "l2",
+    "model", "budget_secs", "shapes", "dims", "batch", "precision", "inputs", "values", "seed",
+    "tuners", "l2",
 )  # fmt: skip
 
 
@@ -35,8 +39,11 @@ class Asked:
     def name(self, pct: int) -> str:
         return "default" if pct == DEFAULT else f"{self.unit}{pct}"
 
-    def identity(self, digest: str) -> dict[str, Any]:
-        """Return what is the same for all calls in one folder; rounds may be added."""
+    def identity(self, digest: str, samples: Sequence[Arrays] = ()) -> dict[str, Any]:
+        """Return what is the same for all calls in one folder; rounds may be added.
+
+        `samples` are the inputs that were given.
+        """
         kept = {"shapes", "dims", "batch", "trials", "budget_secs", "seed", "slice_kind", "l2"}
         kept |= {"precision"} if self.base.precision else set()  # folders of before have none
         return {
@@ -45,7 +52,18 @@ class Asked:
             "unit": self.unit,
             "settings": self.base.model_dump(mode="json", include=kept),
             **({"independent": True} if self.independent else {}),
+            **({"samples": _digest(samples)} if samples else {}),
         }
+
+
+def _digest(samples: Sequence[Arrays]) -> str:
+    """Return the sha256 of inputs, in hex."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        for name, values in sorted(sample.items()):
+            digest.update(f"{name} {values.dtype} {values.shape}\n".encode())
+            digest.update(values.tobytes())
+    return digest.hexdigest()
 
 
 def asked_of(settings: MatrixSettings) -> Asked:

@@ -15,7 +15,7 @@ from tunerd.studies.matrix.claims import DEFAULT, said_of
 from tunerd.studies.matrix.folder import MatrixFolder
 from tunerd.studies.matrix.records import ContestDone
 from tunerd.system import host
-from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec
+from tunerd.vocabulary import Arrays, Build, Candidate, Failure, TargetSpec
 
 _AT_ONCE = 64  # builds, before they are on the disk
 
@@ -66,12 +66,15 @@ def compile_all(
     kernels: Kernels,
     target: TargetSpec,
     say: Say,
+    *,
+    sample: Arrays | None = None,
 ) -> None:
     """Compile the winners of each share at once: most of it holds no lock of Python's.
 
     Args:
         paths: of the artifacts, by the share that they are tuned at; `DEFAULT` has no winners.
         candidates: those that contests were between, by id.
+        sample: inputs on which the models are timed, instead of random ones.
     """
     contests = list(kept.of(ContestDone))
     proofs = {x.run_at: x.proof for x in contests}
@@ -92,6 +95,7 @@ def compile_all(
             model=kernels.model,
             pct=at,
             proofs=(proofs[at],),
+            sample=sample,
         )
         return pct
 

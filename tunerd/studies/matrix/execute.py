@@ -22,6 +22,7 @@ from tunerd.artifacts.manifest import MANIFEST
 from tunerd.coordinator.isolation import MAX_ATTEMPTS
 from tunerd.errors import InfrastructureError, Interrupted, WrongResultError
 from tunerd.frontend.kernels import Kernels
+from tunerd.frontend.samples import read_samples
 from tunerd.records import Store
 from tunerd.runner.base import ALONE, Runner
 from tunerd.runner.profiles import within
@@ -78,14 +79,15 @@ def carry_out(asked: Asked, showing: Showing, say: Callable[[str], None]) -> Mat
     its reference, and Interrupted after what was under way is kept.
     """
     fixed = read(asked.base)
+    samples = read_samples(asked.base.inputs, fixed.inputs, asked.base.values)
     for pct in asked.shares:  # what this machine cannot do is said before hours of work
         require_plan(SliceRequest(asked.base.slice_kind, pct))
     with (
-        opened(asked.base.out, asked.identity(fixed.digest)) as kept,
+        opened(asked.base.out, asked.identity(fixed.digest, samples)) as kept,
         Stop() as stop,
         SharedResources(fixed) as shared,
     ):
-        work = _Matrix(asked, kept, say, stop, shared)
+        work = _Matrix(asked, kept, say, stop, shared, samples)
         work.levels(showing)
         if not work.is_measured:
             target = require_plan(SliceRequest(asked.base.slice_kind, max(asked.shares))).target
@@ -107,8 +109,10 @@ class _Matrix:
         say: Callable[[str], None],
         stop: Stop,
         shared: SharedResources,
+        samples: Sequence[Arrays] = (),
     ) -> None:
         self._asked = asked
+        self._samples = samples  # inputs that were given
         self._shared = shared
         self._kept = kept
         self._say = say
@@ -283,9 +287,10 @@ class _Matrix:
                 kernels,
                 target,
                 self._go_on,
+                sample=next(iter(self._samples), None),
             )
             self._go_on(f"comparing outputs with {kernels.model.graph.reference}")
-            most, expected = max(asked.shares), expected_of(kernels.model)
+            most, expected = max(asked.shares), expected_of(kernels.model, self._samples)
             with self._slices([most]) as slices:
                 for pct in todo:
                     self._require_not_stopped()
