@@ -77,11 +77,13 @@ class Bench:
 
     def add(self, group: Group, name: Callable[[str], str], sample_secs: float) -> None:
         """Prepare a group, and take in what it can run under `name` of its own labels."""
+        before = _used_bytes()
         try:
             answers = group.prepare(_PREPARE_SECS)
         except WorkerError as error:
             self.problem(name(""), error)
             return
+        self.document["used_bytes"][name("")] = (_used_bytes() - before) / len(answers)
         for label, problem in answers[0]["problems"].items():
             self.problem(name(label), problem)
         for key in ("device", "torch"):
@@ -236,6 +238,12 @@ def work(options: argparse.Namespace) -> None:
         body.close()
 
 
+def _used_bytes() -> int:
+    from tunerd.system import gpus, host
+
+    return gpus.gpu_state(host.facts().gpus[0].uuid).mem_used_bytes or 0
+
+
 def _conditions() -> dict[str, Any]:
     from tunerd.system import gpus, host
     from tunerd.vocabulary import to_json
@@ -301,6 +309,7 @@ def main() -> None:
             "tenants": TENANTS,
             "took_secs": took,
             "sms": {},
+            "used_bytes": {},
             "problems": {},
             "turns": [],
         }

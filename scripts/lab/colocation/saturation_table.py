@@ -62,6 +62,10 @@ def table(document: Mapping[str, Any]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *_answers(rates, strongest)]
+    lines += [
+        f"- memory of the GPU that each process took, {where}: {used / (1 << 20):,.0f} MiB"
+        for where, used in document.get("used_bytes", {}).items()
+    ]
     return "\n".join(lines) + "\n" + _problems(document)
 
 
