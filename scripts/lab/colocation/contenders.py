@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.colocation import torch_models
-from lab.colocation.figures import within
 from lab.colocation.queues import Sampler, Slot
-from lab.colocation.workers import wait_until
+from lab.colocation.windowed import Windowed
 
 BATCHES = (8, 32)
 STREAMS = (2, 4, 8)
-_BURST_SECS = 0.01  # of one process's work between two waits, when its queue is not to run empty
-_EDGE = 0.1  # of a sample at either end, when not all processes run
 _CLIENTS = {"saturated": 2, "closed": 1}  # of each tenant of an engine
 
 Make = Callable[[], Sequence[Slot]]
@@ -201,13 +197,12 @@ class InOneProcess:
             self._add(name, functools.partial(in_green_contexts, count))
 
 
-class OneOfMany:
+class OneOfMany(Windowed):
     """One tenant in a process of its own: PyTorch's graph and, where there is one, an artifact."""
 
     def __init__(self, model: str, precision: str, seed: int, artifact: Path | None) -> None:
+        super().__init__()
         self._model, self._precision, self._seed, self._artifact = model, precision, seed, artifact
-        self._slots: dict[str, Slot] = {}
-        self._bursts: dict[str, int] = {}
 
     def prepare(self, _: dict[str, Any]) -> dict[str, Any]:
         import torch
@@ -224,41 +219,12 @@ class OneOfMany:
         sms = torch.cuda.get_device_properties(0).multi_processor_count
         return {"labels": list(self._slots), "problems": problems, "sms": sms}
 
-    def sample(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return what it did in the middle of the time, when all processes ran."""
-        label, secs, at = asked["label"], asked["secs"], asked["at"]
-        slot, burst = self._slots[label], self._bursts.get(label, 1)
-        is_closed = asked["mode"] == "closed"
-        ends, latencies, done = [(0.0, 0)], [], 0
-        wait_until(at)
-        while ends[-1][0] < secs:
-            count = 1 if is_closed else burst
-            self._run(slot, count)
-            done += count
-            ends.append((time.monotonic() - at, done))
-            took = ends[-1][0] - ends[-2][0]
-            latencies.append(round(took * 1e6))
-            burst = max(1, min(2 * burst, round(count * _BURST_SECS / took)))
-        if not is_closed:
-            self._bursts[label] = burst
-        per_sec = within(ends, _EDGE * secs, (1 - _EDGE) * secs)
-        return {"per_sec": per_sec} | ({"latencies_us": latencies} if is_closed else {})
-
     def _load(self) -> None:
         import tunerd
 
         if self._artifact is not None:
             capture = tunerd.load(self._artifact).captured()
             self._slots["tuned"] = Slot(capture.launch, capture.stream)
-
-    def _run(self, slot: Slot, count: int) -> None:
-        from cuda.bindings import driver
-
-        from tunerd.system.cuda_driver import checked
-
-        for _ in range(count):
-            slot.launch()
-        checked(driver.cuStreamSynchronize(slot.stream))
 
 
 class InEngines:

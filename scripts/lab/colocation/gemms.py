@@ -4,10 +4,11 @@
     PYTHONPATH=.:scripts python3 -m lab.colocation.gemms --out FOLDER
 
 Table 1 of Jain et al. (arXiv 1901.00041): R products wait, each with matrices of its own. Here each
-way is a CUDA graph of one process:
+way is a CUDA graph, of one process but for one of them:
 
     time          cuBLAS, one after another on one stream
     space         cuBLAS on parallel streams
+    processes     cuBLAS in ten clients of MPS, each with a tenth of them one after another
     bmm           cuBLAS, one batched call over stacked matrices: the paper's space-time
     super-kernel  one launch of a Triton kernel that takes its operands from a table of addresses
 
@@ -19,21 +20,29 @@ R that is in the folder is not measured again. Runs where PyTorch, Triton and an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import itertools
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.colocation import torch_models
+from lab.colocation import torch_models, workers
 from lab.colocation.gemms_table import SHAPES, key_of, tables
 from lab.colocation.queues import Sampler, Slot
+from lab.colocation.windowed import Windowed
+from lab.colocation.workers import Group, Worker, WorkerError
+from tunerd.errors import TunerdError
 
 COUNTS = (2, 5, 10, 20, 40, 80, 120, 240, 480)
 TURNS = 10
+PROCESSES = 10
+_TOGETHER_SECS = 0.1  # of a sample of processes, which begin and end a little apart
+_PREPARE_SECS = 200.0
 _MOST_STREAMS = 32  # as many as PyTorch has
 _TRY_SECS = 0.004  # of each way to cut the super-kernel
 
@@ -65,12 +74,12 @@ class Problems:
         torch.cuda.synchronize()  # other streams do not wait for the one that this is on
 
 
-def problems(shape: tuple[int, int, int], count: int, precision: str) -> Problems:
+def problems(shape: tuple[int, int, int], count: int, precision: str, *, seed: int = 0) -> Problems:
     import torch
 
     rows, columns, depth = shape
     dtype = torch.float16 if precision == "fp16" else torch.float32
-    generator = torch.Generator("cuda").manual_seed(count)
+    generator = torch.Generator("cuda").manual_seed(seed)
 
     def made(*size: int) -> Any:
         return torch.randn(size, generator=generator, device="cuda", dtype=dtype)
@@ -93,7 +102,7 @@ def in_time(given: Problems) -> Slot:
         for i in range(given.count):
             _one(given, i)
 
-    return _slot(call, given)
+    return _slot(call, given, given.count)
 
 
 def in_space(given: Problems) -> Slot:
@@ -113,13 +122,13 @@ def in_space(given: Problems) -> Slot:
         for side in sides:
             main.wait_stream(side)
 
-    return _slot(call, given)
+    return _slot(call, given, given.count)
 
 
 def batched(given: Problems) -> Slot:
     import torch
 
-    return _slot(lambda: torch.bmm(given.lefts, given.rights, out=given.outs), given)
+    return _slot(lambda: torch.bmm(given.lefts, given.rights, out=given.outs), given, given.count)
 
 
 def as_one_kernel(
@@ -138,7 +147,7 @@ def as_one_kernel(
     for launch in launches(shape, given.count, precision):
         try:
             call = functools.partial(launch.queue, tables, given.lefts)
-            slot = _slot(call, (given, tables))
+            slot = _slot(call, (given, tables), given.count)
             label = f"{shape} {given.count} {precision} {launch.constants}"
             sampler.saturated(label, [slot], _TRY_SECS)
             found = sampler.saturated(label, [slot], _TRY_SECS)
@@ -152,11 +161,11 @@ def as_one_kernel(
     return best, said
 
 
-def _slot(call: Callable[[], Any], kept: Any) -> Slot:
-    """Capture a call; one launch makes one round of all problems."""
+def _slot(call: Callable[[], Any], kept: Any, count: int) -> Slot:
+    """Capture a call that solves so many problems."""
     graph = torch_models.captured(call, ())
     slot = graph.on()
-    return Slot(_keeping(slot.launch, kept), slot.stream)
+    return Slot(_keeping(slot.launch, kept), slot.stream, count)
 
 
 def _keeping(launch: Callable[[], None], kept: Any) -> Callable[[], None]:
@@ -166,13 +175,35 @@ def _keeping(launch: Callable[[], None], kept: Any) -> Callable[[], None]:
     return again
 
 
+class Tenth(Windowed):
+    """One of ten processes: its part of the products of each R that has ten parts."""
+
+    def __init__(self, precisions: Sequence[str], counts: Sequence[int], seed: int) -> None:
+        super().__init__()
+        self._precisions, self._counts, self._seed = precisions, counts, seed
+
+    def prepare(self, _: dict[str, Any]) -> dict[str, Any]:
+        for precision in self._precisions:
+            torch_models.set_precision(precision)
+            for shape in SHAPES:
+                for count in self._counts:
+                    if count % PROCESSES == 0:
+                        mine = problems(shape, count // PROCESSES, precision, seed=self._seed)
+                        self._slots[key_of(precision, shape, count)] = in_time(mine)
+        return {"labels": list(self._slots)}
+
+
 # --- measuring ---------------------------------------------------------------------------------
 
 
 def measured(
-    shape: tuple[int, int, int], count: int, precision: str, secs: float, sampler: Sampler
-) -> dict[str, Any]:
-    """Return problems per second of each way in turns, and the error of each."""
+    shape: tuple[int, int, int], count: int, precision: str, secs: float, sampler: Sampler,
+    group: Group | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return problems per second of each way in turns, and the error of each.
+
+    group: processes that have their part of these, None without.
+    """
     given = problems(shape, count, precision)
     found: dict[str, Any] = {"per_sec": {}, "error": {}, "problems": {}}
     slots: dict[str, Slot] = {}
@@ -196,32 +227,71 @@ def measured(
         except Exception as error:
             found["problems"][way] = f"{type(error).__name__}: {error}"[:400]
             slots.pop(way, None)
-    rates: dict[str, list[float]] = {way: [] for way in slots}
+    sample: dict[str, Callable[[], float]] = {
+        way: functools.partial(_alone, sampler, _label(shape, count, precision, way), slot, secs)
+        for way, slot in slots.items()
+    }
+    if group is not None and count % PROCESSES == 0:
+        sample["processes"] = functools.partial(_in_step, group, key_of(precision, shape, count))
+    rates: dict[str, list[float]] = {way: [] for way in sample}
     for turn in range(TURNS):
-        for way in list(slots)[:: 1 if turn % 2 else -1]:
-            label = _label(shape, count, precision, way)
-            rates[way].append(count * sampler.saturated(label, [slots[way]], secs))
+        for way in list(rates)[:: 1 if turn % 2 else -1]:
+            try:
+                rates[way].append(sample[way]())
+            except WorkerError as error:
+                found["problems"][way] = str(error)[:400]
+                del rates[way]
     return found | {"per_sec": rates}
+
+
+def _alone(sampler: Sampler, label: str, slot: Slot, secs: float) -> float:
+    return sampler.saturated(label, [slot], secs)
+
+
+def _in_step(group: Group, label: str) -> float:
+    return float(sum(a["per_sec"] for a in group.sample(label, "saturated", _TOGETHER_SECS)))
 
 
 def _label(shape: tuple[int, int, int], count: int, precision: str, way: str) -> str:
     return f"{shape} {count} {precision} {way}"
 
 
-def main() -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--precisions", default="fp32,fp16", help="of fp32, tf32, fp16")
-    parser.add_argument("--counts", default=",".join(map(str, COUNTS)))
-    parser.add_argument("--sample-secs", type=float, default=0.02)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+@contextlib.contextmanager
+def processes(options: argparse.Namespace) -> Iterator[Group | None]:
+    """Start ten clients of an MPS daemon of ours; yield None where that cannot be."""
+    if not options.processes:
+        yield None
+        return
+    given = ["--precisions", ",".join(options.precisions), "--counts"]
+    given += [",".join(map(str, options.counts)), "--out", str(options.out)]
+    with contextlib.ExitStack() as stack:
+        group: Group | None = None
+        try:
+            environment = stack.enter_context(workers.mps_daemon())(None)
+            group = Group(
+                [
+                    Worker(
+                        workers.here("gemms", *given, "--worker", seed), environment,
+                        options.out / f"process-{seed}.txt",
+                    )
+                    for seed in range(PROCESSES)
+                ]
+            )  # fmt: skip
+            stack.callback(workers.close_all, [group])
+            group.prepare(_PREPARE_SECS)
+        except (TunerdError, WorkerError) as error:
+            print(f"without processes: {error}", file=sys.stderr, flush=True)
+            group = None
+        yield group
+
+
+def measure_all(options: argparse.Namespace, group: Group | None) -> dict[str, Any]:
+    """Measure each R that the folder does not have, and write after each."""
     import torch
 
     from tunerd.system import gpus, host
     from tunerd.vocabulary import to_json
 
-    options.out.mkdir(parents=True, exist_ok=True)
     place, facts = options.out / "gemms.json", host.facts()
     document: dict[str, Any] = {
         "command": host.shown(sys.argv),
@@ -232,19 +302,40 @@ def main() -> None:
     }
     torch.zeros(1, device="cuda")
     sampler = Sampler()
-    for precision in options.precisions.split(","):
+    for precision in options.precisions:
         torch_models.set_precision(precision)
-        for shape in SHAPES:
-            for count in map(int, options.counts.split(",")):
-                key = key_of(precision, shape, count)
-                if key in document["found"]:
-                    continue
-                found = measured(shape, count, precision, options.sample_secs, sampler)
-                found["clock"] = to_json(gpus.conditions(facts.gpus[0].uuid))
-                document["found"][key] = found
-                place.write_text(json.dumps(document) + "\n")
-                rates = {w: math.floor(max(r)) for w, r in found["per_sec"].items()}
-                print(f"{key}: {rates} {found['problems'] or ''}", file=sys.stderr, flush=True)
+        for shape, count in itertools.product(SHAPES, options.counts):
+            key = key_of(precision, shape, count)
+            if key in document["found"]:
+                continue
+            found = measured(shape, count, precision, options.sample_secs, sampler, group)
+            found["clock"] = to_json(gpus.conditions(facts.gpus[0].uuid))
+            document["found"][key] = found
+            place.write_text(json.dumps(document) + "\n")
+            rates = {w: math.floor(max(r)) for w, r in found["per_sec"].items()}
+            print(f"{key}: {rates} {found['problems'] or ''}", file=sys.stderr, flush=True)
+    return document
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--precisions", default="fp32,fp16", help="of fp32, tf32, fp16")
+    parser.add_argument("--counts", default=",".join(map(str, COUNTS)))
+    parser.add_argument("--processes", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--sample-secs", type=float, default=0.02)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.precisions = options.precisions.split(",")
+    options.counts = [int(count) for count in options.counts.split(",")]
+    if options.worker is not None:
+        body = Tenth(options.precisions, options.counts, options.worker)
+        workers.serve({"prepare": body.prepare, "sample": body.sample})
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    with processes(options) as group:
+        document = measure_all(options, group)
     text = tables(document)
     (options.out / "gemms.txt").write_text(text)
     print(text, end="")

@@ -23,7 +23,7 @@ SHAPES: Mapping[Shape, tuple[str, tuple[float, float, float]]] = {
 OVER_TIME = 7.71  # of conv2_2 over one after another, in the paper's text
 MOST_COUNT = 120  # of the paper's mean
 _ONE_KERNEL = ("bmm", "super-kernel")
-_APART = ("time", "space")
+_APART = ("time", "space", "processes")  # the last only where R has ten parts
 
 
 def key_of(precision: str, shape: Shape, count: int) -> str:
@@ -53,11 +53,12 @@ def mean_ratio(found: Mapping[int, Mapping[str, Any]], way: str, rivals: Sequenc
 
 
 def _of(document: Mapping[str, Any], precision: str, shape: Shape) -> dict[int, Mapping[str, Any]]:
-    """Return what was found by R, where every way ran."""
+    """Return what was found by R, where every way of one process ran."""
     said: dict[int, Mapping[str, Any]] = {}
     for key, found in document["found"].items():
         kind, name, count = key.split()
-        if kind == precision and name == "x".join(map(str, shape)) and not found["problems"]:
+        is_whole = {"time", "space", *_ONE_KERNEL} <= set(found["per_sec"])
+        if kind == precision and name == "x".join(map(str, shape)) and is_whole:
             said[int(count)] = found["per_sec"]
     return said
 
@@ -67,7 +68,8 @@ def _values(rates: Mapping[str, Sequence[float]], way: str) -> Any:
 
 
 def _better(rates: Mapping[str, Sequence[float]], ways: Sequence[str]) -> str:
-    return max(ways, key=lambda way: statistics.median(rates[way]))
+    ran = [way for way in ways if way in rates]
+    return max(ran, key=lambda way: statistics.median(rates[way]))
 
 
 def _rates(precision: str, shape: Shape, found: Mapping[int, Mapping[str, Sequence[float]]]) -> str:
@@ -76,12 +78,15 @@ def _rates(precision: str, shape: Shape, found: Mapping[int, Mapping[str, Sequen
     lines = [
         f"## {precision}, {rows} x {columns} x {depth}: {SHAPES[shape][0]}",
         "",
-        "| R | time, us each | space | bmm | super-kernel | bmm over time | bmm over space | "
-        "super-kernel over bmm | TFLOP/s of the best |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| R | time, us each | space | processes | bmm | super-kernel | bmm over time | "
+        "bmm over space | super-kernel over bmm | TFLOP/s of the best |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for count, rates in sorted(found.items()):
-        cells = [f"{1e6 / statistics.median(rates[way]):.3g}" for way in (*_APART, *_ONE_KERNEL)]
+        cells = [
+            f"{1e6 / statistics.median(rates[way]):.3g}" if way in rates else "-"
+            for way in (*_APART, *_ONE_KERNEL)
+        ]
         for above, below in (("bmm", "time"), ("bmm", "space"), ("super-kernel", "bmm")):
             cells.append(ratio_text(ratio(rates[above], rates[below])))
         best = statistics.median(rates[_better(rates, list(rates))])
