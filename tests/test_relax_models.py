@@ -298,3 +298,51 @@ def test_packed_functions_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(ModelError, match="call_dps_packed"):
         kernels_of(read(tmp_path, module(emit)), LLVM)
+
+
+# --- what is not known, and memory -------------------------------------------------------------
+
+
+def test_moved_by_their_last_bits_weights_say_how_well_an_output_is_known() -> None:
+    ways = RelaxGraph.of(module(layers)).ways([{"x": X}])
+    assert ways is not None
+    expected = by_numpy(X)
+    for name, values in ways.known[0].items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=1e-3)
+        for (other,) in ways.others:
+            assert not np.array_equal(other[name], values)
+            np.testing.assert_allclose(other[name], values, rtol=1e-3, atol=1e-4)
+
+
+def cancelling(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    """Return what is left of two numbers that are much larger: its digits are rounding's."""
+    far = relax.const(np.full(SHAPE, 2e4, np.float32))
+    near = builder.emit(relax.op.subtract(builder.emit(relax.op.add(x, far)), far))
+    return relax.op.matmul(near, relax.const(WEIGHTS[0]))
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0.003, Verdict.RIGHT), (0.5, Verdict.WRONG)])
+def test_an_output_that_rounding_moves_may_move_as_far_and_no_further(
+    tmp_path: Path, off: float, verdict: Verdict
+) -> None:
+    model = kernels_of(read_model(save_in(tmp_path, RelaxGraph.of(module(cancelling)))), LLVM).model
+
+    def run(given: Arrays) -> Arrays:
+        (found,) = model.graph.run([given])
+        moved = found["output"].copy()
+        moved[0, 0] += off * np.abs(moved).max()
+        return {"output": moved}
+
+    assert verify(run, model).verdict is verdict
+
+
+def test_a_module_that_does_not_fit_is_refused_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = RelaxGraph.of(module(layers))
+    path = save_in(tmp_path, graph)
+    monkeypatch.setattr("tunerd.frontend.onnx.memory.memory_bytes", lambda: 100 << 10)
+    with pytest.raises(ModelError, match=r"to read and lower the model .* takes up to 0\.5 GiB"):
+        read_model(path)
+    with pytest.raises(ModelError, match="the model's inputs take"):
+        RelaxGraph.of(module(layers))

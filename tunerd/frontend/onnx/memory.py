@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tunerd.errors import ModelError
@@ -23,11 +23,14 @@ _BYTES_PER_RANDOM_ELEMENT = 8
 # byte of a file (results, "Memory and time of lowering").
 _LOWERING_BYTES = 512 << 20
 _LOWERING_BYTES_PER_BYTE = 4
+RELAX_BYTES_PER_BYTE = 8  # of a Relax module as JSON: 7.3 were measured of one of 180 MiB
 
 
-def require_memory_to_lower(what: str, size: int) -> None:
+def require_memory_to_lower(
+    what: str, size: int, *, per_byte: int = _LOWERING_BYTES_PER_BYTE
+) -> None:
     """Raise ModelError unless this machine's memory is enough for a file of `size` bytes."""
-    needed = _LOWERING_BYTES + _LOWERING_BYTES_PER_BYTE * size
+    needed = _LOWERING_BYTES + per_byte * size
     if needed > (available := memory_bytes()):
         raise ModelError(
             f"to read and lower {what} takes up to {needed / 2**30:,.1f} GiB, and this machine has "
@@ -41,14 +44,23 @@ def require_memory(proto: onnx.ModelProto) -> None:
 
     `proto` has fixed input shapes. What depends on values, and not on shapes alone, is not seen.
     """
+    inputs = ((_elements(v), _itemsize(v)) for v in proto.graph.input)
+    values = ((v.name, _elements(v) * _itemsize(v)) for v in _values(proto))
+    require_memory_of(inputs, values)
+
+
+def require_memory_of(inputs: Iterable[tuple[int, int]], values: Iterable[tuple[str, int]]) -> None:
+    """Raise ModelError unless this machine's memory holds all inputs and two of each other value.
+
+    Args:
+        inputs: the elements of each input, and the bytes of one of them.
+        values: the name and the bytes of each other value.
+    """
     available = memory_bytes()
-    inputs = sum(
-        _elements(v) * (_itemsize(v) + _BYTES_PER_RANDOM_ELEMENT) for v in proto.graph.input
-    )
-    _require(inputs, available, "the model's inputs take")
-    for value in _values(proto):
-        needed = inputs + 2 * _elements(value) * _itemsize(value)
-        _require(needed, available, f"with its value '{value.name}' the model takes")
+    given = sum(count * (itemsize + _BYTES_PER_RANDOM_ELEMENT) for count, itemsize in inputs)
+    _require(given, available, "the model's inputs take")
+    for name, size in values:
+        _require(given + 2 * size, available, f"with its value '{name}' the model takes")
 
 
 def _require(needed: int, available: int, what: str) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # order do that to as many.
 _ROUNDOFF = 2.0**-23
 _TO_QUANTISE = 2.0**-19
-_NUDGES = 2
+NUDGES = 2
 _ALLOWED = 4.0  # times what rounding moves
 _FLOAT = 1  # of onnx.TensorProto, whose import takes a third of a second
 
@@ -55,9 +55,9 @@ def ways_of(proto: onnx.ModelProto, inputs: Sequence[Arrays]) -> Ways:
     clear = written_out(proto)
     others = [_run(clear, inputs, optimize=True)]
     by = _TO_QUANTISE if is_quantised(proto) else _ROUNDOFF
-    for seed in range(_NUDGES):
+    for seed in range(NUDGES):
         rng = np.random.default_rng(seed)
-        moved = [{name: _nudged(a, by, rng) for name, a in given.items()} for given in inputs]
+        moved = [{name: nudged(a, by, rng) for name, a in given.items()} for given in inputs]
         others.append(_run(_with_nudged_weights(clear, by, rng), moved))
     return Ways(tuple(_run(clear, inputs)), tuple(map(tuple, others)), steps(proto))
 
@@ -150,7 +150,7 @@ def _with_nudged_weights(
             if tensor.name in sizes:
                 continue
             if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 0:
-                array = _nudged(values_of(tensor), by, rng)
+                array = nudged(values_of(tensor), by, rng)
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return copy
 
@@ -174,12 +174,18 @@ def _behind_sizes(proto: onnx.ModelProto) -> set[str]:
     return found
 
 
-def _nudged(array: Array, by: float, rng: np.random.Generator) -> Array:
+def nudged(array: Array, by: float, rng: np.random.Generator) -> Array:
     """Move each floating value by a share of itself, up or down."""
     if array.dtype.kind != "f":
         return array
     up = rng.integers(0, 2, array.shape, np.int8) * 2 - 1
     return np.asarray(array * (1 + up * array.dtype.type(by)), array.dtype)
+
+
+def nudged_by_a_bit(array: Array, rng: np.random.Generator) -> Array:
+    """Move each floating value by about its last bit, up or down."""
+    is_float = array.dtype.kind == "f"
+    return nudged(array, float(np.finfo(array.dtype).eps), rng) if is_float else array
 
 
 def steps(proto: onnx.ModelProto) -> dict[str, float]:

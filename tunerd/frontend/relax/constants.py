@@ -12,8 +12,9 @@ from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import FloatImm, IntImm
 
+from tunerd.frontend.onnx.uncertainty import nudged_by_a_bit
 from tunerd.frontend.relax.movement import cut_of
-from tunerd.system.arrays import rounded
+from tunerd.system.arrays import MODEL_TOLERANCES, rounded
 from tunerd.vocabulary import Arrays
 
 if TYPE_CHECKING:
@@ -108,6 +109,11 @@ def hoist_constants(mod: IRModule, *, num_inputs: int) -> tuple[IRModule, Arrays
 def round_constants(mod: IRModule, precision: str) -> IRModule:
     """Return `mod` with float32 weights of `main` as a precision has them, still as float32."""
     return _mutated(mod, _Rounder(mod, precision))
+
+
+def nudge_constants(mod: IRModule, rng: np.random.Generator) -> IRModule:
+    """Return `mod` with each weight of `main` moved by its last bit, up or down."""
+    return _mutated(mod, _Nudger(mod, rng))
 
 
 def unit_permutes_to_reshapes(mod: IRModule) -> IRModule:
@@ -265,6 +271,19 @@ class _Rounder(PyExprMutator):  # type: ignore[misc]
         if not const.value.shape or str(const.value.dtype) != "float32":
             return const
         return relax.const(rounded(const.value.numpy(), self._precision), "float32")
+
+
+@mutator
+class _Nudger(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: IRModule, rng: np.random.Generator) -> None:
+        super().__init__(mod)
+        self._rng = rng
+
+    def visit_generic_const_(self, const: GenericConst) -> relax.Expr:
+        dtype = str(const.value.dtype)
+        if not const.value.shape or dtype not in MODEL_TOLERANCES:
+            return const
+        return relax.const(nudged_by_a_bit(const.value.numpy(), self._rng), dtype)
 
 
 @mutator

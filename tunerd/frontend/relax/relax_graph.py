@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
+
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.file import counted
+from tunerd.frontend.onnx.memory import (
+    RELAX_BYTES_PER_BYTE,
+    require_memory_of,
+    require_memory_to_lower,
+)
 from tunerd.frontend.onnx.reference import last_line
+from tunerd.frontend.onnx.uncertainty import NUDGES, nudged_by_a_bit
 from tunerd.frontend.relax.lowering import make_target
 from tunerd.frontend.tensors import require_usable
 from tunerd.system.targets import cpu_target_json
@@ -67,9 +76,13 @@ class RelaxGraph:
         from tvm.ir import IRModule
 
         try:
+            size = path.stat().st_size
+            require_memory_to_lower(f"the model {path}", size, per_byte=RELAX_BYTES_PER_BYTE)
             graph = cls.from_bytes(path.read_bytes())
             if not isinstance(graph.mod, IRModule):
                 raise TypeError(f"it holds a {type(graph.mod).__name__}")
+        except ModelError:
+            raise
         except OSError as error:
             raise ModelError(
                 f"the model {path} cannot be read: {error.strerror}; give another path"
@@ -146,6 +159,20 @@ class RelaxGraph:
                 "a Relax module needs inputs of different names and an output, and main has the "
                 f"inputs {counted(names) or 'none'} and {len(self.outputs())} outputs"
             )
+        self._require_memory()
+
+    def _require_memory(self) -> None:
+        """Raise ModelError where this machine's memory holds not what it takes to run."""
+        blocks = self.mod["main"].body.blocks if hasattr(self.mod["main"].body, "blocks") else ()
+        require_memory_of(
+            ((math.prod(i.shape), np.dtype(i.dtype).itemsize) for i in self.inputs()),
+            (
+                (binding.var.name, size)
+                for block in blocks
+                for binding in block.bindings
+                if (size := _bytes_of(binding.var.ty))
+            ),
+        )
 
     def simplified(self, inputs: tuple[TensorSpec, ...]) -> tuple[Self, tuple[str, ...]]:
         return self, ()  # lowering does all of it
@@ -208,7 +235,21 @@ class RelaxGraph:
         return {o.name: _behind(each, known) for o, each in zip(outputs, fields, strict=True)}
 
     def ways(self, inputs: Sequence[Arrays]) -> Ways | None:
-        return None  # TVM writes each operator in one way
+        """Compute it again with weights and inputs moved by their last bits.
+
+        TVM writes each operator in one way, so that what rounding does is seen in no other.
+        """
+        import tvm
+
+        from tunerd.frontend.relax.constants import nudge_constants
+
+        others = []
+        for seed in range(NUDGES):
+            rng = np.random.default_rng(seed)
+            moved = type(self)(str(tvm.ir.save_json(nudge_constants(self.mod, rng))))
+            given = [{n: nudged_by_a_bit(a, rng) for n, a in each.items()} for each in inputs]
+            others.append(tuple(moved.run(given)))
+        return Ways(tuple(self.run(inputs)), tuple(others), {})
 
     def run(self, inputs: Sequence[Arrays]) -> list[Arrays]:
         import tvm
@@ -246,6 +287,22 @@ def _spec(name: str, of: relax.Type, role: str) -> TensorSpec:
         )
     require_usable(what, dtype=str(of.dtype), rank=len(dims))
     return TensorSpec(name, tuple(map(int, dims)), str(of.dtype))
+
+
+def _bytes_of(of: relax.Type) -> int:
+    """Return how many bytes a tensor of fixed shape takes, or all of several; else 0."""
+    from tvm import relax
+    from tvm.tirx import IntImm
+
+    if isinstance(of, relax.TupleType):
+        return sum(map(_bytes_of, of.fields))
+    dims = of.shape.values if isinstance(getattr(of, "shape", None), relax.ShapeExpr) else []
+    if not all(isinstance(d, IntImm) for d in dims):
+        return 0
+    try:
+        return math.prod(map(int, dims)) * np.dtype(str(of.dtype)).itemsize
+    except (AttributeError, TypeError):  # no tensor, or of a type that NumPy lacks
+        return 0
 
 
 def _is_narrow(func: Any) -> bool:
