@@ -84,6 +84,7 @@ TVM_MODULES = {
     "runner.tvm_runtime",
     "frontend.relax.attention",
     "frontend.relax.attention_kernel",
+    "frontend.relax.channels",
     "frontend.relax.constants",
     "frontend.relax.converters",
     "frontend.relax.corrections",

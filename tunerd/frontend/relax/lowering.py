@@ -236,10 +236,11 @@ def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
 def _fuse(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRModule]]:
     from tvm.relax import transform as rt
 
+    from tunerd.frontend.relax.channels import fill_vectors
     from tunerd.frontend.relax.fast_math import use_fast_math
 
     return [
-        *(_for_gpus(precision) if target.is_cuda else [use_fast_math]),
+        *(_for_gpus(precision) if target.is_cuda else [fill_vectors, use_fast_math]),
         rt.LegalizeOps(),
         rt.AnnotateTIROpPattern(),
         rt.FoldConstant(),
