@@ -7,7 +7,7 @@ Exports the model with eight seeds, tunes the first for each share with `tunerd 
 the others with the same winners. Then samples every way to run the eight, all in turns:
 
 - PyTorch, one process: CUDA graphs one after another, on 2, 4 and 8 streams, in green contexts;
-  with batch norms folded, and with --compile by Inductor, too; batches of 8 and 32 of one model;
+  with batch norms folded, and compiled by Inductor, too; batches of 8 and 32 of one model;
   all eight as one by vmap and by grouped convolutions
 - the artifacts of each share in the same places
 - eight processes of one model each, PyTorch's or an artifact: without MPS, and under MPS without a
@@ -164,7 +164,7 @@ class Crew:
         given = ["--worker", kind, "--model", options.model, "--precision", options.precision]
         given += ["--artifacts", json.dumps(texts), "--out", str(options.out)]
         given += ["--policies", ",".join(options.policies)]
-        given += ["--compile"] if options.compile else []
+        given += [] if options.compile else ["--no-compile"]
         log = options.out / "logs" / re.sub(r"\W+", "-", name)
         log.mkdir(parents=True, exist_ok=True)
         return Group(
@@ -273,7 +273,9 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budget", default="45s", help="of each search")
     parser.add_argument("--secs", type=float, default=100.0, help="for the turns, four at least")
     parser.add_argument("--sample-secs", type=float, default=0.2, help="of each way")
-    parser.add_argument("--compile", action="store_true", help="with torch.compile, too")
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="by Inductor, too"
+    )
     parser.add_argument("--runs", type=Path, default=RUNS, help="for models and artifacts")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--worker", help=argparse.SUPPRESS)

@@ -75,16 +75,16 @@ def _answers(rates: Mapping[str, Sequence[float]], strongest: str) -> list[str]:
         return []
     alone = [x for x in ours if x.endswith("one after another")]
     winner = best(rates, ours)
-    gain = ratio(rates[winner], rates[strongest])
-    said = [
-        f"- '{winner}' over the best of PyTorch: {ratio_text(gain)}; {TARGET:g} times: "
-        f"{gain.is_above(TARGET)}"
-    ]
     engines = [x for x in ours if x.startswith("engine")]
-    if engines:
-        first = best(rates, engines)
-        over = ratio(rates[first], rates[strongest])
-        said.append(f"- '{first}' over the best of PyTorch: {ratio_text(over)}")
+    eager = best(rates, [x for x in rivals(list(rates)) if "compiled" not in x])
+    said = []
+    for label in dict.fromkeys([winner, *([best(rates, engines)] if engines else [])]):
+        for rival in dict.fromkeys([strongest, eager]):
+            gain = ratio(rates[label], rates[rival])
+            said.append(
+                f"- '{label}' over '{rival}': {ratio_text(gain)}; {TARGET:g} times: "
+                f"{gain.is_above(TARGET)}"
+            )
     if alone:
         base = best(rates, alone)
         kernels = ratio(rates[base], rates[FIRST])

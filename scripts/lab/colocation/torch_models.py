@@ -84,11 +84,16 @@ def captured(call: Callable[..., Any], arguments: Sequence[Any], stream: Any = N
 
 def compiled(models: Sequence[Any], inputs: Sequence[Any]) -> list[Graph]:
     """Compile one model's code with Inductor, and capture it with the weights of each."""
+    import copy
+
     import torch
     from torch.func import functional_call
 
+    # No weights of its own: those of the first would be compiled as the same, and others again.
+    shell = copy.deepcopy(models[0])
+
     def call(state: dict[str, Any], x: Any) -> Any:
-        return functional_call(models[0], state, (x,))
+        return functional_call(shell, state, (x,))
 
     quick = torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
     states = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in models]
