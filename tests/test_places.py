@@ -30,7 +30,7 @@ from tunerd.colocation.places.green_contexts import units_of
 from tunerd.colocation.places.in_process import InProcessPlace
 from tunerd.colocation.places.mps import MpsPlace
 from tunerd.colocation.places.processes import ProcessesPlace, RunnersPlace
-from tunerd.colocation.plan import Member
+from tunerd.colocation.plan import Member, Plan
 from tunerd.colocation.work import Lane, Seat
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.slices.mps import mps_slice
@@ -376,6 +376,38 @@ def test_a_seat_that_pauses_can_be_evicted_and_serves_again(subject: Subject, la
     done = subject.run(seat, inputs(1))
     assert isinstance(done, Done)
     assert same(done.outputs, subject.expected(0, inputs(1)))
+
+
+def test_what_exceeds_its_time_is_evicted_in_every_place_and_nobody_else_is(
+    subject: Subject,
+) -> None:
+    members = [subject.member(seed) for seed in (0, 1)]
+    members[0] = members[0].model_copy(update={"limit_ms": 300})
+    is_on_a_gpu = subject.compiled is cuda_artifact
+    plan = Plan.model_validate(
+        {
+            "members": [member.model_dump() for member in members],
+            "policy": {"kind": "streams"},
+            "device": "cuda" if is_on_a_gpu else "cpu",
+        }
+    )
+    with Engine(plan, place=subject.place) as engine:
+        neighbour = runners_of(subject)[1].pid if isinstance(subject.place, RunnersPlace) else 0
+        subject.hang(Seat("m0", "stream-0"))
+        endless = engine.submit("m0", inputs(1))
+        others = [engine.submit("m1", inputs(seed)) for seed in range(4)]
+        assert "exceeded its time of 0.3 s" in str(endless.exception(WAIT_SECS))
+        subject.heal()
+        for seed, other in enumerate(others):
+            assert same(other.result(WAIT_SECS), subject.expected(1, inputs(seed)))
+        assert same(
+            engine.submit("m0", inputs(2)).result(WAIT_SECS), subject.expected(0, inputs(2))
+        )
+        (fault,) = engine.stats().faults
+        if neighbour:
+            assert runners_of(subject)[1].pid == neighbour
+    assert fault.lost == {Seat("m0", "stream-0")}
+    assert fault.recovered_secs is not None
 
 
 def test_what_is_no_artifact_is_not_loaded(subject: Subject, lane: Lane, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ once. Which request goes where is the policy's. Here is what holds under every p
   one, where it is in several segments: what is between them is there once;
 - a request goes on where it began, segment after segment unless the policy prefers another one;
 - what a fault took from others runs once more, first in its line;
-- where several ran and nobody knows whose fault it was, each of them runs alone then: it has a name
-  if it comes again;
+- where a fault took several seats and nobody knows whose it was, what ran runs alone then: it has a
+  name if it comes again;
 - of several layouts of lanes one is in use, and another one begins when nothing runs in it.
 """
 
@@ -183,7 +183,7 @@ class Scheduler(View):
         firsts = [line[0] for line in self._running.values() if line]
         first = {running.waiting.request.request_id for running in firsts}
         ran = [running.waiting for running in firsts if running.seat in taken]
-        if not culprit and len(ran) > 1:
+        if not culprit and len(taken) > 1:  # what takes one alone is no question of others
             self._suspects.add(waiting for waiting in ran if not waiting.losses)
         for seat in sorted(taken):
             self._slots[seat] = 0
