@@ -9,6 +9,7 @@ kernels stay whole.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _TRIES = 3  # of what is timed; the fastest counts
 _ROUNDS = 6  # of splitting: pieces are halved at least, as far as kernels allow
+_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
 _OF_THE_MACHINE = "vm.builtin."  # calls that are no kernels
 
 
@@ -83,11 +86,13 @@ def cut(
 
 def segmented(
     model: LoadedModel, inputs: Mapping[str, Any], limit_secs: float
-) -> SegmentedModel | SegmentedCapture:
+) -> SegmentedModel | SegmentedCapture | WholeCapture:
     """Return a loaded model in segments of at most so long, infinite for one segment."""
-    if model.manifest["target"]["kind"] == "cuda":
-        return SegmentedCapture(model.captured(), inputs, limit_secs)
-    return SegmentedModel(model, inputs, limit_secs)
+    if model.manifest["target"]["kind"] != "cuda":
+        return SegmentedModel(model, inputs, limit_secs)
+    if math.isinf(limit_secs):
+        return WholeCapture(model, inputs)
+    return SegmentedCapture(model.captured(), inputs, limit_secs)
 
 
 # --- CPUs ---------------------------------------------------------------------------------------
@@ -244,7 +249,25 @@ class SegmentedCapture:
             self._driver.cuEventDestroy(event)
 
 
-_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
+class WholeCapture:
+    """A model for a GPU in one segment: a StagedModel that is waited for. One thread at a time."""
+
+    def __init__(self, model: LoadedModel, inputs: Mapping[str, Any]) -> None:
+        from cuda.bindings import driver
+
+        self._stream = int(checked(driver.cuStreamCreate(_NON_BLOCKING)))
+        (self._staged,) = model.staged(self._stream)
+        secs = []
+        for _ in range(_TRIES):
+            self(inputs, _NoPauses())
+            secs.append(self._staged.secs())
+        self.segment_secs = (min(secs),)
+
+    def __call__(self, inputs: Mapping[str, Any], pauses: Pauses) -> Arrays:
+        """Run the model; return its outputs by name."""
+        self._staged.launch(inputs, self._stream)
+        self._staged.wait()
+        return self._staged.read()
 
 
 def _in_order(driver: Any, graph: Any) -> list[Any]:
