@@ -171,6 +171,21 @@ def test_an_engine_is_no_client_of_its_mps_daemon(root: Path) -> None:
     assert done.stdout.split("\n")[0] in ("[False, True]", "[None, None]"), done.stderr
 
 
+def test_one_more_tenant_of_an_architecture_takes_its_weights_and_little_more(root: Path) -> None:
+    names = [f"a{seed}" for seed in range(MEMBERS)]
+    document = {
+        "device": "cuda",
+        "policy": {"kind": "streams"},
+        "members": [{"name": name, "artifact": root / name} for name in names],
+    }
+    with Engine(Plan.model_validate(document)) as engine:
+        resident = engine.memory_bytes()
+    print(f"memory of tenants: {resident}")
+    weights = (root / "a0" / "weights.bin").stat().st_size
+    for name in names[1:]:
+        assert resident[name] <= weights + (20 << 20)
+
+
 def test_shares_change_on_a_gpu_in_milliseconds_and_no_request_is_lost(root: Path) -> None:
     shares = {"a0": (25, [50]), "a1": (25, [13]), "a2": (25, [25])}
     paths = names_and_paths(root)

@@ -25,7 +25,6 @@ import numpy as np
 
 from tunerd.artifacts.device_kernels import WithKernels, with_device_kernels
 from tunerd.artifacts.libraries import library_needs
-from tunerd.artifacts.loading import aligned
 from tunerd.artifacts.manifest import (
     FORMAT_VERSION,
     LIBRARY,
@@ -36,6 +35,7 @@ from tunerd.artifacts.manifest import (
     sealed,
     sha256_of,
 )
+from tunerd.artifacts.weights import aligned
 from tunerd.builder.build import build_problem
 from tunerd.builder.library import export_library, load_tvm
 from tunerd.builder.lowering import tir_pipeline
@@ -337,7 +337,7 @@ def _counting_storage(planned: list[int]) -> Any:
 
 
 def write_weights(weights: Arrays, path: Path) -> None:
-    """Write tensors as `tunerd.artifacts.loading.map_weights` reads them."""
+    """Write tensors as `tunerd.artifacts.weights.map_weights` reads them."""
     entries, offset = [], 0
     for name, array in weights.items():
         entries.append(

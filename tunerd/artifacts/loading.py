@@ -14,9 +14,8 @@ A packed one has these for several shares of a device, or for several sizes of t
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import os
-import struct
 import threading
 import time
 import warnings
@@ -24,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from tunerd.artifacts.libraries import mismatches as other_versions
 from tunerd.artifacts.libraries import provide
 from tunerd.artifacts.manifest import (
     LIBRARY,
-    MAX_JSON_BYTES,
     SAMPLE,
     WEIGHTS,
     LoadError,
@@ -43,12 +42,11 @@ from tunerd.artifacts.manifest import (
     read_all_variants,
     stored_at,
 )
+from tunerd.artifacts.weights import in_one_piece, map_weights
 from tunerd.vocabulary import Arrays, TensorSpec
 
 if TYPE_CHECKING:
     from tunerd.artifacts.captured import CapturedModel, Recorder, StagedModel
-
-ALIGNMENT = 64  # bytes; what tvm.runtime.from_dlpack asks of a tensor
 
 __all__ = ["LoadError", "LoadedModel", "MismatchWarning", "load", "map_weights"]
 
@@ -86,53 +84,6 @@ def load(
 
         return SizedModel(folder, variants, device=device, known=known)
     return LoadedModel(folder, variants, device=device, known=known)
-
-
-def map_weights(path: Path) -> Arrays:
-    """Return the tensors of a weights file by name, mapped and not read. Changes stay private.
-
-    Raises LoadError where the file is none.
-    """
-    try:
-        return _mapped(path)
-    except (OSError, ValueError, TypeError, LookupError, RecursionError, struct.error) as error:
-        raise LoadError(
-            f"{path} cannot be read as weights ({error}); copy the folder again, or tune again"
-        ) from error
-
-
-def _mapped(path: Path) -> Arrays:
-    # Copy-on-write: DLPack refuses arrays that are not writable, and nothing writes to these.
-    data = np.memmap(path, dtype=np.uint8, mode="c")
-    (size,) = struct.unpack("<Q", data[:8].tobytes())
-    if size > min(data.size, MAX_JSON_BYTES):
-        raise ValueError(f"a header of {size} bytes")
-    header = json.loads(data[8 : 8 + size].tobytes())
-    start = aligned(8 + size)
-    weights: Arrays = {}
-    for entry in header["tensors"]:
-        offset, dtype = entry["offset"], _dtype(entry["dtype"])
-        is_number = dtype.kind in "biuf" or dtype.name == "bfloat16"
-        if offset < 0 or entry["bytes"] < 0 or not is_number:
-            raise ValueError(f"a tensor of {dtype} at {offset}")
-        first = start + offset
-        array = data[first : first + entry["bytes"]].view(dtype)
-        weights[entry["name"]] = array.reshape(entry["shape"])
-    return weights
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":  # TVM brings it along
-        import ml_dtypes
-
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return found
-    return np.dtype(name)
-
-
-def aligned(size: int) -> int:
-    """Return `size` rounded up to the alignment of the weights file."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class LoadedModel:
@@ -182,7 +133,8 @@ class LoadedModel:
         library_path = stored_at(folder, manifest, LIBRARY)
         weights_path = stored_at(folder, manifest, WEIGHTS)
         try:
-            self._library = tvm.runtime.load_module(str(library_path.resolve()))
+            self._held = _library(manifest["files"][LIBRARY], library_path)
+            self._library = self._held.module
             # The virtual machine keeps the list and adds the CPU to it.
             self._machine = VirtualMachine(self._library, [self._device])
             self._main = self._machine["main"]
@@ -198,10 +150,14 @@ class LoadedModel:
                 f"{weights_path} has no tensor '{missing[0]}', which the manifest names; copy "
                 "the folder again"
             )
-        to_device = self._to_device if loaded is None else self._copied
-        self._weights = tuple(
-            own[name] if name in own else to_device(weights[name]) for name in manifest["weights"]
-        )
+        others = {name: weights[name] for name in manifest["weights"] if name not in own}
+        if is_cuda:
+            empty = functools.partial(tvm.runtime.empty, device=self._device)
+            placed = in_one_piece(others, empty)
+        else:
+            to_device = self._to_device if loaded is None else self._copied
+            placed = {name: to_device(weight) for name, weight in others.items()}
+        self._weights = tuple((placed | dict(own))[name] for name in manifest["weights"])
         self._device.sync()  # the weights are there, whichever stream reads them first
 
     @property
@@ -380,6 +336,26 @@ class LoadedModel:
 
     def _fields(self, outputs: Any) -> list[Any]:
         return [outputs] if isinstance(outputs, self._tvm.runtime.Tensor) else list(outputs)
+
+
+class _Library:
+    """A compiled library that is loaded; models of one architecture may have it in common."""
+
+    def __init__(self, path: Path) -> None:
+        import tvm
+
+        self.module = tvm.runtime.load_module(str(path.resolve()))
+
+
+_libraries: WeakValueDictionary[str, _Library] = WeakValueDictionary()  # by sha256
+
+
+def _library(sha256: str, path: Path) -> _Library:
+    """Return a library, loaded once for all that have it: its code is on the device once."""
+    found = _libraries.get(sha256)
+    if found is None:
+        found = _libraries[sha256] = _Library(path)
+    return found
 
 
 def _specs(entries: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:

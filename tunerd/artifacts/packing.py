@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from tunerd.artifacts.compile import write_json, write_weights, written_beside
-from tunerd.artifacts.loading import map_weights
 from tunerd.artifacts.manifest import (
     LIBRARY,
     MANIFEST,
@@ -32,6 +31,7 @@ from tunerd.artifacts.manifest import (
     sha256_of,
     stored_at,
 )
+from tunerd.artifacts.weights import map_weights
 from tunerd.errors import FolderError, InputError
 from tunerd.records.paths import Paths
 from tunerd.system.version import __version__

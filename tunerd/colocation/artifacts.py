@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tunerd.artifacts.loading import map_weights
 from tunerd.artifacts.manifest import (
     LIBRARY,
     MANIFEST,
@@ -22,6 +21,7 @@ from tunerd.artifacts.manifest import (
     sha256_of,
     stored_at,
 )
+from tunerd.artifacts.weights import map_weights
 from tunerd.colocation.plan import Member
 from tunerd.system.arrays import dtype_of, timing_values
 from tunerd.vocabulary import Arrays, TensorSpec

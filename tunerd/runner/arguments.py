@@ -8,7 +8,6 @@ same piece.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tunerd.artifacts.weights import view
 from tunerd.system.arrays import dtype_of, timing_values
 from tunerd.vocabulary import Arrays, Build, TensorSpec
 
@@ -117,7 +117,7 @@ class Arguments:
         return self._scratch[spec]
 
     def _view(self, spec: TensorSpec, begin: int) -> Any:
-        return _view(self._pieces[spec.dtype], spec.shape, begin)
+        return view(self._pieces[spec.dtype], spec.shape, spec.dtype, begin)
 
     def _reserve(self, dtype: str, size: int) -> None:
         """Have a piece of a type with at least so many bytes."""
@@ -134,10 +134,10 @@ class Arguments:
         item = dtype_of(dtype).itemsize
         have = min(count, _MADE_ON_HOST // item)
         values = timing_values(TensorSpec("", (have,), dtype), seed=0)
-        _view(piece, (have,), 0).copyfrom(values)
+        view(piece, (have,), dtype, 0).copyfrom(values)
         while have < count:
             more = min(have, count - have)
-            _view(piece, (more,), 0).copyto(_view(piece, (more,), have * item))
+            view(piece, (more,), dtype, 0).copyto(view(piece, (more,), dtype, have * item))
             have += more
         return piece
 
@@ -162,40 +162,6 @@ def _bytes_of(spec: TensorSpec) -> int:
 
 def _aligned(size: int, to: int = _ALIGNED) -> int:
     return -(-size // to) * to
-
-
-class _DLTensor(ctypes.Structure):
-    """DLPack's tensor, https://dmlc.github.io/dlpack/latest/c_api.html."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int32 * 2),
-        ("ndim", ctypes.c_int32),
-        ("dtype", ctypes.c_uint8 * 4),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-_pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_in.restype = ctypes.c_void_p
-_pointer_in.argtypes = [ctypes.py_object, ctypes.c_char_p]
-
-
-def _view(piece: Any, shape: Sequence[int], begin: int) -> Any:
-    """Return the tensor that begins so many bytes into a piece.
-
-    TVM's view has the pointer of its piece and an offset, and compiled kernels read the pointer
-    alone. So the offset is added to it on the way through DLPack, which keeps the piece alive.
-    """
-    import tvm_ffi
-
-    capsule = piece._create_view(shape, relative_byte_offset=begin).__dlpack__()
-    tensor = _DLTensor.from_address(_pointer_in(capsule, b"dltensor"))
-    tensor.data = (tensor.data or 0) + tensor.byte_offset
-    tensor.byte_offset = 0
-    return tvm_ffi.from_dlpack(capsule)
 
 
 def timed_inputs(model: Any) -> Arrays:

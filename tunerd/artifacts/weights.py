@@ -1,0 +1,136 @@
+"""The tensors of an artifact: as a file holds them, and on a device, in one piece of memory.
+
+A driver gives memory in units of up to 2 MiB, so that tensors with memory of their own take up to
+twice what they are; a piece for all wastes one unit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunerd.artifacts.manifest import MAX_JSON_BYTES, LoadError
+from tunerd.system.arrays import dtype_of
+from tunerd.vocabulary import Arrays
+
+ALIGNMENT = 64  # bytes; what tvm.runtime.from_dlpack asks of a tensor
+_DEVICE_ALIGNMENT = 256  # bytes, of a tensor in a piece; as what cudaMalloc returns
+
+
+def map_weights(path: Path) -> Arrays:
+    """Return the tensors of a weights file by name, mapped and not read. Changes stay private.
+
+    Raises LoadError where the file is none.
+    """
+    try:
+        return _mapped(path)
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, struct.error) as error:
+        raise LoadError(
+            f"{path} cannot be read as weights ({error}); copy the folder again, or tune again"
+        ) from error
+
+
+def _mapped(path: Path) -> Arrays:
+    # Copy-on-write: DLPack refuses arrays that are not writable, and nothing writes to these.
+    data = np.memmap(path, dtype=np.uint8, mode="c")
+    (size,) = struct.unpack("<Q", data[:8].tobytes())
+    if size > min(data.size, MAX_JSON_BYTES):
+        raise ValueError(f"a header of {size} bytes")
+    header = json.loads(data[8 : 8 + size].tobytes())
+    start = aligned(8 + size)
+    weights: Arrays = {}
+    for entry in header["tensors"]:
+        offset, dtype = entry["offset"], _dtype(entry["dtype"])
+        is_number = dtype.kind in "biuf" or dtype.name == "bfloat16"
+        if offset < 0 or entry["bytes"] < 0 or not is_number:
+            raise ValueError(f"a tensor of {dtype} at {offset}")
+        first = start + offset
+        array = data[first : first + entry["bytes"]].view(dtype)
+        weights[entry["name"]] = array.reshape(entry["shape"])
+    return weights
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":  # TVM brings it along
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    return np.dtype(name)
+
+
+def aligned(size: int) -> int:
+    """Return `size` rounded up to the alignment of the weights file."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def in_one_piece(
+    tensors: Mapping[str, Any], empty: Callable[[Sequence[int], str], Any]
+) -> dict[str, Any]:
+    """Copy tensors by name, NumPy's or TVM's, into one piece of a device; return views of it.
+
+    empty: makes a tensor on the device, by its shape and type.
+    """
+    from tvm import runtime
+
+    begins, end = [], 0
+    for tensor in tensors.values():
+        begins.append(end)
+        size = math.prod(map(int, tensor.shape)) * dtype_of(str(tensor.dtype)).itemsize
+        end += -(-size // _DEVICE_ALIGNMENT) * _DEVICE_ALIGNMENT
+    piece = empty((max(end, 1),), "uint8")
+    found = {}
+    for (name, tensor), begin in zip(tensors.items(), begins, strict=True):
+        found[name] = there = view(piece, tensor.shape, str(tensor.dtype), begin)
+        if 0 in tensor.shape:
+            continue
+        source = tensor
+        if isinstance(tensor, np.ndarray):
+            try:
+                source = runtime.from_dlpack(tensor)
+            except (RuntimeError, BufferError):  # bfloat16, read-only
+                there.copyfrom(np.asarray(tensor, order="C"))
+                continue
+        source.copyto(there)
+    return found
+
+
+class _DLTensor(ctypes.Structure):
+    """DLPack's tensor, https://dmlc.github.io/dlpack/latest/c_api.html."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_in.restype = ctypes.c_void_p
+_pointer_in.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def view(piece: Any, shape: Sequence[int], dtype: str, begin: int) -> Any:
+    """Return the tensor that begins so many bytes into a piece, which it keeps alive.
+
+    TVM's view has the pointer of its piece and an offset, and compiled kernels read the pointer
+    alone. So the offset is added to it on the way through DLPack.
+    """
+    import tvm_ffi
+
+    capsule = piece._create_view(shape, dtype, relative_byte_offset=begin).__dlpack__()
+    tensor = _DLTensor.from_address(_pointer_in(capsule, b"dltensor"))
+    tensor.data = (tensor.data or 0) + tensor.byte_offset
+    tensor.byte_offset = 0
+    return tvm_ffi.from_dlpack(capsule)
