@@ -212,7 +212,7 @@ class LoadedModel:
 
         return CapturedModel(self._recorder(stream))
 
-    def staged(self, stream: Any = None, count: int = 1) -> tuple[StagedModel, ...]:
+    def staged(self, stream: Any, count: int = 1) -> tuple[StagedModel, ...]:
         """Return the model as CUDA graphs that begin and end in host memory, as engines use them.
 
         They run on `stream` one after the other: with two, the inputs of one are written while the

@@ -25,7 +25,7 @@ class SizedModel(LoadedModel):
     """A loaded artifact of several sizes, which have one copy of the weights between them.
 
     It is called as a `LoadedModel` is, with inputs of any size that it has or may be padded to.
-    `inputs`, `outputs`, `manifest`, `timed_calls` and `captured` are those of its largest size;
+    `inputs`, `outputs`, `manifest`, `timed_calls`, `captured` and `staged` are of its largest size;
     `at` returns the model of a single one.
     """
 

@@ -10,6 +10,8 @@ and a launch costs few looks.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 import time
 from collections import deque
@@ -18,6 +20,13 @@ from typing import NamedTuple, Protocol
 
 _PART = 1 / 16  # of what a launch takes
 _LEAST_SECS, _MOST_SECS = 20e-6, 200e-6  # between two looks
+_PR_SET_TIMERSLACK, _SLACK_NANOSECS = 29, 1000  # prctl(2)
+
+
+def sleep_exactly() -> None:
+    """Have the calling thread's sleeps end when they should: Linux lets them be 50 us longer."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NANOSECS, 0, 0, 0)
 
 
 class Launched(Protocol):

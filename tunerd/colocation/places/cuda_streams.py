@@ -20,7 +20,7 @@ from tunerd.artifacts import loading
 from tunerd.artifacts.segments import SegmentedCapture
 from tunerd.colocation import artifacts
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
-from tunerd.colocation.places.completions import Completions
+from tunerd.colocation.places.completions import Completions, sleep_exactly
 from tunerd.colocation.places.cuda_seats import (
     Captured,
     CudaModel,
@@ -104,6 +104,7 @@ class CudaStreamsPlace(Place):
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         if self._entered != threading.get_ident():
             self._gpu.make_current()
+            sleep_exactly()
             self._entered = threading.get_ident()
 
         def fault_of(error: Exception) -> Fault:
