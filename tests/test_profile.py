@@ -74,6 +74,12 @@ def lines(root: Path) -> list[dict[str, Any]]:
 # --- measuring ---------------------------------------------------------------------------------
 
 
+def test_a_precision_is_that_of_the_kernels_and_of_the_profile(net: Path) -> None:
+    exported, narrow = (subject_of_model(net, precision=p) for p in ("", "bf16"))
+    assert [model.precision for _, model in narrow.models] == ["bf16"]
+    assert exported.digest != narrow.digest
+
+
 @pytest.mark.usefixtures("knee_at_40")
 def test_a_profile_has_a_curve_and_a_knee_for_each_batch(net: Path, tmp_path: Path) -> None:
     found = simulated(net, tmp_path / "profile")

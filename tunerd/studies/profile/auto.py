@@ -147,6 +147,7 @@ def _subject(settings: TuneSettings) -> Subject:
         () if settings.batch is None else (settings.batch,),
         shapes=settings.shapes,
         dims=settings.dims,
+        precision=settings.precision or "",
     )
 
 

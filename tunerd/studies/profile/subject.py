@@ -75,21 +75,24 @@ def subject_of_model(
     *,
     shapes: Mapping[str, Shape] = MappingProxyType({}),
     dims: Mapping[str, int] = MappingProxyType({}),
+    precision: str = "",
 ) -> Subject:
     """Read an ONNX file for each batch, the exported one if none is named.
 
+    precision: fp32, tf32, fp16 or bf16, that kernels compute in; "": as exported.
+
     Raises ModelError where the file cannot be used, also where its graph does not allow a batch.
     """
-    exported = read_model(path, shapes=shapes, dims=dims) if not batches else None
-    models = [(batch_of(exported.inputs), exported)] if exported is not None else []
-    models += [
-        (batch, read_model(path, shapes=shapes, dims=dims, batch=batch))
-        for batch in sorted(set(batches))
-    ]
+    models = []
+    wanted: list[int | None] = [*sorted(set(batches))] or [None]
+    for batch in wanted:
+        model = read_model(path, shapes=shapes, dims=dims, batch=batch, precision=precision)
+        models.append((batch_of(model.inputs) if batch is None else batch, model))
     # One digest for any batches: another call may add one.
     with path.open("rb") as file:
         content = hashlib.file_digest(file, "sha256")
     content.update(repr((sorted(shapes.items()), sorted(dims.items()))).encode())
+    content.update(precision.encode())  # nothing where it is as exported, as in older profiles
     return Subject(models[0][1].name, content.hexdigest(), False, "", tuple(models))
 
 
