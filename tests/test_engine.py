@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -382,6 +382,23 @@ def test_shares_on_cores_change_to_those_of_the_plan_and_no_others(root: Path) -
         result(engine.submit("one", inputs()))
     with pytest.raises(RefusedError, match="does not run"):
         engine.reshare({"one": 50})
+
+
+def test_who_waits_for_other_shares_is_told_that_the_engine_was_closed(
+    script: Script, root: Path
+) -> None:
+    place = fake_cuda_place(script, make_contexts=FakeContexts)
+    engine = Engine(plan_of(root, SHARED, kind="space"), place=place).start()
+    gate, entered = script.hold(artifact(root, 0))
+    running = engine.submit("one", inputs())
+    assert entered.wait(WAIT_SECS)
+    with pytest.raises(TimeoutError):
+        engine.reshare({"one": 20}, timeout_secs=0.001)
+    waiter = ThreadPoolExecutor(1).submit(engine.reshare, {"one": 20})
+    threading.Timer(0.5, gate.set).start()
+    engine.close()
+    assert isinstance(running.exception(WAIT_SECS), RefusedError)
+    assert isinstance(waiter.exception(WAIT_SECS), RefusedError)
 
 
 def test_a_policy_without_shares_has_none_to_change(script: Script, root: Path) -> None:

@@ -87,7 +87,8 @@ class Dispatcher:
         self._asked: dict[int, _Asked] = {}
         self._answered = threading.Condition()
         self._answers: list[tuple[_Asked, Answer]] = []  # of this turn
-        self._reshares: list[Future[float]] = []  # which wait
+        self._reshares: list[Future[float]] = []  # of which the scheduler has heard
+        self._unanswered: set[Future[float]] = set()  # all of them
         self._ticked_at = 0.0
         self._is_ending = False
         self._reloads: dict[Seat, int] = {}
@@ -109,6 +110,7 @@ class Dispatcher:
             self._reshares.append(future)
             return scheduler.reshare(layout, at)
 
+        self._unanswered.add(future)
         self._inbox.put(event)
         return future
 
@@ -185,6 +187,7 @@ class Dispatcher:
             case Reshared(secs=secs):
                 asked_for, self._reshares = self._reshares, []
                 for future in asked_for:
+                    self._unanswered.discard(future)
                     future.set_result(secs)
             case Evict(seat=seat, reason=reason):
                 also = [lost for lost in self._place.evict(seat) if lost != seat]
@@ -234,9 +237,8 @@ class Dispatcher:
         return scheduler.ready(seat, at, segments=len(loaded.segment_secs))
 
     def _refuse_all(self, reason: str) -> None:
-        reshares, self._reshares = self._reshares, []
-        for future in reshares:
-            future.set_exception(RefusedError(reason))
+        while self._unanswered:
+            self._unanswered.pop().set_exception(RefusedError(reason))
         self._answers += [(asked, RefusedError(reason)) for asked in [*self._asked.values()]]
         self._answer()
 

@@ -36,7 +36,6 @@ from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.vocabulary import Arrays, TargetSpec
 
-SHAPE = (1, 3, 32, 32)  # of the input of a simulated member
 WARM = 0.2  # of the time, before what is counted
 
 
@@ -147,7 +146,7 @@ def simulated_places(segment_us: float) -> dict[str, Any]:
     return {"free": FreePlace, "graphs": streams}
 
 
-def make_artifact(folder: Path) -> Path:
+def make_artifact(folder: Path, side: int) -> Path:
     """Compile one small layer, which no place here runs."""
     import onnx
     from onnx import TensorProto, helper
@@ -158,11 +157,12 @@ def make_artifact(folder: Path) -> Path:
     from tunerd.frontend.tasks import extract_tasks
     from tunerd.vocabulary import Model, TensorSpec
 
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, SHAPE) for n in "xy")
+    shape = (1, 3, side, side)
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in "xy")
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y], [])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(proto)
-    one, other = (TensorSpec(name, SHAPE, "float32") for name in "xy")
+    one, other = (TensorSpec(name, shape, "float32") for name in "xy")
     model = Model("relu", "0" * 64, (one,), (other,), OnnxGraph(proto))
     target = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 1}))
     lowered = lower(model, target)
@@ -279,13 +279,14 @@ def main() -> None:
     parser.add_argument("--place", nargs="+", choices=["free", "graphs"], help="simulated ones")
     parser.add_argument("--policy", default="streams")
     parser.add_argument("--segment-us", type=float, default=500.0, help="of a simulated graph")
+    parser.add_argument("--side", type=int, default=32, help="of a simulated member's image")
     parser.add_argument("--window", type=int, default=4, help="requests of a member at a time")
     parser.add_argument("--secs", type=float, default=3.0, help="of each row")
     parser.add_argument("--json", type=Path, help="a file for the numbers")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as scratch:
-        folders = options.artifact or [make_artifact(Path(scratch) / "relu")]
+        folders = options.artifact or [make_artifact(Path(scratch) / "relu", options.side)]
         found = measure(options, folders)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
