@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import queue
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +22,7 @@ import numpy as np
 import pytest
 from colocation_plans import CORES, Script, artifact, cuda_artifact, inputs, plan_of
 from fake_gpu import FakeContexts, FakeCudaModel, FakeGpu, FakeStaged, fake_cuda_place
-from fake_mps import FakeMps
+from fake_mps import FakeMps, left
 
 from tunerd.artifacts.loading import LoadError, load
 from tunerd.colocation.engine import Engine
@@ -37,6 +39,7 @@ from tunerd.slices.mps import mps_slice
 from tunerd.slices.mps.guard_client import Lease
 from tunerd.slices.mps.mps_slice import MpsSlice
 from tunerd.system.gpus import GpuFacts
+from tunerd.system.processes import ProcessId
 from tunerd.vocabulary import Arrays
 
 WAIT_SECS = 120
@@ -160,6 +163,16 @@ GPU = GpuFacts(
 )
 
 
+def end_guard(folder: Path) -> None:
+    """End the guard of a GPU that stays some seconds longer, and its daemon; remove what it had."""
+    for state in folder.glob("r/gpu-*/state.json"):
+        said = json.loads(state.read_text())["guard"]
+        guard = ProcessId(said["pid"], said["start_ticks"])
+        guard.signal(signal.SIGTERM)
+        assert guard.wait(WAIT_SECS)
+    shutil.rmtree(folder)
+
+
 def mps(root: Path) -> Subject:
     """The place of a GPU without one: a fake daemon, a real guard, runners on these cores."""
     folder = Path(tempfile.mkdtemp(prefix="tunerd-test-", dir="/tmp"))  # short, for socket paths
@@ -175,7 +188,7 @@ def mps(root: Path) -> Subject:
 
     def undo() -> None:
         patch.undo()
-        shutil.rmtree(folder, ignore_errors=True)
+        end_guard(folder)
 
     made = of_runners(MpsPlace(GPU), root)
     made.undo, made.journal, made.root_of_mps = undo, fake.journal, folder
@@ -492,6 +505,37 @@ def test_the_end_of_one_client_of_mps_is_the_end_of_all_and_all_serve_again(root
         assert same(answers[0], expected)
         assert all(fault.recovered_secs is not None for fault in faults)
         assert len(frozenset().union(*(fault.lost for fault in faults))) == 3
+
+
+_SERVER = """
+import sys
+from pathlib import Path
+import test_places as t
+subject = t.mps(Path(sys.argv[1]))
+engine = t.Engine(t.plan_of(subject.root, {"one": {}, "two": {}}), place=subject.place).start()
+engine.submit("one", t.inputs()).result(60)
+print(subject.root_of_mps, *(held.pid for held in t.runners_of(subject)), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_that_is_killed_leaves_no_client_of_mps_and_signals_none(root: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER, root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as server:
+        assert server.stdout is not None
+        folder, *pids = server.stdout.readline().split()
+        clients = [ProcessId.of(int(pid)) for pid in pids]
+        server.kill()
+    assert len(clients) == 2
+    assert left(client for client in clients if client is not None) == []
+    assert "signal" not in (Path(folder) / "journal").read_text()
+    end_guard(Path(folder))
 
 
 def test_a_dead_context_takes_every_seat_and_a_new_process_is_asked_for(root: Path) -> None:
