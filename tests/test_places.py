@@ -222,11 +222,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def opened(make: Callable[[Path], Subject], root: Path) -> Iterator[Subject]:
     made = make(root)
-    yield made
-    made.heal()
-    made.place.close()
-    made.place.close()
-    made.undo()
+    try:
+        yield made
+    finally:
+        made.heal()
+        made.place.close()
+        made.place.close()
+        made.undo()
 
 
 @pytest.fixture(params=[*PLACES, pytest.param("mps-on-a-gpu", marks=pytest.mark.gpu)])
