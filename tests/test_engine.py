@@ -208,9 +208,12 @@ def test_a_member_that_does_not_fit_is_refused_before_any_is_loaded(
     engine = engine_of(script, plan_of(root, TWO))
     needed = InProcessPlace().needed_bytes(engine.plan.members[0], 1)
     monkeypatch.setattr(cores, "memory_bytes", lambda: int(1.6 * needed))
+    closed: list[str] = []
+    monkeypatch.setattr(engine._place, "close", lambda: closed.append("the device is given back"))
     with pytest.raises(HostError, match=r"two does not fit: it needs [\d.]+ MiB, .* may be used"):
         engine.start()
     assert script.loads == []
+    assert closed
 
 
 def test_an_artifact_for_another_device_is_refused(root: Path) -> None:

@@ -73,9 +73,10 @@ class Engine:
         for member in members:
             artifacts.check(member, self.plan.device)
             self._specs[member.name] = artifacts.inputs_of(member.artifact)
-        layouts = [self._place.cut(lanes) for lanes in self._layouts()]
-        self._needed = planned_bytes(self._place, members, [x for each in layouts for x in each])
         try:
+            layouts = [self._place.cut(lanes) for lanes in self._layouts()]
+            every = [lane for lanes in layouts for lane in lanes]
+            self._needed = planned_bytes(self._place, members, every)
             self._scheduler = self._loaded(layouts)
         except BaseException:
             self._place.close()
