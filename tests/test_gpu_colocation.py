@@ -172,17 +172,12 @@ def test_an_engine_is_no_client_of_its_mps_daemon(root: Path) -> None:
 
 
 def test_one_more_tenant_of_an_architecture_takes_its_weights_and_little_more(root: Path) -> None:
-    names = [f"a{seed}" for seed in range(MEMBERS)]
-    document = {
-        "device": "cuda",
-        "policy": {"kind": "streams"},
-        "members": [{"name": name, "artifact": root / name} for name in names],
-    }
-    with Engine(Plan.model_validate(document)) as engine:
+    paths = names_and_paths(root)
+    with Engine(plan_of(paths, {"kind": "streams"}, "in-process")) as engine:
         resident = engine.memory_bytes()
     print(f"memory of tenants: {resident}")
-    weights = (root / "a0" / "weights.bin").stat().st_size
-    for name in names[1:]:
+    weights = (paths["a0"] / "weights.bin").stat().st_size
+    for name in list(paths)[1:]:
         assert resident[name] <= weights + (20 << 20)
 
 
