@@ -60,15 +60,19 @@ def endless_loop() -> onnx.ModelProto:
 
 
 def branches_on_values() -> onnx.ModelProto:
-    def branch(op: str) -> onnx.GraphProto:
-        return helper.make_graph([helper.make_node(op, ["x"], ["b"])], op, [], [tensor("b")])
+    def branch(name: str, *inputs: str) -> onnx.GraphProto:
+        node = helper.make_node("Concat", inputs, ["b"], axis=0)
+        out = helper.make_tensor_value_info("b", TensorProto.FLOAT, None)
+        return helper.make_graph([node], name, [], [out])
 
     return net(
         helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
         helper.make_node("Cast", ["sum"], ["yes"], to=TensorProto.BOOL),
         helper.make_node(
-            "If", ["yes"], ["y"], then_branch=branch("Relu"), else_branch=branch("Abs")
+            "If", ["yes"], ["rows"], then_branch=branch("t", "x"), else_branch=branch("e", "x", "x")
         ),
+        helper.make_node("ReduceMax", ["rows"], ["most"], keepdims=0),
+        helper.make_node("Add", ["x", "most"], ["y"]),
     )
 
 

@@ -105,3 +105,24 @@ def test_trees_are_refused_with_the_package_that_runs_them(tmp_path: Path) -> No
     onnx.save(proto, tmp_path / "net.onnx")
     with pytest.raises(ModelError, match="the package onnxruntime runs it as it is"):
         read_model(tmp_path / "net.onnx")
+
+
+def test_branches_that_depend_on_values_are_both_computed(tmp_path: Path) -> None:
+    def branch(op: str) -> onnx.GraphProto:
+        b = helper.make_tensor_value_info("b", TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node(op, ["x"], ["b"])], op, [], [b])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["yes"]),
+        helper.make_node(
+            "If", ["yes"], ["y"], then_branch=branch("Neg"), else_branch=branch("Abs")
+        ),
+    ]
+    zero = {"zero": np.zeros((), np.float32)}
+    proto = model(nodes, inputs={"x": (3, 4)}, outputs={"y": (3, 4)}, weights=zero)
+    lowered = lower(load(tmp_path, proto), LLVM)
+    for sign in (-1, 1):
+        x = sign * np.arange(12, dtype=np.float32).reshape(3, 4)
+        (got,) = run(lowered, {"x": x})
+        np.testing.assert_array_equal(got, -x if sign > 0 else abs(x))

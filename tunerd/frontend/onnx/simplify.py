@@ -17,7 +17,7 @@ from tunerd.frontend.onnx.inference import (
     weights_back,
     with_inputs_for,
 )
-from tunerd.frontend.onnx.loops import unrolled_loops
+from tunerd.frontend.onnx.loops import both_branches, unrolled_loops
 from tunerd.frontend.onnx.reference import Reference, last_line
 from tunerd.frontend.onnx.rewrites import rewrite_graph
 from tunerd.frontend.onnx.uncertainty import differing
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import onnx
 
 log = logging.getLogger(__name__)
+
+_MAX_DEPTH = 4  # of branches in branches
 
 
 def simplify(
@@ -48,7 +50,7 @@ def simplify(
         try:
             light, aside = weights_aside(primitive(with_inputs_for(proto, apart)))
             aside |= apart
-            light = folded(unrolled_loops(folded(light)))
+            light = _without_branches(folded(light))
             simpler = written_out(infer_shapes(first_step(light)))
             rewrite_graph(simpler)
             simpler = infer_shapes(simpler)
@@ -66,15 +68,29 @@ def simplify(
     return _with_output_types(infer_shapes(proto), feed, expected), tuple(notes)
 
 
+def _without_branches(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Choose branches by conditions that are constants by now, and take both of others."""
+    for _ in range(_MAX_DEPTH):
+        if not any(node.op_type in ("If", "Loop", "Scan") for node in proto.graph.node):
+            break
+        proto = folded(both_branches(folded(unrolled_loops(proto))))
+    return proto
+
+
 def reference_outputs(proto: onnx.ModelProto, feed: Arrays) -> Arrays:
     """Run `proto` in ONNX Runtime; raises ModelError where that fails."""
     try:
         return Reference(proto).run(feed)
     except Exception as error:  # ONNX Runtime's exceptions have no public base class
         shapes = ", ".join(f"{n}:{'x'.join(map(str, v.shape))}" for n, v in feed.items())
+        whole = [name for name, values in feed.items() if values.dtype.kind in "iu"]
+        numbers = (
+            f", and whether {', '.join(whole)} may be 0 or 1: an input that has other values "
+            "alone is a constant of the model"
+        )
         raise ModelError(
             f"ONNX Runtime cannot run the model with inputs {shapes}: {last_line(error)}; "
-            "check the shapes, or export the model again"
+            f"check the shapes{numbers if whole else ''}, or export the model again"
         ) from error
 
 

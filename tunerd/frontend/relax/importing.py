@@ -39,11 +39,22 @@ def import_onnx(proto: onnx.ModelProto, name: str) -> IRModule:
         except Exception as error:  # any kind: the importer is a thousand converters
             about = printed.getvalue().partition(", with inputs")[0].strip()
             log.info("import failed: %s", about, exc_info=True)
+            if branches := sum(node.op_type == "If" for node in proto.graph.node):
+                raise branching(branches) from error  # whose results have no shape
             opset = max(o.version for o in proto.opset_import)
             raise ModelError(
                 f"TVM cannot import {name}: {about or 'the graph'} of opset {opset}: "
                 f"{last_line(error)}; export the model without this operator"
             ) from error
+
+
+def branching(count: int) -> ModelError:
+    """Return what is said of a model in which branches are left."""
+    return ModelError(
+        f"{count} of the model's If operators depend on the values of the inputs, with results of "
+        "other shapes; only models that always run the same kernels can be tuned, so export it "
+        "without them"
+    )
 
 
 def _require_known_operators(proto: onnx.ModelProto, name: str) -> None:
