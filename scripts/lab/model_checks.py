@@ -31,7 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 OUTCOMES = ("right", "cannot tell", "refused", "wrong", "exception", "crash", "hang")
-_MAX_DETAIL = 400  # characters
+_MAX_DETAIL = 900  # characters
 
 
 @dataclass(frozen=True)
