@@ -96,6 +96,7 @@ TVM_MODULES = {
     "frontend.relax.widening",
     "frontend.relax.lowering",
     "frontend.relax.movement",
+    "frontend.relax.permutes",
     "frontend.relax.powers",
     "records.tvm_database",
     "candidates.metaschedule.search",

@@ -80,6 +80,7 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
     import tvm
 
     from tunerd.frontend.relax.constants import hoist_constants
+    from tunerd.frontend.relax.permutes import sink_permutes
     from tunerd.frontend.relax.precision import DTYPES, store_in
     from tunerd.frontend.relax.widening import widen
 
@@ -90,6 +91,7 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
         warnings.simplefilter("ignore")
         clean = _run(wide, _clean_up())
         preferred, notes = _channels_last(clean)
+        preferred = sink_permutes(preferred)
         fuse = _fuse(target, model.precision)
         mod = _run(preferred, fuse)
         left = _not_lowered(mod)
