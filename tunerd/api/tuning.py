@@ -50,6 +50,8 @@ class TuneOptions(TypedDict, total=False):
     inputs: an .npz file of the model's inputs, or a folder of them, to verify and time on; random
         values if not given.
     values: numbers by input name, that all elements of the input have.
+    constants: likewise, of inputs that always have them: kernels are made for them, and the
+        artifact has no such input.
     slice_kind: mps for GPUs and cpu for cores, if not given.
     mps: "external" uses the MPS daemon that is there.
     address: of a Ray cluster, HOST:PORT, "auto" or "local"; a private local one if not given.
@@ -74,6 +76,7 @@ class TuneOptions(TypedDict, total=False):
     libraries: Sequence[Literal["cublaslt"]]
     inputs: StrPath
     values: Mapping[str, float]
+    constants: Mapping[str, float]
     seed: int
     slice_kind: SliceKind
     mps: Literal["own", "external"]
@@ -330,6 +333,7 @@ def _settings(given: Path | Graph, options: TuneOptions) -> TuneSettings:
     values["shapes"] = {name: tuple(of) for name, of in options.get("shapes", {}).items()}
     values["dims"] = dict(options.get("dims", {}))
     values["values"] = dict(options.get("values", {}))
+    values["constants"] = dict(options.get("constants", {}))
     if "inputs" in options:
         values["inputs"] = Path(options["inputs"])
     values["warm_start"] = tuple(Path(run) for run in options.get("warm_start", ()))

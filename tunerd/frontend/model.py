@@ -13,6 +13,7 @@ import numpy as np
 
 from tunerd.errors import InputError, ModelError
 from tunerd.frontend.onnx.batch import exported_batch, open_batch_shapes, with_batch
+from tunerd.frontend.onnx.constants import fix_inputs
 from tunerd.frontend.onnx.file import read_proto
 from tunerd.frontend.onnx.memory import require_memory
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph, spec_of
@@ -45,6 +46,7 @@ def read_model(
     dims: Mapping[str, int] = MappingProxyType({}),
     batch: int | None = None,
     precision: str = "",
+    constants: Mapping[str, float] = MappingProxyType({}),
 ) -> FixedModel:
     """Read an ONNX file, check it and fix every shape; or a Relax module, which has its own.
 
@@ -52,19 +54,21 @@ def read_model(
     dims: sizes by the name of an open dimension.
     batch: the leading dimension of every input, where it is open or other than the exported one.
     precision: fp32, tf32, fp16 or bf16, that kernels are to compute in; "": as exported.
+    constants: numbers by input name, of inputs that always have them.
 
     Raises ModelError where the file cannot be used or leaves dimensions open, and InputError where
-    `shapes` or `dims` do not fit it.
+    `shapes`, `dims` or `constants` do not fit it.
     """
     if path.suffix == SUFFIX:
-        if shapes or dims or batch is not None:
+        if shapes or dims or constants or batch is not None:
             raise InputError(
-                f"--shape, --dim and --batch are of ONNX files, and {path} is a Relax module of "
-                "fixed sizes; leave them out"
+                f"--shape, --dim, --batch and --constant are of ONNX files, and {path} is a Relax "
+                "module of fixed sizes; leave them out"
             )
         module = RelaxGraph.read(path)
         return FixedModel(path.stem, module.digest, module.inputs(), module, (), precision)
     proto = read_proto(path)
+    fixed = fix_inputs(proto, constants)
     widening = widened(proto)
     declared = declared_inputs(proto.graph)
     notes: tuple[str, ...] = ()
@@ -90,7 +94,9 @@ def read_model(
     graph = OnnxGraph(proto).with_weights_apart()
     del proto
     give_memory_back()
-    return FixedModel(path.stem, digest, inputs, graph, (*widening, *notes, *repairs), precision)
+    return FixedModel(
+        path.stem, digest, inputs, graph, (*fixed, *widening, *notes, *repairs), precision
+    )
 
 
 def simplified(model: FixedModel) -> Model:

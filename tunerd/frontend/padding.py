@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ def axes_of(
     shapes: Mapping[str, Shape],
     batch: int | None,
     leading: str = "",
+    constants: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return for each dimension the axes of inputs and outputs that it is, and whether it pads.
 
@@ -48,7 +50,11 @@ def axes_of(
         leading: the one of the dimensions that is first of every input, whatever the file calls
             it; `batch` is one of its sizes then.
     """
-    declared = {i.name: i.dims or () for i in declared_inputs(read_proto(path).graph)}
+    declared = {
+        i.name: i.dims or ()
+        for i in declared_inputs(read_proto(path).graph)
+        if i.name not in constants
+    }
     found = {}
     for dim in sizes[0]:
         inputs = {
@@ -63,6 +69,7 @@ def axes_of(
                 read_model(
                     path,
                     shapes=shapes,
+                    constants=constants,
                     dims={n: s for n, s in {**sizes[0], dim: size}.items() if n != leading},
                     batch=size if dim == leading else batch,
                 )

@@ -189,4 +189,5 @@ def read(settings: TuneSettings) -> FixedModel:
         dims=settings.dims,
         batch=settings.batch,
         precision=settings.precision or "",
+        constants=settings.constants,
     )

@@ -187,14 +187,18 @@ def sizes_text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def values(value: Any) -> Any:
-    """Read what --value says, by the inputs' names."""
-    return (
-        value if isinstance(value, Mapping) else _once([_value(text) for text in value], "numbers")
-    )
+def values(flag: str) -> Callable[[Any], Any]:
+    """Return what reads NAME=NUMBER of a flag, by the inputs' names."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return value
+        return _once([_value(text, flag) for text in value], "numbers")
+
+    return read
 
 
-def _value(text: str) -> tuple[str, float]:
+def _value(text: str, flag: str) -> tuple[str, float]:
     name, _, number = text.rpartition("=")
     try:
         found = float(number)
@@ -202,7 +206,7 @@ def _value(text: str) -> tuple[str, float]:
         found = math.nan
     if not name or not math.isfinite(found):
         raise ValueError(
-            f"'{text}' is not NAME=NUMBER; write for example --value sampling_rate=16000"
+            f"'{text}' is not NAME=NUMBER; write for example {flag} sampling_rate=16000"
         )
     return name, found
 

@@ -98,7 +98,17 @@ Values = Annotated[
         takes=str,
         is_repeatable=True,
     ),
-    BeforeValidator(texts.values),
+    BeforeValidator(texts.values("--value")),
+]
+Constants = Annotated[
+    dict[str, float],
+    Option(
+        "An input that always has one value, which kernels are made for: sr=16000. Repeatable.",
+        flag="--constant",
+        takes=str,
+        is_repeatable=True,
+    ),
+    BeforeValidator(texts.values("--constant")),
 ]
 
 
@@ -185,6 +195,7 @@ class TuneSettings(BaseModel):
     ] = ()
     inputs: Inputs = None
     values: Values = Field(default_factory=dict)  # by input name
+    constants: Constants = Field(default_factory=dict)  # likewise
     seed: Annotated[int, Option("Seed of the search."), Field(ge=0, le=MAX_COUNT)] = 0
     slice_kind: Annotated[
         SliceKind,

@@ -84,6 +84,7 @@ def pack(settings: TuneSettings) -> tuple[str, ...]:
         shapes=settings.shapes,
         batch=settings.batch,
         leading=BATCH if settings.batches else "",
+        constants=settings.constants,
     )
     sources = [(run.sizes, Paths(run.settings.out).artifact) for run in runs_of(settings)]
     pack_sizes(sources, axes, Paths(settings.out).artifact)

@@ -86,7 +86,7 @@ def reference_outputs(proto: onnx.ModelProto, feed: Arrays) -> Arrays:
         whole = [name for name, values in feed.items() if values.dtype.kind in "iu"]
         numbers = (
             f", and whether {', '.join(whole)} may be 0 or 1: an input that has other values "
-            "alone is a constant of the model"
+            "alone is a constant of the model (--constant NAME=NUMBER)"
         )
         raise ModelError(
             f"ONNX Runtime cannot run the model with inputs {shapes}: {last_line(error)}; "

@@ -48,12 +48,19 @@ def import_onnx(proto: onnx.ModelProto, name: str) -> IRModule:
             ) from error
 
 
+# What to do about operators whose kernels depend on the values of inputs.
+WITHOUT_CHOICE = (
+    "give an input that chooses between them and always has one value with --constant "
+    "NAME=NUMBER, or export it without them"
+)
+
+
 def branching(count: int) -> ModelError:
     """Return what is said of a model in which branches are left."""
     return ModelError(
         f"{count} of the model's If operators depend on the values of the inputs, with results of "
-        "other shapes; only models that always run the same kernels can be tuned, so export it "
-        "without them"
+        "other shapes; only models that always run the same kernels can be tuned, so "
+        f"{WITHOUT_CHOICE}"
     )
 
 
@@ -69,7 +76,8 @@ def _require_known_operators(proto: onnx.ModelProto, name: str) -> None:
         if node.op_type not in known
     )
     if unknown:
+        is_choice = any(node.op_type == "If" for node in proto.graph.node)
         raise ModelError(
             f"TVM cannot import these operators of {name}: {counted(unknown)}; "
-            "export the model without them"
+            f"{WITHOUT_CHOICE if is_choice else 'export the model without them'}"
         )

@@ -18,6 +18,7 @@ import numpy as np
 from tunerd.errors import ModelError, TunerdError
 from tunerd.frontend.onnx.file import counted
 from tunerd.frontend.onnx.reference import last_line
+from tunerd.frontend.relax.importing import WITHOUT_CHOICE
 from tunerd.system.arrays import Array, rounded
 from tunerd.vocabulary import BF16, FP16, TF32, Arrays, Model, TargetSpec
 
@@ -102,7 +103,7 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
         if branches := _branches(mod):
             raise ModelError(
                 f"{branches} of the model's If operators depend on the values of the inputs; only "
-                "models that always run the same kernels can be tuned, so export it without them"
+                f"models that always run the same kernels can be tuned, so {WITHOUT_CHOICE}"
             )
         if left:
             raise ModelError(
