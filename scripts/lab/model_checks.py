@@ -40,7 +40,7 @@ class Given:
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # --shape
-    values: Mapping[str, float] = field(default_factory=dict)  # --value
+    constants: Mapping[str, float] = field(default_factory=dict)  # --constant
 
 
 def check(models: Mapping[str, Given], kept: Path, *, only: str, limit_secs: float) -> Any:
@@ -75,7 +75,7 @@ def table(done: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def _checked(given: Given, limit_secs: float) -> dict[str, Any]:
-    asked = json.dumps([str(given.path), dict(given.shapes), dict(given.values)])
+    asked = json.dumps([str(given.path), dict(given.shapes), dict(given.constants)])
     with tempfile.TemporaryFile("w+") as told:
         try:
             code = subprocess.run(
@@ -101,7 +101,6 @@ def check_one(given: Given) -> dict[str, Any]:
     from tunerd.errors import TunerdError
     from tunerd.frontend.kernels import kernels_of
     from tunerd.frontend.model import read_model
-    from tunerd.frontend.samples import read_samples
     from tunerd.runs.finals.verify import verify
     from tunerd.system.targets import cpu_target_json
 
@@ -109,8 +108,7 @@ def check_one(given: Given) -> dict[str, Any]:
     started = time.monotonic()
     found: dict[str, Any] = {"file_mib": round(given.path.stat().st_size / 2**20, 1)}
     try:
-        fixed = read_model(given.path, shapes=given.shapes)
-        samples = read_samples(None, fixed.inputs, given.values)
+        fixed = read_model(given.path, shapes=given.shapes, constants=given.constants)
         kernels = kernels_of(fixed, target)
         found["lowered_secs"] = round(time.monotonic() - started, 1)
         found["lowered_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
@@ -126,7 +124,7 @@ def check_one(given: Given) -> dict[str, Any]:
                 model=kernels.model,
                 pct=100,
             )
-            verified = verify(load(artifact), kernels.model, samples)
+            verified = verify(load(artifact), kernels.model)
     except TunerdError as error:
         said = " ".join(str(error).replace(f"{given.path.parent}/", "").split())
         return found | {"outcome": "refused", "detail": said[:_MAX_DETAIL]}
@@ -139,8 +137,8 @@ def check_one(given: Given) -> dict[str, Any]:
 
 def main() -> None:
     sys.path[:0] = [str(ROOT)]
-    path, shapes, values = json.loads(sys.argv[1])
-    given = Given(Path(path), {name: tuple(shape) for name, shape in shapes.items()}, values)
+    path, shapes, constants = json.loads(sys.argv[1])
+    given = Given(Path(path), {name: tuple(shape) for name, shape in shapes.items()}, constants)
     print(json.dumps(check_one(given)), flush=True)
     os._exit(0)  # TVM takes its time to throw everything away
 

