@@ -296,7 +296,12 @@ FILES = [
     Bad("a device", lambda p: tune("/dev/zero"), ExitCode.BAD_MODEL, "/dev/zero is no file; give"),
     Bad("a long path", lambda p: tune("a" * 5000), ExitCode.BAD_MODEL, "cannot be read: File name"),
     Bad("no text", lambda p: tune("\udcff"), ExitCode.BAD_INPUT, "no text in UTF-8; rename the"),
-    Bad("3 GiB", of_holes, ExitCode.BAD_MODEL, r"3\.0 GiB with its weights; at most 2 GiB"),
+    Bad(
+        "3 GiB",
+        of_holes,
+        ExitCode.BAD_MODEL,
+        r"3\.0 GiB with its weights; at most 2 GiB can be in one file",
+    ),
     Bad("an absolute path", lambda p: external(p, "/etc/passwd"), ExitCode.BAD_MODEL, _OUTSIDE),
     Bad("a parent", lambda p: external(p, "../secret.bin"), ExitCode.BAD_MODEL, _OUTSIDE),
     Bad("a way out", lambda p: external(p, "a/../../secret.bin"), ExitCode.BAD_MODEL, _OUTSIDE),
@@ -324,7 +329,7 @@ FILES = [
         "the same 1.5 GiB twice",
         lambda p: external(p, "w.bin", size=3 << 29, twice=True),
         ExitCode.BAD_MODEL,
-        r"with its weights; at most 2 GiB can be loaded",
+        r"with its weights; at most 2 GiB can be in one file",
     ),
 ]
 

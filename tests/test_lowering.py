@@ -331,13 +331,16 @@ def test_operators_without_a_converter_are_named_with_counts(tmp_path: Path) -> 
 def test_what_the_importer_fails_on_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nodes = [
-        helper.make_node("MaxPool", ["x"], ["values", "indices"], kernel_shape=[2, 2]),
-        helper.make_node("Cast", ["indices"], ["out"], to=TensorProto.FLOAT),
-    ]
-    inputs, outputs = {"x": (1, 2, 4, 4)}, {"out": (1, 2, 3, 3)}
-    loaded = load(tmp_path, model(nodes, inputs=inputs, outputs=outputs))
-    with pytest.raises(ModelError, match=r"TVM cannot import net: .*MaxPool"):
+    node = helper.make_node(
+        "MaxUnpool", ["x", "places", "shape"], ["y"], kernel_shape=[2, 2], strides=[2, 2]
+    )
+    weights = {
+        "places": np.array([[[[5, 7], [13, 15]]]], np.int64),
+        "shape": np.array([1, 1, 5, 5], np.int64),
+    }
+    inputs, outputs = {"x": (1, 1, 2, 2)}, {"y": (1, 1, 5, 5)}
+    loaded = load(tmp_path, model([node], inputs=inputs, outputs=outputs, weights=weights))
+    with pytest.raises(ModelError, match=r"TVM cannot import net: .*MaxUnpool"):
         lower(loaded, LLVM)
     assert capsys.readouterr().out == ""
 

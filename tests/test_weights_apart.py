@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from tunerd.errors import ModelError
 from tunerd.frontend.model import FixedModel, read_model, simplified
-from tunerd.frontend.onnx import memory
+from tunerd.frontend.onnx import file, memory, reference
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.onnx.uncertainty import ways_of
@@ -26,7 +27,7 @@ from tunerd.vocabulary import Packed
 WIDE = 2200  # its product has weights of more than LEAST_BYTES
 
 
-def product() -> onnx.ModelProto:
+def product(shifts: int = 1) -> onnx.ModelProto:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["product"]),
         helper.make_node("Add", ["product", "shift"], ["shifted"]),
@@ -36,7 +37,7 @@ def product() -> onnx.ModelProto:
         nodes,
         inputs={"x": (2, WIDE)},
         outputs={"y": (2, 3)},
-        weights={"w": floats(WIDE, WIDE), "shift": floats(2, 1), "v": floats(WIDE, 3)},
+        weights={"w": floats(WIDE, WIDE), "shift": floats(2, shifts), "v": floats(WIDE, 3)},
     )
 
 
@@ -150,4 +151,62 @@ def test_too_little_memory_is_said_before_the_file_is_read(
 ) -> None:
     monkeypatch.setattr(memory, "memory_bytes", lambda: 580 << 20)
     with pytest.raises(ModelError, match=r"takes up to 0\.6 GiB, and this machine has 0\.6 GiB"):
+        read_model(path)
+
+
+# --- more than a message holds -----------------------------------------------------------------
+
+
+def saved_beside(proto: onnx.ModelProto, folder: Path) -> Path:
+    """Save a model with its weights in a file of their own."""
+    onnx.save(proto, folder / "net.onnx", save_as_external_data=True, size_threshold=0)
+    return folder / "net.onnx"
+
+
+def limit_messages(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    for module in (file, reference):
+        monkeypatch.setattr(module, "MESSAGE_BYTES", size)
+
+
+def test_weights_that_no_message_holds_are_never_in_one(
+    fixed: FixedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_messages(monkeypatch, 1 << 20)
+    large = read_model(saved_beside(product(), tmp_path))
+    assert large.digest == fixed.digest
+    graph = graph_of(large)
+    assert {tensor.name for tensor in tensors_apart(graph.proto)} == {"v", "w"}
+    assert graph.proto.ByteSize() < 1 << 20
+    feed = {"x": floats(2, WIDE)}
+    (found,), (expected,) = (simplified(m).graph.run([feed]) for m in (large, fixed))
+    assert np.array_equal(found["y"], expected["y"])
+    ways = [ways_of(graph_of(m).proto, [feed]) for m in (large, fixed)]
+    for one, other in zip(ways[0].others, ways[1].others, strict=True):
+        np.testing.assert_allclose(one[0]["y"], other[0]["y"], rtol=1e-4, atol=1e-5)
+    weights = lower(simplified(large), LLVM).weights.values()
+    assert any(np.array_equal(w, floats(WIDE, WIDE)) for w in weights)
+
+
+def test_a_weight_that_must_be_in_a_message_and_is_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved_beside(product(WIDE), tmp_path)
+    limit_messages(monkeypatch, 8 << 10)
+    with pytest.raises(ModelError, match="at most 2 GiB can be in one file, and of weights beside"):
+        read_model(path)
+
+
+def test_a_file_that_ends_while_it_is_copied_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved_beside(product(), tmp_path)
+    limit_messages(monkeypatch, 1 << 20)
+    place = file._place
+
+    def too_far(*arguments: Any) -> tuple[Path, int, int]:
+        of, first, length = place(*arguments)
+        return of, first + (LEAST_BYTES if length > LEAST_BYTES else 0), length
+
+    monkeypatch.setattr(file, "_place", too_far)
+    with pytest.raises(ModelError, match=r"cannot be copied: .* ends before w does; download its"):
         read_model(path)

@@ -19,7 +19,7 @@ from tunerd.frontend.onnx.memory import require_memory
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph, spec_of
 from tunerd.frontend.onnx.repairs import repaired, widened
 from tunerd.frontend.onnx.shapes import Shape, declared_inputs, fix_shapes, resolve_shapes
-from tunerd.frontend.onnx.weights import give_memory_back
+from tunerd.frontend.onnx.weights import give_memory_back, values_of
 from tunerd.frontend.relax.relax_graph import SUFFIX, RelaxGraph
 from tunerd.vocabulary import Graph, Model, TensorSpec
 
@@ -67,7 +67,7 @@ def read_model(
             )
         module = RelaxGraph.read(path)
         return FixedModel(path.stem, module.digest, module.inputs(), module, (), precision)
-    proto = read_proto(path)
+    proto, weights = read_proto(path)
     fixed = fix_inputs(proto, constants)
     widening = widened(proto)
     declared = declared_inputs(proto.graph)
@@ -91,7 +91,7 @@ def read_model(
     require_memory(proto)
     digest = model_digest(proto)
     proto, repairs = repaired(proto)
-    graph = OnnxGraph(proto).with_weights_apart()
+    graph = OnnxGraph(proto, weights).with_weights_apart()
     del proto
     give_memory_back()
     return FixedModel(
@@ -149,13 +149,12 @@ def _digest_graph(graph: onnx.GraphProto, digest: hashlib._Hash) -> None:
 
 def _digest_tensor(tensor: onnx.TensorProto, digest: hashlib._Hash) -> None:
     import onnx
-    from onnx import numpy_helper
 
     if tensor.data_type == onnx.TensorProto.STRING:  # whose bytes need not be text
         digest.update(f"{tensor.data_type} {tuple(tensor.dims)}\n".encode())
         digest.update(repr(list(tensor.string_data)).encode())
         return
-    values = numpy_helper.to_array(tensor)
+    values = values_of(tensor)
     digest.update(f"{tensor.data_type} {values.shape}\n".encode())
     digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 

@@ -52,7 +52,7 @@ def axes_of(
     """
     declared = {
         i.name: i.dims or ()
-        for i in declared_inputs(read_proto(path).graph)
+        for i in declared_inputs(read_proto(path)[0].graph)
         if i.name not in constants
     }
     found = {}

@@ -12,24 +12,33 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS, subgraphs
-from tunerd.frontend.onnx.inference import infer_shapes
+from tunerd.frontend.onnx.inference import infer_shapes, weights_aside, with_inputs_for
 from tunerd.frontend.onnx.loops import MAX_ROUNDS, unbounded_loops
 from tunerd.frontend.onnx.memory import require_memory_to_lower
 from tunerd.frontend.onnx.reference import last_line
 from tunerd.frontend.onnx.shapes import MAX_RANK
+from tunerd.frontend.onnx.weights import (
+    MESSAGE_BYTES,
+    WeightFile,
+    copied_apart,
+    is_apart,
+    is_plain,
+    tensors_apart,
+)
 
 if TYPE_CHECKING:
     import onnx
 
-_PROTOBUF_LIMIT_BYTES = 2**31 - 1  # of one serialized message
 _MAX_INLINED_NODES = 1_000_000
 _MAX_CALL_DEPTH = 100  # of functions that call each other
 
 
-def read_proto(path: Path) -> onnx.ModelProto:
+def read_proto(path: Path) -> tuple[onnx.ModelProto, WeightFile | None]:
     """Return the model in a file, valid, in itself, and of standard operators only.
 
-    Weights that it keeps in other files are read, functions inlined. Raises ModelError.
+    Weights that it keeps in other files are read, functions inlined. Where they are more than a
+    message of protobuf holds, the large ones of products and lookups are in the file that comes
+    with it. Raises ModelError.
     """
     from onnx import inliner
 
@@ -41,8 +50,8 @@ def read_proto(path: Path) -> onnx.ModelProto:
         )
     if not proto.opset_import or not proto.graph.node:
         raise ModelError(f"the model {path} holds no ONNX graph; export or download it again")
-    _load_external_data(proto, path.parent)
-    if proto.ByteSize() > _PROTOBUF_LIMIT_BYTES:
+    weights = _load_external_data(proto, path.parent)
+    if proto.ByteSize() > MESSAGE_BYTES:
         raise _too_large(path, proto.ByteSize())
     _require_small_functions(proto)
     try:
@@ -59,7 +68,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
         raise ModelError(
             f"the model {path} is not valid ONNX: {_first_paragraph(error)}; export it again"
         ) from error
-    return proto
+    return proto, weights
 
 
 def _check_valid(proto: onnx.ModelProto) -> None:
@@ -70,7 +79,8 @@ def _check_valid(proto: onnx.ModelProto) -> None:
     shapeless = [t for t in tensors if not t.HasField("shape")]
     for tensor in shapeless:
         tensor.shape.SetInParent()
-    onnx.checker.check_model(proto)
+    apart = {tensor.name: tensor for tensor in tensors_apart(proto)}
+    onnx.checker.check_model(with_inputs_for(proto, apart) if apart else proto)
     for tensor in shapeless:
         tensor.ClearField("shape")
 
@@ -90,7 +100,7 @@ def _parse(path: Path) -> onnx.ModelProto:
             raise ModelError(
                 f"the model {path} {what or 'does not exist'}; give the path of an .onnx file"
             )
-        if (size := path.stat().st_size) > _PROTOBUF_LIMIT_BYTES:
+        if (size := path.stat().st_size) > MESSAGE_BYTES:
             raise _too_large(path, size)
         require_memory_to_lower(f"the model {path}", size)
         proto.ParseFromString(path.read_bytes())
@@ -121,7 +131,8 @@ def _no_text(message: Any) -> bytes | None:
 def _too_large(what: Path, size: int) -> ModelError:
     return ModelError(
         f"the model in {what} takes {size / 2**30:.1f} GiB with its weights; at most 2 GiB can "
-        "be loaded; export it with smaller types, or in parts"
+        "be in one file, and of weights beside it that products and lookups do not read as they "
+        "are; export it with its weights in files of their own, with smaller types, or in parts"
     )
 
 
@@ -153,8 +164,11 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from attribute.tensors
 
 
-def _load_external_data(proto: onnx.ModelProto, folder: Path) -> None:
-    """Read the tensors that the model keeps in other files; each must lie inside `folder`."""
+def _load_external_data(proto: onnx.ModelProto, folder: Path) -> WeightFile | None:
+    """Read the tensors that the model keeps in other files; each must lie inside `folder`.
+
+    Where they do not fit into one message, what may be apart is, in the file that is returned.
+    """
     from onnx import TensorProto
 
     places = [
@@ -163,15 +177,29 @@ def _load_external_data(proto: onnx.ModelProto, folder: Path) -> None:
         if tensor.data_location == TensorProto.EXTERNAL
     ]
     # Told before anything is read: any number of tensors may lie on the same bytes.
-    if (total := sum(length for _, _, _, length in places)) > _PROTOBUF_LIMIT_BYTES:
-        raise _too_large(folder, total)
+    total = sum(length for _, _, _, length in places)
     require_memory_to_lower(f"the model in {folder} with its weights", total)
+    apart: list[tuple[onnx.TensorProto, Path, int, int]] = []
+    if total > MESSAGE_BYTES:
+        aside = weights_aside(proto)[1]
+        apart = [p for p in places if p[0].name in aside and is_plain(p[0], p[3])]
+        kept = {p[0].name for p in apart}
+        places = [p for p in places if p[0].name not in kept]
+        if (rest := sum(length for _, _, _, length in places)) > MESSAGE_BYTES:
+            raise _too_large(folder, rest)
     for tensor, path, offset, length in places:
         with path.open("rb") as file:
             file.seek(offset)
             tensor.raw_data = file.read(length)
         del tensor.external_data[:]
         tensor.data_location = TensorProto.DEFAULT
+    try:
+        return copied_apart(apart) if apart else None
+    except OSError as error:
+        raise ModelError(
+            f"the weights of the model in {folder} cannot be copied: {error.strerror}; download "
+            "its files again, and see that the folder of temporary files has room for them"
+        ) from error
 
 
 def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
@@ -279,6 +307,8 @@ def _check_tensors(proto: onnx.ModelProto) -> None:
 
     known = set(helper.get_all_tensor_dtypes())
     for tensor in _tensors(proto):
+        if is_apart(tensor):
+            continue
         if tensor.data_type not in known or len(tensor.dims) > MAX_RANK:
             raise ModelError(
                 f"constant '{tensor.name}' has type number {tensor.data_type} and "

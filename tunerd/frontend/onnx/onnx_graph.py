@@ -16,9 +16,9 @@ from tunerd.frontend.onnx.inference import shapes_without_weights, weights_aside
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.onnx.simplify import simplify
 from tunerd.frontend.onnx.uncertainty import ways_of
-from tunerd.frontend.onnx.weights import WeightFile, set_apart, values_of, whole
+from tunerd.frontend.onnx.weights import WeightFile, changed, set_apart, values_of, whole
 from tunerd.frontend.tensors import require_usable
-from tunerd.system.arrays import MODEL_TOLERANCES, rounded
+from tunerd.system.arrays import MODEL_TOLERANCES, Array, rounded
 from tunerd.vocabulary import Arrays, Behind, Packed, TensorSpec, Ways
 from tunerd.vocabulary.outcome import ONNX_RUNTIME
 
@@ -52,6 +52,8 @@ class OnnxGraph:
 
     def with_weights_apart(self) -> Self:
         """Return it with its large weights in a file that is mapped."""
+        if self.weights is not None:  # it was read so
+            return self
         light, weights = set_apart(self.proto, weights_aside(self.proto)[1])
         return replace(self, proto=light, weights=weights)
 
@@ -83,16 +85,13 @@ class OnnxGraph:
 
     def with_rounded_weights(self, precision: str) -> Self:
         import onnx
-        from onnx import numpy_helper
 
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.proto)
-        for part in subgraphs(proto.graph):
-            for tensor in part.initializer:
-                if tensor.data_type == onnx.TensorProto.FLOAT:
-                    array = rounded(values_of(tensor), precision)
-                    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-        return replace(self, proto=proto)
+        def of(tensor: onnx.TensorProto) -> Array | None:
+            is_wide = tensor.data_type == onnx.TensorProto.FLOAT
+            return rounded(values_of(tensor), precision) if is_wide else None
+
+        proto, weights = changed(self.proto, of)
+        return replace(self, proto=proto, weights=weights)
 
     def behind(self, outputs: Sequence[TensorSpec]) -> Mapping[str, Behind]:
         graph = shapes_without_weights(self.proto).graph

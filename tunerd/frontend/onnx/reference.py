@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tunerd.frontend.onnx.weights import NO_FOLDER, tensors_apart, values_of, whole
+from tunerd.frontend.onnx.weights import (
+    MESSAGE_BYTES,
+    NO_FOLDER,
+    tensors_apart,
+    values_of,
+    whole,
+    whole_bytes,
+)
 from tunerd.vocabulary import Arrays
 
 if TYPE_CHECKING:
@@ -28,18 +35,21 @@ class Reference:
         options.graph_optimization_level = (
             level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         )
-        if optimize:  # which reads all weights
-            proto = whole(proto)
+        is_read = optimize  # what optimizes reads all weights
+        if is_read and whole_bytes(proto) <= MESSAGE_BYTES:
+            proto, is_read = whole(proto), False
         self._weights = {
             tensor.name: ort.OrtValue.ortvalue_from_numpy(values_of(tensor))
             for tensor in tensors_apart(proto)
         }
-        if self._weights:
+        if is_read:
+            options.add_external_initializers(list(self._weights), list(self._weights.values()))
+        elif self._weights:
             entry = "session.model_external_initializers_file_folder_path"
             options.add_session_config_entry(entry, NO_FOLDER)
             options.add_session_config_entry("session.disable_prepacking", "1")  # which copies
-        for name, value in self._weights.items():
-            options.add_initializer(name, value)
+            for name, value in self._weights.items():
+                options.add_initializer(name, value)
         self._session = ort.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tunerd.frontend.onnx.graphs import replace_nodes, uses
+from tunerd.frontend.onnx.weights import values_of
 
 if TYPE_CHECKING:
     import onnx
@@ -195,8 +196,6 @@ def _affine_of(
     node: onnx.NodeProto, tensors: dict[str, onnx.TensorProto], ranks: dict[str, int]
 ) -> tuple[str, _Affine, np.dtype] | None:
     """Return the operand of an affine node, what the node does to it, and the type of constants."""
-    from onnx import numpy_helper
-
     if node.op_type == "BatchNormalization":
         return _batch_norm(node, tensors, ranks)
     if node.op_type not in ("Mul", "Add"):
@@ -210,7 +209,7 @@ def _affine_of(
     # A constant that broadcasts the operand to a higher rank is no factor of each element.
     if x not in ranks or len(tensors[constant].dims) > ranks[x]:
         return None
-    values = numpy_helper.to_array(tensors[constant])
+    values = values_of(tensors[constant])
     wide = values.astype(np.float64)
     affine = _Affine(wide, None) if node.op_type == "Mul" else _Affine(None, wide)
     return x, affine, values.dtype

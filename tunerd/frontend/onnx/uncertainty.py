@@ -14,7 +14,7 @@ import numpy as np
 from tunerd.frontend.onnx.graphs import subgraphs
 from tunerd.frontend.onnx.inference import shapes_without_weights
 from tunerd.frontend.onnx.reference import Reference, agree
-from tunerd.frontend.onnx.weights import values_of
+from tunerd.frontend.onnx.weights import WeightFile, changed, values_of
 from tunerd.system.arrays import Array
 from tunerd.vocabulary import Arrays, Ways
 
@@ -58,7 +58,8 @@ def ways_of(proto: onnx.ModelProto, inputs: Sequence[Arrays]) -> Ways:
     for seed in range(NUDGES):
         rng = np.random.default_rng(seed)
         moved = [{name: nudged(a, by, rng) for name, a in given.items()} for given in inputs]
-        others.append(_run(_with_nudged_weights(clear, by, rng), moved))
+        other, _weights = _with_nudged_weights(clear, by, rng)  # which live as long as they run
+        others.append(_run(other, moved))
     return Ways(tuple(_run(clear, inputs)), tuple(map(tuple, others)), steps(proto))
 
 
@@ -138,21 +139,17 @@ def _singles(proto: onnx.ModelProto) -> set[str]:
 
 def _with_nudged_weights(
     proto: onnx.ModelProto, by: float, rng: np.random.Generator
-) -> onnx.ModelProto:
+) -> tuple[onnx.ModelProto, WeightFile | None]:
     import onnx
-    from onnx import numpy_helper
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
     sizes = _behind_sizes(proto)
-    for graph in subgraphs(copy.graph):
-        for tensor in graph.initializer:
-            if tensor.name in sizes:
-                continue
-            if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 0:
-                array = nudged(values_of(tensor), by, rng)
-                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    return copy
+
+    def of(tensor: onnx.TensorProto) -> Array | None:
+        is_wide = tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 0
+        is_nudged = is_wide and tensor.name not in sizes
+        return nudged(values_of(tensor), by, rng) if is_nudged else None
+
+    return changed(proto, of)
 
 
 def _behind_sizes(proto: onnx.ModelProto) -> set[str]:

@@ -9,21 +9,27 @@ key in this process. `values_of` returns the values of any tensor, wherever it k
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
 import math
 import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+
+from tunerd.frontend.onnx.graphs import subgraphs
 
 if TYPE_CHECKING:
     import onnx
 
+MESSAGE_BYTES = 2**31 - 1  # that protobuf allows one to have
 LEAST_BYTES = 16 << 20  # of what is set apart: less is no matter
+_COPIED_BYTES = 16 << 20  # at a time
 ALIGNMENT = 4096  # of a tensor: a page, and more than the 64 bytes of DLPack
 _EXTERNAL = 1  # of onnx.TensorProto, whose import takes a third of a second
 # A file that is there; the values are handed to ONNX Runtime in memory, and nothing is read of it.
@@ -62,7 +68,7 @@ def set_apart(
     plain = {name: tensor for name, tensor in aside.items() if _is_plain(tensor)}
     if sum(tensor.ByteSize() for tensor in plain.values()) < LEAST_BYTES:
         return proto, None
-    key = f"{os.getpid()}-{next(_keys)}"
+    key = _new_key()
     light = onnx.ModelProto(ir_version=proto.ir_version)
     for field, value in proto.ListFields():
         if field.name not in ("graph", "ir_version"):
@@ -75,12 +81,77 @@ def set_apart(
             if tensor.name not in plain:
                 light.graph.initializer.append(tensor)
                 continue
-            offset = file.seek(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
+            offset = file.seek(_aligned(file.tell()))
             length = file.write(tensor.raw_data)
             light.graph.initializer.append(_stub(tensor, key, offset, length))
-        file.truncate(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
-        file.flush()
-        return light, WeightFile(os.dup(file.fileno()), key)
+        return light, _weight_file(file, key)
+
+
+def copied_apart(
+    places: Iterable[tuple[onnx.TensorProto, Path, int, int]],
+) -> WeightFile:
+    """Copy weights from files of a model into one, and say in the tensors, in place, where.
+
+    places: a tensor that `is_plain`, its file, the first byte and the number of bytes. Nothing of
+    them is held in memory. Raises OSError where a file cannot be read to the end.
+    """
+    key = _new_key()
+    with tempfile.TemporaryFile(prefix="tunerd-weights-") as file:
+        for tensor, path, first, length in places:
+            offset = file.seek(_aligned(file.tell()))
+            with path.open("rb") as source:
+                source.seek(first)
+                left = length
+                while left:
+                    part = source.read(min(left, _COPIED_BYTES))
+                    if not part:
+                        raise OSError(errno.EIO, f"{path.name} ends before {tensor.name} does")
+                    left -= file.write(part)
+            tensor.CopyFrom(_stub(tensor, key, offset, length))
+        return _weight_file(file, key)
+
+
+def changed(
+    proto: onnx.ModelProto, change: Callable[[onnx.TensorProto], np.ndarray[Any, Any] | None]
+) -> tuple[onnx.ModelProto, WeightFile | None]:
+    """Return a copy of a graph with other weights, and the file of those that are apart in it.
+
+    change: returns the new values of a tensor, of the same shape and type, or None to keep them.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    key, weights = _new_key(), None
+    with tempfile.TemporaryFile(prefix="tunerd-weights-") as file:
+        for graph in subgraphs(copy.graph):
+            for tensor in graph.initializer:
+                values = change(tensor)
+                if is_apart(tensor):
+                    kept = values_of(tensor) if values is None else values
+                    offset = file.seek(_aligned(file.tell()))
+                    length = file.write(np.ascontiguousarray(kept).data)
+                    tensor.CopyFrom(_stub(tensor, key, offset, length))
+                elif values is not None:
+                    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+        if file.tell():
+            weights = _weight_file(file, key)
+    return copy, weights
+
+
+def _new_key() -> str:
+    return f"{os.getpid()}-{next(_keys)}"
+
+
+def _aligned(place: int) -> int:
+    return -(-place // ALIGNMENT) * ALIGNMENT
+
+
+def _weight_file(file: BinaryIO, key: str) -> WeightFile:
+    file.truncate(_aligned(file.tell()))
+    file.flush()
+    return WeightFile(os.dup(file.fileno()), key)
 
 
 def values_of(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
@@ -117,6 +188,12 @@ def whole(proto: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def whole_bytes(proto: onnx.ModelProto) -> int:
+    """Return how large a graph would be with all of its weights."""
+    apart = sum(values_of(tensor).nbytes for tensor in tensors_apart(proto))
+    return int(proto.ByteSize()) + apart
+
+
 def give_memory_back() -> None:
     """Return to the system what large objects, freed, have left in malloc's lists."""
     ctypes.CDLL(None).malloc_trim(0)
@@ -135,11 +212,13 @@ def _stub(tensor: onnx.TensorProto, key: str, offset: int, length: int) -> onnx.
 
 
 def _is_plain(tensor: onnx.TensorProto) -> bool:
-    """Whether the raw bytes of a tensor are its values in one of NumPy's own types."""
-    if not tensor.HasField("raw_data"):
-        return False
+    return tensor.HasField("raw_data") and is_plain(tensor, len(tensor.raw_data))
+
+
+def is_plain(tensor: onnx.TensorProto, length: int) -> bool:
+    """Whether so many raw bytes of a tensor are its values in one of NumPy's own types."""
     dtype = _numpy_type(tensor)
-    is_whole = len(tensor.raw_data) == math.prod(tensor.dims) * dtype.itemsize
+    is_whole = length == math.prod(tensor.dims) * dtype.itemsize
     return dtype.kind in "iuf" and dtype.isbuiltin == 1 and is_whole
 
 
