@@ -13,16 +13,11 @@ from tvm import relax
 from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tunerd.frontend.relax.movement import OF_ONE, OF_TWO, op_name
+
 _VECTOR = 16  # float32 in 64 bytes, the widest that there are
 _MOST = 1 / 32  # of the channels, that may be added
-_UNARY = frozenset(
-    f"relax.{name}"
-    for name in (
-        "clip", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu", "sigmoid", "tanh",
-    )
-)  # fmt: skip
 _CUT = "relax.strided_slice"
-_BY_CHANNEL = frozenset(("relax.add", "relax.multiply", "relax.maximum", "relax.minimum"))
 
 
 def fill_vectors(mod: IRModule) -> IRModule:
@@ -62,12 +57,12 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
 
     def _wide_of(self, call: relax.Call) -> relax.Call | None:
         """Return a call with more channels, None where it gets none."""
-        name = getattr(call.op, "name", "")
+        name = op_name(call)
         if name == "relax.nn.conv2d":
             return self._wide_convolution(call)
-        if name in _UNARY and (wide := self._wide(call.args[0])) is not None:
+        if name in OF_ONE and (wide := self._wide(call.args[0])) is not None:
             return relax.Call(call.op, [wide, *call.args[1:]], call.attrs)
-        if name in _BY_CHANNEL:
+        if name in OF_TWO:
             return self._wide_pair(call)
         return None
 
@@ -92,7 +87,7 @@ class _Widening(PyExprMutator):  # type: ignore[misc]
     def _wide(self, expr: relax.Expr) -> relax.Var | None:
         """Return what an expression is the first channels of, if it was widened here."""
         bound = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        if bound is None or getattr(getattr(bound, "op", None), "name", "") != _CUT:
+        if bound is None or op_name(bound) != _CUT:
             return None
         return next((v for v in self._widened if v.same_as(bound.args[0])), None)
 

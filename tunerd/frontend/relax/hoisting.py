@@ -16,13 +16,7 @@ from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tunerd.frontend.relax.constants import remove_redundant_reshapes
-from tunerd.frontend.relax.movement import Graph, op_name, shape_of
-
-_OF_ONE = frozenset(f"relax.{n}" for n in ("erf", "exp", "tanh", "sigmoid", "sqrt", "abs")) | {
-    f"relax.nn.{n}" for n in ("relu", "gelu", "gelu_tanh", "silu")
-}
-_OF_TWO = frozenset(f"relax.{n}" for n in ("add", "subtract", "multiply", "divide", "maximum"))
-
+from tunerd.frontend.relax.movement import OF_ONE, OF_TWO, Graph, op_name, shape_of
 
 # Dimensions that their other operands have at most.
 _SINKS = {"relax.matmul": 2, "relax.nn.layer_norm": 1, "relax.add": 1, "relax.multiply": 1}
@@ -135,7 +129,7 @@ def _passes(graph: Graph, call: Any, move: _Move) -> bool:
     name, shape = op_name(call), shape_of(call)
     if shape is None or shape[:-1] != move.before:
         return False
-    if name in _OF_ONE:
+    if name in OF_ONE:
         return True
     if name == "relax.matmul":
         weight = graph.constant(call.args[1])
@@ -164,7 +158,7 @@ def _rebuilt(call: Any, operands: list[relax.Expr]) -> relax.Expr:
 
 
 def _is_binary(call: Any) -> bool:
-    return op_name(call) in _OF_TWO
+    return op_name(call) in OF_TWO
 
 
 def _is_vector(own: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:

@@ -17,6 +17,18 @@ import numpy.typing as npt
 from tvm import relax
 from tvm.ir import GenericConst, IRModule
 
+# Operators that compute each value by itself: of one tensor, with numbers after it, and of two.
+OF_ONE = frozenset(
+    f"relax.{name}"
+    for name in (
+        "abs", "clip", "erf", "exp", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu",
+        "nn.silu", "sigmoid", "sqrt", "tanh",
+    )
+)  # fmt: skip
+OF_TWO = frozenset(
+    f"relax.{name}" for name in ("add", "divide", "maximum", "minimum", "multiply", "subtract")
+)
+
 Places = npt.NDArray[np.int64]
 _Move = Callable[[Places], Places]
 

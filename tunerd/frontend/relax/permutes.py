@@ -15,13 +15,8 @@ from tvm import relax
 from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tunerd.frontend.relax.movement import op_name, shape_of
+from tunerd.frontend.relax.movement import OF_ONE, OF_TWO, op_name, shape_of
 
-_OF_ONE = frozenset(f"relax.{n}" for n in ("abs", "clip", "erf", "exp", "sigmoid", "sqrt", "tanh"))
-_OF_ONE |= {f"relax.nn.{n}" for n in ("gelu", "gelu_tanh", "leakyrelu", "relu", "silu")}
-_OF_TWO = frozenset(
-    f"relax.{n}" for n in ("add", "divide", "maximum", "minimum", "multiply", "subtract")
-)
 _MOVE = "relax.permute_dims"
 
 Order = tuple[int, ...]
@@ -65,9 +60,9 @@ class _Sinker(PyExprMutator):  # type: ignore[misc]
         name = op_name(visited)
         if order := _order(visited):
             return self._permuted(visited.args[0], order)
-        if name in _OF_ONE:
+        if name in OF_ONE:
             operands = visited.args[:1]
-        elif name in _OF_TWO or name == "relax.mean":
+        elif name in OF_TWO or name == "relax.mean":
             operands = visited.args
         else:
             return visited
