@@ -23,7 +23,7 @@ AT_A_CALL = {
     "workers lost at once": 0.015,
 }
 AT_A_START = {"worker lost before its work": 0.005, "worker lost after its work": 0.005}
-AT_A_RESULT = {"collateral": 0.08, "runner killed": 0.08, "daemon lost": 0.02}
+AT_A_RESULT = {"collateral": 0.08, "runner killed": 0.08, "daemon lost": 0.04}
 AT_A_STATEMENT = {"driver killed in a transaction": 0.004}
 AT_A_COMMIT = {"driver killed": 0.006, "torn write": 0.01}
 AT_A_TRANSACTION = {"store full": 0.006, "store locked": 0.005, "store locked briefly": 0.015}

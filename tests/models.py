@@ -65,6 +65,18 @@ def model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
+def not_imported() -> onnx.ModelProto:
+    """Return a model whose operator TVM's importer fails on: it reads a list of a constant."""
+    node = helper.make_node(
+        "MaxUnpool", ["x", "places", "shape"], ["y"], kernel_shape=[2, 2], strides=[2, 2]
+    )
+    weights = {
+        "places": np.array([[[[5, 7], [13, 15]]]], np.int64),
+        "shape": np.array([1, 1, 5, 5], np.int64),
+    }
+    return model([node], inputs={"x": (1, 1, 2, 2)}, outputs={"y": (1, 1, 5, 5)}, weights=weights)
+
+
 def floats(*shape: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng([seed, *shape])
     return (rng.standard_normal(shape) / np.sqrt(max(1, np.prod(shape[1:])))).astype(np.float32)

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import tvm_ffi
 from lowered import EXAMPLES, LLVM, check, load, operators, run
-from models import conv_net, floats, ints, model, shape_arithmetic_net
+from models import conv_net, floats, ints, model, not_imported, shape_arithmetic_net
 from onnx import TensorProto, helper
 from tvm import relax
 
@@ -331,15 +331,7 @@ def test_operators_without_a_converter_are_named_with_counts(tmp_path: Path) -> 
 def test_what_the_importer_fails_on_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node = helper.make_node(
-        "MaxUnpool", ["x", "places", "shape"], ["y"], kernel_shape=[2, 2], strides=[2, 2]
-    )
-    weights = {
-        "places": np.array([[[[5, 7], [13, 15]]]], np.int64),
-        "shape": np.array([1, 1, 5, 5], np.int64),
-    }
-    inputs, outputs = {"x": (1, 1, 2, 2)}, {"y": (1, 1, 5, 5)}
-    loaded = load(tmp_path, model([node], inputs=inputs, outputs=outputs, weights=weights))
+    loaded = load(tmp_path, not_imported())
     with pytest.raises(ModelError, match=r"TVM cannot import net: .*MaxUnpool"):
         lower(loaded, LLVM)
     assert capsys.readouterr().out == ""
