@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tunerd.errors import InputError, ModelError
 from tunerd.frontend.model import read_model, simplified
+from tunerd.frontend.onnx.constants import fix_inputs
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax.lowering import lower
 
@@ -77,6 +78,10 @@ def test_what_is_no_constant_of_the_model_is_refused(path: Path) -> None:
         read_model(path, constants={"rate": 1})
     with pytest.raises(InputError, match=r"--constant sr=0.5: the input is of int64"):
         read_model(path, constants={"sr": 0.5})
+    proto = by_rate()
+    proto.graph.input[1].type.tensor_type.elem_type = TensorProto.STRING
+    with pytest.raises(InputError, match="--constant sr: the input is no tensor of numbers"):
+        fix_inputs(proto, {"sr": 16000})
 
 
 def test_a_network_that_an_input_chooses_is_refused_with_a_way_out(path: Path) -> None:

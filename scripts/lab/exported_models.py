@@ -195,11 +195,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     exporting = commands.add_parser("export")
     exporting.add_argument("models", type=Path)
-    checking = commands.add_parser("check")
-    checking.add_argument("models", type=Path)
-    checking.add_argument("--out", type=Path, required=True)
-    checking.add_argument("--only", default="", help="models whose name holds this pattern")
-    checking.add_argument("--limit", type=float, default=600.0, help="seconds of a model")
+    model_checks.add_check(commands)
     given = parser.parse_args()
     if given.command == "export":
         export(given.models)

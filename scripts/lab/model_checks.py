@@ -45,6 +45,15 @@ class Given:
     blocks: float = 0.0  # --inputs: arrays of equal blocks up to so much; 0: random values
 
 
+def add_check(commands: Any) -> None:
+    """Add the command that checks a folder of models to argparse's subparsers."""
+    checking = commands.add_parser("check")
+    checking.add_argument("models", type=Path)
+    checking.add_argument("--out", type=Path, required=True)
+    checking.add_argument("--only", default="", help="models whose name holds this pattern")
+    checking.add_argument("--limit", type=float, default=600.0, help="seconds of a model")
+
+
 def check(models: Mapping[str, Given], kept: Path, *, only: str, limit_secs: float) -> Any:
     """Check what `kept`, a JSON file, does not hold yet; write it after each; return all."""
     kept.parent.mkdir(parents=True, exist_ok=True)

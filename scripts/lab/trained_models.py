@@ -161,11 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("fetch").add_argument("models", type=Path)
-    checking = commands.add_parser("check")
-    checking.add_argument("models", type=Path)
-    checking.add_argument("--out", type=Path, required=True)
-    checking.add_argument("--only", default="", help="models whose name holds this pattern")
-    checking.add_argument("--limit", type=float, default=600.0, help="seconds of a model")
+    model_checks.add_check(commands)
     given = parser.parse_args()
     if given.command == "fetch":
         fetch(given.models)

@@ -21,7 +21,7 @@ def fix_inputs(proto: onnx.ModelProto, constants: Mapping[str, float]) -> tuple[
 
     Raises InputError for a name that is no input's, and a number that its type does not hold.
     """
-    from onnx import helper, numpy_helper
+    from onnx import TensorProto, helper, numpy_helper
 
     given = {i.name for i in proto.graph.initializer}
     inputs = {i.name: i for i in proto.graph.input if i.name not in given}
@@ -31,6 +31,8 @@ def fix_inputs(proto: onnx.ModelProto, constants: Mapping[str, float]) -> tuple[
         if value is None:
             raise InputError(f"--constant names no input '{name}', only {', '.join(inputs)}")
         tensor = value.type.tensor_type
+        if tensor.elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
+            raise InputError(f"--constant {name}: the input is no tensor of numbers")
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         filled = np.full([max(d.dim_value, 1) for d in tensor.shape.dim], number).astype(dtype)
         if dtype.kind in "biu" and filled.size and filled.flat[0] != number:
