@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -97,6 +99,18 @@ def test_what_a_pause_raises_ends_the_run_and_the_model_serves_again(model: Load
         made(inputs(), refusing)
     assert refusing.at == [1, 2]
     assert same(made(inputs(), Noted()), expected)
+
+
+def test_a_model_in_segments_is_freed_with_whoever_runs_it(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    model = load(artifact(tmp_path_factory.mktemp("model"), 0))
+    made = SegmentedModel(model, inputs(), ALWAYS)
+    made(inputs(), Noted())
+    alive = weakref.ref(model)
+    del model, made
+    gc.collect()
+    assert alive() is None
 
 
 # --- graphs, without a GPU ----------------------------------------------------------------------

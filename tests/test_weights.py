@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import ml_dtypes
 import numpy as np
@@ -62,7 +63,11 @@ def test_a_model_reads_its_weights_in_one_piece(tmp_path: Path) -> None:
         assert np.array_equal(array, usual[name])
 
 
-def test_models_with_one_library_load_it_once_and_keep_their_own_weights(tmp_path: Path) -> None:
+def test_models_with_one_library_load_it_once_and_keep_their_own_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Models of other tests may live on in this process, with the same library.
+    monkeypatch.setattr(loading, "_libraries", WeakValueDictionary())
     for seed in (0, 1):
         tiny_artifact(tmp_path / f"a{seed}", seed=seed)
     one, other = (load(tmp_path / f"a{seed}") for seed in (0, 1))

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakMethod
 
 from tunerd.system.cuda_driver import checked
 from tunerd.vocabulary import Arrays
@@ -123,7 +124,7 @@ class SegmentedModel:
         bounds = list(itertools.pairwise([0, *ends]))
         self.segment_secs = tuple(sum(kernel_secs[first:end]) for first, end in bounds)
         self._starts = {first: number for number, (first, _) in enumerate(bounds) if number}
-        model.instrument(self._between if self._starts else None)
+        model.instrument(_weak(self._between) if self._starts else None)
 
     def __call__(self, inputs: Mapping[str, Any], pauses: Pauses) -> Arrays:
         """Run the model, with pauses where they are wanted."""
@@ -155,6 +156,21 @@ class SegmentedModel:
             moments = [since, *starts[1:], time.perf_counter()]  # the first has what is before it
             tries.append([end - start for start, end in itertools.pairwise(moments)])
         return [min(times) for times in zip(*tries, strict=False)]
+
+
+def _weak(method: Callable[..., None]) -> Callable[..., None]:
+    """Return what calls a method of an object that it does not keep alive.
+
+    TVM holds an instrument where Python's garbage collector does not look: with a strong one, a
+    model that is done with would keep its weights for ever.
+    """
+    held = WeakMethod(method)
+
+    def call(*given: Any) -> None:
+        if known := held():
+            known(*given)
+
+    return call
 
 
 # --- GPUs ---------------------------------------------------------------------------------------
