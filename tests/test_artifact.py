@@ -24,9 +24,10 @@ from artifact_fixtures import (
 from onnx import helper
 
 import tunerd
-from tunerd.artifacts.compile import compile_artifact, finish_manifest, schedule, write_weights
+from tunerd.artifacts.compile import compile_artifact, finish_manifest, write_weights
 from tunerd.artifacts.loading import map_weights
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sha256_of
+from tunerd.artifacts.scheduling import schedule
 from tunerd.builder.build import build_candidate, build_problem
 from tunerd.errors import FolderError, InputError
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph

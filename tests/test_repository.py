@@ -62,6 +62,7 @@ TVM_MODULES = {
     "artifacts.captured",
     "artifacts.compile",
     "artifacts.loading",
+    "artifacts.scheduling",
     "artifacts.weights",
     "builder.build",
     "builder.library",
