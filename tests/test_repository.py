@@ -67,6 +67,7 @@ TVM_MODULES = {
     "builder.build",
     "builder.library",
     "builder.lowering",
+    "builder.tenants",
     "candidates.base",
     "candidates.default",
     "candidates.host_code",

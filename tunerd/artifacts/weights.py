@@ -18,10 +18,9 @@ import numpy as np
 
 from tunerd.artifacts.manifest import MAX_JSON_BYTES, LoadError
 from tunerd.system.arrays import dtype_of
-from tunerd.vocabulary import Arrays
+from tunerd.vocabulary import SLOT_BYTES, Arrays
 
 ALIGNMENT = 64  # bytes; what tvm.runtime.from_dlpack asks of a tensor
-_DEVICE_ALIGNMENT = 256  # bytes, of a tensor in a piece; as what cudaMalloc returns
 
 
 def map_weights(path: Path) -> Arrays:
@@ -84,7 +83,7 @@ def in_one_piece(
     for tensor in tensors.values():
         begins.append(end)
         size = math.prod(map(int, tensor.shape)) * dtype_of(str(tensor.dtype)).itemsize
-        end += -(-size // _DEVICE_ALIGNMENT) * _DEVICE_ALIGNMENT
+        end += -(-size // SLOT_BYTES) * SLOT_BYTES
     piece = empty((max(end, 1),), "uint8")
     found = {}
     for (name, tensor), begin in zip(tensors.items(), begins, strict=True):

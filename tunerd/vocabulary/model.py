@@ -114,6 +114,10 @@ class TargetSpec:
 # What kernels compute in; sums are in fp32 in each.
 FP32, TF32, FP16, BF16 = "fp32", "tf32", "fp16", "bf16"
 
+# Where kernels serve several models (builder.tenants): the unit of distances between the models'
+# weights, and to what each tensor of a model's is aligned, as what cudaMalloc returns.
+SLOT_BYTES = 256
+
 
 @dataclass(frozen=True)
 class Task:
