@@ -115,12 +115,13 @@ class Language:
 def run(
     text: str,
     name: str,
-    arguments: Sequence[np.ndarray],
+    arguments: Sequence[np.ndarray | Pointer],
     grid: tuple[int, int, int],
     *,
     backwards: bool = False,
 ) -> None:
     """Run a kernel on arrays, which it writes; blocks of threads run one after the other."""
+    pointers = [a if isinstance(a, Pointer) else Pointer(a) for a in arguments]
     language = Language()
     space: dict[str, Any] = {"tl": language}
     exec(compile(text, f"<{name}>", "exec"), space)
@@ -128,7 +129,7 @@ def run(
     for block in reversed(blocks) if backwards else blocks:
         language.block = block
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            space[name](*map(Pointer, arguments))
+            space[name](*pointers)
 
 
 def _cut(operand: np.ndarray) -> np.ndarray:

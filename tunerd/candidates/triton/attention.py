@@ -163,7 +163,7 @@ class Attention:
         dims, columns = padded(self.depth), padded(self.columns)
         return (rows * dims + stages * keys * (dims + columns)) * TYPES[self.precision][1]
 
-    def estimated_secs(self, tile: Band, sms: int) -> float:
+    def estimated_secs(self, tile: Band, sms: float) -> float:
         """Estimate a call: waves over the SMs, and in each the steps of a block."""
         blocks = math.ceil(self.rows / tile.rows) * self.batch
         steps = math.ceil(self.keys / tile.columns)
@@ -188,7 +188,7 @@ class Attention:
         step = max(busy * (begin + products + softmax), busy * bytes_ / 70e9, alone)
         return math.ceil(blocks / (sms * busy)) * (1.2e-6 + steps * step) + 2e-6
 
-    def features(self, tile: Band, sms: int) -> tuple[float, ...]:
+    def features(self, tile: Band, sms: float) -> tuple[float, ...]:
         across, batch, _ = self.grid(tile)
         sizes = Sizes(
             rows=tile.rows,

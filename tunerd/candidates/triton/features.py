@@ -27,7 +27,9 @@ class Sizes:
     wasted: float = 1.0  # elements computed over those that are wanted
 
 
-def features(template: int, sizes: Sizes, *, sms: int, estimated_secs: float) -> tuple[float, ...]:
+def features(
+    template: int, sizes: Sizes, *, sms: float, estimated_secs: float
+) -> tuple[float, ...]:
     """Return sizes as logarithms, how they fill the SMs, and the estimate."""
     waves = sizes.blocks / sms
     return (

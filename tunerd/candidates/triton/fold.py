@@ -102,7 +102,7 @@ class Fold:
                             continue
                         yield Piece(depth, columns, splits, warps)
 
-    def estimated_secs(self, tile: Piece, sms: int) -> float:
+    def estimated_secs(self, tile: Piece, sms: float) -> float:
         """Estimate a call: waves over the SMs, and in each the bytes that a block reads."""
         across, down, splits = self.grid(tile)
         blocks = across * down * splits
@@ -115,7 +115,7 @@ class Fold:
         secs = waves * steps * max(moved, 0.4e-6 / 2) + 2.2e-6
         return secs + (1.0e-6 + 0.03e-6 * splits if splits > 1 else 0.0)
 
-    def features(self, tile: Piece, sms: int) -> tuple[float, ...]:
+    def features(self, tile: Piece, sms: float) -> tuple[float, ...]:
         across, down, splits = self.grid(tile)
         sizes = Sizes(
             rows=1,

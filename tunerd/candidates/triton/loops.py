@@ -85,7 +85,7 @@ class Loops:
                     if min(1, rows * columns / 32) <= rows * columns / (32 * warps) <= 32:
                         yield Block(rows, columns, warps)
 
-    def estimated_secs(self, tile: Block, sms: int) -> float:
+    def estimated_secs(self, tile: Block, sms: float) -> float:
         """Estimate a call: waves over the SMs, and in each the bytes or the operations."""
         blocks = math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
         live = max(1, min(32, 64 // tile.warps))
@@ -99,7 +99,7 @@ class Loops:
         latency = 0.5e-6 * math.ceil(self.folded / 16)
         return waves * (latency + max(operations, moved)) + 2e-6
 
-    def features(self, tile: Block, sms: int) -> tuple[float, ...]:
+    def features(self, tile: Block, sms: float) -> tuple[float, ...]:
         across, down, _ = self.grid(tile)
         sizes = Sizes(
             rows=tile.rows,

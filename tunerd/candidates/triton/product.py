@@ -113,7 +113,7 @@ class Product(Contraction):
                     if shared <= BLOCK_BYTES and stages <= math.ceil(steps / splits) + 1:
                         yield Tile(bm, bn, bk, splits, warps, stages)
 
-    def estimated_secs(self, tile: Tile, sms: int) -> float:
+    def estimated_secs(self, tile: Tile, sms: float) -> float:
         """Estimate a call: waves over the SMs, and in each a step's arithmetic or its bytes."""
         tiles = math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
         tiles *= self.batch
@@ -134,7 +134,7 @@ class Product(Contraction):
             secs += 1.2e-6 + 2 * tile.splits * tiles * tile.rows * tile.columns * 4 / 2e12
         return secs
 
-    def features(self, tile: Tile, sms: int) -> tuple[float, ...]:
+    def features(self, tile: Tile, sms: float) -> tuple[float, ...]:
         across, splits, batch = self.grid(tile)
         size = tile.rows * tile.columns
         sizes = Sizes(

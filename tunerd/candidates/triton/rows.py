@@ -90,7 +90,7 @@ class Rows:
                 if min(1, self._width / 32) <= each <= 64:
                     yield Strip(rows, warps)
 
-    def estimated_secs(self, tile: Strip, sms: int) -> float:
+    def estimated_secs(self, tile: Strip, sms: float) -> float:
         """Estimate a call: waves over the SMs, and in each the bytes that a block moves."""
         blocks = math.ceil(self.rows / tile.rows)
         live = max(1, min(16, 64 // tile.warps))
@@ -101,7 +101,7 @@ class Rows:
         latency = 0.3e-6 * (1 + len(self.nest.reductions)) + 0.02e-6 * each
         return waves * max(latency, moved) + 2e-6
 
-    def features(self, tile: Strip, sms: int) -> tuple[float, ...]:
+    def features(self, tile: Strip, sms: float) -> tuple[float, ...]:
         sizes = Sizes(
             rows=tile.rows,
             columns=self._width,

@@ -70,7 +70,8 @@ class TritonSearch(Search):
                 for recipe, run_secs in past.results:
                     parsed = Recipe.parse(recipe)
                     template = space.templates[parsed.template]
-                    own = _features(template, parsed.cut, past.sms or self._sms)
+                    sms = (past.sms or self._sms) / past.task.tenants
+                    own = _features(template, parsed.cut, sms)
                     self._cost_model.tell(past.key, f"{past.key}/{recipe}", own, run_secs)
             except Exception as error:  # of a store that something else wrote
                 log.warning("%s teaches nothing: %s", past.key, error)
@@ -110,15 +111,16 @@ class TritonSearch(Search):
             found = templates_of(task)
             if isinstance(found, str):
                 raise ValueError(found)
+            sms = self._sms / task.tenants  # lanes fill a device as if each had its part of it
             estimated = sorted(
-                (template.estimated_secs(cut, self._sms), name, cut)
+                (template.estimated_secs(cut, sms), name, cut)
                 for name, template in found.items()
                 for cut in template.tiles()
             )
             tiles = [(name, cut) for _, name, cut in estimated]
             recipes = [Recipe(name, cut).text for name, cut in tiles]
             ids = [candidate_id(task.task_id, r, source=TRITON) for r in recipes]
-            rows = [_features(found[name], cut, self._sms) for name, cut in tiles]
+            rows = [_features(found[name], cut, sms) for name, cut in tiles]
             features = np.array(rows, np.float32)
             space = _Space(task, found, tiles, features, ids, recipes)
             space.index = {name: i for i, name in enumerate(ids)}
@@ -174,6 +176,6 @@ def _tile_of(tile: tuple[str, Any]) -> tuple[Any, ...]:
     return (name, *(getattr(cut, size, 0) for size in sizes))
 
 
-def _features(template: Template, cut: Any, sms: int) -> npt.NDArray[np.float32]:
+def _features(template: Template, cut: Any, sms: float) -> npt.NDArray[np.float32]:
     """Return what the cost model knows of a cut; all templates have as many features."""
     return np.asarray(template.features(cut, sms), dtype=np.float32)

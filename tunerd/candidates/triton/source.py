@@ -24,6 +24,7 @@ from tunerd.candidates.base import (
 )
 from tunerd.candidates.host_code import calling, pointer
 from tunerd.candidates.nests.nest import Nest, NotANest, nest_of
+from tunerd.candidates.triton import tenants
 from tunerd.candidates.triton.attention import Attention, Band
 from tunerd.candidates.triton.fold import Fold, Piece
 from tunerd.candidates.triton.loops import Block, Loops
@@ -45,8 +46,8 @@ class Template(Protocol):
     @property
     def rows(self) -> int: ...
     def tiles(self) -> Iterator[Any]: ...
-    def estimated_secs(self, tile: Any, sms: int) -> float: ...
-    def features(self, tile: Any, sms: int) -> tuple[float, ...]: ...
+    def estimated_secs(self, tile: Any, sms: float) -> float: ...
+    def features(self, tile: Any, sms: float) -> tuple[float, ...]: ...
     def grid(self, tile: Any) -> tuple[int, int, int]: ...
     def workspace(self, tile: Any) -> int: ...
     def source(self, tile: Any, name: str) -> str: ...
@@ -103,12 +104,12 @@ class TritonSource(CandidateSource):
         found = templates_of(task)
         return found if isinstance(found, str) else None
 
-    def lower(self, task: Task, recipe: str) -> LoweredKernel:
+    def lower(self, task: Task, recipe: str, lanes: int | None = None) -> LoweredKernel:
         parsed = Recipe.parse(recipe)
         templates = templates_of(task)
         if isinstance(templates, str):
             raise ValueError(templates)
-        return lowered(task, templates[parsed.template], parsed)
+        return lowered(task, templates[parsed.template], parsed, lanes=lanes)
 
     def search(self, settings: SearchSettings) -> Search:
         from tunerd.candidates.triton.search import TritonSearch
@@ -123,7 +124,7 @@ def is_installed() -> bool:
 
 def templates_of(task: Task) -> dict[str, Template] | str:
     """Return the templates that fit a task by their names, or why none does."""
-    return _templates(task.mod_json, task.precision, task.weight_args)
+    return _templates(task.mod_json, task.precision, _own_weights(task))
 
 
 @functools.lru_cache(_CACHED_TASKS)
@@ -158,11 +159,20 @@ def _templates(
     return found or f"no template fits: {'; '.join(reasons)}"
 
 
-def lowered(task: Task, template: Template, recipe: Recipe) -> LoweredKernel:
-    """Compile a candidate, and return the host code that launches it."""
+def lowered(
+    task: Task, template: Template, recipe: Recipe, *, lanes: int | None = None
+) -> LoweredKernel:
+    """Compile a candidate, and return the host code that launches it.
+
+    lanes: of the convention for several tenants; None: that for one model, which has no slots.
+    """
     from tunerd.candidates.triton.compile import compile_kernel, load
 
-    digest = hashlib.sha256(f"{task.task_id}\n{recipe.text}".encode()).hexdigest()[:16]
+    own_weights = _own_weights(task)
+    identity = f"{task.task_id}\n{recipe.text}"
+    if lanes is not None:  # which arguments are weights is in the kernel, too
+        identity += f"\n{lanes} {own_weights}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     symbol = f"tunerd_{recipe.template}_{digest}"
     values = template.workspace(recipe.cut)
     scratch: tuple[TensorSpec, ...] = ()
@@ -171,9 +181,19 @@ def lowered(task: Task, template: Template, recipe: Recipe) -> LoweredKernel:
             TensorSpec("counters", (MAX_TILES,), "int32"),
             TensorSpec("workspace", (_rounded(values),), "float32"),
         )
-    specs = (*task.args, *scratch)
+    params = (TensorSpec(f"p{i}", t.shape, t.dtype) for i, t in enumerate(template.nest.params))
+    specs = (*params, *scratch)
+    text = template.source(recipe.cut, symbol)
+    across, down, deep = template.grid(recipe.cut)
+    if lanes is not None:
+        text = tenants.text_for(text, specs, own_weights, deep)
+        specs = tenants.specs_for(specs, own_weights, lanes)
+        scratch = specs[len(specs) - len(scratch) :]
+        deep *= lanes
+        if deep > tenants.MOST_BLOCKS:
+            raise ValueError(f"{lanes} lanes of it are more blocks than a grid has along an axis")
     compiled = compile_kernel(
-        template.source(recipe.cut, symbol),
+        text,
         symbol,
         [s.dtype for s in specs],
         arch=architecture(task.target.json),
@@ -183,10 +203,15 @@ def lowered(task: Task, template: Template, recipe: Recipe) -> LoweredKernel:
     # Triton adds two pointers to each kernel's parameters, to scratch memory that these do not use.
     types = ("handle",) * len(specs) + ("int64",) * 2
     kernel = DeviceKernel(symbol, compiled.cubin, types, f"triton-{load().__version__}")
-    launch = (*template.grid(recipe.cut), compiled.threads, compiled.shared_bytes)
     passed = [pointer(i) for i in range(len(specs))]
+    launch = (across, down, deep, compiled.threads, compiled.shared_bytes)
     passed += [f"T.int64({value})" for value in (0, 0, *launch)]
     return LoweredKernel(calling(symbol, specs, passed), (kernel,), scratch)
+
+
+def _own_weights(task: Task) -> tuple[int, ...]:
+    """Return which arguments of one model's kernel are weights: those for several have slots."""
+    return tuple(i - 1 for i in task.weight_args) if task.tenants > 1 else task.weight_args
 
 
 def _rounded(values: int) -> int:
