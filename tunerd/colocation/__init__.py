@@ -9,7 +9,8 @@ Parts, in the order in which a request meets them:
     plan.py        the file: members (artifacts), their shares and SLOs, the place, the policy
     engine.py      loads the members, takes requests, counts
     dispatcher.py  the one thread that decides, and the one that loads again after faults
-    scheduler.py   events in, instructions out: queues, what runs, accounts; no clock, no thread
+    scheduler.py   events in, instructions out; no clock, no thread
+    board.py       what waits and what runs: what the scheduler changes, and policies see
     policies/      which waiting request goes to which idle lane; one file each
     accounts.py    what each queue has had of the device's time
     estimates.py   how long a member takes on a lane, learned from what it took

@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from tunerd.colocation.accounts import Accounts
+from tunerd.colocation.board import Board
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
-from tunerd.colocation.policies.base import Choice, Policy, View
-from tunerd.colocation.suspects import Suspects
+from tunerd.colocation.policies.base import Choice, Policy
 from tunerd.colocation.work import (
     Complete,
     Evict,
@@ -35,7 +33,6 @@ from tunerd.colocation.work import (
     Instruction,
     Lane,
     Pause,
-    Queue,
     Refuse,
     Reload,
     Request,
@@ -53,7 +50,7 @@ _MAX_LOSSES = 1  # a request that others' faults hit more often fails
 Event = Callable[["Scheduler", float], Sequence[Instruction]]
 
 
-class Scheduler(View):
+class Scheduler(Board):
     """State of one engine. Every method that returns instructions is told the moment.
 
     Args:
@@ -73,52 +70,13 @@ class Scheduler(View):
         other_lanes: Sequence[Sequence[Lane]] = (),
         depth: int = 1,
     ) -> None:
-        self.now = -math.inf
-        self.members = {member.name: member for member in members}
-        self._layouts = [{lane.name: lane for lane in each} for each in (lanes, *other_lanes)]
-        self._layout = 0
-        self.lanes: Mapping[str, Lane] = self._layouts[0]  # in use
-        self._wanted: tuple[int, float] | None = None  # another layout, and since when
+        depth = min(depth, policy.depth)
+        super().__init__(members, lanes, segments, estimates, other_lanes=other_lanes, depth=depth)
         self.faults: list[FaultReport] = []
         self._policy = policy
         self._is_patient = type(policy).lateness is Policy.lateness  # nothing is ever too late
-        self._segments = dict(segments)
-        self._estimates = estimates
-        self._queues: dict[Queue, deque[Waiting]] = {
-            Queue(m.name, tenant): deque() for m in members for tenant in m.tenants
-        }
-        self._lines: dict[Queue, deque[Waiting]] = {}  # the queues in which somebody waits
-        self._accounts = Accounts(self._queues)
-        depth = min(depth, policy.depth)
-        every = [lane for each in self._layouts for lane in each.values()]
-        self._room = {lane.name: depth for lane in every}  # segments that a lane takes
-        self._depth = depth
-        self._slots = {seat: self._taken_at_once(seat) for seat in segments}  # 0: it is fenced
-        self._homes_in = [  # where a member runs in each layout, in the order of lanes
-            {
-                name: [
-                    (x, Seat(name, x.name)) for x in each.values() if Seat(name, x.name) in segments
-                ]
-                for name in self.members
-            }
-            for each in self._layouts
-        ]
-        self._who: dict[str, list[tuple[Seat, list[deque[Waiting]]]]] = {  # comes to a lane
-            x.name: [
-                (Seat(m.name, x.name), [self._queues[Queue(m.name, t)] for t in m.tenants])
-                for m in members
-                if Seat(m.name, x.name) in segments
-            ]
-            for x in every
-        }
-        self._running: dict[str, deque[Running]] = {lane.name: deque() for lane in every}
-        self._open: dict[Seat, list[Waiting]] = {seat: [] for seat in segments}
-        self._paused: dict[int, Waiting] = {}  # by request: open, between two segments
-        self._suspects = Suspects()
-        self._ready = set(segments)
         self._given_up: dict[Seat, str] = {}  # seats that cannot be loaded again, and why
         self._start_ids = itertools.count()
-        self._left_secs: dict[tuple[str, str, int, bool], float] = {}  # of this moment
         self._is_in_turn = False
 
     # --- events --------------------------------------------------------------------------------
@@ -257,94 +215,7 @@ class Scheduler(View):
         firsts = (line[0] for line in self._running.values() if line)
         return min((r.started_at + self._limit_secs(r) for r in firsts), default=math.inf)
 
-    # --- what policies see ---------------------------------------------------------------------
-
-    @property
-    def idle(self) -> list[Lane]:
-        return [lane for name, lane in self.lanes.items() if self._room[name] > 0]
-
-    @property
-    def running(self) -> list[Running]:
-        return [running for line in self._running.values() for running in line]
-
-    @property
-    def heads(self) -> list[Waiting]:
-        return [*self._paused.values(), *(line[0] for line in self._lines.values())]
-
-    @property
-    def waiting(self) -> Iterator[Waiting]:
-        yield from self._paused.values()
-        for line in self._lines.values():
-            yield from line
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._lines and not any(self._open.values())
-
-    def startable(self) -> Iterator[Choice]:
-        if self._suspects:
-            yield from self._startable_suspects()
-            return
-        room, slots = self._room, self._slots
-        for waiting in self._paused.values():
-            if waiting.lane is not None and room[waiting.lane] > 0:
-                yield waiting, self.lanes[waiting.lane]
-        if self._wanted is not None:  # other lanes are to be in use first
-            return
-        idle = self.idle
-        if len(idle) < len(self._lines):  # as where everybody has much to do
-            for lane in idle:
-                for seat, lines in self._who[lane.name]:
-                    if slots[seat] > 0:
-                        yield from ((line[0], lane) for line in lines if line)
-            return
-        homes = self._homes_in[self._layout]
-        for queue, line in self._lines.items():
-            for lane, seat in homes[queue.member]:
-                if room[lane.name] > 0 and slots[seat] > 0:
-                    yield line[0], lane
-
-    def _startable_suspects(self) -> Iterator[Choice]:
-        for waiting in self.heads:
-            for lane, _ in self._homes_in[self._layout][waiting.request.member]:
-                if self.can_start(waiting, lane):
-                    yield waiting, lane
-
-    def can_start(self, waiting: Waiting, lane: Lane) -> bool:
-        if self._room[lane.name] <= 0:
-            return False
-        if self._suspects and (self.running or waiting.request.queue not in self._suspects.queues):
-            return False
-        if waiting.lane is not None:
-            return waiting.lane == lane.name and waiting.request.request_id in self._paused
-        if self._wanted is not None or lane.name not in self.lanes:
-            return False
-        return self._slots.get(Seat(waiting.request.member, lane.name), 0) > 0
-
-    def left_secs(self, waiting: Waiting, lane: Lane, *, likely: bool = False) -> float:
-        key = (waiting.request.member, lane.name, waiting.segment, likely)
-        secs = self._left_secs.get(key)
-        if secs is None:
-            seat = Seat(waiting.request.member, lane.name)
-            ask = self._estimates.likely_secs if likely else self._estimates.secs
-            segments = range(waiting.segment, self._segments.get(seat, 1))
-            secs = math.fsum(ask(seat, segment, now=self.now) for segment in segments)
-            self._left_secs[key] = secs
-        return secs
-
-    def segment_secs(self, waiting: Waiting, lane: Lane) -> float:
-        seat = Seat(waiting.request.member, lane.name)
-        return self._estimates.secs(seat, waiting.segment, now=self.now)
-
-    def lag_secs(self, queue: Queue) -> float:
-        return self._accounts.lag_secs(queue)
-
     # --- deciding ------------------------------------------------------------------------------
-
-    def _begin(self, now: float) -> None:
-        self.now = now
-        if self._left_secs:
-            self._left_secs.clear()
 
     def _decided(self) -> list[Instruction]:
         if self._is_in_turn or not (self._lines or self._paused or self._wanted):
@@ -430,26 +301,6 @@ class Scheduler(View):
         self._running[lane.name].append(Running(start_id, waiting, seat, self.now, more))
         self._room[lane.name] -= 1
         return Start(start_id, request.request_id, seat, waiting.segment)
-
-    def _taken_at_once(self, seat: Seat) -> int:
-        return self._depth if self._segments[seat] == 1 else 1
-
-    def _left_lane(self, start_id: int, seat: Seat) -> Running | None:
-        """Take a segment out of its lane; return None where it is not there any more."""
-        line = self._running[seat.lane]
-        running = next((r for r in line if r.start_id == start_id), None)
-        if running is None:
-            return None
-        if running is line[0] and len(line) > 1:
-            line[1].started_at = self.now
-        line.remove(running)
-        self._room[seat.lane] += 1
-        return running
-
-    def _close(self, waiting: Waiting, seat: Seat) -> None:
-        self._open[seat].remove(waiting)
-        self._slots[seat] += 1
-        self._accounts.close(waiting.request.queue)
 
     def _failed(self, waiting: Waiting, reason: str) -> Fail:
         self._accounts.close(waiting.request.queue)
