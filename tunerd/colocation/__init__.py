@@ -14,6 +14,7 @@ Parts, in the order in which a request meets them:
     policies/      which waiting request goes to which idle lane; one file each
     accounts.py    what each queue has had of the device's time
     estimates.py   how long a member takes on a lane, learned from what it took
+    rates.py       how soon a request comes that may have company, by the last ones
     places/        where members run: threads of this process, streams of a GPU, runner processes
     load/          arrivals of requests, and what came of them, for `tunerd colocate bench`
 
@@ -23,6 +24,10 @@ each), the place cuts the device into them and loads the seats. A plan may name 
 **layouts**, the same members at other shares: all are loaded, and one is in use at a time. A model
 is one **segment** or several (`artifacts/segments.py`); between two of them another member may have
 the lane. What nobody waits for runs on without asking.
+
+Members of one architecture, with weights of their own and kernels for several of them at once, may
+be loaded as one **group**. A **launch** of its seat takes requests of several, and the policy
+`space-time` says of which. Each has its own answer.
 
 The way of a request, and whose thread does what:
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tunerd.colocation.accounts import Accounts
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
 from tunerd.colocation.policies.base import Choice, View
+from tunerd.colocation.rates import Rates
 from tunerd.colocation.suspects import Suspects
-from tunerd.colocation.work import Lane, Queue, Running, Seat, Waiting
+from tunerd.colocation.work import Group, Lane, Queue, Running, Seat, Waiting
 
 
 class Board(View):
@@ -26,9 +27,14 @@ class Board(View):
         *,
         other_lanes: Sequence[Sequence[Lane]] = (),
         depth: int = 1,
+        groups: Sequence[Group] = (),
     ) -> None:
         self.now = -math.inf
         self.members = {member.name: member for member in members}
+        self.loaded_as = {m.name: m.name for m in members} | {
+            name: group.name for group in groups for name in group.members
+        }
+        self._together = {group.name: group.together for group in groups}
         self._layouts = [{lane.name: lane for lane in each} for each in (lanes, *other_lanes)]
         self._layout = 0
         self.lanes: Mapping[str, Lane] = self._layouts[0]  # in use
@@ -47,7 +53,9 @@ class Board(View):
         self._homes_in = [  # where a member runs in each layout, in the order of lanes
             {
                 name: [
-                    (x, Seat(name, x.name)) for x in each.values() if Seat(name, x.name) in segments
+                    (x, self._seat(name, x))
+                    for x in each.values()
+                    if self._seat(name, x) in segments
                 ]
                 for name in self.members
             }
@@ -55,9 +63,9 @@ class Board(View):
         ]
         self._who: dict[str, list[tuple[Seat, list[deque[Waiting]]]]] = {  # comes to a lane
             x.name: [
-                (Seat(m.name, x.name), [self._queues[Queue(m.name, t)] for t in m.tenants])
+                (self._seat(m.name, x), [self._queues[Queue(m.name, t)] for t in m.tenants])
                 for m in members
-                if Seat(m.name, x.name) in segments
+                if self._seat(m.name, x) in segments
             ]
             for x in every
         }
@@ -65,8 +73,9 @@ class Board(View):
         self._open: dict[Seat, list[Waiting]] = {seat: [] for seat in segments}
         self._paused: dict[int, Waiting] = {}  # by request: open, between two segments
         self._suspects = Suspects()
+        self._rates = Rates()
         self._ready = set(segments)
-        self._left_secs: dict[tuple[str, str, int, bool], float] = {}  # of this moment
+        self._left_secs: dict[tuple[Seat, int, bool, int], float] = {}  # of this moment
 
     # --- what policies see ---------------------------------------------------------------------
 
@@ -130,25 +139,39 @@ class Board(View):
             return waiting.lane == lane.name and waiting.request.request_id in self._paused
         if self._wanted is not None or lane.name not in self.lanes:
             return False
-        return self._slots.get(Seat(waiting.request.member, lane.name), 0) > 0
+        return self._slots.get(self._seat(waiting.request.member, lane), 0) > 0
 
-    def left_secs(self, waiting: Waiting, lane: Lane, *, likely: bool = False) -> float:
-        key = (waiting.request.member, lane.name, waiting.segment, likely)
+    def left_secs(
+        self, waiting: Waiting, lane: Lane, *, likely: bool = False, count: int = 1
+    ) -> float:
+        seat = self._seat(waiting.request.member, lane)
+        key = (seat, waiting.segment, likely, count)
         secs = self._left_secs.get(key)
         if secs is None:
-            seat = Seat(waiting.request.member, lane.name)
             ask = self._estimates.likely_secs if likely else self._estimates.secs
             segments = range(waiting.segment, self._segments.get(seat, 1))
-            secs = math.fsum(ask(seat, segment, now=self.now) for segment in segments)
+            secs = math.fsum(ask(seat, segment, now=self.now, count=count) for segment in segments)
             self._left_secs[key] = secs
         return secs
 
     def segment_secs(self, waiting: Waiting, lane: Lane) -> float:
-        seat = Seat(waiting.request.member, lane.name)
+        seat = self._seat(waiting.request.member, lane)
         return self._estimates.secs(seat, waiting.segment, now=self.now)
 
     def lag_secs(self, queue: Queue) -> float:
         return self._accounts.lag_secs(queue)
+
+    def together(self, waiting: Waiting) -> int:
+        if self._suspects:
+            return 1
+        return self._together.get(self.loaded_as[waiting.request.member], 1)
+
+    def mates(self, waiting: Waiting) -> Sequence[Sequence[Waiting]]:
+        name = self.loaded_as[waiting.request.member]
+        return [line for queue, line in self._lines.items() if self.loaded_as[queue.member] == name]
+
+    def gap_secs(self, waiting: Waiting) -> float:
+        return self._rates.gap_secs(self.loaded_as[waiting.request.member], self.now)
 
     # --- what a scheduler changes --------------------------------------------------------------
 
@@ -156,6 +179,9 @@ class Board(View):
         self.now = now
         if self._left_secs:
             self._left_secs.clear()
+
+    def _seat(self, member: str, lane: Lane) -> Seat:
+        return Seat(self.loaded_as[member], lane.name)
 
     def _taken_at_once(self, seat: Seat) -> int:
         return self._depth if self._segments[seat] == 1 else 1
@@ -172,7 +198,12 @@ class Board(View):
         self._room[seat.lane] += 1
         return running
 
-    def _close(self, waiting: Waiting, seat: Seat) -> None:
-        self._open[seat].remove(waiting)
-        self._slots[seat] += 1
-        self._accounts.close(waiting.request.queue)
+    def _close(self, running: Running) -> None:
+        """Note that a launch has left its seat for good, and that its requests are answered."""
+        self._slots[running.seat] += 1
+        self._answered(running.waits, running.seat)
+
+    def _answered(self, waits: Iterable[Waiting], seat: Seat) -> None:
+        for waiting in waits:
+            self._open[seat].remove(waiting)
+            self._accounts.close(waiting.request.queue)

@@ -136,7 +136,7 @@ class Dispatcher:
                 if now >= self._ticked_at + _TICK_SECS:
                     self._ticked_at = now
                     events.append(Scheduler.tick)
-                if events:
+                if events or now >= self._scheduler.look_at:
                     for instruction in self._scheduler.turn(events, now):
                         self._carry_out(instruction)
                     self._answer()
@@ -165,13 +165,16 @@ class Dispatcher:
     def _limited(self, secs: float | None) -> float | None:
         """Return how long to wait at most, where the place wants to be asked after so long."""
         if secs is None and not math.isinf(due_at := self._scheduler.next_tick()):
-            return max(_TICK_SECS, due_at - time.monotonic())
+            secs = max(_TICK_SECS, due_at - time.monotonic())
+        if not math.isinf(look_at := self._scheduler.look_at):
+            left_secs = max(0.0, look_at - time.monotonic())
+            secs = left_secs if secs is None else min(secs, left_secs)
         return secs
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
-            case Start(request_id=request_id):
-                self._start(instruction, self._asked[request_id])
+            case Start():
+                self._start(instruction)
             case Pause(seat=seat):
                 self._place.pause(seat)
             case Complete(request_id=request_id):
@@ -195,10 +198,17 @@ class Dispatcher:
             case Reload(seat=seat):
                 self._loader.submit(self._reload, seat)
 
-    def _start(self, start: Start, asked: _Asked) -> None:
+    def _start(self, start: Start) -> None:
         seat, start_id = start.seat, start.start_id
-        if not asked.still_wanted():
-            self._inbox.put(lambda s, at: s.withdrawn(start_id, seat, at))
+        asked: list[_Asked] = []
+        given_up: list[_Asked] = []
+        for request_id in start.request_ids:
+            each = self._asked[request_id]
+            (asked if each.still_wanted() else given_up).append(each)
+        if given_up:
+            ids = [each.request.request_id for each in given_up]
+            self._inbox.put(lambda s, at: s.withdrawn(start_id, seat, at, request_ids=ids))
+        if not asked:
             return
 
         def told(answer: Done | Fault) -> None:
@@ -207,20 +217,27 @@ class Dispatcher:
             else:
                 self._inbox.put(lambda s, at: self._faulted(s, start, answer, at))
 
-        self._place.start(seat, start.segment, asked.inputs, told)
+        first = asked[0]
+        if seat.member == first.request.member:
+            self._place.start(seat, start.segment, first.inputs, told)
+        else:
+            requests = [(each.request.member, each.inputs) for each in asked]
+            self._place.start_together(seat, requests, told)
 
     def _done(
-        self, scheduler: Scheduler, start: Start, asked: _Asked, done: Done, at: float
+        self, scheduler: Scheduler, start: Start, asked: Sequence[_Asked], done: Done, at: float
     ) -> Sequence[Instruction]:
-        asked.outputs = done.outputs
+        for each, outputs in zip(asked, done.each or (done.outputs,), strict=True):
+            each.outputs = outputs
         return scheduler.ended(start.start_id, start.seat, done.secs, at, segments=done.segments)
 
     def _faulted(
         self, scheduler: Scheduler, start: Start, fault: Fault, at: float
     ) -> Sequence[Instruction]:
-        if all(running.start_id != start.start_id for running in scheduler.running):
+        running = next((r for r in scheduler.running if r.start_id == start.start_id), None)
+        if running is None:
             return ()  # evicted meanwhile
-        culprit = start.seat.member if fault.is_own else ""
+        culprit = running.culprit if fault.is_own else ""
         return scheduler.lost(fault.lost, at, culprit=culprit, reason=fault.reason)
 
     def _not_reloaded(

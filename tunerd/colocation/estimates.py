@@ -1,9 +1,15 @@
-"""How long a segment of a member takes on a lane, learned from what it has taken."""
+"""How long a segment of a member takes on a lane, learned from what it has taken.
+
+A launch of a group takes what the kernels take that were compiled for as many requests or for the
+next number above, however many are in it: each of these is learned apart.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tunerd.colocation.work import Seat
@@ -53,15 +59,23 @@ class Estimates:
     """Seconds by seat and segment. What was never seen takes no time: it must be seen first."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[Seat, int], _Seen] = {}
+        self._seen: dict[tuple[Seat, int, int], _Seen] = {}
+        self._counts: dict[Seat, list[int]] = {}
 
-    def observe(self, seat: Seat, segment: int, secs: float, *, now: float) -> None:
-        self._seen.setdefault((seat, segment), _Seen()).add(secs, now)
+    def compiled_for(self, seat: Seat, counts: Iterable[int]) -> None:
+        """Note for how many requests at once there are kernels in a seat; for one, else."""
+        self._counts[seat] = sorted(counts)
 
-    def observe_together(self, seat: Seat, segments: range, secs: float, *, now: float) -> None:
+    def observe(self, seat: Seat, segment: int, secs: float, *, now: float, count: int = 1) -> None:
+        """Take what a segment of a launch of `count` requests has had."""
+        self._seen.setdefault(self._key(seat, segment, count), _Seen()).add(secs, now)
+
+    def observe_together(
+        self, seat: Seat, segments: range, secs: float, *, now: float, count: int = 1
+    ) -> None:
         """Take what segments had together as spread over them as it was expected."""
         if len(segments) == 1:
-            self.observe(seat, segments[0], secs, now=now)
+            self.observe(seat, segments[0], secs, now=now, count=count)
             return
         expected = [self.secs(seat, segment, now=now) for segment in segments]
         together = math.fsum(expected)
@@ -69,16 +83,22 @@ class Estimates:
             part = one / together if together else 1 / len(segments)
             self.observe(seat, segment, secs * part, now=now)
 
-    def secs(self, seat: Seat, segment: int, *, now: float) -> float:
-        """Return what a segment usually takes."""
-        seen = self._seen.get((seat, segment))
+    def secs(self, seat: Seat, segment: int, *, now: float, count: int = 1) -> float:
+        """Return what a segment usually takes, of a launch of `count` requests."""
+        seen = self._seen.get(self._key(seat, segment, count))
         if seen is None:
             return 0.0
         return seen.best if now - seen.at > _STALE_SECS else seen.usual
 
-    def likely_secs(self, seat: Seat, segment: int, *, now: float) -> float:
+    def likely_secs(self, seat: Seat, segment: int, *, now: float, count: int = 1) -> float:
         """Return what a segment seldom exceeds, for promises."""
-        seen = self._seen.get((seat, segment))
+        seen = self._seen.get(self._key(seat, segment, count))
         if seen is None:
             return 0.0
         return seen.best if now - seen.at > _STALE_SECS else seen.likely
+
+    def _key(self, seat: Seat, segment: int, count: int) -> tuple[Seat, int, int]:
+        counts = self._counts.get(seat)
+        if counts is not None:
+            count = counts[min(bisect_left(counts, count), len(counts) - 1)]
+        return seat, segment, count

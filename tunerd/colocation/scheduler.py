@@ -10,26 +10,31 @@ once. Which request goes where is the policy's. Here is what holds under every p
   one, where it is in several segments: what is between them is there once;
 - a request goes on where it began, segment after segment unless the policy prefers another one;
 - what a fault took from others runs once more, first in its line;
-- where a fault took several seats and nobody knows whose it was, what ran runs alone then: it has a
-  name if it comes again;
+- where a fault took several seats, or a launch of several requests, and nobody knows whose it was,
+  what ran runs alone then: it has a name if it comes again;
 - of several layouts of lanes one is in use, and another one begins when nothing runs in it.
+
+Requests of a group may start in one launch, if the policy says so: together they are one segment of
+one seat. Each has its own answer, and its queue is charged its part. A launch is evicted when all
+of its members would be, and what a caller gives up before it began leaves it alone.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from tunerd.colocation.board import Board
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
-from tunerd.colocation.policies.base import Choice, Policy
+from tunerd.colocation.policies.base import Policy, Together
 from tunerd.colocation.work import (
     Complete,
     Evict,
     Fail,
     FaultReport,
+    Group,
     Instruction,
     Lane,
     Pause,
@@ -57,6 +62,9 @@ class Scheduler(Board):
         lanes: with which it begins.
         other_lanes: layouts to which `reshare` may change, of other lanes each.
         depth: how many segments the place takes of a lane; the policy may want fewer.
+        groups: members that are loaded as one.
+
+    `look_at` is the moment to decide again although nothing has happened, infinite where none is.
     """
 
     def __init__(
@@ -69,9 +77,18 @@ class Scheduler(Board):
         *,
         other_lanes: Sequence[Sequence[Lane]] = (),
         depth: int = 1,
+        groups: Sequence[Group] = (),
     ) -> None:
-        depth = min(depth, policy.depth)
-        super().__init__(members, lanes, segments, estimates, other_lanes=other_lanes, depth=depth)
+        super().__init__(
+            members,
+            lanes,
+            segments,
+            estimates,
+            other_lanes=other_lanes,
+            depth=min(depth, policy.depth),
+            groups=groups,
+        )
+        self.look_at = math.inf
         self.faults: list[FaultReport] = []
         self._policy = policy
         self._is_patient = type(policy).lateness is Policy.lateness  # nothing is ever too late
@@ -103,6 +120,8 @@ class Scheduler(Board):
         line = self._queues[queue]
         line.append(waiting)
         self._lines[queue] = line
+        if self.loaded_as[queue.member] in self._together:
+            self._rates.note(self.loaded_as[queue.member], now)
         return self._decided()
 
     def ended(
@@ -113,17 +132,18 @@ class Scheduler(Board):
         running = self._left_lane(start_id, seat)
         if running is None:  # evicted meanwhile
             return []
-        waiting = running.waiting
-        request = waiting.request
-        ran = range(waiting.segment, waiting.segment + segments)
-        self._estimates.observe_together(seat, ran, secs, now=now)
-        self._accounts.charge(request.queue, secs / self.members[seat.member].weight)
-        waiting.segment += segments
-        if waiting.segment < self._segments[seat]:
-            self._paused[request.request_id] = waiting
+        first, count = running.waiting, len(running.waits)
+        ran = range(first.segment, first.segment + segments)
+        self._estimates.observe_together(seat, ran, secs, now=now, count=count)
+        for waiting in running.waits:
+            queue = waiting.request.queue
+            self._accounts.charge(queue, secs / count / self.members[queue.member].weight)
+            waiting.segment += segments
+        if first.segment < self._segments[seat]:
+            self._paused[first.request.request_id] = first
             return self._decided()
-        self._close(waiting, seat)
-        return [Complete(request.request_id), *self._decided()]
+        self._close(running)
+        return [*_completed(running.waits), *self._decided()]
 
     def lost(
         self, seats: Iterable[Seat], now: float, *, culprit: str, reason: str
@@ -139,9 +159,9 @@ class Scheduler(Board):
         out: list[Instruction] = []
         # One runs in each lane, whatever was started behind it.
         firsts = [line[0] for line in self._running.values() if line]
-        first = {running.waiting.request.request_id for running in firsts}
-        ran = [running.waiting for running in firsts if running.seat in taken]
-        if not culprit and len(taken) > 1:  # what takes one alone is no question of others
+        first = {w.request.request_id for running in firsts for w in running.waits}
+        ran = [waiting for running in firsts if running.seat in taken for waiting in running.waits]
+        if not culprit and (len(taken) > 1 or len(ran) > 1):  # what takes one alone has a name
             self._suspects.add(waiting for waiting in ran if not waiting.losses)
         for seat in sorted(taken):
             self._slots[seat] = 0
@@ -151,13 +171,14 @@ class Scheduler(Board):
             for waiting in reversed(waits):  # the first comes first again
                 request_id = waiting.request.request_id
                 was_running = self._paused.pop(request_id, None) is None and request_id in first
-                if was_running and seat.member == culprit:
+                if was_running and waiting.request.member == culprit:
                     out.append(self._failed(waiting, reason))
                 elif waiting.losses >= _MAX_LOSSES:
                     said = f"it was lost twice, at last to this: {reason}"
                     out.append(self._failed(waiting, said))
                 else:
                     waiting.losses, waiting.segment, waiting.lane = waiting.losses + 1, 0, None
+                    waiting.is_held = False
                     line = self._queues[waiting.request.queue]
                     line.appendleft(waiting)
                     self._lines[waiting.request.queue] = line
@@ -188,14 +209,25 @@ class Scheduler(Board):
         self._wanted = layout, since
         return self._decided()
 
-    def withdrawn(self, start_id: int, seat: Seat, now: float) -> list[Instruction]:
-        """A request that was just started is not wanted any more, and did not run."""
+    def withdrawn(
+        self, start_id: int, seat: Seat, now: float, *, request_ids: Collection[int] = ()
+    ) -> list[Instruction]:
+        """Requests that were just started are not wanted any more, and did not run.
+
+        All of the launch where none is named.
+        """
         self._begin(now)
-        running = self._left_lane(start_id, seat)
+        running = next((r for r in self._running[seat.lane] if r.start_id == start_id), None)
         if running is None:
             return []
-        self._close(running.waiting, seat)
-        return [Complete(running.waiting.request.request_id), *self._decided()]
+        left = [w for w in running.waits if not request_ids or w.request.request_id in request_ids]
+        if len(left) < len(running.waits):
+            running.waits = tuple(w for w in running.waits if w not in left)
+            self._answered(left, seat)
+        else:
+            self._left_lane(start_id, seat)
+            self._close(running)
+        return [*_completed(left), *self._decided()]
 
     def tick(self, now: float) -> list[Instruction]:
         """Evict what has exceeded its time, and drop what is too late by now."""
@@ -207,7 +239,7 @@ class Scheduler(Board):
                 seat = running.seat
                 reason = f"{seat.member} exceeded its time of {limit_secs:.3g} s and was evicted"
                 out.append(Evict(seat, reason))
-                out += self.lost((seat,), now, culprit=seat.member, reason=reason)
+                out += self.lost((seat,), now, culprit=running.culprit, reason=reason)
         return out + self._decided()
 
     def next_tick(self) -> float:
@@ -218,15 +250,30 @@ class Scheduler(Board):
     # --- deciding ------------------------------------------------------------------------------
 
     def _decided(self) -> list[Instruction]:
-        if self._is_in_turn or not (self._lines or self._paused or self._wanted):
+        if self._is_in_turn:
+            return []
+        self.look_at = math.inf
+        if not (self._lines or self._paused or self._wanted):
             return []
         out: list[Instruction] = [] if self._wanted is None else self._changed()
         out += [] if self._is_patient else list(self._dropped())
         if self._suspects:
             self._suspects.keep([*self.waiting, *(running.waiting for running in self.running)])
-        while (self._lines or self._paused) and (choice := self._policy.choose(self)) is not None:
+        while (self._lines or self._paused) and (choice := self._choice()) is not None:
+            if choice.at > self.now:
+                self.look_at = choice.at
+                for waiting in choice.waits:
+                    waiting.is_held = True
+                break
             out.append(self._started(choice))
         return [*out, *self._pauses()] if self._lines or self._paused else out
+
+    def _choice(self) -> Together | None:
+        choice = self._policy.choose(self)
+        if choice is None or isinstance(choice, Together):
+            return choice
+        waiting, lane = choice
+        return Together((waiting,), lane)
 
     def _changed(self) -> list[Instruction]:
         """Change to the layout that is wanted, when nothing is open in this one."""
@@ -262,11 +309,11 @@ class Scheduler(Board):
             request_id = running.waiting.request.request_id
             self._paused[request_id] = running.waiting
             self._room[name] += 1
-            choice = self._policy.choose(self)
+            choice = self._choice()
             self._room[name] -= 1
             del self._paused[request_id]
             line.append(running)
-            if choice is not None and choice[0] is not running.waiting:
+            if choice is not None and choice.waits[0] is not running.waiting:
                 running.is_pausing = True
                 yield Pause(running.seat)
 
@@ -278,29 +325,36 @@ class Scheduler(Board):
             if not line:
                 del self._lines[queue]
 
-    def _started(self, choice: Choice) -> Start:
-        waiting, lane = choice
-        request = waiting.request
-        if not self.can_start(waiting, lane):
-            raise ValueError(f"{type(self._policy).__name__} starts what cannot: {waiting}")
-        seat = Seat(request.member, lane.name)
-        if waiting.lane is None:
-            line = self._queues[request.queue]
-            if line[0] is not waiting:
-                raise ValueError(f"{type(self._policy).__name__} passes over {line[0]}")
-            line.popleft()
-            if not line:
-                del self._lines[request.queue]
-            waiting.lane = lane.name
-            self._open[seat].append(waiting)
+    def _started(self, choice: Together) -> Start:
+        (first, *company), lane = choice.waits, choice.lane
+        name = type(self._policy).__name__
+        seat = self._seat(first.request.member, lane)
+        if not self.can_start(first, lane):
+            raise ValueError(f"{name} starts what cannot: {first}")
+        if company and len(choice.waits) > self.together(first):
+            raise ValueError(f"{name} starts {len(choice.waits)} in one launch of {seat.member}")
+        if first.lane is None:
             self._slots[seat] -= 1
+            for waiting in choice.waits:
+                queue = waiting.request.queue
+                line = self._queues[queue]
+                if line[0] is not waiting:
+                    raise ValueError(f"{name} passes over {line[0]}")
+                if self.loaded_as[queue.member] != seat.member:
+                    raise ValueError(f"{name} starts {queue.member} in a launch of {seat.member}")
+                line.popleft()
+                if not line:
+                    del self._lines[queue]
+                waiting.lane = lane.name
+                self._open[seat].append(waiting)
         else:
-            del self._paused[request.request_id]
+            del self._paused[first.request.request_id]
         start_id = next(self._start_ids)
-        more = self._segments[seat] - waiting.segment - 1
-        self._running[lane.name].append(Running(start_id, waiting, seat, self.now, more))
+        more = self._segments[seat] - first.segment - 1
+        self._running[lane.name].append(Running(start_id, choice.waits, seat, self.now, more))
         self._room[lane.name] -= 1
-        return Start(start_id, request.request_id, seat, waiting.segment)
+        ids = tuple(waiting.request.request_id for waiting in company)
+        return Start(start_id, first.request.request_id, seat, first.segment, ids)
 
     def _failed(self, waiting: Waiting, reason: str) -> Fail:
         self._accounts.close(waiting.request.queue)
@@ -311,10 +365,16 @@ class Scheduler(Board):
         return Refuse(waiting.request.request_id, reason, was_admitted=True)
 
     def _limit_secs(self, running: Running) -> float:
-        member = self.members[running.seat.member]
-        if member.limit_ms is not None:
-            return member.limit_ms / 1e3
+        limits = [self.members[waiting.request.member].limit_ms for waiting in running.waits]
+        known = [limit_ms for limit_ms in limits if limit_ms is not None]
+        if len(known) == len(limits):
+            return max(known) / 1e3
         if self.now < running.started_at + _LEAST_LIMIT_SECS:
             return _LEAST_LIMIT_SECS  # for now; it is not worth to reckon yet
-        usual = self.left_secs(running.waiting, self.lanes[running.lane], likely=True)
+        lane, count = self.lanes[running.lane], len(running.waits)
+        usual = self.left_secs(running.waiting, lane, likely=True, count=count)
         return max(_LEAST_LIMIT_SECS, _LIMIT_TIMES * usual)
+
+
+def _completed(waits: Iterable[Waiting]) -> list[Complete]:
+    return [Complete(waiting.request.request_id) for waiting in waits]

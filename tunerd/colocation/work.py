@@ -46,8 +46,21 @@ class Lane:
         return self.home + self.guests
 
 
+@dataclass(frozen=True)
+class Group:
+    """Members of one architecture, each with weights of its own, that are loaded as one.
+
+    name: under which they are; no member's.
+    together: the most requests that one launch takes, of whichever members.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    together: int
+
+
 class Seat(NamedTuple):
-    """A member that is loaded for a lane."""
+    """A member, or a group, that is loaded for a lane."""
 
     member: str
     lane: str
@@ -83,14 +96,18 @@ class Waiting:
     segment: int = 0
     lane: str | None = None  # where its earlier segments have run, and it must go on
     losses: int = 0  # how often it was lost by a fault that was not its member's
+    is_held: bool = False  # it waits for company beside an idle lane, or has
 
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A segment that was started. started_at: when, or later when what was before it ended."""
+    """A segment that was started. started_at: when, or later when what was before it ended.
+
+    waits: whose; several where requests of a group are in one launch.
+    """
 
     start_id: int
-    waiting: Waiting
+    waits: tuple[Waiting, ...]
     seat: Seat
     started_at: float
     more: int = 0  # segments that follow the one with which it started
@@ -100,18 +117,35 @@ class Running:
     def lane(self) -> str:
         return self.seat.lane
 
+    @property
+    def waiting(self) -> Waiting:
+        return self.waits[0]
+
+    @property
+    def culprit(self) -> str:
+        """Return whose fault it is if it faults, "" where that cannot be said of one."""
+        return self.waiting.request.member if len(self.waits) == 1 else ""
+
 
 # --- instructions, which the scheduler gives ----------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Start:
-    """Run a request's segments on a lane, from this one on, until a pause or the end."""
+    """Run a request's segments on a lane, from this one on, until a pause or the end.
+
+    company: requests that are in the same launch, where the seat is a group's.
+    """
 
     start_id: int
     request_id: int
     seat: Seat
     segment: int
+    company: tuple[int, ...] = ()
+
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        return (self.request_id, *self.company)
 
 
 @dataclass(frozen=True)

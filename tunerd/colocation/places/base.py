@@ -22,20 +22,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from tunerd.colocation.plan import Member, Proof
-from tunerd.colocation.work import Lane, Seat
+from tunerd.colocation.work import Group, Lane, Seat
+from tunerd.errors import HostError
 from tunerd.vocabulary import Arrays
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A seat that can take requests. segment_secs: of each of its segments, when it was tried."""
+    """A seat that can take requests.
+
+    segment_secs: of each of its segments, when it was tried.
+    launch_secs: of a group's seat, by the number of requests for which there are kernels.
+    """
 
     segment_secs: tuple[float, ...]
     proof: Proof
+    launch_secs: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,13 @@ class Done:
     secs: that they had their lane.
     outputs: None before the last segment.
     segments: how many they were.
+    each: instead of outputs, those of each request of a launch of a group, in their order.
     """
 
     secs: float
     outputs: Arrays | None
     segments: int = 1
+    each: tuple[Arrays, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,29 @@ class Place(ABC):
         `inputs` are those of the first segment. `told` is called once, unless the seat is evicted
         before. Segments of a lane run in the order of their starts.
         """
+
+    def needed_together_bytes(self, members: Sequence[Member], group: Group, seats: int) -> int:
+        """Return the memory that so many seats of a group take; HostError as `load_group`."""
+        raise self._takes_no_groups(group)
+
+    def load_group(self, members: Sequence[Member], group: Group, lane: Lane) -> Loaded:
+        """Load members of one architecture for a lane as one; raises as `load` does.
+
+        HostError where the place has one member in a launch and no more.
+        """
+        raise self._takes_no_groups(group)
+
+    def start_together(
+        self, seat: Seat, requests: Sequence[tuple[str, Arrays]], told: Told
+    ) -> None:
+        """Have a group's seat run requests, by member, in one launch; as `start` for the rest."""
+        raise NotImplementedError(f"{self.kind} has loaded no group")
+
+    def _takes_no_groups(self, group: Group) -> HostError:
+        return HostError(
+            f"{group.name}: the place {self.kind} has one model in a launch, and space-time has "
+            "several; choose `place: in-process`, or another policy"
+        )
 
     def pause(self, seat: Seat) -> None:  # noqa: B027
         """Have what runs in a seat stop after its segment; what is whole goes on to its end."""

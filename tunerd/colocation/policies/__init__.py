@@ -11,12 +11,13 @@ from tunerd.colocation.policies.base import Policy
 from tunerd.colocation.policies.ordered import Ordered
 from tunerd.colocation.policies.regulated import Regulated
 from tunerd.colocation.policies.space import Space
+from tunerd.colocation.policies.space_time import SpaceTime
 from tunerd.colocation.policies.streams import Streams
 from tunerd.colocation.policies.time import Time
 from tunerd.errors import InputError
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.kind: policy for policy in (Time, Streams, Space, Ordered, Regulated)
+    policy.kind: policy for policy in (Time, Streams, Space, Ordered, Regulated, SpaceTime)
 }
 
 

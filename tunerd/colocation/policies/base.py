@@ -1,13 +1,15 @@
 """The contract of a policy: which waiting request goes to which idle lane.
 
 A policy keeps nothing: what it decides follows from the view, so that a test can decide with any
-clock. Members: time, streams, space, ordered, regulated.
+clock. Members: time, streams, space, ordered, regulated, space-time.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -18,12 +20,25 @@ from tunerd.colocation.work import Lane, Queue, Running, Waiting
 Choice = tuple[Waiting, Lane]
 
 
+@dataclass(frozen=True)
+class Together:
+    """What starts in one launch, where members are a group; a head, and what `mates` has for it.
+
+    at: not before; until then they are held, and more may come.
+    """
+
+    waits: tuple[Waiting, ...]
+    lane: Lane
+    at: float = -math.inf
+
+
 class View(ABC):
     """What is known when a decision is made. All moments are of one clock, in seconds."""
 
     now: float
     members: Mapping[str, Member]
     lanes: Mapping[str, Lane]
+    loaded_as: Mapping[str, str]  # by member: its own name, or its group's
 
     @property
     @abstractmethod
@@ -54,8 +69,13 @@ class View(ABC):
         """Say whether a head can start on a lane now."""
 
     @abstractmethod
-    def left_secs(self, waiting: Waiting, lane: Lane, *, likely: bool = False) -> float:
-        """Return what a request's segments take from now on; `likely`: what they seldom exceed."""
+    def left_secs(
+        self, waiting: Waiting, lane: Lane, *, likely: bool = False, count: int = 1
+    ) -> float:
+        """Return what a request's segments take from now on; `likely`: what they seldom exceed.
+
+        count: of requests in the same launch, itself among them.
+        """
 
     @abstractmethod
     def segment_secs(self, waiting: Waiting, lane: Lane) -> float:
@@ -64,6 +84,21 @@ class View(ABC):
     @abstractmethod
     def lag_secs(self, queue: Queue) -> float:
         """Return by how much less a queue has had, over its weight, than the one that had most."""
+
+    @abstractmethod
+    def together(self, waiting: Waiting) -> int:
+        """Return how many requests a launch with this one may have, itself among them."""
+
+    @abstractmethod
+    def mates(self, waiting: Waiting) -> Sequence[Sequence[Waiting]]:
+        """Return what may be in one launch with a head, by queue and in the order of arrival.
+
+        Of each queue so many as there are, from the first on; its own queue is among them.
+        """
+
+    @abstractmethod
+    def gap_secs(self, waiting: Waiting) -> float:
+        """Return in how long one is likely to come that may be in a launch with this one."""
 
 
 class Policy(BaseModel, ABC):
@@ -84,6 +119,11 @@ class Policy(BaseModel, ABC):
         return 1
 
     @property
+    def most_together(self) -> int:
+        """How many requests of a group a launch has at most; one: members stay by themselves."""
+        return 1
+
+    @property
     def segment_secs(self) -> float | None:
         """How long a segment may be, where a model can be cut; None leaves models whole."""
         return None
@@ -93,10 +133,11 @@ class Policy(BaseModel, ABC):
         """Return the lanes, each with the members that run in it."""
 
     @abstractmethod
-    def choose(self, view: View) -> Choice | None:
+    def choose(self, view: View) -> Choice | Together | None:
         """Return what to start next, None where nothing is to be started now.
 
-        It is asked again after each start.
+        It is asked again after each start; what is held ends that, until its moment or until
+        something has happened.
         """
 
     def refusal(self, waiting: Waiting, view: View) -> str:

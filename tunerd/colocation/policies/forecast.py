@@ -1,7 +1,8 @@
 """When everything that waits would end, if nothing more came: what admission goes by.
 
-Each request in its turn goes to the lane on which it ends first. This runs at each arrival, with
-all that waits; what requests of one member have in common is asked once.
+Each request in its turn goes to the lane on which it ends first, or into the last launch there,
+where it may be in one with those and none of them would be late by that. This runs at each arrival,
+with all that waits; what requests of one member have in common is asked once.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from tunerd.colocation.policies.base import View
 from tunerd.colocation.work import Lane, Queue, Waiting
@@ -16,16 +18,36 @@ from tunerd.colocation.work import Lane, Queue, Waiting
 MayUse = Callable[[Waiting, Lane], bool]
 
 
+@dataclass(eq=False, slots=True)
+class _Launch:
+    """The last launch of a lane, as far as it is foreseen. room: for further requests."""
+
+    name: str  # under which its members are loaded
+    room: int
+    begins_at: float
+    due_at: float = math.inf  # the earliest deadline
+    ids: list[int] = field(default_factory=list)
+
+
 class Forecast:
     """Of one moment of a view.
 
     Args:
         may_use: whether a request may run on a lane, as far as the policy is asked.
+        together: how many requests may be in a launch with one.
         patience_secs: how far a queue without deadlines may lag before it goes first.
     """
 
-    def __init__(self, view: View, may_use: MayUse, *, patience_secs: float) -> None:
-        self._view, self._may_use, self._patience_secs = view, may_use, patience_secs
+    def __init__(
+        self,
+        view: View,
+        may_use: MayUse,
+        together: Callable[[Waiting, View], int],
+        *,
+        patience_secs: float,
+    ) -> None:
+        self._view, self._may_use, self._together = view, may_use, together
+        self._patience_secs = patience_secs
         self._kinds: dict[tuple[str, int, str | None], tuple[tuple[tuple[str, float], ...], float]]
         self._kinds = {}
         self._lag_secs = functools.cache(view.lag_secs)
@@ -39,19 +61,42 @@ class Forecast:
         free_at, rests = self._free_at()
         work_secs, before_secs = sum(at - self._view.now for at in free_at.values()), 0.0
         ends: dict[int, float] = {}
+        launches: dict[str, _Launch] = {}
         for waiting in sorted(
             [*waits, *(waiting for waiting, _ in rests.values())], key=self._turn
         ):
             before_secs = work_secs if waiting is waits[-1] else before_secs
-            end_at, name, secs = math.inf, "", 0.0
+            end_at, name, joined = math.inf, "", False
             _, rest = rests.get(waiting.request.request_id, (waiting, None))
             for lane, takes_secs in (rest,) if rest else self._kind(waiting)[0]:
                 if (ends_at := free_at[lane] + takes_secs) < end_at:
-                    end_at, name, secs = ends_at, lane, takes_secs
+                    end_at, name, joined = ends_at, lane, False
+                if lane in launches:
+                    ends_at = self._end_with(launches[lane], waiting, lane)
+                    if ends_at < end_at:
+                        end_at, name, joined = ends_at, lane, True
+            if not joined:
+                member = self._view.loaded_as[waiting.request.member]
+                room = 1 if rest else self._together(waiting, self._view)
+                launches[name] = _Launch(member, room, free_at[name])
+            launch = launches[name]
+            launch.ids.append(waiting.request.request_id)
+            launch.room -= 1
+            launch.due_at = min(launch.due_at, waiting.request.deadline_at)
+            work_secs += end_at - free_at[name]
             free_at[name] = end_at
-            work_secs += secs
-            ends[waiting.request.request_id] = end_at
+            ends.update(dict.fromkeys(launch.ids, end_at))
         return ends, before_secs
+
+    def _end_with(self, launch: _Launch, waiting: Waiting, lane: str) -> float:
+        """Return when a launch would end with one more; infinite where that cannot be."""
+        view = self._view
+        if not launch.room or view.loaded_as[waiting.request.member] != launch.name:
+            return math.inf
+        count = len(launch.ids) + 1
+        secs = view.left_secs(waiting, view.lanes[lane], likely=True, count=count)
+        end_at = launch.begins_at + secs
+        return end_at if end_at <= min(launch.due_at, waiting.request.deadline_at) else math.inf
 
     def is_owed(self, waiting: Waiting) -> bool:
         """Say whether what has no deadline has waited for its turn long enough."""
@@ -74,7 +119,8 @@ class Forecast:
         behind: set[str] = set()  # lanes in which something was started before
         for running in view.running:
             waiting, lane = running.waiting, view.lanes[running.lane]
-            left_secs = view.left_secs(waiting, lane, likely=True)
+            count = len(running.waits)
+            left_secs = view.left_secs(waiting, lane, likely=True, count=count)
             if running.lane not in behind:
                 left_secs = max(0.0, running.started_at + left_secs - view.now)
             behind.add(running.lane)
@@ -86,10 +132,10 @@ class Forecast:
                 rests[waiting.request.request_id] = waiting, (running.lane, rest_secs)
         return free_at, rests
 
-    def _turn(self, waiting: Waiting) -> tuple[bool, float, int]:
+    def _turn(self, waiting: Waiting) -> tuple[bool, bool, float, int]:
         request = waiting.request
         slack_secs = request.deadline_at - self.least_secs(waiting)
-        return not self.is_owed(waiting), slack_secs, request.request_id
+        return not waiting.is_held, not self.is_owed(waiting), slack_secs, request.request_id
 
     def _kind(self, waiting: Waiting) -> tuple[tuple[tuple[str, float], ...], float]:
         """Return each lane that a request may use with what it seldom exceeds there, and the least.

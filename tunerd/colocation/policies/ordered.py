@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tunerd.colocation.plan import Member, shares_of
-from tunerd.colocation.policies.base import Choice, Policy, View
+from tunerd.colocation.policies.base import Choice, Policy, Together, View
 from tunerd.colocation.policies.forecast import Forecast
 from tunerd.colocation.work import Lane, Waiting
 from tunerd.system.text import secs_text
@@ -54,7 +54,7 @@ class Ordered(Policy):
             for m in members
         )
 
-    def choose(self, view: View) -> Choice | None:
+    def choose(self, view: View) -> Choice | Together | None:
         can: dict[int, tuple[Waiting, list[Lane]]] = {}
         for waiting, lane in view.startable():
             if self._may_use(view, waiting, lane):
@@ -65,7 +65,14 @@ class Ordered(Policy):
         waiting, lanes = min(
             can.values(), key=lambda each: self._rank(each[0], each[1], view, seen)
         )
-        return waiting, min(lanes, key=lambda lane: self._cost(waiting, lane, view))
+        lane = min(lanes, key=lambda lane: self._cost(waiting, lane, view))
+        return self._with_company(waiting, lane, view, seen)
+
+    def _with_company(
+        self, waiting: Waiting, lane: Lane, view: View, seen: Forecast
+    ) -> Choice | Together:
+        """Return what starts with a request that was chosen, in the same launch."""
+        return waiting, lane
 
     def refusal(self, waiting: Waiting, view: View) -> str:
         deadline_at = waiting.request.deadline_at
@@ -103,7 +110,11 @@ class Ordered(Policy):
 
     def _forecast(self, view: View) -> Forecast:
         may_use = functools.partial(self._may_use, view)
-        return Forecast(view, may_use, patience_secs=self.patience_ms / 1e3)
+        return Forecast(view, may_use, self._together, patience_secs=self.patience_ms / 1e3)
+
+    def _together(self, waiting: Waiting, view: View) -> int:
+        """Return how many requests may be in a launch with this one."""
+        return 1
 
     def _may_use(self, view: View, waiting: Waiting, lane: Lane) -> bool:
         if waiting.request.member in lane.home or self.borrow_ms is None:
@@ -112,7 +123,7 @@ class Ordered(Policy):
 
     def _rank(
         self, waiting: Waiting, lanes: Sequence[Lane], view: View, seen: Forecast
-    ) -> tuple[bool, float, float, float, int]:
+    ) -> tuple[float, ...]:
         request = waiting.request
         is_owed = seen.is_owed(waiting)
         lag_secs = seen.lag_secs(request.queue) if is_owed else 0.0

@@ -1,0 +1,162 @@
+"""Slices of the device, each of which takes several requests of one architecture in a launch.
+
+Space-time scheduling (Jain et al., arXiv 1901.00041) with coalescing at run time (1901.10008), for
+whole models: members whose artifacts are of one architecture, with kernels for several tenants, are
+a *group*, and a launch takes requests of whichever of its members wait. A launch for eight costs
+far less than eight launches, and a slice of the device wastes less of it than the whole.
+
+Who is first is as in `ordered`, over all slices, and the first takes company along:
+
+- Of what waits, a launch has its part: what waits is spread over the slices that are idle first.
+- By slack, and of each queue in order, as long as everyone in it can afford the longer launch: who
+  would be in time alone is in time together. Of the numbers that can be, the one with most requests
+  per second.
+- A request that comes to the last idle slice may wait there for company: until `window_ms` after
+  the first of them came at the latest, so that under saturation, where all have waited longer
+  before a slice is free, nobody waits. Only if all that waits is in that launch, if the next
+  arrival is likely within this time and would pay, and if everyone in it has the slack for that.
+- What has waited so starts before whatever else has come: it would have run by now.
+
+Members without such kernels, and others' artifacts, run in the slices as requests of one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import Field, field_validator
+
+from tunerd.colocation.plan import Member
+from tunerd.colocation.policies.base import Choice, Together, View
+from tunerd.colocation.policies.forecast import Forecast
+from tunerd.colocation.policies.ordered import Ordered
+from tunerd.colocation.work import Lane, Waiting
+
+_LATE_SECS = 1e-4  # that the end of a wait may be late: a thread is to be woken for it
+
+Share = Annotated[int, Field(ge=1, le=100)]
+
+
+class SpaceTime(Ordered):
+    """Attributes:
+    slices: how many, of equal shares; or the shares, in percent.
+    together: the most requests of a launch.
+    window_ms: how long a request may wait for company beside an idle slice.
+    """
+
+    kind: ClassVar[str] = "space-time"
+    about: ClassVar[str] = "slices that take several requests of one architecture in a launch"
+
+    slices: Annotated[int, Field(ge=1, le=64)] | tuple[Share, ...] = 1
+    together: Annotated[int, Field(ge=1, le=64)] = 8
+    window_ms: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    @field_validator("slices")
+    @classmethod
+    def _fit(cls, slices: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        if isinstance(slices, tuple) and not 0 < sum(slices) <= 100:
+            raise ValueError(f"the slices come to {sum(slices)}%; give 1% to 100% in all")
+        return slices
+
+    @property
+    def most_together(self) -> int:
+        return self.together
+
+    def lay_out(self, members: Sequence[Member]) -> tuple[Lane, ...]:
+        names = tuple(m.name for m in members)
+        shares = self.slices
+        if isinstance(shares, int):
+            shares = (100 // shares,) * shares
+        return tuple(Lane(f"slice-{nth}", share, names) for nth, share in enumerate(shares))
+
+    def _with_company(
+        self, waiting: Waiting, lane: Lane, view: View, seen: Forecast
+    ) -> Choice | Together:
+        most = self._together(waiting, view)
+        if most == 1:
+            return waiting, lane
+        idle = sum(view.can_start(waiting, each) for each in view.idle)
+        count = len(list(itertools.islice(view.waiting, most * idle)))
+        launch = _Launch(waiting, lane, view)
+        self._fill(launch, min(most, math.ceil(count / idle)), seen)
+        waits = launch.fastest()
+        is_all = len(waits) == count and len(view.idle) == 1
+        return Together(waits, lane, self._until(launch, most) if is_all else -math.inf)
+
+    def _fill(self, launch: _Launch, count: int, seen: Forecast) -> None:
+        """Add who may come along, by slack, and of each queue in order."""
+        lanes, view = (launch.lane,), launch.view
+        queues = [iter(line) for line in view.mates(launch.first)]
+        heads: list[tuple[tuple[float, ...], int, Waiting]] = []
+
+        def queue_up(nth: int) -> None:
+            if (mate := next((w for w in queues[nth] if w is not launch.first), None)) is not None:
+                heapq.heappush(heads, (self._rank(mate, lanes, view, seen), nth, mate))
+
+        for nth in range(len(queues)):
+            queue_up(nth)
+        while heads and len(launch.waits) < count:
+            _, nth, mate = heapq.heappop(heads)
+            if launch.add(mate):  # what is behind one that stays stays, too
+                queue_up(nth)
+
+    def _until(self, launch: _Launch, most: int) -> float:
+        """Return until when a launch with all that waits may wait for more."""
+        count, view = len(launch.waits), launch.view
+        ends_at = min(w.request.arrived_at for w in launch.waits) + self.window_ms / 1e3
+        left_secs, gap_secs = ends_at - view.now, view.gap_secs(launch.first)
+        if count >= most or gap_secs > left_secs:
+            return -math.inf
+        more = min(most, count + (int(left_secs / gap_secs) if gap_secs else most))
+        if launch.per_sec(more) <= launch.per_sec(count):
+            return -math.inf
+        return min(ends_at, launch.due_at - launch.likely_secs(more) - _LATE_SECS)
+
+    def _rank(
+        self, waiting: Waiting, lanes: Sequence[Lane], view: View, seen: Forecast
+    ) -> tuple[float, ...]:
+        return float(not waiting.is_held), *super()._rank(waiting, lanes, view, seen)
+
+    def _together(self, waiting: Waiting, view: View) -> int:
+        return min(self.together, view.together(waiting))
+
+
+class _Launch:
+    """A request, and those that may go with it: each that is in time alone is so with the others.
+
+    due_at: the earliest deadline of those.
+    """
+
+    def __init__(self, first: Waiting, lane: Lane, view: View) -> None:
+        self.first, self.lane, self.view = first, lane, view
+        self.waits: list[Waiting] = []
+        self.due_at = math.inf
+        self._alone_at = view.now + self.likely_secs(1)
+        self.add(first)
+
+    def add(self, waiting: Waiting) -> bool:
+        """Add one, unless it or another would be late by that; return whether it was added."""
+        deadline_at = waiting.request.deadline_at
+        is_in_time = self._alone_at <= deadline_at
+        due_at = min(self.due_at, deadline_at) if is_in_time else self.due_at
+        if self.waits and self.view.now + self.likely_secs(len(self.waits) + 1) > due_at:
+            return False
+        self.waits.append(waiting)
+        self.due_at = due_at
+        return True
+
+    def fastest(self) -> tuple[Waiting, ...]:
+        """Return the first of them, as many as give the most requests per second."""
+        counts = range(len(self.waits), 0, -1)
+        return tuple(self.waits[: max(counts, key=self.per_sec)])
+
+    def likely_secs(self, count: int) -> float:
+        return self.view.left_secs(self.first, self.lane, likely=True, count=count)
+
+    def per_sec(self, count: int) -> float:
+        secs = self.view.left_secs(self.first, self.lane, count=count)
+        return count / secs if secs else math.inf
