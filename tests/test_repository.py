@@ -21,6 +21,7 @@ from typing import Any
 import models
 import pytest
 import typer
+import yaml
 from readme_commands import README, shown_commands
 
 import tunerd
@@ -32,6 +33,8 @@ from tunerd.system.text import TIMES
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tunerd"
+RESULTS = ROOT / "results"
+EXPERIMENTS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
 
 EARLIER = "h200-shares-before"
 ON_TWO_CORES = "cpu-light_squeezenet-against-stock"
@@ -283,9 +286,7 @@ def test_the_readme_lists_every_exit_code() -> None:
 
 
 def test_files_that_the_readme_links_to_exist() -> None:
-    links = re.findall(r"\]\((?!https?://)([^)#]+)\)", README)
-    missing = [link for link in links if not (ROOT / link).exists()]
-    assert missing in ([], ["results/README.md"])  # which comes with the first results
+    assert not [link for link in links_of(README) if not (ROOT / link).exists()]
 
 
 def test_scripts_that_the_readme_names_exist() -> None:
@@ -298,7 +299,9 @@ def test_scripts_that_the_readme_names_exist() -> None:
 # --- figures -----------------------------------------------------------------------------------
 
 UNITS = {"s": 1.0, "ms": 1e3, "µs": 1e6, "min": 1 / 60}
-_FIGURE = re.compile(rf"(\d[\d,]*(?:\.\d+)?)\s?(ms|µs|s|min|SMs|trials|%|{TIMES}|times)(?![\w/])")
+_FIGURE = re.compile(
+    rf"(?<![A-Za-z\d])(\d[\d,]*(?:\.\d+)?)\s?(ms|µs|s|min|SMs|trials|%|{TIMES}|times)(?![\w/])"
+)
 
 
 def figures(text: str) -> set[tuple[str, str]]:
@@ -306,14 +309,14 @@ def figures(text: str) -> set[tuple[str, str]]:
     return {(number.replace(",", ""), unit) for number, unit in _FIGURE.findall(text)}
 
 
-def untraceable(text: str, folder: Path) -> set[tuple[str, str]]:
-    """Return the figures of `text` that no file below `folder` has.
+def untraceable(text: str, *folders: Path) -> set[tuple[str, str]]:
+    """Return the figures of `text` that no file below the folders has.
 
     A file has a figure where the number and its unit stand in it; a JSON document also where a
     value of an object in it rounds to the number, durations in seconds. Markdown is a summary.
     """
     left = figures(text)
-    for path in sorted(folder.rglob("*")):
+    for path in (path for folder in folders for path in sorted(folder.rglob("*"))):
         if left and path.is_file() and path.suffix != ".md":
             content = text_of(path)
             left -= figures(content)
@@ -350,10 +353,45 @@ def test_every_figure_among_the_results_is_in_a_file_of_results() -> None:
     assert untraceable(section(README, "Results"), ROOT / "results") == set()
 
 
-def test_every_figure_of_the_summary_of_results_is_in_a_file_beside_it() -> None:
-    summary = ROOT / "results" / "README.md"
-    text = summary.read_text() if summary.exists() else ""
-    assert untraceable(text, ROOT / "results") == set()
+# What `results/figures.yaml` says of figures that are in no file as they stand.
+EXPLAINED: dict[str, dict[str, str]] = yaml.safe_load((RESULTS / "figures.yaml").read_text())
+
+
+def links_of(text: str) -> list[str]:
+    return re.findall(r"\]\((?!https?://|#)([^)#]+)\)", text)
+
+
+def test_every_figure_of_the_index_of_results_is_in_a_file_below_it() -> None:
+    assert untraceable((RESULTS / "README.md").read_text(), RESULTS) == set()
+
+
+@pytest.mark.parametrize("folder", EXPERIMENTS, ids=lambda folder: folder.name)
+def test_every_figure_of_an_experiment_is_in_a_file_of_its_own_or_of_one_it_names(
+    folder: Path,
+) -> None:
+    text = (folder / "README.md").read_text()
+    links = [(folder / link).resolve() for link in links_of(text)]
+    assert all(link.exists() for link in links)
+    named = [link for link in links if link.is_dir() and link != folder]
+    explained = {tuple(figure.rsplit(" ", 1)) for figure in EXPLAINED.get(folder.name, {})}
+    assert untraceable(text, folder, *named) == explained
+
+
+@pytest.mark.parametrize(
+    ("figure", "said"),
+    [pair for folder in EXPLAINED.values() for pair in folder.items()],
+)
+def test_a_figure_that_is_computed_is_what_comes_out(figure: str, said: str) -> None:
+    number, _ = figure.rsplit(" ", 1)
+    if re.fullmatch(r"[-+*/(). 0-9]+", said):
+        assert rounds_to(eval(said), number, "")
+
+
+def test_the_index_of_results_has_a_line_for_each_experiment() -> None:
+    index = (RESULTS / "README.md").read_text()
+    assert len(index.splitlines()) <= 60
+    listed = re.findall(r"^\| \[[^]]+\]\(([^)]+)\) \|", index, re.MULTILINE)
+    assert sorted(listed) == [folder.name for folder in EXPERIMENTS]
 
 
 def test_a_figure_without_a_source_is_found(tmp_path: Path) -> None:
@@ -539,7 +577,7 @@ def test_the_steps_of_a_start_are_what_was_measured(name: str) -> None:
     starts = json.loads((kept / f"{name}.json").read_bytes())["starts"]
     table = models.script("benchmark_first_trial").shown(starts)
     assert (kept / f"{name}.txt").read_text() == f"{table}\n"
-    assert all(row in (ROOT / "results" / "README.md").read_text() for row in table.split("\n"))
+    assert all(row in (kept / "README.md").read_text() for row in table.split("\n"))
 
 
 def test_the_table_of_lowering_is_what_was_measured() -> None:
@@ -547,7 +585,7 @@ def test_the_table_of_lowering_is_what_was_measured() -> None:
     lowered = json.loads((kept / "lowering.json").read_bytes())["lowered"]
     table = models.script("benchmark_lowering").shown(lowered)
     assert (kept / "lowering.txt").read_text() == f"{table}\n"
-    assert table in (ROOT / "results" / "README.md").read_text()
+    assert table in (kept / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["1", "2"])
@@ -556,7 +594,7 @@ def test_the_table_of_processes_is_what_was_measured(name: str) -> None:
     rounds = json.loads((kept / f"{name}.json").read_bytes())["rounds"]
     table = models.script("models_in_processes").shown(rounds)
     assert (kept / f"{name}.txt").read_text() == f"{table}\n"
-    assert table in (ROOT / "results" / "README.md").read_text()
+    assert table in (kept / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["h100", "h100-apart"])
@@ -566,7 +604,7 @@ def test_the_table_of_gpus_is_what_was_measured(name: str) -> None:
         json.loads((kept / f"{name}.json").read_bytes())["runs"]
     )
     assert (kept / f"{name}.txt").read_text() == f"{table}\n"
-    assert table in (ROOT / "results" / "README.md").read_text()
+    assert table in (kept / "README.md").read_text()
 
 
 def test_files_speak_of_the_project_alone() -> None:
