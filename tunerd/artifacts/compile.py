@@ -23,32 +23,38 @@ import numpy as np
 
 from tunerd.artifacts.libraries import library_needs
 from tunerd.artifacts.manifest import (
+    COUNTERS,
     FORMAT_VERSION,
     LIBRARY,
     MANIFEST,
     SAMPLE,
+    SLOTS,
+    TENANTS_VERSION,
     WEIGHTS,
     read_manifest,
     sealed,
     sha256_of,
 )
 from tunerd.artifacts.scheduling import Scheduled, is_tuned, schedule
-from tunerd.artifacts.weights import aligned
+from tunerd.artifacts.weights import ALIGNMENT, aligned
 from tunerd.builder.build import build_problem
 from tunerd.builder.library import export_library, load_tvm
 from tunerd.builder.lowering import tir_pipeline
 from tunerd.errors import FolderError, HostError
 from tunerd.frontend.relax.precision import narrowed
+from tunerd.frontend.tasks import architecture_of
 from tunerd.system.files import write_whole
 from tunerd.system.version import __version__
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
+    SLOT_BYTES,
     Arrays,
     Candidate,
     CapProof,
     Model,
     TargetSpec,
     Task,
+    TensorSpec,
     origin_of,
     to_json,
 )
@@ -71,8 +77,12 @@ def compile_artifact(
     pct: int,
     proofs: Sequence[CapProof] = (),
     sample: Arrays | None = None,
+    tenants: int | None = None,
 ) -> Path:
     """Compile `lowered` with the winner of each task, by task_id, and write the artifact folder.
+
+    With `tenants` it serves so many at once, each with weights of its own: `artifacts.tenants` says
+    how. The tasks are those for as many tenants.
 
     A task without a winner, or whose winner is its default, gets the default schedule; no winners
     at all give the default model. `pct` and `proofs` say which share was asked for and which was
@@ -84,20 +94,26 @@ def compile_artifact(
     """
     if problem := build_problem(target):
         raise HostError(problem)
-    scheduled = schedule(lowered.mod, tasks, winners, target)
+    scheduled = schedule(lowered.mod, tasks, winners, target, tenants=tenants)
     hits = scheduled.hits
     with written_beside(folder) as part:
         storage_bytes = _compile_library(scheduled, target, part / LIBRARY)
         casts = {n: narrowed(lowered.weights[o], t) for n, (o, t) in scheduled.casts.items()}
-        weights = {**lowered.weights, **casts, **scheduled.counters}
+        weights = {**lowered.weights, **casts}
+        of_tenants: dict[str, Any] = {}
+        if tenants is None:
+            weights |= scheduled.counters
+        else:
+            of_tenants = {"tenants": tenants, "counters": _counters_entry(scheduled)}
         names = _weight_names(scheduled.mod, lowered.num_inputs, weights)
-        write_weights({name: weights[name] for name in names}, part / WEIGHTS)
+        write = write_weights if tenants is None else write_piece
+        write({name: weights[name] for name in names}, part / WEIGHTS)
         files = [LIBRARY, WEIGHTS]
         if sample is not None:
             write_weights(sample, part / SAMPLE)
             files.append(SAMPLE)
         manifest = {
-            "format_version": FORMAT_VERSION,
+            "format_version": FORMAT_VERSION if tenants is None else TENANTS_VERSION,
             "created_at": time.time(),
             "files": {name: sha256_of(part / name) for name in files},
             "model": {"name": model.name, "digest": model.digest},
@@ -105,6 +121,9 @@ def compile_artifact(
             "inputs": to_json(model.inputs),
             "outputs": to_json(model.outputs),
             "weights": names,
+            "casts": dict(scheduled.casts),
+            "architecture": architecture_of(lowered),
+            **of_tenants,
             "storage_bytes": storage_bytes,
             "target": to_json(target),
             "share": _share(pct, proofs),
@@ -219,8 +238,11 @@ def _counting_storage(planned: list[int]) -> Any:
 # --- the folder --------------------------------------------------------------------------------
 
 
-def write_weights(weights: Arrays, path: Path) -> None:
-    """Write tensors as `tunerd.artifacts.weights.map_weights` reads them."""
+def write_weights(weights: Arrays, path: Path, *, alignment: int = ALIGNMENT) -> None:
+    """Write tensors as `tunerd.artifacts.weights.map_weights` reads them.
+
+    alignment: of each, in bytes.
+    """
     entries, offset = [], 0
     for name, array in weights.items():
         entries.append(
@@ -232,21 +254,35 @@ def write_weights(weights: Arrays, path: Path) -> None:
                 "bytes": array.nbytes,
             }
         )
-        offset += aligned(array.nbytes)
+        offset += aligned(array.nbytes, alignment)
     header = json.dumps({"tensors": entries}, separators=(",", ":")).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.write(b"\0" * (aligned(8 + len(header)) - 8 - len(header)))
         for array in weights.values():
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            file.write(b"\0" * (aligned(array.nbytes) - array.nbytes))
+            file.write(b"\0" * (aligned(array.nbytes, alignment) - array.nbytes))
+
+
+def write_piece(weights: Arrays, path: Path) -> None:
+    """Write a tenant's weights as they lie on the device: in one copy they are there."""
+    write_weights(weights, path, alignment=SLOT_BYTES)
 
 
 def _weight_names(mod: IRModule, num_inputs: int, weights: Arrays) -> list[str]:
     names = [str(param.name) for param in mod["main"].params[num_inputs:]]
+    names = [name for name in names if name in weights or name not in (SLOTS, COUNTERS)]
     if sorted(names) != sorted(weights):
         raise ValueError(f"parameters {names} are not the weights {sorted(weights)}")
     return names
+
+
+def _counters_entry(scheduled: Scheduled) -> Any:
+    """Return what a manifest says of the tensor that kernels count in."""
+    found = scheduled.counters.get(COUNTERS)
+    if found is None:
+        return None
+    return to_json(TensorSpec(COUNTERS, found.shape, str(found.dtype)))
 
 
 def _share(pct: int, proofs: Sequence[CapProof]) -> dict[str, Any]:

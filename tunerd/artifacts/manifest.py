@@ -8,6 +8,18 @@ names the files of a variant lie; weights with equal bytes lie there once.
     format 3    manifest.json   model.so              weights.bin
     format 4    manifest.json   model-52.so           model-132.so          weights.bin
     format 5    manifest.json   model-batch1-52.so    model-batch8-52.so    weights.bin
+    format 6    manifest.json   model-tenants1-52.so  model-tenants4-52.so  weights.bin
+
+A model that serves several tenants at once, each with weights of its own, has format 6, with one
+variant or several. A variant has
+
+    tenants      4: how many lanes its kernels have. `inputs` and `outputs` are those of one request
+    counters     the tensor that kernels count in, null for none: zeros before and after a call
+
+and weights.bin is one piece of memory as `tunerd.artifacts.weights` lays it out, for any number of
+tenants the same. Format 7 has the weights of one more tenant alone:
+
+    format 7    manifest.json   weights.bin
 
 Of several sizes each variant has
 
@@ -46,10 +58,13 @@ from tunerd.vocabulary import unit_name
 FORMAT_VERSION = 3
 PACKED_VERSION = 4
 SIZED_VERSION = 5
+TENANTS_VERSION = 6
+TENANT_VERSION = 7
 MANIFEST = "manifest.json"
 LIBRARY = "model.so"
 WEIGHTS = "weights.bin"
 SAMPLE = "sample.bin"  # inputs that were given for timing, where some were
+SLOTS = "tunerd_slots"  # the tensor that says where each lane's weights lie
 COUNTERS = "tunerd_counters"  # the weight that kernels count in: zeros before and after a call
 MAX_JSON_BYTES = 64 << 20
 
@@ -100,10 +115,15 @@ def read_variants(folder: Path) -> tuple[Manifest, ...]:
 
 
 def by_sizes(variants: Sequence[Manifest]) -> dict[str, list[Manifest]]:
-    """Return variants by their sizes as people say them: "batch=4, length=128"; "" for none."""
+    """Return variants by their sizes as people say them: "batch=4, length=128"; "" for none.
+
+    How many tenants they serve counts as a size: "tenants=4".
+    """
     found: dict[str, list[Manifest]] = {}
     for variant in variants:
-        sizes: dict[str, int] = variant.get("sizes", {})
+        sizes: dict[str, int] = dict(variant.get("sizes", {}))
+        if "tenants" in variant:
+            sizes["tenants"] = variant["tenants"]
         found.setdefault(", ".join(f"{n}={size}" for n, size in sizes.items()), []).append(variant)
     return found
 
@@ -113,37 +133,49 @@ def read_all_variants(folder: Path) -> tuple[Manifest, ...]:
 
     Raises LoadError where there is none of a format that this tunerd reads.
     """
-    path = folder / MANIFEST
     try:
-        if not path.is_file():
-            raise LoadError(
-                f"{folder} holds no {MANIFEST}; give the artifact folder that `tunerd tune` names"
-            )
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"over {MAX_JSON_BYTES >> 20} MiB")
-        manifest = json.loads(path.read_bytes())
+        manifest = _read_json(folder)
         version = manifest["format_version"]
         kind = _UNSEALED.get(version, version)
         variants: tuple[Manifest, ...] = ()
-        if kind in (FORMAT_VERSION, PACKED_VERSION, SIZED_VERSION):
+        if kind in (FORMAT_VERSION, PACKED_VERSION, SIZED_VERSION, TENANTS_VERSION):
             _check_seal(manifest, is_sealed=version == kind)
-        if kind == FORMAT_VERSION:
-            _check_manifest(manifest)
-            variants = ({key: value for key, value in manifest.items() if key != _SEAL},)
-        elif kind in (PACKED_VERSION, SIZED_VERSION):
-            variants = _checked_variants(manifest)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
+            if kind == FORMAT_VERSION or (kind == TENANTS_VERSION and "variants" not in manifest):
+                _check_manifest(manifest)
+                variants = (_without_seal(manifest),)
+            else:
+                variants = _checked_variants(manifest)
+            if any(("tenants" in v) != (kind == TENANTS_VERSION) for v in variants):
+                raise ValueError(f"format {version} with what is of another")
+    except _UNREADABLE as error:
+        raise _damaged(folder, error) from None
+    if kind == TENANT_VERSION:
         raise LoadError(
-            f"{folder / MANIFEST} cannot be read ({reason}); it is damaged, so tune again or copy "
-            "the folder again"
-        ) from None
+            f"{folder} holds the weights of one tenant and no kernels; load the artifact that it "
+            "was made for, and add it there"
+        )
     if not variants:
         raise LoadError(
             f"{folder} has format {str(version)[:20]}; this tunerd reads {min(_UNSEALED)} to "
-            f"{SIZED_VERSION}, so use the tunerd that wrote it"
+            f"{TENANT_VERSION}, so use the tunerd that wrote it"
         )
     return variants
+
+
+def read_tenant(folder: Path) -> Manifest:
+    """Return what an artifact, or the weights of a tenant alone, say of its weights.
+
+    Of several variants the first, by their tenants; LoadError where there is none.
+    """
+    try:
+        manifest = _read_json(folder)
+        if manifest["format_version"] == TENANT_VERSION:
+            _check_seal(manifest, is_sealed=True)
+            _check_tenant(manifest)
+            return _without_seal(manifest)
+    except _UNREADABLE as error:
+        raise _damaged(folder, error) from None
+    return min(read_all_variants(folder), key=lambda variant: int(variant.get("tenants", 0)))
 
 
 def nearest(variants: Sequence[Manifest], sm_count: int) -> Manifest:
@@ -191,16 +223,21 @@ def stored_at(folder: Path, manifest: Mapping[str, Any], name: str) -> Path:
 
 
 def check_files(
-    folder: Path, variants: Sequence[Mapping[str, Any]], *, unread: Container[str] = ()
+    folder: Path,
+    variants: Sequence[Mapping[str, Any]],
+    *,
+    unread: Container[str] = (),
+    needed: Sequence[str] = (LIBRARY, WEIGHTS),
 ) -> None:
     """Raise LoadError unless every file is there with the sha256 that the manifest names.
 
-    Weights of a sha256 in `unread` are not looked at, since nobody is going to read them.
+    The manifest is to name those that are needed. Weights of a sha256 in `unread` are not looked
+    at, since nobody is going to read them.
     """
     found: dict[Path, str] = {}
     for variant in variants:
         files: Mapping[str, str] = variant["files"]
-        for name in (LIBRARY, WEIGHTS):
+        for name in needed:
             if name not in files:
                 raise LoadError(f"the manifest of {folder} has no sha256 of {name}; it was changed")
         for name, expected in files.items():
@@ -230,6 +267,32 @@ def _sha256_or_refuse(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise LoadError(f"{path} cannot be read ({reason}); copy the whole folder") from None
+
+
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, RecursionError)
+
+
+def _read_json(folder: Path) -> Any:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise LoadError(
+            f"{folder} holds no {MANIFEST}; give the artifact folder that `tunerd tune` names"
+        )
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise ValueError(f"over {MAX_JSON_BYTES >> 20} MiB")
+    return json.loads(path.read_bytes())
+
+
+def _damaged(folder: Path, error: BaseException) -> LoadError:
+    reason = getattr(error, "strerror", None) or error
+    return LoadError(
+        f"{folder / MANIFEST} cannot be read ({reason}); it is damaged, so tune again or copy the "
+        "folder again"
+    )
+
+
+def _without_seal(manifest: Manifest) -> Manifest:
+    return {key: value for key, value in manifest.items() if key != _SEAL}
 
 
 def _check_seal(manifest: Manifest, *, is_sealed: bool) -> None:
@@ -276,7 +339,10 @@ def _interface(variant: Manifest) -> Any:
         [(spec["name"], spec["dtype"], len(spec["shape"])) for spec in variant[key]]
         for key in ("inputs", "outputs")
     ]
-    return ends, sorted(sizes), axes, variant["target"]["kind"]
+    tenants = (
+        (variant["architecture"], variant["files"].get(WEIGHTS)) if "tenants" in variant else None
+    )
+    return ends, sorted(sizes), axes, variant["target"]["kind"], tenants
 
 
 def _check_manifest(manifest: Any) -> None:
@@ -301,11 +367,33 @@ def _check_manifest(manifest: Any) -> None:
         "libraries": _is(libraries, list) and all(map(_is_library, libraries)),
         "stored_as": _is(stored_as, dict) and all(_is(name, str) for name in stored_as.values()),
     }
+    if "tenants" in manifest:
+        counters = manifest.get("counters")
+        ok |= {
+            "tenants": _is(manifest["tenants"], int) and manifest["tenants"] > 0,
+            "counters": counters is None or _is_spec(counters),
+            "architecture": _is(manifest.get("architecture"), str),
+        }
     if wrong := [key for key, is_right in ok.items() if not is_right]:
         raise ValueError(f"what it says of {', '.join(wrong)} cannot be")
     for name in (*files, *stored_as.values()):
         if Path(name).name != name or name == MANIFEST:
             raise ValueError(f"it names the file '{name[:100]}', which is none of an artifact")
+
+
+def _check_tenant(manifest: Any) -> None:
+    """Raise ValueError where a manifest does not say what the weights of a tenant are."""
+    files, model = manifest["files"], manifest["model"]
+    if not (
+        _is(files, dict)
+        and _is(files.get(WEIGHTS), str)
+        and files.keys() == {WEIGHTS}
+        and _is(model, dict)
+        and _is(model.get("name"), str)
+        and _is(manifest["architecture"], str)
+        and _are(manifest["weights"], str)
+    ):
+        raise ValueError("what it says of a tenant cannot be")
 
 
 def _is(value: Any, kind: Any) -> bool:

@@ -18,6 +18,7 @@ from tunerd.vocabulary import Arrays, Candidate, LibraryCall, TargetSpec, Task
 
 if TYPE_CHECKING:
     from tvm.ir import GlobalVar, IRModule
+    from tvm.target import Target
     from tvm.tirx import PrimFunc
 
 
@@ -34,9 +35,14 @@ class Scheduled:
 
 
 def schedule(
-    mod: IRModule, tasks: Sequence[Task], winners: Mapping[str, Candidate], target: TargetSpec
+    mod: IRModule,
+    tasks: Sequence[Task],
+    winners: Mapping[str, Candidate],
+    target: TargetSpec,
+    *,
+    tenants: int | None = None,
 ) -> Scheduled:
-    """Return `mod` with every kernel scheduled.
+    """Return `mod` with every kernel scheduled, and for so many tenants where some are given.
 
     A kernel belongs to the task whose workload equals it structurally, as in MetaSchedule's own
     database. Raises InputError for a winner whose task covers no kernel of `mod`, or whose trace
@@ -71,14 +77,44 @@ def schedule(
         )
     mod = mod.clone()
     mod.update(tvm.IRModule(scheduled))
-    made = with_device_kernels(mod, foreign) if foreign else WithKernels(mod, {}, {})
     kernels = tuple(kernel for each in foreign.values() for kernel in each.kernels)
     calls = tuple(call for each in foreign.values() for call in each.calls)
+    tvm_target = tvm.target.Target(target.json)
     try:
-        mod = default_schedule(made.mod, tvm.target.Target(target.json))
+        if tenants is not None:
+            weights = {var: _own_weights(task) for var, _, task in covered}
+            mod, foreign = _for_tenants(mod, foreign, weights, tenants, tvm_target)
+        made = with_device_kernels(mod, foreign) if foreign else WithKernels(mod, {}, {})
+        mod = default_schedule(made.mod, tvm_target)
         return Scheduled(mod, hits, kernels, made.counters, made.casts, calls)
     except ValueError as error:
         raise ModelError(f"{error}; export the model without this operator") from error
+
+
+def _for_tenants(
+    mod: IRModule,
+    foreign: Mapping[GlobalVar, LoweredKernel],
+    weights: Mapping[GlobalVar, Sequence[int]],
+    tenants: int,
+    target: Target,
+) -> tuple[IRModule, dict[GlobalVar, LoweredKernel]]:
+    """Return a model for several tenants, and its calls of kernels that TVM did not make."""
+    from tunerd.artifacts.tenants import Foreign, model_for_tenants
+
+    own = {var: func for var, func in mod.functions_items() if var not in foreign}
+    mod = mod.clone()
+    mod.update(default_schedule(type(mod)(own), target))
+    given = {
+        str(var.name_hint): Foreign(kernel, frozenset(weights[var]))
+        for var, kernel in foreign.items()
+    }
+    made = model_for_tenants(mod, given, tenants, target)
+    return made.mod, dict(made.foreign)
+
+
+def _own_weights(task: Task) -> tuple[int, ...]:
+    """Return which arguments of the kernel of one model are weights."""
+    return tuple(i - 1 for i in task.weight_args) if task.tenants > 1 else task.weight_args
 
 
 def is_tuned(winner: Candidate | None) -> bool:

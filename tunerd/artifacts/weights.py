@@ -11,6 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from tunerd.artifacts.manifest import MAX_JSON_BYTES, LoadError
 from tunerd.system.arrays import dtype_of
-from tunerd.vocabulary import SLOT_BYTES, Arrays
+from tunerd.vocabulary import SLOT_BYTES, Arrays, TensorSpec
 
 ALIGNMENT = 64  # bytes; what tvm.runtime.from_dlpack asks of a tensor
 
@@ -65,9 +66,70 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def aligned(size: int) -> int:
-    """Return `size` rounded up to the alignment of the weights file."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def aligned(size: int, alignment: int = ALIGNMENT) -> int:
+    """Return `size` rounded up to an alignment, by default that of the weights file."""
+    return -(-size // alignment) * alignment
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where tensors lie in a piece of memory, one after the other.
+
+    begins: in bytes, multiples of SLOT_BYTES as `size` is, by the tensors' names.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    begins: tuple[int, ...]
+    size: int
+
+    def views(self, piece: Any, *, flat: bool = False) -> dict[str, Any]:
+        """Return the tensors in a piece of the device by name; flat ones have one dimension."""
+        return {
+            spec.name: view(piece, _flat(spec) if flat else spec.shape, spec.dtype, begin)
+            for spec, begin in zip(self.tensors, self.begins, strict=True)
+        }
+
+    def problem(self, weights: Mapping[str, Any]) -> str:
+        """Say which tensor weights do not have as it is here, "" where they have all."""
+        for spec in self.tensors:
+            if spec.name not in weights:
+                return f"there is no tensor '{spec.name}'"
+            found = weights[spec.name]
+            if (tuple(found.shape), str(found.dtype)) != (spec.shape, spec.dtype):
+                return (
+                    f"tensor '{spec.name}' is {found.dtype}{list(found.shape)} there and "
+                    f"{spec.dtype}{list(spec.shape)} here"
+                )
+        return ""
+
+    def bytes_of(self, weights: Arrays) -> np.ndarray[Any, Any]:
+        """Return weights as the bytes that a piece begins with; mapped ones stay where they lie.
+
+        They stay if they lie as in a piece, as in a file that was written so.
+        """
+        arrays = [weights[spec.name] for spec in self.tensors]
+        placed = [(a, begin) for a, begin in zip(arrays, self.begins, strict=True) if a.size]
+        end = max((begin + a.nbytes for a, begin in placed), default=0)
+        starts = {a.ctypes.data - begin for a, begin in placed if a.flags.c_contiguous}
+        if len(starts) == 1 and all(isinstance(a, np.memmap) for a, _ in placed):
+            memory: Any = (ctypes.c_uint8 * end).from_address(starts.pop())
+            memory.mapped = placed  # as long as it is there
+            return np.frombuffer(memory, np.uint8)
+        made = np.zeros(end, np.uint8)
+        for array, begin in placed:
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            made[begin : begin + flat.size] = flat
+        return made
+
+
+def layout_of(tensors: Mapping[str, Any]) -> Layout:
+    """Return how tensors by name, NumPy's or TVM's, lie in a piece."""
+    specs, begins, end = [], [], 0
+    for name, tensor in tensors.items():
+        specs.append(TensorSpec(name, tuple(map(int, tensor.shape)), str(tensor.dtype)))
+        begins.append(end)
+        end += aligned(_flat(specs[-1])[0] * dtype_of(specs[-1].dtype).itemsize, SLOT_BYTES)
+    return Layout(tuple(specs), tuple(begins), max(end, SLOT_BYTES))
 
 
 def in_one_piece(
@@ -79,18 +141,12 @@ def in_one_piece(
     """
     from tvm import runtime
 
-    begins, end = [], 0
-    for tensor in tensors.values():
-        begins.append(end)
-        size = math.prod(map(int, tensor.shape)) * dtype_of(str(tensor.dtype)).itemsize
-        end += -(-size // SLOT_BYTES) * SLOT_BYTES
-    piece = empty((max(end, 1),), "uint8")
-    found = {}
-    for (name, tensor), begin in zip(tensors.items(), begins, strict=True):
-        found[name] = there = view(piece, tensor.shape, str(tensor.dtype), begin)
+    layout = layout_of(tensors)
+    found = layout.views(empty((layout.size,), "uint8"))
+    for name, tensor in tensors.items():
         if 0 in tensor.shape:
             continue
-        source = tensor
+        source, there = tensor, found[name]
         if isinstance(tensor, np.ndarray):
             try:
                 source = runtime.from_dlpack(tensor)
@@ -99,6 +155,10 @@ def in_one_piece(
                 continue
         source.copyto(there)
     return found
+
+
+def _flat(spec: TensorSpec) -> tuple[int]:
+    return (math.prod(spec.shape),)
 
 
 class _DLTensor(ctypes.Structure):

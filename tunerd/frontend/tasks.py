@@ -48,6 +48,16 @@ def extract_tasks(lowered: Lowered, target: TargetSpec, *, precision: str = "") 
     return tuple(task for _, task in sorted(tasks.items()))
 
 
+def architecture_of(lowered: Lowered) -> str:
+    """Return a digest of what a lowered model computes, whatever its weights are.
+
+    Models of one architecture have the same one in any process: names of variables do not matter.
+    """
+    weights = [(spec.shape, str(spec.dtype)) for spec in lowered.weights.values()]
+    said = f"{_workload(lowered.mod):016x} {weights}"
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
 @dataclass
 class _Calls:
     position: int  # of the first call in the model
