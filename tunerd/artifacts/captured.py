@@ -241,9 +241,12 @@ class StagedModel:
 
     def launch(self, inputs: Mapping[str, Any], stream: int) -> None:
         """Copy the inputs by name, and queue an inference on a stream of the recorder's context."""
-        driver = self._driver
         for name, array in self._inputs.items():
             np.copyto(array, inputs[name], casting="no")
+        self._queue(stream)
+
+    def _queue(self, stream: int) -> None:
+        driver = self._driver
         for (status,) in (
             driver.cuEventRecord(self._begin, stream),
             driver.cuGraphLaunch(self._executable, stream),

@@ -32,6 +32,7 @@ from tunerd.artifacts.libraries import provide
 from tunerd.artifacts.manifest import (
     LIBRARY,
     SAMPLE,
+    SLOTS,
     WEIGHTS,
     LoadError,
     Manifest,
@@ -62,6 +63,7 @@ def load(
     *,
     device: int | None = None,
     beside: Iterable[LoadedModel] = (),
+    tenant_bytes: int | None = None,
 ) -> LoadedModel:
     """Check an artifact's files against its manifest and load it.
 
@@ -72,11 +74,19 @@ def load(
     need and that are missing, before any code of theirs runs.
     Of several sizes in one artifact a `SizedModel` comes back, which chooses at each call.
 
+    Of an artifact that serves several tenants a `SuperModel` comes back. `tenant_bytes` is how much
+    memory of the device their weights may take, without a limit if not given.
+
     Weights that a model of `beside` has, by the sha256 that both manifests name, are copied from
     there, on the device, and are not read: artifacts of one model at several shares have the same.
     """
     folder = Path(path)
     variants = read_all_variants(folder)
+    if "tenants" in variants[0]:
+        from tunerd.artifacts.super_model import SuperModel
+
+        check_files(folder, variants)
+        return SuperModel(folder, variants, device=device, tenant_bytes=tenant_bytes)
     known = {model.manifest["files"][WEIGHTS]: model.weights for model in beside}
     check_files(folder, variants, unread=known)
     if variants[0].get("sizes"):
@@ -110,7 +120,7 @@ class LoadedModel:
         """
         is_cuda = variants[0]["target"]["kind"] == "cuda"
         if is_cuda:
-            _preload_cuda()
+            preload_cuda()
         import tvm
         from tvm.runtime.vm import VirtualMachine
 
@@ -118,8 +128,8 @@ class LoadedModel:
         self._folder = folder
         self._turn = threading.Lock()  # held while the virtual machine runs
         self._stream = 0  # on which the last call was queued
-        self._device = _open_device(tvm, is_cuda, device)
-        seen = _sm_count(self._device, is_cuda)
+        self._device = open_device(tvm, is_cuda, device)
+        seen = sm_count(self._device, is_cuda)
         self.manifest = manifest = nearest(variants, seen)
         self.inputs = _specs(manifest["inputs"])
         self.outputs = _specs(manifest["outputs"])
@@ -210,7 +220,7 @@ class LoadedModel:
         """
         from tunerd.artifacts.captured import CapturedModel
 
-        return CapturedModel(self._recorder(stream))
+        return CapturedModel(self.recorder(stream))
 
     def staged(self, stream: Any, count: int = 1) -> tuple[StagedModel, ...]:
         """Return the model as CUDA graphs that begin and end in host memory, as engines use them.
@@ -220,20 +230,26 @@ class LoadedModel:
         """
         from tunerd.artifacts.captured import StagedModel
 
-        recorder = self._recorder(stream)
+        recorder = self.recorder(stream)
         return tuple(StagedModel(recorder) for _ in range(count))
 
-    def _recorder(self, stream: Any) -> Recorder:
+    def recorder(self, stream: Any) -> Recorder:
+        """Return what makes graphs of the model on a stream; takes and raises what `captured` does.
+
+        Slots of tenants are one of its inputs.
+        """
         from tunerd.artifacts.captured import Recorder
 
         if self.manifest["target"]["kind"] != "cuda":
             raise ValueError("the model runs on CPUs: there is nothing to capture; call it")
-        weights = [
-            self._copied(weight) if is_counter(name) else weight
-            for name, weight in self.weights.items()
-        ]
+        weights = {n: self._copied(w) if is_counter(n) else w for n, w in self.weights.items()}
+        slots = weights.pop(SLOTS, None)
+        inputs = self.inputs
+        if slots is not None:
+            inputs = (*inputs, TensorSpec(SLOTS, tuple(slots.shape), str(slots.dtype)))
         handle = None if stream is None else self._handle_of(stream)
-        return Recorder(self._library, self._device, self.inputs, self.outputs, weights, handle)
+        given = list(weights.values())
+        return Recorder(self._library, self._device, inputs, self.outputs, given, handle)
 
     def timed_calls(self, inputs: Mapping[str, Any], calls: int) -> float:
         """Return the host's seconds for `calls` calls in a row, with one wait at the end.
@@ -304,6 +320,9 @@ class LoadedModel:
         return given
 
     def _as_tensor(self, value: Any, spec: TensorSpec) -> Any:
+        return self._to_device(self._checked(value, spec))
+
+    def _checked(self, value: Any, spec: TensorSpec) -> Any:
         if not hasattr(value, "__dlpack__"):
             raise TypeError(
                 f"input '{spec.name}' is a {type(value).__name__}; give a NumPy array or something "
@@ -315,7 +334,7 @@ class LoadedModel:
                 f"input '{spec.name}' is {dtype}{list(shape)}; the model takes "
                 f"{spec.dtype}{list(spec.shape)}"
             )
-        return self._to_device(value)
+        return value
 
     def _to_device(self, value: Any) -> Any:
         runtime = self._tvm.runtime
@@ -328,6 +347,12 @@ class LoadedModel:
             # Not np.ascontiguousarray: it gives a scalar a dimension.
             return runtime.tensor(np.asarray(array, order="C"), device=self._device)
         return tensor if tensor.device == self._device else self._copied(tensor)
+
+    def _on_host(self, value: Any) -> np.ndarray[Any, Any]:
+        if isinstance(value, np.ndarray):
+            return value
+        host: np.ndarray[Any, Any] = self._tvm.runtime.from_dlpack(value).numpy()
+        return host
 
     def _copied(self, tensor: Any) -> Any:
         there = self._tvm.runtime.empty(tensor.shape, tensor.dtype, self._device)
@@ -366,13 +391,13 @@ def _listed(specs: tuple[TensorSpec, ...]) -> str:
     return ", ".join(f"{s.name} ({s.dtype}{list(s.shape)})" for s in specs)
 
 
-def _preload_cuda() -> None:
+def preload_cuda() -> None:
     from tunerd.builder import nvrtc
 
     nvrtc.preload()
 
 
-def _open_device(tvm: Any, is_cuda: bool, index: int | None) -> Any:
+def open_device(tvm: Any, is_cuda: bool, index: int | None) -> Any:
     if not is_cuda:
         if index is not None:
             raise LoadError(
@@ -388,7 +413,7 @@ def _open_device(tvm: Any, is_cuda: bool, index: int | None) -> Any:
     return device
 
 
-def _sm_count(device: Any, is_cuda: bool) -> int:
+def sm_count(device: Any, is_cuda: bool) -> int:
     """Return the SMs, on CPUs the cores, that this process sees."""
     return int(device.multi_processor_count) if is_cuda else len(os.sched_getaffinity(0))
 

@@ -12,6 +12,7 @@ from tunerd.artifacts.compile import write_json
 from tunerd.artifacts.manifest import (
     MANIFEST,
     PACKED_VERSION,
+    TENANTS_VERSION,
     by_sizes,
     read_all_variants,
     sealed,
@@ -53,7 +54,7 @@ def size_of(source: Path) -> Iterator[Path]:
             if (at := (folder / file).resolve()).is_file():
                 (own / file).symlink_to(at)
         packed = {
-            "format_version": PACKED_VERSION,
+            "format_version": TENANTS_VERSION if "tenants" in variants[0] else PACKED_VERSION,
             "created_at": time.time(),
             "versions": {"tunerd": __version__},
             "variants": variants,

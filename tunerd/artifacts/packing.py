@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from tunerd.artifacts.compile import write_json, write_weights, written_beside
+from tunerd.artifacts.compile import write_json, write_piece, write_weights, written_beside
 from tunerd.artifacts.manifest import (
     LIBRARY,
     MANIFEST,
     PACKED_VERSION,
     SIZED_VERSION,
+    TENANTS_VERSION,
     WEIGHTS,
     Manifest,
     by_sizes,
@@ -54,6 +55,8 @@ def pack_shares(sources: Sequence[Path], to: Path) -> tuple[Manifest, ...]:
             f"{sources[0]} holds one share; name the runs or artifacts of two shares or more"
         )
     found.sort(key=lambda variant: min(variant[1]["share"]["sm_counts"]))
+    if "tenants" in found[0][1]:
+        return _written_with_one_piece(found, to)
     stored: dict[tuple[str, str], str] = {}  # (name of the file, its sha256) -> name in `to`
     variants = []
     with _written(to) as part:
@@ -70,6 +73,59 @@ def pack_shares(sources: Sequence[Path], to: Path) -> tuple[Manifest, ...]:
             variants.append(manifest | {"files": files, "stored_as": names})
         _seal(part, variants)
     return tuple(variants)
+
+
+def pack_tenants(sources: Sequence[Path], to: Path) -> tuple[Manifest, ...]:
+    """Join artifacts of one model for several numbers of tenants into the folder `to`.
+
+    A source is an artifact for some number of tenants, or a run folder that has one. Equal weights
+    are stored once; those that one number of tenants alone needs are part of each tenant's. Returns
+    the manifests of the variants, of few tenants first.
+
+    Raises InputError where the sources do not belong together, LoadError for one that is no whole
+    artifact, FolderError where `to` holds something else or cannot be written.
+    """
+    found = [variant for source in sources for variant in _variants_of(source)]
+    for folder, manifest in found:
+        if "tenants" not in manifest:
+            raise InputError(f"{folder} serves one model; tune it with --tenants")
+    for count in {manifest["tenants"] for _, manifest in found}:
+        _refuse_strangers_of_size([each for each in found if each[1]["tenants"] == count])
+    _refuse_others(found)
+    found.sort(key=lambda variant: int(variant[1]["tenants"]))
+    return _written_with_one_piece(found, to)
+
+
+def _written_with_one_piece(
+    found: Sequence[tuple[Path, Manifest]], to: Path
+) -> tuple[Manifest, ...]:
+    """Write variants for tenants, whose weights are one piece that all of them take theirs from."""
+    tensors: Arrays = {}
+    for folder, manifest in found:
+        for name, values in map_weights(stored_at(folder, manifest, WEIGHTS)).items():
+            known = tensors.setdefault(name, values)
+            if known is not values and not np.array_equal(_bytes(known), _bytes(values)):
+                raise InputError(
+                    f"{folder} has other weights than {found[0][0]}; pack artifacts of one model"
+                )
+    taken: set[str] = set()
+    variants = []
+    with _written(to) as part:
+        write_piece(tensors, part / WEIGHTS)
+        weights_sha256 = sha256_of(part / WEIGHTS)
+        for folder, manifest in found:
+            name = _free_name(LIBRARY, manifest, taken)
+            taken.add(name)
+            shutil.copyfile(stored_at(folder, manifest, LIBRARY), part / name)
+            files = {LIBRARY: manifest["files"][LIBRARY], WEIGHTS: weights_sha256}
+            stored = {LIBRARY: name, WEIGHTS: WEIGHTS}
+            variants.append(manifest | {"files": files, "stored_as": stored})
+        _seal(part, variants)
+    return tuple(variants)
+
+
+def _bytes(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def pack_sizes(
@@ -111,11 +167,10 @@ def pack_sizes(
 
 def _kept(name: str, values: np.ndarray[Any, Any], tensors: Arrays, names: dict[Any, str]) -> str:
     """Return the name under which a tensor is stored, beside others of that name if need be."""
-    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     key = (
         str(values.dtype),
         values.shape,
-        hashlib.sha256(content.data).digest(),
+        hashlib.sha256(_bytes(values).data).digest(),
         is_counter(name),
     )
     if key not in names:
@@ -137,8 +192,9 @@ def _written(to: Path) -> Iterator[Path]:
 
 
 def _seal(part: Path, variants: Sequence[Manifest]) -> None:
+    version = SIZED_VERSION if variants[0].get("sizes") else PACKED_VERSION
     packed = {
-        "format_version": SIZED_VERSION if variants[0].get("sizes") else PACKED_VERSION,
+        "format_version": TENANTS_VERSION if "tenants" in variants[0] else version,
         "created_at": time.time(),
         "versions": {"tunerd": __version__},
         "variants": list(variants),
@@ -174,16 +230,10 @@ def _refuse_strangers(found: Sequence[tuple[Path, Manifest]]) -> None:
 
 
 def _refuse_strangers_of_size(found: Sequence[tuple[Path, Manifest]]) -> None:
-    first_folder, first = found[0]
-    is_cuda = first["target"]["kind"] == "cuda"
+    _refuse_others(found)
+    is_cuda = found[0][1]["target"]["kind"] == "cuda"
     seen: dict[int, Path] = {}
     for folder, manifest in found:
-        for what, of in _IDENTITY.items():
-            if of(manifest) != of(first):
-                raise InputError(
-                    f"{folder} is of another {what} than {first_folder} ({_said(of(manifest))}, "
-                    f"not {_said(of(first))}); pack artifacts of one model for shares of one device"
-                )
         counts = manifest["share"]["sm_counts"]
         if not counts:
             raise InputError(
@@ -196,6 +246,18 @@ def _refuse_strangers_of_size(found: Sequence[tuple[Path, Manifest]]) -> None:
                     f"{obtained_text([count], is_cuda=is_cuda)}; leave one of them out"
                 )
             seen[count] = folder
+
+
+def _refuse_others(found: Sequence[tuple[Path, Manifest]]) -> None:
+    """Raise InputError unless all are of one model and device."""
+    first_folder, first = found[0]
+    for folder, manifest in found:
+        for what, of in _IDENTITY.items():
+            if of(manifest) != of(first):
+                raise InputError(
+                    f"{folder} is of another {what} than {first_folder} ({_said(of(manifest))}, "
+                    f"not {_said(of(first))}); pack artifacts of one model for shares of one device"
+                )
 
 
 _IDENTITY: dict[str, Any] = {
@@ -217,7 +279,8 @@ def _said(value: Any) -> str:
 def _free_name(name: str, manifest: Manifest, taken: set[str]) -> str:
     """Return `model-52.so` for the library of 52 SMs, `weights.bin` for the first weights."""
     stem, suffix = Path(name).stem, Path(name).suffix
-    said = [f"{dim}{size}" for dim, size in manifest.get("sizes", {}).items()]
+    said = [f"tenants{manifest['tenants']}"] if "tenants" in manifest else []
+    said += [f"{dim}{size}" for dim, size in manifest.get("sizes", {}).items()]
     said += [str(count) for count in manifest["share"]["sm_counts"][:4]]
     own = re.sub(r"[^\w.-]+", "_", "-".join((stem, *said)))[:200]
     tries = [name] if name == WEIGHTS else []

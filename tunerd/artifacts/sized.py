@@ -139,12 +139,6 @@ class SizedModel(LoadedModel):
         kept = tuple(slice(axes.get(axis)) for axis in range(values.ndim))
         return self._to_device(np.asarray(values[kept], order="C"))
 
-    def _on_host(self, value: Any) -> np.ndarray[Any, Any]:
-        if isinstance(value, np.ndarray):
-            return value
-        host: np.ndarray[Any, Any] = self._tvm.runtime.from_dlpack(value).numpy()
-        return host
-
     def _listed(self) -> str:
         return "; ".join(map(_text, self.sizes))
 

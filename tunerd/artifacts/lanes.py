@@ -1,0 +1,102 @@
+"""Requests of several tenants in the lanes of one launch: arrays of the host with rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tunerd.artifacts.captured import Recorder, StagedModel
+from tunerd.artifacts.manifest import SLOTS
+from tunerd.artifacts.pieces import Pieces
+from tunerd.vocabulary import Arrays
+
+Request = tuple[str, Mapping[str, Any]]  # a tenant, and its inputs by name
+
+
+class StagedLanes(StagedModel):
+    """A StagedModel that takes requests of several tenants, at most `count` a launch.
+
+    What it launches is done before the tenants' weights go from the device: `is_done` or `wait`
+    is to be asked until they say so.
+    """
+
+    def __init__(self, recorder: Recorder, pieces: Pieces) -> None:
+        super().__init__(recorder)
+        self._pieces = pieces
+        self._slots = self._inputs.pop(SLOTS)
+        self.count = len(self._slots)
+        self._held: list[str] = []
+        self._filled = 0
+
+    def launch(self, requests: Any, stream: int) -> None:
+        """Copy requests into the lanes, and queue them on a stream of the recorder's context.
+
+        A tenant whose weights are not on the device waits for their copy, and who calls with it.
+        Raises ValueError for more requests than lanes, or none, KeyError for a tenant that there is
+        not, RuntimeError where there is no room for its weights.
+        """
+        given: Sequence[Request] = requests
+        if not 0 < len(given) <= self.count:
+            raise ValueError(f"{len(given)} requests for {self.count} lanes")
+        self._let_go()
+        names = [tenant for tenant, _ in given]
+        slots = self._pieces.hold(names)
+        self._held = names
+        try:
+            fill(self._slots, self._inputs, slots, [inputs for _, inputs in given])
+            self._filled = len(given)
+            self._queue(stream)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def is_done(self) -> bool:
+        """Say whether the last launch has ended; raises what the stream has met."""
+        done = super().is_done()
+        if done:
+            self._let_go()
+        return done
+
+    def wait(self) -> None:
+        """Wait until the last launch has ended."""
+        super().wait()
+        self._let_go()
+
+    def read(self) -> Any:
+        """Return copies of the outputs by name, for each request of the last launch."""
+        return rows(self._outputs, self._filled)
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, []
+        self._pieces.release(held)
+
+
+def fill(
+    lanes: np.ndarray[Any, Any],
+    into: Mapping[str, np.ndarray[Any, Any]],
+    slots: Sequence[int],
+    inputs: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write slots, and the inputs of a request each; lanes that are left over compute the first.
+
+    TypeError for an input of another type.
+    """
+    lanes[: len(slots)] = slots
+    lanes[len(slots) :] = slots[0]
+    for name, array in into.items():
+        for row, given in enumerate(inputs):
+            np.copyto(array[row, ...], given[name], casting="no")
+
+
+def rows(outputs: Mapping[str, np.ndarray[Any, Any]], count: int) -> list[Arrays]:
+    """Return copies of the outputs of so many lanes."""
+    return [
+        {name: array[lane, ...].copy() for name, array in outputs.items()} for lane in range(count)
+    ]
+
+
+def smallest(counts: Sequence[int], requests: int) -> int:
+    """Return the smallest number of lanes that takes so many requests, or else the largest."""
+    return next((count for count in counts if count >= requests), counts[-1])
