@@ -77,6 +77,28 @@ def matmul_task(
     )
 
 
+def typed_task(target: TargetSpec = LLVM, *, weights: tuple[int, ...] = ()) -> Task:
+    """Dense with a scale in half precision, a table of bytes and a bias in full precision."""
+    library.load_tvm()
+    from tvm import te, topi
+
+    data = te.placeholder((32, 64), name="data")
+    weight = te.placeholder((64, 48), name="weight")
+    scale = te.placeholder((48,), "float16", name="scale")
+    table = te.placeholder((48,), "int8", name="table")
+    bias = te.placeholder((48,), name="bias")
+    product = topi.nn.matmul(data, weight)
+    out = te.compute(
+        (32, 48),
+        lambda i, j: (
+            product[i, j] * scale[j].astype("float32") + table[j].astype("float32") + bias[j]
+        ),
+        name="out",
+    )
+    task = task_of([data, weight, scale, table, bias, out], target)
+    return replace(task, weight_args=weights)
+
+
 def default_of(task: Task) -> Candidate:
     return Candidate(task.task_id, "0" * 16, DEFAULT_SOURCE)
 

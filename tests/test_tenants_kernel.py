@@ -17,6 +17,7 @@ from build_fixtures import (
     new_schedule,
     task_of,
     tiled_matmul,
+    typed_task,
 )
 from lowered import CUDA
 
@@ -32,27 +33,6 @@ from tunerd.vocabulary import SLOT_BYTES, TargetSpec, Task
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.cuda_build_problem() is not None, reason=str(nvrtc.cuda_build_problem())
 )
-
-
-def typed_task(target: TargetSpec = LLVM) -> Task:
-    """Dense with a scale in half precision, a table of bytes and a bias in full precision."""
-    library.load_tvm()
-    from tvm import te, topi
-
-    data = te.placeholder((32, 64), name="data")
-    weight = te.placeholder((64, 48), name="weight")
-    scale = te.placeholder((48,), "float16", name="scale")
-    table = te.placeholder((48,), "int8", name="table")
-    bias = te.placeholder((48,), name="bias")
-    product = topi.nn.matmul(data, weight)
-    out = te.compute(
-        (32, 48),
-        lambda i, j: (
-            product[i, j] * scale[j].astype("float32") + table[j].astype("float32") + bias[j]
-        ),
-        name="out",
-    )
-    return task_of([data, weight, scale, table, bias, out], target)
 
 
 def softmax_task(target: TargetSpec = LLVM) -> Task:

@@ -36,6 +36,7 @@ from tunerd.vocabulary import (
     Task,
     TensorSpec,
     architecture,
+    in_lanes,
 )
 
 if TYPE_CHECKING:
@@ -104,19 +105,22 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
     tvm = load_tvm()
     if lowered is None:
         lowered = registry.lower(task, candidate)
+    # A build's caller takes the arguments from the build, so what TVM would check of them is right.
+    # With the checks a small kernel takes 1.5 times as long to build (scripts/benchmark_compile).
+    unchecked = tvm.transform.PassContext(config={"tirx.disable_assert": True})
     if lowered.symbol:
+        if (lowered.lanes or 1) != task.tenants:
+            raise ValueError(f"the kernel is for {lowered.lanes or 1} models, not {task.tenants}")
         types = dict(lowered.casts)
-        return _linked(
-            task,
-            candidate,
-            tvm.tirx.build(lowered.mod, target=tvm.target.Target(task.target.json)),
-            args=tuple(replace(s, dtype=types.get(i, s.dtype)) for i, s in enumerate(task.args)),
-            lowered=lowered,
-            started=started,
-        )
+        args = tuple(replace(s, dtype=types.get(i, s.dtype)) for i, s in enumerate(task.args))
+        with unchecked:
+            module = tvm.tirx.build(lowered.mod, target=tvm.target.Target(task.target.json))
+        return _linked(task, candidate, module, args=args, lowered=lowered, started=started)
     mod = lowered.mod
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+
+    from tunerd.builder.tenants import for_tenants
 
     target = tvm.target.Target(task.target.json)
     rewritten = _rewritten(mod) if _LAYOUT_FREE in (mod[ENTRY].attrs or {}) else ()
@@ -127,9 +131,12 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
         TensorSpec(spec.name, tuple(int(extent) for extent in info.shape), str(info.dtype))
         for spec, info in zip(task.args, infos, strict=True)
     )
-    # Its caller takes the arguments from the build, so what TVM would check of them is right. With
-    # the checks a small kernel takes 1.5 times as long to build (scripts/benchmark_compile).
-    with tvm.transform.PassContext(config={"tirx.disable_assert": True}), target:
+    if task.tenants > 1:
+        if rewritten:
+            raise ValueError("a schedule with its weights in a layout of its own is for one model")
+        func = for_tenants(mod[ENTRY], task.weight_args, task.tenants, is_cuda=task.target.is_cuda)
+        mod = tvm.IRModule({ENTRY: func.with_attr("global_symbol", ENTRY)})
+    with unchecked, target:
         pipeline = tir_pipeline() if task.target.is_cuda else None
         module = tvm.tirx.build(mod, target=target, pipeline=pipeline)
     if task.target.is_cuda and not module.imports:
@@ -162,17 +169,22 @@ def _linked(
         code = path.read_bytes()
     if lowered.calls:
         compiler = lowered.symbol
+    weights = task.weight_args
+    if task.tenants > 1:
+        args = in_lanes(args, weights, task.tenants)
+        weights = tuple(i + 1 for i in weights)
     return Build(
         candidate=candidate,
         library=code,
         library_sha256=hashlib.sha256(code).hexdigest(),
         build_secs=time.perf_counter() - started,
         args=args,
-        weight_args=task.weight_args,
+        weight_args=weights,
         compiler=compiler,
         rewritten=rewritten,
         scratch=lowered.scratch,
         precision=task.precision,
+        tenants=task.tenants,
         calls=lowered.calls,
     )
 

@@ -57,6 +57,9 @@ class LoweredKernel:
     needs no schedule any more: it has loops that TVM makes code of, or host code that launches
     `kernels` or makes the `calls` of libraries.
 
+    Where `lanes` is None it is the kernel of one model, of which the builder makes that of several;
+    else it is that of so many already, and takes what `in_lanes` says.
+
     Scratch is memory that a call needs and nobody reads afterwards. What is of integers is zero
     when a call begins, and each call leaves it so; all calls on one stream may share it.
     """
@@ -66,6 +69,7 @@ class LoweredKernel:
     scratch: tuple[TensorSpec, ...] = ()
     calls: tuple[LibraryCall, ...] = ()
     casts: tuple[tuple[int, str], ...] = ()  # weights that it takes in another type than the task
+    lanes: int | None = None
 
     @property
     def symbol(self) -> str:
@@ -131,8 +135,11 @@ class CandidateSource(ABC):
         return None
 
     @abstractmethod
-    def lower(self, task: Task, recipe: str) -> LoweredKernel:
-        """Return what a recipe means; raises anything for one that says nothing of the task."""
+    def lower(self, task: Task, recipe: str, lanes: int | None = None) -> LoweredKernel:
+        """Return what a recipe means; raises anything for one that says nothing of the task.
+
+        lanes: for which a source that has kernels made makes them (`LoweredKernel.lanes`).
+        """
 
     @abstractmethod
     def search(self, settings: SearchSettings) -> Search:

@@ -53,7 +53,7 @@ class DefaultSource(CandidateSource):
     def imports(self, target: TargetSpec) -> tuple[str, ...]:
         return ("tvm.s_tir.dlight",) if target.is_cuda else ()
 
-    def lower(self, task: Task, recipe: str) -> LoweredKernel:
+    def lower(self, task: Task, recipe: str, lanes: int | None = None) -> LoweredKernel:
         import tvm
 
         if recipe:

@@ -32,14 +32,19 @@ def searched(libraries: Collection[str] = ()) -> tuple[str, ...]:
     return tuple(name for name in SOURCES if name not in left_out)
 
 
-def lower(task: Task, candidate: Candidate) -> LoweredKernel:
-    """Return what is compiled for a candidate; raises anything where its recipe says nothing."""
+def lower(task: Task, candidate: Candidate, lanes: int | None = None) -> LoweredKernel:
+    """Return what is compiled for a candidate; raises anything where its recipe says nothing.
+
+    lanes: also of a task of one model, for the kernel that takes what `in_lanes` says.
+    """
     source = SOURCES.get(candidate.source)
     if source is None:
         raise ValueError(
             f"this tunerd has no candidate source '{candidate.source}', only {', '.join(SOURCES)}"
         )
-    return source.lower(task, candidate.recipe)
+    return source.lower(
+        task, candidate.recipe, lanes or (task.tenants if task.tenants > 1 else None)
+    )
 
 
 def searches(settings: SearchSettings, names: Iterable[str]) -> dict[str, Search]:

@@ -52,9 +52,9 @@ def kernels_of(fixed: FixedModel, target: TargetSpec) -> Kernels:
     from tunerd.frontend.relax.lowering import lower, touched_bytes
     from tunerd.frontend.tasks import extract_tasks
 
-    model = simplified(fixed)
+    model, tenants = simplified(fixed), fixed.tenants
     del fixed  # its weights, where nobody else has them
     lowered = lower(model, target)
-    tasks = extract_tasks(lowered, target, precision=model.precision)
+    tasks = extract_tasks(lowered, target, precision=model.precision, tenants=tenants)
     model = replace(model, notes=(*model.notes, *lowered.notes))
     return Kernels(tasks, touched_bytes(lowered), model, lowered)

@@ -37,6 +37,7 @@ class FixedModel:
     graph: Graph = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()  # what fixing had to change
     precision: str = ""  # that kernels are to compute in; "": as exported
+    tenants: int = 1  # models of its architecture that a kernel is to serve at once
 
 
 def read_model(

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
 
-def extract_tasks(lowered: Lowered, target: TargetSpec, *, precision: str = "") -> tuple[Task, ...]:
+def extract_tasks(
+    lowered: Lowered, target: TargetSpec, *, precision: str = "", tenants: int = 1
+) -> tuple[Task, ...]:
     """Return the kernels of `lowered`, each once, in the order in which the model first calls them.
 
-    Where no precision is given, a task has that of its tensors.
+    Where no precision is given, a task has that of its tensors. `tenants` is how many models of the
+    architecture its kernels serve at once.
 
     A kernel that only copies, as a reshape of an output does, is no task: nothing can be gained.
     """
@@ -34,7 +37,7 @@ def extract_tasks(lowered: Lowered, target: TargetSpec, *, precision: str = "") 
         if relax.analysis.has_reshape_pattern(func):
             continue
         args = _args(func)
-        tasks[called.position] = Task(
+        task = Task(
             task_id=_task_id(mod, args),
             name=str(each.task_name),
             weight=int(each.weight),
@@ -45,6 +48,7 @@ def extract_tasks(lowered: Lowered, target: TargetSpec, *, precision: str = "") 
             mod_json=tvm.ir.save_json(mod),
             precision=precision or _exported_precision(args),
         )
+        tasks[called.position] = task.for_tenants(tenants)
     return tuple(task for _, task in sorted(tasks.items()))
 
 

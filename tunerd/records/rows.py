@@ -57,6 +57,8 @@ def task_to_row(task: Task) -> dict[str, Any]:
 def task_from_row(row: Row) -> Task:
     """Return a task; this and what follows raise ValueError for a row that cannot be ours."""
     typed.check_row(row, schema.tasks)
+    if row["tenants"] < 1:
+        raise ValueError(f"a task of {row['tenants']} models")
     args = typed.from_json(_Args, row["args"])
     return Task(
         task_id=row["task_id"],

@@ -5,11 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from tunerd.libraries import calls
+from tunerd.runner.arguments import aligned
 from tunerd.runner.sampling import FIRST_GPU, Device, failure
 from tunerd.system.arrays import (
     KERNEL_TOLERANCES,
@@ -18,7 +20,17 @@ from tunerd.system.arrays import (
     dtype_of,
     is_floating,
 )
-from tunerd.vocabulary import BF16, FP16, TF32, Build, Failure, Kind, Stage, TensorSpec
+from tunerd.vocabulary import (
+    BF16,
+    FP16,
+    SLOT_BYTES,
+    TF32,
+    Build,
+    Failure,
+    Kind,
+    Stage,
+    TensorSpec,
+)
 
 Call = Callable[[Sequence[Array]], list[Array]]
 
@@ -41,6 +53,9 @@ def disagreement(device: Device, reference: Build, build: Build) -> Failure | No
     Where a schedule has its weights in a layout or type of its own, they are put into it. A layout
     that is not known (`Build.rewritten`) is a failure: only weights that are all one value would be
     the same in it, and those would not show a wrong index.
+
+    Kernels of several models are given other weights for each lane, in another order than the
+    lanes'.
     """
     known = dict(build.rewritten)
     for i, (own, spec) in enumerate(zip(reference.args, build.args, strict=True)):
@@ -57,18 +72,9 @@ def disagreement(device: Device, reference: Build, build: Build) -> Failure | No
 
 def _first_difference(device: Device, reference: Build, build: Build, folder: Path) -> str:
     """Say how the results of a build differ, or nothing; raises what loading and running raise."""
-    known = dict(build.rewritten)
     floats = {spec.dtype for spec in _floats(reference.args)}
     floats |= {_ROUNDS_AS[build.precision]} if build.precision in _ROUNDS_AS else set()
     tolerance = max((KERNEL_TOLERANCES[dtype] for dtype in floats), default=(0.0, 0.0))
-
-    def laid_out(arrays: Sequence[Array]) -> list[Array]:
-        return [
-            (_rewritten(array, spec.shape, known[i]) if i in known else array).astype(
-                dtype_of(spec.dtype), copy=False
-            )
-            for i, (array, spec) in enumerate(zip(arrays, build.args, strict=True))
-        ]
 
     with _said_of_the_default():
         default = _loaded(device, reference, folder / "reference.so")
@@ -76,10 +82,10 @@ def _first_difference(device: Device, reference: Build, build: Build, folder: Pa
     call: Call | None = None  # not before the default has run
     for seed in SEEDS:
         with _said_of_the_default():
-            given, expected = _expected(default, reference.args, seed)
+            given, expected = _expected(default, reference, seed)
         call = call or _loaded(device, build, folder / "build.so")
-        found = call([*laid_out(given), *scratch])[: len(build.args)]
-        for spec, one, other in zip(build.args, laid_out(expected), found, strict=True):
+        found = call([*_laid_out(given, build), *scratch])[: len(build.args)]
+        for spec, one, other in zip(build.args, _laid_out(expected, build), found, strict=True):
             if problem := _difference(one, other, tolerance):
                 return f"{spec.name} differs from the default schedule's: {problem}"
     return ""
@@ -100,30 +106,68 @@ def _loaded(device: Device, build: Build, path: Path) -> Call:
     return device.loaded(path)
 
 
-def _expected(
-    call: Call, specs: Sequence[TensorSpec], seed: int
-) -> tuple[list[Array], list[Array]]:
+def _expected(call: Call, reference: Build, seed: int) -> tuple[list[Array], list[Array]]:
     """Return the arguments of a seed, and what the default schedule makes of them.
 
     Where that is not finite, as with the square root of a variance, no argument has a negative
     value: nothing is known of a NaN, and two right schedules may take its maximum differently.
     """
+    specs = _drawn(reference)
     # An index may be of an embedding, and an embedding of one row has no second one.
     integers = 1 if any(len(s.shape) == 2 and s.shape[0] == 1 for s in _floats(specs)) else 2
 
     def draw(least: float) -> list[Array]:
-        return [
+        drawn = [
             comparison_values(spec, seed, i, least=least, integers=integers)
             for i, spec in enumerate(specs)
         ]
+        if reference.tenants > 1:
+            drawn[0] = np.roll(np.arange(reference.tenants, dtype=np.int32), 1)
+        return drawn
+
+    def run(given: list[Array]) -> list[Array]:
+        found = call(_laid_out(given, reference))
+        if reference.tenants == 1:
+            return found
+        apart = {0, *reference.weight_args}  # which are laid out otherwise than they were drawn
+        return [given[i] if i in apart else array for i, array in enumerate(found)]
 
     given = draw(least=-1.0)
-    expected = call(given)
+    expected = run(given)
     # Sums of many positive halves lose more to rounding than a wrong kernel would.
     if all(_is_finite(array) for array in expected) or any(s.dtype in _HALVES for s in specs):
         return given, expected
     given = draw(least=0.0)
-    return given, call(given)
+    return given, run(given)
+
+
+def _drawn(build: Build) -> list[TensorSpec]:
+    """Return what values are drawn of: of several models, the weights of each."""
+    if build.tenants == 1:
+        return list(build.args)
+    return [
+        replace(spec, shape=(build.tenants, *spec.shape)) if i in build.weight_args else spec
+        for i, spec in enumerate(build.args)
+    ]
+
+
+def _laid_out(arrays: Sequence[Array], build: Build) -> list[Array]:
+    """Return the arguments of a build, of values as its default's were drawn."""
+    known = dict(build.rewritten)
+    found = [
+        (_rewritten(array, spec.shape, known[i]) if i in known else array).astype(
+            dtype_of(spec.dtype), copy=False
+        )
+        for i, (array, spec) in enumerate(zip(arrays, build.args, strict=True))
+    ]
+    if build.tenants > 1:
+        distance = max((aligned(found[i][0].nbytes) for i in build.weight_args), default=0)
+        found[0] = arrays[0] * np.int32(distance // SLOT_BYTES)
+        for i in build.weight_args:
+            rows = np.zeros((build.tenants, distance // found[i].itemsize), found[i].dtype)
+            rows[:, : found[i].shape[1]] = found[i]
+            found[i] = rows.reshape(-1)
+    return found
 
 
 def _floats(specs: Sequence[TensorSpec]) -> list[TensorSpec]:

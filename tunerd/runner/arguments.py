@@ -3,7 +3,7 @@
 Weights are only read. All of them, and all copies of them, are views of one piece of memory of
 their type, which all kernels share: one that is met for the first time has its 512 copies within
 milliseconds. Kernels write their activations, so these are tensors of their own, filled from the
-same piece.
+same piece. A kernel of several models is given a copy for each, by its slots (`builder.tenants`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from tunerd.artifacts.weights import view
 from tunerd.system.arrays import dtype_of, timing_values
-from tunerd.vocabulary import Arrays, Build, TensorSpec
+from tunerd.vocabulary import SLOT_BYTES, Arrays, Build, TensorSpec
 
 MAX_COPIES = 512  # of the weights of a kernel
 MAX_COPY_BYTES = 1 << 30
@@ -61,39 +61,49 @@ class Arguments:
         Args:
             range_bytes: that the copies are together to reach over; for 0 there is one.
         """
-        key = (build.args, build.scratch, build.weight_args, range_bytes)
+        key = (build.args, build.scratch, build.weight_args, build.tenants, range_bytes)
         if key not in self._sets:
             if sum(map(len, self._sets.values())) > _MOST_SETS:
                 self._sets.clear()
-            made = self._made(build.args, build.weight_args, range_bytes)
+            made = self._made(build.args, build.weight_args, build.tenants, range_bytes)
             own = tuple(map(self._zeros, build.scratch))
             self._sets[key] = [(*arguments, *own) for arguments in made]
             self._settle()
         return self._sets[key]
 
     def _made(
-        self, specs: Sequence[TensorSpec], weights: Sequence[int], range_bytes: int
+        self, specs: Sequence[TensorSpec], weights: Sequence[int], tenants: int, range_bytes: int
     ) -> list[ArgumentSet]:
-        copies = copies_of(sum(_bytes_of(specs[i]) for i in weights), range_bytes)
+        copies = copies_of(tenants * sum(_bytes_of(specs[i]) for i in weights), range_bytes)
         begins: dict[int, int] = {}  # where in its piece the first copy of a weight does
         each: Counter[str] = Counter()  # bytes of a piece that one copy of all weights takes
         for i in weights:
             begins[i] = each[specs[i].dtype]
-            each[specs[i].dtype] += _aligned(_bytes_of(specs[i]))
+            each[specs[i].dtype] += aligned(_bytes_of(specs[i]))
+        if tenants > 1:  # the slot of a lane is of all its weights, whatever their types
+            each = Counter(dict.fromkeys(each, max(each.values(), default=0)))
         for spec in specs:
-            self._reserve(spec.dtype, max(copies * each[spec.dtype], _bytes_of(spec)))
+            self._reserve(spec.dtype, max(copies * tenants * each[spec.dtype], _bytes_of(spec)))
         taken: Counter[tuple[tuple[int, ...], str]] = Counter()
         arguments: list[Any] = [None] * len(specs)
         for i, spec in enumerate(specs):
-            if i not in begins:
+            if tenants > 1 and i == 0:
+                arguments[i] = self._slots(tenants, max(each.values(), default=0))
+            elif i not in begins:
                 arguments[i] = self._activation(spec, taken[spec.shape, spec.dtype])
                 taken[spec.shape, spec.dtype] += 1
         found = []
         for copy in range(copies):
             for i, begin in begins.items():
-                arguments[i] = self._view(specs[i], begin + copy * each[specs[i].dtype])
+                arguments[i] = self._view(specs[i], begin + copy * tenants * each[specs[i].dtype])
             found.append(tuple(arguments))
         return found
+
+    def _slots(self, tenants: int, distance: int) -> Any:
+        """Return a copy of the weights for each lane, that are so many bytes apart."""
+        slots = self._empty((tenants,), "int32")
+        slots.copyfrom(np.arange(tenants, dtype=np.int32) * (distance // SLOT_BYTES))
+        return slots
 
     def _activation(self, spec: TensorSpec, nth: int) -> Any:
         """Return the nth tensor of a kind."""
@@ -127,7 +137,7 @@ class Arguments:
         self._pieces.pop(dtype, None)
         self._sets.clear()  # they have views of it
         # A quarter more, because the next kernel's copies may reach a little further.
-        self._pieces[dtype] = self._filled(dtype, _aligned(max(size + size // 4, 1), _STEP) // item)
+        self._pieces[dtype] = self._filled(dtype, aligned(max(size + size // 4, 1), _STEP) // item)
 
     def _filled(self, dtype: str, count: int) -> Any:
         piece = self._empty((count,), dtype)
@@ -160,7 +170,8 @@ def _bytes_of(spec: TensorSpec) -> int:
     return math.prod(spec.shape) * dtype_of(spec.dtype).itemsize
 
 
-def _aligned(size: int, to: int = _ALIGNED) -> int:
+def aligned(size: int, to: int = _ALIGNED) -> int:
+    """Return a number of bytes rounded up to where the next tensor may begin."""
     return -(-size // to) * to
 
 

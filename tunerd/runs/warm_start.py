@@ -50,9 +50,11 @@ class WarmStart:
 
 
 def read_warm_starts(
-    folders: Sequence[Path], *, out: Path, target: TargetSpec, slice_kind: str
+    folders: Sequence[Path], *, out: Path, target: TargetSpec, slice_kind: str, tenants: int = 1
 ) -> tuple[WarmStart, ...]:
     """Read the best and some others of what each run measured, of each of its tasks.
+
+    What was measured of other numbers of models is told as of tasks of `tenants`.
 
     Raises FolderError where a folder holds no run or a damaged one, and InputError where its run
     cannot teach one in `out` for this target on these slices.
@@ -78,7 +80,10 @@ def read_warm_starts(
                 folder,
                 tuple(
                     TransferredResults(
-                        number, task, _results(store, chosen(ranks, most)), _sms(store)
+                        number,
+                        _of_tenants(task, tenants),
+                        _results(store, chosen(ranks, most)),
+                        _sms(store, task, tenants),
                     )
                     for task, ranks in of_store
                 ),
@@ -121,7 +126,16 @@ def _require_teachable(facts: RunFacts, folder: Path, target: TargetSpec, slice_
         )
 
 
-def _sms(store: Store) -> int | None:
-    """Return how many SMs of a GPU the run's slices had."""
+def _of_tenants(task: Task, tenants: int) -> Task:
+    try:
+        return task.for_tenants(tenants)
+    except ValueError:  # an id that is none of ours
+        return task
+
+
+def _sms(store: Store, task: Task, tenants: int) -> int | None:
+    """Return how many SMs give each of `tenants` models what those of the run's slices had."""
     proofs = store.proofs()
-    return proofs[0].sm_count if proofs and store.facts().target.is_cuda else None
+    if not proofs or not store.facts().target.is_cuda:
+        return None
+    return max(1, proofs[0].sm_count * tenants // task.tenants)

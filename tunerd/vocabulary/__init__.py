@@ -34,6 +34,7 @@ from tunerd.vocabulary.model import (
     TensorSpec,
     Ways,
     architecture,
+    in_lanes,
 )
 from tunerd.vocabulary.search import (
     Proposal,
@@ -118,6 +119,7 @@ __all__ = [
     "candidate_id",
     "default_candidate",
     "finite",
+    "in_lanes",
     "origin_of",
     "source_of",
     "to_json",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 if TYPE_CHECKING:
@@ -121,18 +123,51 @@ SLOT_BYTES = 256
 
 @dataclass(frozen=True)
 class Task:
-    """One distinct kernel of a model."""
+    """One distinct kernel of a model, or of several models of one architecture at once.
+
+    What it takes and computes is said of one model: `in_lanes` says what is taken of several.
+    """
 
     task_id: str  # 12 hex digits, the same for equal workloads of any model, in any process
     name: str
     weight: int  # calls per inference
-    flops: float  # of one call; 0 where TVM cannot tell
+    flops: float  # of one call, of all models; 0 where TVM cannot tell
     args: tuple[TensorSpec, ...]  # the function's arguments in order, outputs last
     weight_args: tuple[int, ...]  # which arguments hold constants of the model
     target: TargetSpec = field(repr=False)
     mod_json: str = field(repr=False)  # the unscheduled IRModule, as tvm.ir.save_json writes it
     precision: str = FP32  # that it computes in, whatever its tensors' types
     tenants: int = 1  # models whose calls it takes together
+
+    def for_tenants(self, count: int) -> Task:
+        """Return the task of this kernel for so many models; of the ids each follows from each."""
+        if count == self.tenants:
+            return self
+        own = int(self.task_id, 16) ^ _of_count(self.tenants) ^ _of_count(count)
+        flops = self.flops / self.tenants * count
+        return replace(self, task_id=f"{own:012x}", flops=flops, tenants=count)
+
+
+def _of_count(tenants: int) -> int:
+    digest = hashlib.sha256(f"{tenants} tenants".encode()).hexdigest()
+    return 0 if tenants == 1 else int(digest[:12], 16)
+
+
+def in_lanes(
+    specs: Sequence[TensorSpec], weights: Collection[int], count: int
+) -> tuple[TensorSpec, ...]:
+    """Return what a kernel of several models takes, from what that of one does.
+
+    First the lanes' slots; of a weight the one that slots count from, flat; of all else a row for
+    each lane (`builder.tenants`).
+    """
+    return (
+        TensorSpec("slots", (count,), "int32"),
+        *(
+            replace(s, shape=(math.prod(s.shape),) if i in weights else (count, *s.shape))
+            for i, s in enumerate(specs)
+        ),
+    )
 
 
 def architecture(target_json: Any) -> str:

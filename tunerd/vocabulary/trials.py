@@ -74,7 +74,8 @@ class LibraryCall:
 class Build:
     """A candidate compiled to a shared library that a slice loads without a compiler.
 
-    The library exports one function, `main`, that takes the task's arguments in order.
+    The library exports one function, `main`, that takes the task's arguments in order; of several
+    models, those of `in_lanes`.
     """
 
     candidate: Candidate
@@ -91,6 +92,7 @@ class Build:
     # What `main` takes after its arguments: memory that starts as zeros and that nobody reads.
     scratch: tuple[TensorSpec, ...] = ()
     precision: str = FP32  # of the task
+    tenants: int = 1  # of the task
     calls: tuple[LibraryCall, ...] = ()  # that it makes
 
 

@@ -31,12 +31,16 @@ class CublasLtSource(CandidateSource):
     def takes(self, task: Task) -> str | None:
         if not task.target.is_cuda:
             return "cuBLASLt is for GPUs"
+        if task.tenants > 1:
+            return "cuBLASLt takes the weights of one model"
         if lacking := packages.missing(CUBLASLT):
             return lacking
         found = _matched(task)
         return found if isinstance(found, str) else None
 
-    def lower(self, task: Task, recipe: str) -> LoweredKernel:
+    def lower(self, task: Task, recipe: str, lanes: int | None = None) -> LoweredKernel:
+        if lanes is not None:
+            raise ValueError("cuBLASLt takes the weights of one model")
         parsed = Recipe.parse(recipe)
         found = _matched(task)
         if isinstance(found, str):

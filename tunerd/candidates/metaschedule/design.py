@@ -89,7 +89,7 @@ class Sketch:
         index: int,
         trace: tuple[list[Any], list[Any]],
         accesses: Mapping[str, list[Access]],
-        sms: int | None,
+        sms: float | None,
     ) -> None:
         """Take what Design takes, of one trace."""
         self.index = index
@@ -350,7 +350,7 @@ class Design:
         traces: Sequence[tuple[list[Any], list[Any]]],
         accesses: Mapping[str, list[Access]],
         *,
-        sms: int | None = None,
+        sms: float | None = None,
     ) -> None:
         """Take the sketches' traces as JSON, and what the task's blocks access, by their names.
 

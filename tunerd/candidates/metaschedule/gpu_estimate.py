@@ -44,7 +44,7 @@ class Tiling:
     copies: int  # of the tiles in shared memory: more than 1 loads while it computes
 
 
-def estimated_secs(tiling: Tiling, sms: int) -> Columns:
+def estimated_secs(tiling: Tiling, sms: float) -> Columns:
     """Return a rough time of each choice on `sms` SMs, shape [choice]."""
     warps = np.ceil(tiling.threads / _WARP)
     registers = np.minimum(_REGISTERS_PER_THREAD, 1.25 * tiling.accumulators + _OTHER_REGISTERS)

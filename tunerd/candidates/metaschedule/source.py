@@ -23,7 +23,7 @@ class MetaScheduleSource(CandidateSource):
     def imports(self, target: TargetSpec) -> tuple[str, ...]:
         return ("tvm.s_tir.meta_schedule", "xgboost")
 
-    def lower(self, task: Task, recipe: str) -> LoweredKernel:
+    def lower(self, task: Task, recipe: str, lanes: int | None = None) -> LoweredKernel:
         if MARK in recipe:
             register_intrinsics()  # seconds long, and fp32 schedules without them need none
         from tvm.s_tir import Schedule

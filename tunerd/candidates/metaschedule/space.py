@@ -31,7 +31,7 @@ class DesignSpace:
 def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> DesignSpace:
     """Generate the sketches of a task; raises what TVM raises where it has none.
 
-    sms: of the share of a GPU that is tuned for.
+    sms: of the share of a GPU that is tuned for. Of several models each has its part of them.
     """
     import tvm
     from tvm.s_tir import meta_schedule as ms
@@ -62,7 +62,7 @@ def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> 
             traces = [_unrolled_late(trace) for trace in traces]
     return DesignSpace(
         mod=mod,
-        design=Design(traces, accesses_of(mod), sms=sms),
+        design=Design(traces, accesses_of(mod), sms=sms and sms / task.tenants),
         limits=_limits(task.target.json),
         postprocs=postprocs,
     )
