@@ -242,7 +242,7 @@ class Numbers(CandidateSource):
     def takes(self, task: Task) -> str | None:
         return "numbers take no task of that name" if task.name == "refused" else None
 
-    def lower(self, task: Task, recipe: str) -> LoweredKernel:
+    def lower(self, task: Task, recipe: str, lanes: int | None = None) -> LoweredKernel:
         int(recipe)
         return registry.SOURCES[DEFAULT_SOURCE].lower(task, "")
 

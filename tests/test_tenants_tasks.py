@@ -80,7 +80,7 @@ def test_tasks_of_any_number_of_models_follow_from_each_other() -> None:
     assert four.for_tenants(2) == one.for_tenants(2)
     assert four.for_tenants(1) == one
     assert len({t.task_id for t in (one, four, one.for_tenants(2))}) == 3
-    assert task_from_row({"position": 0, **task_to_row(four)}) == four
+    assert task_from_row({"position": 0, "run_id": 0, **task_to_row(four)}) == four
 
 
 def test_the_tasks_of_a_model_are_those_of_several(tmp_path: Path) -> None:

@@ -246,12 +246,7 @@ def test_lanes_are_estimated_as_one_model_on_its_part_of_the_device(case: str) -
 def test_candidates_for_lanes_are_those_of_one_model_on_its_part_of_the_device() -> None:
     nodes, inputs, weights = SIZES["matrix product"]
     task = task_of(nodes, inputs, weights, precision="fp16")
-    several = replace(
-        task,
-        args=tenants.specs_for(task.args, task.weight_args, 4),
-        weight_args=tuple(i + 1 for i in task.weight_args),
-        tenants=4,
-    )
+    several = task.for_tenants(4)
     recipes = []
     for each, sms in ((task, 13), (several, 52), (task, 52)):
         search = registry.SOURCES[TRITON].search(SearchSettings(seed=0, threads=1, sms=sms))

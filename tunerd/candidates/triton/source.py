@@ -30,7 +30,7 @@ from tunerd.candidates.triton.fold import Fold, Piece
 from tunerd.candidates.triton.loops import Block, Loops
 from tunerd.candidates.triton.product import MAX_TILES, Product, Tile
 from tunerd.candidates.triton.rows import Rows, Strip
-from tunerd.vocabulary import TRITON, TargetSpec, Task, TensorSpec, architecture
+from tunerd.vocabulary import TRITON, TargetSpec, Task, TensorSpec, architecture, in_lanes
 
 _VERSION = 1  # of the templates' text: another one gives other candidates
 _LEAST_ARCH = 80
@@ -124,7 +124,7 @@ def is_installed() -> bool:
 
 def templates_of(task: Task) -> dict[str, Template] | str:
     """Return the templates that fit a task by their names, or why none does."""
-    return _templates(task.mod_json, task.precision, _own_weights(task))
+    return _templates(task.mod_json, task.precision, task.weight_args)
 
 
 @functools.lru_cache(_CACHED_TASKS)
@@ -168,10 +168,9 @@ def lowered(
     """
     from tunerd.candidates.triton.compile import compile_kernel, load
 
-    own_weights = _own_weights(task)
     identity = f"{task.task_id}\n{recipe.text}"
     if lanes is not None:  # which arguments are weights is in the kernel, too
-        identity += f"\n{lanes} {own_weights}"
+        identity += f"\n{lanes} {task.weight_args}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     symbol = f"tunerd_{recipe.template}_{digest}"
     values = template.workspace(recipe.cut)
@@ -186,8 +185,8 @@ def lowered(
     text = template.source(recipe.cut, symbol)
     across, down, deep = template.grid(recipe.cut)
     if lanes is not None:
-        text = tenants.text_for(text, specs, own_weights, deep)
-        specs = tenants.specs_for(specs, own_weights, lanes)
+        text = tenants.text_for(text, specs, task.weight_args, deep)
+        specs = in_lanes(specs, task.weight_args, lanes)
         scratch = specs[len(specs) - len(scratch) :]
         deep *= lanes
         if deep > tenants.MOST_BLOCKS:
@@ -206,12 +205,7 @@ def lowered(
     passed = [pointer(i) for i in range(len(specs))]
     launch = (across, down, deep, compiled.threads, compiled.shared_bytes)
     passed += [f"T.int64({value})" for value in (0, 0, *launch)]
-    return LoweredKernel(calling(symbol, specs, passed), (kernel,), scratch)
-
-
-def _own_weights(task: Task) -> tuple[int, ...]:
-    """Return which arguments of one model's kernel are weights: those for several have slots."""
-    return tuple(i - 1 for i in task.weight_args) if task.tenants > 1 else task.weight_args
+    return LoweredKernel(calling(symbol, specs, passed), (kernel,), scratch, lanes=lanes)
 
 
 def _rounded(values: int) -> int:

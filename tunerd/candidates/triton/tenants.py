@@ -17,17 +17,6 @@ MOST_BLOCKS = 65535  # of a grid's third axis
 _BLOCK = "tl.program_id(2)"
 
 
-def specs_for(
-    specs: Sequence[TensorSpec], weights: Collection[int], lanes: int
-) -> tuple[TensorSpec, ...]:
-    """Return what a kernel for `lanes` takes, from the arguments of one model's."""
-    found = [TensorSpec("slots", (lanes,), "int32")]
-    for i, spec in enumerate(specs):
-        shape = (math.prod(spec.shape),) if i in weights else (lanes, *spec.shape)
-        found.append(TensorSpec(spec.name, shape, spec.dtype))
-    return tuple(found)
-
-
 def text_for(text: str, specs: Sequence[TensorSpec], weights: Collection[int], depth: int) -> str:
     """Return the text of a kernel for lanes from that for one model.
 
