@@ -60,7 +60,7 @@ def schedule(
         hits[task.task_id] += 1
         if task.task_id in wanted:
             covered.append((global_var, func, task))
-    lowered = _lower_each({task.task_id: task for _, _, task in covered}, wanted)
+    lowered = _lower_each({task.task_id: task for _, _, task in covered}, wanted, tenants)
     scheduled = {}
     foreign: dict[GlobalVar, LoweredKernel] = {}
     for global_var, func, task in covered:
@@ -82,7 +82,7 @@ def schedule(
     tvm_target = tvm.target.Target(target.json)
     try:
         if tenants is not None:
-            weights = {var: _own_weights(task) for var, _, task in covered}
+            weights = {var: task.weight_args for var, _, task in covered}
             mod, foreign = _for_tenants(mod, foreign, weights, tenants, tvm_target)
         made = with_device_kernels(mod, foreign) if foreign else WithKernels(mod, {}, {})
         mod = default_schedule(made.mod, tvm_target)
@@ -112,11 +112,6 @@ def _for_tenants(
     return made.mod, dict(made.foreign)
 
 
-def _own_weights(task: Task) -> tuple[int, ...]:
-    """Return which arguments of the kernel of one model are weights."""
-    return tuple(i - 1 for i in task.weight_args) if task.tenants > 1 else task.weight_args
-
-
 def is_tuned(winner: Candidate | None) -> bool:
     return winner is not None and not winner.is_default
 
@@ -140,17 +135,19 @@ def _task_finder(tasks: Sequence[Task]) -> Callable[[PrimFunc], Task | None]:
 
 
 def _lower_each(
-    tasks: Mapping[str, Task], winners: Mapping[str, Candidate]
+    tasks: Mapping[str, Task], winners: Mapping[str, Candidate], lanes: int | None
 ) -> dict[str, LoweredKernel]:
     """Lower the winner of each task, several at once: some sources compile meanwhile."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        lowered = pool.map(lambda task: _lowered(task, winners[task.task_id]), tasks.values())
+        lowered = pool.map(
+            lambda task: _lowered(task, winners[task.task_id], lanes), tasks.values()
+        )
         return dict(zip(tasks, lowered, strict=True))
 
 
-def _lowered(task: Task, winner: Candidate) -> LoweredKernel:
+def _lowered(task: Task, winner: Candidate, lanes: int | None) -> LoweredKernel:
     try:
-        return registry.lower(task, winner)
+        return registry.lower(task, winner, lanes)
     except Exception as error:  # whatever TVM throws belongs to this trace
         reason = next(iter(reversed(str(error).strip().splitlines())), type(error).__name__)
         raise InputError(
