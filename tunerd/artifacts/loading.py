@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from tunerd.artifacts.device import mismatches, open_device, preload_cuda, sm_count, use_own_cores
 from tunerd.artifacts.libraries import mismatches as other_versions
 from tunerd.artifacts.libraries import provide
 from tunerd.artifacts.manifest import (
@@ -39,7 +40,6 @@ from tunerd.artifacts.manifest import (
     check_files,
     is_counter,
     nearest,
-    obtained_text,
     read_all_variants,
     stored_at,
 )
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from tunerd.artifacts.captured import CapturedModel, Recorder, StagedModel
 
 __all__ = ["LoadError", "LoadedModel", "MismatchWarning", "load", "map_weights"]
-
-_CONFIG_ONE_CORE_PER_THREAD = -2  # AffinityMode kSpecifyOneCorePerThread, threading_backend.h
 
 
 class MismatchWarning(UserWarning):
@@ -133,13 +131,13 @@ class LoadedModel:
         self.manifest = manifest = nearest(variants, seen)
         self.inputs = _specs(manifest["inputs"])
         self.outputs = _specs(manifest["outputs"])
-        for sentence in _mismatches(manifest, variants, seen, self._device, is_cuda):
+        for sentence in mismatches(manifest, variants, seen, self._device, is_cuda):
             warnings.warn(sentence, MismatchWarning, stacklevel=3)
         provide(manifest, device or 0)
         for sentence in other_versions(manifest):
             warnings.warn(sentence, MismatchWarning, stacklevel=3)
         if not is_cuda:
-            _use_own_cores(tvm, manifest)
+            use_own_cores(tvm, manifest)
         library_path = stored_at(folder, manifest, LIBRARY)
         weights_path = stored_at(folder, manifest, WEIGHTS)
         try:
@@ -389,71 +387,3 @@ def _specs(entries: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
 
 def _listed(specs: tuple[TensorSpec, ...]) -> str:
     return ", ".join(f"{s.name} ({s.dtype}{list(s.shape)})" for s in specs)
-
-
-def preload_cuda() -> None:
-    from tunerd.builder import nvrtc
-
-    nvrtc.preload()
-
-
-def open_device(tvm: Any, is_cuda: bool, index: int | None) -> Any:
-    if not is_cuda:
-        if index is not None:
-            raise LoadError(
-                f"device {index} was asked for, but the artifact is for CPUs: give none"
-            )
-        return tvm.cpu(0)
-    device = tvm.cuda(index or 0)
-    if not device.exist:
-        raise LoadError(
-            f"there is no CUDA device {index or 0} here, and the artifact is for a GPU; run "
-            "`tunerd doctor` to see what is missing"
-        )
-    return device
-
-
-def sm_count(device: Any, is_cuda: bool) -> int:
-    """Return the SMs, on CPUs the cores, that this process sees."""
-    return int(device.multi_processor_count) if is_cuda else len(os.sched_getaffinity(0))
-
-
-def _mismatches(
-    manifest: Manifest, variants: Sequence[Manifest], seen: int, device: Any, is_cuda: bool
-) -> Iterator[str]:
-    """Say what is not as it was tuned for; a manifest that does not know says nothing."""
-    share = manifest["share"]
-    if share["sm_counts"] and seen not in share["sm_counts"]:
-        tuned = obtained_text(share["sm_counts"], is_cuda=is_cuda)
-        of = "the artifact was tuned" if len(variants) == 1 else "the nearest kernels are tuned"
-        yield (
-            f"this process sees {obtained_text([seen], is_cuda=is_cuda)}; {of} for {tuned} "
-            f"({share['pct']}% of the device), where other kernels may be fastest"
-        )
-    name = str(device.device_name) if is_cuda else _cpu_name()
-    if share["device"] and name and name != share["device"]:
-        yield f"this is a {name}; the artifact was tuned on a {share['device']}"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "")
-
-
-def _use_own_cores(tvm: Any, manifest: Mapping[str, Any]) -> None:
-    """Run this thread's pool on cores that the process may use, at most as many as tuned for.
-
-    TVM's default is half of the machine's logical cores, and it moves the calling thread to the
-    machine's first core even where the process may not use that one. TVM_NUM_THREADS lowers the
-    number of threads.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    setting = os.environ.get("TVM_NUM_THREADS", "")
-    limit = int(setting) if setting.isdecimal() else 0  # as TVM's: what is no number is no limit
-    cores = cores[: limit or max(manifest["share"]["sm_counts"], default=len(cores))]
-    configure = tvm.get_global_func("runtime.config_threadpool")
-    configure(_CONFIG_ONE_CORE_PER_THREAD, len(cores), [str(core) for core in cores])

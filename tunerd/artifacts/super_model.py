@@ -18,13 +18,9 @@ from typing import Any
 import numpy as np
 
 from tunerd.artifacts.captured import Recorder
+from tunerd.artifacts.device import open_device, preload_cuda, sm_count
 from tunerd.artifacts.lanes import Request, StagedLanes, fill, rows, smallest
-from tunerd.artifacts.loading import (
-    LoadedModel,
-    open_device,
-    preload_cuda,
-    sm_count,
-)
+from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.manifest import (
     COUNTERS,
     SLOTS,
