@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_fixtures import CUDA, model_of, tiny_artifact
+from artifact_fixtures import CORES, CUDA, LLVM, matmul_winner, model_of, tiny_artifact
 from onnx import helper
 from super_models import CONVNET, ENCODER, artifact_of, super_artifact, tenant
 
@@ -119,6 +119,24 @@ def test_each_lane_computes_what_its_tenant_alone_does(worlds: dict[str, World],
         world.check(model, names)
     for names in (("c", "a", "b", "a"), ("b", "b", "c", "b"), ("a", "a", "a", "a")):
         world.check(model, names)
+
+
+def test_the_winners_of_tasks_for_as_many_tenants_are_in_it(world: World, tmp_path: Path) -> None:
+    model = tenant(CONVNET, 0, tmp_path)
+    lowered = lower(model, LLVM)
+    tasks = extract_tasks(lowered, LLVM, tenants=2)
+    assert all(task.tenants == 2 for task in tasks)
+    winner = matmul_winner(tasks)
+    compile_artifact(
+        lowered, tasks, {winner.task_id: winner}, LLVM, tmp_path / "tuned",
+        model=model, pct=50, proofs=(CORES,), tenants=2,
+    )  # fmt: skip
+    (variant,) = read_all_variants(tmp_path / "tuned")
+    assert [t["task_id"] for t in variant["tasks"] if t["candidate_id"]] == [winner.task_id]
+    loaded = tunerd.load(tmp_path / "tuned")
+    assert isinstance(loaded, SuperModel)
+    loaded.add("c", world.alone["c"])
+    world.check(loaded, ("c", "a"))
 
 
 def test_lanes_that_are_left_over_change_nothing(world: World) -> None:

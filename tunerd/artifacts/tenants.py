@@ -13,8 +13,9 @@ of these; whoever calls `main` keeps them, as the weights, where they are.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +29,13 @@ from tunerd.builder.tenants import for_tenants
 from tunerd.candidates.base import ENTRY, LoweredKernel
 from tunerd.candidates.default import default_schedule
 from tunerd.candidates.host_code import calling
-from tunerd.vocabulary import TensorSpec
+from tunerd.vocabulary import TensorSpec, in_lanes
 
 if TYPE_CHECKING:
     from tvm.ir import GlobalVar
+
+
+_building = threading.Lock()  # TVM has one stack of builders for all threads
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ def model_for_tenants(
 
     Raises ValueError where `main` does what no lowered model does.
     """
-    return _Lanes(mod, foreign, count, target).model()
+    with _building:
+        return _Lanes(mod, foreign, count, target).model()
 
 
 class _Lanes:
@@ -167,7 +172,9 @@ class _Lanes:
             added = self._builder.add_func(function, name)
             self._kernels[name, weights] = added
             if name in self._known_foreign:
-                self._foreign[str(added.name_hint)] = self._known_foreign[name].kernel
+                kernel = self._known_foreign[name].kernel
+                casts = tuple((number + 1, dtype) for number, dtype in kernel.casts)  # after slots
+                self._foreign[str(added.name_hint)] = replace(kernel, casts=casts)
         return self._kernels[name, weights]
 
     def _for_tenants(self, function: PrimFunc, weights: Collection[int]) -> PrimFunc:
@@ -176,12 +183,10 @@ class _Lanes:
 
     def _stand_in(self, function: PrimFunc, weights: Collection[int]) -> PrimFunc:
         """Return a function that takes what the kernel of several lanes takes, and does nothing."""
-        specs = [TensorSpec(SLOTS, (self._count,), "int32")]
-        for i, param in enumerate(function.params):
-            shape = tuple(int(d) for d in param.shape)
-            shape = (math.prod(shape),) if i in weights else (self._count, *shape)
-            specs.append(TensorSpec(str(param.name), shape, str(param.dtype)))
-        made = calling("none", specs, ())[ENTRY].without_attr("global_symbol")
+        specs = [TensorSpec(str(p.name), _shape(p), str(p.dtype)) for p in function.params]
+        made = calling("none", in_lanes(specs, weights, self._count), ())[ENTRY].without_attr(
+            "global_symbol"
+        )
         for key, value in (function.attrs or {}).items():
             made = made.with_attr(key, value)
         return made
