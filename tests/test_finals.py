@@ -13,6 +13,7 @@ import pytest
 from models import conv_net
 from store_places import proposed
 
+from tunerd.artifacts.lane_check import outputs_of
 from tunerd.artifacts.loading import load
 from tunerd.artifacts.manifest import read_manifest
 from tunerd.candidates.metaschedule.search import Searcher
@@ -46,6 +47,7 @@ class FakeCluster:
     tuner: Tuner
     tuned_secs: list[float]  # of the whole model, one for each time that it is timed; default: 1
     spoil: bool = False  # the outputs of the model
+    mix: bool = False  # the outputs of two lanes
     timed: list[tuple[str, ...]] = field(default_factory=list)
     disturbed: int = 0  # how often the model is timed, or looked at, beside others
 
@@ -64,7 +66,13 @@ class FakeCluster:
     def agree(self, reference: Build, build: Build, *_: Any) -> Failure | None:
         return None
 
-    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
+    def run_model(self, artifact: str, inputs: Arrays, alone: str = "") -> Arrays:
+        if alone:
+            made = outputs_of(load(artifact), load(alone), inputs)
+            if self.mix:
+                lanes = [name for name in made if name.startswith("1 in a lane")]
+                made |= {name: made[name.replace("1", "0", 1)] for name in lanes}
+            return made
         outputs = load(artifact)(inputs)
         return {n: np.zeros_like(a) for n, a in outputs.items()} if self.spoil else outputs
 
@@ -170,6 +178,28 @@ def test_a_wrong_model_is_rejected_and_no_artifact_is_left(ending: Ending) -> No
     finish(ending)
     spoiled, _ = with_cluster(ending, tuned_secs=[0.5], spoil=True)
     outcome = finish(spoiled)
+    assert outcome.verification.verdict is Verdict.WRONG
+    assert left(ending) == ["artifact.rejected"]
+
+
+def test_each_lane_of_a_model_for_tenants_is_compared_with_its_tenant_alone(
+    ending: Ending,
+) -> None:
+    tasks = tuple(task.for_tenants(2) for task in ending.kernels.tasks)
+    ending.folder.store.register_tasks(tasks)
+    cast(FakeCluster, ending.quiet.cluster).tuner.warm_up(tasks)
+    ending = replace(
+        ending,
+        kernels=replace(ending.kernels, tasks=tasks),
+        unsearched={task.task_id: "" for task in tasks},
+    )
+    outcome = finish(ending)
+    assert outcome.verification.verdict is Verdict.RIGHT
+    assert "the kernels for one model, of its tenant's weights" in outcome.verification.message
+    assert read_manifest(Path(outcome.artifact))["tenants"] == 2
+    assert left(ending) == ["artifact"]
+    mixed, _ = with_cluster(ending, tuned_secs=[0.5], mix=True)
+    outcome = finish(mixed)
     assert outcome.verification.verdict is Verdict.WRONG
     assert left(ending) == ["artifact.rejected"]
 

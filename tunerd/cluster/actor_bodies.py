@@ -164,8 +164,8 @@ class SliceActor:
     def agree(self, reference: Build, build: Build, company: Company = UNKNOWN) -> Failure | None:
         return self._runner.agree(reference, build, company=company)
 
-    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
-        return self._runner.run_model(artifact, inputs)
+    def run_model(self, artifact: str, inputs: Arrays, alone: str = "") -> Arrays:
+        return self._runner.run_model(artifact, inputs, alone=alone)
 
     def compare_models(
         self, artifacts: tuple[str, ...], profile: Profile

@@ -72,8 +72,14 @@ class Runner(ABC):
         """Run two builds of a task on equal random arguments; None where their results agree."""
 
     @abstractmethod
-    def run_model(self, artifact: str, inputs: Arrays, *, company: Company = UNKNOWN) -> Arrays:
-        """Load an artifact folder and return its outputs by name for these inputs by name."""
+    def run_model(
+        self, artifact: str, inputs: Arrays, *, alone: str = "", company: Company = UNKNOWN
+    ) -> Arrays:
+        """Load an artifact folder and return its outputs by name for these inputs by name.
+
+        alone: an artifact of one model, where `artifact` serves several tenants: what comes back
+            are outputs of lanes and of their tenants alone, as `lane_check.outputs_of` has them.
+        """
 
     @abstractmethod
     def compare_models(

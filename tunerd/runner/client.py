@@ -192,9 +192,11 @@ class RunnerClient(Runner):
             return self._lost(error, company)
         return None if answer is None else self._checked(value_from(Failure, answer), company)
 
-    def run_model(self, artifact: str, inputs: Arrays, *, company: Company = UNKNOWN) -> Arrays:
+    def run_model(
+        self, artifact: str, inputs: Arrays, *, alone: str = "", company: Company = UNKNOWN
+    ) -> Arrays:
         specs, blobs = arrays_to(inputs)
-        body = {"op": "run_model", "artifact": artifact, "inputs": specs}
+        body = {"op": "run_model", "artifact": artifact, "inputs": specs, "alone": alone}
         try:
             self._ask(body, blobs, timeout_secs=MODEL_SECS, company=company)
             answer, out = self._answer()

@@ -6,7 +6,7 @@ Requests are JSON with binary blobs (`wire`):
     measure   builds, profile, bests  -> one result per build, sent as each is measured
     compare   builds, profile         -> results of the builds sampled in turns
     agree     two builds              -> null, or how the second differs from the first
-    run_model artifact, inputs        -> outputs
+    run_model artifact, inputs, alone -> outputs
     compare_models artifacts, profile -> results of whole models sampled in turns
     load      artifact or build       -> seconds of a repeat, or a failure
     repeat    start_at, stop_at       -> at once that it was heard; when it has stopped, how it ran
@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tunerd.artifacts.lane_check import outputs_of
 from tunerd.artifacts.loading import load
 from tunerd.artifacts.segments import segmented
 from tunerd.errors import DiskError
@@ -146,7 +147,11 @@ class RunnerService:
 
     def _run_model(self, body: Any, blobs: list[bytearray]) -> None:
         try:
-            outputs = self._loaded(body["artifact"])(arrays_from(body["inputs"], blobs))
+            model, inputs = self._loaded(body["artifact"]), arrays_from(body["inputs"], blobs)
+            if body["alone"]:
+                outputs = outputs_of(model, load(body["alone"]), inputs)
+            else:
+                outputs = model(inputs)
         except Exception as error:
             self._send_failure(Stage.RUN, error)
             return

@@ -125,11 +125,14 @@ class SimulatedRunner(Runner):
         """Agree always: a simulated slice runs nothing."""
         return None
 
-    def run_model(self, artifact: str, inputs: Arrays, *, company: Company = UNKNOWN) -> Arrays:
+    def run_model(
+        self, artifact: str, inputs: Arrays, *, alone: str = "", company: Company = UNKNOWN
+    ) -> Arrays:
         """Run the compiled model on this machine's CPU: outputs are real even here."""
+        from tunerd.artifacts.lane_check import outputs_of
         from tunerd.artifacts.loading import load
 
-        return load(artifact)(inputs)
+        return outputs_of(load(artifact), load(alone), inputs) if alone else load(artifact)(inputs)
 
     def compare_models(
         self, artifacts: Sequence[str], profile: Profile, *, company: Company = UNKNOWN

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tunerd.artifacts.compile import compile_artifact, finish_manifest
+from tunerd.artifacts.lane_check import inputs_for, pairs_of
 from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Kernels
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
@@ -22,7 +23,7 @@ from tunerd.runs.finals.quiet_slice import (
     disturbed_by,
 )
 from tunerd.runs.finals.selection import Say, choose_winners
-from tunerd.runs.finals.verify import onnxruntime_latency, verify
+from tunerd.runs.finals.verify import expected_of, onnxruntime_latency, with_lanes
 from tunerd.runs.folder import RunFolder
 from tunerd.runs.plan import RunPlan
 from tunerd.slices.neighbors import NONE
@@ -40,6 +41,8 @@ from tunerd.vocabulary import (
 )
 from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
 from tunerd.vocabulary.verdict import Verdict
+
+_ALONE = "alone"  # the folder of a model of one tenant, where lanes serve several
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,12 @@ class Ending:
     @property
     def model(self) -> Model:
         return self.kernels.model
+
+    @property
+    def tenants(self) -> int | None:
+        """How many models' requests a launch takes; None where it serves one model alone."""
+        count = max((task.tenants for task in self.kernels.tasks), default=1)
+        return count if count > 1 else None
 
 
 @dataclass(frozen=True)
@@ -97,9 +106,12 @@ def finish(ending: Ending) -> Outcome:
     try:
         ending.say("compiling the model, with its default schedules and with the tuned ones")
         with ThreadPoolExecutor() as pool:  # at once: most of it holds no lock of Python's
-            default = pool.submit(_compile, ending, (), trials / "default")
+            others = [pool.submit(_compile, ending, (), trials / "default")]
+            if ending.tenants is not None:
+                others.append(pool.submit(_compile, ending, (), trials / _ALONE, is_alone=True))
             _compile(ending, outcomes, trials / "tuned")
-            default.result()
+            for other in others:
+                other.result()
         trial = _try(ending, quiet, trials / "tuned")
         if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
             outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
@@ -153,9 +165,13 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
 def _try(ending: Ending, quiet: QuietSlice, folder: Path) -> _Trial:
     """Verify a compiled model and time it beside the default."""
     ending.say(f"comparing outputs with {ending.model.graph.reference}")
-    verification = verify(
-        lambda inputs: quiet.run_model(str(folder), inputs), ending.model, ending.plan.samples
-    )
+    expected = expected_of(ending.model, ending.plan.samples)
+    verification = expected.verify(lambda inputs: quiet.run_model(str(folder), inputs))
+    if ending.tenants is not None and verification.verdict is not Verdict.WRONG:
+        ending.say("comparing each lane with a model of its tenant's weights alone")
+        inputs, alone = inputs_for(expected.inputs), str(folder.with_name(_ALONE))
+        pairs = pairs_of(quiet.run_model(str(folder), inputs, alone=alone))
+        verification = with_lanes(verification, expected, pairs)
     ending.say("timing the whole model, tuned and default in turns")
     results = quiet.compare_models((str(folder.with_name("default")), str(folder)), MODEL)
     default, tuned = results
@@ -168,7 +184,9 @@ def _try(ending: Ending, quiet: QuietSlice, folder: Path) -> _Trial:
     )
 
 
-def _compile(ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path) -> None:
+def _compile(
+    ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path, *, is_alone: bool = False
+) -> None:
     winners = {o.task_id: o.winner for o in outcomes if o.is_tuned}
     compile_artifact(
         ending.kernels.lowered,
@@ -180,6 +198,7 @@ def _compile(ending: Ending, outcomes: Sequence[TaskOutcome], folder: Path) -> N
         pct=ending.plan.settings.pct,
         proofs=ending.proofs,
         sample=next(iter(ending.plan.samples), None),
+        tenants=None if is_alone else ending.tenants,
     )
 
 

@@ -153,9 +153,13 @@ class QuietSlice:
 
         return self._undisturbed([artifacts], lambda of: self._attempted(of, measure))[0]
 
-    def run_model(self, artifact: str, inputs: Arrays) -> Arrays:
-        """Run a model on inputs, by their names, and return its outputs."""
-        outputs: Arrays = self._call("run_model", artifact, inputs)
+    def run_model(self, artifact: str, inputs: Arrays, *, alone: str = "") -> Arrays:
+        """Run a model on inputs, by their names, and return its outputs.
+
+        alone: as `Runner.run_model` takes it.
+        """
+        more = (alone,) if alone else ()
+        outputs: Arrays = self._call("run_model", artifact, inputs, *more)
         return outputs
 
     def _undisturbed(

@@ -255,6 +255,33 @@ class Expected:
         return None
 
 
+def with_lanes(
+    found: Verification, expected: Expected, pairs: Sequence[tuple[Arrays, Arrays]]
+) -> Verification:
+    """Return a verification with that of a model's lanes, which compute for several tenants.
+
+    Args:
+        found: of its own tenant, in one lane.
+        expected: what the reference returns for that tenant; its tolerances are those of all.
+        pairs: outputs of requests in lanes, and those of a compiled model of their tenants alone.
+    """
+    alone = replace(
+        expected,
+        inputs=tuple({} for _ in pairs),
+        answers=tuple((answer,) for _, answer in pairs),
+        reference="the kernels for one model, of its tenant's weights",
+        of="requests",
+        ways=lambda _: None,
+    )
+    outputs = iter([of_lane for of_lane, _ in pairs])
+    lanes = alone.verify(lambda _: next(outputs))
+    worst = max(found.worst_error, lanes.worst_error)
+    if found.verdict is Verdict.WRONG or lanes.verdict is not Verdict.WRONG:
+        message = f"{found.message}; {lanes.message}"
+        return replace(found, worst_error=worst, message=message)
+    return replace(found, verdict=Verdict.WRONG, worst_error=worst, message=lanes.message)
+
+
 @dataclass(frozen=True)
 class _Output:
     """An output, its tolerance, and whether it is computed from an input."""

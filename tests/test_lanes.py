@@ -1,0 +1,234 @@
+"""Lanes of one launch: what is checked of them, what is staged for them, kernels of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from super_models import CONVNET, artifact_of, super_artifact, tenant
+from test_captured import OK, Driver, Status, Tensor
+
+import tunerd
+from tunerd.artifacts.lane_check import inputs_for, launches, outputs_of, pairs_of, varied
+from tunerd.artifacts.lanes import StagedLanes
+from tunerd.artifacts.manifest import SLOTS
+from tunerd.artifacts.pieces import Pieces
+from tunerd.artifacts.super_model import SuperModel
+from tunerd.artifacts.tenants import Foreign, model_for_tenants
+from tunerd.candidates.base import ENTRY, DeviceKernel, LoweredKernel
+from tunerd.runs.finals.verify import expected_of, with_lanes
+from tunerd.vocabulary import SLOT_BYTES, Arrays, TensorSpec
+from tunerd.vocabulary.verdict import Verdict
+
+pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+
+
+# --- what is checked of them -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_launches_try_one_tenant_more_than_lanes_and_one_twice(count: int) -> None:
+    tried = list(launches(count))
+    assert all(len(launch) == count for launch in tried)
+    assert {tenant for launch in tried for tenant in launch} == set(range(count + 1))
+    assert count == 1 or any(len(set(launch)) < count for launch in tried)
+    assert count == 1 or any(list(launch) != sorted(launch) for launch in tried)
+
+
+def test_varied_weights_keep_their_types_signs_and_integers() -> None:
+    weights = {
+        "w": np.array([[1.0, -2.0]], "float32"),
+        "at": np.array([0, 5], "int64"),
+        "w_float16": np.array([[1.0, -2.0]], "float16"),
+    }
+    casts = {"w_float16": ("w", "float16")}
+    one, other = varied(weights, 1, casts), varied(weights, 2, casts)
+    assert np.array_equal(np.sign(one["w"]), np.sign(weights["w"]))
+    assert not np.array_equal(one["w"], other["w"])
+    assert np.array_equal(one["at"], weights["at"])
+    assert np.array_equal(one["w_float16"], one["w"].astype("float16"))
+    assert np.array_equal(varied(weights, 1, casts)["w"], one["w"])
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Arrays]:
+    """A model, what its reference returns, and what its lanes and their tenants alone compute."""
+    folder = tmp_path_factory.mktemp("checked")
+    model = tenant(CONVNET, 0, folder)
+    lanes = tunerd.load(super_artifact(model, folder / "super", (2,)))
+    alone = tunerd.load(artifact_of(model, folder / "alone"))
+    expected = expected_of(model)
+    assert isinstance(lanes, SuperModel)
+    outputs = outputs_of(lanes, alone, inputs_for(expected.inputs))
+    assert lanes.tenants == (lanes.own,)  # those that were made up are gone
+    return expected, expected.verify(lanes), outputs
+
+
+def test_lanes_that_agree_with_their_tenants_alone_are_right(
+    checked: tuple[Any, Any, Arrays],
+) -> None:
+    expected, own, outputs = checked
+    pairs = pairs_of(outputs)
+    assert len(pairs) == 4  # two launches of two lanes
+    found = with_lanes(own, expected, pairs)
+    assert found.verdict is Verdict.RIGHT
+    assert "its tenant's weights on 4 requests" in found.message
+
+
+def test_a_lane_with_anothers_weights_is_wrong(checked: tuple[Any, Any, Arrays]) -> None:
+    expected, own, outputs = checked
+    pairs = pairs_of(outputs)
+    pairs[1] = (pairs[0][0], pairs[1][1])
+    found = with_lanes(own, expected, pairs)
+    assert found.verdict is Verdict.WRONG
+    assert found.worst_error > 1
+    assert "request 1" in found.message
+    assert with_lanes(replace(own, verdict=Verdict.WRONG), expected, pairs).verdict is Verdict.WRONG
+
+
+# --- what is staged ----------------------------------------------------------------------------
+
+
+class Memory:
+    """Pieces of one number each, on a device that is the host."""
+
+    def __init__(self) -> None:
+        self.of = np.zeros((16, SLOT_BYTES), np.uint8)
+        self.made = 0
+
+    def make(self) -> Any:
+        self.made += 1
+        return self.of[2 * self.made]  # others have what is between them
+
+    def address(self, piece: Any) -> int:
+        return int(piece.ctypes.data)
+
+    def fill(self, piece: Any, data: Any) -> None:
+        piece[: len(data)] = data
+
+
+class Lanes:
+    """A recorder of a model of two lanes: y = x times the weight of the lane's tenant."""
+
+    def __init__(self, driver: Driver, memory: Memory) -> None:
+        self.driver, self.stream, self._memory = driver, 7, memory
+        self.input_specs = (TensorSpec("x", (2, 3), "float32"), TensorSpec(SLOTS, (2,), "int32"))
+        self.output_specs = (TensorSpec("y", (2, 3), "float32"),)
+        self.inputs = {s.name: Tensor(s.shape, s.dtype) for s in self.input_specs}
+
+    def executable(self, graph: Any) -> Any:
+        return graph
+
+    def recorded(self, before: Any, after: Any) -> Any:
+        outputs = {"y": Tensor((2, 3), "float32")}
+        flat = self._memory.of.reshape(-1)
+        base = self._memory.of[2].ctypes.data - flat.ctypes.data
+
+        def kernel() -> None:
+            for lane, slot in enumerate(self.inputs[SLOTS].array):
+                weight = float(flat[base + int(slot) * SLOT_BYTES])
+                outputs["y"].array[lane] = self.inputs["x"].array[lane] * weight
+
+        self.driver.captured = []
+        before()
+        self.driver.captured.append(kernel)
+        after(outputs)
+        return self.driver.captured, outputs
+
+
+def staged(most: int | None = None) -> tuple[StagedLanes, Pieces, Driver]:
+    driver, memory = Driver(), Memory()
+    sources = {
+        name: np.array([weight], np.uint8) for name, weight in zip("abc", (2, 3, 5), strict=True)
+    }
+    pieces = Pieces(memory, sources, "a", most)
+    recorder: Any = Lanes(driver, memory)
+    return StagedLanes(recorder, pieces), pieces, driver
+
+
+def x(value: float) -> Arrays:
+    return {"x": np.full(3, value, "float32")}
+
+
+def test_a_launch_stages_slots_and_inputs_and_reads_each_lane() -> None:
+    lanes, _, _ = staged()
+    lanes.launch([("c", x(1)), ("b", x(10))], 7)
+    assert [float(found["y"][0]) for found in lanes.read()] == [5, 30]
+    assert lanes.count == 2
+    lanes.launch([("b", x(2))], 7)  # the other lane computes the same
+    assert [found["y"].tolist() for found in lanes.read()] == [[6, 6, 6]]
+    lanes.launch([("a", x(1)), ("a", x(2))], 7)
+    assert [float(found["y"][0]) for found in lanes.read()] == [2, 4]
+
+
+def test_weights_stay_until_the_launch_is_seen_to_have_ended() -> None:
+    lanes, pieces, driver = staged(most=2)
+    lanes.launch([("b", x(1))], 7)
+    driver.status = Status.CUDA_ERROR_NOT_READY
+    assert not lanes.is_done()
+    with pytest.raises(RuntimeError, match="all 2 pieces"):
+        pieces.hold(["c"])
+    driver.status = OK
+    assert lanes.is_done()
+    pieces.hold(["c"])
+    assert pieces.resident == ("a", "c")
+
+
+def test_a_launch_that_is_refused_holds_nothing() -> None:
+    lanes, pieces, _ = staged(most=2)
+    with pytest.raises(KeyError):
+        lanes.launch([("b", x(1)), ("d", x(1))], 7)
+    with pytest.raises(TypeError):
+        lanes.launch([("b", {"x": np.zeros(3, "float64")})], 7)
+    with pytest.raises(ValueError, match="3 requests for 2 lanes"):
+        lanes.launch([("a", x(1))] * 3, 7)
+    pieces.hold(["c"])
+    assert pieces.resident == ("a", "c")
+
+
+# --- kernels that TVM did not make -------------------------------------------------------------
+
+
+def test_a_kernel_of_others_gets_a_weight_gathered_where_it_takes_an_activation() -> None:
+    import tvm
+    from tvm import relax, te
+
+    def product(a: Any, b: Any) -> Any:
+        k = te.reduce_axis((0, 4), name="k")
+        return te.compute((4, 4), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="product")
+
+    square = ((4, 4), "float32")
+    a, b = te.placeholder(*square, name="a"), te.placeholder(*square, name="b")
+    function = te.create_prim_func([a, b, product(a, b)]).without_attr("global_symbol")
+    builder = relax.BlockBuilder()
+    x, w, v = (relax.Var(name, relax.TensorType(*square)) for name in ("x", "w", "v"))
+    with builder.function("main", [x, w, v]):
+        with builder.dataflow():
+            kernel = builder.add_func(function, "product")
+            of_type = relax.TensorType(*square)
+            first = builder.emit(relax.call_tir(kernel, relax.Tuple([x, w]), of_type))
+            flat = builder.emit(relax.op.reshape(v, (2, 8)))
+            back = builder.emit(relax.op.reshape(flat, (4, 4)))
+            second = builder.emit(relax.call_tir(kernel, relax.Tuple([back, w]), of_type))
+            shared = builder.emit(relax.call_tir(kernel, relax.Tuple([first, w]), of_type))
+            out = builder.emit_output(relax.Tuple([second, shared, v]))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    mod.update_func(mod.get_global_var("main"), mod["main"].with_attr("num_input", 1))
+    cubin = DeviceKernel("symbol", b"", (), "")
+    foreign = Foreign(LoweredKernel(tvm.IRModule({ENTRY: function}), (cubin,)), frozenset((1,)))
+    made = model_for_tenants(mod, {"product": foreign}, 2, tvm.target.Target("llvm"))
+    text = made.mod["main"].script()
+    assert text.count("R.call_tir(gather") == 2  # a view of v for the kernel, and the output
+    assert [str(var.name_hint) for var in made.foreign] == ["product"]
+    calls = [line for line in text.splitlines() if "call_tir(product," in line]
+    assert len(calls) == 3
+    assert all("tunerd_slots" in call and ", w)" in call for call in calls)
+    own = model_for_tenants(mod, {}, 2, tvm.target.Target("llvm"))
+    text = own.mod["main"].script()
+    assert "v: R.Tensor((16,)" in text
+    kernels = [v.name_hint for v, _ in own.mod.functions_items() if "product" in v.name_hint]
+    assert len(kernels) == 2  # with one argument as a weight, and with both
+    assert text.count("R.call_tir(gather") == 1  # of the output
