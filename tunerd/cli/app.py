@@ -24,6 +24,8 @@ COMMANDS = {
     "policies.",
     "pack": "Join artifacts of several shares into one, which loads the kernels for the share "
     "it finds.",
+    "tenant": "Make another model's weights a tenant of an artifact, whose kernels are tuned "
+    "already.",
     "report": "Write the report of a run again, of any run there is; or of several side by side.",
     "doctor": "Check this machine: cores, packages, compiler, Ray, and GPUs with a real slice.",
     "preflight": "Say whether somebody uses this machine's GPUs or cores. Exit code: 0 quiet, "
