@@ -1,4 +1,4 @@
-"""The commands that the README shows, in its order."""
+"""What the READMEs say, and the commands that they show, in their order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import re
 import shlex
 from pathlib import Path
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+_ROOT = Path(__file__).parent.parent
+DOCUMENTS = (
+    _ROOT / "README.md",
+    *sorted((_ROOT / "tunerd").rglob("README.md")),
+    _ROOT / "recipes" / "README.md",
+    *sorted((_ROOT / ".github").glob("*.md")),
+)
+README = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)  # of all of them
 
 
 def shown_commands() -> list[list[str]]:
-    """Return every `tunerd ...` line of the README's shell blocks, and those within its text.
+    """Return every `tunerd ...` line of the READMEs' shell blocks, and those within its text.
 
     Less the word `tunerd` itself, and less where the output goes.
     """

@@ -22,7 +22,7 @@ import models
 import pytest
 import typer
 import yaml
-from readme_commands import README, shown_commands
+from readme_commands import DOCUMENTS, README, shown_commands
 
 import tunerd
 from tunerd.cli.app import app
@@ -287,8 +287,24 @@ def test_the_readme_lists_every_exit_code() -> None:
     assert listed == {int(code) for code in ExitCode}
 
 
-def test_files_that_the_readme_links_to_exist() -> None:
-    assert not [link for link in links_of(README) if not (ROOT / link).exists()]
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_readme_links_to_is_there(path: Path) -> None:
+    for link in re.findall(r"\]\((?!https?://)([^)]+)\)", path.read_text()):
+        name, _, anchor = link.partition("#")
+        to = (path.parent / name).resolve() if name else path
+        assert to.exists(), link
+        if anchor:
+            to = to / "README.md" if to.is_dir() else to
+            headings = re.findall(r"^#+ (.*)$", to.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert anchor in slugs, link
+
+
+def test_the_first_page_is_short_and_leads_to_all_others() -> None:
+    first = DOCUMENTS[0].read_text()
+    assert len(first.splitlines()) <= 250
+    led_to = {(ROOT / link).resolve() for link in links_of(first)}
+    assert {p for p in DOCUMENTS[1:] if p not in led_to and p.parent not in led_to} == set()
 
 
 def test_scripts_that_the_readme_names_exist() -> None:
@@ -352,7 +368,7 @@ def section(text: str, title: str) -> str:
 
 
 def test_every_figure_among_the_results_is_in_a_file_of_results() -> None:
-    assert untraceable(section(README, "Results"), ROOT / "results") == set()
+    assert untraceable(section(DOCUMENTS[0].read_text(), "Results"), ROOT / "results") == set()
 
 
 # What `results/figures.yaml` says of figures that are in no file as they stand.
