@@ -445,9 +445,10 @@ def test_scripts_can_be_run() -> None:
 
 def test_the_linter_reads_every_python_script() -> None:
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["extend-include"]
-    scripts = (ROOT / "scripts").iterdir()
-    python = {p for p in scripts if p.is_file() and "python3" in p.read_text().split("\n")[0]}
-    assert {f"scripts/{path.name}" for path in python} == set(extra)
+    scripts = [path for path in tracked() if path.is_relative_to(ROOT / "scripts")]
+    plain = [path for path in scripts if not path.suffix]
+    python = {path for path in plain if "python3" in path.read_text().split("\n")[0]}
+    assert {str(path.relative_to(ROOT)) for path in python} == set(extra)
 
 
 def test_the_linter_sorts_imports_alike_whatever_folders_runs_have_left(tmp_path: Path) -> None:
