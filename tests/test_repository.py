@@ -211,6 +211,7 @@ def test_the_public_names_are_these() -> None:
         "Run",
         "SizedModel",
         "SizedRun",
+        "SuperModel",
         "TunerdError",
         "__version__",
         "bench",

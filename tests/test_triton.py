@@ -388,6 +388,40 @@ def test_a_model_carries_its_kernels_and_their_counters(tvm: Any, tmp_path: Path
     assert kernel.symbol.encode() in (folder / "model.so").read_bytes()
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_model_for_tenants_has_counters_for_each_lane(
+    tvm: Any, tmp_path: Path, lanes: int
+) -> None:
+    pytest.importorskip("triton")
+    from tunerd.artifacts.compile import compile_artifact
+    from tunerd.artifacts.scheduling import schedule
+
+    nodes, inputs, weights = CASES["convolution"]
+    found = kernels(nodes, inputs, weights, precision="fp16")
+    tasks = tuple(task.for_tenants(lanes) for task in found.tasks)
+    task = max(tasks, key=lambda t: t.flops)
+    source = registry.SOURCES[TRITON]
+    search = source.search(SearchSettings(seed=0, threads=1, sms=12))
+    candidates = search.propose(task, 400).candidates
+    split = next(c for c in candidates if json.loads(c.recipe)["splits"] > 1)
+    winners = {task.task_id: split}
+    scheduled = schedule(found.lowered.mod, tasks, winners, task.target, tenants=lanes)
+    main = scheduled.mod["main"].script()
+    (call,) = (line for line in main.splitlines() if "tunerd_product" in line)
+    assert "(tunerd_slots, " in call
+    assert "tunerd_counters)" in call
+    folder = compile_artifact(
+        found.lowered, tasks, winners, task.target, tmp_path / "artifact",
+        model=found.model, pct=40, tenants=lanes,
+    )  # fmt: skip
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["tenants"] == lanes
+    assert manifest["counters"]["shape"][0] == lanes
+    assert "tunerd_counters" not in manifest["weights"]
+    (kernel,) = source.lower(task, split.recipe, lanes).kernels
+    assert kernel.symbol.encode() in (folder / "model.so").read_bytes()
+
+
 def test_what_passes_between_kernels_is_stored_in_16_bits(tvm: Any) -> None:
     nodes, inputs, weights = CASES["convolution"]
     found = kernels(nodes, inputs, weights, precision="fp16")

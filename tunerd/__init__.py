@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from tunerd.artifacts.loading import LoadedModel, LoadError, MismatchWarning, load
     from tunerd.artifacts.sized import SizedModel
+    from tunerd.artifacts.super_model import SuperModel
     from tunerd.errors import TunerdError
 
 _API = (
@@ -52,6 +53,7 @@ _MODULES = {
     "tunerd.api": _API,
     "tunerd.artifacts.loading": ("LoadError", "LoadedModel", "MismatchWarning", "load"),
     "tunerd.artifacts.sized": ("SizedModel",),
+    "tunerd.artifacts.super_model": ("SuperModel",),
     "tunerd.errors": ("TunerdError",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -67,6 +69,7 @@ __all__ = [
     "Run",
     "SizedModel",
     "SizedRun",
+    "SuperModel",
     "TunerdError",
     "__version__",
     "bench",
