@@ -147,3 +147,19 @@ def test_plans_that_the_repository_shows_are_good(path: Path) -> None:
     plan = Plan.read(path)
     policy_of(plan.policy.kind, plan.policy.parameters)
     assert all("runs" in member.artifact.parts for member in plan.members)
+
+
+def test_members_of_one_lane_have_its_share_once_and_turns_in_it() -> None:
+    members = [
+        {"name": "a", "artifact": "a", "share": 50, "lane": "left"},
+        {"name": "b", "artifact": "b", "share": 50, "lane": "left"},
+        {"name": "c", "artifact": "c", "share": 50},
+    ]
+    plan = Plan.model_validate({"members": members})
+    lanes = policy_of("space", {}).lay_out(plan.members)
+    assert [(x.name, x.pct, x.home) for x in lanes] == [("left", 50, ("a", "b")), ("c", 50, ("c",))]
+    lanes = policy_of("ordered", {}).lay_out(plan.members)
+    assert [(x.home, x.guests) for x in lanes] == [(("a", "b"), ("c",)), (("c",), ("a", "b"))]
+    members[1]["share"] = 25
+    with pytest.raises(ValueError, match="a and b are of one lane; give them the same share"):
+        Plan.model_validate({"members": members})

@@ -10,6 +10,7 @@
         sha256: 5f1c...        # of its manifest.json; what differs is not loaded
         share: 50              # percent of the device; or cores: [0, 1]
         shares: [70, 30]       # what Engine.reshare may give it instead while it serves
+        lane: left             # members of one lane have its share together, and turns in it
         tenants: [shop, press]
         slo_ms: 30             # the deadline of requests that name none
         weight: 2              # of its share of the device's time, where time is short
@@ -59,11 +60,11 @@ def _load(value: Any) -> Any:
     return value
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Member(_Part):
+class Member(Part):
     """One tuned model and what it is promised."""
 
     name: Name
@@ -72,6 +73,7 @@ class Member(_Part):
     share: Annotated[int, Field(ge=1, le=100)] | None = None
     shares: tuple[Annotated[int, Field(ge=1, le=100)], ...] = ()
     cores: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    lane: Name | None = None
     tenants: Annotated[tuple[Name, ...], Field(min_length=1)] = (ONE_TENANT,)
     slo_ms: Annotated[float, Field(gt=0)] | None = None
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -105,7 +107,7 @@ class PolicyChoice(BaseModel):
         return dict(self.model_extra or {})
 
 
-class LoadChoice(_Part):
+class LoadChoice(Part):
     """What `tunerd colocate bench` asks of the members.
 
     closed: `clients` per tenant, each sends when it has its answer. poisson: at each member's
@@ -136,7 +138,7 @@ class LoadChoice(_Part):
         return self
 
 
-class Proof(_Part):
+class Proof(Part):
     """What a lane obtained when the plan was checked."""
 
     lane: str
@@ -145,7 +147,7 @@ class Proof(_Part):
     mechanism: str
 
 
-class Plan(_Part):
+class Plan(Part):
     """Who shares a device. Paths are absolute once it is read from a file."""
 
     version: Literal[1] = 1
@@ -169,11 +171,18 @@ class Plan(_Part):
         if len({len(m.shares) for m in self.members}) > 1:
             raise ValueError("every member needs as many `shares`: the first of all go together")
         for members in self.layouts:
-            if (total := sum(m.share or 0 for m in members)) > 100:
+            lanes: dict[str, Member] = {}
+            for m in members:
+                first = lanes.setdefault(lane_of(m), m)
+                if (m.share, m.cores) != (first.share, first.cores):
+                    raise ValueError(
+                        f"{first.name} and {m.name} are of one lane; give them the same share"
+                    )
+            if (total := sum(m.share or 0 for m in lanes.values())) > 100:
                 raise ValueError(f"the shares come to {total}%, which is more than the device has")
         if any(m.cores for m in self.members) and not all(m.cores for m in self.members):
             raise ValueError("either every member has cores, or none has")
-        cores = [core for m in self.members for core in m.cores]
+        cores = [core for m in {lane_of(m): m for m in self.members}.values() for core in m.cores]
         if len(set(cores)) < len(cores):
             raise ValueError("two members have a core in common; give each its own")
         if unknown := set(self.load.alone) - set(names):
@@ -210,21 +219,11 @@ class Plan(_Part):
     def read(cls, path: Path | str) -> Self:
         """Read a plan; InputError says what is wrong in it, and what to do."""
         path = Path(path)
-        try:
-            if path.stat().st_size > MAX_BYTES:
-                raise InputError(f"{path} is over {MAX_BYTES >> 10} KiB, and no plan")
-            document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{path} cannot be read: {reason}; give a plan, a YAML file") from None
-        except (yaml.YAMLError, RecursionError) as error:
-            raise InputError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(document, dict):
-            raise InputError(f"{path} is no plan: it has no key `members`")
+        document = read_yaml(path, "plan", "members")
         try:
             plan = cls.model_validate(document)
         except ValidationError as error:
-            raise InputError(f"{path}: {_sentence(error)}") from None
+            raise InputError(f"{path}: {sentence(error)}") from None
         return plan._moved(path.absolute().parent)
 
     def with_load(self, changes: Mapping[str, Any]) -> Self:
@@ -235,7 +234,7 @@ class Plan(_Part):
         try:
             load = LoadChoice.model_validate(said)
         except ValidationError as error:
-            raise InputError(f"load: {_sentence(error)}") from None
+            raise InputError(f"load: {sentence(error)}") from None
         return self.model_copy(update={"load": load})
 
     def write(self, path: Path) -> None:
@@ -254,21 +253,45 @@ class Plan(_Part):
 
     def _moved(self, folder: Path) -> Self:
         members = tuple(
-            m.model_copy(update={"artifact": _absolute(m.artifact, folder)}) for m in self.members
+            m.model_copy(update={"artifact": absolute(m.artifact, folder)}) for m in self.members
         )
         load = self.load
         if load.trace is not None:
-            load = load.model_copy(update={"trace": _absolute(load.trace, folder)})
+            load = load.model_copy(update={"trace": absolute(load.trace, folder)})
         return self.model_copy(update={"members": members, "load": load})
 
 
+def lane_of(member: Member) -> str:
+    """Return the name of the lane that is a member's own, or that it has with others."""
+    return member.lane or member.name
+
+
 def shares_of(members: Sequence[Member]) -> dict[str, int]:
-    """Return each member's share in percent; equal ones where the plan has none."""
-    equal = max(1, 100 // len(members))
+    """Return each member's share in percent; equal ones of each lane where the plan has none."""
+    equal = max(1, 100 // len({lane_of(member) for member in members}))
     return {member.name: member.share or equal for member in members}
 
 
-def _absolute(path: Path, folder: Path) -> Path:
+def read_yaml(path: Path, what: str, key: str) -> dict[str, Any]:
+    """Return the document of a file that a person wrote; InputError where it is no `what`.
+
+    key: one that it must have.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path} is over {MAX_BYTES >> 10} KiB, and no {what}")
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} cannot be read: {reason}; give a {what}, a YAML file") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{path} is no {what}: it has no key `{key}`")
+    return document
+
+
+def absolute(path: Path, folder: Path) -> Path:
     return Path(os.path.normpath(folder / path.expanduser()))
 
 
@@ -276,7 +299,8 @@ def _relative(path: Path, folder: Path) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
 
-def _sentence(error: ValidationError) -> str:
+def sentence(error: ValidationError, what: str = "plan") -> str:
+    """Return what is wrong in a document, and where, as a sentence."""
     first = error.errors(include_url=False)[0]
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])
     where = where.lstrip(".")
@@ -284,7 +308,7 @@ def _sentence(error: ValidationError) -> str:
         case "missing":
             said = "is missing"
         case "extra_forbidden":
-            said = "is no key of a plan; see `tunerd colocate --help`"
+            said = f"is no key of a {what}; see `tunerd colocate --help`"
         case "value_error":
             said = str(first["ctx"]["error"])
         case "literal_error":

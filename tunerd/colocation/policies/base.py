@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from tunerd.colocation.plan import Member
+from tunerd.colocation.plan import Member, lane_of, shares_of
 from tunerd.colocation.work import Lane, Queue, Running, Waiting
 
 Choice = tuple[Waiting, Lane]
@@ -147,6 +147,18 @@ class Policy(BaseModel, ABC):
     def lateness(self, waiting: Waiting, view: View) -> str:
         """Say why the first of a queue need not be started any more, "" where it need."""
         return ""
+
+
+def own_lanes(members: Sequence[Member]) -> tuple[Lane, ...]:
+    """Return a lane of its share for each member, and one for those that name the same lane."""
+    shares = shares_of(members)
+    lanes: dict[str, list[Member]] = {}
+    for member in members:
+        lanes.setdefault(lane_of(member), []).append(member)
+    return tuple(
+        Lane(name, shares[of[0].name], tuple(m.name for m in of), cores=of[0].cores)
+        for name, of in lanes.items()
+    )
 
 
 def first_come(view: View) -> Choice | None:

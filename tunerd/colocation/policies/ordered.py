@@ -14,12 +14,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from tunerd.colocation.plan import Member, shares_of
-from tunerd.colocation.policies.base import Choice, Policy, Together, View
+from tunerd.colocation.plan import Member
+from tunerd.colocation.policies.base import Choice, Policy, Together, View, own_lanes
 from tunerd.colocation.policies.forecast import Forecast
 from tunerd.colocation.work import Lane, Waiting
 from tunerd.system.text import secs_text
@@ -42,16 +43,12 @@ class Ordered(Policy):
     admission: bool = True
 
     def lay_out(self, members: Sequence[Member]) -> tuple[Lane, ...]:
-        shares, names = shares_of(members), [m.name for m in members]
+        names = [m.name for m in members]
         return tuple(
-            Lane(
-                m.name,
-                shares[m.name],
-                (m.name,),
-                tuple(n for n in names if n != m.name) if self.borrow else (),
-                m.cores,
-            )
-            for m in members
+            replace(lane, guests=tuple(n for n in names if n not in lane.home))
+            if self.borrow
+            else lane
+            for lane in own_lanes(members)
         )
 
     def choose(self, view: View) -> Choice | Together | None:

@@ -1,12 +1,15 @@
-"""Each member in its own share of the device, whatever the others do."""
+"""Each member in its own share of the device, whatever the others do.
+
+Members that name one `lane` have its share together, and turns in it in the order of arrival.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from tunerd.colocation.plan import Member, shares_of
-from tunerd.colocation.policies.base import Choice, Policy, View, first_come
+from tunerd.colocation.plan import Member
+from tunerd.colocation.policies.base import Choice, Policy, View, first_come, own_lanes
 from tunerd.colocation.work import Lane
 
 
@@ -19,8 +22,7 @@ class Space(Policy):
         return 2
 
     def lay_out(self, members: Sequence[Member]) -> tuple[Lane, ...]:
-        shares = shares_of(members)
-        return tuple(Lane(m.name, shares[m.name], (m.name,), cores=m.cores) for m in members)
+        return own_lanes(members)
 
     def choose(self, view: View) -> Choice | None:
         return first_come(view)
