@@ -305,6 +305,7 @@ def _task_entry(task: Task, winner: Candidate | None, hits: Mapping[str, int]) -
         "task_id": task.task_id,
         "name": task.name,
         "weight": task.weight,
+        "flops": task.flops,  # of one call; 0 where TVM cannot tell
         "source": source,
         "origin": origin_of(source),
         "candidate_id": tuned.candidate_id if tuned else None,
