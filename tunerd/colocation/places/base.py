@@ -25,10 +25,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from tunerd.colocation.plan import Member, Proof
+from tunerd.colocation.plan import Member, PlaceKind, Proof
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.errors import HostError
 from tunerd.vocabulary import Arrays
+
+# What each seat takes beside its tensors, by the kind of place.
+PROCESS_BYTES: Mapping[PlaceKind, int] = {
+    "in-process": 0,
+    # A runner with a tiny model had 132 MiB resident, 64 MiB of them its own (x86-64, TVM 0.27).
+    "processes": 150 << 20,
+    # A process with TVM and one captured model: context, kernels, workspaces.
+    "mps": 600 << 20,
+}
 
 
 @dataclass(frozen=True)

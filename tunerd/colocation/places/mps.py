@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tunerd.colocation import artifacts
-from tunerd.colocation.places.base import Loaded
+from tunerd.colocation.places.base import PROCESS_BYTES, Loaded
 from tunerd.colocation.places.processes import RunnersPlace
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Lane, Seat
@@ -25,9 +25,6 @@ from tunerd.slices.mps.mps_slice import MPS_CLIENT_LIMIT, MpsSlice, problem_of, 
 from tunerd.system import host
 from tunerd.system.gpus import GpuFacts, gpu_state
 from tunerd.vocabulary import SliceSpec
-
-# A process with TVM and one captured model, beside its tensors: context, kernels, workspaces.
-_CLIENT_BYTES = 600 << 20
 
 
 class MpsPlace(RunnersPlace):
@@ -66,7 +63,7 @@ class MpsPlace(RunnersPlace):
 
     def needed_bytes(self, member: Member, seats: int) -> int:
         needed = artifacts.needed_memory(member.artifact)
-        return seats * (needed.shared_bytes + needed.each_bytes + _CLIENT_BYTES)
+        return seats * (needed.shared_bytes + needed.each_bytes + PROCESS_BYTES["mps"])
 
     def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
         seat, before = Seat(member.name, lane.name), self._used_bytes()

@@ -18,7 +18,7 @@ from typing import ClassVar
 from tunerd.artifacts.segments import Pauses
 from tunerd.colocation import artifacts
 from tunerd.colocation.places import cpu_cut
-from tunerd.colocation.places.base import Done, Fault, Loaded, Place, Told
+from tunerd.colocation.places.base import PROCESS_BYTES, Done, Fault, Loaded, Place, Told
 from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Lane, Seat
@@ -29,8 +29,6 @@ from tunerd.slices.cpu import CpuSlice
 from tunerd.system import cores
 from tunerd.vocabulary import Arrays, CapProof, Kind, SliceSpec
 
-# A runner with a tiny model had 132 MiB resident, 64 MiB of them its own (x86-64, TVM 0.27).
-_RUNTIME_BYTES = 150 << 20
 _CLOSE_SECS = 5.0
 _EVICTED = "it gave no answer in time"  # as slices say it of a runner that disturbs no other
 
@@ -182,7 +180,7 @@ class ProcessesPlace(RunnersPlace):
 
     def needed_bytes(self, member: Member, seats: int) -> int:
         needed = artifacts.needed_memory(member.artifact)
-        return seats * (needed.shared_bytes + needed.each_bytes + _RUNTIME_BYTES)
+        return seats * (needed.shared_bytes + needed.each_bytes + PROCESS_BYTES["processes"])
 
     def memory_bytes(self) -> Mapping[Seat, int]:
         import psutil
