@@ -30,6 +30,7 @@ ELSEWHERE = {
 # In a command as the README has it, and what stands there here.
 INSTEAD = (
     (r"recipes/colocation/cpu.yaml", "plan.yaml"),
+    (r"recipes/colocation/mixes/cpu.yaml", "mix.yaml"),
     (r"^(colocate bench .*)$", r"\1 --duration 1s"),
     (r"models/light_\w+\.onnx", "model.onnx"),
     (r"model.onnx (.*--dim batch)", r"sized.onnx \1"),
@@ -61,6 +62,13 @@ members:
   - {name: one, artifact: runs/model-gpu40/artifact, share: 50, rate: 20, slo_ms: 200}
   - {name: two, artifact: runs/model-gpu25/artifact, share: 50, rate: 20, slo_ms: 200}
 """
+MIX = """
+members:
+  - {name: one, artifact: runs/model-gpu40/artifact, rate: 20, slo_ms: 200}
+  - {name: two, artifact: runs/model-gpu25/artifact, rate: 20, slo_ms: 200}
+search: {shares: [50], rounds: 1, visit: 100ms}
+load: {duration: 1s}
+"""
 COPIES = {
     "model-gpu40": ("night1", "night2", "monday", "tuesday", "first", "second", "other-gpu40"),
     "model-gpu25": ("other-gpu25",),
@@ -70,6 +78,7 @@ GOOD = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
 ALSO_GOOD = {
     "doctor": {ExitCode.HOST_NOT_CAPABLE},
     "preflight": {ExitCode.NOT_QUIET},
+    "colocate": {ExitCode.REGRESSION},
     "compare": {ExitCode.REGRESSION, ExitCode.NOT_COMPARABLE},
 }
 
@@ -90,6 +99,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 shutil.copytree(folder / "runs" / name, folder / "runs" / copy)
         (folder / "artifacts").mkdir()
         (folder / "plan.yaml").write_text(PLAN)
+        (folder / "mix.yaml").write_text(MIX)
         yield folder
 
 

@@ -14,6 +14,7 @@ import logging
 
 from tunerd.api.colocation import colocate_bench, colocate_check
 from tunerd.api.matrices import Matrix, MatrixOptions, carry_out_matrix, matrix
+from tunerd.api.mixes import colocate_plan
 from tunerd.api.run import Artifact, ReviewedShare, Run, open_run
 from tunerd.api.sizes import SizedRun, carry_out_sizes, results_of, tune_sizes
 from tunerd.api.studies import ProfileResult, bench, compare, profile
@@ -50,6 +51,7 @@ __all__ = [
     "choose_share",
     "colocate_bench",
     "colocate_check",
+    "colocate_plan",
     "compare",
     "matrix",
     "open_run",

@@ -29,7 +29,7 @@ def colocate_check(
     from tunerd.colocation.engine import Engine
 
     given = plan if isinstance(plan, Plan) else Plan.read(os.fspath(plan))
-    with _without_mismatches(), Engine(given, on_step=on_step) as engine:
+    with without_mismatches(), Engine(given, on_step=on_step) as engine:
         stats = engine.stats()
     members = tuple(
         m.model_copy(update={"sha256": sha256_of(m.artifact / MANIFEST)}) for m in given.members
@@ -70,7 +70,7 @@ def colocate_bench(
     chosen = [
         given.policy if name == given.policy.kind else PolicyChoice(kind=name) for name in policies
     ]
-    with _without_mismatches():
+    with without_mismatches():
         found = bench(given, chosen, on_step or nothing)
     if out is not None:
         write_bench(found, Path(out))
@@ -78,7 +78,7 @@ def colocate_bench(
 
 
 @contextlib.contextmanager
-def _without_mismatches() -> Iterator[None]:
+def without_mismatches() -> Iterator[None]:
     """Leave warnings out that a share is not that of the tuning, which results say."""
     from tunerd.artifacts.loading import MismatchWarning
 

@@ -20,8 +20,7 @@ COMMANDS = {
     "compare": "Say whether NEW is slower than BASE by more than is allowed; for CI.",
     "matrix": "Tune MODEL at each share, run what comes out at every share, and say what the "
     "share is worth.",
-    "colocate": "Run several artifacts on one device by a plan: check it, or bench it under "
-    "policies.",
+    "colocate": "Run several models on one device: plan who gets what, check a plan, or bench it.",
     "pack": "Join artifacts of several shares into one, which loads the kernels for the share "
     "it finds.",
     "tenant": "Make another model's weights a tenant of an artifact, whose kernels are tuned "

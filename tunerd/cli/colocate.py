@@ -1,11 +1,11 @@
-"""`tunerd colocate`: models that share a device, by a plan."""
+"""`tunerd colocate`: models that share a device: the plan of a mix, a check, a bench."""
 
 from __future__ import annotations
 
 import json as json_module
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,10 +13,20 @@ from tunerd.cli.consoles import stdout_console, steps_shown
 from tunerd.cli.group import Command, Group
 from tunerd.cli.options import AsJson, Debug
 
+
+class _Colocate(Group):
+    """Takes `tunerd colocate mix.yaml` for `tunerd colocate plan mix.yaml`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and Path(args[0]).suffix in (".yaml", ".yml"):
+            args = ["plan", *args]
+        return list(super().parse_args(ctx, args))
+
+
 app = typer.Typer(
-    help="Run several artifacts on one device by a plan: check it, or bench it under policies.",
+    help="Run several models on one device: plan who gets what, check a plan, or bench it.",
     no_args_is_help=True,
-    cls=Group,
+    cls=_Colocate,
 )
 
 PlanFile = Annotated[
@@ -29,6 +39,62 @@ class LoadOption(StrEnum):
     POISSON = "poisson"
     BURSTS = "bursts"
     TRACE = "trace"
+
+
+@app.command(cls=Command)
+def plan(
+    mix: Annotated[
+        Path, typer.Argument(metavar="MIX", help="A mix, a YAML file.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder: the plan, and all that was measured. [default: mixes/NAME]",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Explain the plan by what was measured before; measure nothing."
+        ),
+    ] = False,
+    no_proof: Annotated[
+        bool, typer.Option("--no-proof", help="Do not run the plan with the mix's rates.")
+    ] = False,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Say which share of a device each model of a mix gets, and prove it.
+
+    The mix names models with their rates and objectives. What is not known yet is tuned and
+    measured, each model at the shares that may be chosen and beside the others. The answer is a
+    plan for `check`, `bench` and the engine, or that one after another is best, or that they do not
+    fit, and why. The same command in the same folder goes on where it stopped.
+
+    Exit code 0: it fits; 1: it does not; 2: not enough was measured; 3: the proof run did not keep
+    a promise.
+    """
+    from tunerd import api
+    from tunerd.errors import ExitCode
+    from tunerd.report.mix import mix_json, mix_table
+
+    with steps_shown(quiet=json) as show:
+        found = api.colocate_plan(
+            mix, out=out, dry_run=dry_run, prove_it=not no_proof, on_step=show
+        )
+    if json:
+        print(json_module.dumps(mix_json(found)))
+    else:
+        console = stdout_console()
+        console.print(mix_table(found, is_dry=dry_run))
+        if not dry_run:
+            console.print(f"report    {found.report}", soft_wrap=True)
+    if found.answer.said == "unknown":
+        return ExitCode.CANNOT_TELL
+    if not found.answer.is_fit:
+        return ExitCode.NO_GAIN
+    return ExitCode.REGRESSION if found.proof and not found.proof.is_kept else ExitCode.BETTER
 
 
 @app.command(cls=Command)

@@ -11,7 +11,7 @@ PERCENTILES = (50, 95, 99)
 BEYOND = 5  # samples that lie beyond a percentile, or it is not told
 
 
-def samples_needed(percentile: int) -> int:
+def samples_needed(percentile: float) -> int:
     """Return how many samples a percentile takes, so that BEYOND of them lie beyond it.
 
     >>> [samples_needed(p) for p in PERCENTILES]

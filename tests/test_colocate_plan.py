@@ -1,0 +1,243 @@
+"""`tunerd colocate plan`: from a mix to a plan that the engine serves, and to a proof."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from colocation_plans import CORES, artifact
+from models import ROOT
+
+from tunerd import api
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
+from tunerd.colocation import Plan
+from tunerd.colocation.planning.features import features_of
+from tunerd.colocation.planning.mix import Mix
+from tunerd.colocation.planning.pairs import Pair, Side, append
+from tunerd.errors import ExitCode, InputError
+from tunerd.report.mix import mix_json, mix_page
+from tunerd.system import host
+from tunerd.vocabulary.verdict import Interval
+
+Captured = pytest.CaptureFixture[str]
+
+MIX: dict[str, Any] = {
+    "members": [
+        {
+            "name": "one",
+            "artifact": "artifact-0",
+            "rate": 100,
+            "slo_ms": 400,
+            "tenants": ["a", "b"],
+        },
+        {"name": "two", "artifact": "artifact-1", "rate": 50, "slo_ms": 400},
+    ],
+    "search": {"shares": [50], "rounds": 2, "visit": "100ms"},
+    "load": {"duration": "1s"},
+    # The whole device is told to be slow, so that halves are what is chosen.
+    "curves": ["points.json"],
+}
+POINTS = [{"of": name, "share": 100, "secs": [1.0], "source": "told"} for name in ("one", "two")]
+
+needs_two_cores = pytest.mark.skipif(len(CORES) < 2, reason="two shares take two cores")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("members")
+    for seed in (0, 1):
+        artifact(root, seed)
+    return root
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "points.json").write_text(json.dumps(POINTS))
+    return tmp_path
+
+
+def written(folder: Path, **said: Any) -> Path:
+    path = folder / "mix.yaml"
+    path.write_text(yaml.safe_dump(MIX | said))
+    return path
+
+
+def colocate(*argv: object) -> int:
+    return int(run(app, ["colocate", *map(str, argv)]))
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@needs_two_cores
+def test_a_mix_is_planned_served_and_proved(folder: Path, capsys: Captured) -> None:
+    mix, out = written(folder), folder / "out"
+    assert colocate("plan", mix, "--out", out, "--dry-run") == ExitCode.CANNOT_TELL
+    said = capsys.readouterr().out
+    assert "measure one at 50%" in said
+    assert not out.exists()
+
+    assert colocate(mix, "--out", out) in (ExitCode.BETTER, ExitCode.REGRESSION)
+    printed = capsys.readouterr()
+    assert "A plan: 50%: one; 50%: two" in printed.out
+    assert "Proof, 1 s of poisson load" in printed.out
+    assert "measuring one: round 1 of 2" in printed.err
+    plan = Plan.read(out / "plan.yaml")
+    assert [(m.name, m.share, m.rate, m.tenants) for m in plan.members] == [
+        ("one", 50, 100, ("a", "b")),
+        ("two", 50, 50, ("default",)),
+    ]
+    document = json.loads((out / "answer.json").read_text())
+    assert document["answer"] == "plan"
+    assert {e["slowdown"]["how"] for e in document["chosen"]["expected"]} == {"measured"}
+    assert len(document["pairs"]) == 2
+    for member in document["proof"]["members"]:
+        assert member["answered"] > 0
+        assert member["measured"]["p50_secs"] > 0
+        assert member["expected"]["p50_secs"] > 0
+    assert "Expected and measured" in (out / "report.html").read_text()
+    assert colocate("check", out / "plan.yaml") == 0
+    capsys.readouterr()
+
+    before = files_in(out)
+    assert colocate("plan", mix, "--out", out, "--dry-run") == 0
+    page = capsys.readouterr().out
+    assert "one after another" in page  # which was rejected, with the reason
+    assert "one: its lane at 100% would be busy" in page
+    assert "measured for 2 members" in page
+    assert "Waiting times: M/G/1" in page
+    assert len(page.splitlines()) < 50
+    assert files_in(out) == before
+
+
+def test_one_after_another_is_said_and_is_a_plan_too(folder: Path, capsys: Captured) -> None:
+    search = MIX["search"] | {"shares": [100]}
+    mix = written(folder, curves=[], search=search)
+    assert colocate("plan", mix, "--out", folder / "out", "--no-proof", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["answer"] == "one after another"
+    assert document["plan"]["policy"] == {"kind": "time"}
+    assert Plan.read(folder / "out" / "plan.yaml").policy.kind == "time"
+    assert "proof" not in document
+
+
+def test_what_does_not_fit_is_no_plan(folder: Path, capsys: Captured) -> None:
+    out = folder / "out"
+    search = MIX["search"] | {"shares": [100], "pairs": "none"}
+    mix = written(folder, search=search)
+    assert colocate(mix, "--out", out, "--no-proof") == ExitCode.NO_GAIN
+    said = capsys.readouterr().out
+    assert "They do not fit" in said
+    assert "one: its lane at 100% would be busy 15000.0% of the time, and 80.0% may be" in said
+    assert not (out / "plan.yaml").exists()
+    assert json.loads((out / "answer.json").read_text())["plan"] is None
+    fast = [point | {"secs": [0.001]} for point in POINTS]
+    (folder / "points.json").write_text(json.dumps(fast))
+    mix = written(folder, memory_gib=1e-6, search=search)
+    assert colocate(mix, "--out", out, "--no-proof") == ExitCode.NO_GAIN
+    assert "memory: they need" in capsys.readouterr().out
+
+
+@needs_two_cores
+def test_pairs_that_nobody_measured_are_estimated_from_those_of_others(folder: Path) -> None:
+    here = features_of(folder / "artifact-0").named()
+    sides = [
+        Side(f"m{nth}", f"m{nth}", 50, {name: value * scale for name, value in here.items()})
+        for nth, scale in enumerate((0.4, 0.6, 0.9, 1.3, 2.0, 3.0))
+    ]
+    others = [
+        Pair(of, beside, host.facts().cpu_model, Interval(1.2, 1.2, 1.2), "told")
+        for of, beside in itertools.permutations(sides, 2)
+    ]
+    append(folder / "others.jsonl", others)
+    points = [{"of": n, "share": 50, "secs": [0.001]} for n in ("one", "two")]
+    (folder / "points.json").write_text(json.dumps(POINTS + points))
+    mix = written(folder, pairs=["others.jsonl"], search=MIX["search"] | {"pairs": "estimate"})
+    found = api.colocate_plan(mix, out=folder / "out", dry_run=True)
+    assert found.plan is not None
+    assert found.answer.chosen is not None
+    for expected in found.answer.chosen.expected:
+        assert expected.slowdown.how == "estimated"
+        assert expected.slowdown.interval.high == pytest.approx(1 + 0.2 * 0.1, abs=0.02)
+    drawn = mix_page(found)
+    assert "Slowdowns: estimated and measured" in drawn
+    assert drawn.count('class="found"') == len(others)
+    assert mix_json(found)["calibration"]["pairs"] == len(others)
+
+
+def test_measuring_goes_on_after_a_kill(folder: Path) -> None:
+    search = {"shares": [100], "rounds": 3, "visit": "300ms", "pairs": "none"}
+    alone = MIX["members"][:1]
+    mix, out = written(folder, curves=[], search=search, members=alone), folder / "out"
+    argv = [sys.executable, "-m", "tunerd", "colocate", "plan", mix, "--out", out, "--no-proof"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        argv, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 120
+    while not (first := visits(out)) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    first = visits(out)
+    assert first
+    found = api.colocate_plan(mix, out=out, prove_it=False)
+    assert found.answer.said == "one after another"
+    again = visits(out)
+    assert again[: len(first)] == first
+    assert sum('"visit"' in line for line in again) == 3
+
+
+def visits(out: Path) -> list[str]:
+    """Return the lines that are whole, the folders of members in order."""
+    found = []
+    for path in sorted(out.glob("curves/*/samples.jsonl")):
+        text = path.read_text()
+        found += text[: text.rfind("\n") + 1].splitlines()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"members": [{"name": "a", "rate": 1}]}, "a needs one of `model`, `artifact` and"),
+        ({"members": [{"name": "a", "artifact": "x"}]}, r"members\[0\].rate: is missing"),
+        ({"members": [{"name": "a", "artifact": "x", "rate": 1}] * 2}, "two members are called a"),
+        (
+            {"members": [{"name": "a", "artifact": "x", "rate": 1, "precision": "fp16"}]},
+            "a has a precision, which is of a `model`",
+        ),
+        ({"search": {"share": [50]}}, "is no key of a mix"),
+        ({"search": {"shares": [0]}}, r"search.shares\[0\]"),
+    ],
+)
+def test_a_mistake_in_a_mix_is_named(said: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=problem):
+        Mix.read(written(tmp_path, **said))
+
+
+def test_points_of_an_entry_that_is_none_are_refused(folder: Path) -> None:
+    (folder / "points.json").write_text('[{"of": "three", "share": 50, "secs": [0.1]}]')
+    with pytest.raises(InputError, match="there is no entry 'three' in the mix"):
+        api.colocate_plan(written(folder), out=folder / "out", dry_run=True)
+    (folder / "points.json").write_text('[{"of": "one", "share": 50, "secs": [0]}]')
+    with pytest.raises(InputError, match="holds no times; give measured points"):
+        api.colocate_plan(written(folder), out=folder / "out", dry_run=True)
+
+
+def test_the_mix_of_the_recipes_is_one() -> None:
+    mix = Mix.read(ROOT / "recipes" / "colocation" / "mixes" / "cpu.yaml")
+    assert [entry.model.parent for entry in mix.members if entry.model] == [ROOT / "models"] * 2

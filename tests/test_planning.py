@@ -1,0 +1,325 @@
+"""Placements of a mix: waiting times, what a lane gives, the search, and the answer."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_world import SHARES, best_score, pair, point, side, world_of
+
+from tunerd.colocation.planning import queueing
+from tunerd.colocation.planning.answer import Answer, answer, plan_of
+from tunerd.colocation.planning.curves import Curves
+from tunerd.colocation.planning.mix import Mix
+from tunerd.colocation.planning.pairs import Pairs
+from tunerd.colocation.planning.placement import Lane, Placement, Subject, World
+from tunerd.colocation.planning.queueing import Stream, launches, wait_of
+from tunerd.colocation.planning.search import greedy, lanes_of, search
+
+# --- waiting times -----------------------------------------------------------------------------
+
+
+def simulated(streams: list[Stream], part: float, *, seed: int = 1) -> float:
+    """Return what `part` of the requests wait at most, of a queue that is run."""
+    rng = random.Random(seed)
+    total = sum(s.rate for s in streams)
+    now = free = 0.0
+    waits = []
+    for _ in range(100_000):
+        now += rng.expovariate(total)
+        secs = rng.choices(streams, [s.rate for s in streams])[0].secs
+        waits.append(max(0.0, free - now))
+        free = max(free, now) + secs
+    return float(np.quantile(waits, part))
+
+
+@pytest.mark.parametrize(
+    "streams",
+    [
+        [Stream(30, 0.01)],
+        [Stream(60, 0.01)],
+        [Stream(90, 0.01)],
+        [Stream(20, 0.01), Stream(300, 0.001)],
+        [Stream(5, 0.1), Stream(30, 0.01)],
+    ],
+)
+def test_a_waiting_time_is_that_of_the_queue(streams: list[Stream]) -> None:
+    wait = wait_of(streams)
+    longest = max(s.secs for s in streams)
+    for part in (0.9, 0.95, 0.99):
+        assert wait.quantile(part) == pytest.approx(
+            simulated(streams, part), rel=0.1, abs=0.15 * longest
+        )
+
+
+def test_an_idle_lane_has_no_wait_and_one_that_is_overloaded_no_end_of_it() -> None:
+    assert wait_of([Stream(0.001, 0.01)]).quantile(0.99) == 0
+    assert wait_of([Stream(101, 0.01)]).quantile(0.5) == math.inf
+
+
+def test_launches_of_one_request_are_the_queue_of_a_lane() -> None:
+    ran = launches([60], [[0.01]], slices=1)
+    assert ran.busy == pytest.approx(0.6, rel=0.05)
+    assert ran.latency[0](0.99) == pytest.approx(
+        wait_of([Stream(60, 0.01)]).quantile(0.99) + 0.01, rel=0.15
+    )
+
+
+def test_launches_of_several_serve_what_one_after_another_cannot() -> None:
+    secs = [0.010, 0.011, 0.012, 0.013]
+    assert launches([200], [secs[:1]], slices=1).latency[0](0.5) == math.inf
+    ran = launches([200], [secs], slices=1)
+    assert 1 < ran.tenants < 4
+    assert ran.latency[0](0.99) < 4 * secs[-1]
+    assert launches([200], [secs], slices=2).latency[0](0.99) < ran.latency[0](0.99)
+
+
+# --- what a placement gives --------------------------------------------------------------------
+
+ONE, TWO = Subject("one", "one", 20, 0.1), Subject("two", "two", 5, 0.4)
+SECS = {"one": {25: 0.03, 50: 0.02, 100: 0.012}, "two": {25: 0.12, 50: 0.07, 100: 0.04}}
+
+
+def halves(world: World) -> Placement:
+    return lanes_of([Lane(50, (name,)) for name in world.subjects])
+
+
+def test_a_member_waits_for_those_in_its_lane_alone() -> None:
+    world = world_of([ONE, TWO], SECS)
+    one = world.forecast(halves(world)).expected[0]
+    assert one.busy == one.lane_busy == pytest.approx(20 * 0.02)
+    assert one.tail_secs == pytest.approx(0.02 + wait_of([Stream(20, 0.02)]).quantile(0.99))
+    whole = world.forecast(lanes_of([Lane(100, ("one", "two"))]))
+    assert whole.placement.kind == "time"
+    assert whole.expected[0].lane_busy == pytest.approx(20 * 0.012 + 5 * 0.04)
+    assert whole.expected[0].tail_secs > 0.04  # a long one may be before it
+
+
+def test_a_neighbour_slows_by_the_part_of_the_time_in_which_it_runs() -> None:
+    world = world_of([ONE, TWO], SECS, slowdown=lambda *_: 1.5)
+    one, two = world.forecast(halves(world)).expected
+    assert one.slowdown.how == "measured"
+    assert one.slowdown.interval.value == pytest.approx(1 + 5 * 0.07 * 0.5)
+    assert one.secs == pytest.approx(0.02 * one.slowdown.interval.value)
+    assert two.slowdown.interval.value == pytest.approx(1 + 20 * 0.02 * 0.5)
+    assert (
+        world.forecast(halves(world)).score
+        > world_of([ONE, TWO], SECS).forecast(halves(world)).score
+    )
+
+
+def test_a_pair_that_nobody_measured_is_said_to_be_assumed() -> None:
+    world = world_of([ONE, TWO], SECS)
+    one, _ = world.forecast(halves(world)).expected
+    assert one.slowdown.how == "assumed"
+    assert "no pair was measured" in one.slowdown.note
+
+
+def test_a_gain_by_a_neighbour_is_taken_for_noise() -> None:
+    pairs = Pairs([pair("one", 50, "two", 50, 0.9)], "a device")
+    found = pairs.slowdown(side("one", 50), side("two", 50))
+    assert (found.how, found.interval.value) == ("measured", 1.0)
+    assert (
+        Pairs([pair("one", 50, "two", 50, 2)], "another")
+        .slowdown(side("one", 50), side("two", 50))
+        .how
+        == "assumed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("subject", "memory", "said"),
+    [
+        (Subject("one", "one", 20, 0.015), None, "one: 99 of 100 would take up to"),
+        (Subject("one", "one", 48), None, "busy 96.0% of the time, and 90.0% may be"),
+        (Subject("one", "one", 1, 1.0, shared_bytes=3 << 30), 1 << 30, "memory: they need 3.00 Gi"),
+    ],
+)
+def test_what_a_placement_breaks_is_named(subject: Subject, memory: int | None, said: str) -> None:
+    world = world_of([subject], {"one": SECS["one"]}, memory_bytes=memory)
+    (problem,) = world.forecast(lanes_of([Lane(50, ("one",))])).problems
+    assert said in problem
+
+
+# --- the search --------------------------------------------------------------------------------
+
+
+@st.composite
+def mixes(draw: st.DrawFn) -> World:
+    count = draw(st.integers(1, 4))
+    names = [f"m{i}" for i in range(count)]
+    subjects, secs = [], {}
+    for name in names:
+        whole = draw(st.floats(0.002, 0.02))
+        knee = draw(st.floats(0.2, 1.0))  # of the device that it can use
+        secs[name] = {s: whole * max(1.0, knee * 100 / s) for s in SHARES}
+        slo = draw(st.one_of(st.none(), st.floats(0.01, 0.2)))
+        subjects.append(
+            Subject(name, name, draw(st.floats(1, 60)), slo, shared_bytes=draw(st.integers(1, 9)))
+        )
+    worst = draw(st.floats(1.0, 1.5))
+    seed = draw(st.integers(0, 99))
+
+    def slowdown(a: str, s: int, b: str, t: int) -> float:
+        return 1 + (worst - 1) * random.Random(f"{seed}{a}{s}{b}{t}").random()
+
+    return world_of(subjects, secs, slowdown=slowdown)
+
+
+@settings(max_examples=40, deadline=None)
+@given(mixes())
+def test_the_search_finds_the_best_of_all_placements(world: World) -> None:
+    found = search(world, shares=SHARES)
+    best = best_score(world, SHARES)
+    assert found.is_exact
+    assert found.best is not None
+    if not math.isfinite(best):
+        assert not math.isfinite(found.best.score)
+        return
+    assert found.best.score == pytest.approx(best, rel=1e-6)
+    assert found.gap == pytest.approx(0, abs=1e-6)
+    assert found.greedy is not None
+    assert found.greedy.score >= best * (1 - 1e-9)
+    assert found.greedy_gap == pytest.approx(found.greedy.score / best - 1, abs=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(mixes(), st.integers(5, 30))
+def test_a_memory_that_not_all_placements_have_is_kept(world: World, size: int) -> None:
+    small = World(
+        list(world.subjects.values()), world.curves, world.pairs, busy=0.9, memory_bytes=size
+    )
+    found = search(small, shares=SHARES)
+    needed = sum(subject.shared_bytes for subject in world.subjects.values())
+    assert found.best is not None
+    assert any(p.startswith("memory") for p in found.best.problems) == (needed > size)
+
+
+def test_a_search_without_time_states_the_gap_to_its_bound() -> None:
+    subjects = [Subject(f"m{i}", f"m{i}", 20, 0.1) for i in range(4)]
+    secs = {s.name: {25: 0.03, 50: 0.02, 100: 0.012} for s in subjects}
+    world = world_of(subjects, secs, slowdown=lambda *_: 1.2)
+    ticking = iter(range(1000))
+    found = search(world, shares=SHARES, clock=lambda: next(ticking), limit_secs=0.5)
+    assert not found.is_exact
+    assert found.best is not None
+    assert found.gap == pytest.approx(found.best.score / found.bound - 1)
+    assert found.gap > 0
+    best = best_score(world, SHARES)
+    assert found.bound <= best <= found.best.score
+
+
+def test_many_members_are_placed_by_the_greedy_search_with_a_bound() -> None:
+    subjects = [Subject(f"m{i}", "m", 30, 0.05) for i in range(40)]
+    world = World(
+        subjects, Curves([point("m", s, 0.0002 * 100 / s) for s in SHARES]), Pairs([], "a device"),
+        busy=0.9,
+    )  # fmt: skip
+    found = search(world, shares=SHARES)
+    assert not found.is_exact
+    assert found.best is not None
+    assert found.best.is_fit
+    assert found.bound <= found.best.score
+    names = [name for lane in found.best.placement.lanes for name in lane.members]
+    assert sorted(names) == sorted(world.subjects)
+
+
+def test_the_greedy_search_joins_lanes_where_the_shares_do_not_suffice() -> None:
+    subjects = [Subject(f"m{i}", f"m{i}", 1, 1.0) for i in range(6)]
+    world = world_of(subjects, {s.name: {25: 0.03, 50: 0.02} for s in subjects})
+    found = greedy(world, SHARES)
+    assert found is not None
+    assert sum(lane.share for lane in found.placement.lanes) <= 100
+    assert found.is_fit
+
+
+# --- the answer --------------------------------------------------------------------------------
+
+
+def asked(world: World, together: tuple[int, ...] = (1, 2, 4, 8)) -> Answer:
+    return answer(world, shares=SHARES, together=together)
+
+
+def test_a_short_model_beside_a_long_one_gets_a_share_of_its_own() -> None:
+    short = Subject("short", "short", 50, 0.02)
+    long = Subject("long", "long", 3, 1.0)
+    secs = {"short": {25: 0.004, 50: 0.003, 100: 0.002}, "long": {25: 0.4, 50: 0.15, 100: 0.08}}
+    world = world_of([short, long], secs, slowdown=lambda *_: 1.05)
+    found = asked(world)
+    assert found.said == "plan"
+    assert found.chosen is not None
+    assert found.chosen.placement.lanes == (Lane(50, ("long",)), Lane(50, ("short",)))
+    (rejected,) = (a for a in found.alternatives if a.name == "one after another")
+    assert "short: 99 of 100 would take up to" in rejected.why
+    assert found.times >= 1
+
+
+def test_one_after_another_is_said_where_shares_gain_nothing() -> None:
+    subjects = [Subject("one", "one", 10, 0.1), Subject("two", "two", 10, 0.1)]
+    secs = {s.name: {25: 0.04, 50: 0.02, 100: 0.01} for s in subjects}
+    found = asked(world_of(subjects, secs))
+    assert found.said == "one after another"
+    (rejected,) = found.alternatives
+    assert rejected.name == "equal shares"
+    assert rejected.why.startswith("fits, and its tightest member")
+
+
+@pytest.mark.parametrize(
+    ("rate", "slo", "said"),
+    [(200, 0.1, "would be busy"), (1, 0.005, "over its 5.00\N{NO-BREAK SPACE}ms")],
+)
+def test_what_does_not_fit_is_told_with_what_binds(rate: float, slo: float, said: str) -> None:
+    subjects = [Subject("one", "one", rate, slo), Subject("two", "two", 1, 1.0)]
+    secs = {s.name: {25: 0.04, 50: 0.02, 100: 0.01} for s in subjects}
+    found = asked(world_of(subjects, secs))
+    assert found.said == "unfit"
+    assert any(said in reason for reason in found.reasons)
+    assert found.times < 1
+
+
+def test_tenants_in_one_launch_are_chosen_where_they_serve_more() -> None:
+    subjects = [Subject(f"m{i}", "m", 90, 0.03) for i in range(8)]
+    points = [point("m", s, 0.003 * 50 / s) for s in SHARES]
+    points += [point("m", s, 0.006 * 50 / s, together=8) for s in SHARES]
+    world = World(subjects, Curves(points), Pairs([], "a device"), busy=0.9)
+    found = asked(world)
+    assert found.said == "plan"
+    assert found.chosen is not None
+    assert (found.chosen.placement.kind, found.chosen.placement.together) == ("space-time", 8)
+    mix = Mix.model_validate(
+        {"members": [{"name": "m", "artifacts": [f"a{i}" for i in range(8)], "rate": 90}]}
+    )
+    named = [Subject(f"m-{i}", "m", 90) for i in range(8)]
+    plan = plan_of(found, mix, named)
+    slices = [lane.share for lane in found.chosen.placement.lanes]
+    assert plan.policy.model_dump() == {
+        "kind": "space-time", "slices": slices, "together": 8, "window_ms": 1.0,
+    }  # fmt: skip
+    assert asked(world, together=(1,)).said == "unfit"
+
+
+def test_members_of_one_lane_are_so_in_the_plan() -> None:
+    mix = Mix.model_validate(
+        {"members": [{"name": n, "artifact": n, "rate": 30, "slo_ms": 50} for n in "abc"]}
+    )
+    subjects = [Subject(n, n, 30, 0.05) for n in "abc"]
+    secs = {"a": {25: 0.02, 50: 0.008, 100: 0.008}}
+    secs |= {n: {25: 0.02, 50: 0.005, 100: 0.005} for n in "bc"}
+    found = asked(world_of(subjects, secs))
+    assert found.chosen is not None
+    plan = plan_of(found, mix, subjects)
+    assert plan.policy.kind == "space"
+    assert [m.share for m in plan.members] == [50, 50, 50]
+    shared = [m.lane for m in plan.members if m.lane]
+    assert len(shared) == 2
+    assert len(set(shared)) == 1
+
+
+def test_where_nothing_was_measured_nothing_is_said() -> None:
+    world = World([ONE], Curves(), Pairs([], "a device"), busy=0.9)
+    assert asked(world).said == "unknown"
+    assert queueing.utilisation([]) == 0

@@ -1,0 +1,141 @@
+"""Slowdowns of pairs: what is learned from measured ones, how sure it is, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tunerd.colocation.planning.estimates import LEVEL, SlowdownModel, model_of
+from tunerd.colocation.planning.pairs import PAIRS, Pair, Pairs, Side, append, read_pairs
+from tunerd.errors import InputError
+from tunerd.report.calibration import calibration_plot
+from tunerd.vocabulary.verdict import Interval
+
+DEVICE = "a device"
+SHARES = (10, 25, 50, 75)
+
+
+def side(name: str, share: int, weights: float, flops: float) -> Side:
+    return Side(name, name, share, {"weight_bytes": weights, "flops": flops})
+
+
+def models(count: int, seed: int, *, inner: float = 0.0) -> list[tuple[str, float, float]]:
+    """Return names, bytes of weights and operations; `inner` of the ranges' ends are left out."""
+    rng = random.Random(seed)
+
+    def within(low: float, high: float) -> float:
+        cut = inner * (high - low)
+        return float(10 ** rng.uniform(low + cut, high - cut))
+
+    return [(f"m{i}", within(6, 8.5), within(8, 10.5)) for i in range(count)]
+
+
+def law(of: Side, beside: Side) -> float:
+    """Return a slowdown: a neighbour that moves much hurts one that computes little."""
+    moved = math.log10(beside.features["weight_bytes"]) - 6
+    computed = math.log10(of.features["flops"]) - 8
+    return 1 + 0.06 * moved * (beside.share / 50) * (1 - 0.25 * computed)
+
+
+def pairs_of(count: int, *, seed: int = 0, noise: float = 0.01, inner: float = 0.0) -> list[Pair]:
+    rng = random.Random(seed)
+    found = []
+    for one, two in itertools.combinations(models(count, seed, inner=inner), 2):
+        for a, b in itertools.product(SHARES, SHARES):
+            if a + b > 100:
+                continue
+            for first, s, second, t in ((one, a, two, b), (two, b, one, a)):
+                of, beside = side(first[0], s, *first[1:]), side(second[0], t, *second[1:])
+                value = law(of, beside) * (1 + rng.gauss(0, noise))
+                found.append(Pair(of, beside, DEVICE, Interval(value, value, value), "a law"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def model() -> SlowdownModel:
+    return SlowdownModel(pairs_of(8))
+
+
+def test_pairs_of_models_that_were_left_out_are_estimated_well(model: SlowdownModel) -> None:
+    assert model.calibration.median_error < 0.05
+    assert model.calibration.coverage >= LEVEL - 0.03
+    wide = [each.estimate.high / each.estimate.low for each in model.calibration.checked]
+    assert np.median(wide) < 1.2  # an interval that holds everything tells nothing
+
+
+def test_new_models_within_what_was_seen_are_within_their_intervals(model: SlowdownModel) -> None:
+    held = total = 0
+    errors = []
+    for pair in pairs_of(6, seed=3, inner=0.35):
+        said = model.estimate(pair.of, pair.beside)
+        if isinstance(said, str):
+            continue
+        total += 1
+        held += said.low <= pair.slowdown.value <= said.high
+        errors.append(abs(said.value / pair.slowdown.value - 1))
+    assert total > 100
+    assert np.median(errors) < 0.05
+    assert held / total >= 0.8
+
+
+def test_what_lies_outside_of_what_was_measured_is_refused_by_name(model: SlowdownModel) -> None:
+    known = model.calibration.checked[0].pair
+    big = Side("big", "big", known.of.share, {**known.of.features, "weight_bytes": 1e11})
+    assert model.estimate(big, known.beside) == (
+        "its own weight bytes lies outside of what was measured"
+    )
+    assert model.estimate(known.of, big) == (
+        "its neighbour's weight bytes lies outside of what was measured"
+    )
+    whole = Side("whole", "whole", 100, known.of.features)
+    assert "its share" in str(model.estimate(whole, known.beside))
+    strange = Side("strange", "strange", 50, {"depth": 1.0})
+    assert "features are not those" in str(model.estimate(strange, known.beside))
+
+
+def test_few_pairs_teach_nothing() -> None:
+    found, why = model_of(pairs_of(3))
+    assert found is None
+    assert "of 3 pairs of models are too few" in why
+
+
+def test_a_measured_pair_goes_before_an_estimate_and_both_before_an_assumption(
+    model: SlowdownModel,
+) -> None:
+    known = pairs_of(8)
+    table = Pairs(known[:1], DEVICE, model=model)
+    first, second = known[0], known[2]
+    assert table.slowdown(first.of, first.beside).how == "measured"
+    said = table.slowdown(second.of, second.beside)
+    assert said.how == "estimated"
+    assert said.interval.low < said.interval.high
+    big = Side("big", "big", 50, {**first.of.features, "flops": 1e15})
+    said = table.slowdown(big, first.beside)
+    assert said.how == "assumed"
+    assert said.note == "not estimated: its own flops lies outside of what was measured"
+
+
+def test_pairs_are_kept_as_lines_and_half_a_line_is_none(tmp_path: Path) -> None:
+    known = pairs_of(3)[:4]
+    path = tmp_path / PAIRS
+    assert read_pairs(path) == []
+    append(path, known)
+    with path.open("a") as file:
+        file.write('{"of": ')
+    assert read_pairs(path) == known
+    append(path, known[:1])
+    assert read_pairs(path) == [*known, known[0]]
+    path.write_text('{"of": 3}\n')
+    with pytest.raises(InputError, match=r"line 1 of .* is no measured pair"):
+        read_pairs(path)
+
+
+def test_the_calibration_is_drawn_with_a_dot_for_each_pair(model: SlowdownModel) -> None:
+    drawn = calibration_plot(model.calibration)
+    assert drawn.count("<circle") == len(model.calibration.checked)
+    assert "measured 1." in drawn

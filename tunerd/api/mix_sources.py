@@ -1,0 +1,136 @@
+"""Where a mix's shares, artifacts and points come from: this machine, runs, profiles' folders."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunerd.api.run import open_run
+from tunerd.colocation.planning.curves import Point
+from tunerd.colocation.planning.mix import Mix
+from tunerd.errors import FolderError, HostError, InputError
+from tunerd.vocabulary.verdict import Interval
+
+if TYPE_CHECKING:
+    from tunerd.studies.profile.profile import Profile
+
+_HEADROOM = 0.9  # of the memory, as the engine plans it
+_OPEN_SECS = 1e-9  # in place of an interval's end that is not known
+
+
+def shares_of(mix: Mix) -> tuple[tuple[int, ...], tuple[tuple[int, str], ...]]:
+    """Return the shares that this machine can give, and those that it cannot, and why."""
+    from tunerd.studies.profile.plan import plan_shares
+
+    kind = "mps" if mix.device == "cuda" else "cpu"
+    try:
+        planned = plan_shares(kind, mix.shares)
+    except HostError:  # points may come from elsewhere
+        return mix.shares, ()
+    return planned.pcts, planned.left_out
+
+
+def device_of(mix: Mix) -> str:
+    if mix.device == "cpu":
+        from tunerd.system import host
+
+        return host.facts().cpu_model
+    from tunerd.system.gpus import visible_gpus
+
+    found, _ = visible_gpus()
+    return found[0].name if found else "a GPU"
+
+
+def memory_of(mix: Mix) -> int | None:
+    """Return the memory that seats may take; None where nobody can tell."""
+    if mix.memory_gib is not None:
+        return int(mix.memory_gib * (1 << 30))
+    if mix.device == "cpu":
+        from tunerd.system import cores
+
+        return int(cores.memory_bytes() * _HEADROOM)
+    from tunerd.system.gpus import visible_gpus
+
+    found, _ = visible_gpus()
+    return int(found[0].mem_free_bytes * _HEADROOM) if found else None
+
+
+def whole_artifact(path: Path) -> Path:
+    """Return the artifact of a run, or the folder itself; LoadError where it is none."""
+    from tunerd.artifacts.manifest import read_variants
+    from tunerd.records.paths import Paths
+
+    folder = Paths(path).artifact if Paths(path).store.is_file() else path
+    read_variants(folder)
+    return folder.absolute()
+
+
+def finished(out: Path) -> Path | None:
+    """Return the artifact of a run that came to its end; None where there is none yet."""
+    from tunerd.records.paths import Paths
+
+    if not Paths(out).store.is_file():
+        return None
+    try:
+        run = open_run(out)
+        return run.artifact.path.absolute() if run.is_finished else None
+    except FolderError:
+        return None  # tuning says what is wrong with it
+
+
+def points_of(found: Profile, of: str, source: str) -> list[Point]:
+    (curve,) = found.curves
+    return [
+        Point(
+            of=of,
+            share=pct,
+            together=1,
+            units=point.sm_count,
+            secs=_known(point.latency),
+            tail_secs=max(point.tail.value, point.latency.value),
+            source=source,
+        )
+        for point in curve.points
+        for pct in point.pcts
+    ]
+
+
+def _known(interval: Interval) -> Interval:
+    """Return an interval whose ends are numbers: of one round they are not."""
+    value = interval.value
+    low = interval.low if interval.low > _OPEN_SECS else value
+    return Interval(value, low, interval.high if math.isfinite(interval.high) else value)
+
+
+def points_in(root: Path, of: str) -> list[Point]:
+    """Return what a profile's folder holds, of its whole rounds; nothing where there is none."""
+    from tunerd.studies.profile.curve import curves, whole_rounds
+    from tunerd.studies.profile.folder import ProfileFolder
+
+    folder = ProfileFolder(root)
+    rounds = whole_rounds(folder.visits) if folder.visits else 0
+    visits = [visit for visit in folder.visits if visit.round <= rounds]
+    if not visits:
+        return []
+    aliases = [(pct, proof.sm_count) for pct, proof in folder.proofs.items()]
+    return [
+        Point(
+            of, pct, 1, point.sm_count, _known(point.latency),
+            max(point.tail.value, point.latency.value), str(root),
+        )
+        for curve in curves(visits, aliases)
+        for point in curve.points
+        for pct in point.pcts
+    ]  # fmt: skip
+
+
+def profiled(root: Path) -> str:
+    """Return the digest of what a profile's folder is of."""
+    try:
+        return str(json.loads((root / "profile.json").read_bytes())["subject"]["digest"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{root} is no profile's folder ({error}); give one, or a file of points"
+        ) from None

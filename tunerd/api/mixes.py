@@ -1,0 +1,395 @@
+"""Plan a mix of models on one device: tune, measure, search, prove."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tunerd.api.colocation import without_mismatches
+from tunerd.api.mix_sources import (
+    device_of,
+    finished,
+    memory_of,
+    points_in,
+    points_of,
+    profiled,
+    shares_of,
+    whole_artifact,
+)
+from tunerd.api.run import Artifact, OnStep, StrPath, nothing
+from tunerd.colocation.places.base import PROCESS_BYTES
+from tunerd.colocation.plan import Member, Plan
+from tunerd.colocation.planning import engine_cost, features, pairs
+from tunerd.colocation.planning.answer import Answer, answer, plan_of, unknown
+from tunerd.colocation.planning.curves import Curves, Point, read_points
+from tunerd.colocation.planning.engine_cost import EngineCost
+from tunerd.colocation.planning.estimates import model_of
+from tunerd.colocation.planning.mix import Entry, Mix, names_of
+from tunerd.colocation.planning.pairs import PAIRS, Pairs, Side
+from tunerd.colocation.planning.placement import WHOLE, Subject, World
+from tunerd.colocation.planning.planned import ANSWER, PLAN, PlannedMix
+from tunerd.colocation.planning.proof import prove
+from tunerd.errors import InputError, Interrupted
+from tunerd.studies.profile.folder import FACTS
+
+_MOST_PASSES = 4  # in which pairs of a new plan are measured
+
+
+def colocate_plan(
+    mix: Mix | StrPath,
+    *,
+    out: StrPath | None = None,
+    dry_run: bool = False,
+    prove_it: bool = True,
+    on_step: OnStep | None = None,
+) -> PlannedMix:
+    """Say which share and lane each model of a mix gets; measure what that takes, and prove it.
+
+    The same call in the same folder goes on where it stopped: each tuning, each visit of a share
+    and each pair that was measured is kept.
+
+    Args:
+        mix: a file, or what was read of one.
+        out: the folder; mixes/NAME if not given.
+        dry_run: measure and write nothing; answer by what was measured before.
+        prove_it: run the plan with the rates of the mix, and compare.
+
+    Raises TunerdError, and Interrupted after SIGINT or SIGTERM, with what was measured kept.
+    """
+    from tunerd.system.signals import Stop
+
+    given = mix if isinstance(mix, Mix) else Mix.read(os.fspath(mix))
+    name = "mix" if isinstance(mix, Mix) else Path(os.fspath(mix)).stem
+    folder = Path(out) if out is not None else Path("mixes") / name
+    if dry_run:
+        return _Work(given, folder, nothing, is_dry=True).planned()
+    say = on_step or nothing
+    with _opened(folder), without_mismatches(), Stop() as stop:
+
+        def go_on(message: str) -> None:
+            if stop.requested:
+                raise Interrupted(
+                    "stopped on request; what was measured is kept, and the same command goes on"
+                )
+            say(message)
+
+        work = _Work(given, folder, go_on, is_dry=False)
+        found = work.planned()
+        if found.plan is not None:
+            found.plan.write(folder / PLAN)
+            if prove_it and found.answer.chosen is not None:
+                proof = prove(Plan.read(folder / PLAN), found.answer.chosen, go_on)
+                found = dataclasses.replace(found, proof=proof)
+        else:
+            (folder / PLAN).unlink(missing_ok=True)  # of an earlier mix, which did fit
+        _written(found)
+        return found
+
+
+class _Work:
+    """What a mix takes: artifacts, curves and pairs, each from where it is or made now."""
+
+    def __init__(self, mix: Mix, folder: Path, say: OnStep, *, is_dry: bool) -> None:
+        self._mix, self._folder, self._say, self._is_dry = mix, folder, say, is_dry
+        self._to_measure: list[str] = []
+        self._last = ""
+        self._shares, left_out = shares_of(mix)
+        self.curves = Curves()
+        for pct, why in left_out:
+            self._say(f"{pct}% is left out: {why}")
+
+    def planned(self) -> PlannedMix:
+        mix = self._mix
+        artifacts = {entry.name: self._artifacts(entry) for entry in mix.members}
+        for path in mix.curves:
+            self.curves.add(self._given_points(path, artifacts))
+        for entry in mix.members:
+            self.curves.add(self._points(entry, artifacts[entry.name]))
+        subjects = [
+            subject
+            for entry in mix.members
+            for subject in self._subjects(entry, artifacts[entry.name])
+        ]
+        device = device_of(mix)
+        known = [p for path in mix.pairs for p in pairs.read_pairs(path)]
+        known += pairs.read_pairs(self._folder / PAIRS)
+        table, no_estimate = self._pairs(known, device)
+        if any(not self.curves.shares(entry.name) for entry in mix.members):
+            said = unknown(self._to_measure)
+            return PlannedMix(mix, self._folder, said, None, None, self.curves, table, no_estimate)
+        costs = self._costs(subjects, device)
+        found, plan = self._answered(subjects, table, costs)
+        for _ in range(_MOST_PASSES):
+            if self._is_dry or mix.search.pairs != "measure" or plan is None:
+                break
+            if not self._measured_pairs(found, subjects, table, plan):
+                break
+            table, no_estimate = self._pairs(table.measured, device)
+            found, plan = self._answered(subjects, table, costs)
+        return PlannedMix(mix, self._folder, found, plan, None, self.curves, table, no_estimate)
+
+    def _answered(
+        self, subjects: Sequence[Subject], table: Pairs, costs: Mapping[str, EngineCost]
+    ) -> tuple[Answer, Plan | None]:
+        mix = self._mix
+        world = World(
+            subjects,
+            self.curves,
+            table,
+            busy=mix.search.busy,
+            memory_bytes=memory_of(mix),
+            costs=costs,
+        )
+        self._say("searching placements")
+        found = answer(
+            world,
+            shares=self._shares,
+            together=mix.search.together,
+            to_measure=self._to_measure,
+        )
+        return found, plan_of(found, mix, subjects) if found.is_fit else None
+
+    # --- artifacts -----------------------------------------------------------------------------
+
+    def _artifacts(self, entry: Entry) -> tuple[Path, ...]:
+        """Return the artifact of each member of an entry; none where a dry run would tune it."""
+        if entry.artifacts:
+            return tuple(map(whole_artifact, entry.artifacts))
+        if entry.artifact is not None:
+            return (whole_artifact(entry.artifact),)
+        tuned = [path for pct in self._shares if (path := self._tuned(entry, pct)) is not None]
+        if len(tuned) < 2:
+            return tuple(tuned[:1])
+        return (self._packed(entry, tuned),)
+
+    def _tuned(self, entry: Entry, pct: int) -> Path | None:
+        from tunerd.api.tuning import TuneOptions, tune
+
+        assert entry.model is not None
+        unit = "gpu" if self._mix.device == "cuda" else "cpu"
+        ending = f"-{entry.precision}" if entry.precision else ""
+        out = self._folder / "tuned" / f"{entry.name}{ending}-{unit}{pct}"
+        before = finished(out)
+        if before is not None:
+            return before
+        if self._is_dry:
+            secs = f"{self._mix.search.budget:g} s of search"
+            self._to_measure.append(f"tune {entry.name} at {pct}%: {secs}")
+            return None
+        self._say(f"tuning {entry.name} at {pct}%")
+        options: TuneOptions = {"out": out, "budget_secs": self._mix.search.budget}
+        if unit == "gpu":
+            options["gpu_pct"] = pct
+        else:
+            options["cpu_pct"] = pct
+        if entry.precision:
+            options["precision"] = entry.precision
+        run = tune(
+            entry.model,
+            on_progress=lambda state: self._said(
+                f"tuning {entry.name} at {pct}%", state.message or state.phase
+            ),
+            **options,
+        )
+        return run.artifact.path.absolute()
+
+    def _packed(self, entry: Entry, tuned: Sequence[Path]) -> Path:
+        """Join the artifacts of several shares: the engine loads what is nearest to its lane."""
+        from tunerd.artifacts.manifest import LoadError, read_variants
+        from tunerd.artifacts.packing import pack_shares
+
+        to = (self._folder / "artifacts" / entry.name).absolute()
+        wanted = [variant["files"] for path in tuned for variant in read_variants(path)]
+        with contextlib.suppress(LoadError):
+            there = [variant["files"] for variant in read_variants(to)]
+            if sorted(map(str, there)) == sorted(map(str, wanted)):
+                return to
+        if self._is_dry:
+            return tuned[-1]
+        to.parent.mkdir(parents=True, exist_ok=True)
+        pack_shares(tuned, to)
+        return to
+
+    # --- curves --------------------------------------------------------------------------------
+
+    def _points(self, entry: Entry, artifacts: Sequence[Path]) -> list[Point]:
+        """Return what an entry's first artifact takes at the shares that have no point yet."""
+        from tunerd.studies.profile.subject import subject_of_artifact
+
+        lacking = set(self._shares) - set(self.curves.shares(entry.name))
+        if not artifacts or not lacking:
+            return []
+        subject = subject_of_artifact(artifacts[0])
+        root = self._folder / "curves" / f"{entry.name}-{subject.digest[:12]}"
+        if self._is_dry:
+            found = points_in(root, entry.name) if (root / FACTS).is_file() else []
+            found = [point for point in found if point.share in lacking]
+            lacking -= {point.share for point in found}
+            if lacking:
+                shares = ", ".join(f"{pct}%" for pct in sorted(lacking))
+                self._to_measure.append(f"measure {entry.name} at {shares}")
+            return found
+        from tunerd.api.studies import profile
+
+        result = profile(
+            Artifact(artifacts[0]),
+            shares=sorted(lacking),
+            rounds=self._mix.search.rounds,
+            duration_secs=self._mix.search.visit,
+            out=root,
+            on_step=functools.partial(self._said, f"measuring {entry.name}"),
+        )
+        found = points_of(result.profile, entry.name, str(root))
+        return [point for point in found if point.share in lacking]
+
+    def _given_points(self, path: Path, artifacts: dict[str, tuple[Path, ...]]) -> list[Point]:
+        """Return the points of a file, or of a profile's folder, which is of one artifact."""
+        if not path.is_dir():
+            found = read_points(path)
+            if strange := {point.of for point in found} - artifacts.keys():
+                raise InputError(f"{path}: there is no entry '{min(strange)}' in the mix")
+            return found
+        from tunerd.studies.profile.subject import subject_of_artifact
+
+        digest = profiled(path)
+        for name, folders in artifacts.items():
+            if folders and subject_of_artifact(folders[0]).digest == digest:
+                return points_in(path, name)
+        raise InputError(f"{path} is a profile of none of the mix's artifacts; leave it out")
+
+    def _said(self, of: str, what: str) -> None:
+        """Say what comes next, where that is another thing than before."""
+        if (message := f"{of}: {what}") != self._last:
+            self._last = message
+            self._say(message)
+
+    def _costs(self, subjects: Sequence[Subject], device: str) -> dict[str, EngineCost]:
+        """Return what the engine takes beyond each entry's model, measured before or now."""
+        path = self._folder / engine_cost.COSTS
+        known = {cost.key: cost for cost in engine_cost.read_costs(path)}
+        found: dict[str, EngineCost] = {}
+        for subject in subjects:
+            point = self.curves.at(subject.of, WHOLE)
+            if subject.of in found or point is None or not subject.architecture:
+                continue
+            rate = engine_cost.rate_of(subject.rate, point)
+            key = subject.architecture, device, rate
+            if key not in known and self._is_dry:
+                self._to_measure.append(f"serve {subject.of} alone: what the engine takes")
+                continue
+            if key not in known:
+                known[key] = engine_cost.measure(
+                    subject.artifact,
+                    point,
+                    architecture=subject.architecture,
+                    device=device,
+                    rate=rate,
+                    like=_like(self._mix, subject),
+                    say=functools.partial(self._said, f"the engine with {subject.of}"),
+                )
+                engine_cost.append(path, known[key])
+            found[subject.of] = known[key]
+        return found
+
+    # --- members and pairs ---------------------------------------------------------------------
+
+    def _subjects(self, entry: Entry, artifacts: Sequence[Path]) -> list[Subject]:
+        from tunerd.colocation.artifacts import needed_memory
+
+        found = []
+        for nth, name in enumerate(names_of(entry)):
+            subject = Subject(
+                name=name,
+                of=entry.name,
+                rate=entry.rate,
+                slo_secs=entry.slo_ms / 1e3 if entry.slo_ms else None,
+                part=entry.percentile / 100,
+            )
+            if artifacts:
+                path = artifacts[min(nth, len(artifacts) - 1)]
+                needed = needed_memory(path)
+                subject = dataclasses.replace(
+                    subject,
+                    artifact=path,
+                    architecture=features.architecture_of(path),
+                    features=features.features_of(path).named(),
+                    shared_bytes=needed.shared_bytes,
+                    each_bytes=needed.each_bytes + PROCESS_BYTES[self._mix.place],
+                )
+            found.append(subject)
+        return found
+
+    def _pairs(self, known: Sequence[pairs.Pair], device: str) -> tuple[Pairs, str]:
+        if self._mix.search.pairs == "none":
+            return Pairs((), device), "the mix says `pairs: none`"
+        here = [pair for pair in known if pair.device == device]
+        model, why = model_of(here)
+        return Pairs(known, device, model=model), why
+
+    def _measured_pairs(
+        self, found: Answer, subjects: Sequence[Subject], table: Pairs, plan: Plan
+    ) -> bool:
+        """Measure the pairs of a plan's lanes that nobody has; say whether there were any."""
+        assert found.chosen is not None
+        if found.chosen.placement.kind != "space":
+            return False
+        sides = {
+            name: (side_of(subject, lane.share), subject)
+            for lane in found.chosen.placement.lanes
+            for subject in subjects
+            if (name := subject.name) in lane.members
+        }
+        lane_of = {name: lane for lane in found.chosen.placement.lanes for name in lane.members}
+        is_new = False
+        names = list(sides)
+        for nth, one in enumerate(names):
+            for two in names[nth + 1 :]:
+                (a, of), (b, beside) = sides[one], sides[two]
+                if lane_of[one] is lane_of[two]:
+                    continue
+                if table.slowdown(a, b).how == table.slowdown(b, a).how == "measured":
+                    continue
+                measured = pairs.measure(
+                    (a, Member(name=one, artifact=of.artifact)),
+                    (b, Member(name=two, artifact=beside.artifact)),
+                    like=plan,
+                    device=table.device,
+                    say=self._say,
+                )
+                pairs.append(self._folder / PAIRS, measured)
+                table.add(measured)
+                is_new = True
+        return is_new
+
+
+def _like(mix: Mix, subject: Subject) -> Plan:
+    """Return a plan of one member, whose place and device are the mix's."""
+    member = Member(name=subject.name, artifact=subject.artifact)
+    return Plan(place=mix.place, device=mix.device, members=(member,))
+
+
+def side_of(subject: Subject, share: int) -> Side:
+    return Side(subject.name, subject.architecture or subject.of, share, subject.features)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[None]:
+    from tunerd.runs.folder import locked
+    from tunerd.system.files import disk_errors_said
+
+    with disk_errors_said(folder), locked(folder):
+        yield
+
+
+def _written(found: PlannedMix) -> None:
+    from tunerd.report.layout import write_page
+    from tunerd.report.mix import mix_json, mix_page
+    from tunerd.system.files import write_whole
+
+    write_whole(found.folder / ANSWER, json.dumps(mix_json(found), indent=1) + "\n")
+    write_page(found.report, mix_page(found))

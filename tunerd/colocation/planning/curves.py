@@ -1,0 +1,102 @@
+"""Measured points: what one launch takes at a share, with so many tenants in it.
+
+A point is of an entry of the mix, whose members have one architecture. Points are data: a profile
+gives those of one tenant, a file in JSON any:
+
+    [{"of": "resnet", "share": 25, "together": 8, "units": 32, "secs": [0.0021, 0.0020, 0.0022],
+      "tail_secs": 0.0023, "source": "results/x"}, ...]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from tunerd.errors import InputError
+from tunerd.vocabulary.verdict import Interval
+
+
+@dataclass(frozen=True)
+class Point:
+    """A launch at a share: of `together` tenants, on so many SMs or cores."""
+
+    of: str  # entry of the mix
+    share: int  # percent
+    together: int
+    units: int  # obtained; 0 where nobody said
+    secs: Interval  # of a launch, its median
+    tail_secs: float  # that 95 of 100 launches take at most
+    source: str  # where it was measured, for people
+
+    def __post_init__(self) -> None:
+        if not (0 < self.secs.low <= self.secs.value <= self.secs.high and self.tail_secs > 0):
+            raise ValueError(f"a point of {self.of} at {self.share}% holds no times")
+
+
+class Curves:
+    """Points by entry, share and tenants per launch. Of two of one kind the later is kept."""
+
+    def __init__(self, points: Iterable[Point] = ()) -> None:
+        self._points: dict[tuple[str, int, int], Point] = {}
+        for point in points:
+            self._points[point.of, point.share, point.together] = point
+
+    def __iter__(self) -> Any:
+        return iter(self._points.values())
+
+    def add(self, points: Iterable[Point]) -> None:
+        for point in points:
+            self._points[point.of, point.share, point.together] = point
+
+    def at(self, of: str, share: int, together: int = 1) -> Point | None:
+        return self._points.get((of, share, together))
+
+    def shares(self, of: str, together: int = 1) -> tuple[int, ...]:
+        """Return the shares at which an entry has a point, the smallest first."""
+        return tuple(sorted(s for o, s, t in self._points if (o, t) == (of, together)))
+
+    def together(self, of: str, share: int) -> tuple[int, ...]:
+        """Return of how many tenants launches were measured at a share, the fewest first."""
+        return tuple(sorted(t for o, s, t in self._points if (o, s) == (of, share)))
+
+    def json(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "of": p.of, "share": p.share, "together": p.together, "units": p.units,
+                "secs": [p.secs.value, p.secs.low, p.secs.high], "tail_secs": p.tail_secs,
+                "source": p.source,
+            }
+            for p in self._points.values()
+        ]  # fmt: skip
+
+
+_Entry = TypeAdapter(Mapping[str, Any])
+
+
+def read_points(path: Path) -> list[Point]:
+    """Read a file of points; InputError where it is none."""
+    try:
+        return [_point(entry) for entry in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} cannot be read: {reason}; give measured points in JSON") from None
+
+
+def _point(entry: Any) -> Point:
+    said = _Entry.validate_python(entry)
+    value, *ends = (float(secs) for secs in said["secs"])
+    low, high = ends or (value, value)
+    return Point(
+        of=str(said["of"]),
+        share=int(said["share"]),
+        together=int(said.get("together", 1)),
+        units=int(said.get("units", 0)),
+        secs=Interval(value, low, high),
+        tail_secs=float(said.get("tail_secs", value)),
+        source=str(said.get("source", "given")),
+    )

@@ -1,0 +1,61 @@
+"""What an artifact's manifest says of its work and its memory, before it is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tunerd.artifacts.manifest import LIBRARY, WEIGHTS, Manifest, nearest, read_variants, stored_at
+from tunerd.system.arrays import dtype_of
+
+
+@dataclass(frozen=True)
+class Features:
+    """Of one inference at a share. flops: 0 where the manifest does not say."""
+
+    weight_bytes: float
+    storage_bytes: float  # between kernels
+    io_bytes: float
+    footprint_bytes: float  # all of these: what a cache would have to hold
+    flops: float
+    intensity: float  # flops per byte of the footprint
+    kernels: float
+
+    def named(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def features_of(folder: Path, units: int = 0) -> Features:
+    """Return the features of an artifact, of several shares those of the one nearest to `units`.
+
+    Raises LoadError where it is no artifact.
+    """
+    variants = read_variants(folder)
+    variant = nearest(variants, units) if units else variants[-1]
+    weights = float(stored_at(folder, variant, WEIGHTS).stat().st_size)
+    storage = float(variant.get("storage_bytes", 0))
+    io = float(sum(map(_bytes_of, (*variant["inputs"], *variant["outputs"]))))
+    tasks = variant.get("tasks", ())
+    flops = math.fsum(float(t.get("flops", 0)) * t["weight"] for t in tasks)
+    footprint = weights + storage + io
+    return Features(
+        weight_bytes=weights,
+        storage_bytes=storage,
+        io_bytes=io,
+        footprint_bytes=footprint,
+        flops=flops,
+        intensity=flops / footprint,
+        kernels=float(sum(t["weight"] for t in tasks)),
+    )
+
+
+def architecture_of(folder: Path) -> str:
+    """Return what artifacts of one architecture, with the same kernels, have in common."""
+    libraries = sorted(variant["files"][LIBRARY] for variant in read_variants(folder))
+    return hashlib.sha256(" ".join(libraries).encode()).hexdigest()[:16]
+
+
+def _bytes_of(entry: Manifest) -> int:
+    return math.prod(map(int, entry["shape"])) * dtype_of(entry["dtype"]).itemsize

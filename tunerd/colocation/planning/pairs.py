@@ -1,0 +1,185 @@
+"""By how much a model is slower beside another one: measured, estimated, or assumed to be none.
+
+A pair is measured by `colocation.bench`: both at their shares, each with its next request sent when
+the last is answered, together and alone in turns; the slowdown is the median beside over that
+alone. Pairs are kept as lines of JSON with the features of both, so that they outlast the artifacts
+and teach the estimate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from tunerd.colocation.bench import bench
+from tunerd.colocation.plan import LoadChoice, Member, Plan, PolicyChoice
+from tunerd.errors import InputError
+from tunerd.system.jsonl import Journal
+from tunerd.vocabulary.verdict import Interval
+
+if TYPE_CHECKING:
+    from tunerd.colocation.planning.estimates import SlowdownModel
+
+How = Literal["measured", "estimated", "assumed", "alone"]
+PAIRS = "pairs.jsonl"
+ROUNDS, ROUND_SECS = 3, 1.0  # of a measured pair: together, and each alone
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model at a share. architecture: what models with the same kernels have in common."""
+
+    name: str
+    architecture: str
+    share: int  # percent
+    features: Mapping[str, float]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.architecture, self.share
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What `of` takes beside `beside`, which is always busy, over what it takes alone."""
+
+    of: Side
+    beside: Side
+    device: str
+    slowdown: Interval
+    source: str
+
+    @property
+    def models(self) -> tuple[str, str]:
+        """The two models, in any order: what estimates leave out together."""
+        first, second = sorted((self.of.architecture, self.beside.architecture))
+        return first, second
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """A factor on a member's time, 1 and above, and how it is known."""
+
+    interval: Interval
+    how: How
+    note: str = ""
+
+
+NONE = Slowdown(Interval(1.0, 1.0, 1.0), "alone")
+
+
+class Pairs:
+    """Measured pairs of one device, and what is said where a pair was not measured."""
+
+    def __init__(
+        self, pairs: Iterable[Pair], device: str, *, model: SlowdownModel | None = None
+    ) -> None:
+        self.device = device
+        self.model = model
+        self.measured = [pair for pair in pairs if pair.device == device]
+        self._by_key = {(p.of.key, p.beside.key): p for p in self.measured}
+        self._said: dict[tuple[tuple[str, int], tuple[str, int]], Slowdown] = {}
+
+    def add(self, pairs: Iterable[Pair]) -> None:
+        for pair in pairs:
+            self.measured.append(pair)
+            self._by_key[pair.of.key, pair.beside.key] = pair
+        self._said.clear()
+
+    def slowdown(self, of: Side, beside: Side) -> Slowdown:
+        """Return what is known of one model beside another, best first."""
+        key = of.key, beside.key
+        if key not in self._said:
+            self._said[key] = self._look_up(of, beside)
+        return self._said[key]
+
+    def _look_up(self, of: Side, beside: Side) -> Slowdown:
+        pair = self._by_key.get((of.key, beside.key))
+        if pair is not None:
+            return Slowdown(_at_least_one(pair.slowdown), "measured")
+        if self.model is None:
+            return Slowdown(
+                NONE.interval, "assumed", "no pair was measured, and none to learn from"
+            )
+        found = self.model.estimate(of, beside)
+        if isinstance(found, str):
+            return Slowdown(NONE.interval, "assumed", f"not estimated: {found}")
+        return Slowdown(_at_least_one(found), "estimated")
+
+
+def measure(
+    one: tuple[Side, Member],
+    two: tuple[Side, Member],
+    *,
+    like: Plan,
+    device: str,
+    say: Callable[[str], None],
+    rounds: int = ROUNDS,
+    round_secs: float = ROUND_SECS,
+) -> tuple[Pair, Pair]:
+    """Run two members beside each other; return what each loses. Raises as Engine.start does.
+
+    like: a plan whose place and device are taken.
+    """
+    sides = one[0], two[0]
+    members = tuple(
+        Member(name=name, artifact=member.artifact, share=side.share)
+        for name, (side, member) in zip(("one", "two"), (one, two), strict=True)
+    )
+    plan = like.model_copy(
+        update={
+            "members": members,
+            "order": (),
+            "policy": PolicyChoice(kind="space"),
+            "load": LoadChoice(
+                kind="closed", duration=round_secs, alone=("one", "two"), rounds=rounds
+            ),
+        }
+    )
+    names = f"{sides[0].name} at {sides[0].share}% beside {sides[1].name} at {sides[1].share}%"
+    found = bench(plan, (), lambda what: say(f"{names}: {what}"))
+    (result,) = found.results
+    pairs = []
+    for against, of, beside in zip(result.against_alone, sides, sides[::-1], strict=True):
+        if against.p50 is None:
+            raise InputError(
+                f"{of.name} answered too little in {round_secs:g} s beside {beside.name} to tell "
+                "its median; say `pairs: estimate` or `none` under `search`"
+            )
+        pairs.append(Pair(of, beside, device, against.p50, "measured by colocation bench"))
+    return pairs[0], pairs[1]
+
+
+def append(path: Path, pairs: Iterable[Pair]) -> None:
+    """Add pairs to a file; they are on the disk when this returns."""
+    journal = Journal(path)
+    for pair in pairs:
+        journal.append(json.dumps(asdict(pair)))
+
+
+_PAIR = TypeAdapter(Pair)
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Read a file of pairs, none where there is none yet; InputError where a line is no pair."""
+    found = []
+    for number, line in enumerate(Journal(path).read().splitlines(), 1):
+        try:
+            found.append(_PAIR.validate_json(line))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise InputError(
+                f"line {number} of {path} is no measured pair: {first['msg']}; take it out"
+            ) from None
+    return found
+
+
+def _at_least_one(interval: Interval) -> Interval:
+    """Take what is faster beside another for noise: nobody is promised to gain by neighbours."""
+    value, low, high = (max(1.0, x) for x in (interval.value, interval.low, interval.high))
+    return Interval(value, low, high)

@@ -1,0 +1,341 @@
+"""What `tunerd colocate plan` found: on the terminal, as JSON and as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from tunerd.colocation.planning.answer import Answer
+from tunerd.colocation.planning.estimates import LEVEL, Calibration
+from tunerd.colocation.planning.placement import Expected, Forecast
+from tunerd.colocation.planning.planned import PLAN, PlannedMix
+from tunerd.colocation.planning.proof import Proof, Proven
+from tunerd.report.calibration import calibration_plot
+from tunerd.report.colocation import bench_json
+from tunerd.report.components import caption, section
+from tunerd.report.grid import Grid
+from tunerd.report.layout import page
+from tunerd.report.markup import Markup, element
+from tunerd.system.text import (
+    UNKNOWN,
+    count_text,
+    percent_text,
+    ratio_texts,
+    secs_text,
+    significant,
+)
+from tunerd.vocabulary import to_json, unit_name
+
+_GAINS = ("member", "share", "lane", "rate", "busy", "lane busy", "p50", "tail", "SLO", "slowdown",
+          "memory")  # fmt: skip
+_PROOFS = ("member", "asked", "answered", "p50 expected", "p50", "tail expected", "tail", "off",
+           "within SLO", "promised")  # fmt: skip
+_WAITING = (
+    "Waiting times: M/G/1 by its exponential tail (Asmussen, Applied Probability and Queues, "
+    "XIII.5); launches of several tenants: a queue with bulk service (Bailey, 1954), run."
+)
+
+
+def mix_table(found: PlannedMix, *, is_dry: bool = False) -> RenderableType:
+    """Return one page of text: the answer, what each gets, what is known, what was rejected."""
+    parts: list[RenderableType] = [Text(answer_text(found.answer), style="bold")]
+    parts += [Text(f"  {reason}") for reason in found.answer.reasons]
+    if found.answer.chosen is not None:
+        parts += [Text(""), _gains(found.answer.chosen, found).terminal(), Text("")]
+    parts += map(Text, _sentences(found))
+    if others := _others(found.answer):
+        parts += [Text(""), others.terminal()]
+    if found.answer.to_measure:
+        parts += [Text(""), Text("Not measured yet:", style="bold")]
+        parts += [Text(f"  {what}") for what in found.answer.to_measure]
+    if found.proof is not None:
+        parts += [Text(""), Text(proof_text(found.proof), style="bold")]
+        parts += [_proof(found.proof).terminal()]
+    if found.plan is not None and not is_dry:
+        parts += [Text(""), Text(f"plan      {found.folder / PLAN}")]
+    return Group(*parts)
+
+
+def mix_json(found: PlannedMix) -> dict[str, Any]:
+    """Return what was found, for json.dumps."""
+    answer = found.answer
+    document: dict[str, Any] = {
+        "answer": answer.said,
+        "text": answer_text(answer),
+        "reasons": list(answer.reasons),
+        "chosen": _forecast_json(answer.chosen),
+        "alternatives": [
+            {"name": each.name, "why": each.why} | (_forecast_json(each.forecast) or {})
+            for each in answer.alternatives
+        ],
+        "times_the_rates": _number(answer.times),
+        "to_measure": list(answer.to_measure),
+        "plan": None if found.plan is None else found.plan.model_dump(mode="json"),
+        "curves": found.curves.json(),
+        "pairs": [to_json(pair) for pair in found.pairs.measured],
+        "no_estimate": found.no_estimate,
+    }
+    if answer.searched is not None:
+        searched = answer.searched
+        document["search"] = {
+            "is_exact": searched.is_exact,
+            "bound": _number(searched.bound),
+            "gap": _number(searched.gap),
+            "greedy_gap": _number(searched.greedy_gap),
+        }
+    if (model := found.pairs.model) is not None:
+        document["calibration"] = {
+            "median_error": model.calibration.median_error,
+            "coverage": model.calibration.coverage,
+            "level": LEVEL,
+            "pairs": len(model.calibration.checked),
+        }
+    if found.proof is not None:
+        document["proof"] = {
+            "is_kept": found.proof.is_kept,
+            "members": [_proven_json(each) for each in found.proof.members],
+            "bench": bench_json(found.proof.benched),
+        }
+    return document
+
+
+def mix_page(found: PlannedMix) -> str:
+    answer = found.answer
+    title = answer_text(answer)
+    model = found.pairs.model
+    return page(
+        "A mix of models on one device",
+        section(
+            "What each gets",
+            _gains(answer.chosen, found).page() if answer.chosen is not None else None,
+            element("ul", *(element("li", each) for each in (*answer.reasons, *_sentences(found)))),
+        ),
+        None
+        if found.proof is None
+        else section(
+            "Expected and measured",
+            _proof(found.proof).page(),
+            lead=proof_text(found.proof),
+        ),
+        section("What was rejected", others.page()) if (others := _others(answer)) else None,
+        None
+        if not answer.to_measure
+        else section("Not measured yet", element("ul", *(map(_item, answer.to_measure)))),
+        None
+        if model is None
+        else section(
+            "Slowdowns: estimated and measured",
+            calibration_plot(model.calibration),
+            caption(_calibration_text(model.calibration)),
+        ),
+        head=element("header", element("h1", title), class_="neutral"),
+    )
+
+
+def answer_text(answer: Answer) -> str:
+    """Return the answer in a sentence."""
+    match answer.said:
+        case "unknown":
+            return "Not enough was measured to plan"
+        case "one after another":
+            return "One after another is best: each request has the whole device"
+        case "unfit":
+            return "They do not fit" + (
+                f"; at {percent_text(answer.times)} of these rates they would"
+                if 0 < answer.times < 1
+                else ""
+            )
+    assert answer.chosen is not None
+    return f"A plan: {answer.chosen.placement.text()}"
+
+
+def proof_text(proof: Proof) -> str:
+    load = proof.benched.plan.load
+    kept = "every member had what it was promised" if proof.is_kept else "a promise was not kept"
+    missed = [each.expected.member for each in proof.members if each.is_kept is False]
+    names = f": {', '.join(missed)}" if missed else ""
+    return f"Proof, {load.duration:g} s of {load.kind} load at the mix's rates: {kept}{names}"
+
+
+def _gains(forecast: Forecast, found: PlannedMix) -> Grid:
+    lanes = {
+        name: nth for nth, lane in enumerate(forecast.placement.lanes) for name in lane.members
+    }
+    kind = "cuda" if found.mix.device == "cuda" else "llvm"
+    rows = [_gain(each, lanes, forecast, kind) for each in forecast.expected]
+    return Grid(_GAINS, rows, numbers=range(3, len(_GAINS)))
+
+
+def _gain(each: Expected, lanes: dict[str, int], of: Forecast, kind: str) -> tuple[str, ...]:
+    units = f" ({each.units} {unit_name(kind, each.units)})" if each.units else ""
+    if of.placement.kind == "space-time":
+        lane = f"any of {len(of.placement.lanes)}, {of.placement.together} in a launch"
+    else:
+        lane = str(lanes[each.member])
+    slowdown = UNKNOWN
+    if each.slowdown.how != "alone":
+        value, _ = ratio_texts(each.slowdown.interval)
+        slowdown = f"{value} {each.slowdown.how}"
+    return (
+        each.member, f"{each.share}%{units}", lane, f"{each.rate:g}/s", percent_text(each.busy),
+        percent_text(each.lane_busy), secs_text(each.p50_secs),
+        f"p{100 * each.part:g} {secs_text(each.tail_secs)}", secs_text(each.slo_secs), slowdown,
+        f"{significant(each.memory_bytes / (1 << 20))} MiB",
+    )  # fmt: skip
+
+
+def _sentences(found: PlannedMix) -> list[str]:
+    """Return what is measured, estimated and assumed, and how it was searched."""
+    answer = found.answer
+    said = []
+    points = Counter(point.of for point in found.curves)
+    if points:
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(points.items()))
+        said.append(f"Measured: {count_text(sum(points.values()), 'point')} of curves ({counts}).")
+    chosen = answer.chosen
+    if chosen is not None:
+        hows = Counter(each.slowdown.how for each in chosen.expected)
+        if len(chosen.placement.lanes) > 1:
+            by_how = "; ".join(
+                f"{how} for {count_text(count, 'member')}" for how, count in sorted(hows.items())
+            )
+            said.append(
+                f"Slowdown by neighbours: {by_how}. Several neighbours are taken to add up."
+            )
+            notes = {each.slowdown.note for each in chosen.expected if each.slowdown.note}
+            said += [f"Assumed to be none where so said: {note}." for note in sorted(notes)]
+        if found.no_estimate and "assumed" in hows:
+            said.append(f"No estimate: {found.no_estimate}.")
+        said.append(_WAITING)
+        said.append(_engine_text(chosen))
+        if answer.is_fit and answer.times >= 1:
+            said.append(
+                f"It would hold {significant(answer.times, 2)} times these rates, by the same sums."
+            )
+        needed = sum(each.memory_bytes for each in chosen.expected)
+        said.append(
+            f"Memory: {significant(needed / (1 << 20))} MiB: weights and storage by the manifests, "
+            "and what a process takes."
+        )
+    tenants = any(len(entry.artifacts) > 1 for entry in found.mix.members)
+    if tenants and all(point.together == 1 for point in found.curves):
+        said.append(
+            "Launches of several tenants were not considered: there is no point of one; "
+            "`curves` takes them."
+        )
+    if found.pairs.model is not None:
+        said.append(_calibration_text(found.pairs.model.calibration))
+    if (searched := answer.searched) is not None and searched.best is not None:
+        how = "all placements in lanes" if searched.is_exact else "a bound, not all placements"
+        said.append(
+            f"Search: the best in lanes is within {percent_text(searched.gap)} of the least by "
+            f"{how}; greedy alone was {percent_text(searched.greedy_gap)} above it."
+        )
+    return said
+
+
+def _engine_text(forecast: Forecast) -> str:
+    """Return what the engine itself takes of each member's times."""
+    known = {
+        each.point.of: f"{each.point.of} {secs_text(each.engine.p50_secs)}, in tails "
+        f"{secs_text(each.engine.tail_secs)}"
+        for each in forecast.expected
+        if each.engine is not None
+    }
+    if not known:
+        return "What the engine itself takes was not measured, and is taken for none."
+    return f"Of these times the engine's own, measured alone: {'; '.join(known.values())}."
+
+
+def _others(answer: Answer) -> Grid | None:
+    if not answer.alternatives:
+        return None
+    rows = [
+        (each.name, each.forecast.placement.text(), percent_text(each.forecast.score), each.why)
+        for each in answer.alternatives
+    ]
+    return Grid(("rejected", "placement", "of allowed", "why"), rows)
+
+
+def _proof(proof: Proof) -> Grid:
+    return Grid(_PROOFS, [_proven(each) for each in proof.members], numbers=range(1, 9))
+
+
+def _proven(each: Proven) -> tuple[str, ...]:
+    expected, off = each.expected, each.off("tail")
+    promised = {True: "kept", False: "not kept", None: "cannot tell"}[each.is_kept]
+    return (
+        expected.member, f"{each.asked:,}", f"{each.answered:,}", secs_text(expected.p50_secs),
+        secs_text(each.p50_secs), secs_text(expected.tail_secs), secs_text(each.tail_secs),
+        UNKNOWN if off is None else f"{off:+.0%}", percent_text(each.within), promised,
+    )  # fmt: skip
+
+
+def _calibration_text(calibration: Calibration) -> str:
+    return (
+        f"Estimated slowdowns, each pair of models left out once: median error "
+        f"{percent_text(calibration.median_error)}, {percent_text(calibration.coverage)} of "
+        f"{count_text(len(calibration.checked), 'pair')} within the {LEVEL:.0%} interval."
+    )
+
+
+def _item(text: str) -> Markup:
+    return element("li", text)
+
+
+def _forecast_json(forecast: Forecast | None) -> dict[str, Any] | None:
+    if forecast is None:
+        return None
+    return {
+        "kind": forecast.placement.kind,
+        "placement": forecast.placement.text(),
+        "together": forecast.placement.together,
+        "lanes": [to_json(lane) for lane in forecast.placement.lanes],
+        "score": _number(forecast.score),
+        "problems": list(forecast.problems),
+        "expected": [_expected_json(each) for each in forecast.expected],
+    }
+
+
+def _expected_json(each: Expected) -> dict[str, Any]:
+    return {
+        "member": each.member,
+        "share": each.share,
+        "units": each.units,
+        "together": each.point.together,
+        "launch_secs": _number(each.secs),
+        "p50_secs": _number(each.p50_secs),
+        "tail_secs": _number(each.tail_secs),
+        "part": each.part,
+        "slo_secs": each.slo_secs,
+        "rate": each.rate,
+        "busy": each.busy,
+        "lane_busy": each.lane_busy,
+        "slowdown": to_json(each.slowdown),
+        "memory_bytes": each.memory_bytes,
+        "engine": None
+        if each.engine is None
+        else {"p50_secs": each.engine.p50_secs, "tail_secs": each.engine.tail_secs},
+        "source": each.point.source,
+    }
+
+
+def _proven_json(each: Proven) -> dict[str, Any]:
+    return {
+        "member": each.expected.member,
+        "asked": each.asked,
+        "answered": each.answered,
+        "per_sec": each.per_sec,
+        "expected": {"p50_secs": each.expected.p50_secs, "tail_secs": each.expected.tail_secs},
+        "measured": {"p50_secs": each.p50_secs, "tail_secs": each.tail_secs},
+        "within": each.within,
+        "is_kept": each.is_kept,
+    }
+
+
+def _number(value: float) -> float | None:
+    """Return a number that JSON has; None for one that it has not."""
+    return value if abs(value) < float("inf") else None
