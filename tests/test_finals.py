@@ -187,7 +187,7 @@ def test_each_lane_of_a_model_for_tenants_is_compared_with_its_tenant_alone(
 ) -> None:
     tasks = tuple(task.for_tenants(2) for task in ending.kernels.tasks)
     ending.folder.store.register_tasks(tasks)
-    cast(FakeCluster, ending.quiet.cluster).tuner.warm_up(tasks)
+    cast(FakeCluster, ending.quiet.cluster).tuner.warm_up((*ending.kernels.tasks, *tasks))
     ending = replace(
         ending,
         kernels=replace(ending.kernels, tasks=tasks),
