@@ -38,10 +38,12 @@ def artifact_of(
     )
 
 
-def super_artifact(model: Model, folder: Path, counts: Sequence[int] = (1, 2, 4)) -> Path:
+def super_artifact(
+    model: Model, folder: Path, counts: Sequence[int] = (1, 2, 4), *, proof: CapProof = CORES
+) -> Path:
     """Compile a model for several numbers of tenants, into one artifact."""
     sources = [
-        artifact_of(model, folder.with_name(f"{folder.name}-{count}"), tenants=count)
+        artifact_of(model, folder.with_name(f"{folder.name}-{count}"), tenants=count, proof=proof)
         for count in counts
     ]
     pack_tenants(sources, folder)

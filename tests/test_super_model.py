@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import LoadedModel, LoadError, map_weights
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_all_variants, sealed
 from tunerd.artifacts.one_size import size_of
-from tunerd.artifacts.packing import pack_tenants
+from tunerd.artifacts.packing import pack_shares, pack_tenants
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.builder.build import build_problem
 from tunerd.errors import InputError
@@ -321,6 +322,22 @@ def test_one_number_of_tenants_may_be_named_alone(world: World) -> None:
         model.add("b", world.alone["b"])
         world.check(model, ("b",))
         world.check(model, ("b", "a"))
+
+
+def test_artifacts_of_several_shares_for_tenants_are_joined(world: World, tmp_path: Path) -> None:
+    model = tenant(CONVNET, 0, tmp_path)
+    cores = len(os.sched_getaffinity(0))
+    shares = [
+        super_artifact(model, tmp_path / str(count), (1, 2), proof=replace(CORES, sm_count=count))
+        for count in (cores, cores + 100)
+    ]
+    assert len(pack_shares(shares, tmp_path / "packed")) == 4
+    loaded = tunerd.load(tmp_path / "packed")
+    assert isinstance(loaded, SuperModel)
+    assert loaded.counts == (1, 2)
+    assert loaded.manifest["share"]["sm_counts"] == [cores]
+    loaded.add("c", world.alone["c"])
+    world.check(loaded, ("c", "a", "c"))
 
 
 def test_what_does_not_belong_together_is_not_packed(world: World, tmp_path: Path) -> None:

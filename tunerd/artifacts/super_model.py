@@ -88,7 +88,8 @@ class SuperModel(LoadedModel):
             self.own,
             self._most_pieces(tenant_bytes),
         )
-        self._copies: list[Any] = []  # of the own weights, for timing
+        self._copies: list[tuple[int, Any]] = []  # of the own weights, for timing
+        self._timed: tuple[Mapping[str, Any], dict[str, Any]] | None = None  # inputs, on the device
         weights = self._layout.views(self._pieces.first, flat=True)
         self._lanes = {
             int(variant["tenants"]): self._loaded(variant, weights, device) for variant in chosen
@@ -209,18 +210,17 @@ class SuperModel(LoadedModel):
         """
         count = self.counts[-1]
         model = self._lanes[count]
-        slots = np.zeros(count, np.int32)
-        while len(self._copies) < count - 1:
-            self._copies.append(self._pieces.copied(self.own))
-        slots[1:] = [slot for slot, _ in self._copies[: count - 1]]
-        given = {
-            spec.name: np.stack([self._on_host(inputs[spec.name])] * count) for spec in self.inputs
-        }
         with self._turn:
-            model.weights[SLOTS].copyfrom(slots)
-            return model.timed_calls(
-                {name: self._to_device(rows) for name, rows in given.items()}, calls
-            )
+            while len(self._copies) < count - 1:
+                self._copies.append(self._pieces.copied(self.own))
+            slots = [0, *(slot for slot, _ in self._copies)]
+            model.weights[SLOTS].copyfrom(np.array(slots, np.int32))
+            if self._timed is None or self._timed[0] is not inputs:
+                wide = {
+                    s.name: np.stack([self._on_host(inputs[s.name])] * count) for s in self.inputs
+                }
+                self._timed = inputs, {n: self._to_device(rows) for n, rows in wide.items()}
+            return model.timed_calls(self._timed[1], calls)
 
     @property
     def weights(self) -> dict[str, Any]:
