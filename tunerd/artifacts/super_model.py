@@ -11,13 +11,14 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tunerd.artifacts.captured import Recorder
+from tunerd.artifacts.captured import CapturedModel, Recorder
 from tunerd.artifacts.device import open_device, preload_cuda, sm_count
 from tunerd.artifacts.lanes import Request, StagedLanes, fill, rows, smallest
 from tunerd.artifacts.loading import LoadedModel
@@ -202,6 +203,20 @@ class SuperModel(LoadedModel):
             lanes: tuple(StagedLanes(recorder, self._pieces) for _ in range(count))
             for lanes, recorder in ((n, of.recorder(stream)) for n, of in self._lanes.items())
         }
+
+    def captured_lanes(self, tenants: Sequence[str], stream: Any = None) -> CapturedModel:
+        """Return a CUDA graph that serves these tenants, a row each of its inputs and outputs.
+
+        It has as many rows as the smallest number of lanes that takes them. Their weights stay on
+        the device while it lives. Takes and raises what `LoadedModel.captured` does, and KeyError.
+        """
+        lanes = self._lanes[smallest(self.counts, len(tenants))]
+        made = lanes.captured(stream)
+        slots = self._pieces.hold(tenants)
+        weakref.finalize(made, self._pieces.release, list(tenants))
+        rest = lanes.manifest["tenants"] - len(slots)
+        made.write({SLOTS: np.array(slots + slots[:1] * rest, np.int32)})
+        return made
 
     def timed_calls(self, inputs: Mapping[str, Any], calls: int) -> float:
         """Return the host's seconds for `calls` launches of the largest number of lanes.

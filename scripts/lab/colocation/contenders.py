@@ -21,16 +21,25 @@ _CLIENTS = {"saturated": 2, "closed": 1}  # of each tenant of an engine
 
 Make = Callable[[], Sequence[Slot]]
 Artifacts = dict[int, list[Path]]  # of all tenants, by the share of the tuning
+# By "8@25", eight models in a launch tuned at 25%: an artifact, and weights of other tenants.
+Together = dict[str, list[Path]]
 
 
 class InOneProcess:
     """PyTorch's graphs and the artifacts: one after another, on streams, in green contexts."""
 
     def __init__(
-        self, model: str, precision: str, tenants: int, artifacts: Artifacts, *, compile: bool
+        self,
+        model: str,
+        precision: str,
+        tenants: int,
+        artifacts: Artifacts,
+        together: Together,
+        *,
+        compile: bool,
     ) -> None:
         self._model, self._precision, self._tenants = model, precision, tenants
-        self._artifacts, self._compile = artifacts, compile
+        self._artifacts, self._together, self._compile = artifacts, together, compile
         self._slots: dict[str, Sequence[Slot]] = {}
         self._problems: dict[str, str] = {}
         self._kept: list[Any] = []
@@ -42,6 +51,8 @@ class InOneProcess:
         # TVM's models first: what PyTorch keeps of the memory does not matter to them then.
         for pct, folders in self._artifacts.items():
             self._add_artifacts(pct, folders)
+        for point, folders in self._together.items():
+            self._add_together(point, folders)
         torch_models.set_precision(self._precision)
         self._add_graphs("PyTorch", folded=False)
         if self._model != "encoder":
@@ -196,6 +207,43 @@ class InOneProcess:
             name = f"{label}, {count} green contexts"
             self._add(name, functools.partial(in_green_contexts, count))
 
+    def _add_together(self, point: str, folders: Sequence[Path]) -> None:
+        """Add launches that serve several models each: on one stream, on several, in slices."""
+        import tunerd
+        from tunerd.artifacts.super_model import SuperModel
+
+        by, pct = (int(number) for number in point.split("@"))
+        label = f"{by} together, tuned at {pct}%"
+        try:
+            model = tunerd.load(folders[0])
+            assert isinstance(model, SuperModel)
+            for number, folder in enumerate(folders[1:], start=1):
+                model.add(str(number), folder)
+        except Exception as error:
+            self._problems[label] = f"{type(error).__name__}: {error}"[:400]
+            return
+        self._kept.append(model)
+        names = model.tenants
+        launches = [names[i : i + by] for i in range(0, len(names), by)]
+
+        def on(streams: Sequence[Any]) -> Sequence[Slot]:
+            slots, own = [], None
+            for tenants, stream in zip(launches, streams, strict=True):
+                capture = model.captured_lanes(tenants, own if stream == "the first's" else stream)
+                own = own or capture.stream
+                slots.append(Slot(capture.launch, capture.stream, inferences=len(tenants)))
+            return slots
+
+        rest = len(launches) - 1
+        self._add(f"{label}, one after another", lambda: on([None, *["the first's"] * rest]))
+        if len(launches) > 1:
+            self._add(f"{label}, {len(launches)} streams", lambda: on([None] * len(launches)))
+        if (count := min(len(launches), 100 // pct)) > 1:
+            self._add(
+                f"{label}, {count} green contexts",
+                lambda: on(self._green_streams(count)[: len(launches)]),
+            )
+
 
 class OneOfMany(Windowed):
     """One tenant in a process of its own: PyTorch's graph and, where there is one, an artifact."""
@@ -278,3 +326,8 @@ class InEngines:
 def read_artifacts(text: str) -> Artifacts:
     """Return what `json.dumps` made of artifacts: keys are texts there, and paths."""
     return {int(pct): [Path(p) for p in paths] for pct, paths in json.loads(text).items()}
+
+
+def read_together(text: str) -> Together:
+    """Return what `json.dumps` made of launches of several models."""
+    return {point: [Path(p) for p in paths] for point, paths in json.loads(text).items()}

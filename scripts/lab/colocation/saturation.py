@@ -10,6 +10,8 @@ the others with the same winners. Then samples every way to run the eight, all i
   with batch norms folded, and compiled by Inductor, too; batches of 8 and 32 of one model;
   all eight as one by vmap and by grouped convolutions
 - the artifacts of each share in the same places
+- with --together 8@100,2@25 kernels that serve several of the models in a launch, tuned as such at
+  that share: on one stream, on one for each launch, and in green contexts
 - eight processes of one model each, PyTorch's or an artifact: without MPS, and under MPS without a
   limit, at 100/8 and at 200/8 percent
 - tunerd's engine under each policy, whose inputs and outputs are copied
@@ -121,23 +123,43 @@ class Bench:
             self.contenders = {n: c for n, c in self.contenders.items() if c.group is not group}
 
 
-def prepare(options: argparse.Namespace) -> tuple[contenders.Artifacts, dict[str, float]]:
-    """Return the tenants' artifacts by share, and how long each step took."""
-    took: dict[str, float] = {}
+def prepare(
+    options: argparse.Namespace, bench: Bench
+) -> tuple[contenders.Artifacts, contenders.Together]:
+    """Return the tenants' artifacts by share, and by launch and share; note how long each took."""
+    took: dict[str, float] = bench.document["took_secs"]
     artifacts: contenders.Artifacts = {}
+    together: contenders.Together = {}
     for pct in options.shares:
         _say(f"tuning at {pct}%")
         kind = Kind(options.model, pct, options.precision)
         artifacts[pct], steps = tenants.made(kind, TENANTS, options.runs, budget=options.budget)
         took |= {f"{step} at {pct}%": secs for step, secs in steps.items()}
-    return artifacts, took
+    for point in options.together:
+        by, pct = (int(number) for number in point.split("@"))
+        _say(f"tuning {by} together at {pct}%")
+        kind = Kind(options.model, pct, options.precision, by=by)
+        try:
+            together[point], steps = tenants.made(
+                kind, TENANTS, options.runs, budget=options.budget
+            )
+        except (RuntimeError, TunerdError) as error:
+            bench.problem(f"{by} together, tuned at {pct}%", error)
+            continue
+        took |= {f"{step}, {point}%": secs for step, secs in steps.items()}
+    return artifacts, together
 
 
 class Crew:
     """All workers, started at once: to import what they need takes seconds."""
 
-    def __init__(self, options: argparse.Namespace, artifacts: contenders.Artifacts) -> None:
-        self._options, self._artifacts = options, artifacts
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        artifacts: contenders.Artifacts,
+        together: contenders.Together,
+    ) -> None:
+        self._options, self._artifacts, self._together = options, artifacts, together
         self.groups: list[tuple[Group, Callable[[str], str], float]] = []
 
     def start_one(self, kind: str, name: str, sample_secs: float) -> None:
@@ -160,9 +182,12 @@ class Crew:
         self, kind: str, name: str, count: int, environment: dict[str, str], *more: object
     ) -> Group:
         options = self._options
-        texts = {pct: [str(p) for p in folders] for pct, folders in self._artifacts.items()}
+        texts, launches = (
+            json.dumps({key: [str(p) for p in folders] for key, folders in each.items()})
+            for each in (self._artifacts, self._together)
+        )
         given = ["--worker", kind, "--model", options.model, "--precision", options.precision]
-        given += ["--artifacts", json.dumps(texts), "--out", str(options.out)]
+        given += ["--artifacts", texts, "--launches", launches, "--out", str(options.out)]
         given += ["--policies", ",".join(options.policies)]
         given += [] if options.compile else ["--no-compile"]
         log = options.out / "logs" / re.sub(r"\W+", "-", name)
@@ -181,10 +206,13 @@ class Crew:
 
 @contextlib.contextmanager
 def started(
-    options: argparse.Namespace, artifacts: contenders.Artifacts, bench: Bench
+    options: argparse.Namespace,
+    artifacts: contenders.Artifacts,
+    together: contenders.Together,
+    bench: Bench,
 ) -> Iterator[Crew]:
     """Start all workers; end them, and then the MPS daemon."""
-    crew = Crew(options, artifacts)
+    crew = Crew(options, artifacts, together)
     with contextlib.ExitStack() as stack:
         daemon: Callable[[int | None], dict[str, str]] | None = None
         try:
@@ -204,8 +232,13 @@ def started(
         yield crew
 
 
-def measure(options: argparse.Namespace, bench: Bench, artifacts: contenders.Artifacts) -> None:
-    with started(options, artifacts, bench) as crew:
+def measure(
+    options: argparse.Namespace,
+    bench: Bench,
+    artifacts: contenders.Artifacts,
+    together: contenders.Together,
+) -> None:
+    with started(options, artifacts, together, bench) as crew:
         for group, name, secs in crew.groups:
             _say(f"preparing {name('')}")
             bench.add(group, name, secs)
@@ -226,7 +259,12 @@ def work(options: argparse.Namespace) -> None:
     body: contenders.InOneProcess | contenders.OneOfMany | contenders.InEngines
     if options.worker == "inside":
         body = contenders.InOneProcess(
-            options.model, options.precision, TENANTS, artifacts, compile=options.compile
+            options.model,
+            options.precision,
+            TENANTS,
+            artifacts,
+            contenders.read_together(options.launches),
+            compile=options.compile,
         )
     elif options.worker == "engine":
         body = contenders.InEngines(artifacts, [POLICIES[name] for name in options.policies])
@@ -268,6 +306,7 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="resnet50", help="of torchvision, or encoder")
     parser.add_argument("--precision", default="fp16", help="fp16, bf16, fp32 or tf32")
     parser.add_argument("--shares", default="100,12", help="to tune at, in percent; '' for none")
+    parser.add_argument("--together", default="", help="models in a launch and share: 8@100,2@25")
     usual = ",".join(name for name in POLICIES if name != "mps")
     parser.add_argument("--policies", default=usual, help="of the engine; mps is another")
     parser.add_argument("--budget", default="45s", help="of each search")
@@ -280,10 +319,12 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--artifacts", default="{}", help=argparse.SUPPRESS)
+    parser.add_argument("--launches", default="{}", help=argparse.SUPPRESS)
     parser.add_argument("--pct", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.shares = [int(pct) for pct in options.shares.split(",") if pct]
+    options.together = [point for point in options.together.split(",") if point]
     options.policies = [name for name in options.policies.split(",") if name]
     if unknown := set(options.policies) - set(POLICIES):
         parser.error(f"there is no policy {min(unknown)}; there are {', '.join(POLICIES)}")
@@ -301,7 +342,6 @@ def main() -> None:
 
     options.began_at = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    artifacts, took = prepare(options)
     bench = Bench(
         document={
             "command": host.shown(sys.argv),
@@ -309,14 +349,15 @@ def main() -> None:
             "model": options.model,
             "precision": options.precision,
             "tenants": TENANTS,
-            "took_secs": took,
+            "took_secs": {},
             "sms": {},
             "used_bytes": {},
             "problems": {},
             "turns": [],
         }
     )
-    measure(options, bench, artifacts)
+    artifacts, together = prepare(options, bench)
+    measure(options, bench, artifacts, together)
     print(table(bench.document), end="")
 
 

@@ -9,6 +9,8 @@ leaves
 
     resnet50-0.onnx, resnet50-1.onnx, ...    with a larger batch resnet50-b64-0.onnx
     resnet50-fp16-25/                        the run, and in it tenant-0, tenant-1, ...: artifacts
+    resnet50-fp16-25-by-8/                   with --by 8 the run of kernels for eight at once,
+                                             and in it the weights of each as a tenant
 """
 
 from __future__ import annotations
@@ -73,27 +75,35 @@ class Kind:
     pct: int
     precision: str = "fp16"
     batch: int = 1
+    by: int = 1  # models that one launch serves
 
     @property
     def stem(self) -> str:
         return self.model if self.batch == 1 else f"{self.model}-b{self.batch}"
 
     def run(self, folder: Path) -> Path:
-        return folder / f"{self.stem}-{self.precision}-{self.pct}"
+        name = f"{self.stem}-{self.precision}-{self.pct}"
+        return folder / (name if self.by == 1 else f"{name}-by-{self.by}")
 
 
 def made(
     kind: Kind, count: int, folder: Path, *, budget: str
 ) -> tuple[list[Path], dict[str, float]]:
-    """Return the artifacts of so many tenants, and the seconds that each step took."""
+    """Return the artifacts of so many tenants, and the seconds that each step took.
+
+    Where a launch serves several, the first is that artifact, and the others are weights for it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     moments = [time.monotonic()]
     files = exported(kind.model, count, folder, batch=kind.batch)
     moments.append(time.monotonic())
     run = kind.run(folder)
-    tuned(files[0], run, pct=kind.pct, precision=kind.precision, budget=budget)
+    tuned(files[0], run, pct=kind.pct, precision=kind.precision, budget=budget, by=kind.by)
     moments.append(time.monotonic())
-    folders = compiled(files, run, pct=kind.pct, precision=kind.precision)
+    if kind.by > 1:
+        folders = [run / "artifact", *joined(files[1:], run)]
+    else:
+        folders = compiled(files, run, pct=kind.pct, precision=kind.precision)
     moments.append(time.monotonic())
     took = [after - before for before, after in itertools.pairwise(moments)]
     return folders, dict(zip(("export", "tune", "compile"), took, strict=True))
@@ -112,7 +122,7 @@ def exported(name: str, count: int, folder: Path, *, batch: int = 1) -> list[Pat
     return files
 
 
-def tuned(onnx: Path, run: Path, *, pct: int, precision: str, budget: str) -> None:
+def tuned(onnx: Path, run: Path, *, pct: int, precision: str, budget: str, by: int = 1) -> None:
     """Tune a model for a share into a run folder.
 
     Raises RuntimeError with what tunerd said where there is no artifact then.
@@ -121,6 +131,7 @@ def tuned(onnx: Path, run: Path, *, pct: int, precision: str, budget: str) -> No
         return
     command = ["tune", str(onnx), "--gpu-pct", str(pct), "--precision", precision]
     command += ["--budget", budget, "--out", str(run)]
+    command += ["--tenants", str(by)] if by > 1 else []
     done = subprocess.run(
         [sys.executable, "-m", "tunerd", *command], capture_output=True, text=True, check=False
     )
@@ -138,6 +149,24 @@ def compiled(files: Sequence[Path], run: Path, *, pct: int, precision: str) -> l
     ]
     _all_at_once(jobs)
     return folders
+
+
+def joined(files: Sequence[Path], run: Path) -> list[Path]:
+    """Return the weights of models as tenants of the artifact that a run left."""
+    folders = [run / f"weights-{file.stem}" for file in files]
+    jobs = [
+        functools.partial(_join, file, run, folder)
+        for file, folder in zip(files, folders, strict=True)
+        if not (folder / "manifest.json").exists()
+    ]
+    _all_at_once(jobs)
+    return folders
+
+
+def _join(onnx: Path, run: Path, folder: Path) -> None:
+    from tunerd.studies.tenant import make_tenant
+
+    make_tenant(onnx, run, folder, verify=False)  # all of them on one GPU at once: afterwards
 
 
 def _compile(onnx: Path, run: Path, folder: Path, pct: int, precision: str) -> None:
@@ -186,10 +215,11 @@ def main() -> None:
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--count", type=int, default=1, help="of tenants")
+    parser.add_argument("--by", type=int, default=1, help="models that one launch serves")
     parser.add_argument("--budget", default="45s", help="of the search")
     parser.add_argument("--out", type=Path, default=RUNS)
     options = parser.parse_args()
-    kind = Kind(options.model, options.share, options.precision, options.batch)
+    kind = Kind(options.model, options.share, options.precision, options.batch, options.by)
     folders, took = made(kind, options.count, options.out.resolve(), budget=options.budget)
     print(f"{folders[0].parent}: {', '.join(f'{k} {secs:.0f} s' for k, secs in took.items())}")
 
