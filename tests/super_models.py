@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 from artifact_fixtures import CORES, LLVM, tiny_convnet
@@ -13,7 +14,7 @@ from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.packing import pack_tenants
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
-from tunerd.vocabulary import CapProof, Model
+from tunerd.vocabulary import Candidate, CapProof, Model, TargetSpec, Task
 
 CONVNET, ENCODER = "convnet", "encoder"
 
@@ -28,22 +29,32 @@ def tenant(kind: str, seed: int, folder: Path) -> Model:
 
 
 def artifact_of(
-    model: Model, folder: Path, *, tenants: int | None = None, proof: CapProof = CORES
+    model: Model,
+    folder: Path,
+    *,
+    tenants: int | None = None,
+    proof: CapProof = CORES,
+    target: TargetSpec = LLVM,
+    winner_of: Callable[[Task], Candidate | None] = lambda task: None,
 ) -> Path:
-    """Compile a model with its default schedules."""
-    lowered = lower(model, LLVM)
-    tasks = extract_tasks(lowered, LLVM)
+    """Compile a model, with its default schedules where a task has no winner."""
+    lowered = lower(model, target)
+    tasks = extract_tasks(lowered, target, precision=model.precision)
+    if tenants and tenants > 1:
+        tasks = tuple(task.for_tenants(tenants) for task in tasks)
+    winners = {task.task_id: found for task in tasks if (found := winner_of(task))}
     return compile_artifact(
-        lowered, tasks, {}, LLVM, folder, model=model, pct=50, proofs=(proof,), tenants=tenants
-    )
+        lowered, tasks, winners, target, folder,
+        model=model, pct=50, proofs=(proof,), tenants=tenants,
+    )  # fmt: skip
 
 
 def super_artifact(
-    model: Model, folder: Path, counts: Sequence[int] = (1, 2, 4), *, proof: CapProof = CORES
+    model: Model, folder: Path, counts: Sequence[int] = (1, 2, 4), **compiled: Any
 ) -> Path:
     """Compile a model for several numbers of tenants, into one artifact."""
     sources = [
-        artifact_of(model, folder.with_name(f"{folder.name}-{count}"), tenants=count, proof=proof)
+        artifact_of(model, folder.with_name(f"{folder.name}-{count}"), tenants=count, **compiled)
         for count in counts
     ]
     pack_tenants(sources, folder)
