@@ -22,6 +22,7 @@ from tunerd import api
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.colocation import Plan
+from tunerd.colocation.planning import launched
 from tunerd.colocation.planning.features import features_of
 from tunerd.colocation.planning.mix import Mix
 from tunerd.colocation.planning.pairs import Pair, Side, append
@@ -176,6 +177,21 @@ def test_pairs_that_nobody_measured_are_estimated_from_those_of_others(folder: P
     assert "Slowdowns: estimated and measured" in drawn
     assert drawn.count('class="found"') == len(others)
     assert mix_json(found)["calibration"]["pairs"] == len(others)
+
+
+def test_a_launch_is_timed_under_load_and_kept(folder: Path) -> None:
+    artifacts = [folder / f"artifact-{seed}" for seed in (0, 1)]
+    assert launched.lanes_of(artifacts) is None
+    like = Plan.model_validate({"members": [{"name": "a", "artifact": artifacts[0]}]})
+    found = launched.measure(
+        "m", artifacts, 100, like=like, rounds=1, round_secs=1.0, say=lambda _: None
+    )
+    assert (found.of, found.share, found.together) == ("m", 100, 2)
+    assert 0 < found.secs.value <= found.tail_secs
+    path = folder / launched.LAUNCHES
+    launched.append(path, "abc", found)
+    assert launched.read_launches(path, "abc") == [found]
+    assert launched.read_launches(path, "another") == []
 
 
 def test_measuring_goes_on_after_a_kill(folder: Path) -> None:

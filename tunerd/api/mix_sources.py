@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunerd.api.run import open_run
-from tunerd.colocation.planning.curves import Point
+from tunerd.colocation.planning.curves import Point, with_ends
 from tunerd.colocation.planning.mix import Mix
 from tunerd.errors import FolderError, HostError, InputError
-from tunerd.vocabulary.verdict import Interval
 
 if TYPE_CHECKING:
     from tunerd.studies.profile.profile import Profile
 
 _HEADROOM = 0.9  # of the memory, as the engine plans it
-_OPEN_SECS = 1e-9  # in place of an interval's end that is not known
 
 
 def shares_of(mix: Mix) -> tuple[tuple[int, ...], tuple[tuple[int, str], ...]]:
@@ -58,12 +55,15 @@ def memory_of(mix: Mix) -> int | None:
 
 
 def whole_artifact(path: Path) -> Path:
-    """Return the artifact of a run, or the folder itself; LoadError where it is none."""
-    from tunerd.artifacts.manifest import read_variants
+    """Return the artifact of a run, or the folder itself, which may be of a tenant's weights alone.
+
+    Raises LoadError where it is neither.
+    """
+    from tunerd.artifacts.manifest import read_tenant
     from tunerd.records.paths import Paths
 
     folder = Paths(path).artifact if Paths(path).store.is_file() else path
-    read_variants(folder)
+    read_tenant(folder)
     return folder.absolute()
 
 
@@ -88,20 +88,13 @@ def points_of(found: Profile, of: str, source: str) -> list[Point]:
             share=pct,
             together=1,
             units=point.sm_count,
-            secs=_known(point.latency),
+            secs=with_ends(point.latency),
             tail_secs=max(point.tail.value, point.latency.value),
             source=source,
         )
         for point in curve.points
         for pct in point.pcts
     ]
-
-
-def _known(interval: Interval) -> Interval:
-    """Return an interval whose ends are numbers: of one round they are not."""
-    value = interval.value
-    low = interval.low if interval.low > _OPEN_SECS else value
-    return Interval(value, low, interval.high if math.isfinite(interval.high) else value)
 
 
 def points_in(root: Path, of: str) -> list[Point]:
@@ -117,7 +110,7 @@ def points_in(root: Path, of: str) -> list[Point]:
     aliases = [(pct, proof.sm_count) for pct, proof in folder.proofs.items()]
     return [
         Point(
-            of, pct, 1, point.sm_count, _known(point.latency),
+            of, pct, 1, point.sm_count, with_ends(point.latency),
             max(point.tail.value, point.latency.value), str(root),
         )
         for curve in curves(visits, aliases)

@@ -22,9 +22,10 @@ from tunerd.api.mix_sources import (
     whole_artifact,
 )
 from tunerd.api.run import Artifact, OnStep, StrPath, nothing
+from tunerd.artifacts.manifest import MANIFEST, sha256_of
 from tunerd.colocation.places.base import PROCESS_BYTES
 from tunerd.colocation.plan import Member, Plan
-from tunerd.colocation.planning import engine_cost, features, pairs
+from tunerd.colocation.planning import engine_cost, features, launched, pairs
 from tunerd.colocation.planning.answer import Answer, answer, plan_of, unknown
 from tunerd.colocation.planning.curves import Curves, Point, read_points
 from tunerd.colocation.planning.engine_cost import EngineCost
@@ -222,6 +223,9 @@ class _Work:
         from tunerd.studies.profile.subject import subject_of_artifact
 
         lacking = set(self._shares) - set(self.curves.shares(entry.name))
+        lanes = launched.lanes_of(artifacts)
+        if lanes is not None:
+            return self._launched(entry, artifacts, *lanes)
         if not artifacts or not lacking:
             return []
         subject = subject_of_artifact(artifacts[0])
@@ -246,6 +250,37 @@ class _Work:
         )
         found = points_of(result.profile, entry.name, str(root))
         return [point for point in found if point.share in lacking]
+
+    def _launched(
+        self, entry: Entry, artifacts: Sequence[Path], kernels: Path, counts: Sequence[int]
+    ) -> list[Point]:
+        """Return what launches of so many tenants take at each share, measured before or now."""
+        path = self._folder / launched.LAUNCHES
+        digest = sha256_of(kernels / MANIFEST)
+        found = launched.read_launches(path, digest)
+        known = {(p.share, p.together) for p in (*found, *self.curves) if p.of == entry.name}
+        wanted = {1, *self._mix.search.together} & set(counts)
+        others = [artifact for artifact in artifacts if artifact != kernels]
+        for share in self._shares:
+            for count in sorted(wanted):
+                if (share, count) in known or count > len(artifacts):
+                    continue
+                what = f"{entry.name} at {share}%, {count} in a launch"
+                if self._is_dry:
+                    self._to_measure.append(f"measure {what}")
+                    continue
+                point = launched.measure(
+                    entry.name,
+                    [kernels, *others][:count],
+                    share,
+                    like=_like(self._mix, kernels),
+                    rounds=self._mix.search.rounds,
+                    round_secs=max(1.0, self._mix.search.visit),
+                    say=functools.partial(self._said, f"measuring {what}"),
+                )
+                launched.append(path, digest, point)
+                found.append(point)
+        return found
 
     def _given_points(self, path: Path, artifacts: dict[str, tuple[Path, ...]]) -> list[Point]:
         """Return the points of a file, or of a profile's folder, which is of one artifact."""
@@ -275,7 +310,8 @@ class _Work:
         found: dict[str, EngineCost] = {}
         for subject in subjects:
             point = self.curves.at(subject.of, WHOLE)
-            if subject.of in found or point is None or not subject.architecture:
+            is_served = point is not None and point.source == launched.SOURCE
+            if subject.of in found or point is None or is_served or not subject.architecture:
                 continue
             rate = engine_cost.rate_of(subject.rate, point)
             key = subject.architecture, device, rate
@@ -289,7 +325,7 @@ class _Work:
                     architecture=subject.architecture,
                     device=device,
                     rate=rate,
-                    like=_like(self._mix, subject),
+                    like=_like(self._mix, subject.artifact),
                     say=functools.partial(self._said, f"the engine with {subject.of}"),
                 )
                 engine_cost.append(path, known[key])
@@ -302,6 +338,7 @@ class _Work:
         from tunerd.colocation.artifacts import needed_memory
 
         found = []
+        lanes = launched.lanes_of(artifacts)
         for nth, name in enumerate(names_of(entry)):
             subject = Subject(
                 name=name,
@@ -312,12 +349,13 @@ class _Work:
             )
             if artifacts:
                 path = artifacts[min(nth, len(artifacts) - 1)]
-                needed = needed_memory(path)
+                kernels = lanes[0] if lanes is not None else path
+                needed = needed_memory(kernels)
                 subject = dataclasses.replace(
                     subject,
                     artifact=path,
-                    architecture=features.architecture_of(path),
-                    features=features.features_of(path).named(),
+                    architecture=features.architecture_of(kernels),
+                    features=features.features_of(kernels).named(),
                     shared_bytes=needed.shared_bytes,
                     each_bytes=needed.each_bytes + PROCESS_BYTES[self._mix.place],
                 )
@@ -367,9 +405,9 @@ class _Work:
         return is_new
 
 
-def _like(mix: Mix, subject: Subject) -> Plan:
+def _like(mix: Mix, artifact: Path) -> Plan:
     """Return a plan of one member, whose place and device are the mix's."""
-    member = Member(name=subject.name, artifact=subject.artifact)
+    member = Member(name="one", artifact=artifact)
     return Plan(place=mix.place, device=mix.device, members=(member,))
 
 

@@ -2,16 +2,20 @@
 
 Parts, in the order in which a mix meets them:
 
-    mix.py        the file: models, their rates and objectives, what may be chosen
-    curves.py     measured points: what a launch takes at a share, with so many tenants in it
-    features.py   what an artifact's manifest says of its work and its memory
-    pairs.py      slowdowns of one model beside another: measured, estimated, or assumed to be none
-    estimates.py  the estimate: boosted trees over measured pairs, intervals, and a refusal
-    queueing.py   waiting times of a lane: M/G/1, and launches of several requests
-    placement.py  one placement -> what each member may expect, and what it breaks
-    search.py     placements: greedy, then exact where the mix is small, and the gap between the two
-    answer.py     the best placement, "one after another", or "they do not fit, because"
-    proof.py      the plan's load, run: what was expected against what came
+    mix.py          the file: models, their rates and objectives, what may be chosen
+    curves.py       measured points: what a launch takes at a share, with so many tenants in it
+    launched.py     points of launches of several tenants, measured by the engine
+    engine_cost.py  what the engine itself takes
+    features.py     what an artifact's manifest says of its work and its memory
+    pairs.py        what one costs another: measured, estimated, or assumed to be none
+    estimates.py    the estimate: boosted trees over measured pairs, intervals, and a refusal
+    queueing.py     waiting times of a lane: M/G/1, and launches of several requests
+    placement.py    one placement -> what each member may expect, and what it breaks
+    search.py       placements: greedy, then exact where the mix is small, and the gap
+    answer.py       the best placement, "one after another", or "they do not fit, because"
+    proof.py        the plan's load, run: what was expected against what came
+    planned.py      all of that as one value
 
-Nothing here starts a device but `pairs.measure` and `proof`, which run `colocation.bench`.
+Nothing here starts a device but what runs `colocation.bench`: the functions called `measure`, and
+`prove`.
 """

@@ -10,6 +10,7 @@ gives those of one tenant, a file in JSON any:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,30 +66,43 @@ class Curves:
         return tuple(sorted(t for o, s, t in self._points if (o, s) == (of, share)))
 
     def json(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "of": p.of, "share": p.share, "together": p.together, "units": p.units,
-                "secs": [p.secs.value, p.secs.low, p.secs.high], "tail_secs": p.tail_secs,
-                "source": p.source,
-            }
-            for p in self._points.values()
-        ]  # fmt: skip
+        return [point_json(point) for point in self._points.values()]
 
 
-_Entry = TypeAdapter(Mapping[str, Any])
+def with_ends(interval: Interval) -> Interval:
+    """Return an interval whose ends are numbers above 0: of one round they are not."""
+    value, low, high = interval.value, interval.low, interval.high
+    return Interval(value, low if low > 0 else value, high if math.isfinite(high) else value)
+
+
+def point_json(p: Point) -> dict[str, Any]:
+    """Return a point as `point_of` reads it, for json.dumps."""
+    return {
+        "of": p.of,
+        "share": p.share,
+        "together": p.together,
+        "units": p.units,
+        "secs": [p.secs.value, p.secs.low, p.secs.high],
+        "tail_secs": p.tail_secs,
+        "source": p.source,
+    }
+
+
+_ENTRY = TypeAdapter(Mapping[str, Any])
 
 
 def read_points(path: Path) -> list[Point]:
     """Read a file of points; InputError where it is none."""
     try:
-        return [_point(entry) for entry in json.loads(path.read_bytes())]
+        return [point_of(entry) for entry in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path} cannot be read: {reason}; give measured points in JSON") from None
 
 
-def _point(entry: Any) -> Point:
-    said = _Entry.validate_python(entry)
+def point_of(entry: Any) -> Point:
+    """Return the point that a document says; ValueError, KeyError or TypeError where it is none."""
+    said = _ENTRY.validate_python(entry)
     value, *ends = (float(secs) for secs in said["secs"])
     low, high = ends or (value, value)
     return Point(

@@ -7,7 +7,15 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tunerd.artifacts.manifest import LIBRARY, WEIGHTS, Manifest, nearest, read_variants, stored_at
+from tunerd.artifacts.manifest import (
+    LIBRARY,
+    WEIGHTS,
+    Manifest,
+    nearest,
+    read_all_variants,
+    read_variants,
+    stored_at,
+)
 from tunerd.system.arrays import dtype_of
 
 
@@ -32,7 +40,7 @@ def features_of(folder: Path, units: int = 0) -> Features:
 
     Raises LoadError where it is no artifact.
     """
-    variants = read_variants(folder)
+    variants = _of_one_request(folder)
     variant = nearest(variants, units) if units else variants[-1]
     weights = float(stored_at(folder, variant, WEIGHTS).stat().st_size)
     storage = float(variant.get("storage_bytes", 0))
@@ -53,8 +61,18 @@ def features_of(folder: Path, units: int = 0) -> Features:
 
 def architecture_of(folder: Path) -> str:
     """Return what artifacts of one architecture, with the same kernels, have in common."""
-    libraries = sorted(variant["files"][LIBRARY] for variant in read_variants(folder))
+    variants = read_all_variants(folder)
+    libraries = sorted(variant["files"][LIBRARY] for variant in variants)
     return hashlib.sha256(" ".join(libraries).encode()).hexdigest()[:16]
+
+
+def _of_one_request(folder: Path) -> tuple[Manifest, ...]:
+    """Return the variants of an artifact, of one for several tenants those for the fewest."""
+    variants = read_all_variants(folder)
+    if "tenants" not in variants[0]:
+        return read_variants(folder)
+    fewest = min(int(variant["tenants"]) for variant in variants)
+    return tuple(variant for variant in variants if variant["tenants"] == fewest)
 
 
 def _bytes_of(entry: Manifest) -> int:
