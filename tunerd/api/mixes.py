@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from tunerd.colocation.planning.engine_cost import EngineCost
 from tunerd.colocation.planning.estimates import model_of
 from tunerd.colocation.planning.mix import Entry, Mix, names_of
 from tunerd.colocation.planning.pairs import PAIRS, Pairs, Side
-from tunerd.colocation.planning.placement import WHOLE, Subject, World
+from tunerd.colocation.planning.placement import WHOLE, Placement, Subject, World
 from tunerd.colocation.planning.planned import ANSWER, PLAN, PlannedMix
 from tunerd.colocation.planning.proof import prove
 from tunerd.errors import InputError, Interrupted
@@ -310,8 +311,7 @@ class _Work:
         found: dict[str, EngineCost] = {}
         for subject in subjects:
             point = self.curves.at(subject.of, WHOLE)
-            is_served = point is not None and point.source == launched.SOURCE
-            if subject.of in found or point is None or is_served or not subject.architecture:
+            if subject.of in found or point is None or not subject.architecture:
                 continue
             rate = engine_cost.rate_of(subject.rate, point)
             key = subject.architecture, device, rate
@@ -320,12 +320,12 @@ class _Work:
                 continue
             if key not in known:
                 known[key] = engine_cost.measure(
-                    subject.artifact,
+                    subject.kernels,
                     point,
                     architecture=subject.architecture,
                     device=device,
                     rate=rate,
-                    like=_like(self._mix, subject.artifact),
+                    like=_like(self._mix, subject.kernels),
                     say=functools.partial(self._said, f"the engine with {subject.of}"),
                 )
                 engine_cost.append(path, known[key])
@@ -354,6 +354,7 @@ class _Work:
                 subject = dataclasses.replace(
                     subject,
                     artifact=path,
+                    kernels=kernels,
                     architecture=features.architecture_of(kernels),
                     features=features.features_of(kernels).named(),
                     shared_bytes=needed.shared_bytes,
@@ -374,45 +375,49 @@ class _Work:
     ) -> bool:
         """Measure the pairs of a plan's lanes that nobody has; say whether there were any."""
         assert found.chosen is not None
-        if found.chosen.placement.kind != "space":
-            return False
-        sides = {
-            name: (side_of(subject, lane.share), subject)
-            for lane in found.chosen.placement.lanes
-            for subject in subjects
-            if (name := subject.name) in lane.members
-        }
-        lane_of = {name: lane for lane in found.chosen.placement.lanes for name in lane.members}
         is_new = False
-        names = list(sides)
-        for nth, one in enumerate(names):
-            for two in names[nth + 1 :]:
-                (a, of), (b, beside) = sides[one], sides[two]
-                if lane_of[one] is lane_of[two]:
-                    continue
-                if table.slowdown(a, b).how == table.slowdown(b, a).how == "measured":
-                    continue
-                measured = pairs.measure(
-                    (a, Member(name=one, artifact=of.artifact)),
-                    (b, Member(name=two, artifact=beside.artifact)),
-                    like=plan,
-                    device=table.device,
-                    say=self._say,
-                )
-                pairs.append(self._folder / PAIRS, measured)
-                table.add(measured)
-                is_new = True
+        for (a, of), (b, beside) in _neighbours(found.chosen.placement, subjects):
+            if table.slowdown(a, b).how == table.slowdown(b, a).how == "measured":
+                continue
+            measured = pairs.measure(
+                (a, Member(name=of.name, artifact=of.kernels)),
+                (b, Member(name=beside.name, artifact=beside.kernels)),
+                like=plan,
+                device=table.device,
+                say=self._say,
+            )
+            pairs.append(self._folder / PAIRS, measured)
+            table.add(measured)
+            is_new = True
         return is_new
+
+
+def _neighbours(
+    placement: Placement, subjects: Sequence[Subject]
+) -> Iterator[tuple[tuple[Side, Subject], tuple[Side, Subject]]]:
+    """Yield who runs beside whom at which shares; of slices that serve everyone one of an entry."""
+    by_name = {subject.name: subject for subject in subjects}
+    if placement.kind == "space-time":
+        share = placement.lanes[0].share
+        firsts = list({subject.of: subject for subject in reversed(subjects)}.values())
+        chosen = itertools.combinations_with_replacement(firsts, 2)
+        for one, two in chosen if len(placement.lanes) > 1 else ():
+            yield (_side(one, share), one), (_side(two, share), two)
+        return
+    for first, second in itertools.combinations(placement.lanes, 2):
+        for names in itertools.product(first.members, second.members):
+            one, two = (by_name[name] for name in names)
+            yield (_side(one, first.share), one), (_side(two, second.share), two)
+
+
+def _side(subject: Subject, share: int) -> Side:
+    return Side(subject.name, subject.architecture or subject.of, share, subject.features)
 
 
 def _like(mix: Mix, artifact: Path) -> Plan:
     """Return a plan of one member, whose place and device are the mix's."""
     member = Member(name="one", artifact=artifact)
     return Plan(place=mix.place, device=mix.device, members=(member,))
-
-
-def side_of(subject: Subject, share: int) -> Side:
-    return Side(subject.name, subject.architecture or subject.of, share, subject.features)
 
 
 @contextlib.contextmanager

@@ -45,6 +45,7 @@ class Subject:
     architecture: str = ""
     features: Mapping[str, float] = field(default_factory=dict)
     artifact: Path = Path()
+    kernels: Path = Path()  # the artifact by which it runs, where its own is weights alone
     shared_bytes: int = 0  # of memory, once
     each_bytes: int = 0  # of each seat
 
