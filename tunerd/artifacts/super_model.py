@@ -173,7 +173,8 @@ class SuperModel(LoadedModel):
 
         Of the compiled numbers of lanes the smallest that takes all is launched, and of more
         requests than the largest takes several in turn. Raises KeyError for a tenant that was not
-        added, TypeError and ValueError for inputs that the model does not take.
+        added, TypeError and ValueError for inputs that the model does not take, RuntimeError where
+        the device may not have the weights of all tenants of a launch.
         """
         checked = [
             (tenant, {spec.name: self._on_host(given[spec.name]) for spec in self.inputs})
