@@ -24,6 +24,7 @@ def plan(tasks: int = 20, **changes: Any) -> dict[str, Any]:
             "outputs": [{"name": "scores", "shape": [1, 1000], "dtype": "float32"}],
             "notes": ["2 Dropout nodes were removed"],
         },
+        "tenants": None,
         "share_pct": 40,
         "target": json.dumps({"kind": "cuda", "arch": "sm_90", "mattr": ["-a", "-b"]}),
         "device": "NVIDIA H200",

@@ -53,7 +53,8 @@ def tune_sizes(
     on_warning: OnStep | None = None,
     **options: Unpack[TuneOptions],
 ) -> SizedRun:
-    """Tune a model at the sizes that `dims` or `batch` lists, one after another, into one artifact.
+    """Tune a model at the sizes that `dims` or `batch` lists, one after another, into one artifact;
+    or for the numbers of models that `tenants` lists.
 
         run = tunerd.tune_sizes("model.onnx", cpu_pct=50, dims={"batch": (1, 4, 8)})
         y = run.artifact.load()(x)  # three rows of x are padded to four
@@ -67,7 +68,7 @@ def tune_sizes(
     settings = settings_for(model, options)
     if not settings.sizes:
         raise InputError(
-            "dims and batch list one size of each dimension: give several, or call tunerd.tune"
+            "dims, batch and tenants list one size each: give several, or call tunerd.tune"
         )
     return carry_out_sizes(settings, Callbacks(on_progress, on_warning))
 

@@ -43,6 +43,8 @@ class TuneOptions(TypedDict, total=False):
     slices: per device; as many as fit if not given.
     shapes, dims, batch: of the inputs, by input name, by dimension name, and the leading dimension.
         Several sizes of a dimension are for `tunerd.tune_sizes`.
+    tenants: how many models of this architecture one launch of the artifact serves, each with
+        weights of its own. Several numbers are for `tunerd.tune_sizes`.
     precision: "fp32", "tf32", "fp16" or "bf16", that kernels compute in; as exported if not given.
         "auto": on a GPU the first of fp16, bf16, tf32 and fp32 whose outputs stay within 1% of an
         output's largest value, on CPUs fp32.
@@ -72,6 +74,7 @@ class TuneOptions(TypedDict, total=False):
     shapes: Mapping[str, Sequence[int]]
     dims: Mapping[str, int | Sequence[int]]
     batch: int | Sequence[int]
+    tenants: int | Sequence[int]
     precision: Literal["fp32", "tf32", "fp16", "bf16", "auto"]
     libraries: Sequence[Literal["cublaslt"]]
     inputs: StrPath
@@ -237,7 +240,9 @@ def settings_for(model: Given, options: TuneOptions) -> TuneSettings:
 
 def _require_one_size(settings: TuneSettings) -> None:
     if settings.sizes:
-        raise InputError("dims or batch lists several sizes: give one, or call tunerd.tune_sizes")
+        raise InputError(
+            "dims, batch or tenants lists several: give one, or call tunerd.tune_sizes"
+        )
 
 
 def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | None = None) -> Run:

@@ -48,6 +48,7 @@ def read_model(
     batch: int | None = None,
     precision: str = "",
     constants: Mapping[str, float] = MappingProxyType({}),
+    tenants: int = 1,
 ) -> FixedModel:
     """Read an ONNX file, check it and fix every shape; or a Relax module, which has its own.
 
@@ -56,6 +57,7 @@ def read_model(
     batch: the leading dimension of every input, where it is open or other than the exported one.
     precision: fp32, tf32, fp16 or bf16, that kernels are to compute in; "": as exported.
     constants: numbers by input name, of inputs that always have them.
+    tenants: how many models of its architecture a kernel is to serve at once.
 
     Raises ModelError where the file cannot be used or leaves dimensions open, and InputError where
     `shapes`, `dims` or `constants` do not fit it.
@@ -67,7 +69,8 @@ def read_model(
                 "module of fixed sizes; leave them out"
             )
         module = RelaxGraph.read(path)
-        return FixedModel(path.stem, module.digest, module.inputs(), module, (), precision)
+        inputs = module.inputs()
+        return FixedModel(path.stem, module.digest, inputs, module, (), precision, tenants)
     proto, weights = read_proto(path)
     fixed = fix_inputs(proto, constants)
     widening = widened(proto)
@@ -95,9 +98,8 @@ def read_model(
     graph = OnnxGraph(proto, weights).with_weights_apart()
     del proto
     give_memory_back()
-    return FixedModel(
-        path.stem, digest, inputs, graph, (*fixed, *widening, *notes, *repairs), precision
-    )
+    notes = (*fixed, *widening, *notes, *repairs)
+    return FixedModel(path.stem, digest, inputs, graph, notes, precision, tenants)
 
 
 def simplified(model: FixedModel) -> Model:

@@ -34,4 +34,5 @@ class Obtained:
             tvm_version=facts.tvm_version,
             profile=profile,
             precision=facts.precision or FP32,
+            tenants=facts.tenants or 1,
         )

@@ -36,6 +36,11 @@ class RunFacts:
         """That kernels compute in; "": as exported."""
         return str(self.settings.get("precision") or "")
 
+    @property
+    def tenants(self) -> int | None:
+        """How many models one launch of the run's artifact serves; None: it is of one alone."""
+        return next(iter(self.settings.get("tenants") or ()), None)
+
     @classmethod
     def of(
         cls,
@@ -101,6 +106,7 @@ def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path | str) -> No
         "slice kind": (found.slice_kind, asked.slice_kind),
         "share": (f"{found.pct}%", f"{asked.pct}%"),
         "precision": (found.precision or "as exported", asked.precision or "as exported"),
+        "tenants": (f"{found.tenants or 'none'}", f"{asked.tenants or 'none'}"),
         "TVM": (found.tvm_version, asked.tvm_version),
     }
     other = {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}

@@ -15,6 +15,7 @@ from tunerd.report.layout import page
 from tunerd.report.markup import element
 from tunerd.report.run_result import run_json
 from tunerd.report.run_view import RunView
+from tunerd.settings.texts import TENANTS
 from tunerd.system.text import TIMES, count_text, ratio_texts, secs_text
 from tunerd.vocabulary.outcome import Outcome
 from tunerd.vocabulary.verdict import Verdict
@@ -59,6 +60,8 @@ def sizes_json(
 
 def padding_sentence(padded: Sequence[str]) -> str:
     """Say what becomes of inputs whose size is none of those that are compiled."""
+    if padded == (TENANTS,):
+        return "Fewer requests than that take the next larger number, whose other lanes are idle."
     if not padded:
         return (
             "Inputs have one of these sizes: padding would change results, as ONNX Runtime shows."

@@ -104,6 +104,7 @@ class RunPlan:
                 "outputs": to_json(model.outputs),
                 "notes": list(model.notes),
             },
+            "tenants": settings.lanes,
             "share_pct": settings.pct,
             "target": layout.target.json,
             "device": layout.device,
@@ -167,6 +168,7 @@ def plan_run(
         out=settings.out,
         target=layout.target,
         slice_kind=settings.slice_kind,
+        tenants=model.tenants,
     )
     facts = RunFacts.of(
         settings, model, target=layout.target, device=layout.device, host=host.facts()
@@ -190,4 +192,5 @@ def read(settings: TuneSettings) -> FixedModel:
         batch=settings.batch,
         precision=settings.precision or "",
         constants=settings.constants,
+        tenants=settings.lanes or 1,
     )

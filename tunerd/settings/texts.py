@@ -19,6 +19,8 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h)?")
 _UNIT_SECS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 BATCH = "batch"  # what the leading dimension of all inputs is called, where --batch lists sizes
+TENANTS = "tenants"  # what --tenants is called among sizes
+MAX_TENANTS = 256  # of one launch
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%?")
 _T = TypeVar("_T")
 
@@ -142,6 +144,13 @@ def _batches(text: str) -> tuple[int, ...]:
     return found
 
 
+def tenants(value: Any) -> Any:
+    """Read how many models one launch serves, one number or several, fewest first."""
+    if isinstance(value, str):
+        return numbers(most=MAX_TENANTS, example="--tenants 8 or --tenants 1,2,4,8")(value)
+    return (value,) if isinstance(value, int) else tuple(sorted(set(value)))
+
+
 def listed_sizes(value: Any) -> tuple[dict[str, int], ...]:
     """Return the sizes that a value of --dim lists, one after another; none where it lists none.
 
@@ -252,7 +261,9 @@ def _once(given: Sequence[tuple[str, _T]], what: str = "sizes") -> dict[str, _T]
     return values
 
 
-def sized_name(name: str, *, batch: Any = None, shapes: Any = None, dims: Any = None) -> str:
+def sized_name(
+    name: str, *, batch: Any = None, shapes: Any = None, dims: Any = None, tenants: Any = ()
+) -> str:
     """Return a model's name for a folder, with the sizes that are given to it: `model-b4`."""
     said = []
     if batch is not None:
@@ -261,6 +272,7 @@ def sized_name(name: str, *, batch: Any = None, shapes: Any = None, dims: Any = 
         if isinstance(sizes, Mapping):
             sizes = [f"{of}{_joined(size)}" for of, size in sizes.items()]
         said += [re.sub("[:=]", "", str(text).replace(",", "x")) for text in sizes]
+    said += [f"{TENANTS}{_joined(tenants)}"] if tenants else []
     return "-".join((name, *(re.sub(r"[^\w.]+", "_", text) for text in said)))
 
 

@@ -175,6 +175,16 @@ class TuneSettings(BaseModel):
         Option("Another batch size; batch sizes 1,4,8 give an artifact of all.", takes=str),
         BeforeValidator(texts.batch),
     ] = None
+    tenants: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=texts.MAX_TENANTS)], ...],
+        Option(
+            "Serve so many models of this architecture in one launch, each with weights of its "
+            "own; 1,2,4,8 give an artifact for each number. [default: one model]",
+            metavar="R",
+            takes=str,
+        ),
+        BeforeValidator(texts.tenants),
+    ] = ()
     precision: Annotated[
         Precision | None,
         Option(
@@ -242,7 +252,8 @@ class TuneSettings(BaseModel):
         ),
         Field(ge=0, le=1000),
     ] = 0
-    sizes: tuple[dict[str, int], ...] = ()  # where --dim or --batch list several: a run for each
+    # Where --dim, --batch or --tenants list several: a run for each.
+    sizes: tuple[dict[str, int], ...] = ()
     batches: tuple[int, ...] = ()  # of `sizes`, as "batch", where --batch lists them
     share_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen the share is 100
     precision_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen there is none
@@ -301,11 +312,31 @@ class TuneSettings(BaseModel):
             )
         if self.libraries and self.gpu_pct is None:
             raise ValueError("--libraries are for GPUs; give --gpu-pct, or leave them out")
+        if self.tenants:
+            self._require_one_artifact()
         if self.sizes:
             self._require_one_run_each()
         if self.require_hit and self.store is None:
             raise ValueError("--require-hit builds from a store's records; name it with --store")
         return self
+
+    def _require_one_artifact(self) -> None:
+        several = {} if len(self.tenants) == 1 else {"tenants": self.tenants[0]}
+        if self.sizes and self.sizes[0] != several:
+            raise ValueError(
+                "--tenants is of one size, and --dim or --batch lists several; tune each size on "
+                "its own"
+            )
+        if self.libraries:
+            raise ValueError(
+                "--libraries take the weights of one model, and --tenants serves several; leave "
+                "one of the two out"
+            )
+        if AUTO in (self.share_from, self.precision_from):
+            raise ValueError(
+                "an automatic share or precision is chosen for one model, and --tenants serves "
+                "several; choose it without, and name it"
+            )
 
     def _require_one_run_each(self) -> None:
         if self.share_from == AUTO:
@@ -319,7 +350,7 @@ class TuneSettings(BaseModel):
                 "several; choose it with one of them, and name it"
             )
 
-        if self.inputs is not None and not self.inputs.is_dir():
+        if self.inputs is not None and not self.tenants and not self.inputs.is_dir():
             label = texts.sizes_label(self.sizes[0])
             raise ValueError(
                 "--inputs is a file of one size, and --dim or --batch lists several; name a folder "
@@ -334,6 +365,11 @@ class TuneSettings(BaseModel):
                 "an automatic share is measured on this machine, and --address tunes on a cluster; "
                 "run `tunerd profile` on a machine like its nodes, and give a number"
             )
+
+    @property
+    def lanes(self) -> int | None:
+        """How many models one launch serves; None where the artifact is of one model alone."""
+        return self.tenants[0] if self.tenants else None
 
     @property
     def slo_secs(self) -> float | None:
@@ -363,6 +399,11 @@ class TuneSettings(BaseModel):
 
 def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what sizes that are listed give: of the first run, and of all."""
+    tenants = texts.tenants(values.get("tenants", ()))
+    if len(tenants) > 1 and not values.get("sizes"):
+        return {"sizes": tuple({texts.TENANTS: count} for count in tenants)} | (
+            _with_sizes({**values, "tenants": ()})
+        )
     dims, batches = values.get("dims", ()), texts.listed_batches(values.get("batch"))
     if len(batches) == 1:
         return {"batch": batches[0]} | _with_sizes({"dims": dims})
@@ -395,6 +436,7 @@ def _default_out(values: Mapping[str, Any]) -> Path:
         batch=values.get("batch"),
         shapes=values.get("shapes"),
         dims=values.get("dims"),
+        tenants=texts.tenants(values.get("tenants", ())),
     )
     precision = f"-{values['precision']}" if values.get("precision") else ""
     return Path("runs") / f"{name}{precision}-{unit}{values.get(f'{unit}_pct')}"

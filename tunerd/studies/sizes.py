@@ -1,5 +1,7 @@
 """One model at several sizes: a run for each, one after another, and one artifact of them all.
 
+For several numbers of tenants, too: a run for each number, which is its size.
+
 sizes/batch1/        the run folder of a size, with its report and its own artifact
 sizes/store.sqlite   what these runs share: a task of several sizes is searched once
 artifact/            of all sizes, with one set of weights
@@ -14,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tunerd.artifacts.packing import pack_sizes
+from tunerd.artifacts.packing import pack_sizes, pack_tenants
 from tunerd.errors import FolderError, InputError
 from tunerd.frontend.padding import axes_of
 from tunerd.records.paths import Paths
 from tunerd.runs.folder import locked, names_in
 from tunerd.settings import TuneSettings
-from tunerd.settings.texts import BATCH, sizes_label, sizes_text
+from tunerd.settings.texts import BATCH, TENANTS, sizes_label, sizes_text
 from tunerd.telemetry.progress import Progress, ProgressState
 
 _STORE = "store.sqlite"
@@ -78,6 +80,10 @@ def carry_out_each(
 
 def pack(settings: TuneSettings) -> tuple[str, ...]:
     """Join the artifacts of all sizes, and return the dimensions that may be padded."""
+    runs = [(run.sizes, Paths(run.settings.out).artifact) for run in runs_of(settings)]
+    if settings.tenants:
+        pack_tenants([artifact for _, artifact in runs], Paths(settings.out).artifact)
+        return (TENANTS,)
     axes = axes_of(
         settings.model,
         settings.sizes,
@@ -86,8 +92,7 @@ def pack(settings: TuneSettings) -> tuple[str, ...]:
         leading=BATCH if settings.batches else "",
         constants=settings.constants,
     )
-    sources = [(run.sizes, Paths(run.settings.out).artifact) for run in runs_of(settings)]
-    pack_sizes(sources, axes, Paths(settings.out).artifact)
+    pack_sizes(runs, axes, Paths(settings.out).artifact)
     return tuple(dim for dim, of in axes.items() if of["pads"])
 
 
@@ -124,6 +129,8 @@ class _Named(Progress):
 
 def _of_one(settings: TuneSettings, sizes: dict[str, int]) -> dict[str, Any]:
     """Return what the settings of one size have of it: its batch, its dimensions, its inputs."""
+    if settings.tenants:
+        return {"tenants": (sizes[TENANTS],)}
     dims = {name: size for name, size in sizes.items() if not settings.batches or name != BATCH}
     found: dict[str, Any] = {"dims": dims}
     if settings.batches:

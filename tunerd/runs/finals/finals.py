@@ -67,8 +67,7 @@ class Ending:
     @property
     def tenants(self) -> int | None:
         """How many models' requests a launch takes; None where it serves one model alone."""
-        count = max((task.tenants for task in self.kernels.tasks), default=1)
-        return count if count > 1 else None
+        return self.plan.settings.lanes
 
 
 @dataclass(frozen=True)
