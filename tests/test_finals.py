@@ -188,8 +188,10 @@ def test_each_lane_of_a_model_for_tenants_is_compared_with_its_tenant_alone(
     tasks = tuple(task.for_tenants(2) for task in ending.kernels.tasks)
     ending.folder.store.register_tasks(tasks)
     cast(FakeCluster, ending.quiet.cluster).tuner.warm_up((*ending.kernels.tasks, *tasks))
+    settings = ending.plan.settings.model_copy(update={"tenants": (2,)})
     ending = replace(
         ending,
+        plan=replace(ending.plan, settings=settings),
         kernels=replace(ending.kernels, tasks=tasks),
         unsearched={task.task_id: "" for task in tasks},
     )
