@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tunerd.cli.consoles import stdout_console, steps_shown
-from tunerd.cli.group import Command, Group
+from tunerd.cli.group import MARKUP, Command, Group
 from tunerd.cli.options import AsJson, Debug
 
 
@@ -26,6 +26,7 @@ class _Colocate(Group):
 app = typer.Typer(
     help="Run several models on one device: plan who gets what, check a plan, or bench it.",
     no_args_is_help=True,
+    rich_markup_mode=MARKUP,
     cls=_Colocate,
 )
 
@@ -72,8 +73,8 @@ def plan(
     plan for `check`, `bench` and the engine, or that one after another is best, or that they do not
     fit, and why. The same command in the same folder goes on where it stopped.
 
-    Exit code 0: it fits; 1: it does not; 2: not enough was measured; 3: the proof run did not keep
-    a promise.
+    Exit code 0: it fits. 1: it does not. 2: not enough was measured. 3: a promise was not kept when
+    the plan was run.
     """
     from tunerd import api
     from tunerd.errors import ExitCode
