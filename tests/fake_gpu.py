@@ -11,6 +11,7 @@ import numpy as np
 from colocation_plans import Script, ScriptedModel
 
 from tunerd.artifacts.segments import Pauses
+from tunerd.colocation.groups import ForTenants
 from tunerd.colocation.places.cuda_seats import Captured
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
@@ -110,6 +111,50 @@ class FakeCudaModel:
     def staged(self, stream: Any, count: int = 1) -> tuple[FakeStaged, ...]:
         worker = ThreadPoolExecutor(1)
         return tuple(FakeStaged(self._model, worker) for _ in range(count))
+
+
+class FakeLanes:
+    """What stands for a graph of some lanes: notes how many it has, and how many were filled."""
+
+    def __init__(
+        self, model: ForTenants, count: int, worker: Executor, launched: list[tuple[int, int]]
+    ) -> None:
+        self._model, self._count, self._worker, self._noted = model, count, worker, launched
+        self._launched: Future[Any] = Future()
+
+    def launch(self, requests: Sequence[tuple[str, Arrays]], stream: Any) -> None:
+        self._noted.append((self._count, len(requests)))
+        self._launched = self._worker.submit(lambda: self._model.run(requests))
+
+    def is_done(self) -> bool:
+        return self._launched.done() and bool(self._launched.result())
+
+    def wait(self) -> None:
+        self._launched.result()
+
+    def secs(self) -> float:
+        return 1e-4 * (1 + self._count)
+
+    def read(self) -> Any:
+        return self._launched.result()
+
+
+class FakeCudaGroup:
+    """A model for tenants whose lanes run on the CPU."""
+
+    def __init__(self, model: ForTenants, launched: list[tuple[int, int]]) -> None:
+        self._model, self._launched = model, launched
+        self.own, self.counts = model.own, model.counts
+        self.add, self.bring, self.run = model.add, model.bring, model.run
+
+    def staged_lanes(self, stream: int, count: int = 1) -> dict[int, tuple[FakeLanes, ...]]:
+        worker = ThreadPoolExecutor(1)
+        return {
+            lanes: tuple(
+                FakeLanes(self._model, lanes, worker, self._launched) for _ in range(count)
+            )
+            for lanes in self.counts
+        }
 
 
 class FakeContexts:

@@ -184,7 +184,7 @@ class _Careless(SpaceTime):
     last_first: bool
 
     def choose(self, view: View) -> Choice | Together | None:
-        lines = [line for w in view.heads for line in view.mates(w) if line[0] is w]
+        lines = [line for w in view.heads for line in view.mates(w, view.idle[0]) if line[0] is w]
         waits = tuple(waiting for line in lines for waiting in line)
         return Together(waits[:: -1 if self.last_first else 1], view.idle[0])
 

@@ -119,8 +119,19 @@ class EngineCollector(Collector):
             for outcome in ("completed", "failed", "refused", "cancelled"):
                 requests.add_metric([name, outcome], getattr(member, outcome))
             planned.add_metric([name], member.planned_bytes)
+        launches = CounterMetricFamily(
+            "tunerd_launches", "Launches of models that are loaded as one.", labels=["group"]
+        )
+        launched = CounterMetricFamily(
+            "tunerd_launched_requests", "Requests that were in them.", labels=["group"]
+        )
+        for name, group in stats.groups.items():
+            launches.add_metric([name], group.launches)
+            launched.add_metric([name], group.requests)
         yield requests
         yield planned
+        yield launches
+        yield launched
         yield CounterMetricFamily("tunerd_faults", "Models that faulted.", value=len(stats.faults))
 
 

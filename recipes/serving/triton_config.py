@@ -18,6 +18,7 @@ from pathlib import Path
 from open_inference import datatype_of
 
 from tunerd.colocation import Plan, artifacts
+from tunerd.colocation.groups import groups_of, kernels_of
 from tunerd.errors import InputError, TunerdError
 from tunerd.vocabulary import TensorSpec
 
@@ -27,8 +28,9 @@ MAX_BATCH = 64  # inferences that Triton hands to the engine at once
 def config_of(plan_path: Path | str, name: str = "members") -> str:
     """Return the text of a config.pbtxt. InputError where members differ too much for one model."""
     plan = Plan.read(plan_path)
-    inputs = {m.name: artifacts.inputs_of(m.artifact) for m in plan.members}
-    outputs = {m.name: artifacts.outputs_of(m.artifact) for m in plan.members}
+    kernels = kernels_of(plan.members, groups_of(plan.members, 1))
+    inputs = {name: artifacts.inputs_of(path) for name, path in kernels.items()}
+    outputs = {name: artifacts.outputs_of(path) for name, path in kernels.items()}
     kind = "KIND_GPU" if plan.device == "cuda" else "KIND_CPU"
     return "\n".join(
         [

@@ -24,7 +24,8 @@ class _Colocate(Group):
 
 
 app = typer.Typer(
-    help="Run several models on one device: plan who gets what, check a plan, or bench it.",
+    help="Run several models on one device: plan who gets what, check a plan, or bench it under "
+    "policies: time, streams, space, ordered, regulated, space-time.",
     no_args_is_help=True,
     rich_markup_mode=MARKUP,
     cls=_Colocate,
@@ -127,7 +128,7 @@ def bench(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="A policy: time, streams, space, ordered or regulated; repeatable. "
+            help="A policy: time, streams, space, ordered, regulated or space-time; repeatable. "
             "[default: the plan's]",
             show_default=False,
         ),

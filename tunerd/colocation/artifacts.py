@@ -17,6 +17,8 @@ from tunerd.artifacts.manifest import (
     SAMPLE,
     WEIGHTS,
     LoadError,
+    Manifest,
+    read_all_variants,
     read_variants,
     sha256_of,
     stored_at,
@@ -27,13 +29,17 @@ from tunerd.system.arrays import dtype_of, timing_values
 from tunerd.vocabulary import Arrays, TensorSpec
 
 
-def check(member: Member, device: str) -> None:
-    """Raise LoadError unless a member's artifact is the one that the plan names, for its device."""
-    kind = read_variants(member.artifact)[0]["target"]["kind"]
+def check(member: Member, device: str, kernels: Path | None = None) -> None:
+    """Raise LoadError unless a member's artifact is the one that the plan names, for its device.
+
+    kernels: the artifact by which it runs, where that is a group's.
+    """
+    path = kernels or member.artifact
+    kind = _variants(path)[0]["target"]["kind"]
     if (kind == "cuda") != (device == "cuda"):
         found = "a GPU" if kind == "cuda" else "CPUs"
         raise LoadError(
-            f"{member.name}: {member.artifact} is for {found}, and the plan's device is {device}; "
+            f"{member.name}: {path} is for {found}, and the plan's device is {device}; "
             "change one of the two"
         )
     found = sha256_of(member.artifact / MANIFEST)
@@ -47,17 +53,17 @@ def check(member: Member, device: str) -> None:
 
 def inputs_of(path: Path) -> tuple[TensorSpec, ...]:
     """Return an artifact's inputs, which all its variants have."""
-    return _specs(read_variants(path)[0]["inputs"])
+    return _specs(_variants(path)[0]["inputs"])
 
 
 def outputs_of(path: Path) -> tuple[TensorSpec, ...]:
     """Return an artifact's outputs, which all its variants have."""
-    return _specs(read_variants(path)[0]["outputs"])
+    return _specs(_variants(path)[0]["outputs"])
 
 
 def tuned_for(path: Path) -> tuple[int, ...]:
     """Return the numbers of SMs, on CPUs of cores, that an artifact's kernels are tuned for."""
-    counts = (count for v in read_variants(path) for count in v["share"]["sm_counts"])
+    counts = (count for v in _variants(path) for count in v["share"]["sm_counts"])
     return tuple(sorted(set(counts)))
 
 
@@ -66,7 +72,7 @@ def sample_inputs(path: Path) -> Arrays:
 
     A place without the model has no `timed_inputs`; these are the same.
     """
-    manifest = read_variants(path)[0]
+    manifest = _variants(path)[0]
     if SAMPLE in manifest["files"]:
         return map_weights(stored_at(path, manifest, SAMPLE))
     return {spec.name: timing_values(spec, seed) for seed, spec in enumerate(inputs_of(path))}
@@ -80,19 +86,27 @@ class Needed:
     each_bytes: int  # inputs, outputs, and the planned storage between kernels
 
 
-def needed_memory(path: Path) -> Needed:
+def needed_memory(path: Path, weights: int = 1) -> Needed:
     """Return what an artifact takes when it is loaded, of several shares the most.
 
-    Older manifests do not say how much lies between the kernels.
+    Of one for several tenants the kernels for each number of them are loaded. Older manifests do
+    not say how much lies between the kernels.
+
+    Args:
+        weights: of how many tenants.
     """
-    shared, each = [], []
-    for variant in read_variants(path):
-        shared.append(
-            sum(stored_at(path, variant, name).stat().st_size for name in (LIBRARY, WEIGHTS))
-        )
+    shared: dict[int, int] = {}
+    each: dict[int, int] = {}
+    variants = _variants(path)
+    for variant in variants:
+        count = int(variant.get("tenants", 1))
+        library = stored_at(path, variant, LIBRARY).stat().st_size
         tensors = sum(map(_bytes_of, (*variant["inputs"], *variant["outputs"])))
-        each.append(tensors + int(variant.get("storage_bytes", 0)))
-    return Needed(max(shared), max(each))
+        own = count * tensors + int(variant.get("storage_bytes", 0))
+        shared[count] = max(shared.get(count, 0), library)
+        each[count] = max(each.get(count, 0), own)
+    one = max(stored_at(path, variant, WEIGHTS).stat().st_size for variant in variants)
+    return Needed(sum(shared.values()) + weights * one, sum(each.values()))
 
 
 def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arrays:
@@ -119,6 +133,12 @@ def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arr
             )
         arrays[spec.name] = array
     return arrays
+
+
+def _variants(path: Path) -> tuple[Manifest, ...]:
+    """Return the variants of an artifact of one size, for however many tenants."""
+    variants = read_all_variants(path)
+    return variants if "tenants" in variants[0] else read_variants(path)
 
 
 _known_dtype = functools.cache(dtype_of)  # a request is to be checked in microseconds

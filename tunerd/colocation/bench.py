@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tunerd.colocation import artifacts
 from tunerd.colocation.engine import Engine
+from tunerd.colocation.groups import groups_of, kernels_of
 from tunerd.colocation.load.alone import against_alone
 from tunerd.colocation.load.arrivals import arrivals_of
 from tunerd.colocation.load.energy import EnergyMeter
@@ -108,7 +109,8 @@ def _capacity(plan: Plan, say: Say) -> dict[str, float]:
 
 
 def _inputs(plan: Plan) -> dict[str, Arrays]:
-    return {m.name: artifacts.sample_inputs(m.artifact) for m in plan.members}
+    kernels = kernels_of(plan.members, groups_of(plan.members, 1))
+    return {name: artifacts.sample_inputs(path) for name, path in kernels.items()}
 
 
 def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
@@ -138,6 +140,7 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
         mismatches=tuple(stats.mismatches),
         faults=len(stats.faults),
         recovered_secs=max(recovered, default=None),
+        per_launch={name: group.per_launch for name, group in stats.groups.items()},
         against_alone=tuple(
             against_alone(name, rounds.together, each) for name, each in rounds.alone.items()
         ),

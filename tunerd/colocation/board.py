@@ -55,7 +55,7 @@ class Board(View):
                 name: [
                     (x, self._seat(name, x))
                     for x in each.values()
-                    if self._seat(name, x) in segments
+                    if name in x.members and self._seat(name, x) in segments
                 ]
                 for name in self.members
             }
@@ -65,7 +65,7 @@ class Board(View):
             x.name: [
                 (self._seat(m.name, x), [self._queues[Queue(m.name, t)] for t in m.tenants])
                 for m in members
-                if self._seat(m.name, x) in segments
+                if m.name in x.members and self._seat(m.name, x) in segments
             ]
             for x in every
         }
@@ -139,7 +139,8 @@ class Board(View):
             return waiting.lane == lane.name and waiting.request.request_id in self._paused
         if self._wanted is not None or lane.name not in self.lanes:
             return False
-        return self._slots.get(self._seat(waiting.request.member, lane), 0) > 0
+        member = waiting.request.member
+        return member in lane.members and self._slots.get(self._seat(member, lane), 0) > 0
 
     def left_secs(
         self, waiting: Waiting, lane: Lane, *, likely: bool = False, count: int = 1
@@ -166,9 +167,10 @@ class Board(View):
             return 1
         return self._together.get(self.loaded_as[waiting.request.member], 1)
 
-    def mates(self, waiting: Waiting) -> Sequence[Sequence[Waiting]]:
+    def mates(self, waiting: Waiting, lane: Lane) -> Sequence[Sequence[Waiting]]:
         name = self.loaded_as[waiting.request.member]
-        return [line for queue, line in self._lines.items() if self.loaded_as[queue.member] == name]
+        names = {member for member in lane.members if self.loaded_as[member] == name}
+        return [line for queue, line in self._lines.items() if queue.member in names]
 
     def gap_secs(self, waiting: Waiting) -> float:
         return self._rates.gap_secs(self.loaded_as[waiting.request.member], self.now)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from tunerd.colocation.places.base import Done, Fault, Loaded, Place
 from tunerd.colocation.scheduler import Event, Scheduler
-from tunerd.colocation.stats import Counters
+from tunerd.colocation.stats import Counters, Launches
 from tunerd.colocation.work import (
     Complete,
     Evict,
@@ -82,6 +82,7 @@ class Dispatcher:
         self, scheduler: Scheduler, place: Place, *, on_failure: Callable[[], None]
     ) -> None:
         self.counters = {name: Counters() for name in scheduler.members}
+        self.launches: dict[str, Launches] = {}  # of groups
         self._scheduler, self._place, self._on_failure = scheduler, place, on_failure
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._asked: dict[int, _Asked] = {}
@@ -229,6 +230,10 @@ class Dispatcher:
     ) -> Sequence[Instruction]:
         for each, outputs in zip(asked, done.each or (done.outputs,), strict=True):
             each.outputs = outputs
+        if done.each:
+            counted = self.launches.setdefault(start.seat.member, Launches())
+            counted.launches += 1
+            counted.requests += len(asked)
         return scheduler.ended(start.start_id, start.seat, done.secs, at, segments=done.segments)
 
     def _faulted(

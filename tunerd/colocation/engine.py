@@ -21,14 +21,15 @@ from typing import Any, Self
 from tunerd.colocation import artifacts
 from tunerd.colocation.dispatcher import Dispatcher
 from tunerd.colocation.estimates import Estimates
+from tunerd.colocation.groups import groups_of, kernels_of
 from tunerd.colocation.memory import planned_bytes
 from tunerd.colocation.places import place_of
 from tunerd.colocation.places.base import Place
 from tunerd.colocation.plan import Member, Plan, Proof
 from tunerd.colocation.policies import policy_of
 from tunerd.colocation.scheduler import Scheduler
-from tunerd.colocation.stats import Counters, EngineStats, MemberStats
-from tunerd.colocation.work import Lane, RefusedError, Request, Seat
+from tunerd.colocation.stats import Counters, EngineStats, Launches, MemberStats
+from tunerd.colocation.work import Group, Lane, RefusedError, Request, Seat
 from tunerd.errors import InputError
 from tunerd.vocabulary import Arrays, TensorSpec
 
@@ -55,6 +56,8 @@ class Engine:
         self._gate = threading.Lock()  # held while a number is given and the request taken
         self._is_open = False
         self._members = {m.name: m for m in self.plan.members}
+        self._groups: tuple[Group, ...] = ()
+        self._kernels: dict[str, Path] = {}  # by member: the artifact by which it runs
         self._specs: dict[str, tuple[TensorSpec, ...]] = {}
         self._proofs: dict[str, Proof] = {}
         self._needed: dict[str, int] = {}
@@ -70,13 +73,15 @@ class Engine:
         memory do not fit, and InfrastructureError where a member does not run.
         """
         members = self.plan.ordered
+        self._groups = groups_of(members, self._policy.most_together)
+        self._kernels = kernels_of(members, self._groups)
         for member in members:
-            artifacts.check(member, self.plan.device)
-            self._specs[member.name] = artifacts.inputs_of(member.artifact)
+            artifacts.check(member, self.plan.device, self._kernels[member.name])
+            self._specs[member.name] = artifacts.inputs_of(self._kernels[member.name])
         try:
             layouts = [self._place.cut(lanes) for lanes in self._layouts()]
             every = [lane for lanes in layouts for lane in lanes]
-            self._needed = planned_bytes(self._place, members, every)
+            self._needed = planned_bytes(self._place, members, every, self._groups)
             self._scheduler = self._loaded(layouts)
         except BaseException:
             self._place.close()
@@ -104,11 +109,22 @@ class Engine:
         lanes = [lane for each in layouts for lane in each]
         estimates = Estimates()
         segments: dict[Seat, int] = {}
+        grouped = {name: group for group in self._groups for name in group.members}
         pairs = ((m, x) for m in self.plan.ordered for x in lanes if m.name in x.members)
         for member, lane in pairs:
-            seat = Seat(member.name, lane.name)
+            group = grouped.get(member.name)
+            seat = Seat(member.name if group is None else group.name, lane.name)
+            if seat in segments:  # with another of its group
+                continue
             self._say(f"loading {seat.member} into {seat.lane}")
-            loaded = self._place.load(member, lane, segment_secs=self._policy.segment_secs)
+            if group is None:
+                loaded = self._place.load(member, lane, segment_secs=self._policy.segment_secs)
+            else:
+                some = [self._members[n] for n in group.members if n in lane.members]
+                loaded = self._place.load_group(group, some, lane)
+                estimates.compiled_for(seat, loaded.launch_secs)
+                for count, secs in loaded.launch_secs.items():
+                    estimates.observe(seat, 0, secs, now=time.monotonic(), count=count)
             segments[seat] = len(loaded.segment_secs)
             self._proofs[seat.lane] = loaded.proof
             for segment, secs in enumerate(loaded.segment_secs):
@@ -121,6 +137,7 @@ class Engine:
             estimates,
             other_lanes=layouts[1:],
             depth=self._place.depth,
+            groups=self._groups,
         )
 
     def drain(self, timeout_secs: float | None = None) -> bool:
@@ -251,7 +268,8 @@ class Engine:
 
     def inputs_of(self, model: str) -> tuple[TensorSpec, ...]:
         """Return the names, shapes and types of a member's inputs, in order."""
-        return artifacts.inputs_of(self._member(model).artifact)
+        member = self._member(model)
+        return artifacts.inputs_of(self._kernels.get(model, member.artifact))
 
     def _member(self, name: str) -> Member:
         if name not in self._members:
@@ -267,7 +285,7 @@ class Engine:
         members = {
             name: MemberStats(
                 **vars(dispatcher.counters[name] if dispatcher else Counters()),
-                tuned_for=artifacts.tuned_for(member.artifact),
+                tuned_for=artifacts.tuned_for(self._kernels.get(name, member.artifact)),
                 planned_bytes=self._needed.get(name, 0),
             )
             for name, member in self._members.items()
@@ -279,6 +297,12 @@ class Engine:
             lanes=tuple(scheduler.lanes.values()) if scheduler else (),
             proofs=tuple(self._proofs.values()),
             faults=tuple(scheduler.faults) if scheduler else (),
+            groups={
+                group.name: replace(dispatcher.launches.get(group.name, Launches()))
+                if dispatcher
+                else Launches()
+                for group in self._groups
+            },
         )
 
     @property
@@ -287,7 +311,7 @@ class Engine:
         return self._place.gpu_uuid
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return the memory that each member was found to hold, where the place can tell."""
+        """Return the memory that each member, or group, was found to hold, where it is known."""
         found: dict[str, int] = {}
         for seat, size in self._place.memory_bytes().items():
             found[seat.member] = found.get(seat.member, 0) + size

@@ -6,22 +6,31 @@ from collections.abc import Sequence
 
 from tunerd.colocation.places.base import Place
 from tunerd.colocation.plan import Member
-from tunerd.colocation.work import Lane
+from tunerd.colocation.work import Group, Lane
 from tunerd.errors import HostError
 
 _HEADROOM = 0.9  # of the memory: allocators round up, and others have some
 
 
-def planned_bytes(place: Place, members: Sequence[Member], lanes: Sequence[Lane]) -> dict[str, int]:
-    """Return what each member needs, in the order of loading.
+def planned_bytes(
+    place: Place, members: Sequence[Member], lanes: Sequence[Lane], groups: Sequence[Group] = ()
+) -> dict[str, int]:
+    """Return what each member needs, in the order of loading; those of a group an equal part.
 
     Raises HostError, with the member's name and the numbers, for the first that does not fit.
     """
     room = int(place.capacity_bytes() * _HEADROOM)
     needed: dict[str, int] = {}
+    group_of = {name: group for group in groups for name in group.members}
     for member in members:
-        seats = sum(member.name in lane.members for lane in lanes)
-        size, taken = place.needed_bytes(member, seats), sum(needed.values())
+        group = group_of.get(member.name)
+        names = {member.name} if group is None else set(group.members)
+        seats = sum(not names.isdisjoint(lane.members) for lane in lanes)
+        if group is None:
+            size = place.needed_bytes(member, seats)
+        else:
+            size = place.needed_together_bytes(group, seats) // len(group.members)
+        taken = sum(needed.values())
         if taken + size > room:
             where = f" in {seats} lanes" if seats > 1 else ""
             raise HostError(

@@ -19,6 +19,14 @@
         clients: 2             # or always so many requests of each tenant, whatever the load is
       - ...
 
+Members of one architecture, each with weights of its own, run as one where an artifact among them
+has kernels for several tenants: the others' may be artifacts for one model, or what `tunerd tenant`
+writes. With
+
+    policy: {kind: space-time, slices: 4, together: 8, window_ms: 1}
+
+up to `together` of their requests are in one launch, in each of `slices` (or of a list of shares).
+
 Who reads it needs none of the places, policies or models.
 """
 

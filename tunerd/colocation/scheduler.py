@@ -340,7 +340,7 @@ class Scheduler(Board):
                 line = self._queues[queue]
                 if line[0] is not waiting:
                     raise ValueError(f"{name} passes over {line[0]}")
-                if self.loaded_as[queue.member] != seat.member:
+                if queue.member not in lane.members or self._seat(queue.member, lane) != seat:
                     raise ValueError(f"{name} starts {queue.member} in a launch of {seat.member}")
                 line.popleft()
                 if not line:

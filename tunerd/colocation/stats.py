@@ -33,6 +33,18 @@ class Counters:
                 self.latency_secs += secs
 
 
+@dataclass
+class Launches:
+    """Of a group, since the start: those that have ended well, and the requests in them."""
+
+    launches: int = 0
+    requests: int = 0
+
+    @property
+    def per_launch(self) -> float | None:
+        return self.requests / self.launches if self.launches else None
+
+
 @dataclass(frozen=True)
 class MemberStats:
     completed: int
@@ -56,6 +68,7 @@ class EngineStats:
     lanes: tuple[Lane, ...]
     proofs: tuple[Proof, ...]
     faults: tuple[FaultReport, ...]
+    groups: Mapping[str, Launches]
 
     @property
     def mismatches(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 from tunerd.errors import InfrastructureError
@@ -52,11 +53,13 @@ class Group:
 
     name: under which they are; no member's.
     together: the most requests that one launch takes, of whichever members.
+    kernels: the artifact whose kernels serve all of them.
     """
 
     name: str
     members: tuple[str, ...]
     together: int
+    kernels: Path = Path()
 
 
 class Seat(NamedTuple):

@@ -159,6 +159,7 @@ def stats_json(stats: EngineStats) -> dict[str, Any]:
             }
             for fault in stats.faults
         ],
+        "groups": {name: to_json(group) for name, group in stats.groups.items()},
         "mismatches": stats.mismatches,
     }
 
@@ -193,6 +194,11 @@ def _sentences(benched: Benched) -> list[str]:
         memory = result.resident_bytes or result.planned_bytes
         kind = "resident" if result.resident_bytes else "planned"
         said.append(f"{_mib(sum(memory.values()))} of memory {kind}")
+        said += [
+            f"{significant(each)} requests per launch of {name}"
+            for name, each in result.per_launch.items()
+            if each is not None
+        ]
         if result.faults:
             said.append(
                 f"{count_text(result.faults, 'fault')}, all served again within "

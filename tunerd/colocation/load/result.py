@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class LoadResult:
     mismatches: tuple[str, ...] = ()  # whose share is not that of its tuning
     faults: int = 0
     recovered_secs: float | None = None  # the longest time until all served again
+    per_launch: Mapping[str, float | None] = field(default_factory=dict)  # requests, by group
     against_alone: tuple[AgainstAlone, ...] = ()  # of each member, where the plan's load says so
 
     @property

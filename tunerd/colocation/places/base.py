@@ -127,14 +127,14 @@ class Place(ABC):
         before. Segments of a lane run in the order of their starts.
         """
 
-    def needed_together_bytes(self, members: Sequence[Member], group: Group, seats: int) -> int:
+    def needed_together_bytes(self, group: Group, seats: int) -> int:
         """Return the memory that so many seats of a group take; HostError as `load_group`."""
         raise self._takes_no_groups(group)
 
-    def load_group(self, members: Sequence[Member], group: Group, lane: Lane) -> Loaded:
-        """Load members of one architecture for a lane as one; raises as `load` does.
+    def load_group(self, group: Group, members: Sequence[Member], lane: Lane) -> Loaded:
+        """Load a group for a lane, with the weights of members of it; raises as `load` does.
 
-        HostError where the place has one member in a launch and no more.
+        HostError where the place has one member in a seat and no more.
         """
         raise self._takes_no_groups(group)
 
@@ -146,8 +146,9 @@ class Place(ABC):
 
     def _takes_no_groups(self, group: Group) -> HostError:
         return HostError(
-            f"{group.name}: the place {self.kind} has one model in a launch, and space-time has "
-            "several; choose `place: in-process`, or another policy"
+            f"{', '.join(group.members)} run by {group.kernels}, whose kernels are for several "
+            f"tenants, and the place {self.kind} takes no groups; choose `place: in-process`, or "
+            "give each an artifact for one model"
         )
 
     def pause(self, seat: Seat) -> None:  # noqa: B027

@@ -4,7 +4,8 @@ A whole one is launched by whoever starts it: its inputs are written into a stag
 memory, and one graph has the copies to and from the device in it. There are as many buffers and
 graphs as the lane's depth, all on the lane's stream: the second is queued behind the first on the
 device, which begins it without waiting for the host. On the device they have their memory in
-common, which the order of the stream allows.
+common, which the order of the stream allows. A group has such graphs for each number of requests
+that its kernels are for, and a launch takes the smallest that fits.
 
 One in segments is launched segment by segment, and asked between them whether to pause: a thread
 waits for each.
@@ -16,31 +17,34 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from tunerd.artifacts.segments import Pauses, Recorded
 from tunerd.colocation import artifacts
+from tunerd.colocation.groups import ForTenants
 from tunerd.colocation.places.base import Done, Fault, Told
 from tunerd.colocation.places.completions import Completions, Entry
 from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member
-from tunerd.colocation.work import Lane, Seat
+from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.vocabulary import Arrays
 
 _TRIES = 5  # of a seat that was just loaded: the clocks of an idle GPU rise; the fastest counts
 _CLOSE_SECS = 5.0
 
 FaultOf = Callable[[Exception], Fault]
+Requests = Sequence[tuple[str, Arrays]]  # of members
 
 
 class Staged(Protocol):
-    """What a whole member launches: a StagedModel."""
+    """What a whole member launches, or a group: a StagedModel, or StagedLanes."""
 
-    def launch(self, inputs: Mapping[str, Any], stream: int) -> None: ...
+    def launch(self, given: Any, stream: int) -> None: ...
     def is_done(self) -> bool: ...
     def wait(self) -> None: ...
     def secs(self) -> float: ...
-    def read(self) -> Arrays: ...
+    def read(self) -> Any: ...
 
 
 class Captured(Recorded, Protocol):
@@ -64,19 +68,27 @@ class CudaModel(Protocol):
     def captured(self, stream: int | None = None) -> Captured: ...
 
 
+class CudaGroup(ForTenants, Protocol):
+    """What a group is loaded as: a SuperModel for a GPU."""
+
+    def staged_lanes(self, stream: int, count: int = 1) -> Mapping[int, Sequence[Staged]]: ...
+
+
 class Track:
     """The stream of a lane, and the seats whose graphs are on it."""
 
     def __init__(self, make_stream: Callable[[], int], completions: Completions) -> None:
         self._make_stream, self._completions = make_stream, completions
         self.stream, self.line = make_stream(), completions.line()
-        self.under_way: deque[WholeSeat] = deque()
+        self.under_way: deque[_OnTrack] = deque()
 
-    def add(self, seat: WholeSeat, work: Staged, ended: Callable[[Exception | None], None]) -> None:
+    def add(
+        self, seat: _OnTrack, work: Staged, secs: float, ended: Callable[[Exception | None], None]
+    ) -> None:
         self.under_way.append(seat)
-        self._completions.add(self.line, Entry(work, seat.secs, ended))
+        self._completions.add(self.line, Entry(work, secs, ended))
 
-    def leave(self) -> list[WholeSeat]:
+    def leave(self) -> list[_OnTrack]:
         """Begin anew beside what hangs; return the seats that hang with it."""
         left = list(self.under_way)
         self.line.is_left = True
@@ -86,17 +98,24 @@ class Track:
 
 
 class CudaSeat(ABC):
-    """What a place asks of a seat. lane: for which it was loaded."""
+    """What a place asks of a seat.
 
-    member: Member
+    lane: for which it was loaded.
+    launch_secs: of a group's, by the number of requests.
+    """
+
     lane: Lane
+    launch_secs: Mapping[int, float] = MappingProxyType({})
 
     @abstractmethod
     def load(self) -> tuple[float, ...]:
         """Make the graphs and try them; return the seconds of each segment, of one with copies."""
 
-    @abstractmethod
-    def start(self, segment: int, inputs: Arrays, fault_of: FaultOf, told: Told) -> None: ...
+    def start(self, segment: int, inputs: Arrays, fault_of: FaultOf, told: Told) -> None:
+        raise NotImplementedError("a group's seat has its requests started together")
+
+    def start_together(self, requests: Requests, fault_of: FaultOf, told: Told) -> None:
+        raise NotImplementedError("only a group's seat takes several requests")
 
     def pause(self) -> None:  # noqa: B027
         """Stop after the segment, where there are several."""
@@ -113,53 +132,13 @@ class CudaSeat(ABC):
     def close(self) -> None: ...
 
 
-class WholeSeat(CudaSeat):
-    def __init__(
-        self, member: Member, lane: Lane, model: CudaModel, track: Track, depth: int
-    ) -> None:
-        self.member, self.lane = member, lane
-        self.secs = math.inf  # of the last inference
-        self._model, self._track, self._depth = model, track, depth
-        self._free: deque[Staged] = deque()
+class _OnTrack(CudaSeat):
+    """A seat whose graphs are launched by whoever starts it, one behind the other of its lane."""
+
+    def __init__(self, name: str, lane: Lane, track: Track) -> None:
+        self.lane = lane
+        self._name, self._track = name, track
         self._is_lost = False  # what hangs may still write its buffers
-
-    def load(self) -> tuple[float, ...]:
-        self._free += self._model.staged(self._track.stream, self._depth)
-        inputs = artifacts.sample_inputs(self.member.artifact)
-        for staged in self._free:
-            for _ in range(_TRIES):
-                staged.launch(inputs, self._track.stream)
-                staged.wait()
-                staged.read()
-                self.secs = min(self.secs, staged.secs())
-        return (self.secs,)
-
-    def start(self, segment: int, inputs: Arrays, fault_of: FaultOf, told: Told) -> None:
-        if self._is_lost:  # with another, of which the scheduler hears next
-            seat = Seat(self.member.name, self.lane.name)
-            told(Fault("its lane was left to what hangs there", (seat,), is_own=False))
-            return
-        staged, under_way = self._free.popleft(), self._track.under_way
-
-        def ended(error: Exception | None) -> None:
-            under_way.popleft()
-            answer: Done | Fault
-            try:
-                if error is not None:
-                    raise error
-                self.secs = secs = staged.secs()
-                answer = Done(secs, staged.read())
-                self._free.append(staged)
-            except Exception as found:
-                answer = fault_of(found)
-            told(answer)
-
-        try:
-            staged.launch(inputs, self._track.stream)
-        except Exception as error:
-            told(fault_of(error))
-        else:
-            self._track.add(self, staged, ended)
 
     def leave(self) -> list[CudaSeat]:
         left = {self, *self._track.leave()}
@@ -167,8 +146,122 @@ class WholeSeat(CudaSeat):
             seat._is_lost = True
         return [*left]
 
+    def _launch(
+        self,
+        free: deque[Staged],
+        given: Any,
+        secs: float,
+        done: Callable[[Staged], Done],
+        fault_of: FaultOf,
+        told: Told,
+    ) -> None:
+        """Launch the first of those that are free, and tell what comes of it."""
+        if self._is_lost:  # with another, of which the scheduler hears next
+            seat = Seat(self._name, self.lane.name)
+            told(Fault("its lane was left to what hangs there", (seat,), is_own=False))
+            return
+        staged, under_way = free.popleft(), self._track.under_way
+
+        def ended(error: Exception | None) -> None:
+            under_way.popleft()
+            answer: Done | Fault
+            try:
+                if error is not None:
+                    raise error
+                answer = done(staged)
+                free.append(staged)
+            except Exception as found:
+                answer = fault_of(found)
+            told(answer)
+
+        try:
+            staged.launch(given, self._track.stream)
+        except Exception as error:
+            told(fault_of(error))
+        else:
+            self._track.add(self, staged, secs, ended)
+
+    def _tried(self, staged: Staged, given: Any) -> float:
+        """Launch what was just made some times; return the least seconds."""
+        least = math.inf
+        for _ in range(_TRIES):
+            staged.launch(given, self._track.stream)
+            staged.wait()
+            staged.read()
+            least = min(least, staged.secs())
+        return least
+
+
+class WholeSeat(_OnTrack):
+    def __init__(
+        self, member: Member, lane: Lane, model: CudaModel, track: Track, depth: int
+    ) -> None:
+        super().__init__(member.name, lane, track)
+        self._member, self._model, self._depth = member, model, depth
+        self._secs = math.inf  # of the last inference
+        self._free: deque[Staged] = deque()
+
+    def load(self) -> tuple[float, ...]:
+        self._free += self._model.staged(self._track.stream, self._depth)
+        inputs = artifacts.sample_inputs(self._member.artifact)
+        self._secs = min(self._tried(staged, inputs) for staged in self._free)
+        return (self._secs,)
+
+    def start(self, segment: int, inputs: Arrays, fault_of: FaultOf, told: Told) -> None:
+        def done(staged: Staged) -> Done:
+            self._secs = staged.secs()
+            return Done(self._secs, staged.read())
+
+        self._launch(self._free, inputs, self._secs, done, fault_of, told)
+
     def anew(self) -> CudaSeat:
-        return WholeSeat(self.member, self.lane, self._model, self._track, self._depth)
+        return WholeSeat(self._member, self.lane, self._model, self._track, self._depth)
+
+    def close(self) -> None:
+        self._free.clear()
+
+
+class GroupSeat(_OnTrack):
+    """tenants: by member, as the model calls them."""
+
+    def __init__(
+        self,
+        group: Group,
+        lane: Lane,
+        model: CudaGroup,
+        tenants: Mapping[str, str],
+        track: Track,
+        depth: int,
+    ) -> None:
+        super().__init__(group.name, lane, track)
+        self._group, self._model, self._tenants, self._depth = group, model, tenants, depth
+        self._secs: dict[int, float] = {}  # of the last launch
+        self._free: dict[int, deque[Staged]] = {}
+
+    def load(self) -> tuple[float, ...]:
+        names, inputs = [*self._tenants.values()], artifacts.sample_inputs(self._group.kernels)
+        made = self._model.staged_lanes(self._track.stream, self._depth)
+        for count, each in sorted(made.items()):
+            requests = [(names[nth % len(names)], inputs) for nth in range(count)]
+            self._free[count] = deque(each)
+            self._secs[count] = min(self._tried(staged, requests) for staged in each)
+        self.launch_secs = dict(self._secs)
+        return (self._secs[min(self._secs)],)
+
+    def start_together(self, requests: Requests, fault_of: FaultOf, told: Told) -> None:
+        count = next(n for n in self._secs if n >= len(requests))
+
+        def done(staged: Staged) -> Done:
+            self._secs[count] = secs = staged.secs()
+            return Done(secs, None, each=tuple(staged.read()))
+
+        given = [(self._tenants[name], inputs) for name, inputs in requests]
+        self._launch(self._free[count], given, self._secs[count], done, fault_of, told)
+
+    def anew(self) -> CudaSeat:
+        return GroupSeat(
+            self._group, self.lane, self._model, self._tenants, self._track, self._depth
+        )
 
     def close(self) -> None:
         self._free.clear()
@@ -185,8 +278,8 @@ class SegmentedSeat(CudaSeat):
         make_stream: Callable[[], int | None],
         cut: Callable[[Captured, Arrays], InSegments],
     ) -> None:
-        self.member, self.lane = member, lane
-        self._model, self._make_stream, self._cut = model, make_stream, cut
+        self.lane = lane
+        self._member, self._model, self._make_stream, self._cut = member, model, make_stream, cut
         self._thread = SeatThread(f"{member.name}@{lane.name}")
         self._in_segments: InSegments | None = None
 
@@ -208,14 +301,14 @@ class SegmentedSeat(CudaSeat):
 
     def anew(self) -> CudaSeat:
         self._thread.leave()
-        return SegmentedSeat(self.member, self.lane, self._model, self._make_stream, self._cut)
+        return SegmentedSeat(self._member, self.lane, self._model, self._make_stream, self._cut)
 
     def close(self) -> None:
         self._thread.close(_CLOSE_SECS)
 
     def _load(self) -> tuple[float, ...]:
         captured = self._model.captured(self._make_stream())
-        inputs = artifacts.sample_inputs(self.member.artifact)
+        inputs = artifacts.sample_inputs(self._member.artifact)
         for _ in range(_TRIES):
             captured.write(inputs)
             captured.launch()

@@ -9,6 +9,7 @@ requests at a time (places/cuda_seats.py).
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -19,12 +20,15 @@ from typing import ClassVar, Protocol
 from tunerd.artifacts import loading
 from tunerd.artifacts.segments import SegmentedCapture
 from tunerd.colocation import artifacts
+from tunerd.colocation.groups import add_tenants, load_for_tenants
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
 from tunerd.colocation.places.completions import Completions, sleep_exactly
 from tunerd.colocation.places.cuda_seats import (
     Captured,
+    CudaGroup,
     CudaModel,
     CudaSeat,
+    GroupSeat,
     InSegments,
     SegmentedSeat,
     Track,
@@ -33,7 +37,7 @@ from tunerd.colocation.places.cuda_seats import (
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts, Part
 from tunerd.colocation.plan import Member, Proof
-from tunerd.colocation.work import Lane, Seat
+from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.vocabulary import Arrays
 
@@ -58,6 +62,7 @@ class CudaStreamsPlace(Place):
         open_model: Callable[[Path], CudaModel] = loading.load,
         make_contexts: Callable[[], Contexts] = GreenContexts,
         make_segments: Callable[[Captured, Arrays, float], InSegments] = SegmentedCapture,
+        open_for_tenants: Callable[[Path], CudaGroup] = load_for_tenants,
     ) -> None:
         self._gpu = gpu or GpuContext()
         self._open_model = open_model
@@ -65,7 +70,9 @@ class CudaStreamsPlace(Place):
         self._contexts: list[Contexts] = []  # of each call of `cut`
         self._parts: dict[str, tuple[Contexts, Part]] = {}
         self._tracks: dict[str, Track] = {}
+        self._open_for_tenants = open_for_tenants
         self._models: dict[str, CudaModel] = {}
+        self._groups: dict[str, tuple[CudaGroup, dict[str, str]]] = {}  # and their tenants
         self._seats: dict[Seat, CudaSeat] = {}
         self._resident: dict[Seat, int] = {}
         self._completions = Completions()
@@ -90,28 +97,35 @@ class CudaStreamsPlace(Place):
         needed = artifacts.needed_memory(member.artifact)
         return needed.shared_bytes + seats * needed.each_bytes
 
+    def needed_together_bytes(self, group: Group, seats: int) -> int:
+        needed = artifacts.needed_memory(group.kernels, len(group.members))
+        return needed.shared_bytes + seats * needed.each_bytes
+
     def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
         before = self._gpu.free_bytes()
         if member.name not in self._models:
             self._models[member.name] = self._open_model(member.artifact)
         made = self._made(member, lane, segment_secs)
-        secs = made.load()
-        seat = Seat(member.name, lane.name)
-        self._seats[seat] = made
-        self._resident[seat] = max(0, before - self._gpu.free_bytes())
-        return Loaded(secs, self._proof(lane))
+        return self._loaded(Seat(member.name, lane.name), made, before)
+
+    def load_group(self, group: Group, members: Sequence[Member], lane: Lane) -> Loaded:
+        before = self._gpu.free_bytes()
+        if group.name not in self._groups:
+            self._groups[group.name] = self._open_for_tenants(group.kernels), {}
+        model, tenants = self._groups[group.name]
+        tenants |= add_tenants(model, group, [m for m in members if m.name not in tenants])
+        made = GroupSeat(group, lane, model, tenants, self._track(lane), self.depth)
+        return self._loaded(Seat(group.name, lane.name), made, before)
 
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
-        if self._entered != threading.get_ident():
-            self._gpu.make_current()
-            sleep_exactly()
-            self._entered = threading.get_ident()
+        self._enter()
+        self._seats[seat].start(segment, inputs, functools.partial(self._fault, seat), told)
 
-        def fault_of(error: Exception) -> Fault:
-            lost = tuple(self._seats) if self._gpu.is_dead() else (seat,)
-            return Fault(f"{type(error).__name__}: {error}", lost)
-
-        self._seats[seat].start(segment, inputs, fault_of, told)
+    def start_together(
+        self, seat: Seat, requests: Sequence[tuple[str, Arrays]], told: Told
+    ) -> None:
+        self._enter()
+        self._seats[seat].start_together(requests, functools.partial(self._fault, seat), told)
 
     def pause(self, seat: Seat) -> None:
         self._seats[seat].pause()
@@ -133,7 +147,7 @@ class CudaStreamsPlace(Place):
         new = self._seats[seat].anew()
         secs = new.load()
         self._seats[seat] = new
-        return Loaded(secs, self._proof(new.lane))
+        return Loaded(secs, self._proof(new.lane), new.launch_secs)
 
     def memory_bytes(self) -> Mapping[Seat, int]:
         """Return what the GPU's free memory fell by when each seat was loaded.
@@ -153,28 +167,51 @@ class CudaStreamsPlace(Place):
         for held in seats.values():
             held.close()
         self._models.clear()
+        self._groups.clear()
         tracks, self._tracks = self._tracks, {}
         for track in tracks.values():
             self._gpu.destroy_stream(track.stream)
         while self._contexts:
             self._contexts.pop().close()
 
-    def _made(self, member: Member, lane: Lane, limit_secs: float | None) -> CudaSeat:
-        model, held = self._models[member.name], self._parts.get(lane.name)
+    def _enter(self) -> None:
+        """Prepare the thread that starts segments, when it does so first."""
+        if self._entered != threading.get_ident():
+            self._gpu.make_current()
+            sleep_exactly()
+            self._entered = threading.get_ident()
 
-        def own_stream() -> int | None:
-            return held[0].stream(held[1]) if held else None
+    def _fault(self, seat: Seat, error: Exception) -> Fault:
+        lost = tuple(self._seats) if self._gpu.is_dead() else (seat,)
+        return Fault(f"{type(error).__name__}: {error}", lost)
+
+    def _loaded(self, seat: Seat, made: CudaSeat, free_before: int) -> Loaded:
+        secs = made.load()
+        self._seats[seat] = made
+        self._resident[seat] = max(0, free_before - self._gpu.free_bytes())
+        return Loaded(secs, self._proof(made.lane), made.launch_secs)
+
+    def _made(self, member: Member, lane: Lane, limit_secs: float | None) -> CudaSeat:
+        model = self._models[member.name]
 
         def segments(captured: Captured, inputs: Arrays) -> InSegments:
             return self._make_segments(captured, inputs, limit_secs or math.inf)
 
         if limit_secs is not None:
-            return SegmentedSeat(member, lane, model, own_stream, segments)
+            return SegmentedSeat(member, lane, model, lambda: self._own_stream(lane), segments)
+        return WholeSeat(member, lane, model, self._track(lane), self.depth)
+
+    def _own_stream(self, lane: Lane) -> int | None:
+        """Return a new stream of a lane's part of the GPU; None where it has none."""
+        held = self._parts.get(lane.name)
+        return held[0].stream(held[1]) if held else None
+
+    def _track(self, lane: Lane) -> Track:
         if lane.name not in self._tracks:
             self._tracks[lane.name] = Track(
-                lambda: own_stream() or self._gpu.stream(), self._completions
+                lambda: self._own_stream(lane) or self._gpu.stream(), self._completions
             )
-        return WholeSeat(member, lane, model, self._tracks[lane.name], self.depth)
+        return self._tracks[lane.name]
 
     def _proof(self, lane: Lane) -> Proof:
         _, part = self._parts.get(lane.name, (None, None))

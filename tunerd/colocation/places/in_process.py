@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -17,15 +18,17 @@ from typing import ClassVar
 from tunerd.artifacts import loading
 from tunerd.artifacts.segments import Instrumented, SegmentedModel
 from tunerd.colocation import artifacts
+from tunerd.colocation.groups import ForTenants, add_tenants, load_for_tenants
 from tunerd.colocation.places import cpu_cut
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
 from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member, Proof
-from tunerd.colocation.work import Lane, Seat
+from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.system import cores, host
 from tunerd.vocabulary import Arrays
 
 _CLOSE_SECS = 5.0
+_TRIES = 3  # of each number of requests; the fastest counts
 
 
 class _Seat:
@@ -51,12 +54,53 @@ class _Seat:
         return SegmentedModel(model, inputs, self.segment_secs or math.inf)
 
 
+class _GroupSeat:
+    """Members that are loaded as one, and their thread."""
+
+    def __init__(
+        self,
+        group: Group,
+        members: Sequence[Member],
+        lane: Lane,
+        open_model: Callable[[Path], ForTenants],
+    ) -> None:
+        self.group, self.members, self.lane = group, members, lane
+        self.tenants: dict[str, str] = {}  # by member, as the model calls them
+        self.launch_secs: dict[int, float] = {}
+        self._open_model = open_model
+        self.thread = SeatThread(f"{group.name}@{lane.name}")
+        self._model = self.thread.call(self._loaded)
+
+    def _loaded(self) -> ForTenants:
+        os.sched_setaffinity(0, self.lane.cores)
+        model = self._open_model(self.group.kernels)
+        self.tenants = add_tenants(model, self.group, self.members)
+        names, inputs = [*self.tenants.values()], artifacts.sample_inputs(self.group.kernels)
+        for count in model.counts:
+            requests = [(names[nth % len(names)], inputs) for nth in range(count)]
+            model.run(requests)
+            self.launch_secs[count] = min(self._tried(model, requests) for _ in range(_TRIES))
+        return model
+
+    def _tried(self, model: ForTenants, requests: Sequence[tuple[str, Arrays]]) -> float:
+        since = time.monotonic()
+        model.run(requests)
+        return time.monotonic() - since
+
+    def run(self, requests: Sequence[tuple[str, Arrays]]) -> tuple[Arrays, ...]:
+        return tuple(self._model.run([(self.tenants[name], given) for name, given in requests]))
+
+
 class InProcessPlace(Place):
     kind: ClassVar[str] = "in-process"
 
-    def __init__(self, open_model: Callable[[Path], Instrumented] = loading.load) -> None:
-        self._open_model = open_model
-        self._seats: dict[Seat, _Seat] = {}
+    def __init__(
+        self,
+        open_model: Callable[[Path], Instrumented] = loading.load,
+        open_for_tenants: Callable[[Path], ForTenants] = load_for_tenants,
+    ) -> None:
+        self._open_model, self._open_for_tenants = open_model, open_for_tenants
+        self._seats: dict[Seat, _Seat | _GroupSeat] = {}
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
         return cpu_cut.cut(lanes)
@@ -73,8 +117,32 @@ class InProcessPlace(Place):
         self._seats[Seat(member.name, lane.name)] = made
         return Loaded(made.model.segment_secs, self._proof(lane))
 
+    def needed_together_bytes(self, group: Group, seats: int) -> int:
+        needed = artifacts.needed_memory(group.kernels, len(group.members))
+        return seats * (needed.shared_bytes + needed.each_bytes)
+
+    def load_group(self, group: Group, members: Sequence[Member], lane: Lane) -> Loaded:
+        made = _GroupSeat(group, members, lane, self._open_for_tenants)
+        self._seats[Seat(group.name, lane.name)] = made
+        least = min(made.launch_secs)
+        return Loaded((made.launch_secs[least],), self._proof(lane), made.launch_secs)
+
+    def start_together(
+        self, seat: Seat, requests: Sequence[tuple[str, Arrays]], told: Told
+    ) -> None:
+        held = self._seats[seat]
+        assert isinstance(held, _GroupSeat)
+        held.thread.start(
+            0,
+            1,
+            lambda _: held.run(requests),
+            lambda error: Fault(f"{type(error).__name__}: {error}", (seat,)),
+            told,
+        )
+
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         held = self._seats[seat]
+        assert isinstance(held, _Seat)
         held.thread.start(
             segment,
             len(held.model.segment_secs),
@@ -93,6 +161,8 @@ class InProcessPlace(Place):
     def reload(self, seat: Seat) -> Loaded:
         old = self._seats[seat]
         old.thread.leave()
+        if isinstance(old, _GroupSeat):
+            return self.load_group(old.group, old.members, old.lane)
         return self.load(old.member, old.lane, segment_secs=old.segment_secs)
 
     def close(self) -> None:

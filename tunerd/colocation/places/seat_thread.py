@@ -51,8 +51,12 @@ class _Run(Pauses):
             raise Left
         self._told, self._first, self._since = told, segment, time.monotonic()
 
-    def end(self, outputs: Arrays) -> None:
-        self.tell(Done(self._secs(), outputs, self._segments - self._first))
+    def end(self, outputs: Arrays | tuple[Arrays, ...]) -> None:
+        segments = self._segments - self._first
+        if isinstance(outputs, tuple):
+            self.tell(Done(self._secs(), None, segments, outputs))
+        else:
+            self.tell(Done(self._secs(), outputs, segments))
 
     def tell(self, answer: Done | Fault) -> None:
         if not self.is_left:
@@ -93,13 +97,14 @@ class SeatThread:
         self,
         segment: int,
         segments: int,
-        model: Callable[[Pauses], Arrays],
+        model: Callable[[Pauses], Arrays | tuple[Arrays, ...]],
         fault_of: Callable[[Exception], Fault],
         told: Told,
     ) -> None:
         """Start a model there, or go on with it at a segment, and do not wait.
 
-        What comes of it is told, unless the thread was left: a pause, the end, or a fault.
+        What comes of it is told, unless the thread was left: a pause, the end, or a fault. A model
+        of several requests returns a tuple.
         """
         if segment:
             assert self._run is not None

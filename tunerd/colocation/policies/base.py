@@ -90,7 +90,7 @@ class View(ABC):
         """Return how many requests a launch with this one may have, itself among them."""
 
     @abstractmethod
-    def mates(self, waiting: Waiting) -> Sequence[Sequence[Waiting]]:
+    def mates(self, waiting: Waiting, lane: Lane) -> Sequence[Sequence[Waiting]]:
         """Return what may be in one launch with a head, by queue and in the order of arrival.
 
         Of each queue so many as there are, from the first on; its own queue is among them.

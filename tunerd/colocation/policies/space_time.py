@@ -9,8 +9,8 @@ Who is first is as in `ordered`, over all slices, and the first takes company al
 
 - Of what waits, a launch has its part: what waits is spread over the slices that are idle first.
 - By slack, and of each queue in order, as long as everyone in it can afford the longer launch: who
-  would be in time alone is in time together. Of the numbers that can be, the one with most requests
-  per second.
+  would be in time alone is in time together. All of them, unless clearly more requests per second
+  come of fewer.
 - A request that comes to the last idle slice may wait there for company: until `window_ms` after
   the first of them came at the latest, so that under saturation, where all have waited longer
   before a slice is free, nobody waits. Only if all that waits is in that launch, if the next
@@ -37,6 +37,9 @@ from tunerd.colocation.policies.ordered import Ordered
 from tunerd.colocation.work import Lane, Waiting
 
 _LATE_SECS = 1e-4  # that the end of a wait may be late: a thread is to be woken for it
+# Of the most requests per second: a launch costs the host what its time has not in it, and who is
+# left behind waits for the next one.
+_ABOUT = 0.9
 
 Share = Annotated[int, Field(ge=1, le=100)]
 
@@ -90,7 +93,7 @@ class SpaceTime(Ordered):
     def _fill(self, launch: _Launch, count: int, seen: Forecast) -> None:
         """Add who may come along, by slack, and of each queue in order."""
         lanes, view = (launch.lane,), launch.view
-        queues = [iter(line) for line in view.mates(launch.first)]
+        queues = [iter(line) for line in view.mates(launch.first, launch.lane)]
         heads: list[tuple[tuple[float, ...], int, Waiting]] = []
 
         def queue_up(nth: int) -> None:
@@ -150,9 +153,10 @@ class _Launch:
         return True
 
     def fastest(self) -> tuple[Waiting, ...]:
-        """Return the first of them, as many as give the most requests per second."""
+        """Return the first of them, as many as give about the most requests per second."""
         counts = range(len(self.waits), 0, -1)
-        return tuple(self.waits[: max(counts, key=self.per_sec)])
+        enough = _ABOUT * max(map(self.per_sec, counts))
+        return tuple(self.waits[: next(n for n in counts if self.per_sec(n) >= enough)])
 
     def likely_secs(self, count: int) -> float:
         return self.view.left_secs(self.first, self.lane, likely=True, count=count)

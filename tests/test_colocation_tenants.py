@@ -1,0 +1,214 @@
+"""Models of one architecture in an engine: several of their requests in a launch, real kernels."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_gpu import FakeContexts, FakeCudaGroup, FakeGpu
+from super_models import CONVNET, artifact_of, super_artifact, tenant
+
+from tunerd.artifacts.loading import LoadedModel, load
+from tunerd.colocation import Engine, MemberError
+from tunerd.colocation.bench import bench
+from tunerd.colocation.groups import ForTenants, groups_of, load_for_tenants
+from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
+from tunerd.colocation.places.in_process import InProcessPlace
+from tunerd.colocation.plan import Plan, PolicyChoice
+from tunerd.errors import HostError
+from tunerd.report.colocation import bench_page
+from tunerd.system.arrays import random_inputs
+from tunerd.vocabulary import Arrays
+
+WAIT_SECS = 120
+NAMES = ("a", "b", "c", "d")
+pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """Four models with weights of their own; the first has kernels for 1, 2 and 4 at once."""
+
+    artifact: Path
+    alone: Mapping[str, Path]
+    models: Mapping[str, LoadedModel]
+
+    def plan(self, **said: Any) -> Plan:
+        members = [{"name": "a", "artifact": self.artifact, "tenants": ["x", "y"]}]
+        members += [{"name": n, "artifact": self.alone[n]} for n in NAMES[1:]]
+        policy = {"kind": "space-time"} | said.pop("policy", {})
+        return Plan.model_validate({"members": members, "policy": policy} | said)
+
+    def is_right(self, name: str, given: Arrays, answer: Arrays) -> bool:
+        """Say whether an answer is that of a member's weights, and of no other's."""
+        fits = {
+            other: all(
+                np.allclose(answer[key], values, rtol=1e-5, atol=1e-6)
+                for key, values in model(given).items()
+            )
+            for other, model in self.models.items()
+        }
+        return [other for other, is_fit in fits.items() if is_fit] == [name]
+
+
+@pytest.fixture(scope="module")
+def tenants(tmp_path_factory: pytest.TempPathFactory) -> Tenants:
+    root = tmp_path_factory.mktemp("tenants")
+    models = {name: tenant(CONVNET, seed, root) for seed, name in enumerate(NAMES)}
+    alone = {name: artifact_of(model, root / name) for name, model in models.items()}
+    artifact = super_artifact(models["a"], root / "super")
+    return Tenants(artifact, alone, {name: load(path) for name, path in alone.items()})
+
+
+POISON = np.float32(999.0)  # inputs that have this in them fault
+
+
+class Poisoned:
+    """A model for tenants that waits for a gate, and faults on some inputs."""
+
+    def __init__(self, model: ForTenants, gate: threading.Event, entered: threading.Event) -> None:
+        self._model, self._gate, self._entered = model, gate, entered
+        self.own, self.counts = model.own, model.counts[-1:]  # all launches take equally long
+        self.add, self.bring = model.add, model.bring
+
+    def run(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> Sequence[Arrays]:
+        self._entered.set()
+        assert self._gate.wait(WAIT_SECS)
+        if any(POISON in given["x"] for _, given in requests):
+            raise RuntimeError("illegal address")
+        return self._model.run(requests)
+
+
+def poisoned(gate: threading.Event, entered: threading.Event) -> InProcessPlace:
+    return InProcessPlace(
+        open_for_tenants=lambda path: Poisoned(load_for_tenants(path), gate, entered)
+    )
+
+
+def test_members_of_one_architecture_are_a_group_and_others_are_not(
+    tenants: Tenants, tmp_path: Path
+) -> None:
+    plan = tenants.plan()
+    (group,) = groups_of(plan.members, 8)
+    assert (group.name, group.members, group.together) == ("a+3", NAMES, 4)
+    assert group.kernels == tenants.artifact
+    assert groups_of(plan.members, 1)[0].together == 1
+    assert groups_of(plan.members[1:], 8) == ()  # nobody has kernels for several
+
+
+def test_under_load_each_caller_has_the_answer_of_its_own_weights(tenants: Tenants) -> None:
+    gate = threading.Event()
+    gate.set()
+    with Engine(tenants.plan(), place=poisoned(gate, threading.Event())) as engine:
+        specs = engine.inputs_of("b")
+        given = {seed: random_inputs(specs, seed) for seed in range(3)}
+        asked: list[tuple[str, int, Future[Arrays]]] = [
+            (name, seed, engine.submit(name, given[seed]))
+            for _ in range(10)
+            for name, seed in itertools.product(NAMES, given)
+        ]
+        asked += [("a", 0, engine.submit("a", given[0], tenant="y")) for _ in range(5)]
+        wait([future for _, _, future in asked], WAIT_SECS)
+        for name, seed, future in asked:
+            assert tenants.is_right(name, given[seed], future.result(0))
+        stats = engine.stats()
+    launched = stats.groups["a+3"]
+    assert launched.requests == len(asked)
+    assert launched.per_launch is not None
+    assert 1.5 < launched.per_launch <= 4
+    assert [lane.name for lane in stats.lanes] == ["slice-0"]
+    assert all(member.planned_bytes > 0 for member in stats.members.values())
+
+
+@pytest.mark.parametrize("kind", ["time", "streams"])
+def test_other_policies_run_the_same_plan_one_request_at_a_time(
+    tenants: Tenants, kind: str
+) -> None:
+    with Engine(tenants.plan(policy={"kind": kind})) as engine:
+        given = random_inputs(engine.inputs_of("a"), 1)
+        answers = {name: engine.submit(name, given).result(WAIT_SECS) for name in NAMES}
+        assert all(tenants.is_right(name, given, answer) for name, answer in answers.items())
+        assert engine.stats().groups["a+3"].per_launch == 1.0
+
+
+def test_a_fault_in_a_launch_fails_the_request_that_it_is_of_and_no_other(
+    tenants: Tenants,
+) -> None:
+    gate, entered = threading.Event(), threading.Event()
+    gate.set()
+    with Engine(tenants.plan(policy={"window_ms": 0}), place=poisoned(gate, entered)) as engine:
+        given = random_inputs(engine.inputs_of("a"), 1)
+        poison = given | {"x": np.full_like(given["x"], POISON)}
+        gate.clear()
+        entered.clear()
+        first = engine.submit("a", given)
+        assert entered.wait(WAIT_SECS)
+        others = {n: engine.submit(n, poison if n == "c" else given) for n in ("b", "c", "d")}
+        gate.set()
+        assert tenants.is_right("a", given, first.result(WAIT_SECS))
+        with pytest.raises(MemberError, match="c failed: RuntimeError: illegal address"):
+            others["c"].result(WAIT_SECS)
+        for name in ("b", "d"):
+            assert tenants.is_right(name, given, others[name].result(WAIT_SECS))
+        assert tenants.is_right("c", given, engine.submit("c", given).result(WAIT_SECS))
+        faults = engine.stats().faults
+    assert [(fault.member, fault.retried) for fault in faults] == [("", 3), ("c", 0)]
+
+
+def test_a_bench_says_how_many_requests_a_launch_has(tenants: Tenants) -> None:
+    load_said = {"kind": "closed", "clients": 4, "duration": 1.0}
+    plan = tenants.plan(load=load_said)
+    found = bench(plan, [PolicyChoice(kind="space-time")], lambda _: None)
+    (result,) = found.results
+    per_launch = result.per_launch["a+3"]
+    assert per_launch is not None
+    assert 1 <= per_launch <= 4  # real kernels: as it pays on this host
+    assert "requests per launch of a+3" in bench_page(found)
+
+
+def test_runners_take_no_groups_and_say_so(tenants: Tenants) -> None:
+    with pytest.raises(HostError, match="the place processes takes no groups"):
+        Engine(tenants.plan(place="processes")).start()
+
+
+def test_weights_of_another_architecture_stay_by_themselves(
+    tenants: Tenants, tmp_path: Path
+) -> None:
+    other = artifact_of(tenant("encoder", 0, tmp_path), tmp_path / "encoder")
+    plan = tenants.plan()
+    members = (*plan.members, plan.members[1].model_copy(update={"name": "e", "artifact": other}))
+    (group,) = groups_of(members, 8)
+    assert group.members == NAMES
+    with Engine(plan.model_copy(update={"members": members})) as engine:
+        given = random_inputs(engine.inputs_of("e"), 2)
+        answer = engine.submit("e", given).result(WAIT_SECS)
+        assert all(np.array_equal(answer[key], v) for key, v in load(other)(given).items())
+
+
+def test_on_a_gpu_a_launch_takes_the_smallest_graph_that_fits(tenants: Tenants) -> None:
+    launched: list[tuple[int, int]] = []
+    model = load_for_tenants(tenants.artifact)
+    place = CudaStreamsPlace(
+        FakeGpu(),
+        make_contexts=FakeContexts,
+        open_for_tenants=lambda _: FakeCudaGroup(model, launched),
+    )
+    with Engine(tenants.plan(policy={"slices": 4}), place=place) as engine:
+        given = random_inputs(engine.inputs_of("a"), 1)
+        launched.clear()
+        asked = [(n, engine.submit(n, given)) for _ in range(20) for n in NAMES]
+        for name, future in asked:
+            assert tenants.is_right(name, given, future.result(WAIT_SECS))
+        stats = engine.stats()
+    assert [lane.name for lane in stats.lanes] == [f"slice-{n}" for n in range(4)]
+    assert {proof.mechanism for proof in stats.proofs} == {"green context"}
+    assert sum(requests for _, requests in launched) == len(asked)
+    assert all(count == next(n for n in (1, 2, 4) if n >= of) for count, of in launched)
+    assert stats.groups["a+3"].requests == len(asked)
