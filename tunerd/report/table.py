@@ -166,7 +166,11 @@ def _plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         *(("note", note) for note in model["notes"]),
         ("folder", plan["out"]),
         ("share", f"{plan['share_pct']}% of {plan['device']}"),
-        *([("tenants", f"{plan['tenants']} models in a launch")] if plan["tenants"] else []),
+        *(
+            [("tenants", f"{count_text(plan['tenants'], 'model')} in a launch")]
+            if plan["tenants"]
+            else []
+        ),
         ("target", f"{kind}: {options}"),
         *(("slices", bound) for bound in plan["bound"]),
         ("tuners", _tuners(tuners)),
