@@ -40,13 +40,19 @@ def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> 
     target = tvm.target.Target(task.target.json)
     postprocs: tuple[Any, ...] = ()
 
-    def generated(of: Any, rules: Any, kind: str) -> list[Any]:
+    def generated(of: Any, rules: list[Any], kind: str) -> list[Any]:
         nonlocal postprocs
         space = ms.space_generator.PostOrderApply(
             sch_rules=rules, postprocs=kind, mutator_probs=kind
         )
         context = _tune_context(of, target, space=space, name=task.name, rand_state=rand_state)
-        traces = [plain(s.trace.as_json()) for s in context.generate_design_space()]
+        try:
+            traces = [plain(s.trace.as_json()) for s in context.generate_design_space()]
+        except IndexError:  # it looks for loops of a product's consumer that tiling has changed
+            left = [r for r in rules if not isinstance(r, ms.schedule_rule.CrossThreadReduction)]
+            if len(left) == len(rules):
+                raise
+            return generated(of, left, kind)
         postprocs = tuple(context.space_generator.postprocs)
         return traces
 
@@ -57,7 +63,7 @@ def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> 
         )
     if not traces:
         kind = "cuda" if task.target.is_cuda else "llvm"
-        traces = generated(mod, kind, kind)
+        traces = generated(mod, list(ms.ScheduleRule.create(kind)), kind)
         if task.target.is_cuda:
             traces = [_unrolled_late(trace) for trace in traces]
     return DesignSpace(
