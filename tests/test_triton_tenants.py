@@ -139,7 +139,11 @@ SIZES: dict[str, tuple[list[Any], dict[str, tuple[int, ...]], dict[str, tuple[in
 
 @pytest.fixture
 def ptx(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collect the PTX of what is compiled."""
+    return compiled_ptx(monkeypatch)
+
+
+def compiled_ptx(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that the PTX of what is compiled from now on comes to."""
     pytest.importorskip("triton")
     from tunerd.candidates.triton.compile import load
 

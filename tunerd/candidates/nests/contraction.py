@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from tunerd.candidates.nests.nest import Axis, Expr, Nest, NotANest
+from tunerd.candidates.nests.nest import Axis, Expr, Nest, NotANest, Reduction
 
 ONE_ROW = Axis("one", 1)  # of a product with a vector
 
@@ -44,9 +44,12 @@ class Contraction:
         return _size(self.depth_axes)
 
 
-def contraction_of(nest: Nest) -> Contraction:
-    """Return a nest as a contraction; raises NotANest with the reason where it is none."""
-    reduction = nest.reduction
+def contraction_of(nest: Nest, reduction: Reduction | None = None) -> Contraction:
+    """Return a nest as a contraction; raises NotANest with the reason where it is none.
+
+    reduction: that is the sum of products; None: the only one.
+    """
+    reduction = reduction or nest.reduction
     if reduction.fold != "add" or reduction.start != 0:
         raise NotANest("it is no sum of products")
     value = reduction.value

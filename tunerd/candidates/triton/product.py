@@ -2,18 +2,19 @@
 
 A block of threads computes a tile of rows and columns in steps of depth, in fp32. With a split,
 several blocks take a part of the depth each; whoever ends last adds their tiles up in their order,
-so that equal inputs give equal bits, and the epilogue follows.
+so that equal inputs give equal bits, and the epilogue follows. Sums of a row's values and of their
+squares, as a norm has them, are taken of the tiles that are multiplied: one block sees whole rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from tunerd.candidates.nests.contraction import Contraction, contraction_of
-from tunerd.candidates.nests.nest import Nest, NotANest
+from tunerd.candidates.nests.contraction import Contraction, contraction_of, unwidened
+from tunerd.candidates.nests.nest import Axis, Expr, Nest, NotANest, Reduction
 from tunerd.candidates.triton.code import is_small
 from tunerd.candidates.triton.features import Sizes, features
 
@@ -41,19 +42,30 @@ class Product(Contraction):
 
     precision: str
     weights: frozenset[int] = frozenset()  # parameters that are constants of the model
+    number: int = 0  # of the sum of products among the reductions
+    powers: tuple[int, ...] = ()  # of the left operand, that each of the other reductions sums
 
     @staticmethod
     def of(nest: Nest, precision: str, weights: Collection[int] = ()) -> Product:
         """Return a nest as a product; raises NotANest with the reason where it is none."""
         if precision not in TYPES:
             raise NotANest(f"tensor cores do not compute {precision}")
-        found = contraction_of(nest)
+        number = _number(nest)
+        found = contraction_of(nest, nest.reductions[number] if nest.reductions else None)
+        others = [r for r in nest.reductions if r is not nest.reductions[number]]
+        powers = tuple(_power(r, found.left, found.depth_axes) for r in others)
+        if powers and unwidened(found.left).dtype != TYPES[precision][0]:
+            raise NotANest("what it sums is not rounded as what it multiplies")
+        if len(set(powers)) != len(powers):
+            raise NotANest("it sums the same twice")
         if not is_small(nest.params):
             raise NotANest("a tensor has more than 2^31 elements")
         if found.columns < 8:
             raise NotANest("it has too few columns for tensor cores")
         own = {f.name: getattr(found, f.name) for f in fields(found)}
-        return Product(**own, precision=precision, weights=frozenset(weights))
+        return Product(
+            **own, precision=precision, weights=frozenset(weights), number=number, powers=powers
+        )
 
     @cached_property
     def is_flat(self) -> bool:
@@ -103,7 +115,7 @@ class Product(Contraction):
         steps = self.steps(bk)
         blocks = self.batch * math.ceil(self.rows / bm) * math.ceil(self.columns / bn)
         for splits in (1, 2, 3, 4, 6, 8, 12, 16):
-            if splits > 1 and (steps // splits < 2 or blocks > MAX_TILES):
+            if splits > 1 and (steps // splits < 2 or blocks > MAX_TILES or self.powers):
                 continue
             for warps in (4, 8) if bm >= 64 else (2, 4):
                 if not min(8, bm * bn / 64) <= bm * bn / (32 * warps) <= 128:
@@ -127,6 +139,10 @@ class Product(Contraction):
         full = min(1, tile.rows / 64) * min(1, tile.columns / 64)
         peak = 4.0e12 * (0.5 if self.precision == "tf32" else 1.0)  # of an SM, per second
         arithmetic = 2 * tile.rows * tile.columns * tile.depth / (peak * full)
+        # A value is widened, and then multiplied and added by each sum; in the shadow of products
+        # that are asynchronous, as the machine code has it.
+        summed = tile.rows * tile.depth * (1 + 2 * len(self.powers)) / 190e9 if self.powers else 0.0
+        arithmetic = max(arithmetic, summed) if tile.rows >= 64 else arithmetic + summed
         moving = step_bytes / 70e9
         step = max(busy * arithmetic, busy * moving, 0.7e-6 / buffers)
         secs = math.ceil(blocks / (sms * busy)) * (1.0e-6 + steps * step) + 2e-6
@@ -179,3 +195,34 @@ class Product(Contraction):
         from tunerd.candidates.triton.product_code import ProductCode
 
         return ProductCode(self, tile).text(name)
+
+
+# --- matching ----------------------------------------------------------------------------------
+
+
+def _number(nest: Nest) -> int:
+    """Return which reduction is the sum of products: that which has columns."""
+    for number, reduction in enumerate(nest.reductions):
+        if nest.axes and nest.axes[-1] in reduction.value.axes:
+            return number
+    return 0
+
+
+def _power(reduction: Reduction, left: Expr, axes: tuple[Axis, ...]) -> int:
+    """Return the power of the left operand that a reduction sums over the same depth."""
+    if reduction.fold != "add" or reduction.start:
+        raise NotANest("another reduction than a sum is in it")
+    if tuple(a.extent for a in reduction.axes) != tuple(a.extent for a in axes):
+        raise NotANest("its reductions go over different axes")
+    value = _renamed(reduction.value, dict(zip(reduction.axes, axes, strict=True)))
+    if value == left:
+        return 1
+    if value.op == "mul" and value.args == (left, left):
+        return 2
+    raise NotANest("it sums something else than what it multiplies")
+
+
+def _renamed(expr: Expr, axes: dict[Axis, Axis]) -> Expr:
+    if expr.op == "axis":
+        return replace(expr, value=axes.get(expr.value, expr.value))
+    return replace(expr, args=tuple(_renamed(a, axes) for a in expr.args))

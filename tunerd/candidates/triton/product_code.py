@@ -102,11 +102,17 @@ class ProductCode:
             f"begin = split * {per}" if tile.splits > 1 else "begin = 0",
             f"end = min(begin + {per}, {steps})" if tile.splits > 1 else f"end = {steps}",
             f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.float32)",
+            *(f"sum{n} = tl.zeros(({tile.rows}, 1), tl.float32)" for n in product.powers),
             "for kt in range(begin, end):",
             *(f"    {line}" for line in inside),
             f"    x = {left}",
             f"    w = {right}",
             f"    acc = tl.dot(x, w, acc{how})",
+            *(["    wide = tl.cast(x, tl.float32)"] if product.powers else []),
+            *(
+                f"    sum{n} += tl.sum({' * '.join(['wide'] * n)}, axis=1, keep_dims=True)"
+                for n in product.powers
+            ),
         ]
 
     def _depth(self) -> tuple[list[str], dict[Axis, str], dict[Axis, str]]:
@@ -184,7 +190,9 @@ class ProductCode:
             place = linear(load.args[0])
             if place is not None and all(o == load for o in loads if o.value == load.value):
                 places[load.value] = by_axes(place, axes, product.row_axes, "rows[:, None]")
-        scope = Scope(axes, [*self._row_masks, *self._column_masks], places, ["acc"])
+        left = [f"sum{n}" for n in product.powers]
+        left.insert(product.number, "acc")
+        scope = Scope(axes, [*self._row_masks, *self._column_masks], places, left)
         return [*lines, f"{pad}{scope.stored(nest, product.row_axes)}"]
 
 
