@@ -103,6 +103,7 @@ TVM_MODULES = {
     "frontend.relax.widening",
     "frontend.relax.lowering",
     "frontend.relax.movement",
+    "frontend.relax.norms",
     "frontend.relax.permutes",
     "frontend.relax.powers",
     "records.tvm_database",

@@ -20,7 +20,7 @@ from tunerd.frontend.onnx.file import counted
 from tunerd.frontend.onnx.reference import last_line
 from tunerd.frontend.relax.importing import WITHOUT_CHOICE
 from tunerd.system.arrays import Array, rounded
-from tunerd.vocabulary import BF16, FP16, TF32, Arrays, Model, TargetSpec
+from tunerd.vocabulary import BF16, FP16, TF32, Arrays, Model, TargetSpec, architecture
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -115,6 +115,8 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
             notes = (*notes, "operators and weights of 16 bits are widened to fp32")
         if attentions := _calls(mod, "attention"):
             notes = (*notes, f"{attentions} attentions are one kernel each, from Q, K and V on")
+        if norms := _calls(mod, "norm_matmul"):
+            notes = (*notes, f"{norms} products compute the layer norms of what they read")
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
         if model.precision in DTYPES:
             mod, weights, stored = store_in(
@@ -243,7 +245,7 @@ def _fuse(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRMod
     from tunerd.frontend.relax.fast_math import use_fast_math
 
     return [
-        *(_for_gpus(precision) if target.is_cuda else [fill_vectors, use_fast_math]),
+        *(_for_gpus(target, precision) if target.is_cuda else [fill_vectors, use_fast_math]),
         rt.LegalizeOps(),
         rt.AnnotateTIROpPattern(),
         rt.FoldConstant(),
@@ -257,7 +259,7 @@ def _fuse(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRMod
     ]
 
 
-def _for_gpus(precision: str) -> list[Callable[[IRModule], IRModule]]:
+def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRModule]]:
     from tunerd.frontend.relax.attention import fuse_attention
     from tunerd.frontend.relax.constants import (
         fold_shapes,
@@ -265,10 +267,15 @@ def _for_gpus(precision: str) -> list[Callable[[IRModule], IRModule]]:
         unit_permutes_to_reshapes,
     )
     from tunerd.frontend.relax.hoisting import hoist_moves_of_rows, sink_moves_of_rows
+    from tunerd.frontend.relax.norms import fold_norms
+    from tunerd.frontend.relax.precision import DTYPES
 
-    # Without Triton there is no template of an attention, and its parts are faster.
-    has_template = importlib.util.find_spec("triton") is not None
-    attention = [fuse_attention] if precision in _TENSOR_CORES and has_template else []
+    # Without Triton there is no template of an attention, and its parts are faster; so with norms.
+    has_template = precision in _TENSOR_CORES and importlib.util.find_spec("triton") is not None
+    attention = [fuse_attention] if has_template else []
+    norms: list[Callable[[IRModule], IRModule]] = []
+    if has_template and precision in DTYPES and _has_async_copies(target):
+        norms = [functools.partial(fold_norms, precision=precision)]
 
     def moved(mod: IRModule, *, transposes: bool) -> IRModule:
         if transposes:
@@ -290,7 +297,14 @@ def _for_gpus(precision: str) -> list[Callable[[IRModule], IRModule]]:
         remove_redundant_reshapes,
         with_fewest_transposes,
         remove_redundant_reshapes,
+        *norms,
     ]
+
+
+def _has_async_copies(target: TargetSpec) -> bool:
+    """Whether a GPU is of capability 8.0 or more, as templates of products want it."""
+    version = architecture(target.json).removeprefix("sm_").rstrip("af")
+    return version.isdecimal() and int(version) >= 80
 
 
 def _count(mod: IRModule, op: str) -> int:

@@ -1,0 +1,197 @@
+"""Layer norms as part of the products that read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from lowered import CUDA, LLVM, load, operators, run
+from models import floats, model
+from test_attention import TOKENS, WIDTH, Builder, of_torchvision
+from test_cuda_build import needs_nvrtc
+from test_triton import require_agreement
+from test_triton_tenants import accesses, compiled_ptx, require_lanes
+
+from tunerd.builder.build import build_candidate
+from tunerd.builder.library import load_tvm
+from tunerd.candidates import registry
+from tunerd.candidates.base import SearchSettings
+from tunerd.candidates.triton.source import Recipe, lowered, templates_of
+from tunerd.frontend.onnx.reference import Reference
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.tasks import extract_tasks
+from tunerd.system.arrays import random_inputs
+from tunerd.vocabulary import METASCHEDULE, Build, Model, TargetSpec, Task, default_candidate
+
+Form = Callable[[Builder], str]
+BATCH = 4  # so that rows are more than a few values
+
+
+def exported(form: Form, tmp_path: Path, precision: str, batch: int = BATCH) -> Model:
+    b = Builder()
+    out = form(b)
+    inputs = {"x": (batch, TOKENS, WIDTH)}
+    proto = model(b.nodes, inputs=inputs, outputs={out: None}, weights=b.weights, opset=18)
+    loaded = load(tmp_path, onnx.shape_inference.infer_shapes(proto))
+    return dataclasses.replace(loaded, precision=precision)
+
+
+def norm(b: Builder, x: str, depth: int = WIDTH, **scales: float) -> str:
+    scale = floats(depth, seed=7) * np.float32(0.3) + np.float32(scales.get("scale", 1.0))
+    shift = floats(depth, seed=8) * np.float32(scales.get("shift", 0.3))
+    return b("LayerNormalization", x, scale, shift, axis=-1)
+
+
+def feed_forward(b: Builder, x: str) -> str:
+    h = b("Relu", b.linear(x, 4 * WIDTH, seed=3))
+    return b.linear(h, WIDTH, depth=4 * WIDTH, seed=4)
+
+
+def norm_first(b: Builder) -> str:
+    """A part of a transformer as ViT has it."""
+    x = b.linear("x", WIDTH, seed=1)
+    return b("Add", x, feed_forward(b, norm(b, x)))
+
+
+def norm_last(b: Builder) -> str:
+    """A part of a transformer as BERT has it."""
+    x = norm(b, b.linear("x", WIDTH, seed=1))
+    return b("Add", x, feed_forward(b, x))
+
+
+def of_an_input(b: Builder) -> str:
+    return feed_forward(b, norm(b, "x"))
+
+
+def of_an_output(b: Builder) -> str:
+    x = b("Relu", "x")
+    b.linear(norm(b, x), WIDTH)
+    return x
+
+
+def with_an_offset(b: Builder) -> str:
+    """Rows whose mean is some 20 times their deviation."""
+    x = b("Add", b("Mul", b.linear("x", WIDTH, seed=1), np.float32(0.1)), np.float32(4.0))
+    return feed_forward(b, norm(b, x))
+
+
+def before_attention(b: Builder) -> str:
+    x = norm(b, b("Relu", "x"))
+    first = len(b.nodes)
+    out = of_torchvision(b, BATCH)
+    b.nodes[first].input[0] = x  # that which the residual is not taken from
+    return out
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("form", [norm_first, with_an_offset, before_attention])
+def test_a_norm_is_part_of_the_products_that_read_it(
+    form: Form, precision: str, tmp_path: Path
+) -> None:
+    loaded = exported(form, tmp_path, precision)
+    found = lower(loaded, CUDA)
+    names = operators(found)
+    assert not {n for n in names if "layer_norm" in n}, names
+    assert {n for n in names if "norm_matmul" in n}, names
+    feed = random_inputs(loaded.inputs, 0)
+    (expected,) = Reference(loaded.graph.proto).run(feed).values()
+    (got,) = run(found, feed)
+    bound = {"fp16": 2e-3, "bf16": 2e-2}[precision]
+    assert np.abs(got - expected).max() < bound * np.abs(expected).max()
+
+
+def test_what_a_norm_shifts_is_part_of_the_bias(tmp_path: Path) -> None:
+    task = norm_task(exported(norm_first, tmp_path, "fp16"))
+    columns = [a for a in task.args if a.shape == (4 * WIDTH,)]
+    assert len(columns) == 2  # the sums of the weights, and one bias
+    assert task.weight_args == (1, 2, 3)
+
+
+@pytest.mark.parametrize("form", [norm_last, of_an_input, of_an_output])
+def test_a_norm_stays_that_something_else_reads_or_that_is_of_fp32(
+    form: Form, tmp_path: Path
+) -> None:
+    names = operators(lower(exported(form, tmp_path, "fp16"), CUDA))
+    assert not {n for n in names if "norm_matmul" in n}, names
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp32", ""])
+def test_a_norm_stays_where_what_it_is_of_has_all_its_digits(
+    precision: str, tmp_path: Path
+) -> None:
+    names = operators(lower(exported(norm_first, tmp_path, precision), CUDA))
+    assert "layer_norm" in names
+
+
+def test_a_norm_stays_where_no_template_takes_the_product(tmp_path: Path) -> None:
+    old = TargetSpec("cuda", CUDA.json.replace("sm_90", "sm_75"))
+    assert "layer_norm" in operators(lower(exported(norm_first, tmp_path, "fp16"), old))
+
+
+def test_a_norm_stays_on_cpus_and_of_few_rows(tmp_path: Path) -> None:
+    assert "layer_norm" in operators(lower(exported(norm_first, tmp_path, "fp16"), LLVM))
+    assert "layer_norm" in operators(lower(exported(norm_first, tmp_path, "fp16", 1), CUDA))
+
+
+# --- the kernel --------------------------------------------------------------------------------
+
+
+def norm_task(loaded: Model) -> Task:
+    tasks = extract_tasks(lower(loaded, CUDA), CUDA, precision=loaded.precision)
+    return next(t for t in tasks if "norm_matmul" in t.name)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_template_sums_rows_while_it_multiplies_them(precision: str, tmp_path: Path) -> None:
+    task = norm_task(exported(norm_first, tmp_path, precision))
+    found = templates_of(task)
+    assert not isinstance(found, str), found
+    assert set(found) == {"product"}
+    cuts = list(found["product"].tiles())
+    assert not [c for c in cuts if c.splits > 1]  # no block would see a whole row
+    for cut in random.Random(0).sample(cuts, 4):
+        require_agreement(task, found["product"], cut, load_tvm())
+
+
+def test_lanes_of_several_tenants_sum_their_own_rows(tmp_path: Path) -> None:
+    require_lanes(norm_task(exported(norm_first, tmp_path, "fp16")))
+
+
+def test_sums_of_rows_leave_copies_and_products_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ptx = compiled_ptx(monkeypatch)
+
+    def plain(b: Builder) -> str:
+        return b("Add", (x := b.linear("x", WIDTH, seed=1)), feed_forward(b, x))
+
+    tasks = extract_tasks(lower(exported(plain, tmp_path, "fp16"), CUDA), CUDA, precision="fp16")
+    shapes = [(BATCH, TOKENS, WIDTH), (WIDTH, 4 * WIDTH)]
+    product = next(t for t in tasks if [a.shape for a in t.args[:2]] == shapes)
+    for task in (product, norm_task(exported(norm_first, tmp_path, "fp16"))):
+        template = templates_of(task)["product"]  # type: ignore[index]
+        cut = next(
+            c for c in template.tiles() if (c.rows, c.columns, c.depth, c.splits) == (64, 64, 32, 1)
+        )
+        lowered(task, template, Recipe("product", cut))
+    one, other = map(accesses, ptx)
+    assert [n for n in one if "wgmma" in n]
+    assert all(one[n] == other[n] for n in one if "copy" in n or "wgmma" in n)
+
+
+@needs_nvrtc
+def test_the_other_sources_compute_it_too(tmp_path: Path) -> None:
+    task = norm_task(exported(norm_first, tmp_path, "fp16"))
+    search = registry.SOURCES[METASCHEDULE].search(SearchSettings(seed=0, threads=1))
+    proposed = search.propose(task, 2)
+    assert proposed.candidates, proposed.message
+    for candidate in (default_candidate(task), *proposed.candidates):
+        built = build_candidate(task, candidate, lowered=search.lowered(candidate))
+        assert isinstance(built, Build), built
+    several = task.for_tenants(2)
+    assert isinstance(build_candidate(several, default_candidate(several)), Build)
