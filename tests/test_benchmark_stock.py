@@ -10,12 +10,13 @@ from typing import Any
 
 import onnx
 import pytest
-from models import conv_net, example_models, load_model, script
+from models import conv_net, example_models, script
 
 from lab.curves import curves_svg
 from tunerd.cluster.layout import local_layout
 from tunerd.errors import InputError
 from tunerd.frontend.kernels import Selection, kernels_of
+from tunerd.frontend.model import read_model
 from tunerd.records import Store
 from tunerd.runs import plan
 from tunerd.runs.run import search
@@ -296,7 +297,7 @@ def test_the_lists_fit_the_example_models(
 ) -> None:
     onnx.save(example_models().make(name), tmp_path / f"{name}.onnx")
     target = targets.cpu_target_json(1) if kind == "llvm" else targets.cuda_target("9.0")
-    kernels = kernels_of(load_model(tmp_path / f"{name}.onnx"), target)
+    kernels = kernels_of(read_model(tmp_path / f"{name}.onnx"), target)
     listed = benchmark.lists_of(name, kind)
     assert len(benchmark.chosen(None, listed, kernels.tasks)) == len(listed) > 0
 
@@ -325,7 +326,7 @@ def test_a_selected_task_that_the_model_lacks_is_refused(tmp_path: Path) -> None
     onnx.save(conv_net(), path)
     selection = Selection(("ffffffffffff",), 5)
     with pytest.raises(InputError, match="no task ffffffffffff"):
-        selection.among(kernels_of(load_model(path), targets.cpu_target_json(1)).tasks)
+        selection.among(kernels_of(read_model(path), targets.cpu_target_json(1)).tasks)
 
 
 # --- the plot ----------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ class _Colocate(Group):
 
 
 app = typer.Typer(
-    help="Run several models on one device: plan who gets what, check a plan, or bench it under "
-    "policies: time, streams, space, ordered, regulated, space-time.",
+    help="Run several models on one device: plan who gets what, check a plan, or bench it.\n\n"
+    "Policies: time, streams, space, ordered, regulated, space-time.",
     no_args_is_help=True,
     rich_markup_mode=MARKUP,
     cls=_Colocate,
