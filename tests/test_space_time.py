@@ -22,7 +22,7 @@ def policy(**parameters: object) -> Policy:
     return policy_of("space-time", parameters)
 
 
-def world_of(chosen: Policy, *, groups: bool = True, **said: object) -> World:
+def world_of(chosen: Policy, *, groups: bool = True, depth: int = 1, **said: object) -> World:
     """Return a world of eight equal members; a part of a launch is shortened by no share."""
     members = [member(name, tenants=["a", "b"], **said) for name in NAMES]
     lanes = chosen.lay_out(members)
@@ -41,6 +41,7 @@ def world_of(chosen: Policy, *, groups: bool = True, **said: object) -> World:
         secs=dict.fromkeys(NAMES, 1.0),
         scale=scale,
         groups=[GROUP] if groups else [],
+        depth=depth,
         grown=lambda count: (
             (FIXED_SECS + count * EACH_SECS * 100 / share) / (FIXED_SECS + EACH_SECS * 100 / share)
         ),
@@ -84,6 +85,41 @@ def test_under_saturation_launches_are_full_and_no_lane_waits(slices: int) -> No
     story = world.run(until=0.1)
     assert {len(ids) for _, ids in story.launches[full_from:]} == {8}
     assert not story.held
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+def test_under_saturation_a_full_launch_is_queued_behind_each_that_runs(slices: int) -> None:
+    world = world_of(policy(slices=slices), depth=2)
+    poisson(world, 30_000, secs=0.1, seed=2)
+    world.run(until=0.02)
+    full_from = len(world.story.launches)
+    for turn in range(1, 9):
+        story = world.run(until=0.02 + turn * 0.01)
+        assert len(world.scheduler.running) == 2 * slices
+    assert {len(ids) for _, ids in story.launches[full_from:]} == {8}
+
+
+def test_nothing_less_than_a_full_launch_is_queued_behind_one() -> None:
+    world = world_of(policy(), depth=2)
+    poisson(world, 3_000, secs=1, seed=6)
+    story, behind = world.story, []
+    while world._events:
+        before = len(story.launches)
+        running = len(world.scheduler.running)
+        world.run(until=world._events[0][0])
+        if running and len(world.scheduler.running) > running:
+            behind += [len(ids) for _, ids in story.launches[before:]]
+    assert set(behind) <= {8}
+    assert len(story.ended) == len(story.arrived)
+
+
+def test_nothing_is_queued_where_an_objective_is_hardly_longer_than_a_launch() -> None:
+    world = world_of(policy(), depth=2, slo_ms=3)
+    poisson(world, 30_000, secs=0.05, seed=2)
+    world.run(until=0.02)
+    for turn in range(1, 20):
+        world.run(until=0.02 + turn * 0.001)
+        assert len(world.scheduler.running) <= 1
 
 
 @pytest.mark.parametrize("slices", [1, 4])
@@ -157,11 +193,12 @@ def test_who_waits_for_company_starts_before_what_comes_meanwhile(admission: boo
     assert story.ended[held] <= 0.004 + 0.0016
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("rate", "slices"), [(2000, 1), (6000, 1), (12000, 4)])
-def test_what_is_admitted_is_met_and_more_than_alone(rate: int, slices: int) -> None:
+def test_what_is_admitted_is_met_and_more_than_alone(rate: int, slices: int, depth: int) -> None:
     met = {}
     for groups in (False, True):
-        world = world_of(policy(slices=slices), groups=groups)
+        world = world_of(policy(slices=slices), groups=groups, depth=depth)
         poisson(world, rate, secs=0.3, seed=6, within=0.006)
         story = world.run()
         admitted = story.arrived.keys() - (story.refused.keys() - story.late)

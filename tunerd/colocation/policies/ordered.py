@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -52,8 +52,12 @@ class Ordered(Policy):
         )
 
     def choose(self, view: View) -> Choice | Together | None:
+        return self._chosen(view, view.startable())
+
+    def _chosen(self, view: View, choices: Iterable[Choice]) -> Choice | Together | None:
+        """Return what to start next of these."""
         can: dict[int, tuple[Waiting, list[Lane]]] = {}
-        for waiting, lane in view.startable():
+        for waiting, lane in choices:
             if self._may_use(view, waiting, lane):
                 can.setdefault(id(waiting), (waiting, []))[1].append(lane)
         if not can:

@@ -16,6 +16,9 @@ Who is first is as in `ordered`, over all slices, and the first takes company al
   before a slice is free, nobody waits. Only if all that waits is in that launch, if the next
   arrival is likely within this time and would pay, and if everyone in it has the slack for that.
 - What has waited so starts before whatever else has come: it would have run by now.
+- Behind what runs a second launch is queued, if it is as full as it may be, so that the device goes
+  from one to the next without the host. Nobody can pass it any more, or go with it: so there is
+  none where a member's objective is less than some launches long.
 
 Members without such kernels, and others' artifacts, run in the slices as requests of one.
 """
@@ -34,12 +37,13 @@ from tunerd.colocation.plan import Member
 from tunerd.colocation.policies.base import Choice, Together, View
 from tunerd.colocation.policies.forecast import Forecast
 from tunerd.colocation.policies.ordered import Ordered
-from tunerd.colocation.work import Lane, Waiting
+from tunerd.colocation.work import Lane, Running, Waiting
 
 _LATE_SECS = 1e-4  # that the end of a wait may be late: a thread is to be woken for it
 # Of the most requests per second: a launch costs the host what its time has not in it, and who is
 # left behind waits for the next one.
 _ABOUT = 0.9
+_LAUNCHES = 4  # that fit at least into the shortest objective, where one is queued behind another
 
 Share = Annotated[int, Field(ge=1, le=100)]
 
@@ -66,6 +70,29 @@ class SpaceTime(Ordered):
         return slices
 
     @property
+    def depth(self) -> int:
+        return 2
+
+    def choose(self, view: View) -> Choice | Together | None:
+        busy = {running.lane for running in view.running}
+        choices = [*view.startable()]
+        chosen = self._chosen(view, [c for c in choices if c[1].name not in busy])
+        if chosen is not None or not busy:
+            return chosen
+        behind = self._chosen(view, [c for c in choices if c[1].name in busy])
+        if isinstance(behind, tuple):
+            behind = Together((behind[0],), behind[1])
+        return behind if behind is not None and self._may_be_behind(behind, view) else None
+
+    def _may_be_behind(self, launch: Together, view: View) -> bool:
+        """Say whether a launch is full, and delays nobody who may come much."""
+        first = launch.waits[0]
+        most = self._together(first, view)
+        secs = view.left_secs(first, launch.lane, likely=True, count=most)
+        slos = (m.slo_ms / 1e3 for m in view.members.values() if m.slo_ms)
+        return len(launch.waits) == most and _LAUNCHES * secs <= min(slos, default=math.inf)
+
+    @property
     def most_together(self) -> int:
         return self.together
 
@@ -82,12 +109,15 @@ class SpaceTime(Ordered):
         most = self._together(waiting, view)
         if most == 1:
             return waiting, lane
-        idle = sum(view.can_start(waiting, each) for each in view.idle)
+        busy = {running.lane: running for running in view.running}
+        empty = [each for each in view.idle if each.name not in busy]
+        idle = max(1, sum(view.can_start(waiting, each) for each in empty))
         count = len(list(itertools.islice(view.waiting, most * idle)))
-        launch = _Launch(waiting, lane, view)
+        before = busy.get(lane.name)
+        launch = _Launch(waiting, lane, view, _ends_at(before, lane, view) if before else view.now)
         self._fill(launch, min(most, math.ceil(count / idle)), seen)
         waits = launch.fastest()
-        is_all = len(waits) == count and len(view.idle) == 1
+        is_all = len(waits) == count and len(empty) == 1 and before is None
         return Together(waits, lane, self._until(launch, most) if is_all else -math.inf)
 
     def _fill(self, launch: _Launch, count: int, seen: Forecast) -> None:
@@ -128,17 +158,25 @@ class SpaceTime(Ordered):
         return min(self.together, view.together(waiting))
 
 
+def _ends_at(running: Running, lane: Lane, view: View) -> float:
+    """Return when a launch that runs will have ended, at the latest that is likely."""
+    count = len(running.waits)
+    left_secs = view.left_secs(running.waiting, lane, likely=True, count=count)
+    return max(view.now, running.started_at + left_secs)
+
+
 class _Launch:
     """A request, and those that may go with it: each that is in time alone is so with the others.
 
     due_at: the earliest deadline of those.
     """
 
-    def __init__(self, first: Waiting, lane: Lane, view: View) -> None:
+    def __init__(self, first: Waiting, lane: Lane, view: View, begins_at: float) -> None:
         self.first, self.lane, self.view = first, lane, view
         self.waits: list[Waiting] = []
         self.due_at = math.inf
-        self._alone_at = view.now + self.likely_secs(1)
+        self._begins_at = begins_at
+        self._alone_at = begins_at + self.likely_secs(1)
         self.add(first)
 
     def add(self, waiting: Waiting) -> bool:
@@ -146,7 +184,7 @@ class _Launch:
         deadline_at = waiting.request.deadline_at
         is_in_time = self._alone_at <= deadline_at
         due_at = min(self.due_at, deadline_at) if is_in_time else self.due_at
-        if self.waits and self.view.now + self.likely_secs(len(self.waits) + 1) > due_at:
+        if self.waits and self._begins_at + self.likely_secs(len(self.waits) + 1) > due_at:
             return False
         self.waits.append(waiting)
         self.due_at = due_at
