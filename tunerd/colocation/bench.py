@@ -95,7 +95,7 @@ def _capacity(plan: Plan, say: Say) -> dict[str, float]:
     eager = plan.model_copy(update={"members": members, "load": load})
     with Engine(eager, on_step=lambda what: say(f"capacity: {what}")) as engine:
         say(f"capacity: closed load for {secs:g} s under {plan.policy.kind}")
-        observed = run_load(engine, load, _inputs(plan))
+        observed = run_load(engine, load, sample_inputs(plan))
     found = dict.fromkeys((m.name for m in members), 0.0)
     for tenant in tenants_of([observed], members):
         found[tenant.member] += tenant.per_sec
@@ -108,7 +108,8 @@ def _capacity(plan: Plan, say: Say) -> dict[str, float]:
     return found
 
 
-def _inputs(plan: Plan) -> dict[str, Arrays]:
+def sample_inputs(plan: Plan) -> dict[str, Arrays]:
+    """Return what each member is sent, by member and input."""
     kernels = kernels_of(plan.members, groups_of(plan.members, 1))
     return {name: artifacts.sample_inputs(path) for name, path in kernels.items()}
 
@@ -150,7 +151,7 @@ def _under(plan: Plan, say: Say) -> tuple[LoadResult, Rounds]:
 
 def _observed(engine: Engine, meter: EnergyMeter, say: Say) -> Rounds:
     """Send the load to all, and in turns to each member alone that the plan names."""
-    plan, load, inputs = engine.plan, engine.plan.load, _inputs(engine.plan)
+    plan, load, inputs = engine.plan, engine.plan.load, sample_inputs(engine.plan)
     lonely = [m for m in plan.members if m.name in load.alone]
     together: list[Observed] = []
     alone: dict[str, list[Observed]] = {m.name: [] for m in lonely}

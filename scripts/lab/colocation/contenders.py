@@ -276,43 +276,58 @@ class OneOfMany(Windowed):
 
 
 class InEngines:
-    """tunerd's engine under each policy, over artifacts of one share each."""
+    """tunerd's engine under each policy, over artifacts of one share each.
 
-    def __init__(self, artifacts: Artifacts, policies: Sequence[dict[str, Any]]) -> None:
-        self._artifacts, self._policies = artifacts, policies
+    And under space-time for each launch of several models and share, in slices of that share.
+    """
+
+    def __init__(
+        self, artifacts: Artifacts, together: Together, policies: Sequence[dict[str, Any]]
+    ) -> None:
+        self._artifacts, self._together, self._policies = artifacts, together, policies
         self._engines: dict[str, Any] = {}
         self._problems: dict[str, str] = {}
 
     def prepare(self, _: dict[str, Any]) -> dict[str, Any]:
-        from tunerd.colocation import Engine, Plan
-
-        for said in self._policies:
+        for said in self._policies if self._artifacts else ():
             place = said.get("place", "in-process")
             # Who has the whole GPU gets what was tuned for most of it, and who has a part, least.
             pct = (max if said["kind"] == "time" else min)(self._artifacts)
             where = "" if place == "in-process" else f" in {place}"
-            label = f"engine, {said['kind']}{where}, tuned at {pct}%"
             policy = {key: value for key, value in said.items() if key != "place"}
-            members = [
-                {"name": f"m{i}", "artifact": str(folder)}
-                for i, folder in enumerate(self._artifacts[pct])
-            ]
-            plan = {"device": "cuda", "place": place, "policy": policy, "members": members}
-            try:
-                self._engines[label] = Engine(Plan.model_validate(plan)).start()
-            except Exception as error:
-                self._problems[label] = f"{type(error).__name__}: {error}"[:400]
+            label = f"engine, {said['kind']}{where}, tuned at {pct}%"
+            self._add(label, self._artifacts[pct], policy, place)
+        for point, folders in self._together.items():
+            by, pct = (int(number) for number in point.split("@"))
+            slices = max(1, min(len(folders) // by, 100 // pct))
+            policy = {"kind": "space-time", "slices": slices, "together": by}
+            self._add(f"engine, space-time, {by} together, tuned at {pct}%", folders, policy)
         return {"labels": list(self._engines), "problems": self._problems}
 
+    def _add(
+        self,
+        label: str,
+        folders: Sequence[Path],
+        policy: dict[str, Any],
+        place: str = "in-process",
+    ) -> None:
+        from tunerd.colocation import Engine, Plan
+
+        members = [{"name": f"m{i}", "artifact": str(folder)} for i, folder in enumerate(folders)]
+        plan = {"device": "cuda", "place": place, "policy": policy, "members": members}
+        try:
+            self._engines[label] = Engine(Plan.model_validate(plan)).start()
+        except Exception as error:
+            self._problems[label] = f"{type(error).__name__}: {error}"[:400]
+
     def sample(self, asked: dict[str, Any]) -> dict[str, Any]:
-        from tunerd.colocation import artifacts
+        from tunerd.colocation.bench import sample_inputs
         from tunerd.colocation.load.generator import DONE, run_load
         from tunerd.colocation.plan import LoadChoice
 
         engine = self._engines[asked["label"]]
         load = LoadChoice(duration=asked["secs"], clients=_CLIENTS[asked["mode"]])
-        inputs = {m.name: artifacts.sample_inputs(m.artifact) for m in engine.plan.members}
-        observed = run_load(engine, load, inputs)
+        observed = run_load(engine, load, sample_inputs(engine.plan))
         done = [sample for sample in observed.counted if sample.end == DONE]
         first, last = observed.window
         latencies = [round(sample.latency_secs * 1e6) for sample in done]

@@ -121,7 +121,8 @@ def density(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def _replicas(count: int, folders: Sequence[Path]) -> dict[str, Any]:
-    from tunerd.colocation import Engine, Plan, artifacts
+    from tunerd.colocation import Engine, Plan
+    from tunerd.colocation.bench import sample_inputs
     from tunerd.colocation.load.generator import run_load
     from tunerd.colocation.plan import LoadChoice
 
@@ -133,7 +134,7 @@ def _replicas(count: int, folders: Sequence[Path]) -> dict[str, Any]:
     since = time.monotonic()
     with Engine(plan) as engine:
         load_secs = time.monotonic() - since
-        inputs = {m.name: artifacts.sample_inputs(m.artifact) for m in plan.members}
+        inputs = sample_inputs(plan)
         observed = run_load(engine, LoadChoice(duration=3.0), inputs)
         resident = engine.memory_bytes()
         planned = {name: m.planned_bytes for name, m in engine.stats().members.items()}

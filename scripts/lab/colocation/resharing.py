@@ -17,7 +17,8 @@ def reshares(recipe: Path) -> dict[str, Any]:
 
     Returns the seconds of each change, and how the requests ended.
     """
-    from tunerd.colocation import Engine, Plan, artifacts
+    from tunerd.colocation import Engine, Plan
+    from tunerd.colocation.bench import sample_inputs
     from tunerd.colocation.load.generator import run_load
 
     plan = Plan.read(recipe)
@@ -25,7 +26,7 @@ def reshares(recipe: Path) -> dict[str, Any]:
     ends: dict[str, int] = {}
     latencies_us: list[int] = []
     with Engine(plan) as engine:
-        inputs = {m.name: artifacts.sample_inputs(m.artifact) for m in plan.members}
+        inputs = sample_inputs(plan)
 
         def serve() -> None:
             for sample in run_load(engine, plan.load, inputs).samples:

@@ -14,7 +14,8 @@ the others with the same winners. Then samples every way to run the eight, all i
   that share: on one stream, on one for each launch, and in green contexts
 - eight processes of one model each, PyTorch's or an artifact: without MPS, and under MPS without a
   limit, at 100/8 and at 200/8 percent
-- tunerd's engine under each policy, whose inputs and outputs are copied
+- tunerd's engine under each policy, and space-time for each of --together, whose inputs and outputs
+  are copied
 
 A turn samples each: saturated, the queue never empty, and every second turn closed as well, with
 one of each model in flight, for the latencies. Written after each turn: saturation.json, with all
@@ -227,7 +228,7 @@ def started(
                 what = f"{limit}% each" if limit else "without a limit"
                 where = f"{TENANTS} processes in MPS, {what}"
                 crew.start_processes(where, limit, daemon(limit))
-        if artifacts and options.policies:
+        if (artifacts and options.policies) or together:
             crew.start_one("engine", "engines", _ENGINE_TIMES * options.sample_secs)
         yield crew
 
@@ -267,7 +268,9 @@ def work(options: argparse.Namespace) -> None:
             compile=options.compile,
         )
     elif options.worker == "engine":
-        body = contenders.InEngines(artifacts, [POLICIES[name] for name in options.policies])
+        policies = [POLICIES[name] for name in options.policies]
+        together = contenders.read_together(options.launches)
+        body = contenders.InEngines(artifacts, together, policies)
     else:
         mine = artifacts[options.pct][options.seed] if options.pct in artifacts else None
         body = contenders.OneOfMany(options.model, options.precision, options.seed, mine)
