@@ -272,7 +272,8 @@ def test_the_readme_shows_each_command() -> None:
 
 
 def options_of(command: Any) -> set[str]:
-    own = {flag for param in command.params for flag in param.opts if flag.startswith("--")}
+    given = [flag for p in command.params for flag in (*p.opts, *p.secondary_opts)]
+    own = {flag for flag in given if flag.startswith("--")}
     inner = getattr(command, "commands", {}).values()
     return own.union(*(options_of(each) for each in inner))
 
@@ -282,6 +283,12 @@ def test_the_readme_names_every_flag_of_tune_and_none_that_is_unknown() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", README))
     assert named - options_of(command) - FOREIGN_FLAGS - {"--help"} == set()
     assert options_of(command.commands["tune"]) - named == set()
+
+
+def test_the_list_of_all_commands_is_what_they_say_of_themselves() -> None:
+    """`scripts/dev/command_reference` makes it so."""
+    text = (PACKAGE / "cli" / "README.md").read_text()
+    assert text == models.script("dev/command_reference").written(text)
 
 
 def test_the_readme_lists_every_exit_code() -> None:
