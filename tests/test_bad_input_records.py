@@ -363,7 +363,7 @@ ARTIFACTS: dict[str, tuple[Make, str]] = {
     ),
     "another format": (
         artifact(told(format_version=99)),
-        "has format 99; this tunerd reads 1 to 5, so",
+        "has format 99; this tunerd reads 1 to 7, so",
     ),
     "no share": (artifact(told(share={})), "what it says of share cannot be.*it is damaged"),
     "a share of 0": (
