@@ -18,6 +18,7 @@ Parts, in the order in which a request meets them:
     rates.py       how soon a request comes that may have company, by the last ones
     places/        where members run: threads of this process, streams of a GPU, runner processes
     load/          arrivals of requests, and what came of them, for `tunerd colocate bench`
+    placement/     which device of several gets which job, apart from the engine
 
 A **lane** is a part of the device on which one segment runs at a time: cores, a stream, a green
 context. A **seat** is a member loaded for a lane. A policy lays out the lanes (one for all, one
