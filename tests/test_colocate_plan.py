@@ -39,10 +39,10 @@ MIX: dict[str, Any] = {
             "name": "one",
             "artifact": "artifact-0",
             "rate": 100,
-            "slo_ms": 400,
+            "slo_ms": 4000,
             "tenants": ["a", "b"],
         },
-        {"name": "two", "artifact": "artifact-1", "rate": 50, "slo_ms": 400},
+        {"name": "two", "artifact": "artifact-1", "rate": 50, "slo_ms": 4000},
     ],
     "search": {"shares": [50], "rounds": 2, "visit": "100ms"},
     "load": {"duration": "1s"},
@@ -84,7 +84,10 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 @needs_two_cores
-def test_a_mix_is_planned_served_and_proved(folder: Path, capsys: Captured) -> None:
+def test_a_mix_is_planned_served_and_proved(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # no cell is wrapped
     mix, out = written(folder), folder / "out"
     assert colocate("plan", mix, "--out", out, "--dry-run") == ExitCode.CANNOT_TELL
     said = capsys.readouterr().out
