@@ -15,6 +15,8 @@ from artifact_fixtures import tiny_artifact, tiny_convnet
 from tunerd import slices
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import load
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
 from tunerd.colocation.plan import Plan
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
@@ -43,6 +45,18 @@ def compiled_for_the_gpu(model: Model, folder: Path) -> Path:
     tasks = extract_tasks(lowered, target)
     compile_artifact(lowered, tasks, {}, target, folder, model=model, pct=100)
     return folder
+
+
+def with_two_members(root: Path) -> Path:
+    """Have artifact-0 and artifact-1 in a folder."""
+    for seed in (0, 1):
+        artifact(root, seed)
+    return root
+
+
+def colocate(*argv: object) -> int:
+    """Call `tunerd colocate` in this process, and return its exit code."""
+    return int(run(app, ["colocate", *map(str, argv)]))
 
 
 def plan_of(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from bad_input import Place
     from postgres_server import PostgresServer
 
+    from tunerd.runner.base import Runner
+
 _CORES = os.sched_getaffinity(0)
 
 # No test is timed: cores are busy with others.
@@ -81,3 +83,15 @@ def postgres() -> Iterator[PostgresServer]:
     server = start_postgres()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def cores() -> Iterator[Runner]:
+    """A runner in the least slice of this machine's cores."""
+    from tunerd.slices import member, plan
+    from tunerd.system import host
+    from tunerd.vocabulary import SliceRequest
+
+    planned = plan(SliceRequest("cpu", -(-100 // host.facts().usable_cores)))
+    with member("cpu")(planned.slices[0]) as started:
+        yield started.launch()

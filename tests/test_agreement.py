@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,21 +22,10 @@ from tunerd.builder.build import build_candidate
 from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.runner.agreement import SEEDS
 from tunerd.runner.base import Runner
-from tunerd.slices import member
-from tunerd.slices.cpu import CpuSlice
-from tunerd.system import host
 from tunerd.system.arrays import KERNEL_TOLERANCES, comparison_values
-from tunerd.vocabulary import Build, Failure, Kind, SliceRequest, Stage, Task, TensorSpec
+from tunerd.vocabulary import Build, Failure, Kind, Stage, Task, TensorSpec
 
 ROWS, DEPTH, COLUMNS = 32, 64, 48
-
-
-@pytest.fixture(scope="module")
-def cores() -> Iterator[Runner]:
-    pct = -(-100 // host.facts().usable_cores)
-    spec = CpuSlice.plan(SliceRequest("cpu", pct)).slices[0]
-    with member("cpu")(spec) as started:
-        yield started.launch()
 
 
 def default_build(task: Task) -> Build:

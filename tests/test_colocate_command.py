@@ -7,11 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from colocation_plans import CORES, artifact
+from colocation_plans import CORES, colocate, with_two_members
 
 from tunerd import api
-from tunerd.cli.app import app
-from tunerd.cli.errors import run
 from tunerd.colocation import Plan
 from tunerd.errors import ExitCode
 
@@ -28,10 +26,7 @@ load: {kind: poisson, duration: 1s}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("members")
-    for seed in (0, 1):
-        artifact(root, seed)
-    return root
+    return with_two_members(tmp_path_factory.mktemp("members"))
 
 
 @pytest.fixture
@@ -39,10 +34,6 @@ def plan(made: Path, tmp_path: Path) -> Path:
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     (tmp_path / "plan.yaml").write_text(PLAN)
     return tmp_path / "plan.yaml"
-
-
-def colocate(*argv: object) -> int:
-    return int(run(app, ["colocate", *map(str, argv)]))
 
 
 def test_a_check_says_who_runs_where_and_writes_what_it_proved(

@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 import yaml
-from colocation_plans import CORES, artifact
+from colocation_plans import CORES, colocate, with_two_members
 from models import ROOT
 
 from tunerd import api
-from tunerd.cli.app import app
-from tunerd.cli.errors import run
 from tunerd.colocation import Plan
 from tunerd.colocation.planning import launched
 from tunerd.colocation.planning.features import features_of
@@ -56,10 +54,7 @@ needs_two_cores = pytest.mark.skipif(len(CORES) < 2, reason="two shares take two
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("members")
-    for seed in (0, 1):
-        artifact(root, seed)
-    return root
+    return with_two_members(tmp_path_factory.mktemp("members"))
 
 
 @pytest.fixture
@@ -73,10 +68,6 @@ def written(folder: Path, **said: Any) -> Path:
     path = folder / "mix.yaml"
     path.write_text(yaml.safe_dump(MIX | said))
     return path
-
-
-def colocate(*argv: object) -> int:
-    return int(run(app, ["colocate", *map(str, argv)]))
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +29,6 @@ from tunerd.frontend.tasks import extract_tasks
 from tunerd.records.rows import task_from_row, task_to_row
 from tunerd.runner.arguments import Arguments
 from tunerd.runner.base import Runner
-from tunerd.slices import member
-from tunerd.slices.cpu import CpuSlice
-from tunerd.system import host
 from tunerd.system.arrays import dtype_of
 from tunerd.vocabulary import (
     SEARCH,
@@ -42,7 +38,6 @@ from tunerd.vocabulary import (
     Kind,
     LibraryCall,
     Measurement,
-    SliceRequest,
     Stage,
     Task,
     TensorSpec,
@@ -50,14 +45,6 @@ from tunerd.vocabulary import (
 )
 
 LANES = 3
-
-
-@pytest.fixture(scope="module")
-def cores() -> Iterator[Runner]:
-    pct = -(-100 // host.facts().usable_cores)
-    spec = CpuSlice.plan(SliceRequest("cpu", pct)).slices[0]
-    with member("cpu")(spec) as started:
-        yield started.launch()
 
 
 def of_lanes(task: Task) -> Task:

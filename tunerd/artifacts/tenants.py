@@ -84,10 +84,9 @@ class _Lanes:
         self._count, self._target = count, target
         self._builder = relax.BlockBuilder()
         self._slots = relax.Var(SLOTS, relax.TensorType((count,), "int32"))
-        self._lanes: dict[
-            Any, relax.Expr
-        ] = {}  # values with a row for each lane, by their variable
-        self._flat: dict[Any, relax.Var] = {}  # and weights
+        # By their variable: values with a row for each lane, and weights.
+        self._lanes: dict[Any, relax.Expr] = {}
+        self._flat: dict[Any, relax.Var] = {}
         self._kernels: dict[tuple[str, frozenset[int]], GlobalVar] = {}
         self._foreign: dict[str, LoweredKernel] = {}
 

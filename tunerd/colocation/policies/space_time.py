@@ -88,9 +88,11 @@ class SpaceTime(Ordered):
         """Say whether a launch is full, and delays nobody who may come much."""
         first = launch.waits[0]
         most = self._together(first, view)
+        if len(launch.waits) < most:
+            return False
         secs = view.left_secs(first, launch.lane, likely=True, count=most)
         slos = (m.slo_ms / 1e3 for m in view.members.values() if m.slo_ms)
-        return len(launch.waits) == most and _LAUNCHES * secs <= min(slos, default=math.inf)
+        return _LAUNCHES * secs <= min(slos, default=math.inf)
 
     @property
     def most_together(self) -> int:
