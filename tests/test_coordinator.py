@@ -63,6 +63,31 @@ def test_the_task_with_most_to_gain_gets_the_next_batch() -> None:
     assert work.task == CONV
 
 
+def test_a_search_of_few_trials_waits_until_each_default_says_what_there_is_to_gain() -> None:
+    slow, quick = task("slow"), task("quick")
+    coordinator = Coordinator([slow, quick], Limits(trials=BATCH))
+    coordinator.start([default_candidate(t) for t in (slow, quick)])
+    coordinator.handle(WorkerJoined("tuner-0", "tuner"))
+    coordinator.handle(WorkerJoined("slice-0", "slice"))
+    defaults = [default_candidate(t) for t in (slow, quick)]
+    built = tuple((c, build(c)) for c in defaults)
+    assert not of_type(Propose, coordinator.handle(BuildsEnded("tuner-0", built)))
+    both = coordinator.handle(
+        MeasurementsEnded("slice-0", ((defaults[1], measured(1e-3)), (defaults[0], measured(1e-1))))
+    )
+    (work,) = of_type(Propose, both)
+    assert work.task == slow
+
+
+def test_a_search_of_many_trials_does_not_wait_for_the_defaults() -> None:
+    first, second = task("first"), task("second")
+    coordinator = Coordinator([first, second], Limits(trials=10 * BATCH))
+    coordinator.start([default_candidate(t) for t in (first, second)])
+    coordinator.handle(WorkerJoined("tuner-0", "tuner"))
+    built = tuple((c, build(c)) for c in map(default_candidate, (first, second)))
+    assert of_type(Propose, coordinator.handle(BuildsEnded("tuner-0", built)))
+
+
 def test_a_new_run_goes_on_with_the_heaviest_task_after_a_batch_of_each() -> None:
     heavy, light = task("heavy"), task("light")
     coordinator = Coordinator([light, heavy], Limits(trials=1000))

@@ -77,10 +77,17 @@ class Budget:
         return self._limits.trials is not None and self._committed >= self._limits.trials
 
     def room(self, proposing: int) -> int:
-        """Return how many trials, at most a batch, may be proposed beside so many batches."""
+        """Return how many trials, at most a batch, may be proposed beside so many batches.
+
+        0 while the trials left would not do for a batch of each task whose default is still
+        under way: its gain is a guess, and a wrong guess could not be made good.
+        """
         if self._limits.trials is None:
             return BATCH
-        return min(BATCH, self._limits.trials - self._committed - BATCH * proposing)
+        left = self._limits.trials - self._committed - BATCH * proposing
+        if left <= BATCH * self._scheduler.defaults_open:
+            return 0
+        return min(BATCH, left)
 
     @property
     def _committed(self) -> int:

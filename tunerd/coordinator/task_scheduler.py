@@ -57,6 +57,7 @@ class TaskScheduler:
         self._weighted = dict.fromkeys(states, 0.0)
         self._weighted_sum = 0.0
         self._unknown: set[str] = set()  # tasks that have no latency yet
+        self._defaults_open: set[str] = set()
 
     def changed(self, state: TaskState) -> None:
         self._changed[state.task.task_id] = None
@@ -71,6 +72,12 @@ class TaskScheduler:
         if home is not None and scores[home] >= _ABROAD * scores[highest]:
             return self._states[home]
         return self._states[highest]
+
+    @property
+    def defaults_open(self) -> int:
+        """The tasks whose default is under way: what they may gain is a guess."""
+        self._refresh()
+        return len(self._defaults_open)
 
     def highest_gain_secs(self) -> float:
         """Return the most that any task may gain, inf while one was hardly searched."""
@@ -106,6 +113,10 @@ class TaskScheduler:
                 self._gains.put(task_id, most)
             if state.exhausted or state.is_full:
                 self._unfilled.discard(task_id)
+            if state.default_open:
+                self._defaults_open.add(task_id)
+            else:
+                self._defaults_open.discard(task_id)
             self._weigh(task_id, state.weighted_secs)
         self._changed.clear()
 
