@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd.report.figures import by_share
+from tunerd.report.figures import by_share, not_in_turns, timing
 from tunerd.report.run_view import RunView
 from tunerd.report.slice_section import obtained_texts
-from tunerd.stats.gate import Timing, judge
-from tunerd.stats.paired import SAME_WITHIN
-from tunerd.system.text import is_known
 from tunerd.vocabulary.outcome import Comparison, TaskOutcome
-from tunerd.vocabulary.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -127,27 +123,5 @@ def _drivers(view: RunView) -> str:
 
 
 def _compared(first: RunView, other: RunView) -> Comparison | None:
-    """Compare the tuned models as the gate does: they were not timed in turns."""
-    base, new = _timing(first), _timing(other)
-    if not base.run_secs or not new.run_secs:
-        return None
-    judged = judge(base, new, fail_above=SAME_WITHIN)
-    change, verdict = judged.change, judged.verdict
-    if verdict is Verdict.SAME and change.low < 1.0 - SAME_WITHIN:  # the gate asks one way alone
-        verdict = Verdict.CANNOT_TELL
-    return Comparison(
-        verdict=verdict,
-        base_secs=judged.base_secs,
-        new_secs=judged.new_secs,
-        ratio=1.0 / change.value,
-        ratio_low=1.0 / change.high,
-        ratio_high=1.0 / change.low,
-    )
-
-
-def _timing(view: RunView) -> Timing:
-    found: dict[str, list[float]] = {"tuned": [], "default": []}
-    for latency in view.outcome.latencies if view.outcome else ():
-        if latency.name in found:
-            found[latency.name] += [s for s in latency.run_secs if is_known(s) and s > 0]
-    return Timing(tuple(found["tuned"]), tuple(found["default"]))
+    """Compare the tuned models."""
+    return not_in_turns(timing(first.outcome, "tuned"), timing(other.outcome, "tuned"))

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from tunerd.stats.gate import Timing, judge
 from tunerd.stats.interval import median_interval
+from tunerd.stats.paired import SAME_WITHIN
 from tunerd.system.text import TIMES, count_text, duration_text, is_known, ratio_texts, significant
-from tunerd.vocabulary.outcome import Accuracy, Latency, Outcome, TaskOutcome, Verification
+from tunerd.vocabulary.outcome import (
+    ONNX_RUNTIME,
+    Accuracy,
+    Comparison,
+    Latency,
+    Outcome,
+    TaskOutcome,
+    Verification,
+)
 from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
 if TYPE_CHECKING:
@@ -16,25 +26,30 @@ if TYPE_CHECKING:
 
 Tone = Literal["better", "neutral", "bad"]
 
-LATENCY_NAMES = {
-    "default": "Default schedules",
+LATENCY_NAMES = {  # in the order in which they are shown
+    "onnxruntime": ONNX_RUNTIME,
     "tuned": "Tuned by tunerd",
-    "onnxruntime": "ONNX Runtime",
+    "default": "Default schedules",
 }
+_DEFAULTS = "the default schedules"
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The verdict: what is claimed, what it rests on, and whether it is good news."""
+    """The verdict: what is claimed, what it rests on, and whether it is good news.
+
+    `small` is the small print: the default schedules, where a reader would otherwise run another.
+    """
 
     claim: str
     grounds: str
     tone: Tone
+    small: str = ""
 
     @property
     def text(self) -> str:
-        """Both as one sentence, without its full stop."""
-        return f"{self.claim} {self.grounds}"
+        """All as one sentence, without its full stop."""
+        return "; ".join(filter(None, (f"{self.claim} {self.grounds}", self.small)))
 
 
 @dataclass(frozen=True)
@@ -92,37 +107,96 @@ def headline(view: RunView) -> Headline:
     if not view.is_stale:
         return verdict
     later = "a later session has gone on from there and has not come to its end"
-    return Headline(verdict.claim, f"{verdict.grounds}; {later}", verdict.tone)
+    return replace(verdict, grounds=f"{verdict.grounds}; {later}")
+
+
+def ordered(latencies: Sequence[Latency]) -> list[Latency]:
+    """Return the latencies in the order in which they are shown."""
+    order = list(LATENCY_NAMES)
+    return sorted(
+        latencies, key=lambda la: order.index(la.name) if la.name in order else len(order)
+    )
+
+
+def timing(outcome: Outcome | None, name: str) -> Timing:
+    """Return one way to run the model, the default schedules being the control of the tuned one."""
+    found: dict[str, list[float]] = {}
+    for latency in outcome.latencies if outcome else ():
+        samples = (s for s in latency.run_secs if is_known(s) and s > 0)
+        found.setdefault(latency.name, []).extend(samples)
+    control = found.get("default", ()) if name == "tuned" else ()
+    return Timing(tuple(found.get(name, ())), tuple(control))
+
+
+def not_in_turns(base: Timing, new: Timing) -> Comparison | None:
+    """Compare as the gate does what was not timed in turns; None where a side has no samples."""
+    if not base.run_secs or not new.run_secs:
+        return None
+    judged = judge(base, new, fail_above=SAME_WITHIN)
+    change, verdict = judged.change, judged.verdict
+    if verdict is Verdict.SAME and change.low < 1.0 - SAME_WITHIN:  # the gate asks one way alone
+        verdict = Verdict.CANNOT_TELL
+    return Comparison(
+        verdict=verdict,
+        base_secs=judged.base_secs,
+        new_secs=judged.new_secs,
+        ratio=1.0 / change.value,
+        ratio_low=1.0 / change.high,
+        ratio_high=1.0 / change.low,
+    )
+
+
+def against_onnxruntime(outcome: Outcome) -> Comparison | None:
+    """Compare the tuned model with ONNX Runtime; None where that was not measured."""
+    return not_in_turns(timing(outcome, "onnxruntime"), timing(outcome, "tuned"))
 
 
 def outcome_headline(outcome: Outcome) -> Headline:
-    """Return the verdict on a run."""
+    """Return the verdict on a run: against ONNX Runtime where measured, else the defaults."""
     verification = outcome.verification
-    compared = outcome.end_to_end
-    verified = _verified(verification, compared.verdict)
+    compared, beside = outcome.end_to_end, against_onnxruntime(outcome)
     if verification.verdict is Verdict.WRONG:
         claim = f"Wrong result: the tuned model disagrees with {verification.reference}"
-        return Headline(claim, verified, "bad")
+        return Headline(claim, _verified(verification, compared.verdict), "bad")
+    is_tuned = any(t.is_tuned for t in outcome.tasks)
+    claim, inside = _claim(compared, _DEFAULTS)
+    claim = f"No gain: {claim[0].lower()}{claim[1:]}" if compared.verdict in _NO_GAIN else claim
+    stays = ""
+    if not is_tuned:  # both models are the same, whatever was timed
+        ratio, interval = ratio_texts(compared.interval)
+        claim, inside = (
+            f"No gain: as fast as {_DEFAULTS}",
+            f"ratio {ratio}, 95% interval {interval}",
+        )
+        stays = "every task stays at its default schedule, "
+    if beside is not None:
+        small = f"{claim} ({inside}){stays and ': ' + stays.removesuffix(', ')}"
+        claim, inside = _claim(beside, ONNX_RUNTIME)
+        stays, compared, is_tuned = "", beside, True
+    else:
+        small = ""
+    verified = _verified(verification, compared.verdict if is_tuned else None)
+    is_better = is_tuned and compared.verdict is Verdict.FASTER
+    good = is_better and verification.verdict is Verdict.RIGHT
+    return Headline(claim, f"({inside}), {stays}{verified}", "better" if good else "neutral", small)
+
+
+_NO_GAIN = (Verdict.SLOWER, Verdict.SAME)
+
+
+def _claim(compared: Comparison, other: str) -> tuple[str, str]:
+    """Return what is claimed of the tuned model against another, and by which interval."""
     ratio, interval = ratio_texts(compared.interval)
     inside = f"95% interval {interval}"
-    tone: Tone = "neutral"
     match compared.verdict:
         case Verdict.FASTER:
-            claim = f"{ratio}{TIMES} faster than the default schedules"
-            tone = "better" if verification.verdict is Verdict.RIGHT else "neutral"
+            return f"{ratio}{TIMES} faster than {other}", inside
         case Verdict.SLOWER:
-            claim = f"No gain: {ratio}{TIMES} the speed of the default schedules, slower"
+            return f"{ratio}{TIMES} the speed of {other}, slower", inside
         case Verdict.SAME:
-            claim = "No gain: as fast as the default schedules"
-            inside = f"ratio {ratio}, {inside}"
+            return f"As fast as {other}", f"ratio {ratio}, {inside}"
         case Verdict.CANNOT_TELL:
-            claim = "Cannot tell whether it is faster than the default schedules"
-            inside = f"ratio {ratio}, {inside}"
-    if not any(t.is_tuned for t in outcome.tasks):  # both models are the same, whatever was timed
-        claim, tone = "No gain: as fast as the default schedules", "neutral"
-        inside = f"ratio {ratio}, 95% interval {interval}"
-        verified = f"every task stays at its default schedule, {_verified(verification, None)}"
-    return Headline(claim, f"({inside}), {verified}", tone)
+            return f"Cannot tell whether it is faster than {other}", f"ratio {ratio}, {inside}"
 
 
 def _verified(verification: Verification, speed: SpeedVerdict | None) -> str:

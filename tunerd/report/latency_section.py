@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tunerd.report import svg
 from tunerd.report.components import caption, section
-from tunerd.report.figures import LATENCY_NAMES, median_of
+from tunerd.report.figures import LATENCY_NAMES, against_onnxruntime, median_of, ordered
 from tunerd.report.markup import Markup, element
 from tunerd.system.text import (
     count_text,
@@ -14,49 +14,43 @@ from tunerd.system.text import (
     ratio_texts,
     secs_range_text,
     secs_text,
-    significant,
 )
-from tunerd.vocabulary.outcome import ONNX_RUNTIME, Latency, Outcome
-from tunerd.vocabulary.verdict import Interval, Verdict
+from tunerd.vocabulary.outcome import ONNX_RUNTIME, Comparison, Latency, Outcome
+from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
+
+_ENDINGS: dict[SpeedVerdict, str] = {
+    Verdict.FASTER: "",
+    Verdict.SLOWER: ": slower",
+    Verdict.SAME: ": no difference of more than 1%",
+    Verdict.CANNOT_TELL: ": the samples cannot tell which is faster",
+}
 
 
 def latency_section(outcome: Outcome) -> Markup:
-    seen = [(latency, median_of(latency)) for latency in outcome.latencies]
+    seen = [(latency, median_of(latency)) for latency in ordered(outcome.latencies)]
     known = [(latency, s) for latency, s in seen if s is not None]
     if not known:
         return section("Before and after", lead="No end-to-end latency was measured.")
     scale = bar_scale(known)
-    compared = outcome.end_to_end
-    ratio, interval = ratio_texts(compared.interval)
-    said = {
-        Verdict.FASTER: f"Default over tuned is {ratio}, 95% interval {interval}.",
-        Verdict.SLOWER: f"Default over tuned is {ratio}, 95% interval {interval}: slower.",
-        Verdict.SAME: f"Default over tuned is {ratio}, 95% interval {interval}: no difference "
-        "of more than 1%.",
-        Verdict.CANNOT_TELL: f"Default over tuned is {ratio}, 95% interval {interval}: "
-        "the samples cannot tell which is faster.",
-    }[compared.verdict] + _against_onnxruntime(outcome, {la.name: s for la, s in known})
+    sides = [(ONNX_RUNTIME, against_onnxruntime(outcome)), ("Default", outcome.end_to_end)]
+    said = [_over_tuned(name, compared) for name, compared in sides if compared is not None]
+    if outcome.verification.reference != ONNX_RUNTIME:
+        said.append("It is not compared with ONNX Runtime: the model is a Relax module.")
     return section(
         "Before and after",
         element("div", *(bar_row(latency, s, scale) for latency, s in known), class_="bars"),
         caption(
-            "One inference, end to end. Bars are medians, ticks are samples taken in turns, "
-            "brackets hold the median with 95%."
+            "One inference, end to end. Bars are medians, ticks are samples, brackets hold the "
+            "median with 95%. Tuned and default were timed in turns, ONNX Runtime after them on "
+            "the same cores."
         ),
-        lead=said,
+        lead=" ".join(said),
     )
 
 
-def _against_onnxruntime(outcome: Outcome, by_name: dict[str, Interval]) -> str:
-    if outcome.verification.reference != ONNX_RUNTIME:
-        return " It is not compared with ONNX Runtime: the model is a Relax module."
-    if "onnxruntime" not in by_name or "tuned" not in by_name:
-        return ""
-    tuned_secs = by_name["tuned"].value
-    if tuned_secs <= 0:
-        return ""
-    part = by_name["onnxruntime"].value / tuned_secs
-    return f" The median of ONNX Runtime is {significant(part)} times that of the tuned model."
+def _over_tuned(name: str, compared: Comparison) -> str:
+    ratio, interval = ratio_texts(compared.interval)
+    return f"{name} over tuned is {ratio}, 95% interval {interval}{_ENDINGS[compared.verdict]}."
 
 
 def bar_scale(known: Sequence[tuple[Latency, Interval]]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tunerd.report.comparison import NamedRun, against_first, task_rows
 from tunerd.report.comparison_page import title_text
 from tunerd.report.facts_section import version_pairs
-from tunerd.report.figures import LATENCY_NAMES, by_share, headline, median_of, share_asked
+from tunerd.report.figures import LATENCY_NAMES, by_share, headline, median_of, ordered, share_asked
 from tunerd.report.library_text import library_bars, library_text
 from tunerd.report.markdown_text import MOST_CHARS, code, folded, table, text
 from tunerd.report.precision_text import precision_sentences
@@ -100,12 +100,13 @@ def comparison_markdown(runs: Sequence[NamedRun]) -> str:
 def _verdict(view: RunView) -> str:
     verdict = headline(view)
     what = f"{code(view.name)} at {text(share_asked(view.settings))}"
-    return f"**{what}: {text(verdict.claim)}** {text(verdict.grounds)}"
+    small = f"\n\n<sub>{text(verdict.small)}</sub>" if verdict.small else ""
+    return f"**{what}: {text(verdict.claim)}** {text(verdict.grounds)}{small}"
 
 
 def _latency_table(view: RunView) -> str:
     rows = []
-    for latency in view.outcome.latencies if view.outcome else ():
+    for latency in ordered(view.outcome.latencies) if view.outcome else ():
         seen = median_of(latency)
         is_bounded = seen is not None and is_known(seen.high)
         interval = secs_range_text(seen.low, seen.high) if seen and is_bounded else UNKNOWN

@@ -10,7 +10,7 @@ from tunerd.report.drift_section import drift_section
 from tunerd.report.facts_section import facts_section
 from tunerd.report.failure_section import failure_section
 from tunerd.report.fidelity_section import fidelity_section
-from tunerd.report.figures import headline, share_asked
+from tunerd.report.figures import against_onnxruntime, headline, share_asked
 from tunerd.report.latency_section import latency_section
 from tunerd.report.layout import page, write_page
 from tunerd.report.markup import Child, Markup, element
@@ -20,6 +20,7 @@ from tunerd.report.slice_section import obtained_texts, slice_section
 from tunerd.report.task_section import task_section
 from tunerd.report.time_section import where_time_went_section
 from tunerd.system.text import duration_text, secs_text
+from tunerd.vocabulary.outcome import ONNX_RUNTIME
 
 
 def write_report(paths: Paths, store: Store) -> None:
@@ -60,6 +61,7 @@ def _header(view: RunView) -> Markup:
             class_="eyebrow",
         ),
         element("h1", verdict.claim, " ", element("span", f"{verdict.grounds}.")),
+        element("p", element("small", f"{verdict.small}.")) if verdict.small else None,
         pairs(_key_figures(view), "figures"),
         class_=verdict.tone,
     )
@@ -69,9 +71,11 @@ def _key_figures(view: RunView) -> list[tuple[str, Child]]:
     figures: list[tuple[str, Child]] = []
     if view.outcome is not None:
         compared = view.outcome.end_to_end
+        beside = against_onnxruntime(view.outcome)
         figures += [
-            ("Default", secs_text(compared.base_secs)),
+            *([(ONNX_RUNTIME, secs_text(beside.base_secs))] if beside else []),
             ("Tuned", secs_text(compared.new_secs)),
+            ("Default", secs_text(compared.base_secs)),
         ]
     tuned = sum(t.is_tuned for t in view.tasks)
     figures.append(("Tuned tasks", f"{tuned} of {len(view.tasks)}"))

@@ -15,6 +15,7 @@ from tunerd.report.figures import (
     TaskShare,
     by_share,
     median_of,
+    ordered,
     outcome_headline,
     weighted_secs,
 )
@@ -49,7 +50,8 @@ def outcome_table(outcome: Outcome) -> RenderableType:
     verdict = outcome_headline(outcome)
     shares = by_share(outcome.tasks)
     lines: list[RenderableType] = [
-        Text(verdict.text, style=_STYLES[verdict.tone]),
+        Text(f"{verdict.claim} {verdict.grounds}", style=_STYLES[verdict.tone]),
+        *([Text(verdict.small, style="dim")] if verdict.small else []),
         _latency_line(outcome),
     ]
     if shares:
@@ -67,7 +69,7 @@ def outcome_table(outcome: Outcome) -> RenderableType:
 def _latency_line(outcome: Outcome) -> Text:
     """Return the median and its 95% interval of each way to run the model."""
     parts = []
-    for latency in outcome.latencies:
+    for latency in ordered(outcome.latencies):
         name = LATENCY_NAMES.get(latency.name, one_line(latency.name))
         seen = median_of(latency)
         text = f"{name} {secs_text(seen.value if seen else None)}"
