@@ -1,8 +1,8 @@
 """Importing this makes tuners build kernels that fault for the candidates of their search.
 
 The environment's FAULTY_ONE_IN says for which, by their hashes; without it nothing is changed.
-Default schedules stay as they are. scripts/fault_after_fault has it imported in each process of a
-run.
+Default schedules stay as they are. scripts/lab/faults/fault_after_fault.py has it
+imported in each process of a run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tiny ONNX models for tests, and the example models of scripts/make_models."""
+"""Tiny ONNX models for tests, and the example models of scripts/make-models."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def load_model(
 
 
 def example_models() -> ModuleType:
-    """Return scripts/make_models as a module: `make(name)`, `transformer_encoder(...)`."""
-    return script("make_models")
+    """Return scripts/make-models as a module: `make(name)`, `transformer_encoder(...)`."""
+    return script("make-models")
 
 
 def model(

@@ -327,7 +327,7 @@ def test_a_model_without_kernels_is_compiled(tmp_path: Path, target: TargetSpec)
 
 @pytest.mark.slow
 def test_a_real_network_compiles_and_agrees(tmp_path: Path) -> None:
-    script = REPOSITORY / "scripts" / "make_models"
+    script = REPOSITORY / "scripts" / "make-models"
     subprocess.run(
         [sys.executable, script, "light_squeezenet", "--out", tmp_path],
         check=True,

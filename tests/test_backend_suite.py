@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab import backend_suite
+from lab.models import backend_suite
 
 PASSED = (
     "test_affine_grid_2d_expanded",

@@ -10,9 +10,12 @@ from typing import Any
 
 import onnx
 import pytest
-from models import conv_net, example_models, script
+from models import conv_net, example_models
 
-from lab.curves import curves_svg
+from lab.stock import benchmark as stock_benchmark
+from lab.stock import compare_searches, stock_tuner
+from lab.stock import summary as stock_summary
+from lab.stock.curves import curves_svg
 from tunerd.cluster.layout import local_layout
 from tunerd.errors import InputError
 from tunerd.frontend.kernels import Selection, kernels_of
@@ -30,12 +33,12 @@ WEIGHTS = {"conv": 2, "dense": 1}
 
 @pytest.fixture(scope="module")
 def summary() -> ModuleType:
-    return script("stock_summary")
+    return stock_summary
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    return script("benchmark_stock")
+    return stock_benchmark
 
 
 def record(at_secs: float, task_id: str, secs: float | None) -> dict[str, Any]:
@@ -215,13 +218,13 @@ def test_searches_side_by_side_are_compared_after_as_many_trials(
     out = tmp_path / "searches.json"
     folders = [str(tmp_path / name) for name in ("before", "after")]
     monkeypatch.setattr("sys.argv", ["compare_searches", *folders, "--out", str(out)])
-    script("compare_searches").main()
+    compare_searches.main()
     printed = capsys.readouterr().out
     before, after = printed.splitlines()[2:]
     assert before == "| before | 1 | 0.95 (0.95 to 0.95) | 9.00 ms | 3.00 ms | 3.00 ms | 3.00 ms |"
     assert "| 5.00 ms | 3.00 ms |" in after
     monkeypatch.setattr("sys.argv", ["compare_searches", str(out)])
-    script("compare_searches").main()
+    compare_searches.main()
     assert capsys.readouterr().out == printed
     more = json.loads(out.read_text())
     for kept in more["found"]:
@@ -229,7 +232,7 @@ def test_searches_side_by_side_are_compared_after_as_many_trials(
     (tmp_path / "more.json").write_text(json.dumps(more))
     files = [str(out), str(tmp_path / "more.json")]
     monkeypatch.setattr("sys.argv", ["compare_searches", *files, "--chance"])
-    script("compare_searches").main()
+    compare_searches.main()
     *_, after, unlike = capsys.readouterr().out.splitlines()
     assert after.startswith("| after | 9 |")
     name, *_, apart, equal, _, _ = unlike.strip("| ").split(" | ")
@@ -239,10 +242,10 @@ def test_searches_side_by_side_are_compared_after_as_many_trials(
 
 def test_tvms_own_tuner_has_llvm_work_at_its_default_level() -> None:
     ours = TargetSpec("llvm", '{"kind": "llvm", "mcpu": "znver4", "opt-level": 2}')
-    stock = script("stock_tuner").target_of_tvm(ours)
+    stock = stock_tuner.target_of_tvm(ours)
     assert json.loads(stock.json) == {"kind": "llvm", "mcpu": "znver4"}
     cuda = TargetSpec("cuda", '{"arch": "sm_90", "kind": "cuda"}')
-    assert script("stock_tuner").target_of_tvm(cuda) == cuda
+    assert stock_tuner.target_of_tvm(cuda) == cuda
 
 
 def task(task_id: str, weight: int = 1, flops: float = 1e6) -> Task:

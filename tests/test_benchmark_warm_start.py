@@ -6,14 +6,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from models import script
+
+from lab.search import warm_start
 
 WEIGHTS = {"conv": 2, "dense": 1}
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    return script("benchmark_warm_start")
+    return warm_start
 
 
 def trial(at_secs: float, task_id: str, secs: float | None, default: bool = False) -> Any:

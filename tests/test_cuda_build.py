@@ -17,7 +17,7 @@ from build_fixtures import (
     task_of,
 )
 
-from lab.cubins import machine_code
+from lab.compile.cubins import machine_code
 from tunerd.builder import build, library, nvrtc
 from tunerd.candidates.base import LoweredKernel
 from tunerd.system import host

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from models import script
 
+from lab.search import fidelity as fidelity_script
 from tunerd.report.fidelity_section import fidelity_json, fidelity_section, fidelity_text
 from tunerd.stats.ranking import fidelity
 from tunerd.vocabulary import (
@@ -164,13 +164,13 @@ def test_the_benchmark_weighs_what_was_chosen_by_the_calls_of_the_model() -> Non
         "phase_secs": {"finalists": 9.0},
         "tasks": [to_json(t) for t in tasks],
     }
-    row = script("benchmark_fidelity").summary(found)
+    row = fidelity_script.summary(found)
     assert row["excess_of_model_pct"] == pytest.approx(100 * (4 / 2.5 - 1))
     assert row["tasks_within_pct"] == 50
     assert (row["reaches_excess"], row["slices"], row["slices_that_drifted"]) == (False, 2, 1)
-    assert "2 slices of gpu40" in script("benchmark_fidelity").shown([row])
+    assert "2 slices of gpu40" in fidelity_script.shown([row])
     assert row["slices_busy_pct"] is None
-    busy = script("benchmark_fidelity").summary(found | {"slices_busy": 0.25})
+    busy = fidelity_script.summary(found | {"slices_busy": 0.25})
     assert busy["slices_busy_pct"] == 25
 
 
@@ -181,7 +181,7 @@ def test_the_figures_kept_are_what_the_script_makes_of_the_samples(tmp_path: Pat
     )
     with tarfile.open(kept / "runs.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
-    command = [sys.executable, ROOT / "scripts" / "benchmark_fidelity"]
+    command = [sys.executable, ROOT / "scripts" / "lab" / "search" / "fidelity.py"]
     command += [*(tmp_path / f"{name}.json" for name in names), "--out", tmp_path / "out"]
     subprocess.run(command, stdout=subprocess.PIPE, check=True)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {

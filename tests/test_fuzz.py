@@ -1,4 +1,4 @@
-"""Readers of what comes from outside either work or refuse; scripts/fuzz looks for more."""
+"""Readers of what comes from outside either work or refuse; scripts/dev/fuzz looks for more."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ if "--child" in sys.argv:
 """)
     argv = ["--reader", "shapes", "--seconds", "2", "--keep", tmp_path]
     done = subprocess.run(
-        [sys.executable, "scripts/fuzz", *argv],
+        [sys.executable, "scripts/dev/fuzz", *argv],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(broken)},
         capture_output=True,

@@ -11,7 +11,7 @@ from models import example_models, model
 from onnx import helper
 from test_constants import by_rate
 
-from lab import model_checks
+from lab.models import model_checks
 
 EXAMPLES = ("light_squeezenet", "light_shufflenet", "encoder12")
 

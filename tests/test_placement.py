@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab import placement_trace
-from lab.placement import simulation, trace
+from lab.placement import jobs as trace
+from lab.placement import placement_trace, simulation
 from lab.placement.simulation import Outcome, Simulation, Truth, Try
 from tunerd.colocation.placement.placer import GRACE_SECS, MOST_PASSED, Placer
 from tunerd.colocation.placement.policies import POLICIES, Policy

@@ -276,7 +276,7 @@ def test_a_profile_that_is_stopped_leaves_the_report_of_its_whole_rounds(
     assert 1 <= found < 9
     assert f"{found} of 9 rounds are in {root / REPORT}" in capsys.readouterr().err
     picture = tmp_path / "p.svg"
-    script = ROOT / "scripts" / "plot_profiles"
+    script = ROOT / "scripts" / "lab" / "shares" / "plot_profiles.py"
     command = [sys.executable, script, tmp_path, "--shares", "40", "--out", picture]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     assert f"| profile | 1 | {found} | " in done.stdout

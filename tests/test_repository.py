@@ -25,6 +25,9 @@ import yaml
 from readme_commands import DOCUMENTS, README, shown_commands
 
 import tunerd
+from lab.cpu import models_in_processes
+from lab.scaling import gpus
+from lab.start import first_trial, lowering
 from tunerd.cli.app import app
 from tunerd.errors import ExitCode
 from tunerd.studies.matrix.folder import read as read_matrix
@@ -34,6 +37,7 @@ from tunerd.system.text import TIMES
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tunerd"
 RESULTS = ROOT / "results"
+LAB = ROOT / "scripts" / "lab"
 EXPERIMENTS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
 
 EARLIER = "h200-shares-before"
@@ -317,7 +321,7 @@ def test_the_first_page_is_short_and_leads_to_all_others() -> None:
 
 
 def test_scripts_that_the_readme_names_exist() -> None:
-    names = set(re.findall(r"\b(?:scripts|recipes)/[\w.-]+\w", README))
+    names = set(re.findall(r"\b(?:scripts|recipes)/[\w./-]+\w", README))
     assert names
     for name in names:
         assert (ROOT / name).exists(), name
@@ -446,10 +450,14 @@ def test_what_commands_leave_in_a_checkout_is_not_versioned(folder: str) -> None
 
 def test_scripts_can_be_run() -> None:
     recipes = (p for p in (ROOT / "recipes").iterdir() if p.suffix in ("", ".sh"))
-    scripts = [ROOT / ".ci" / "run", *(ROOT / "scripts").iterdir(), *recipes]
-    for path in (p for p in scripts if p.is_file()):
+    scripts = [path for path in tracked() if path.is_relative_to(ROOT / "scripts")]
+    plain = [path for path in scripts if not path.suffix]
+    modules = [path for path in scripts if text_of(path).startswith("#!") and path.suffix]
+    for path in (ROOT / ".ci" / "run", *filter(Path.is_file, recipes), *plain, *modules):
         assert path.read_text().startswith("#!/usr/bin/env "), path.name
         assert os.access(path, os.X_OK), path.name
+    top = {path.name for path in plain if path.parent.name == "scripts"}
+    assert top == {"make-models", "quickstart", "reproduce", "test", "test-gpu"}
 
 
 def test_the_linter_reads_every_python_script() -> None:
@@ -475,11 +483,12 @@ def test_the_linter_sorts_imports_alike_whatever_folders_runs_have_left(tmp_path
 
 def test_scripts_import_what_there_is() -> None:
     # They are not type-checked as the package is, and some import late.
-    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["extend-include"]
+    scripts = [path for path in tracked() if path.is_relative_to(ROOT / "scripts")]
+    python = [p for p in scripts if p.suffix == ".py" or "python3" in text_of(p).split("\n")[0]]
     imports = {
         (node.module, name.name, script)
-        for script in extra
-        for node in ast.walk(ast.parse((ROOT / script).read_text()))
+        for script in python
+        for node in ast.walk(ast.parse(script.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("tunerd", "lab."))
         for name in node.names
     }
@@ -496,15 +505,63 @@ def test_scripts_import_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("script", "folder", "table", "picture", "title"),
     [
-        ("plot_shares", "h200-shares", "tables.txt", "shares.svg", "tuned at one share"),
-        ("plot_shares", "h200-shares-warm", "tables.txt", "shares.svg", "with warm weights"),
-        ("plot_shares", "h200-claims", "tables.txt", "claims.svg", "as if it were the only one"),
-        ("plot_shares", f"{EARLIER}/first", "tables.txt", "shares.svg", "tuned at one share"),
-        ("plot_shares", f"{EARLIER}/third", "tables.txt", "shares.svg", "tuned at one share"),
-        ("plot_shares", f"{EARLIER}/fourth", "tables.txt", "shares.svg", "tuned at one share"),
-        ("plot_shares", f"{EARLIER}/fifth", "tables.txt", "shares.svg", "tuned at one share"),
-        ("plot_profiles", "h200-profiles", "table.txt", "profiles.svg", "default schedules over"),
-        ("plot_profiles", "h200-profile-tuned", "table.txt", "profiles.svg", "tuned at 40%, over"),
+        ("shares/plot_shares.py", "h200-shares", "tables.txt", "shares.svg", "tuned at one share"),
+        (
+            "shares/plot_shares.py",
+            "h200-shares-warm",
+            "tables.txt",
+            "shares.svg",
+            "with warm weights",
+        ),
+        (
+            "shares/plot_shares.py",
+            "h200-claims",
+            "tables.txt",
+            "claims.svg",
+            "as if it were the only one",
+        ),
+        (
+            "shares/plot_shares.py",
+            f"{EARLIER}/first",
+            "tables.txt",
+            "shares.svg",
+            "tuned at one share",
+        ),
+        (
+            "shares/plot_shares.py",
+            f"{EARLIER}/third",
+            "tables.txt",
+            "shares.svg",
+            "tuned at one share",
+        ),
+        (
+            "shares/plot_shares.py",
+            f"{EARLIER}/fourth",
+            "tables.txt",
+            "shares.svg",
+            "tuned at one share",
+        ),
+        (
+            "shares/plot_shares.py",
+            f"{EARLIER}/fifth",
+            "tables.txt",
+            "shares.svg",
+            "tuned at one share",
+        ),
+        (
+            "shares/plot_profiles.py",
+            "h200-profiles",
+            "table.txt",
+            "profiles.svg",
+            "default schedules over",
+        ),
+        (
+            "shares/plot_profiles.py",
+            "h200-profile-tuned",
+            "table.txt",
+            "profiles.svg",
+            "tuned at 40%, over",
+        ),
     ],
 )
 def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
@@ -513,7 +570,7 @@ def test_tables_and_pictures_are_what_their_scripts_make_of_the_samples(
     kept = ROOT / "results" / folder
     (label,) = re.findall(r'aria-label="([^"]*)"', (kept / picture).read_text())
     assert title in label
-    command = [sys.executable, ROOT / "scripts" / script, kept, "--title", label]
+    command = [sys.executable, LAB / script, kept, "--title", label]
     command += ["--out", tmp_path / picture]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == (kept / table).read_text()
@@ -547,23 +604,26 @@ def test_a_matrix_says_what_its_samples_say(path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "folders", "text"),
     [
-        ("plot_shares", [f"{EARLIER}/second"], "costs.txt"),
-        ("kernels_in_models", ["h200-shares"], "kernels.txt"),
-        ("kernels_in_models", ["h200-shares-warm"], "kernels.txt"),
-        ("kernels_in_models", [f"{EARLIER}/third"], "kernels.txt"),
-        ("kernels_in_models", [f"{EARLIER}/fourth"], "kernels.txt"),
-        ("kernels_in_models", [f"{EARLIER}/fifth"], "kernels.txt"),
-        ("kernels_in_processes", RUNS_OF_SHARES, "processes.txt"),
-        ("trace_model table", ["h200-trace"], "table.txt"),
-        ("compare_searches", [f"{ON_TWO_CORES}/searches.json"], "searches.txt"),
+        ("shares/plot_shares.py", [f"{EARLIER}/second"], "costs.txt"),
+        ("shares/kernels_in_models.py", ["h200-shares"], "kernels.txt"),
+        ("shares/kernels_in_models.py", ["h200-shares-warm"], "kernels.txt"),
+        ("shares/kernels_in_models.py", [f"{EARLIER}/third"], "kernels.txt"),
+        ("shares/kernels_in_models.py", [f"{EARLIER}/fourth"], "kernels.txt"),
+        ("shares/kernels_in_models.py", [f"{EARLIER}/fifth"], "kernels.txt"),
+        ("shares/kernels_in_processes.py", RUNS_OF_SHARES, "processes.txt"),
+        ("shares/trace_model.py table", ["h200-trace"], "table.txt"),
+        ("stock/compare_searches.py", [f"{ON_TWO_CORES}/searches.json"], "searches.txt"),
         (
-            "compare_searches --chance",
+            "stock/compare_searches.py --chance",
             [f"{ON_TWO_CORES}/{name}.json" for name in ("more-searches", "searches")],
             "more-searches.txt",
         ),
         *(
             pytest.param(
-                "compare_matrices", [f"{EARLIER}/first", of], "again.txt", marks=pytest.mark.slow
+                "shares/compare_matrices.py",
+                [f"{EARLIER}/first", of],
+                "again.txt",
+                marks=pytest.mark.slow,
             )
             for of in (
                 *(f"{EARLIER}/{nth}" for nth in ("second", "third", "fourth", "fifth")),
@@ -578,7 +638,7 @@ def test_a_table_is_what_its_script_makes_of_what_was_kept(
 ) -> None:
     kept = [ROOT / "results" / folder for folder in folders]
     name, *subcommand = script.split()
-    command = [sys.executable, ROOT / "scripts" / name, *subcommand, *kept]
+    command = [sys.executable, LAB / name, *subcommand, *kept]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     folder = kept[-1] if kept[-1].is_dir() else kept[-1].parent
     assert done.stdout == (folder / text).read_text()
@@ -591,7 +651,7 @@ def test_the_comparison_with_stock_is_what_its_runs_say(part: str, tmp_path: Pat
         runs.extractall(tmp_path, filter="data")
     for name in {"comparison.json", "remeasured.json"} & set(os.listdir(kept)):
         shutil.copy(kept / name, tmp_path)
-    command = [sys.executable, ROOT / "scripts" / "stock_summary", tmp_path]
+    command = [sys.executable, LAB / "stock" / "summary.py", tmp_path]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == (kept / "benchmark.txt").read_text()
 
@@ -603,7 +663,7 @@ def test_the_comparison_with_stock_is_what_its_runs_say(part: str, tmp_path: Pat
 def test_the_steps_of_a_start_are_what_was_measured(name: str) -> None:
     kept = ROOT / "results" / "start"
     starts = json.loads((kept / f"{name}.json").read_bytes())["starts"]
-    table = models.script("benchmark_first_trial").shown(starts)
+    table = first_trial.shown(starts)
     assert (kept / f"{name}.txt").read_text() == f"{table}\n"
     assert all(row in (kept / "README.md").read_text() for row in table.split("\n"))
 
@@ -611,7 +671,7 @@ def test_the_steps_of_a_start_are_what_was_measured(name: str) -> None:
 def test_the_table_of_lowering_is_what_was_measured() -> None:
     kept = ROOT / "results" / "start"
     lowered = json.loads((kept / "lowering.json").read_bytes())["lowered"]
-    table = models.script("benchmark_lowering").shown(lowered)
+    table = lowering.shown(lowered)
     assert (kept / "lowering.txt").read_text() == f"{table}\n"
     assert table in (kept / "README.md").read_text()
 
@@ -620,7 +680,7 @@ def test_the_table_of_lowering_is_what_was_measured() -> None:
 def test_the_table_of_processes_is_what_was_measured(name: str) -> None:
     kept = ROOT / "results" / "cpu-processes"
     rounds = json.loads((kept / f"{name}.json").read_bytes())["rounds"]
-    table = models.script("models_in_processes").shown(rounds)
+    table = models_in_processes.shown(rounds)
     assert (kept / f"{name}.txt").read_text() == f"{table}\n"
     assert table in (kept / "README.md").read_text()
 
@@ -628,9 +688,7 @@ def test_the_table_of_processes_is_what_was_measured(name: str) -> None:
 @pytest.mark.parametrize("name", ["h100", "h100-apart"])
 def test_the_table_of_gpus_is_what_was_measured(name: str) -> None:
     kept = ROOT / "results" / "h200-scaling"
-    table = models.script("benchmark_scaling").table(
-        json.loads((kept / f"{name}.json").read_bytes())["runs"]
-    )
+    table = gpus.table(json.loads((kept / f"{name}.json").read_bytes())["runs"])
     assert (kept / f"{name}.txt").read_text() == f"{table}\n"
     assert table in (kept / "README.md").read_text()
 

@@ -34,8 +34,8 @@ def test_a_night_without_tunerd_says_so_and_leaves_nothing(tmp_path: Path) -> No
 
 
 def test_models_are_not_made_without_onnx_and_one_sentence_says_how_to_get_it() -> None:
-    bare = [sys.executable, "-S", ROOT / "scripts" / "make_models"]  # without installed packages
+    bare = [sys.executable, "-S", ROOT / "scripts" / "make-models"]  # without installed packages
     done = subprocess.run(bare, env={}, capture_output=True, text=True)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "run scripts/setup" in line
+    assert "run scripts/dev/setup" in line

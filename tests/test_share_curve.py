@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.share_plot import Panel, knee_text, shares_svg
+from lab.shares.share_plot import Panel, knee_text, shares_svg
 from tunerd.studies.profile.curve import (
     Curve,
     Visit,

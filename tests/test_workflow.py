@@ -58,8 +58,8 @@ def test_a_command_of_the_workflow_is_one_that_the_program_takes(argv: list[str]
 
 def test_the_scripts_and_recipes_of_the_workflow_exist() -> None:
     text = PATH.read_text()
-    names = set(re.findall(r"\b(?:scripts|recipes)/[\w.-]+\w", text))
-    assert {"recipes/nightly.sh", "recipes/nightly.yaml", "scripts/setup"} <= names
+    names = set(re.findall(r"\b(?:scripts|recipes)/[\w./-]+\w", text))
+    assert {"recipes/nightly.sh", "recipes/nightly.yaml", "scripts/dev/setup"} <= names
     for name in names:
         assert (ROOT / name).exists(), name
 

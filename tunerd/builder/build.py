@@ -106,7 +106,7 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
     if lowered is None:
         lowered = registry.lower(task, candidate)
     # A build's caller takes the arguments from the build, so what TVM would check of them is right.
-    # With the checks a small kernel takes 1.5 times as long to build (scripts/benchmark_compile).
+    # With the checks a small kernel builds in 1.5 times the time (scripts/lab/compile/kernels.py).
     unchecked = tvm.transform.PassContext(config={"tirx.disable_assert": True})
     if lowered.symbol:
         if (lowered.lanes or 1) != task.tenants:

@@ -114,7 +114,7 @@ def linker() -> _Linker | None:
 
     Unlike the driver it is told no libraries. The one that matters is libm, as this process has
     loaded it: code that names no version of `expf` would bind to the oldest in glibc, which checks
-    for errors. Measured by scripts/benchmark_compile.
+    for errors. Measured by scripts/lab/compile/kernels.py.
     """
     if program := shutil.which("ld"):
         with open("/proc/self/maps") as maps:

@@ -216,7 +216,7 @@ def compile_kernels(source: str, arch: str, *, threads: int = 1) -> dict[str, Cu
     """Compile what TVM's CUDA code generator wrote for `arch`, such as "sm_90", kernel by kernel.
 
     Returns a cubin for each kernel, by name. A kernel becomes the same machine code as among
-    others (scripts/benchmark_model_compile), in so many `threads` at once, and one that several
+    others (scripts/lab/compile/whole_model.py), in so many `threads` at once, and one that several
     models have is compiled once. Raises CudaCompileError with NVRTC's log, and ValueError where
     the source is not of TVM's form.
     """

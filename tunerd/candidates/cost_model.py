@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Columns = npt.NDArray[np.floating[Any]]  # shape [row, feature]
 
-# How well these rank what was not told: scripts/benchmark_search --records.
+# How well these rank what was not told: scripts/lab/search/batches.py --records.
 _PARAMETERS = {
     "objective": "reg:squarederror",
     "tree_method": "hist",

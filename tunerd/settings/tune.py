@@ -258,7 +258,9 @@ class TuneSettings(BaseModel):
     share_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen the share is 100
     precision_from: Literal["flag", "auto"] = "flag"  # auto: until it is chosen there is none
     precision_tried: tuple[TriedPrecision, ...] = ()  # where it was chosen; the last was taken
-    store_password: SecretStr | None = Field(None, exclude=True, repr=False)  # written nowhere
+    store_password: SecretStr | None = Field(
+        default=None, exclude=True, repr=False
+    )  # written nowhere
 
     @model_validator(mode="before")
     @classmethod

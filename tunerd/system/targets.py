@@ -16,7 +16,7 @@ def cpu_target_json(num_cores: int) -> TargetSpec:
     from that model are switched off, so that no kernel dies of an illegal instruction.
 
     LLVM works at its level 2. At 3, TVM's default, it unrolls further: builds take longer, and the
-    best kernels are no faster (scripts/benchmark_llvm_levels).
+    best kernels are no faster (scripts/lab/compile/llvm_levels.py).
     """
     from tvm.target import Target, codegen
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the trials a second of checkouts, several searches at once on cores of their own.
 
-    scripts/lab/checkouts_at_once.py MODEL.onnx --tree BEFORE --tree . --rounds 8 --out FOLDER
+    scripts/lab/checkouts/at_once.py MODEL.onnx --tree BEFORE --tree . --rounds 8 --out FOLDER
 
 Each search has two cores, `--cpu-pct 50` and a fixed seed. As many run at once as there are pairs
 of cores, so that what disturbs the machine disturbs all, and each batch begins at other cores.

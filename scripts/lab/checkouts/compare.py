@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare checkouts of tunerd: how their code is built, and how fast their command line works.
 
-    scripts/lab/compare_checkouts.py MODEL.onnx --cpu-pct 50 --tree BEFORE --tree . --out FOLDER
+    scripts/lab/checkouts/compare.py MODEL.onnx --cpu-pct 50 --tree BEFORE --tree . --out FOLDER
 
 Of each checkout: lines, rooms (entries of the package's folder), arrows between them, the largest
 ring of rooms that import each other, imports inside of functions included. Then, in turns, each

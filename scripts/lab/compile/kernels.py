@@ -16,13 +16,15 @@ import platform
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.cubins import machine_code
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.compile.cubins import machine_code
 from tunerd.builder import nvrtc
 
 ARCH = "sm_90"

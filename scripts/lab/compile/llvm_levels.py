@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare levels of LLVM's optimization: how long kernels take to build, and how long to run.
 
-    scripts/benchmark_llvm_levels RUN RUN --cpu-pct 50 --levels 3,2,1 --out levels.json
+    scripts/lab/compile/llvm_levels.py RUN RUN --cpu-pct 50 --levels 3,2,1 --out levels.json
 
 The best candidates of each task of runs on a CPU, some from all over their ranking, and the default
 schedule are built at every level and measured in one quiet slice, in turns. Where a search would
@@ -30,7 +30,14 @@ from tunerd.system import host
 from tunerd.vocabulary import Build, Candidate, Measurement, Task, default_candidate, to_json
 
 FEWEST = 50  # candidates of a task that is compared
-TITLES = ("task", "level", "a build", "its best", "over the first level: the best", "the others")
+TITLES: tuple[str, ...] = (
+    "task",
+    "level",
+    "a build",
+    "its best",
+    "over the first level: the best",
+    "the others",
+)
 TITLES += ("the default",)
 Row = dict[str, Any]
 
@@ -67,8 +74,9 @@ def measured(
     """Return a row for each candidate that builds at all levels, with its samples by level."""
     rows = []
     for candidate in candidates:
-        builds = [build_candidate(at_level(task, level), candidate) for level in levels]
-        if not all(isinstance(build, Build) for build in builds):
+        tried = [build_candidate(at_level(task, level), candidate) for level in levels]
+        builds = [build for build in tried if isinstance(build, Build)]
+        if len(builds) < len(levels):
             continue
         results = quiet.compare(builds, final_profile("model"))
         rows.append(

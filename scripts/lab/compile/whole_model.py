@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time the compilation of a model's CUDA kernels: in one source, and each by itself.
 
-    scripts/benchmark_model_compile MODEL.onnx --records records.parquet --out compile.json
+    scripts/lab/compile/whole_model.py MODEL.onnx --records records.parquet --out compile.json
 
 The models have the default schedules and, with the records of a CUDA run, the fastest candidate of
 each task. NVRTC has their sources in one thread and in as many as there are cores: the whole source
@@ -23,13 +23,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from unittest import mock
 
 import pandas as pd
 
-from lab.cubins import machine_code
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.compile.cubins import machine_code
 from tunerd.artifacts import compile
+from tunerd.artifacts.scheduling import Scheduled, schedule
 from tunerd.builder import build, nvrtc
 from tunerd.builder.cuda_source import kernel_sources
 from tunerd.builder.nvrtc import compile_kernels
@@ -37,9 +39,6 @@ from tunerd.frontend.kernels import kernels_of
 from tunerd.frontend.model import read_model
 from tunerd.system import host, targets
 from tunerd.vocabulary import METASCHEDULE, Candidate, TargetSpec, to_json
-
-if TYPE_CHECKING:
-    from tvm.ir import IRModule
 
 Compile = Callable[..., dict[str, nvrtc.Cubin]]
 T = TypeVar("T")
@@ -51,8 +50,10 @@ def fastest(path: Path) -> dict[str, Candidate]:
     records = records[(records.state == "measured") & (records.origin == "search")]
     best = records.loc[records.groupby("task_id").median_secs.idxmin()]
     return {
-        row.task_id: Candidate(row.task_id, row.candidate_id, METASCHEDULE, row.trace_json)
-        for row in best.itertuples()
+        task_id: Candidate(task_id, candidate_id, METASCHEDULE, trace)
+        for task_id, candidate_id, trace in zip(
+            best.task_id, best.candidate_id, best.trace_json, strict=True
+        )
     }
 
 
@@ -71,17 +72,17 @@ def by_kernel(source: str, arch: str, *, threads: int = 1) -> dict[str, nvrtc.Cu
 WAYS: dict[str, Compile] = {"in one source": in_one, "kernel by kernel": by_kernel}
 
 
-def source_of(mod: IRModule, target: TargetSpec) -> str:
+def source_of(scheduled: Scheduled, target: TargetSpec) -> str:
     """Return the CUDA source of a whole model."""
     with mock.patch.object(nvrtc, "compile_kernels", mock.Mock(side_effect=in_one)) as seen:
-        export(mod, target)
+        export(scheduled, target)
     (call,) = seen.call_args_list
     return str(call.args[0])
 
 
-def export(mod: IRModule, target: TargetSpec) -> None:
+def export(scheduled: Scheduled, target: TargetSpec) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        compile._compile_library(mod, target, Path(folder, "model.so"))
+        compile._compile_library(scheduled, target, Path(folder, "model.so"))
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
@@ -125,7 +126,7 @@ def compare(source: str, arch: str, most: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def at_once(mods: Mapping[str, IRModule], target: TargetSpec, repeats: int) -> dict[str, Any]:
+def at_once(mods: Mapping[str, Scheduled], target: TargetSpec, repeats: int) -> dict[str, Any]:
     """Compile all models at once, as runs do, in each way in turns."""
     secs: dict[str, list[float]] = {}
 
@@ -158,7 +159,7 @@ def main() -> int:
     kernels = kernels_of(read_model(options.model), target)
     chosen = {"default": {}, **({"tuned": fastest(options.records)} if options.records else {})}
     mods = {
-        name: compile.schedule(kernels.lowered.mod, kernels.tasks, winners, target)[0]
+        name: schedule(kernels.lowered.mod, kernels.tasks, winners, target)
         for name, winners in chosen.items()
     }
     most = len(os.sched_getaffinity(0))

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Say how much a model's latency differs from one process to another, beyond what samples tell.
 
-    scripts/models_in_processes runs/light_squeezenet-cpu50/artifact --cpu-pct 50 --out FOLDER
+    scripts/lab/cpu/models_in_processes.py runs/light_squeezenet-cpu50/artifact --cpu-pct 50 \
+        --out FOLDER
 
 Several fresh processes, each a slice of the same cores or of the same share of a GPU, have the
 artifact loaded; one at a time measures it, in turns, so that a clock or a neighbour meets them all.

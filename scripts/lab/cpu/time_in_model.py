@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time each kernel of a CPU's artifact in the model and alone, and print a table.
 
-    scripts/time_in_model runs/encoder12/artifact
+    scripts/lab/cpu/time_in_model.py runs/encoder12/artifact
 
 In the model: by hooks of TVM's virtual machine around each call. Alone: 100 calls in a row with the
 arguments that the kernel has in the model, always the same, and with copies of its weights in

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Let the candidates of a search fault, and see who is blamed and what is left.
 
-    scripts/fault_after_fault MODEL --trials 100 --json OUT -- --gpu-pct 25
-    scripts/fault_after_fault MODEL --trials 200 --one-in 40 --json OUT -- --gpu-pct 25
-    scripts/fault_after_fault MODEL --one-in 40 --fault "misaligned access" -- --gpu-pct 25
+    scripts/lab/faults/fault_after_fault.py MODEL --trials 100 --json OUT -- --gpu-pct 25
+    scripts/lab/faults/fault_after_fault.py MODEL --trials 200 --one-in 40 --json OUT \
+        -- --gpu-pct 25
+    scripts/lab/faults/fault_after_fault.py MODEL --one-in 40 --fault "misaligned access" \
+        -- --gpu-pct 25
 
 What follows `--` goes to `tunerd tune`. Its search is handed kernels that fault (on cores: that end
 their process) in place of what it proposed, for all candidates or for one in so many, by their
@@ -38,12 +40,12 @@ from tunerd.records.schema import STORE_NAME
 from tunerd.system import host
 from tunerd.vocabulary import Failure, Record, Stage, to_json
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
 from build_fixtures import FAULTS
 from faulty_tuner import KIND, ONE_IN, is_faulty
 from tune_process import is_alive, started_with
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
+TESTS = Path(__file__).resolve().parents[3] / "tests"
 GONE_SECS = 15.0
 MARK = "FAULT_AFTER_FAULT"  # in the environment of all that a command starts
 

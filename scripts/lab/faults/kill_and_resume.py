@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kill a tuning run's driver with SIGKILL, see that nothing of it is left, and let it go on.
 
-    scripts/kill_and_resume MODEL --trials 200 --json OUT -- --gpu-pct 40
+    scripts/lab/faults/kill_and_resume.py MODEL --trials 200 --json OUT -- --gpu-pct 40
 
 What follows `--` goes to `tunerd tune`. Fails where a runner, a guard or a daemon lives 15 s after
 the kill, where the second run ends with another number of trials, or a trial was run twice.
@@ -43,7 +43,7 @@ def ended(folder: Path) -> int:
 
 def processes_of(driver: int, started_at: float) -> list[psutil.Process]:
     """Return what a run has started: the driver's descendants, and the guard's on a GPU."""
-    found = psutil.Process(driver).children(recursive=True)
+    found: list[psutil.Process] = psutil.Process(driver).children(recursive=True)
     for process in psutil.process_iter(["cmdline", "create_time"]):
         command = " ".join(process.info["cmdline"] or ())
         recent = process.info["create_time"] >= started_at - 1

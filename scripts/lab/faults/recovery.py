@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Break one slice in every way there is, beside busy neighbours, and time until all measure again.
 
-    scripts/benchmark_faults --gpu-pct 25 --out FOLDER    # one slice that faults, two that are busy
-    scripts/benchmark_faults --cpu-pct 50 --out FOLDER    # what a slice of cores can suffer
+    scripts/lab/faults/recovery.py --gpu-pct 25 --out FOLDER
+    scripts/lab/faults/recovery.py --cpu-pct 50 --out FOLDER    # what a slice of cores can suffer
 
 For each fault slices are started anew. The neighbours measure one kernel without a pause; then the
 first slice gets what faults, and goes on with that kernel. Writes FOLDER/faults.json, with every
@@ -45,7 +45,7 @@ from tunerd.vocabulary import (
     to_json,
 )
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
 from build_fixtures import (
     FAULTS,
     doubling,
@@ -63,6 +63,7 @@ BUSY_SECS = 2.0  # before a fault, and after all measure again
 BACK_SECS = 180.0  # after which a slice counts as lost
 QUICK = Profile("fault-v1", max_samples=3, max_total_secs=0.02)
 Row = dict[str, Any]
+Make = Callable[[TargetSpec, str], Build]  # of a candidate's name
 
 BODIES = {**FAULTS, "a kernel that does not end": "while (clock64() != -1) { }"}
 UNLOGGED = "misaligned access, not in the log"
@@ -178,7 +179,7 @@ def faults_of(target: TargetSpec, kernel: Build) -> dict[str, Callable[[], Injec
         "runner stopped (hangs)": lambda: a_signal(signal.SIGSTOP),
     }
     if target.is_cuda:
-        kernels = dict.fromkeys(BODIES, with_body)
+        kernels = dict[str, Make](dict.fromkeys(BODIES, with_body))
         kernels |= {"out of memory": greedy, "too many threads": too_wide}
         mps: dict[str, Callable[[], Inject]] = {
             "MPS control daemon killed": lambda: a_killed_daemon(0),
@@ -190,7 +191,7 @@ def faults_of(target: TargetSpec, kernel: Build) -> dict[str, Callable[[], Injec
     else:
         kernels, mps = {"crash": crash, "a kernel that does not end": lambda t, _: endless(t)}, {}
     candidates = {
-        name: lambda name=name, make=make: a_candidate(make(target, name), task_id)  # type: ignore[misc]
+        name: lambda name=name, make=make: a_candidate(make(target, name), task_id)
         for name, make in kernels.items()
     }
     if target.is_cuda:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run ONNX's own backend tests through tunerd: import, lower, compile for llvm, run, compare.
 
-    scripts/lab/backend_suite.py --out FOLDER [--only PATTERN] [--again refused]
+    scripts/lab/models/backend_suite.py --out FOLDER [--only PATTERN] [--again refused]
 
 Cases are onnx.backend.test's kinds node, real and simple, compiled with default schedules. A case
 is first given as it is. Where that is no success, inputs that exporters write as constants (shapes,
@@ -46,7 +46,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT)]
 
 KINDS = ("node", "real", "simple")
@@ -419,7 +419,7 @@ def table(cases: dict[str, dict[str, Any]]) -> str:
 def save(out: Path, cases: dict[str, dict[str, Any]]) -> None:
     """Write the JSON, a case a line, and the table."""
     rows = [f"{json.dumps(name)}: {json.dumps(_row(cases[name]))}" for name in sorted(cases)]
-    head = {"command": "scripts/lab/backend_suite.py", "versions": _versions()}
+    head = {"command": "scripts/lab/models/backend_suite.py", "versions": _versions()}
     text = json.dumps(head | {"summary": summary(cases)}, indent=1).removesuffix("\n}")
     text += ',\n "cases": {\n' + ",\n".join(rows) + "\n}\n}\n"
     part = out / "backend-suite.json.part"

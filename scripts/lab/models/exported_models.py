@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Export architectures with random weights, and take each through tunerd as far as verifying it.
 
-    python scripts/lab/exported_models.py export MODELS    # where torch, timm, transformers are
-    scripts/lab/exported_models.py check MODELS --out FOLDER [--only PATTERN] [--limit SECONDS]
+    python scripts/lab/models/exported_models.py export MODELS
+    scripts/lab/models/exported_models.py check MODELS --out FOLDER [--only PATTERN] \
+        [--limit SECONDS]
 
 Images are small, language models have two layers, few tokens and no more width than an
 architecture needs. What torch's older exporter does not know the newer one exports. A model is
@@ -20,10 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-
-from lab import model_checks  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.models import model_checks
 
 # By package, and for images by their size.
 TORCHVISION = {

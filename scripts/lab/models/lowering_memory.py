@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """How much memory and time reading and lowering a model takes, in all processes together.
 
-    scripts/lab/lowering_memory.py MODEL.onnx [MODEL.onnx ...] [--tree CHECKOUT ...] --out FOLDER
+    scripts/lab/models/lowering_memory.py MODEL.onnx [MODEL.onnx ...] [--tree CHECKOUT ...] \
+        --out FOLDER
 
 Each model is read and lowered for two cores, as a run does it: in this process's child and in the
 process that lowers. Every 20 ms the resident memory of both is added up; the most counts, beside

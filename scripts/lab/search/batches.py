@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measure what the search costs on CUDA tasks, beside MetaSchedule's own; needs no GPU.
 
-    scripts/benchmark_search MODEL.onnx --out FILE.json [--records records.parquet] [--batches 3]
+    scripts/lab/search/batches.py MODEL.onnx --out FILE.json [--records records.parquet] \
+        [--batches 3]
 
 For the heaviest convolutions of a model: how many random choices pass TVM's checks, as they are
 and when screened by their numbers; core-seconds for batches of 16 candidates by tunerd's search and
@@ -31,7 +32,7 @@ from tunerd.frontend.model import read_model
 from tunerd.system import host
 from tunerd.vocabulary import Result, TargetSpec, Task, to_json
 
-H200 = json.loads(Path(__file__).with_name("data").joinpath("h200_target.json").read_text())
+H200 = json.loads((Path(__file__).parents[1] / "data" / "h200_target.json").read_text())
 BATCH = 16
 CHECKED = 40  # choices of a sketch that TVM checks
 Row = dict[str, Any]
@@ -220,7 +221,7 @@ def summary(found: Row) -> Row:
 
     def share(kind: str) -> float:
         total = sum(r[kind] for r in rates)
-        return round(100 * sum(r[f"{kind}_passed"] for r in rates) / total, 1)
+        return float(round(100 * sum(r[f"{kind}_passed"] for r in rates) / total, 1))
 
     def cpu(kind: str) -> float:
         each = [b["cpu_secs"] for t in found["tasks"] for b in t[kind] if b["candidates"]]

@@ -304,7 +304,7 @@ def main() -> None:
         rows = run(options)
     if options.out:
         report = {
-            "command": shlex.join(["scripts/benchmark_coordinator", *sys.argv[1:]]),
+            "command": shlex.join(["scripts/lab/search/coordinator.py", *sys.argv[1:]]),
             "host": facts,
             "rows": rows,
         }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Say what results of other tasks are worth to the first two batches of a task; needs no GPU.
 
-    scripts/benchmark_examples features RUN [RUN ...] --out features.parquet
-    scripts/benchmark_examples replay features.parquet --out replay.json
+    scripts/lab/search/examples.py features RUN [RUN ...] --out features.parquet
+    scripts/lab/search/examples.py replay features.parquet --out replay.json
 
 `features` takes what run folders have measured, as cost models see it. `replay` chooses a batch of
 each task from the candidates that its own search measured, and then another one, and takes the
@@ -171,7 +171,10 @@ def main() -> None:
     print("| --- |" + " --- |" * 2 * len(WAYS))
     for search in [*dict.fromkeys(table.search), "all"]:
         own = table.groupby("way")[["one", "two"]].mean() if search == "all" else by.loc[search]
-        cells = [f"{100 * np.expm1(own.loc[w, n]):.1f}%" for n in ("one", "two") for w in WAYS]
+        errors = own.to_numpy()  # in logarithms
+        cells = [
+            f"{100 * np.expm1(errors[own.index.get_loc(w), i]):.1f}%" for i in (0, 1) for w in WAYS
+        ]
         print(f"| {search} | " + " | ".join(cells) + " |")
 
 

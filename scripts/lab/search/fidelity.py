@@ -2,7 +2,7 @@
 """Say how far the search's own times could be trusted in runs of `tunerd tune --fidelity N`.
 
     scripts/reproduce recipes/shares.yaml
-    scripts/benchmark_fidelity runs/fidelity/light_resnet50-gpu40 --out FOLDER
+    scripts/lab/search/fidelity.py runs/fidelity/light_resnet50-gpu40 --out FOLDER
 
 Writes FOLDER/benchmark.json: over the tasks Kendall's tau-b, of all candidates and of those close
 to the fastest, the recall of the best three, and how much slower what is chosen is than the
@@ -11,7 +11,7 @@ task's, and FOLDER/RUN.json every sample. Such a file may stand for its run, to 
 again:
 
     tar xJf results/h200-fidelity/runs.tar.xz
-    scripts/benchmark_fidelity light_resnet50-gpu40.json light_resnet50-gpu25.json --out FOLDER
+    scripts/lab/search/fidelity.py light_resnet50-gpu40.json light_resnet50-gpu25.json --out FOLDER
 """
 
 from __future__ import annotations

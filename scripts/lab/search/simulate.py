@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Say how near the search comes to the best in so many trials, on a model of what was measured.
 
-    scripts/simulate_search MODEL.onnx --records records.parquet --out FILE.json
-    scripts/simulate_search MODEL.onnx --records a.parquet --records b.parquet --seeds 16 --out F
+    scripts/lab/search/simulate.py MODEL.onnx --records records.parquet --out FILE.json
+    scripts/lab/search/simulate.py MODEL.onnx --records a.parquet --records b.parquet --seeds 16 \
+        --out F
 
 The tasks with the most measured trials are searched, each by itself, from many seeds; no candidate
 is applied, built or measured. Its time comes from boosted trees that were trained on the logarithms
@@ -24,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
+from tunerd.candidates.base import BATCH
 from tunerd.candidates.metaschedule import search
 from tunerd.candidates.metaschedule.design import Sketch
 from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices
@@ -104,7 +106,7 @@ def searched(truth: Surrogate, seed: int, trials: int) -> list[float]:
     with mock.patch.object(search, "_apply", truth.applied):
         while len(best) < trials:
             told = under_way.pop(0) if len(under_way) > LAG else []
-            proposal = searcher.propose(truth.task, search.BATCH, results=told)
+            proposal = searcher.propose(truth.task, BATCH, results=told)
             if proposal.exhausted:
                 break
             batch = [Result(c, truth.secs(c.recipe)) for c in proposal.candidates]

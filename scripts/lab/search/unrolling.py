@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare who unrolls the loops of a CUDA kernel: TVM, or NVRTC.
 
-    scripts/benchmark_unrolling MODEL.onnx --gpu-pct 40 --run FOLDER --out unrolling.json
+    scripts/lab/search/unrolling.py MODEL.onnx --gpu-pct 40 --run FOLDER --out unrolling.json
 
 Takes the best candidates of a run's heaviest tasks and as many others, as they are (NVRTC unrolls)
 and with TVM unrolling. Builds both in one process, and measures both in one quiet slice, in turns.
@@ -60,16 +60,16 @@ def chosen(records: Sequence[Record], tasks: Sequence[Task], each: int) -> list[
     found = []
     for task in tasks:
         measured = [
-            r
+            (r.result.median_secs, r.candidate)
             for r in records
             if r.candidate.task_id == task.task_id
             and not r.candidate.is_default
             and isinstance(r.result, Measurement)
             and PRAGMA.search(r.candidate.recipe)
         ]
-        measured.sort(key=lambda r: r.result.median_secs)
+        measured.sort(key=lambda pair: pair[0])
         best, rest = measured[:each], measured[each:]
-        found += [r.candidate for r in best + shuffled.sample(rest, min(each, len(rest)))]
+        found += [c for _, c in best + shuffled.sample(rest, min(each, len(rest)))]
     return found
 
 

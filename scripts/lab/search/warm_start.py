@@ -1,20 +1,18 @@
 #!/usr/bin/env python3
 """Compare a search that starts from other runs with one that starts from nothing.
 
-    scripts/benchmark_warm_start MODEL.onnx --gpu-pct 40 --from RUN --out FOLDER
-    scripts/benchmark_warm_start MODEL.onnx --cpu-pct 50 --from RUN --from ANOTHER --out FOLDER
+    scripts/lab/search/warm_start.py MODEL.onnx --gpu-pct 40 --from RUN --out FOLDER
+    scripts/lab/search/warm_start.py MODEL.onnx --cpu-pct 50 --from RUN --from ANOTHER --out FOLDER
 
 For each seed both search the same tasks with the same trials for each task, in turn, each in a
 fresh process. Prints how many trials and seconds each needs until the model's weighted latency is
 what the cold search ends with, by the medians of the search. Writes FOLDER/benchmark.json with all
-trials; what is finished there is not run again. scripts/data/benchmark_tasks.json has the tasks.
+trials; what is finished there is not run again. lab/data/benchmark_tasks.json has the tasks.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.machinery
-import importlib.util
 import json
 import shutil
 import statistics
@@ -23,9 +21,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.stock import benchmark as stock
 from tunerd.errors import InputError, TunerdError
 from tunerd.frontend.kernels import Selection, kernels_of
 from tunerd.runs import plan
@@ -35,19 +34,6 @@ from tunerd.vocabulary import to_json
 HERE = Path(__file__).resolve().parent
 STARTS = ("cold", "warm")
 Run = dict[str, Any]
-
-
-def load_script(name: str) -> ModuleType:
-    """Import a neighbour, whose file has no suffix."""
-    loader = importlib.machinery.SourceFileLoader(name, str(HERE / name))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-stock = load_script("benchmark_stock")
 
 
 # --- a run of either start ---------------------------------------------------------------------

@@ -2,7 +2,7 @@
 """Find out what kernels on a GPU find cold in a model, and whether to choose them by that.
 
     tunerd tune MODEL.onnx --gpu-pct 100 --out FOLDER
-    scripts/benchmark_cold MODEL.onnx --run FOLDER --out cold.json
+    scripts/lab/shares/cold_code.py MODEL.onnx --run FOLDER --out cold.json
 
 A kernel that is called again and again finds in the caches what it does not find in a model, where
 it comes after others. Takes the default and the best candidates of each task of a run, and measures
@@ -39,7 +39,8 @@ from typing import Any
 
 from scipy import stats
 
-from lab.cubins import code_bytes
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.compile.cubins import code_bytes
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import load
 from tunerd.builder.build import build_candidate, preload

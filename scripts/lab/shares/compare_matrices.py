@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Ask two searches of the same matrices two of the claims, and print a table.
 
-    scripts/compare_matrices results/h200-shares-before/first results/h200-shares-before/second
-    scripts/compare_matrices FIRST SECOND --models models --weights SECOND/weights.json    # anew
+    scripts/lab/shares/compare_matrices.py results/h200-shares-before/first \
+        results/h200-shares-before/second
+    scripts/lab/shares/compare_matrices.py FIRST SECOND --models models \
+        --weights SECOND/weights.json
 
 A search that has chosen its kernels and run no whole model can still be asked: what an artifact
 takes is then the sum of its kernels' times in the contests, each times the calls of it, sample by
@@ -36,10 +38,10 @@ from tunerd.studies.matrix.result import result_from, whole_rounds
 from tunerd.system.text import ratio_texts
 from tunerd.vocabulary import TargetSpec
 
-HEADS = ("claim", "whole models, first search", "kernels, first search")
+HEADS: tuple[str, ...] = ("claim", "whole models, first search", "kernels, first search")
 HEADS += ("kernels, second search", "whole models, second search")
 CLAIMS = {"cut": "tuned at full, poor when cut", "middle": "tuned at the middle, robust"}
-H200 = json.loads(Path(__file__).with_name("data").joinpath("h200_target.json").read_text())
+H200 = json.loads((Path(__file__).parents[1] / "data" / "h200_target.json").read_text())
 
 Samples = npt.NDArray[np.float64]
 Contests = dict[str, dict[int, tuple[str, dict[str, Samples]]]]  # task, share: winner, times
@@ -88,7 +90,7 @@ def whole_models(folder: Path, kept: MatrixFolder) -> dict[str, Claim]:
     """Return the claims by whole models; none where no round is whole."""
     shares = sorted({line.pct for line in kept.of(LevelDone)})
     asked = {"shares": shares, "model": {"name": folder.name}, "unit": "gpu"}
-    if not whole_rounds(kept, set(asked["shares"])):
+    if not whole_rounds(kept, set(shares)):
         return {}
     return {c.name: c for c in result_from(kept, {}, asked).findings.claims}
 

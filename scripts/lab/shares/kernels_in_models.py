@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare what models take with the sums of their kernels.
 
-    scripts/kernels_in_models results/h200-shares
+    scripts/lab/shares/kernels_in_models.py results/h200-shares
 
 For each matrix in a folder, and each artifact and share: what the model took in the rounds, less
 the sum of its kernels' times in the contests, each times the calls of it (weights.json). A contest

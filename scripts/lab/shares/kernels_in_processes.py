@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Say how much kernels' times differ from one process to another, beyond what samples tell.
 
-    scripts/kernels_in_processes results/h200-shares/*.tar.xz
+    scripts/lab/shares/kernels_in_processes.py results/h200-shares/*.tar.xz
 
 In a matrix the finalists of its first level are measured twice at that share, quietly and in turns:
 at the end of that level's own tuning, and in the contests, in another process. For each finalist,

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Draw what profiles have measured: scripts/plot_profiles results/h200-profiles --out profiles.svg
+"""Draw what profiles have measured.
+
+    scripts/lab/shares/plot_profiles.py results/h200-profiles --out profiles.svg
 
 Reads the samples of each folder below the given one, in order, and prints tables of them: as much
 as there is of a profile that was stopped, in whole rounds. The first has latencies. The second has
@@ -18,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from lab.share_plot import Panel, knee_text, shares_svg
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.shares.share_plot import Panel, knee_text, shares_svg
 from tunerd.report.markdown_text import table
 from tunerd.studies.profile.curve import Curve, Point, Visit, curves, knee, whole_rounds
 from tunerd.studies.profile.folder import SAMPLES, samples_of

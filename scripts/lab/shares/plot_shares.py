@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draw what matrices have measured, and say what they cost.
 
-    scripts/plot_shares results/h200-shares --out shares.svg
-    scripts/plot_shares results/h200-shares-before/second  # which have no round
+    scripts/lab/shares/plot_shares.py results/h200-shares --out shares.svg
+    scripts/lab/shares/plot_shares.py results/h200-shares-before/second  # which have no round
 
 Reads matrix-result.json and done.jsonl of each folder below the given one, in order, and prints
 tables of the paper's three claims and of what tuning at all shares cost over one level; without

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Find where a model takes longer than its kernels alone, on a GPU.
 
-    scripts/trace_model measure MODEL.onnx --matrix FOLDER --runs RUN --tuned-at 50 --swap b3c6c \
-        --out trace.json
-    scripts/trace_model table results/h200-trace
+    scripts/lab/shares/trace_model.py measure MODEL.onnx --matrix FOLDER --runs RUN --tuned-at 50 \
+        --swap b3c6c --out trace.json
+    scripts/lab/shares/trace_model.py table results/h200-trace
 
 Compiles the artifact of a share of a matrix, whose records are below RUN, and for each --swap the
 same with one task's kernel replaced by the candidate whose id begins so. Then, on the whole GPU:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time a search's start: until each of its steps, and until its first trial has ended.
 
-    scripts/benchmark_first_trial MODEL.onnx --gpu-pct 40 --tree BEFORE --tree . --out first.json
+    scripts/lab/start/first_trial.py MODEL.onnx --gpu-pct 40 --tree BEFORE --tree . --out first.json
 
 Each repeat starts a search of a few trials in a fresh process by the tunerd of every checkout
 (`--tree`), in turns; with `--without-bytecode` also where every process compiles its modules anew,

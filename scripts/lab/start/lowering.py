@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time a model's lowering, in the process of its own, until its tasks and its kernels are there.
 
-    scripts/benchmark_lowering MODEL.onnx --tree BEFORE --tree . --out lowering.json
+    scripts/lab/start/lowering.py MODEL.onnx --tree BEFORE --tree . --out lowering.json
 
 Each repeat starts a fresh process of the tunerd of every checkout (`--tree`), in turns, which reads
 the model and has it lowered for a GPU; none is needed. Writes every time, and prints medians and

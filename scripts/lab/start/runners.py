@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time by its parts what the start of a GPU slice's runner takes.
 
-    scripts/benchmark_runner --gpu-pct 25 --repeats 5 --out runner.json
+    scripts/lab/start/runners.py --gpu-pct 25 --repeats 5 --out runner.json
 
 In new processes, in turns: on the whole GPU, there with what TVM imports of PyTorch where that is
 installed, as the first client of an MPS daemon, beside a client that stays, and three at once

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Time what a run's start waits for: a private Ray cluster, and TVM in a slice's runner.
 
-    scripts/benchmark_start --repeats 10 --out start.json
+    scripts/lab/start/starts.py --repeats 10 --out start.json
 
 The cluster as tunerd has it and as Ray comes, TVM's runtime alone, all of TVM and, where PyTorch
 is installed, TVM's runtime with what it imports of that; each in a new process, in turns. The start

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Compare tunerd with TVM's own tuner: same host, share, tasks and trials for each task.
 
-    scripts/benchmark_stock MODEL.onnx --cpu-pct 50 --out FOLDER
-    scripts/benchmark_stock MODEL.onnx --gpu-pct 40 --out FOLDER
+    scripts/lab/stock/benchmark.py MODEL.onnx --cpu-pct 50 --out FOLDER
+    scripts/lab/stock/benchmark.py MODEL.onnx --gpu-pct 40 --out FOLDER
 
 For each seed both tuners run in turn, each in a fresh process whose start-up counts. Then the best
 candidate of every task, run and tuner, and the default schedule, are measured again in one quiet
 slice, in turns. Writes FOLDER/benchmark.json and benchmark.svg and prints a table. What is finished
-in FOLDER is not run again. scripts/data/benchmark_tasks.json has the tasks; on a host with several
+in FOLDER is not run again. lab/data/benchmark_tasks.json has the tasks; on a host with several
 GPUs choose one with CUDA_VISIBLE_DEVICES.
 """
 
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.machinery
-import importlib.util
 import json
 import os
 import platform
@@ -28,11 +26,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from cuda.pathfinder import load_nvidia_dynamic_lib
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.stock import stock_tuner as stock
+from lab.stock import summary
 from tunerd.builder import nvrtc
 from tunerd.cluster.layout import Layout, local_layout
 from tunerd.errors import InputError, TunerdError
@@ -44,24 +44,10 @@ from tunerd.system.without_torch import keep_torch_from_tvm
 from tunerd.vocabulary import METASCHEDULE, Candidate, Measurement, SliceSpec, Task, to_json
 
 HERE = Path(__file__).resolve().parent
-TASK_LISTS = HERE / "data" / "benchmark_tasks.json"
+TASK_LISTS = HERE.parent / "data" / "benchmark_tasks.json"
 TUNERS = ("stock", "tunerd")
 GUARD_SECS = 30.0  # for a guard without leases to end
 Run = dict[str, Any]
-
-
-def load_script(name: str) -> ModuleType:
-    """Import a neighbour, whose file has no suffix."""
-    loader = importlib.machinery.SourceFileLoader(name, str(HERE / name))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-summary = load_script("stock_summary")
-stock = load_script("stock_tuner")
 
 
 # --- what is compared --------------------------------------------------------------------------
@@ -176,7 +162,7 @@ def run_stock(
     work = options.out / f"stock-{seed}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    command = [sys.executable, str(HERE / "stock_tuner"), *share_of(options)]
+    command = [sys.executable, str(HERE / "stock_tuner.py"), *share_of(options)]
     command += ["--tasks", ",".join(t.task_id for t in tasks), "--seed", str(seed)]
     command += ["--trials-per-task", str(options.trials_per_task), "--batch", str(options.batch)]
     command += ["--out", str(part), "--work", str(work)]

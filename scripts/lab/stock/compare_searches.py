@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Put searches of the same tasks side by side: how fast trials come, and how soon they are good.
 
-    scripts/compare_searches before after --out searches.json
-    scripts/compare_searches searches.json [MORE.json ...] [--chance]
+    scripts/lab/stock/compare_searches.py before after --out searches.json
+    scripts/lab/stock/compare_searches.py searches.json [MORE.json ...] [--chance]
 
-Each FOLDER has searches of `scripts/benchmark_stock --only tunerd`, one for each seed, with the
+Each FOLDER has searches of `lab/stock/benchmark.py --only tunerd`, one for each seed, with the
 same comparison. The weighted latency is that of each task's best so far, times its calls, as the
 searches measured it. Prints medians over the seeds; --out keeps the time of each trial, and when
 it ended. Files of --out are joined by the names in them. --chance says how likely latencies as

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Tune some tasks of a model with TVM's own tuner, as it comes, and write when each record came.
 
-    scripts/stock_tuner MODEL --cpu-pct 50 --tasks ID,ID --out RECORDS.jsonl --work FOLDER
+    scripts/lab/stock/stock_tuner.py MODEL --cpu-pct 50 --tasks ID,ID --out RECORDS.jsonl \
+        --work FOLDER
 
 `meta_schedule.tune_tasks` with its local builder and runner, its evolutionary search, its XGBoost
 model and its way of measuring. Two things are set: search and builds get every core that this
@@ -20,7 +21,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tunerd.cluster.layout import local_layout
 from tunerd.errors import HostError, TunerdError
@@ -208,7 +209,7 @@ def tune(options: argparse.Namespace, out: Any) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> TuneSettings:
-    kind = "cpu" if options.cpu_pct is not None else "mps"
+    kind: Literal["cpu", "mps"] = "cpu" if options.cpu_pct is not None else "mps"
     return TuneSettings(
         model=options.model,
         out=options.work,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Print the table of what scripts/benchmark_stock measured, and write benchmark.json and its plot.
+"""Print the table of what lab/stock/benchmark.py measured, and write benchmark.json and its plot.
 
-    scripts/stock_summary FOLDER
+    scripts/lab/stock/summary.py FOLDER
 
 Everything comes from the files in FOLDER: comparison.json, what was compared and where; a file of
 each run, a line of JSON for each of its records; remeasured.json, the second look.
@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.curves import curves_svg
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.stock.curves import curves_svg
 from tunerd.system.text import TIMES, UNKNOWN, duration_text, percent_text, secs_text, significant
 
 TUNERS = {"stock": "TVM's own tuner", "tunerd": "tunerd"}
@@ -60,7 +62,7 @@ def seconds(record: Mapping[str, Any] | None) -> float:
     """Return a record's time; TVM's own tuner takes one sample."""
     if record is None:
         return float("inf")
-    return statistics.median(record["run_secs"])
+    return float(statistics.median(record["run_secs"]))
 
 
 def remeasured_secs(

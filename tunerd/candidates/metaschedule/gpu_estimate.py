@@ -3,7 +3,7 @@
 A roofline of one SM (Williams et al., CACM 2009) with a least time for each round of loads: each
 block of threads repeats "load tiles into shared memory, wait, compute". Good for ranks only. On an
 H200 cut to 52 SMs it ranks the kernels of a task, 17 of ResNet-50's, with a correlation of 0.80
-(Spearman's, the median; scripts/benchmark_search). Its constants were chosen there.
+(Spearman's, the median; scripts/lab/search/batches.py). Its constants were chosen there.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def design_space(task: Task, *, sms: int | None = None, rand_state: int = 1) -> 
 def _unrolled_late(trace: Any) -> Any:
     """Let NVRTC unroll instead of TVM, which makes nearly the same machine code of less source.
 
-    scripts/benchmark_unrolling compares them. Not a software pipeline, whose waits are numbered.
+    scripts/lab/search/unrolling.py compares them. Not a software pipeline: its waits are numbered.
     """
     text = json.dumps(trace)
     if SOFTWARE_PIPELINE in text:
