@@ -12,15 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tunerd.api.colocation import without_mismatches
+from tunerd.api.mix_artifacts import MixArtifacts, Steps
 from tunerd.api.mix_sources import (
     device_of,
-    finished,
     memory_of,
     points_in,
     points_of,
     profiled,
     shares_of,
-    whole_artifact,
 )
 from tunerd.api.run import Artifact, OnStep, StrPath, nothing
 from tunerd.artifacts.manifest import MANIFEST, sha256_of
@@ -98,8 +97,8 @@ class _Work:
 
     def __init__(self, mix: Mix, folder: Path, say: OnStep, *, is_dry: bool) -> None:
         self._mix, self._folder, self._say, self._is_dry = mix, folder, say, is_dry
+        self._steps = Steps(say)
         self._to_measure: list[str] = []
-        self._last = ""
         self._shares, left_out = shares_of(mix)
         self.curves = Curves()
         for pct, why in left_out:
@@ -107,7 +106,10 @@ class _Work:
 
     def planned(self) -> PlannedMix:
         mix = self._mix
-        artifacts = {entry.name: self._artifacts(entry) for entry in mix.members}
+        makes = MixArtifacts(
+            mix, self._folder, self._shares, self._steps, self._to_measure, is_dry=self._is_dry
+        )
+        artifacts = {entry.name: makes.of(entry) for entry in mix.members}
         for path in mix.curves:
             self.curves.add(self._given_points(path, artifacts))
         for entry in mix.members:
@@ -156,67 +158,6 @@ class _Work:
         )
         return found, plan_of(found, mix, subjects) if found.is_fit else None
 
-    # --- artifacts -----------------------------------------------------------------------------
-
-    def _artifacts(self, entry: Entry) -> tuple[Path, ...]:
-        """Return the artifact of each member of an entry; none where a dry run would tune it."""
-        if entry.artifacts:
-            return tuple(map(whole_artifact, entry.artifacts))
-        if entry.artifact is not None:
-            return (whole_artifact(entry.artifact),)
-        tuned = [path for pct in self._shares if (path := self._tuned(entry, pct)) is not None]
-        if len(tuned) < 2:
-            return tuple(tuned[:1])
-        return (self._packed(entry, tuned),)
-
-    def _tuned(self, entry: Entry, pct: int) -> Path | None:
-        from tunerd.api.tuning import TuneOptions, tune
-
-        assert entry.model is not None
-        unit = "gpu" if self._mix.device == "cuda" else "cpu"
-        ending = f"-{entry.precision}" if entry.precision else ""
-        out = self._folder / "tuned" / f"{entry.name}{ending}-{unit}{pct}"
-        before = finished(out)
-        if before is not None:
-            return before
-        if self._is_dry:
-            secs = f"{self._mix.search.budget:g} s of search"
-            self._to_measure.append(f"tune {entry.name} at {pct}%: {secs}")
-            return None
-        self._say(f"tuning {entry.name} at {pct}%")
-        options: TuneOptions = {"out": out, "budget_secs": self._mix.search.budget}
-        if unit == "gpu":
-            options["gpu_pct"] = pct
-        else:
-            options["cpu_pct"] = pct
-        if entry.precision:
-            options["precision"] = entry.precision
-        run = tune(
-            entry.model,
-            on_progress=lambda state: self._said(
-                f"tuning {entry.name} at {pct}%", state.message or state.phase
-            ),
-            **options,
-        )
-        return run.artifact.path.absolute()
-
-    def _packed(self, entry: Entry, tuned: Sequence[Path]) -> Path:
-        """Join the artifacts of several shares: the engine loads what is nearest to its lane."""
-        from tunerd.artifacts.manifest import LoadError, read_variants
-        from tunerd.artifacts.packing import pack_shares
-
-        to = (self._folder / "artifacts" / entry.name).absolute()
-        wanted = [variant["files"] for path in tuned for variant in read_variants(path)]
-        with contextlib.suppress(LoadError):
-            there = [variant["files"] for variant in read_variants(to)]
-            if sorted(map(str, there)) == sorted(map(str, wanted)):
-                return to
-        if self._is_dry:
-            return tuned[-1]
-        to.parent.mkdir(parents=True, exist_ok=True)
-        pack_shares(tuned, to)
-        return to
-
     # --- curves --------------------------------------------------------------------------------
 
     def _points(self, entry: Entry, artifacts: Sequence[Path]) -> list[Point]:
@@ -247,7 +188,7 @@ class _Work:
             rounds=self._mix.search.rounds,
             duration_secs=self._mix.search.visit,
             out=root,
-            on_step=functools.partial(self._said, f"measuring {entry.name}"),
+            on_step=functools.partial(self._steps.say_of, f"measuring {entry.name}"),
         )
         found = points_of(result.profile, entry.name, str(root))
         return [point for point in found if point.share in lacking]
@@ -277,7 +218,7 @@ class _Work:
                     like=_like(self._mix, kernels),
                     rounds=self._mix.search.rounds,
                     round_secs=max(1.0, self._mix.search.visit),
-                    say=functools.partial(self._said, f"measuring {what}"),
+                    say=functools.partial(self._steps.say_of, f"measuring {what}"),
                 )
                 launched.append(path, digest, point)
                 found.append(point)
@@ -297,12 +238,6 @@ class _Work:
             if folders and subject_of_artifact(folders[0]).digest == digest:
                 return points_in(path, name)
         raise InputError(f"{path} is a profile of none of the mix's artifacts; leave it out")
-
-    def _said(self, of: str, what: str) -> None:
-        """Say what comes next, where that is another thing than before."""
-        if (message := f"{of}: {what}") != self._last:
-            self._last = message
-            self._say(message)
 
     def _costs(self, subjects: Sequence[Subject], device: str) -> dict[str, EngineCost]:
         """Return what the engine takes beyond each entry's model, measured before or now."""
@@ -326,7 +261,7 @@ class _Work:
                     device=device,
                     rate=rate,
                     like=_like(self._mix, subject.kernels),
-                    say=functools.partial(self._said, f"the engine with {subject.of}"),
+                    say=functools.partial(self._steps.say_of, f"the engine with {subject.of}"),
                 )
                 engine_cost.append(path, known[key])
             found[subject.of] = known[key]
