@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tunerd.colocation.planning.answer import Answer
 from tunerd.colocation.planning.estimates import LEVEL, Calibration
+from tunerd.colocation.planning.mix import names_of
 from tunerd.colocation.planning.placement import Expected, Forecast
 from tunerd.colocation.planning.planned import PLAN, PlannedMix
 from tunerd.colocation.planning.proof import Proof, Proven
@@ -220,7 +221,7 @@ def _sentences(found: PlannedMix) -> list[str]:
             f"Memory: {significant(needed / (1 << 20))} MiB: weights and storage by the manifests, "
             "and what a process takes."
         )
-    tenants = any(len(entry.artifacts) > 1 for entry in found.mix.members)
+    tenants = any(len(names_of(entry)) > 1 for entry in found.mix.members)
     if tenants and all(point.together == 1 for point in found.curves):
         said.append(
             "Launches of several tenants were not considered: there is no point of one; "

@@ -87,7 +87,7 @@ def make_tenant(model: Path, like: Path, to: Path, *, verify: bool = True) -> Te
             "precision": said["precision"],
             "architecture": said["architecture"],
             "weights": list(weights),
-            "libraries": {str(v["tenants"]): v["files"][LIBRARY] for v in variants},
+            "libraries": libraries_of(variants),
             "versions": {"tunerd": __version__, "tvm": importlib.metadata.version("apache-tvm")},
         }
         write_json(part / MANIFEST, sealed(manifest))
@@ -97,6 +97,11 @@ def make_tenant(model: Path, like: Path, to: Path, *, verify: bool = True) -> Te
             write_json(part / MANIFEST, sealed(manifest))
     size = sum(weight.nbytes for weight in weights.values())
     return Tenant(to, kernels.model.name, size, verification)
+
+
+def libraries_of(variants: Sequence[Manifest]) -> dict[str, str]:
+    """Return what a tenant's manifest says of the kernels that it was made like."""
+    return {str(variant["tenants"]): variant["files"][LIBRARY] for variant in variants}
 
 
 def _kernels_like(path: Path, artifact: Path, said: Manifest) -> Kernels:

@@ -16,6 +16,9 @@
       - name: resnet
         artifacts: [a, b, c]   # models of one architecture, each with weights of its own:
         rate: 30               # three members, resnet-0 and so on, of this rate and objective each
+      - name: encoder
+        models: [d.onnx, e.onnx]    # the same before tuning: the first is tuned for launches of
+        rate: 30               # several, and the others become tenants of its kernels
     search:
       shares: [25, 50, 75, 100]
       together: [1, 2, 4, 8]   # tenants of one architecture in a launch
@@ -61,6 +64,7 @@ class Entry(Part):
     model: Path | None = None
     artifact: Path | None = None
     artifacts: tuple[Path, ...] = ()
+    models: tuple[Path, ...] = ()
     rate: Annotated[float, Field(gt=0)]
     slo_ms: Annotated[float, Field(gt=0)] | None = None
     percentile: Annotated[float, Field(ge=50, lt=100)] = 99.0
@@ -70,10 +74,15 @@ class Entry(Part):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        given = [self.model is not None, self.artifact is not None, bool(self.artifacts)]
-        if sum(given) != 1:
-            raise ValueError(f"{self.name} needs one of `model`, `artifact` and `artifacts`")
-        if self.precision and self.model is None:
+        given = (self.model, self.artifact, self.artifacts or None, self.models or None)
+        if sum(each is not None for each in given) != 1:
+            raise ValueError(
+                f"{self.name} needs one of `model`, `artifact` and the lists `models` and "
+                "`artifacts`"
+            )
+        if len(self.models) == 1:
+            raise ValueError(f"{self.name} has one of `models`; call it `model`")
+        if self.precision and self.model is None and not self.models:
             raise ValueError(f"{self.name} has a precision, which is of a `model` that is tuned")
         return self
 
@@ -119,6 +128,12 @@ class Mix(Part):
         names = [name for entry in self.members for name in names_of(entry)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two members are called {twice[0]}; give each a name of its own")
+        several = [entry.name for entry in self.members if entry.models]
+        if several and self.place != "in-process":
+            raise ValueError(
+                f"the models of {several[0]} share a launch, which the place in-process alone has; "
+                "choose it, or name each as a `model`"
+            )
         return self
 
     @property
@@ -146,6 +161,7 @@ class Mix(Part):
                     "model": moved(entry.model),
                     "artifact": moved(entry.artifact),
                     "artifacts": tuple(absolute(each, folder) for each in entry.artifacts),
+                    "models": tuple(absolute(each, folder) for each in entry.models),
                 }
             )
             for entry in mix.members
@@ -160,7 +176,6 @@ class Mix(Part):
 
 
 def names_of(entry: Entry) -> tuple[str, ...]:
-    """Return the names of an entry's members: its own, or with a number for each artifact."""
-    if not entry.artifacts:
-        return (entry.name,)
-    return tuple(f"{entry.name}-{number}" for number in range(len(entry.artifacts)))
+    """Return the names of an entry's members: its own, or with a number where it has several."""
+    count = len(entry.artifacts) or len(entry.models)
+    return tuple(f"{entry.name}-{nth}" for nth in range(count)) or (entry.name,)

@@ -1,0 +1,109 @@
+"""Several ONNX files of one architecture in a mix: one artifact's kernels serve them all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from colocation_plans import colocate
+from models import conv_net, floats
+from onnx import numpy_helper
+
+from tunerd import api
+from tunerd.colocation import Engine, Plan
+from tunerd.colocation.planning.mix import Mix, names_of
+from tunerd.errors import ExitCode, InputError
+from tunerd.frontend.onnx.reference import Reference, agree
+
+NAMES = ("net-0", "net-1")
+# One request in a launch is told to be so slow that two have to go together.
+POINTS = [{"of": "net", "share": 100, "secs": [0.005]}]
+MIX: dict[str, Any] = {
+    "members": [{"name": "net", "models": ["a.onnx", "b.onnx"], "rate": 120, "slo_ms": 4000}],
+    "search": {"shares": [100], "together": [1, 2, 4], "budget": "1s", "rounds": 1, "visit": "1s"},
+    "curves": ["points.json"],
+    "load": {"duration": "1s"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, factor in (("a", 1.0), ("b", 3.0)):
+        proto = conv_net((1, 3, 8, 8))
+        for weight in proto.graph.initializer:
+            values = factor * numpy_helper.to_array(weight)
+            weight.CopyFrom(numpy_helper.from_array(values.astype("float32"), weight.name))
+        onnx.save(proto, tmp_path / f"{name}.onnx")
+    (tmp_path / "points.json").write_text(json.dumps(POINTS))
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump(MIX))
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+def test_models_of_one_architecture_are_tuned_planned_proved_and_served_in_one_launch(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mix, out = folder / "mix.yaml", folder / "out"
+    assert colocate("plan", mix, "--out", out, "--dry-run") == ExitCode.CANNOT_TELL
+    said = " ".join(capsys.readouterr().out.split())
+    assert "tune net at 100%, for 1, 2 models in a launch: 1 s of search each" in said
+
+    assert colocate(mix, "--out", out) in (ExitCode.BETTER, ExitCode.REGRESSION)
+    capsys.readouterr()
+    plan = Plan.read(out / "plan.yaml")
+    assert [(m.name, m.rate) for m in plan.members] == [(name, 120) for name in NAMES]
+    assert (plan.policy.kind, plan.policy.parameters["together"]) == ("space-time", 2)
+    document = json.loads((out / "answer.json").read_text())
+    assert document["answer"] == "plan"
+    assert all(member["answered"] for member in document["proof"]["members"])
+
+    feeds = [{"images": floats(1, 3, 8, 8, seed=seed)} for seed in range(10)]
+    with Engine(plan) as engine:
+        asked = [(n, feed, engine.submit(n, feed)) for feed in feeds for n in NAMES]
+        for name, feed, future in asked:
+            proto = onnx.load(folder / ("a.onnx" if name == "net-0" else "b.onnx"))
+            expected = Reference(proto).run(feed)["scores"]
+            assert agree(np.asarray(future.result(60)["scores"]), expected, rtol=1e-3)
+        (launches,) = engine.stats().groups.values()
+    assert launches.requests == len(asked)
+    assert launches.launches < len(asked)  # some had two
+
+    # All of it is kept: the same mix is planned without tuning or measuring again.
+    again = api.colocate_plan(mix, out=out, dry_run=True)
+    assert again.answer.to_measure == ()
+    assert again.plan == plan
+
+
+def test_several_models_of_an_entry_are_members_of_one_architecture(folder: Path) -> None:
+    (entry,) = Mix.read(folder / "mix.yaml").members
+    assert names_of(entry) == NAMES
+    assert entry.models == (folder / "a.onnx", folder / "b.onnx")
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"models": ["a.onnx"]}, "one of `models`; call it `model`"),
+        (
+            {"models": ["a.onnx", "b.onnx"], "model": "a.onnx"},
+            "needs one of `model`, `artifact` and",
+        ),
+    ],
+)
+def test_a_mistake_in_models_is_named(said: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "mix.yaml"
+    path.write_text(yaml.safe_dump({"members": [{"name": "net", "rate": 1} | said]}))
+    with pytest.raises(InputError, match=problem):
+        Mix.read(path)
+
+
+def test_a_place_that_has_no_launches_of_several_is_refused(folder: Path) -> None:
+    (folder / "mix.yaml").write_text(yaml.safe_dump(MIX | {"place": "processes"}))
+    with pytest.raises(InputError, match="the place in-process alone has"):
+        Mix.read(folder / "mix.yaml")
