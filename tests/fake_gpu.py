@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from colocation_plans import Script, ScriptedModel
 
-from tunerd.artifacts.segments import Pauses
+from tunerd.artifacts.segments import Cut, Pauses
 from tunerd.colocation.groups import ForTenants
 from tunerd.colocation.places.cuda_seats import Captured
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
@@ -88,9 +88,10 @@ class FakeCaptured:
 class FakeSegments:
     """What stands for graphs in sequence: the first one does everything."""
 
-    def __init__(self, captured: Captured, given: Mapping[str, Any], limit_secs: float) -> None:
+    def __init__(self, captured: Captured, given: Mapping[str, Any], cut: Cut) -> None:
         self._captured = captured
-        self.segment_secs = (1e-4,) * 4
+        self.ends = (*cut, 4) if isinstance(cut, Sequence) else (1, 2, 3, 4)
+        self.segment_secs = (1e-4,) * len(self.ends)
 
     def __call__(self, given: Mapping[str, Any], pauses: Pauses) -> dict[str, Any]:
         self._captured.write(given)

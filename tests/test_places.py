@@ -66,12 +66,12 @@ class Subject:
         return load(self.compiled(self.root, seed))(given)
 
     def load(self, seed: int, lane: Lane) -> Seat:
-        self.place.load(self.member(seed), lane, segment_secs=None)
+        self.place.load(self.member(seed), lane, cut=None)
         return Seat(f"m{seed}", lane.name)
 
     def load_in_segments(self, seed: int, lane: Lane) -> tuple[Seat, int]:
         """Load a member in segments of a kernel each; return how many they are, too."""
-        loaded = self.place.load(self.member(seed), lane, segment_secs=1e-9)
+        loaded = self.place.load(self.member(seed), lane, cut=1e-9)
         return Seat(f"m{seed}", lane.name), len(loaded.segment_secs)
 
     def run(self, seat: Seat, given: Arrays, *, segment: int = 0) -> Done | Fault:
@@ -273,7 +273,7 @@ def test_lanes_that_do_not_fit_are_refused_by_name(on_cores: Subject) -> None:
 
 def test_a_seat_proves_what_it_has(on_cores: Subject) -> None:
     (lane,) = on_cores.place.cut([Lane("one", 100, ("m0",), cores=(CORES[-1],))])
-    loaded = on_cores.place.load(on_cores.member(0), lane, segment_secs=None)
+    loaded = on_cores.place.load(on_cores.member(0), lane, cut=None)
     assert (loaded.proof.lane, loaded.proof.units) == ("one", 1)
     assert loaded.proof.mechanism == "affinity"
     assert all(secs > 0 for secs in loaded.segment_secs)
@@ -428,7 +428,7 @@ def test_what_exceeds_its_time_is_evicted_in_every_place_and_nobody_else_is(
 def test_what_is_no_artifact_is_not_loaded(subject: Subject, lane: Lane, tmp_path: Path) -> None:
     member = Member(name="none", artifact=tmp_path)
     with pytest.raises((LoadError, InfrastructureError)):
-        subject.place.load(member, lane, segment_secs=None)
+        subject.place.load(member, lane, cut=None)
 
 
 def test_memory_is_known_before_loading(subject: Subject) -> None:
@@ -462,7 +462,7 @@ def test_clients_of_mps_have_the_shares_of_their_lanes_and_this_process_is_none(
     with opened(mps, root) as subject:
         lanes = subject.place.cut([Lane("half", 50, ("m0",)), Lane("rest", 40, ("m1",))])
         proofs = [
-            subject.place.load(subject.member(seed), lane, segment_secs=None).proof
+            subject.place.load(subject.member(seed), lane, cut=None).proof
             for seed, lane in enumerate(lanes)
         ]
         assert [(p.lane, p.units, p.mechanism) for p in proofs] == [
@@ -595,7 +595,7 @@ def test_a_part_of_a_gpu_is_a_green_context_and_its_seats_are_captured_there(roo
             [Lane("half", 50, ("m0",)), Lane("rest", 40, ("m1",)), Lane("whole", 100, ("m2",))]
         )
         loaded = [
-            subject.place.load(subject.member(seed), lane, segment_secs=None).proof
+            subject.place.load(subject.member(seed), lane, cut=None).proof
             for seed, lane in enumerate((half, rest, whole))
         ]
         assert [(p.units, p.mechanism) for p in loaded] == [

@@ -14,6 +14,7 @@ import pytest
 from colocation_plans import artifact, inputs
 
 from tunerd.artifacts.loading import LoadedModel, load
+from tunerd.artifacts.manifest import LoadError
 from tunerd.artifacts.segments import Pauses, SegmentedCapture, SegmentedModel, cut, merged
 from tunerd.vocabulary import Arrays
 
@@ -83,6 +84,19 @@ def test_a_short_model_is_one_segment(model: LoadedModel) -> None:
     made(inputs(), pauses)
     assert len(made.segment_secs) == 1
     assert not pauses.at
+
+
+def test_a_model_stops_after_the_kernels_that_it_is_told(model: LoadedModel) -> None:
+    kernels = SegmentedModel(model, inputs(), ALWAYS).ends
+    made = SegmentedModel(model, inputs(), (1, 3))
+    assert made.ends == (1, 3, kernels[-1])
+    pauses = Noted()
+    assert same(made(inputs(), pauses), model(inputs()))
+    assert pauses.at == [1, 2]
+    assert len(SegmentedModel(model, inputs(), ()).segment_secs) == 1
+    for stops in ((3, 1), (2, 2), (0,), (kernels[-1],)):
+        with pytest.raises(LoadError, match=f"a model of {kernels[-1]} kernels cannot stop after"):
+            SegmentedModel(model, inputs(), stops)
 
 
 def test_what_a_pause_raises_ends_the_run_and_the_model_serves_again(model: LoadedModel) -> None:
@@ -216,3 +230,7 @@ def test_a_graph_is_cut_in_the_order_of_its_nodes(monkeypatch: pytest.MonkeyPatc
     assert made({"x": 1}, Noted(wanted=False))["ran"] == ran
     del made
     assert not driver.live
+    told = SegmentedCapture(FakeCaptured(driver), {}, (2, 5))
+    assert told.ends == (2, 5, 6)
+    driver.ran.clear()
+    assert sorted(told({"x": 1}, Noted())["ran"]) == sorted(NODE_SECS)

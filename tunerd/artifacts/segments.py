@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakMethod
 
+from tunerd.artifacts.manifest import LoadError
 from tunerd.system.cuda_driver import checked
 from tunerd.vocabulary import Arrays
 
@@ -26,6 +27,10 @@ _ROUNDS = 6  # of splitting: pieces are halved at least, as far as kernels allow
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
 _OF_THE_MACHINE = "vm.builtin."  # calls that are no kernels
+
+
+# How long segments may be in seconds, infinite for one; or after which kernels they end.
+Cut = float | Sequence[int]
 
 
 class Pauses(Protocol):
@@ -85,15 +90,29 @@ def cut(
     return merged(ends, secs, limit_secs)
 
 
+def ends_of(stops: Sequence[int], kernels: int) -> list[int]:
+    """Return the ends of segments of a model of so many kernels that stops after some of them.
+
+    Raises LoadError where it has no such kernels, as another compilation of a model may.
+    """
+    ends = [*stops, kernels]
+    if any(first >= end for first, end in itertools.pairwise([0, *ends])):
+        raise LoadError(
+            f"a model of {kernels} kernels cannot stop after {', '.join(map(str, stops))}; these "
+            "are of another artifact, or out of order: find its regulation again"
+        )
+    return ends
+
+
 def segmented(
-    model: LoadedModel, inputs: Mapping[str, Any], limit_secs: float
+    model: LoadedModel, inputs: Mapping[str, Any], cut: Cut
 ) -> SegmentedModel | SegmentedCapture | WholeCapture:
-    """Return a loaded model in segments of at most so long, infinite for one segment."""
+    """Return a loaded model in segments."""
     if model.manifest["target"]["kind"] != "cuda":
-        return SegmentedModel(model, inputs, limit_secs)
-    if math.isinf(limit_secs):
+        return SegmentedModel(model, inputs, cut)
+    if cut == math.inf:
         return WholeCapture(model, inputs)
-    return SegmentedCapture(model.captured(), inputs, limit_secs)
+    return SegmentedCapture(model.captured(), inputs, cut)
 
 
 # --- CPUs ---------------------------------------------------------------------------------------
@@ -110,17 +129,22 @@ class SegmentedModel:
     """A model for CPUs that may pause between kernels. One thread at a time.
 
     segment_secs: of each segment, as it was tried; one where the model cannot be cut, as one that
-    is a single kernel.
+    is a single kernel. ends: after which kernels they end.
     """
 
-    def __init__(self, model: Instrumented, inputs: Mapping[str, Any], limit_secs: float) -> None:
+    def __init__(self, model: Instrumented, inputs: Mapping[str, Any], cut: Cut) -> None:
         """Run the model some times to find where it can be cut."""
         self._model = model
         self._starts: dict[int, int] = {}  # segments by the number of their first kernel
         self._pauses: Pauses = _NoPauses()
         self._kernels = 0
         kernel_secs = self._timed(inputs)
-        ends = merged(range(1, len(kernel_secs) + 1), kernel_secs, limit_secs)
+        ends = (
+            ends_of(cut, len(kernel_secs))
+            if isinstance(cut, Sequence)
+            else merged(range(1, len(kernel_secs) + 1), kernel_secs, cut)
+        )
+        self.ends = tuple(ends)
         bounds = list(itertools.pairwise([0, *ends]))
         self.segment_secs = tuple(sum(kernel_secs[first:end]) for first, end in bounds)
         self._starts = {first: number for number, (first, _) in enumerate(bounds) if number}
@@ -194,7 +218,7 @@ class SegmentedCapture:
     pause has not much before it.
     """
 
-    def __init__(self, captured: Recorded, inputs: Mapping[str, Any], limit_secs: float) -> None:
+    def __init__(self, captured: Recorded, inputs: Mapping[str, Any], limits: Cut) -> None:
         """Run pieces of the graph some times to find where it is to be cut."""
         from cuda.bindings import driver
 
@@ -203,7 +227,13 @@ class SegmentedCapture:
         self._events = [checked(driver.cuEventCreate(_NO_TIMES)) for _ in range(2)]
         self._nodes = _in_order(driver, captured.graph)
         captured.write(inputs)
-        ends = cut(len(self._nodes), limit_secs, self._timed)
+        count = len(self._nodes)
+        ends = (
+            ends_of(limits, count)
+            if isinstance(limits, Sequence)
+            else cut(count, limits, self._timed)
+        )
+        self.ends = tuple(ends)
         self.segment_secs = tuple(self._timed(ends))
         self._graphs = [self._piece(*bounds) for bounds in itertools.pairwise([0, *ends])]
         for bounds in self._made.keys() - set(itertools.pairwise([0, *ends])):
@@ -267,6 +297,8 @@ class SegmentedCapture:
 
 class WholeCapture:
     """A model for a GPU in one segment: a StagedModel that is waited for. One thread at a time."""
+
+    ends = (1,)  # its graph is one
 
     def __init__(self, model: LoadedModel, inputs: Mapping[str, Any]) -> None:
         from cuda.bindings import driver

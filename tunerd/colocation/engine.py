@@ -118,7 +118,7 @@ class Engine:
                 continue
             self._say(f"loading {seat.member} into {seat.lane}")
             if group is None:
-                loaded = self._place.load(member, lane, segment_secs=self._policy.segment_secs)
+                loaded = self._place.load(member, lane, cut=self._policy.cut_of(member.name))
             else:
                 some = [self._members[n] for n in group.members if n in lane.members]
                 loaded = self._place.load_group(group, some, lane)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from tunerd.artifacts.segments import Cut
 from tunerd.runner.base import UNKNOWN, Company
 from tunerd.runner.client import MODEL_SECS, ModelRunError, RunnerClient
 from tunerd.runner.host import Blame, RunnerHost
@@ -16,6 +17,13 @@ from tunerd.runner.seat_service import ASKED, DONE, PAUSED, TOLD, SharedTensors
 from tunerd.system import wire
 from tunerd.system.codec import value_from
 from tunerd.vocabulary import Arrays, Failure, TensorSpec, to_json
+
+
+class Cutting(NamedTuple):
+    """The segments of a model: the seconds of each, and after which kernel it ends."""
+
+    secs: tuple[float, ...]
+    ends: tuple[int, ...]
 
 
 class SeatClient(RunnerClient):
@@ -33,13 +41,13 @@ class SeatClient(RunnerClient):
         self._shared: SharedTensors | None = None
 
     def take(
-        self, artifact: str, inputs: Arrays, outputs: Sequence[TensorSpec], limit_secs: float
-    ) -> tuple[float, ...]:
-        """Have the process load an artifact and try it; return the seconds of each segment.
+        self, artifact: str, inputs: Arrays, outputs: Sequence[TensorSpec], cut: Cut
+    ) -> Cutting:
+        """Have the process load an artifact and try it; return its segments.
 
         Args:
             inputs: to try it on; later ones have their shapes and types.
-            limit_secs: how long a segment may be.
+            cut: how long a segment may be in seconds, or after which kernels they end.
 
         Raises ModelRunError where it does not run, and as `prove` does.
         """
@@ -51,7 +59,7 @@ class SeatClient(RunnerClient):
             "artifact": artifact,
             "inputs": [to_json(spec) for spec in given],
             "outputs": [to_json(spec) for spec in outputs],
-            "limit_secs": limit_secs,
+            "cut": cut,
         }
         try:
             self._ask(body, [], timeout_secs=MODEL_SECS)
@@ -65,7 +73,7 @@ class SeatClient(RunnerClient):
             shared.memory.close()
         if "failure" in answer:
             self._fail(answer)
-        return tuple(answer["segment_secs"])
+        return Cutting(tuple(answer["segment_secs"]), tuple(answer["ends"]))
 
     def write(self, inputs: Arrays) -> None:
         """Put inputs by name where the process finds them."""

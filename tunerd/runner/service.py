@@ -214,11 +214,11 @@ class RunnerService:
         shared = SharedTensors(inputs, outputs, descriptor)
         shared.memory.close()
         try:
-            run = segmented(self._loaded(body["artifact"]), shared.inputs, body["limit_secs"])
+            run = segmented(self._loaded(body["artifact"]), shared.inputs, body["cut"])
         except Exception as error:
             self._send_failure(Stage.LOAD, error)
             return
-        wire.send(self._connection, {"segment_secs": run.segment_secs})
+        wire.send(self._connection, {"segment_secs": run.segment_secs, "ends": run.ends})
         SeatService(self._connection, self._device, run, shared).serve()
 
     def _loaded(self, artifact: str) -> Any:

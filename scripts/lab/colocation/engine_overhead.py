@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tunerd.artifacts.segments import Cut
 from tunerd.colocation import Engine, Plan, artifacts
 from tunerd.colocation.places.base import Done, Loaded, Place, Told
 from tunerd.colocation.places.cuda_seats import Captured
@@ -57,7 +58,7 @@ class FreePlace(Place):
     def needed_bytes(self, member: Member, seats: int) -> int:
         return 1
 
-    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
+    def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
         proof = Proof(lane=lane.name, device="simulated", units=1, mechanism="none")
         return Loaded((1e-6,), proof)
 

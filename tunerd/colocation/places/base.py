@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+from tunerd.artifacts.segments import Cut
 from tunerd.colocation.plan import Member, PlaceKind, Proof
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.errors import HostError
@@ -45,12 +46,14 @@ class Loaded:
     """A seat that can take requests.
 
     segment_secs: of each of its segments, when it was tried.
+    ends: after which of its kernels each of them ends, where it was cut.
     launch_secs: of a group's seat, by the number of requests for which there are kernels.
     """
 
     segment_secs: tuple[float, ...]
     proof: Proof
     launch_secs: Mapping[int, float] = field(default_factory=dict)
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,12 @@ class Place(ABC):
         """Return the memory that so many seats of a member take, before any is loaded."""
 
     @abstractmethod
-    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
+    def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
         """Load a member for a lane, try it, and prove what it obtained.
 
         Args:
-            segment_secs: how long its segments may be, where it can be cut; None: whole.
+            cut: how long its segments may be in seconds, or after which kernels they end; None:
+                whole.
 
         Raises LoadError or InfrastructureError.
         """

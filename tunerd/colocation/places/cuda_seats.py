@@ -57,6 +57,7 @@ class InSegments(Protocol):
     """A capture that may pause: a SegmentedCapture."""
 
     segment_secs: tuple[float, ...]
+    ends: tuple[int, ...]
 
     def __call__(self, inputs: Arrays, pauses: Pauses, /) -> Arrays: ...
 
@@ -101,10 +102,12 @@ class CudaSeat(ABC):
     """What a place asks of a seat.
 
     lane: for which it was loaded.
+    ends: after which kernels its segments end, where it was cut.
     launch_secs: of a group's, by the number of requests.
     """
 
     lane: Lane
+    ends: tuple[int, ...] = ()
     launch_secs: Mapping[int, float] = MappingProxyType({})
 
     @abstractmethod
@@ -314,4 +317,5 @@ class SegmentedSeat(CudaSeat):
             captured.launch()
             captured.read()
         self._in_segments = self._cut(captured, inputs)
+        self.ends = self._in_segments.ends
         return self._in_segments.segment_secs

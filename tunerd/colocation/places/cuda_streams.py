@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from tunerd.artifacts import loading
-from tunerd.artifacts.segments import SegmentedCapture
+from tunerd.artifacts.segments import Cut, SegmentedCapture
 from tunerd.colocation import artifacts
 from tunerd.colocation.groups import add_tenants, load_for_tenants
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
@@ -61,7 +61,7 @@ class CudaStreamsPlace(Place):
         gpu: GpuContext | None = None,
         open_model: Callable[[Path], CudaModel] = loading.load,
         make_contexts: Callable[[], Contexts] = GreenContexts,
-        make_segments: Callable[[Captured, Arrays, float], InSegments] = SegmentedCapture,
+        make_segments: Callable[[Captured, Arrays, Cut], InSegments] = SegmentedCapture,
         open_for_tenants: Callable[[Path], CudaGroup] = load_for_tenants,
     ) -> None:
         self._gpu = gpu or GpuContext()
@@ -101,11 +101,11 @@ class CudaStreamsPlace(Place):
         needed = artifacts.needed_memory(group.kernels, len(group.members))
         return needed.shared_bytes + seats * needed.each_bytes
 
-    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
+    def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
         before = self._gpu.free_bytes()
         if member.name not in self._models:
             self._models[member.name] = self._open_model(member.artifact)
-        made = self._made(member, lane, segment_secs)
+        made = self._made(member, lane, cut)
         return self._loaded(Seat(member.name, lane.name), made, before)
 
     def load_group(self, group: Group, members: Sequence[Member], lane: Lane) -> Loaded:
@@ -147,7 +147,7 @@ class CudaStreamsPlace(Place):
         new = self._seats[seat].anew()
         secs = new.load()
         self._seats[seat] = new
-        return Loaded(secs, self._proof(new.lane), new.launch_secs)
+        return Loaded(secs, self._proof(new.lane), new.launch_secs, new.ends)
 
     def memory_bytes(self) -> Mapping[Seat, int]:
         """Return what the GPU's free memory fell by when each seat was loaded.
@@ -189,15 +189,15 @@ class CudaStreamsPlace(Place):
         secs = made.load()
         self._seats[seat] = made
         self._resident[seat] = max(0, free_before - self._gpu.free_bytes())
-        return Loaded(secs, self._proof(made.lane), made.launch_secs)
+        return Loaded(secs, self._proof(made.lane), made.launch_secs, made.ends)
 
-    def _made(self, member: Member, lane: Lane, limit_secs: float | None) -> CudaSeat:
+    def _made(self, member: Member, lane: Lane, cut: Cut | None) -> CudaSeat:
         model = self._models[member.name]
 
         def segments(captured: Captured, inputs: Arrays) -> InSegments:
-            return self._make_segments(captured, inputs, limit_secs or math.inf)
+            return self._make_segments(captured, inputs, math.inf if cut is None else cut)
 
-        if limit_secs is not None:
+        if cut is not None:
             return SegmentedSeat(member, lane, model, lambda: self._own_stream(lane), segments)
         return WholeSeat(member, lane, model, self._track(lane), self.depth)
 

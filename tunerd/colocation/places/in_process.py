@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tunerd.artifacts import loading
-from tunerd.artifacts.segments import Instrumented, SegmentedModel
+from tunerd.artifacts.segments import Cut, Instrumented, SegmentedModel
 from tunerd.colocation import artifacts
 from tunerd.colocation.groups import ForTenants, add_tenants, load_for_tenants
 from tunerd.colocation.places import cpu_cut
@@ -39,9 +39,9 @@ class _Seat:
         member: Member,
         lane: Lane,
         open_model: Callable[[Path], Instrumented],
-        segment_secs: float | None,
+        cut: Cut | None,
     ) -> None:
-        self.member, self.lane, self.segment_secs = member, lane, segment_secs
+        self.member, self.lane, self.cut = member, lane, cut
         self._open_model = open_model
         self.thread = SeatThread(f"{member.name}@{lane.name}")
         self.model = self.thread.call(self._loaded)
@@ -51,7 +51,7 @@ class _Seat:
         os.sched_setaffinity(0, self.lane.cores)
         model = self._open_model(self.member.artifact)
         inputs = artifacts.sample_inputs(self.member.artifact)
-        return SegmentedModel(model, inputs, self.segment_secs or math.inf)
+        return SegmentedModel(model, inputs, math.inf if self.cut is None else self.cut)
 
 
 class _GroupSeat:
@@ -112,10 +112,10 @@ class InProcessPlace(Place):
         needed = artifacts.needed_memory(member.artifact)
         return seats * (needed.shared_bytes + needed.each_bytes)
 
-    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
-        made = _Seat(member, lane, self._open_model, segment_secs)
+    def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
+        made = _Seat(member, lane, self._open_model, cut)
         self._seats[Seat(member.name, lane.name)] = made
-        return Loaded(made.model.segment_secs, self._proof(lane))
+        return Loaded(made.model.segment_secs, self._proof(lane), ends=made.model.ends)
 
     def needed_together_bytes(self, group: Group, seats: int) -> int:
         needed = artifacts.needed_memory(group.kernels, len(group.members))
@@ -163,7 +163,7 @@ class InProcessPlace(Place):
         old.thread.leave()
         if isinstance(old, _GroupSeat):
             return self.load_group(old.group, old.members, old.lane)
-        return self.load(old.member, old.lane, segment_secs=old.segment_secs)
+        return self.load(old.member, old.lane, cut=old.cut)
 
     def close(self) -> None:
         seats, self._seats = self._seats, {}

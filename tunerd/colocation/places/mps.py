@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from tunerd.artifacts.segments import Cut
 from tunerd.colocation import artifacts
 from tunerd.colocation.places.base import PROCESS_BYTES, Loaded
 from tunerd.colocation.places.processes import RunnersPlace
@@ -65,9 +66,9 @@ class MpsPlace(RunnersPlace):
         needed = artifacts.needed_memory(member.artifact)
         return seats * (needed.shared_bytes + needed.each_bytes + PROCESS_BYTES["mps"])
 
-    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
+    def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
         seat, before = Seat(member.name, lane.name), self._used_bytes()
-        loaded = super().load(member, lane, segment_secs=segment_secs)
+        loaded = super().load(member, lane, cut=cut)
         self._resident.setdefault(seat, max(0, self._used_bytes() - before))
         return loaded
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
-from tunerd.artifacts.segments import Pauses
+from tunerd.artifacts.segments import Cut, Pauses
 from tunerd.colocation import artifacts
 from tunerd.colocation.places import cpu_cut
 from tunerd.colocation.places.base import PROCESS_BYTES, Done, Fault, Loaded, Place, Told
@@ -23,7 +23,7 @@ from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.runner.client import ModelRunError
-from tunerd.runner.seat_client import SeatClient
+from tunerd.runner.seat_client import Cutting, SeatClient
 from tunerd.slices.base import ProcessSlice
 from tunerd.slices.cpu import CpuSlice
 from tunerd.system import cores
@@ -36,33 +36,31 @@ _EVICTED = "it gave no answer in time"  # as slices say it of a runner that dist
 class _Seat:
     """A runner in a slice of its own, and the thread that talks to it."""
 
-    def __init__(
-        self, member: Member, lane: Lane, made: ProcessSlice, segment_secs: float | None
-    ) -> None:
-        self.member, self.lane, self.slice, self.segment_secs = member, lane, made, segment_secs
+    def __init__(self, member: Member, lane: Lane, made: ProcessSlice, cut: Cut | None) -> None:
+        self.member, self.lane, self.slice, self.cut = member, lane, made, cut
         self.thread = SeatThread(f"{member.name}@{lane.name}")
         self.has_company = False  # since its last start
         self.client = SeatClient(made, lambda: not self.has_company)
         self.segments = 1
         self._is_evicted = False
 
-    def load(self) -> tuple[CapProof, tuple[float, ...]]:
+    def load(self) -> tuple[CapProof, Cutting]:
         try:
             return self.thread.call(self._load)
         except BaseException:
             self.close()
             raise
 
-    def _load(self) -> tuple[CapProof, tuple[float, ...]]:
+    def _load(self) -> tuple[CapProof, Cutting]:
         path = self.member.artifact
         proof = self.client.prove()
         found = self.client.take(
             str(path),
             artifacts.sample_inputs(path),
             artifacts.outputs_of(path),
-            self.segment_secs or math.inf,
+            math.inf if self.cut is None else self.cut,
         )
-        self.segments, self.pid = len(found), proof.runner_pid
+        self.segments, self.pid = len(found.secs), proof.runner_pid
         return proof, found
 
     def run(self, inputs: Arrays, pauses: Pauses) -> Arrays:
@@ -102,9 +100,9 @@ class RunnersPlace(Place):
     def _slice_of(self, seat: Seat, lane: Lane) -> ProcessSlice:
         """Return what a process for a seat is started by."""
 
-    def load(self, member: Member, lane: Lane, *, segment_secs: float | None) -> Loaded:
+    def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
         seat = Seat(member.name, lane.name)
-        made = _Seat(member, lane, self._slice_of(seat, lane), segment_secs)
+        made = _Seat(member, lane, self._slice_of(seat, lane), cut)
         proved, found = made.load()
         self._seats[seat] = made
         proof = Proof(
@@ -113,7 +111,7 @@ class RunnersPlace(Place):
             units=proved.sm_count,
             mechanism=proved.mechanism,
         )
-        return Loaded(found, proof)
+        return Loaded(found.secs, proof, ends=found.ends)
 
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         held = self._seats[seat]
@@ -151,7 +149,7 @@ class RunnersPlace(Place):
         with self._lock:
             self._running.discard(seat)
         old.close()
-        return self.load(old.member, old.lane, segment_secs=old.segment_secs)
+        return self.load(old.member, old.lane, cut=old.cut)
 
     def close(self) -> None:
         seats, self._seats = self._seats, {}

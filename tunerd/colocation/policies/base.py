@@ -128,6 +128,15 @@ class Policy(BaseModel, ABC):
         """How long a segment may be, where a model can be cut; None leaves models whole."""
         return None
 
+    def cut_of(self, member: str) -> float | Sequence[int] | None:
+        """Return how long a member's segments may be, or after which kernels they end."""
+        return self.segment_secs
+
+    @property
+    def stops_always(self) -> bool:
+        """Whether to ask after each segment, also where nobody else waits."""
+        return False
+
     @abstractmethod
     def lay_out(self, members: Sequence[Member]) -> tuple[Lane, ...]:
         """Return the lanes, each with the members that run in it."""
