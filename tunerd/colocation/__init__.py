@@ -13,6 +13,7 @@ Parts, in the order in which a request meets them:
     board.py       what waits and what runs: what the scheduler changes, and policies see
     policies/      which waiting request goes to which idle lane; one file each
     accounts.py    what each queue has had of the device's time
+    regulation/    where models stop, and which parts do not run at once, found by measuring
     groups.py      members of one architecture that are loaded as one, by their artifacts
     estimates.py   how long a member takes on a lane, learned from what it took
     rates.py       how soon a request comes that may have company, by the last ones

@@ -265,7 +265,7 @@ class Scheduler(Board):
                 for waiting in choice.waits:
                     waiting.is_held = True
                 break
-            out.append(self._started(choice))
+            out += self._started(choice)
         return [*out, *self._pauses()] if self._lines or self._paused else out
 
     def _choice(self) -> Together | None:
@@ -325,7 +325,7 @@ class Scheduler(Board):
             if not line:
                 del self._lines[queue]
 
-    def _started(self, choice: Together) -> Start:
+    def _started(self, choice: Together) -> list[Instruction]:
         (first, *company), lane = choice.waits, choice.lane
         name = type(self._policy).__name__
         seat = self._seat(first.request.member, lane)
@@ -351,10 +351,13 @@ class Scheduler(Board):
             del self._paused[first.request.request_id]
         start_id = next(self._start_ids)
         more = self._segments[seat] - first.segment - 1
-        self._running[lane.name].append(Running(start_id, choice.waits, seat, self.now, more))
+        is_pausing = bool(more) and self._policy.stops_always
+        running = Running(start_id, choice.waits, seat, self.now, more, is_pausing)
+        self._running[lane.name].append(running)
         self._room[lane.name] -= 1
         ids = tuple(waiting.request.request_id for waiting in company)
-        return Start(start_id, first.request.request_id, seat, first.segment, ids)
+        start = Start(start_id, first.request.request_id, seat, first.segment, ids)
+        return [start, Pause(seat)] if is_pausing else [start]
 
     def _failed(self, waiting: Waiting, reason: str) -> Fail:
         self._accounts.close(waiting.request.queue)
