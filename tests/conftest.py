@@ -12,9 +12,8 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from bad_input import Place
-    from postgres_server import PostgresServer
-
+    from tests.lib.bad_input import Place
+    from tests.lib.postgres_server import PostgresServer
     from tunerd.runner.base import Runner
 
 _CORES = os.sched_getaffinity(0)
@@ -56,7 +55,7 @@ def artifact_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
     @functools.cache
     def make() -> Path:
-        from artifact_fixtures import tiny_artifact
+        from tests.lib.artifact_fixtures import tiny_artifact
 
         folder = tmp_path_factory.mktemp("good") / "artifact"
         tiny_artifact(folder)
@@ -68,7 +67,7 @@ def artifact_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 @pytest.fixture
 def place(tmp_path: Path, artifact_of: Callable[[], Path]) -> Iterator[Place]:
     """Yield an empty place to make a bad input in."""
-    from bad_input import Place
+    from tests.lib.bad_input import Place
 
     made = Place(tmp_path, artifact_of)
     with made.stack:
@@ -78,7 +77,7 @@ def place(tmp_path: Path, artifact_of: Callable[[], Path]) -> Iterator[Place]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """Yield a PostgreSQL server, started once and only where it is needed."""
-    from postgres_server import start_postgres
+    from tests.lib.postgres_server import start_postgres
 
     server = start_postgres()
     yield server

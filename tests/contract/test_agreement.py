@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build_fixtures import (
+
+from tests.lib.build_fixtures import (
     built,
     candidate_of,
     default_of,
@@ -16,7 +17,6 @@ from build_fixtures import (
     task_of,
     tiled_matmul,
 )
-
 from tunerd.builder import library
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.metaschedule.search import Searcher

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from build_fixtures import LLVM, named, task_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.lib.build_fixtures import LLVM, named, task_of
 from tunerd.runner.arguments import MAX_COPIES, Arguments, copies_of
 from tunerd.slices import plan
 from tunerd.system.arrays import dtype_of

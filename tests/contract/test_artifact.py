@@ -12,7 +12,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from artifact_fixtures import (
+from onnx import helper
+
+import tunerd
+from tests.lib import ROOT
+from tests.lib.artifact_fixtures import (
     CORES,
     CUDA,
     LLVM,
@@ -21,9 +25,6 @@ from artifact_fixtures import (
     tiny_artifact,
     tiny_convnet,
 )
-from onnx import helper
-
-import tunerd
 from tunerd.artifacts.compile import compile_artifact, finish_manifest, write_weights
 from tunerd.artifacts.loading import map_weights
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sha256_of
@@ -50,7 +51,6 @@ from tunerd.vocabulary import (
 from tunerd.vocabulary.outcome import Comparison, Latency, Outcome, TaskOutcome, Verification
 from tunerd.vocabulary.verdict import Verdict
 
-REPOSITORY = Path(__file__).parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
 needs_cuda = pytest.mark.skipif(
     build_problem(CUDA) is not None, reason=f"no CUDA build: {build_problem(CUDA)}"
@@ -182,7 +182,7 @@ def test_a_run_killed_while_it_writes_leaves_no_artifact(tmp_path: Path) -> None
 import os, signal
 from pathlib import Path
 import tunerd.artifacts.compile
-from artifact_fixtures import tiny_artifact
+from tests.lib.artifact_fixtures import tiny_artifact
 
 def die(weights, path):
     path.write_bytes(b"half")
@@ -193,7 +193,7 @@ tiny_artifact(Path({str(folder)!r}))
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}", "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         check=False,
     )
     assert done.returncode == -signal.SIGKILL
@@ -327,7 +327,7 @@ def test_a_model_without_kernels_is_compiled(tmp_path: Path, target: TargetSpec)
 
 @pytest.mark.slow
 def test_a_real_network_compiles_and_agrees(tmp_path: Path) -> None:
-    script = REPOSITORY / "scripts" / "make-models"
+    script = ROOT / "scripts" / "make-models"
     subprocess.run(
         [sys.executable, script, "light_squeezenet", "--out", tmp_path],
         check=True,

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import triton_in_numpy
-from lowered import CUDA, LLVM, load, operators, run
-from models import floats, ints, model
 from onnx import TensorProto, helper
-from test_triton import require_agreement
 
+from tests.contract.test_triton import require_agreement
+from tests.lib import triton_in_numpy
+from tests.lib.lowered import CUDA, LLVM, load, operators, run
+from tests.lib.models import floats, ints, model
 from tunerd.builder.library import load_tvm
 from tunerd.candidates.triton.source import templates_of
 from tunerd.frontend.onnx.reference import Reference, agree

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_fixtures import (
+
+from tests.lib import ROOT
+from tests.lib.build_fixtures import (
     built,
     candidate_of,
     conv_task,
@@ -22,7 +24,6 @@ from build_fixtures import (
     random_inputs,
     tiled_matmul,
 )
-
 from tunerd.builder import build, library
 from tunerd.candidates.base import LoweredKernel
 from tunerd.errors import HostError
@@ -177,13 +178,9 @@ def test_without_a_linker_the_error_says_what_to_install(monkeypatch: pytest.Mon
 
 def test_the_slow_import_of_tensor_intrinsics_is_left_out() -> None:
     script = (
-        "import sys; sys.path.insert(0, 'tests')\n"
-        "from build_fixtures import *\n"
+        "import sys\n"
+        "from tests.lib.build_fixtures import *\n"
         "task = conv_task(); built(build.build_candidate(task, default_of(task)))\n"
         "assert 'tvm.s_tir.tensor_intrin' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=_repository())
-
-
-def _repository() -> Path:
-    return Path(__file__).parent.parent
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=ROOT)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lowered import CUDA, LLVM, load, operators, run
-from models import floats, model
 from onnx import helper
 
+from tests.lib.lowered import CUDA, LLVM, load, operators, run
+from tests.lib.models import floats, model
 from tunerd.frontend.onnx.reference import Reference, agree
 from tunerd.frontend.relax.lowering import Lowered, lower
 from tunerd.system.arrays import random_inputs

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from lowered import LLVM
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.lib.lowered import LLVM
 from tunerd.errors import InputError, ModelError
 from tunerd.frontend.model import read_model, simplified
 from tunerd.frontend.onnx.constants import fix_inputs

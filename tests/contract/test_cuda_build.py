@@ -7,7 +7,9 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from build_fixtures import (
+
+from lab.compile.cubins import machine_code
+from tests.lib.build_fixtures import (
     built,
     candidate_of,
     conv_task,
@@ -16,8 +18,6 @@ from build_fixtures import (
     new_schedule,
     task_of,
 )
-
-from lab.compile.cubins import machine_code
 from tunerd.builder import build, library, nvrtc
 from tunerd.candidates.base import LoweredKernel
 from tunerd.system import host

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_fixtures import CUDA
-from build_fixtures import LLVM, conv_task, matmul_task, task_of
 
+from tests.lib.artifact_fixtures import CUDA
+from tests.lib.build_fixtures import LLVM, conv_task, matmul_task, task_of
 from tunerd.builder.library import load_tvm
 from tunerd.candidates.cost_model import CostModel
 from tunerd.candidates.metaschedule.access import accesses_of

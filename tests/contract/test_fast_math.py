@@ -11,11 +11,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import tvm
-from lowered import CUDA, LLVM, load
-from models import model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from tests.lib.lowered import CUDA, LLVM, load
+from tests.lib.models import model
 from tunerd.frontend.relax.lowering import lower
 from tunerd.vocabulary import Model
 

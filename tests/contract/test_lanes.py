@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from super_models import CONVNET, artifact_of, super_artifact, tenant
-from test_captured import OK, Driver, Status, Tensor
 
 import tunerd
+from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
+from tests.unit.test_captured import OK, Driver, Status, Tensor
 from tunerd.artifacts.lane_check import inputs_for, launches, outputs_of, pairs_of, varied
 from tunerd.artifacts.lanes import StagedLanes
 from tunerd.artifacts.manifest import SLOTS

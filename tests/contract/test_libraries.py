@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import report_runs
-from artifact_fixtures import tiny_artifact
-from build_fixtures import LLVM, built, conv_task, matmul_task, task_of
-from fake_cublaslt import FakeCublasLt
-from test_sources import for_gpu
-from test_triton import kernels
 
 import tunerd
+from tests.contract.test_sources import for_gpu
+from tests.contract.test_triton import kernels
+from tests.lib import report_runs
+from tests.lib.artifact_fixtures import tiny_artifact
+from tests.lib.build_fixtures import LLVM, built, conv_task, matmul_task, task_of
+from tests.lib.fake_cublaslt import FakeCublasLt
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.libraries import library_needs, mismatches
 from tunerd.artifacts.loading import LoadError, map_weights

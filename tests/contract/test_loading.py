@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_fixtures import CORES, LLVM, model_of, tiny_artifact, tiny_convnet
 from onnx import helper
 
 import tunerd
+from tests.lib import ROOT
+from tests.lib.artifact_fixtures import CORES, LLVM, model_of, tiny_artifact, tiny_convnet
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_manifest, sealed
@@ -29,7 +30,6 @@ from tunerd.frontend.relax.lowering import lower
 from tunerd.system.arrays import verification_inputs
 from tunerd.vocabulary import Arrays, Model
 
-REPOSITORY = Path(__file__).parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
 
 Edit = Callable[[dict[str, Any]], object]
@@ -109,7 +109,7 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", script],
-        env={"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"], **environment},
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **environment},
         preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
         capture_output=True,
         text=True,

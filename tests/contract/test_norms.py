@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from lowered import CUDA, LLVM, load, operators, run
-from models import floats, model
-from test_attention import TOKENS, WIDTH, Builder, of_torchvision
-from test_cuda_build import needs_nvrtc
-from test_triton import require_agreement
-from test_triton_tenants import accesses, compiled_ptx, require_lanes
 
+from tests.contract.test_attention import TOKENS, WIDTH, Builder, of_torchvision
+from tests.contract.test_cuda_build import needs_nvrtc
+from tests.contract.test_triton import require_agreement
+from tests.contract.test_triton_tenants import accesses, compiled_ptx, require_lanes
+from tests.lib.lowered import CUDA, LLVM, load, operators, run
+from tests.lib.models import floats, model
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry

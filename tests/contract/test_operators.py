@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from lowered import CUDA, LLVM, check, load, run
-from models import ints, load_model, model
 from onnx import TensorProto, helper
 
+from tests.lib.lowered import CUDA, LLVM, check, load, run
+from tests.lib.models import ints, load_model, model
 from tunerd.errors import ModelError
 from tunerd.frontend.model import read_model
 from tunerd.frontend.onnx.reference import Reference

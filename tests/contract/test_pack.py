@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from artifact_fixtures import CORES, tiny_artifact
-from models import conv_net
-from test_loading import edit_manifest, run_python
 
 import tunerd
+from tests.contract.test_loading import edit_manifest, run_python
+from tests.lib.artifact_fixtures import CORES, tiny_artifact
+from tests.lib.models import conv_net
 from tunerd.artifacts.manifest import (
     FORMAT_VERSION,
     MANIFEST,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artifact_fixtures import CUDA, tiny_convnet
 
+from tests.lib.artifact_fixtures import CUDA, tiny_convnet
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.manifest import LIBRARY
 from tunerd.builder import nvrtc

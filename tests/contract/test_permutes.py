@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from lowered import CUDA, LLVM, load, operators, run
-from models import floats, model
 from onnx import helper
 
+from tests.lib.lowered import CUDA, LLVM, load, operators, run
+from tests.lib.models import floats, model
 from tunerd.frontend.onnx.reference import Reference, agree
 from tunerd.frontend.relax.lowering import lower
 from tunerd.system.arrays import random_inputs

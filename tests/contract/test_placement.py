@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from lab.placement import jobs as trace
 from lab.placement import placement_trace, simulation
 from lab.placement.simulation import Outcome, Simulation, Truth, Try
+from tests.lib import ROOT
 from tunerd.colocation.placement.placer import GRACE_SECS, MOST_PASSED, Placer
 from tunerd.colocation.placement.policies import POLICIES, Policy
 from tunerd.colocation.placement.policies.estimated import Estimated, estimate_from
@@ -36,7 +36,7 @@ from tunerd.colocation.placement.values import (
 )
 from tunerd.colocation.planning.pairs import Pairs
 
-KEPT = Path(__file__).parent.parent / "results" / "placement-trace"
+KEPT = ROOT / "results" / "placement-trace"
 ONE = Device("one", 80, 100)
 THREE = tuple(Device(name, 80, 100) for name in ("one", "two", "three"))
 MIXED = (ONE, Device("instance", 20, 28), Device("large", 140, 132))

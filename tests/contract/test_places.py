@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from colocation_plans import CORES, Script, artifact, cuda_artifact, inputs, plan_of
-from fake_gpu import FakeContexts, FakeCudaModel, FakeGpu, FakeStaged, fake_cuda_place
-from fake_mps import FakeMps, left
 
+from tests.lib import ROOT
+from tests.lib.colocation_plans import CORES, Script, artifact, cuda_artifact, inputs, plan_of
+from tests.lib.fake_gpu import FakeContexts, FakeCudaModel, FakeGpu, FakeStaged, fake_cuda_place
+from tests.lib.fake_mps import FakeMps, left
 from tunerd.artifacts.loading import LoadError, load
 from tunerd.colocation.engine import Engine
 from tunerd.colocation.places.base import Done, Fault, Place
@@ -178,7 +179,7 @@ def mps(root: Path) -> Subject:
     folder = Path(tempfile.mkdtemp(prefix="tunerd-test-", dir="/tmp"))  # short, for socket paths
     fake = FakeMps(folder)
     patch = pytest.MonkeyPatch()
-    command = (sys.executable, str(Path(__file__).with_name("mps_runner.py")))
+    command = (sys.executable, str(ROOT / "tests" / "lib" / "mps_runner.py"))
     patch.setenv("PATH", fake.path)
     patch.setenv("TUNERD_RUNTIME_FOLDER", str(folder / "r"))
     acquire = functools.partial(Lease.acquire, runner_command=command)
@@ -512,7 +513,7 @@ def test_the_end_of_one_client_of_mps_is_the_end_of_all_and_all_serve_again(root
 _SERVER = """
 import sys
 from pathlib import Path
-import test_places as t
+from tests.contract import test_places as t
 subject = t.mps(Path(sys.argv[1]))
 engine = t.Engine(t.plan_of(subject.root, {"one": {}, "two": {}}), place=subject.place).start()
 engine.submit("one", t.inputs()).result(60)

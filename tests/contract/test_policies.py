@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from colocation_world import World, member
 
+from tests.lib.colocation_world import World, member
 from tunerd.colocation.policies import POLICIES, policy_of
 from tunerd.colocation.policies.base import Policy
 from tunerd.errors import InputError

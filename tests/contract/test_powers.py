@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lowered import check, load
-from models import model
 from onnx import helper
+
+from tests.lib.lowered import check, load
+from tests.lib.models import model
 
 
 def lowered_power(tmp_path: Path, exponent: float, *before: str, dtype: str = "float32") -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from build_fixtures import built, default_of, matmul_task
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.lib.build_fixtures import built, default_of, matmul_task
 from tunerd.builder.build import build_candidate
 from tunerd.runner.profiles import (
     L2,

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_places import KINDS, StorePlace, proposed
 
+from tests.lib import DATA, ROOT
+from tests.lib.store_places import KINDS, StorePlace, proposed
 from tunerd.errors import FolderError
 from tunerd.records import RunFacts, Store, sqlite
 from tunerd.records.schema import STORE_NAME, VERSION
@@ -347,9 +348,8 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
 _WRITER = """
 import sys
 import json
-sys.path.insert(0, "tests")
-from store_places import StorePlace, proposed
-from test_records import FACTS, TASK, candidate, measurement
+from tests.lib.store_places import StorePlace, proposed
+from tests.contract.test_records import FACTS, TASK, candidate, measurement
 store = StorePlace(**json.loads(sys.argv[1])).open(FACTS)
 store.register_tasks([TASK])
 for number in range(int(sys.argv[2]), 10**9):
@@ -365,7 +365,7 @@ def test_what_was_acknowledged_survives_kill_9(place: StorePlace) -> None:
     for start in (0, 100_000, 200_000):
         writer = subprocess.Popen(
             [sys.executable, "-c", _WRITER, str(place), str(start)],
-            cwd=Path(__file__).parent.parent,
+            cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -402,7 +402,7 @@ def test_a_store_of_a_newer_tunerd_is_refused(tmp_path: Path) -> None:
             open_(tmp_path)
 
 
-OLD_STORES = sorted((Path(__file__).parent / "data").glob("store-v*.sql"))
+OLD_STORES = sorted(DATA.glob("store-v*.sql"))
 
 
 def old_store(file: Path, folder: Path) -> None:

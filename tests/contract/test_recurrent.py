@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from lowered import LLVM, check, load, run
-from models import floats, model
 from onnx import TensorProto, helper
 
+from tests.lib.lowered import LLVM, check, load, run
+from tests.lib.models import floats, model
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.recurrent import MAX_STEPS
 from tunerd.frontend.onnx.reference import Reference

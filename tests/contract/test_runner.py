@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from artifact_fixtures import tiny_artifact
-from build_fixtures import LLVM, doubling, raising
 
+from tests.lib.artifact_fixtures import tiny_artifact
+from tests.lib.build_fixtures import LLVM, doubling, raising
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.runner import sampling, service
 from tunerd.runner.client import RunnerClient, _limit_secs

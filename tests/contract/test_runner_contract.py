@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from artifact_fixtures import tiny_artifact
-from build_fixtures import (
+
+from tests.lib import ROOT
+from tests.lib.artifact_fixtures import tiny_artifact
+from tests.lib.build_fixtures import (
     built,
     default_of,
     endless,
@@ -23,7 +25,7 @@ from build_fixtures import (
     raising,
     suicide,
 )
-from slice_fixtures import (  # noqa: F401  fixtures
+from tests.lib.slice_fixtures import (  # noqa: F401  fixtures
     QUICK,
     broken,
     builds_for,
@@ -35,7 +37,6 @@ from slice_fixtures import (  # noqa: F401  fixtures
     target_of,
     with_runner,
 )
-
 from tunerd.builder.build import build_candidate
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.runner import client
@@ -365,8 +366,8 @@ def test_a_runner_that_was_killed_while_idle_is_replaced(with_runner: Slice) -> 
 
 _HOLDER = """
 import sys
-from build_fixtures import endless
-from slice_fixtures import QUICK, target_of
+from tests.lib.build_fixtures import endless
+from tests.lib.slice_fixtures import QUICK, target_of
 from tunerd.slices import member, plan
 from tunerd.vocabulary import SliceRequest
 spec = plan(SliceRequest("cpu", 100)).slices[0]
@@ -382,7 +383,7 @@ def test_a_runner_ends_with_its_slices_process_in_the_middle_of_a_kernel(
 ) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", _HOLDER],
-        cwd=Path(__file__).parent,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_fixtures import model_of
 from onnx import TensorProto, helper, save
 
 import tunerd
+from tests.lib.artifact_fixtures import model_of
 from tunerd.artifacts.loading import load
 from tunerd.errors import InputError
 from tunerd.frontend.onnx.reference import Reference

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artifact_fixtures import CUDA
-from build_fixtures import built, conv_task, default_of, matmul_task
 
+from tests.lib import ROOT
+from tests.lib.artifact_fixtures import CUDA
+from tests.lib.build_fixtures import built, conv_task, default_of, matmul_task
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.metaschedule.search import BATCH, Searcher
 from tunerd.candidates.registry import lower
@@ -178,8 +179,9 @@ def test_a_small_space_ends_as_exhausted() -> None:
 
 
 def single_element() -> Task:
-    from build_fixtures import task_of
     from tvm import te
+
+    from tests.lib.build_fixtures import task_of
 
     data = te.placeholder((1,), name="data")
     return task_of([data, te.compute((1,), lambda i: data[i] * 2.0, name="twice")])
@@ -187,7 +189,7 @@ def single_element() -> Task:
 
 _IMPORTS = """
 import sys
-from build_fixtures import default_of, matmul_task
+from tests.lib.build_fixtures import default_of, matmul_task
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.vocabulary import Build
@@ -203,7 +205,7 @@ def python(code: str, *arguments: str) -> str:
     """Run code in a fresh process, in the tests' folder."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        cwd=Path(__file__).parent,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -219,7 +221,7 @@ def test_searching_and_building_fp32_imports_no_tensor_intrinsics() -> None:
 _HASHES = """
 import json, sys
 import tvm_ffi
-from build_fixtures import conv_task, default_of
+from tests.lib.build_fixtures import conv_task, default_of
 from tunerd.builder.library import load_tvm
 from tunerd.candidates.registry import lower
 from tunerd.vocabulary import Candidate, METASCHEDULE, TargetSpec

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from colocation_plans import artifact, inputs
 
+from tests.lib.colocation_plans import artifact, inputs
 from tunerd.artifacts.loading import LoadedModel, load
 from tunerd.artifacts.manifest import LoadError
 from tunerd.artifacts.segments import Pauses, SegmentedCapture, SegmentedModel, cut, merged

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from artifact_fixtures import CORES, LLVM
-from models import floats, ints, load_model, model
 from onnx import helper
-from test_loading import edit_manifest
 
 import tunerd
+from tests.contract.test_loading import edit_manifest
+from tests.lib.artifact_fixtures import CORES, LLVM
+from tests.lib.models import floats, ints, load_model, model
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.manifest import (
     MANIFEST,

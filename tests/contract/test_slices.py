@@ -11,11 +11,12 @@ from typing import Any
 
 import psutil
 import pytest
-from build_fixtures import (
+
+from tests.lib.build_fixtures import (
     built,
     task_of,
 )
-from slice_fixtures import (  # noqa: F401  fixtures
+from tests.lib.slice_fixtures import (  # noqa: F401  fixtures
     QUICK,
     builds_for,
     kind,
@@ -24,7 +25,6 @@ from slice_fixtures import (  # noqa: F401  fixtures
     spec,
     target_of,
 )
-
 from tunerd.builder.build import build_candidate
 from tunerd.errors import HostError
 from tunerd.slices import member, plan
@@ -152,8 +152,9 @@ def test_a_slice_of_all_cores_has_a_thread_on_each() -> None:
 
 def wide_kernel(spec: SliceSpec) -> Build:
     """Build a kernel that uses every thread of its runtime."""
-    from build_fixtures import candidate_of, new_schedule
     from tvm import te
+
+    from tests.lib.build_fixtures import candidate_of, new_schedule
 
     data = te.placeholder((4096, 64), name="data")
     twice = te.compute((4096, 64), lambda i, j: data[i, j] * 2.0, name="twice")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_fixtures import built, matmul_task, random_inputs
-from coordinator_world import measured, task
 
+from tests.lib.build_fixtures import built, matmul_task, random_inputs
+from tests.lib.coordinator_world import measured, task
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_fixtures import CORES, CUDA, LLVM, matmul_winner, model_of, tiny_artifact
 from onnx import helper
-from super_models import CONVNET, ENCODER, artifact_of, super_artifact, tenant
 
 import tunerd
+from tests.lib.artifact_fixtures import CORES, CUDA, LLVM, matmul_winner, model_of, tiny_artifact
+from tests.lib.super_models import CONVNET, ENCODER, artifact_of, super_artifact, tenant
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import LoadedModel, LoadError, map_weights
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, read_all_variants, sealed

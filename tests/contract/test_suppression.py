@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from lowered import CUDA, LLVM, check, load, run
-from models import load_model
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.lib.lowered import CUDA, LLVM, check, load, run
+from tests.lib.models import load_model
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax.lowering import lower

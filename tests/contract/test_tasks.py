@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lowered import CUDA, EXAMPLES, LLVM, load
-from models import ROOT, conv_net, ints, model
 from onnx import helper
 
+from tests.lib import ROOT
+from tests.lib.lowered import CUDA, EXAMPLES, LLVM, load
+from tests.lib.models import conv_net, ints, model
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
 

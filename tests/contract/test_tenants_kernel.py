@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from build_fixtures import (
+
+from tests.lib.build_fixtures import (
     LLVM,
     candidate_of,
     conv_task,
@@ -19,8 +20,7 @@ from build_fixtures import (
     tiled_matmul,
     typed_task,
 )
-from lowered import CUDA
-
+from tests.lib.lowered import CUDA
 from tunerd.builder import library, nvrtc
 from tunerd.builder.lowering import tir_pipeline
 from tunerd.builder.tenants import for_tenants

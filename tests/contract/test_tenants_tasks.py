@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
-from build_fixtures import (
+
+from tests.lib.build_fixtures import (
     built,
     candidate_of,
     default_of,
@@ -17,9 +18,8 @@ from build_fixtures import (
     tiled_matmul,
     typed_task,
 )
-from lowered import CUDA, LLVM, load
-from models import conv_net
-
+from tests.lib.lowered import CUDA, LLVM, load
+from tests.lib.models import conv_net
 from tunerd.builder import tenants
 from tunerd.builder.build import build_candidate
 from tunerd.candidates import registry

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artifact_fixtures import CUDA, model_of
-from build_fixtures import built
 from onnx import helper
 
+from tests.lib.artifact_fixtures import CUDA, model_of
+from tests.lib.build_fixtures import built
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.manifest import read_manifest
 from tunerd.builder.build import build_candidate

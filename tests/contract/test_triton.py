@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import triton_in_numpy
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.lib import triton_in_numpy
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import DeviceKernel, SearchSettings

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import triton_in_numpy
-from lowered import CUDA
-from test_attention import attention_task, exported, of_transformers
-from test_triton import CASES, conv, task_of
-from triton_in_numpy import Pointer
 
+from tests.contract.test_attention import attention_task, exported, of_transformers
+from tests.contract.test_triton import CASES, conv, task_of
+from tests.lib import triton_in_numpy
+from tests.lib.lowered import CUDA
+from tests.lib.triton_in_numpy import Pointer
 from tunerd.candidates import registry
 from tunerd.candidates.base import SearchSettings
 from tunerd.candidates.triton import tenants

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from artifact_fixtures import model_of
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.lib.artifact_fixtures import model_of
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.onnx.simplify import simplify
 from tunerd.frontend.onnx.uncertainty import steps, written_out

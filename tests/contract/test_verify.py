@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from artifact_fixtures import model_of, tiny_convnet
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.lib.artifact_fixtures import model_of, tiny_convnet
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.onnx.reference import Reference

@@ -10,9 +10,9 @@ from weakref import WeakValueDictionary
 import ml_dtypes
 import numpy as np
 import pytest
-from artifact_fixtures import tiny_artifact
-from colocation_plans import inputs
 
+from tests.lib.artifact_fixtures import tiny_artifact
+from tests.lib.colocation_plans import inputs
 from tunerd.artifacts import loading
 from tunerd.artifacts.loading import LoadedModel, load
 from tunerd.artifacts.manifest import read_variants

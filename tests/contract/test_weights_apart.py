@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from artifact_fixtures import LLVM
-from models import floats, model
 from onnx import helper, numpy_helper
 
+from tests.lib.artifact_fixtures import LLVM
+from tests.lib.models import floats, model
 from tunerd.errors import ModelError
 from tunerd.frontend.model import FixedModel, read_model, simplified
 from tunerd.frontend.onnx import file, memory, reference

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from artifact_fixtures import LLVM
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.lib.artifact_fixtures import LLVM
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import load
 from tunerd.builder.library import load_tvm
@@ -120,7 +120,7 @@ def test_widened_it_is_right_and_nearer_to_the_exact_values(half: Path, tmp_path
 
 
 def test_a_model_of_fp32_stays_the_same_module(tmp_path: Path) -> None:
-    from artifact_fixtures import tiny_convnet
+    from tests.lib.artifact_fixtures import tiny_convnet
 
     mod = tiny_convnet().graph.to_relax("tiny")
     assert widen(mod) is mod

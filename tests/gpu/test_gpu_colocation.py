@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from colocation_plans import compiled_for_the_gpu, cuda_artifact, inputs
 from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
+from tests.lib.colocation_plans import compiled_for_the_gpu, cuda_artifact, inputs
 from tunerd.artifacts.segments import Pauses, SegmentedCapture
 from tunerd.colocation import Engine, Plan
 from tunerd.colocation.places.gpu_context import GpuContext

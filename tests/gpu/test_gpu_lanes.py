@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from super_models import CONVNET, ENCODER, artifact_of, super_artifact, tenant
 
 import tunerd
+from tests.lib.super_models import CONVNET, ENCODER, artifact_of, super_artifact, tenant
 from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.candidates import registry

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_fixtures import built
-from test_libraries import MATCHED, SOURCE, gpu_task, pointwise, tensors
 
 import tunerd
+from tests.contract.test_libraries import MATCHED, SOURCE, gpu_task, pointwise, tensors
+from tests.lib.build_fixtures import built
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.libraries.recipe import Recipe

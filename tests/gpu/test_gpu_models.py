@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_fixtures import model_of, tiny_convnet
 from onnx import helper
 
+from tests.lib import ROOT
+from tests.lib.artifact_fixtures import model_of, tiny_convnet
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
@@ -92,8 +93,6 @@ def test_a_model_gives_the_same_on_streams_and_captured(
     lowered = lower(model, target)
     tasks = extract_tasks(lowered, target)
     compile_artifact(lowered, tasks, {}, target, tmp_path / "a", model=model, pct=100)
-    script = Path(__file__).with_name("captured_models.py")
-    done = subprocess.run(
-        [sys.executable, script, tmp_path / "a"], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-m", "tests.lib.captured_models", tmp_path / "a"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout == "all the same\n", done.stderr

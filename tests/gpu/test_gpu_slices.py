@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from build_fixtures import (
+
+from tests.lib.build_fixtures import (
     built,
     conv_task,
     default_of,
@@ -24,8 +25,7 @@ from build_fixtures import (
     faulty_compiler,
     matmul_task,
 )
-from stranger import stranger_on
-
+from tests.lib.stranger import stranger_on
 from tunerd.builder.build import build_candidate
 from tunerd.cluster.actor_bodies import SliceActor
 from tunerd.cluster.ray_cluster import Cluster

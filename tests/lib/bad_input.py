@@ -13,9 +13,9 @@ from typing import Any
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from store_places import proposed
-from test_records import FACTS, TASK, candidate, measurement
 
+from tests.contract.test_records import FACTS, TASK, candidate, measurement
+from tests.lib.store_places import proposed
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode

@@ -1,4 +1,4 @@
-"""Run an artifact for CUDA in ways that servers do, and compare: captured_models.py ARTIFACT."""
+"""Run an artifact for CUDA in ways that servers do, and compare: the argument is its folder."""
 
 from __future__ import annotations
 

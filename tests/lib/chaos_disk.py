@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from chaos import AT_A_COMMIT, AT_A_FILE, AT_A_STATEMENT, AT_A_TRANSACTION, Chaos
 
+from tests.lib.chaos import AT_A_COMMIT, AT_A_FILE, AT_A_STATEMENT, AT_A_TRANSACTION, Chaos
 from tunerd.records import Store, trials
 
 

@@ -1,6 +1,6 @@
 """Sessions of one run under seeded faults: each a forked process, which a crash ends by SIGKILL.
 
-    python tests/chaos_driver.py FOLDER SEED INTENSITY private|joined
+    python -m tests.lib.chaos_driver FOLDER SEED INTENSITY private|joined
 
 Coordinator, session, store, run folder, cluster, membership and the choice of winners are tunerd's
 own; Ray is `simulated_ray`, the slices are those of `chaos_slices`, and the tuners propose from a
@@ -27,7 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from chaos import (
+from tests.lib.chaos import (
     AT_A_CALL,
     AT_A_START,
     AT_A_WAIT,
@@ -35,11 +35,10 @@ from chaos import (
     Chaos,
     Listener,
 )
-from chaos_disk import near_blame, watch_files, watch_store
-from chaos_slices import FaultySlice
-from coordinator_world import candidate, task
-from simulated_ray import Actor, SimulatedRay
-
+from tests.lib.chaos_disk import near_blame, watch_files, watch_store
+from tests.lib.chaos_slices import FaultySlice
+from tests.lib.coordinator_world import candidate, task
+from tests.lib.simulated_ray import Actor, SimulatedRay
 from tunerd.cluster import connection, membership, ray_cluster
 from tunerd.cluster.actor_bodies import Timed
 from tunerd.cluster.layout import Layout

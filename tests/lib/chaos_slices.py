@@ -12,8 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from chaos import AT_A_RESULT, Chaos
-
+from tests.lib.chaos import AT_A_RESULT, Chaos
 from tunerd.runner.base import UNKNOWN, Company
 from tunerd.runner.client import RunnerClient
 from tunerd.runner.host import Blame

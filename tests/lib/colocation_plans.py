@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from artifact_fixtures import tiny_artifact, tiny_convnet
 
+from tests.lib.artifact_fixtures import tiny_artifact, tiny_convnet
 from tunerd import slices
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import load

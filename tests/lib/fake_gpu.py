@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from colocation_plans import Script, ScriptedModel
 
+from tests.lib.colocation_plans import Script, ScriptedModel
 from tunerd.artifacts.segments import Cut, Pauses
 from tunerd.colocation.groups import ForTenants
 from tunerd.colocation.places.cuda_seats import Captured

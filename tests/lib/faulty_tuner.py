@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from build_fixtures import FAULTS, doubling, faulty_compiler, suicide
-
+from tests.lib.build_fixtures import FAULTS, doubling, faulty_compiler, suicide
 from tunerd.cluster.tuner import Tuner
 from tunerd.vocabulary import Build, Candidate, Failure, TargetSpec, Task
 

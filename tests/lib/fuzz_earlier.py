@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from build_fixtures import LLVM, conv_task, matmul_task
-from fuzz_mutations import changed_bytes, changed_json, changed_stores
 from hypothesis import strategies as st
-from matrix_samples import FAILED, PROOF, RIGHT, measured
-from store_places import proposed
 
+from tests.lib.build_fixtures import LLVM, conv_task, matmul_task
+from tests.lib.fuzz_mutations import changed_bytes, changed_json, changed_stores
+from tests.lib.matrix_samples import FAILED, PROOF, RIGHT, measured
+from tests.lib.store_places import proposed
 from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.errors import TunerdError
 from tunerd.records import RunFacts, Store

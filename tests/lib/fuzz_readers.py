@@ -20,8 +20,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from artifact_fixtures import tiny_artifact
-from fuzz_earlier import (
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+import tunerd
+from tests.contract.test_records import FACTS, OTHER_TASK, TASK, WRONG, candidate, measurement
+from tests.lib.artifact_fixtures import tiny_artifact
+from tests.lib.fuzz_earlier import (
     build_inputs,
     matrix_inputs,
     profile_inputs,
@@ -31,7 +36,7 @@ from fuzz_earlier import (
     read_transfers,
     transfer_inputs,
 )
-from fuzz_mutations import (
+from tests.lib.fuzz_mutations import (
     FLOATS,
     INTEGERS,
     TEXTS,
@@ -41,15 +46,17 @@ from fuzz_mutations import (
     changed_models,
     changed_stores,
 )
-from fuzz_team import read_team, team_inputs
-from gate_runs import outcome
-from hypothesis import strategies as st
-from models import conv_net, flattening_net, floats, load_model, model, shape_arithmetic_net
-from onnx import TensorProto, helper
-from store_places import proposed
-from test_records import FACTS, OTHER_TASK, TASK, WRONG, candidate, measurement
-
-import tunerd
+from tests.lib.fuzz_team import read_team, team_inputs
+from tests.lib.gate_runs import outcome
+from tests.lib.models import (
+    conv_net,
+    flattening_net,
+    floats,
+    load_model,
+    model,
+    shape_arithmetic_net,
+)
+from tests.lib.store_places import proposed
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS
 from tunerd.cli.app import app
 from tunerd.cli.errors import run

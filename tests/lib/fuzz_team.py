@@ -7,10 +7,10 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from fuzz_mutations import changed_bytes, changed_stores
 from hypothesis import strategies as st
-from test_team_store import Member, member, whole_model
 
+from tests.lib.fuzz_mutations import changed_bytes, changed_stores
+from tests.system.test_team_store import Member, member, whole_model
 from tunerd.errors import TunerdError
 from tunerd.studies.compare import load_sides
 from tunerd.system.store_address import StoreAddress

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ray_processes import GONE_SECS, child, clean_environment, short_folder
+
+from tests.lib import ROOT
+from tests.lib.ray_processes import GONE_SECS, child, clean_environment, short_folder
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 LOOPBACK = "127.0.0.1"
@@ -33,7 +35,7 @@ TRIES = 3  # a port that was free a moment ago may be taken
 # What each node gives a driver and its actors. A tuner holds a CPU: each node gets one.
 NODE = ("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={80 << 20}", "--block")
 _LOG = "nodes.log"
-_SERVE = "import job_cluster; job_cluster.serve()"
+_SERVE = "from tests.lib import job_cluster; job_cluster.serve()"
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Job:
 def job_cluster() -> Iterator[JobCluster]:
     """Start a cluster, and leave nothing of it."""
     token = secrets.token_hex(32)
-    here = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    here = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,

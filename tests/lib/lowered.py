@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from models import example_models, load_model
 
+from tests.lib.models import example_models, load_model
 from tunerd.frontend.onnx.reference import Reference, agree
 from tunerd.frontend.relax.lowering import Lowered, lower, make_target
 from tunerd.system.arrays import random_inputs

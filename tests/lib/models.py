@@ -12,12 +12,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.lib import ROOT
 from tunerd.frontend.model import read_model, simplified
 from tunerd.frontend.onnx.shapes import Shape
 from tunerd.vocabulary import Model
 
 Dims = Sequence[int | str | None]
-ROOT = Path(__file__).parent.parent
 
 
 def script(name: str) -> ModuleType:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
-_ROOT = Path(__file__).parent.parent
+from tests.lib import ROOT
+
 DOCUMENTS = (
-    _ROOT / "README.md",
-    *sorted((_ROOT / "tunerd").rglob("README.md")),
-    _ROOT / "recipes" / "README.md",
-    *sorted((_ROOT / ".github").glob("*.md")),
+    ROOT / "README.md",
+    *sorted((ROOT / "tunerd").rglob("README.md")),
+    ROOT / "recipes" / "README.md",
+    *sorted((ROOT / ".github").glob("*.md")),
 )
 README = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)  # of all of them
 

@@ -7,8 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from store_places import proposed
-
+from tests.lib.store_places import proposed
 from tunerd.records import RunFacts, Store
 from tunerd.report.run_view import RunView, SliceView
 from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint

@@ -1,4 +1,4 @@
-"""Serve a plan with two replicas of Ray Serve, kill one and ask on: served_by_ray.py PLAN PORT.
+"""Serve a plan with two replicas of Ray Serve, kill one and ask on: arguments PLAN PORT.
 
 Each call of the ray of this process is answered by either of them.
 """
@@ -16,9 +16,9 @@ import numpy as np
 import psutil
 import ray
 import ray_serve_app
-from colocation_plans import inputs
 from ray import serve
 
+from tests.lib.colocation_plans import inputs
 from tunerd.artifacts.loading import load
 from tunerd.colocation import Plan
 

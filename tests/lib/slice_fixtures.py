@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 
 import pytest
-from build_fixtures import (
+
+from tests.lib.build_fixtures import (
     built,
     default_of,
     task_of,
 )
-
 from tunerd.builder.build import build_candidate
 from tunerd.slices import member, plan
 from tunerd.slices.base import Slice

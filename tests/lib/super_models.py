@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from artifact_fixtures import CORES, LLVM, tiny_convnet
-from models import example_models, load_model
 
+from tests.lib.artifact_fixtures import CORES, LLVM, tiny_convnet
+from tests.lib.models import example_models, load_model
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.packing import pack_tenants
 from tunerd.frontend.relax.lowering import lower

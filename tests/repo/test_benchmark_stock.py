@@ -10,12 +10,12 @@ from typing import Any
 
 import onnx
 import pytest
-from models import conv_net, example_models
 
 from lab.stock import benchmark as stock_benchmark
 from lab.stock import compare_searches, stock_tuner
 from lab.stock import summary as stock_summary
 from lab.stock.curves import curves_svg
+from tests.lib.models import conv_net, example_models
 from tunerd.cluster.layout import local_layout
 from tunerd.errors import InputError
 from tunerd.frontend.kernels import Selection, kernels_of

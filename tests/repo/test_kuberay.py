@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import shlex
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -20,9 +19,9 @@ import typer
 import yaml
 from packaging.requirements import Requirement
 
+from tests.lib import ROOT
 from tunerd.cli.app import app
 
-ROOT = Path(__file__).parent.parent
 RECIPE = ROOT / "recipes" / "kubernetes" / "rayjob.yaml"
 KUBERNETES = "1.33"
 

@@ -23,6 +23,7 @@ from lab.colocation.saturation_table import latencies_of, samples_of, table
 from lab.colocation.tail_plot import dots_of, front, tails_svg
 from lab.colocation.tenants import RUNS
 from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone, close_all, wait_until
+from tests.lib import ROOT
 from tunerd.colocation import Plan
 
 # --- figures -----------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ serve({"prepare": prepare, "sample": sample})
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Group]:
-    scripts = Path(__file__).parent.parent / "scripts"
+    scripts = ROOT / "scripts"
     root = scripts.parent
     environment = {"PYTHONPATH": f"{root}:{scripts}"}
     made = Group(

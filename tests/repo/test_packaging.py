@@ -16,13 +16,13 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import conv_net
 from packaging.specifiers import SpecifierSet
 from typer.testing import CliRunner
 
+from tests.lib import ROOT
+from tests.lib.models import conv_net
 from tunerd.cli.app import app
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 MAX_BYTES = 3 << 20  # of either: neither has the results

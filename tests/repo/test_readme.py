@@ -13,19 +13,20 @@ from pathlib import Path
 
 import onnx
 import pytest
-from readme_commands import in_blocks
-from test_nightly import two_products
 
+from tests.lib import ROOT
+from tests.lib.readme_commands import in_blocks
+from tests.system.test_nightly import two_products
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
 from tunerd.system import host
 
 ELSEWHERE = {
-    "--address auto": "tests/test_ray_jobs.py and tests/test_cluster.py have clusters",
-    "/shared/": "tests/test_ray_jobs.py submits jobs",
-    "postgresql": "tests/test_team_store.py starts a server",
-    "--libraries": "tests/test_libraries.py has what stands for a library",
+    "--address auto": "tests/system/test_ray_jobs.py and test_cluster.py have clusters",
+    "/shared/": "tests/system/test_ray_jobs.py submits jobs",
+    "postgresql": "tests/system/test_team_store.py starts a server",
+    "--libraries": "tests/contract/test_libraries.py has what stands for a library",
 }
 # In a command as the README has it, and what stands there here.
 INSTEAD = (
@@ -123,7 +124,7 @@ def different() -> list[list[str]]:
 
 def as_run(argv: list[str], folder: Path) -> list[str]:
     line = replaced(argv)
-    places = {"{folder}": str(folder), "{recipes}": str(Path(__file__).parents[1] / "recipes")}
+    places = {"{folder}": str(folder), "{recipes}": str(ROOT / "recipes")}
     for word, place in places.items():
         line = line.replace(word, place)
     return line.split()

@@ -18,23 +18,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import models
 import pytest
 import typer
 import yaml
-from readme_commands import DOCUMENTS, README, shown_commands
 
 import tunerd
 from lab.cpu import models_in_processes
 from lab.scaling import gpus
 from lab.start import first_trial, lowering
+from tests.lib import ROOT, models
+from tests.lib.readme_commands import DOCUMENTS, README, shown_commands
 from tunerd.cli.app import app
 from tunerd.errors import ExitCode
 from tunerd.studies.matrix.folder import read as read_matrix
 from tunerd.studies.matrix.result import result_from, result_json
 from tunerd.system.text import TIMES
 
-ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tunerd"
 RESULTS = ROOT / "results"
 LAB = ROOT / "scripts" / "lab"
@@ -470,9 +469,8 @@ def test_the_linter_reads_every_python_script() -> None:
 
 def test_the_linter_sorts_imports_alike_whatever_folders_runs_have_left(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / "tests").mkdir()
-    for path in (ROOT / "tests").glob("*.py"):
-        shutil.copy(path, tmp_path / "tests")
+    ignored = shutil.ignore_patterns("data", "__pycache__")
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=ignored)
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "I", "."]
     for folder in ("models", "runs", "profiles", "nightly"):
         (tmp_path / folder).mkdir()

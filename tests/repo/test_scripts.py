@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from models import ROOT
-
+from tests.lib import ROOT
 from tunerd.errors import ExitCode
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from models import ROOT
-from test_repository import parsed
 
+from tests.lib import ROOT
+from tests.repo.test_repository import parsed
 from tunerd.cli.app import app
 from tunerd.errors import ExitCode
 

@@ -18,9 +18,9 @@ from typing import Any
 import onnx
 import psutil
 import pytest
-from models import conv_net
-from ray_processes import DRIVER, Child, child, clean_environment, living, short_folder
 
+from tests.lib.models import conv_net
+from tests.lib.ray_processes import DRIVER, Child, child, clean_environment, living, short_folder
 from tunerd.cluster import ray_cluster
 from tunerd.cluster.actor_bodies import WorkerReply
 from tunerd.cluster.connection import gpu_ids

@@ -17,11 +17,12 @@ import numpy as np
 import onnx
 import pandas as pd
 import pytest
-from readme_commands import README
-from report_runs import finished_run, gpu_outcome
-from test_nightly import two_products
 
 import tunerd
+from tests.lib import ROOT
+from tests.lib.readme_commands import README
+from tests.lib.report_runs import finished_run, gpu_outcome
+from tests.system.test_nightly import two_products
 from tunerd.api import MatrixOptions, TuneOptions
 from tunerd.errors import FolderError, InputError, ModelError, WrongResultError
 from tunerd.records import Store
@@ -32,8 +33,6 @@ from tunerd.settings.studies import MatrixSettings
 from tunerd.telemetry.progress import ProgressState
 from tunerd.vocabulary.outcome import TaskOutcome, Verification
 from tunerd.vocabulary.verdict import Correctness, Interval, Verdict
-
-ROOT = Path(__file__).parent.parent
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import onnx
 import pytest
-from test_precision import two_convolutions
 
 import tunerd
+from tests.system.test_precision import two_convolutions
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, FolderError

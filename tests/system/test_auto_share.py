@@ -8,10 +8,10 @@ from typing import Any
 
 import onnx
 import pytest
-from models import conv_net
-from test_profile import knee_at_40  # noqa: F401
-from test_share_curve import exact
 
+from tests.lib.models import conv_net
+from tests.system.test_profile import knee_at_40  # noqa: F401
+from tests.unit.test_share_curve import exact
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, FolderError

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_input import Bad, Make, Place, check, net, of_dims, relu, tune
-from test_records import FACTS
 
+from tests.contract.test_records import FACTS
+from tests.lib.bad_input import Bad, Make, Place, check, net, of_dims, relu, tune
 from tunerd.errors import ExitCode
 from tunerd.frontend.model import read_model
 from tunerd.records import RunFacts, sqlite

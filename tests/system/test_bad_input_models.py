@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from bad_input import Bad, Make, Place, check, net, of_dims, relu, tensor, tune
-from models import conv_net, floats, ints, model
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.lib.bad_input import Bad, Make, Place, check, net, of_dims, relu, tensor, tune
+from tests.lib.models import conv_net, floats, ints, model
 from tunerd.errors import ExitCode
 
 FLOAT = TensorProto.FLOAT

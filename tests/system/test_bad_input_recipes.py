@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from bad_input import Bad, Make, Place, check
-from test_recipe import BAD
 
+from tests.lib.bad_input import Bad, Make, Place, check
+from tests.unit.test_recipe import BAD
 from tunerd.errors import ExitCode
 
 

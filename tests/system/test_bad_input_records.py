@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_input import Bad, Make, Place, check, of_dims, tune
 
+from tests.lib import DATA
+from tests.lib.bad_input import Bad, Make, Place, check, of_dims, tune
 from tunerd.artifacts.manifest import LIBRARY, MANIFEST, WEIGHTS, sealed
 from tunerd.errors import ExitCode
 from tunerd.records.schema import STORE_NAME, VERSION
 from tunerd.records.sqlite import TVM_RECORDS
 from tunerd.records.tvm_database import WORKLOADS
 from tunerd.runs.archive import pack
-
-DATA = Path(__file__).parent / "data"
-
 
 # --- stores ------------------------------------------------------------------------------------
 

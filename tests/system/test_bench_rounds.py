@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artifact_fixtures import tiny_artifact
 
+from tests.lib.artifact_fixtures import tiny_artifact
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, InfrastructureError

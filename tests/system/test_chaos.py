@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import DEADLY, KINDS, OF_NODES, OWN
-from chaos_driver import GOES_ON
-from ray_processes import short_folder
 
+from tests.lib import ROOT
+from tests.lib.chaos import DEADLY, KINDS, OF_NODES, OWN
+from tests.lib.chaos_driver import GOES_ON
+from tests.lib.ray_processes import short_folder
 from tunerd.errors import ExitCode
 
 QUIET = "0"
@@ -72,11 +73,10 @@ def cluster_of(seed: str) -> str:
 
 def started(folder: Path, seed: str, intensity: float) -> subprocess.Popen[str]:
     """Start a run whose command is repeated until it finishes."""
-    here = Path(__file__).parent
-    cluster = cluster_of(seed)
-    path = os.pathsep.join(filter(None, (str(here.parent), os.environ.get("PYTHONPATH"))))
+    driver = (sys.executable, "-m", "tests.lib.chaos_driver")
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, str(here / "chaos_driver.py"), str(folder), seed, str(intensity), cluster],
+        [*driver, str(folder), seed, str(intensity), cluster_of(seed)],
         env=os.environ | {"PYTHONPATH": path, "TUNERD_RUNTIME_FOLDER": str(folder.parent)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -16,10 +16,11 @@ import numpy as np
 import onnx
 import pytest
 import typer
-from models import ROOT, model
-from node_fixtures import settings
 from onnx import helper
 
+from tests.lib import ROOT
+from tests.lib.models import model
+from tests.lib.node_fixtures import settings
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.cluster.layout import local_layout

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artifact_fixtures import CORES, tiny_artifact
-from bad_input import Bad, Place, check
-from gate_runs import MODEL, PROOF, on, outcome, run_of
 
+from tests.lib.artifact_fixtures import CORES, tiny_artifact
+from tests.lib.bad_input import Bad, Place, check
+from tests.lib.gate_runs import MODEL, PROOF, on, outcome, run_of
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode

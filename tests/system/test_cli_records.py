@@ -14,8 +14,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.store_places import proposed
-from tests.test_records import COLLATERAL, FACTS, LLVM, TASK, candidate, measurement
+from tests.contract.test_records import COLLATERAL, FACTS, LLVM, TASK, candidate, measurement
+from tests.lib import ROOT
+from tests.lib.store_places import proposed
 from tunerd.cli.records import app
 from tunerd.errors import FolderError, InputError
 from tunerd.records import Store
@@ -186,7 +187,7 @@ def test_the_command_imports_nothing_heavy_until_it_runs() -> None:
         "import sys, tunerd.cli.records; heavy = {'sqlalchemy', 'pandas', 'tvm', 'pyarrow'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
-    root = Path(__file__).parent.parent
+    root = ROOT
     assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "[]\n"
 
 

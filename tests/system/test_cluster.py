@@ -12,10 +12,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import conv_net
-from node_fixtures import cpu_slices, gpu_slices, node, settings
-from ray_processes import TWO_NODES, Child, child, clean_environment, living, short_folder
 
+from tests.lib.models import conv_net
+from tests.lib.node_fixtures import cpu_slices, gpu_slices, node, settings
+from tests.lib.ray_processes import TWO_NODES, Child, child, clean_environment, living, short_folder
 from tunerd.cluster.layout import layout_of, open_cluster
 from tunerd.cluster.nodes import (
     Node,

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from colocation_plans import CORES, colocate, with_two_members
 
+from tests.lib.colocation_plans import CORES, colocate, with_two_members
 from tunerd import api
 from tunerd.colocation import Plan
 from tunerd.errors import ExitCode

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
-from colocation_plans import CORES, colocate, with_two_members
-from models import ROOT
 
+from tests.lib import ROOT
+from tests.lib.colocation_plans import CORES, colocate, with_two_members
 from tunerd import api
 from tunerd.colocation import Plan
 from tunerd.colocation.planning import launched

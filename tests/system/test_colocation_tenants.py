@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu import FakeContexts, FakeCudaGroup, FakeGpu
-from super_models import CONVNET, artifact_of, super_artifact, tenant
 
+from tests.lib.fake_gpu import FakeContexts, FakeCudaGroup, FakeGpu
+from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
 from tunerd.artifacts.loading import LoadedModel, load
 from tunerd.colocation import Engine, MemberError
 from tunerd.colocation.bench import bench

@@ -11,10 +11,11 @@ from pathlib import Path
 import onnx
 import psutil
 import pytest
-from build_fixtures import default_of, matmul_task
-from models import ROOT, conv_net
-from tune_process import Run
 
+from tests.lib import ROOT
+from tests.lib.build_fixtures import default_of, matmul_task
+from tests.lib.models import conv_net
+from tests.lib.tune_process import Run
 from tunerd.builder.build import build_candidate
 from tunerd.errors import DiskError, ExitCode
 from tunerd.records import Store

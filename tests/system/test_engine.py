@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from colocation_plans import CORES, Script, artifact, inputs, plan_of
-from fake_gpu import FakeContexts, fake_cuda_place
 
+from tests.lib.colocation_plans import CORES, Script, artifact, inputs, plan_of
+from tests.lib.fake_gpu import FakeContexts, fake_cuda_place
 from tunerd.artifacts.loading import LoadError, load
 from tunerd.colocation import Engine, MemberError, RefusedError
 from tunerd.colocation.places.in_process import InProcessPlace

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab.search import fidelity as fidelity_script
+from tests.lib import ROOT
 from tunerd.report.fidelity_section import fidelity_json, fidelity_section, fidelity_text
 from tunerd.stats.ranking import fidelity
 from tunerd.vocabulary import (
@@ -27,7 +28,6 @@ from tunerd.vocabulary import (
 )
 from tunerd.vocabulary.outcome import Finalist, TaskOutcome
 
-ROOT = Path(__file__).parent.parent
 CRASHED = Failure(Stage.RUN, Kind.CRASH, "it fell")
 Final = float | tuple[float, float] | None  # seconds, also of even and odd samples, or failed
 

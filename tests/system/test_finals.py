@@ -10,9 +10,9 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
-from models import conv_net
-from store_places import proposed
 
+from tests.lib.models import conv_net
+from tests.lib.store_places import proposed
 from tunerd.artifacts.lane_check import outputs_of
 from tunerd.artifacts.loading import load
 from tunerd.artifacts.manifest import read_manifest

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from fuzz_readers import READERS, seeds_folder
-from models import ROOT
 
-FOUND = sorted((Path(__file__).parent / "data" / "fuzz").glob("*.bin"))
+from tests.lib import DATA, ROOT
+from tests.lib.fuzz_readers import READERS, seeds_folder
+
+FOUND = sorted((DATA / "fuzz").glob("*.bin"))
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
@@ -58,8 +59,8 @@ def test_the_fuzzer_reports_and_keeps_what_breaks_a_reader(tmp_path: Path) -> No
     (broken / "sitecustomize.py").write_text(f"""
 import os, sys
 if "--child" in sys.argv:
-    sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
-    import fuzz_readers
+    sys.path.insert(0, {str(ROOT)!r})
+    from tests.lib import fuzz_readers
     shapes = fuzz_readers.READERS["shapes"]
     broken = fuzz_readers.Reader(shapes.inputs, lambda content, folder: os.abort())
     fuzz_readers.READERS["shapes"] = broken

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_mps import FakeMps, left
 
+from tests.lib import ROOT
+from tests.lib.fake_mps import FakeMps, left
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.slices.mps import guard_client as lease_module
 from tunerd.slices.mps.control import MpsControl, client_environment
@@ -189,7 +190,7 @@ def test_killing_the_process_that_holds_the_slices_leaves_nothing(bench: Bench) 
         [sys.executable, "-c", _HOLDER, UUID, json.dumps(bench.mps.runner_command)],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parent,
+        cwd=ROOT,
         env=runner_environment(),
     )
     assert holder.stdout is not None
@@ -204,7 +205,7 @@ def test_killing_the_process_that_holds_the_slices_leaves_nothing(bench: Bench) 
 
 _HOLDER = """
 import json, sys, time
-from test_guard import connect, spec_for
+from tests.system.test_guard import connect, spec_for
 from tunerd.slices.mps.guard_client import Lease
 lease = Lease.acquire(sys.argv[1], "run", runner_command=tuple(json.loads(sys.argv[2])))
 pids, connections = [lease.guard_pid], []

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from models import ROOT
 
+from tests.lib import ROOT
 from tunerd.cli.doctor import doctor
 from tunerd.doctor import checks
 from tunerd.errors import ExitCode, HostError
@@ -476,7 +476,7 @@ def test_doctor_reports_this_machine_as_json(capsys: pytest.CaptureFixture[str])
 
 
 def test_doctor_knows_the_versions_that_the_project_pins() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pinned = dict(
         match.groups()
         for requirement in project["project"]["dependencies"]

@@ -20,10 +20,10 @@ from pathlib import Path
 import onnx
 import psutil
 import pytest
-from models import conv_net
-from ray_processes import child, short_folder
-from tune_process import Run, is_alive, started_with
 
+from tests.lib.models import conv_net
+from tests.lib.ray_processes import child, short_folder
+from tests.lib.tune_process import Run, is_alive, started_with
 from tunerd.errors import ExitCode
 from tunerd.records import Store
 from tunerd.records.paths import Paths

@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 import pytest
 import tvm_ffi
-from lowered import EXAMPLES, LLVM, check, load, operators, run
-from models import conv_net, floats, ints, model, not_imported, shape_arithmetic_net
 from onnx import TensorProto, helper
 from tvm import relax
 
+from tests.lib.lowered import EXAMPLES, LLVM, check, load, operators, run
+from tests.lib.models import conv_net, floats, ints, model, not_imported, shape_arithmetic_net
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.relax import lowering

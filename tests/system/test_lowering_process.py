@@ -15,9 +15,10 @@ import numpy as np
 import onnx
 import pytest
 import tvm_ffi
-from lowered import LLVM
-from models import ROOT, conv_net, not_imported
 
+from tests.lib import ROOT
+from tests.lib.lowered import LLVM
+from tests.lib.models import conv_net, not_imported
 from tunerd.errors import InfrastructureError, InputError, ModelError
 from tunerd.frontend.kernels import Extracted, Selection, kernels_of
 from tunerd.frontend.model import FixedModel, read_model

@@ -19,10 +19,11 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import pytest
-from matrix_samples import OFF, SHARES, Cells, losses, noisy, samples_of
-from models import ROOT, conv_net, script
 from rich.console import Console
 
+from tests.lib import ROOT
+from tests.lib.matrix_samples import OFF, SHARES, Cells, losses, noisy, samples_of
+from tests.lib.models import conv_net, script
 from tunerd.artifacts.manifest import SAMPLE
 from tunerd.errors import ExitCode, InputError
 from tunerd.records import Store

@@ -22,10 +22,10 @@ from typing import Any
 import onnx
 import psutil
 import pytest
-from models import conv_net
-from ray_processes import Child, child, living, short_folder
-from tune_process import Run
 
+from tests.lib.models import conv_net
+from tests.lib.ray_processes import Child, child, living, short_folder
+from tests.lib.tune_process import Run
 from tunerd.records import Store
 from tunerd.telemetry.metrics import CATALOG, COMMON_LABELS, Metrics, Name
 from tunerd.telemetry.progress import TaskProgress

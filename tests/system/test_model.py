@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import (
-    ROOT,
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.lib import ROOT
+from tests.lib.models import (
     conv_net,
     flattening_net,
     floats,
@@ -22,8 +24,6 @@ from models import (
     model,
     shape_arithmetic_net,
 )
-from onnx import TensorProto, helper, numpy_helper
-
 from tunerd.errors import InputError, ModelError
 from tunerd.frontend.onnx.inference import weights_aside, weights_back
 from tunerd.frontend.onnx.reference import Reference, agree

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import example_models, model
 from onnx import helper
-from test_constants import by_rate
 
 from lab.models import model_checks
+from tests.contract.test_constants import by_rate
+from tests.lib.models import example_models, model
 
 EXAMPLES = ("light_squeezenet", "light_shufflenet", "encoder12")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_mps import FakeMps, left
-from fake_nvml import FakeNvml
-from ray_processes import Child, child
 
+from tests.lib.fake_mps import FakeMps, left
+from tests.lib.fake_nvml import FakeNvml
+from tests.lib.ray_processes import Child, child
 from tunerd.cluster.actor_bodies import SliceActor
 from tunerd.errors import HostError
 from tunerd.runner import client

@@ -12,9 +12,10 @@ from typing import Any
 
 import onnx
 import pytest
-from models import ROOT, floats, model
 from onnx import helper
 
+from tests.lib import ROOT
+from tests.lib.models import floats, model
 from tunerd.errors import ExitCode
 from tunerd.records import Store
 

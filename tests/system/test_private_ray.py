@@ -9,8 +9,8 @@ import threading
 from contextlib import redirect_stdout
 
 import pytest
-from ray_processes import Child, child, living, short_folder
 
+from tests.lib.ray_processes import Child, child, living, short_folder
 from tunerd.cluster import private_ray
 from tunerd.errors import InfrastructureError
 

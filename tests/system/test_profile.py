@@ -14,9 +14,10 @@ from typing import Any
 
 import onnx
 import pytest
-from full_disk import full_beyond
-from models import conv_net
 
+from tests.lib import ROOT
+from tests.lib.full_disk import full_beyond
+from tests.lib.models import conv_net
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import DiskError, ExitCode, FolderError, Interrupted
@@ -32,7 +33,6 @@ from tunerd.system import host
 from tunerd.vocabulary import Failure
 
 Captured = pytest.CaptureFixture[str]
-ROOT = Path(__file__).resolve().parent.parent
 QUICK = Effort(rounds=2, duration_secs=0.05)
 SHARES = (20, 40, 100)
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import onnx
 import pytest
-from job_cluster import Job, JobCluster, job_cluster
-from models import conv_net
-from ray_processes import clean_environment
 
+from tests.lib.job_cluster import Job, JobCluster, job_cluster
+from tests.lib.models import conv_net
+from tests.lib.ray_processes import clean_environment
 from tunerd.errors import ExitCode, FolderError
 from tunerd.records import Store
 from tunerd.vocabulary import Record, TrialState

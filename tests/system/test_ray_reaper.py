@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tune_process import GONE_SECS
 
+from tests.lib.tune_process import GONE_SECS
 from tunerd.cluster import reaper
 from tunerd.cluster.reaper import _of_cluster, reaping
 from tunerd.errors import InfrastructureError

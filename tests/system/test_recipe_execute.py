@@ -14,10 +14,11 @@ from pathlib import Path
 
 import onnx
 import pytest
-from gate_runs import outcome, run_of
-from models import ROOT, conv_net
-from tune_process import GONE_SECS, Run
 
+from tests.lib import ROOT
+from tests.lib.gate_runs import outcome, run_of
+from tests.lib.models import conv_net
+from tests.lib.tune_process import GONE_SECS, Run
 from tunerd.errors import ExitCode, FolderError
 from tunerd.studies.recipes import read_recipe
 from tunerd.studies.recipes.execute import Result, carry_out

@@ -15,10 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from lowered import LLVM
-from lowered import run as run_lowered
-from models import ROOT
-from readme_commands import README
 from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.script import ir as I
@@ -26,6 +22,10 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tunerd
+from tests.lib import ROOT
+from tests.lib.lowered import LLVM
+from tests.lib.lowered import run as run_lowered
+from tests.lib.readme_commands import README
 from tunerd.errors import InputError, ModelError
 from tunerd.frontend.given import path_or_graph, save_in
 from tunerd.frontend.kernels import kernels_of
@@ -41,7 +41,7 @@ WEIGHTS = np.random.default_rng(0).normal(size=(2, 256, 256)).astype(np.float32)
 X = np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)
 DIE = """
 import os, signal, sys, pathlib
-from test_relax_models import tune
+from tests.system.test_relax_models import tune
 def die(state):
     if state.trials_done >= 3:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -86,7 +86,7 @@ def tune(out: Path, on_progress: Callable[[ProgressState], None] | None = None) 
 
 @pytest.mark.slow
 def test_the_same_call_goes_on_after_a_kill_and_leaves_a_right_artifact(tmp_path: Path) -> None:
-    path = f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'scripts'}"
+    path = f"{ROOT}:{ROOT / 'scripts'}"
     killed = subprocess.run(
         [sys.executable, "-c", DIE, str(tmp_path / "run")], env={**os.environ, "PYTHONPATH": path}
     )

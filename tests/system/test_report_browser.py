@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Tab, opened_browser
-from report_runs import (
+
+from tests.lib.browser import Tab, opened_browser
+from tests.lib.report_runs import (
     conditions,
     cpu_outcome,
     finished_run,
@@ -18,7 +19,6 @@ from report_runs import (
     searched_run,
     view,
 )
-
 from tunerd.records import Store
 from tunerd.report.comparison import NamedRun, named
 from tunerd.report.comparison_page import comparison_page

@@ -12,8 +12,8 @@ from pathlib import Path
 import cmarkgfm
 import pytest
 from cmarkgfm.cmark import Options
-from report_runs import HOSTILE, cpu_outcome, finished_run, run_facts, searched_run, view
 
+from tests.lib.report_runs import HOSTILE, cpu_outcome, finished_run, run_facts, searched_run, view
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.store_places import proposed
-from tests.test_records import FACTS, TASK, candidate, measurement
+from tests.contract.test_records import FACTS, TASK, candidate, measurement
+from tests.lib import ROOT
+from tests.lib.store_places import proposed
 from tunerd.errors import FolderError
 from tunerd.records import Store, sqlite
 from tunerd.records.facts import RunFacts
@@ -154,8 +155,7 @@ def test_facts_are_gathered_from_settings_and_model(tmp_path: Path) -> None:
 _HOLDER = """
 import sys, os
 from pathlib import Path
-sys.path.insert(0, "tests")
-from test_records import FACTS
+from tests.contract.test_records import FACTS
 from tunerd.runs.folder import RunFolder
 run = RunFolder.open(Path(sys.argv[1]), facts=FACTS)
 if os.fork() == 0:
@@ -168,7 +168,7 @@ os._exit(0)
 def test_a_second_tunerd_is_refused_until_the_first_dies(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _HOLDER, str(tmp_path)],
-        cwd=Path(__file__).parent.parent,
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.lib import ROOT
+
 ALONE = """
 import json, sys
 from tunerd.runner.tvm_runtime import import_runtime

@@ -15,11 +15,11 @@ from pathlib import Path
 import onnx
 import psutil
 import pytest
-from models import conv_net
-from ray_processes import clean_environment, short_folder
-from test_host import H200
-from tune_process import Run
 
+from tests.lib.models import conv_net
+from tests.lib.ray_processes import clean_environment, short_folder
+from tests.lib.tune_process import Run
+from tests.system.test_host import H200
 from tunerd.doctor import checks
 from tunerd.errors import HostError
 from tunerd.slices.mps.guard_client import private_folder

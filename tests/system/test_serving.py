@@ -20,14 +20,15 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
-from colocation_plans import artifact, inputs, plan_of
-from ray_processes import clean_environment
 
+from tests.lib import ROOT
+from tests.lib.colocation_plans import artifact, inputs, plan_of
+from tests.lib.ray_processes import clean_environment
 from tunerd.artifacts.loading import load
 from tunerd.colocation import Plan
 from tunerd.vocabulary import Arrays
 
-RECIPES = Path(__file__).parents[1] / "recipes" / "serving"
+RECIPES = ROOT / "recipes" / "serving"
 sys.path.insert(0, str(RECIPES))
 import fastapi_app  # noqa: E402
 import open_inference  # noqa: E402
@@ -234,12 +235,12 @@ def test_a_replica_of_ray_serve_is_killed_and_the_other_serves_on(
     root: Path, tmp_path: Path
 ) -> None:
     plan_of(root, MEMBERS, kind="time").write(tmp_path / "plan.yaml")
-    script = Path(__file__).with_name("served_by_ray.py")
-    path = os.pathsep.join(map(str, [*sys.path, script.parent, RECIPES]))
+    path = os.pathsep.join(map(str, [*sys.path, RECIPES]))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     done = subprocess.run(
-        [sys.executable, script, tmp_path / "plan.yaml", str(port)],
+        [sys.executable, "-m", "tests.lib.served_by_ray", tmp_path / "plan.yaml", str(port)],
+        cwd=ROOT,
         env=clean_environment() | {"PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import triton_stand_in as triton
-from artifact_fixtures import LLVM, model_of
-from colocation_plans import artifact, inputs, plan_of
 from onnx import helper
 
+from tests.lib import ROOT
+from tests.lib import triton_stand_in as triton
+from tests.lib.artifact_fixtures import LLVM, model_of
+from tests.lib.colocation_plans import artifact, inputs, plan_of
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import load
 from tunerd.colocation import Plan
@@ -25,7 +26,7 @@ from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.vocabulary import Arrays
 
-RECIPES = Path(__file__).parents[1] / "recipes" / "serving"
+RECIPES = ROOT / "recipes" / "serving"
 sys.path.insert(0, str(RECIPES))
 sys.modules["triton_python_backend_utils"] = triton
 import triton_config  # noqa: E402

@@ -15,9 +15,9 @@ from pathlib import Path
 import onnx
 import psutil
 import pytest
-from models import conv_net
-from tune_process import Run, still_there
 
+from tests.lib.models import conv_net
+from tests.lib.tune_process import Run, still_there
 from tunerd.artifacts.manifest import read_manifest
 from tunerd.cluster.membership import MAX_FAULTS, MAX_RESTARTS
 from tunerd.errors import ExitCode

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import conv_net
-from ray_processes import short_folder
 
+from tests.lib import ROOT
+from tests.lib.models import conv_net
+from tests.lib.ray_processes import short_folder
 from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Selection
 from tunerd.frontend.model import read_model
@@ -26,7 +27,6 @@ from tunerd.studies.matrix.folder import opened
 from tunerd.system import targets
 from tunerd.vocabulary import METASCHEDULE, Build, Candidate, TargetSpec
 
-ROOT = Path(__file__).resolve().parent.parent
 # Two levels; prints, of each, its cluster, its tuners, and the slices that it leaves.
 TWO = """
 import json, sys

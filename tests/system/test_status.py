@@ -19,12 +19,12 @@ from typing import Any
 
 import onnx
 import pytest
-from models import conv_net
 from rich.console import Console
-from store_places import proposed
-from test_records import FACTS, TASK, candidate, measurement
-from tune_process import Run
 
+from tests.contract.test_records import FACTS, TASK, candidate, measurement
+from tests.lib.models import conv_net
+from tests.lib.store_places import proposed
+from tests.lib.tune_process import Run
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, FolderError, Interrupted

@@ -12,11 +12,11 @@ from urllib.parse import quote
 import onnx
 import psutil
 import pytest
-from models import conv_net
-from postgres_server import PASSWORD, PostgresServer
-from test_session import FINISHED
-from tune_process import Run
 
+from tests.lib.models import conv_net
+from tests.lib.postgres_server import PASSWORD, PostgresServer
+from tests.lib.tune_process import Run
+from tests.system.test_session import FINISHED
 from tunerd.errors import ExitCode
 from tunerd.records import Store
 from tunerd.system import host

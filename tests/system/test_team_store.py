@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from postgres_server import PASSWORD, PostgresServer
-from store_places import StorePlace, proposed, read_shared
-from test_records import FACTS, LLVM, OTHER_TASK, TASK, measurement
 
+from tests.contract.test_records import FACTS, LLVM, OTHER_TASK, TASK, measurement
+from tests.lib.postgres_server import PASSWORD, PostgresServer
+from tests.lib.store_places import StorePlace, proposed, read_shared
 from tunerd.errors import ExitCode, InputError, StoreError, StoreMissError
 from tunerd.records import Store, task_outcomes
 from tunerd.records import server as shared

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import conv_net, example_models
-from super_models import ENCODER, artifact_of, super_artifact, tenant
 from typer.testing import CliRunner
 
 import tunerd
+from tests.lib.models import conv_net, example_models
+from tests.lib.super_models import ENCODER, artifact_of, super_artifact, tenant
 from tunerd.artifacts.loading import LoadError, map_weights
 from tunerd.artifacts.manifest import MANIFEST, WEIGHTS, read_tenant, sealed
 from tunerd.artifacts.super_model import SuperModel

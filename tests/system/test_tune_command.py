@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import finished_run, gpu_outcome
 
+from tests.lib.report_runs import finished_run, gpu_outcome
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode

@@ -13,11 +13,12 @@ from typing import Any
 
 import onnx
 import pytest
-from artifact_fixtures import CUDA
-from build_fixtures import conv_task, matmul_task
-from models import conv_net
-from store_places import proposed
 
+from tests.lib import DATA
+from tests.lib.artifact_fixtures import CUDA
+from tests.lib.build_fixtures import conv_task, matmul_task
+from tests.lib.models import conv_net
+from tests.lib.store_places import proposed
 from tunerd.candidates.metaschedule.knobs import Choices, Location, Option, Tile
 from tunerd.candidates.metaschedule.search import BATCH, Searcher
 from tunerd.candidates.metaschedule.space import DesignSpace, design_space
@@ -324,7 +325,7 @@ def test_the_others_are_spread_over_what_is_not_among_the_best() -> None:
 
 
 def test_a_run_of_an_older_version_teaches(tmp_path: Path) -> None:
-    script = (Path(__file__).parent / "data" / "store-v1.sql").read_text()
+    script = (DATA / "store-v1.sql").read_text()
     with sqlite3.connect(tmp_path / STORE_NAME) as connection:
         connection.executescript(script)
     before = (tmp_path / STORE_NAME).read_bytes()

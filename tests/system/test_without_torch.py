@@ -10,12 +10,12 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import model
 from onnx import helper
 
+from tests.lib import ROOT
+from tests.lib.models import model
 from tunerd.errors import ExitCode
 
-ROOT = Path(__file__).resolve().parent.parent
 TORCH = """
 import os
 

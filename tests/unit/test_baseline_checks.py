@@ -7,8 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from coordinator_world import COLLATERAL, World, build, candidates, failed, measured, of_type, task
 
+from tests.lib.coordinator_world import (
+    COLLATERAL,
+    World,
+    build,
+    candidates,
+    failed,
+    measured,
+    of_type,
+    task,
+)
 from tunerd.coordinator.baseline_checks import COST, INTERVAL_SECS
 from tunerd.coordinator.budget import Limits
 from tunerd.coordinator.coordinator import Coordinator

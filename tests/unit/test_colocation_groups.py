@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from colocation_world import member
 
+from tests.lib.colocation_world import member
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.policies import policy_of
 from tunerd.colocation.policies.base import Choice, Policy, Together, View

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from models import ROOT
 
+from tests.lib import ROOT
 from tunerd.colocation.plan import Plan, shares_of
 from tunerd.colocation.policies import policy_of
 from tunerd.errors import InputError

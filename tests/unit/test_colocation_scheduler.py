@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from colocation_world import member
 
+from tests.lib.colocation_world import member
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.policies import policy_of
 from tunerd.colocation.scheduler import Scheduler

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from coordinator_world import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lib.coordinator_world import (
     COLLATERAL,
     World,
     build,
@@ -17,9 +20,6 @@ from coordinator_world import (
     started,
     task,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from tunerd.candidates.base import BATCH
 from tunerd.coordinator.budget import Limits
 from tunerd.coordinator.coordinator import Coordinator

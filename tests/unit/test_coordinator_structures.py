@@ -6,10 +6,10 @@ import math
 import random
 from collections.abc import Collection
 
-from coordinator_world import build, candidate, candidates, measured, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lib.coordinator_world import build, candidate, candidates, measured, task
 from tunerd.candidates.base import BATCH
 from tunerd.coordinator.build_queue import BuildQueue
 from tunerd.coordinator.events import BuildThem, Measure, Proposed

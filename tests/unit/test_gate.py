@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from gate_runs import DEFAULT_SECS, TASK_SECS, TUNED_SECS, noisy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lib.gate_runs import DEFAULT_SECS, TASK_SECS, TUNED_SECS, noisy
 from tunerd.stats.blocks import median_interval
 from tunerd.stats.gate import Timing, judge, judge_rounds
 from tunerd.vocabulary.verdict import Verdict

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from fake_nvml import MIB, FakeNvml
 
+from tests.lib.fake_nvml import MIB, FakeNvml
 from tunerd.slices import gpu_tenants
 from tunerd.slices.gpu_tenants import Own, judged
 from tunerd.slices.whole import WholeSlice

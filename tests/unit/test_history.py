@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
-from report_runs import run_facts, searched_run
-from store_places import proposed
 
+from tests.lib.report_runs import run_facts, searched_run
+from tests.lib.store_places import proposed
 from tunerd.records import Store
 from tunerd.report.page import report_page
 from tunerd.report.run_view import RunView, run_view_of

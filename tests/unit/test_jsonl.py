@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from full_disk import full_beyond
 
+from tests.lib.full_disk import full_beyond
 from tunerd.system.files import write_whole
 from tunerd.system.jsonl import Journal
 

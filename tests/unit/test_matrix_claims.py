@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matrix_samples import FAILED, OFF, SHARES, Cells, answers, losses, measured, noisy, samples_of
 
+from tests.lib.matrix_samples import (
+    FAILED,
+    OFF,
+    SHARES,
+    Cells,
+    answers,
+    losses,
+    measured,
+    noisy,
+    samples_of,
+)
 from tunerd.studies.matrix.changes import change
 from tunerd.studies.matrix.claims import DEFAULT, findings
 from tunerd.studies.matrix.execute import winner_of

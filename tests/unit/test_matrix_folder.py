@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from full_disk import full_beyond
 from hypothesis import given
 from hypothesis import strategies as st
-from matrix_samples import FAILED, PROOF, RIGHT, measured
-from test_records import FACTS
 
+from tests.contract.test_records import FACTS
+from tests.lib.full_disk import full_beyond
+from tests.lib.matrix_samples import FAILED, PROOF, RIGHT, measured
 from tunerd.errors import DiskError, FolderError, InputError
 from tunerd.records import Store
 from tunerd.settings import TuneSettings

@@ -9,8 +9,8 @@ from typing import Any, cast
 from unittest.mock import create_autospec
 
 import pytest
-from node_fixtures import TARGET, cpu_slices, gpu_slices, node, settings
 
+from tests.lib.node_fixtures import TARGET, cpu_slices, gpu_slices, node, settings
 from tunerd.cluster import membership as crew_module
 from tunerd.cluster.actor_bodies import WorkerReply
 from tunerd.cluster.layout import layout_of

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_world import SHARES, best_score, pair, point, side, world_of
 
+from tests.lib.planning_world import SHARES, best_score, pair, point, side, world_of
 from tunerd.colocation.planning import queueing
 from tunerd.colocation.planning.answer import Answer, answer, plan_of
 from tunerd.colocation.planning.curves import Curves

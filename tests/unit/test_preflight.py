@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_nvml import MIB, FakeNvml
-from test_host import H200
 
+from tests.lib.fake_nvml import MIB, FakeNvml
+from tests.system.test_host import H200
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.doctor import preflight

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from report_runs import run_facts
 
+from tests.lib.report_runs import run_facts
 from tunerd.records.paths import Paths
 from tunerd.settings import TuneSettings
 from tunerd.telemetry.events import Telemetry

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import conv_net
 
+from tests.lib.models import conv_net
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.cluster.job import cluster_address, require_kept

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 import typer
 import yaml
-from models import ROOT
 
+from tests.lib import ROOT
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, InputError

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import HOSTILE, conditions, cpu_outcome, gpu_outcome, untried, view
 from rich.console import Console
 
+from tests.lib.report_runs import HOSTILE, conditions, cpu_outcome, gpu_outcome, untried, view
 from tunerd.records.tally import Disturbed
 from tunerd.report.disturbance_text import disturbance_json, disturbance_sentences
 from tunerd.report.figures import by_share, outcome_headline

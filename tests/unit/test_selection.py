@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from store_places import proposed
 
+from tests.lib.store_places import proposed
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.errors import HostError, Interrupted
 from tunerd.records import RunFacts, Store

@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 import pytest
-from colocation_world import Story, World, member
 
+from tests.lib.colocation_world import Story, World, member
 from tunerd.colocation.policies import policy_of
 from tunerd.colocation.policies.base import Policy
 from tunerd.colocation.work import Group, Lane, Request, Seat, Start

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
-from coordinator_world import build, candidates, task
 from rich.console import Console
 
+from tests.lib.coordinator_world import build, candidates, task
 from tunerd.cluster.actor_bodies import Timed, WorkerReply
 from tunerd.coordinator.events import BuildThem, Measure, Propose
 from tunerd.records import RunFacts, Store

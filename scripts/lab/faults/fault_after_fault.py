@@ -40,12 +40,12 @@ from tunerd.records.schema import STORE_NAME
 from tunerd.system import host
 from tunerd.vocabulary import Failure, Record, Stage, to_json
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
-from build_fixtures import FAULTS
-from faulty_tuner import KIND, ONE_IN, is_faulty
-from tune_process import is_alive, started_with
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from tests.lib.build_fixtures import FAULTS
+from tests.lib.faulty_tuner import KIND, ONE_IN, is_faulty
+from tests.lib.tune_process import is_alive, started_with
 
-TESTS = Path(__file__).resolve().parents[3] / "tests"
+ROOT = Path(__file__).resolve().parents[3]
 GONE_SECS = 15.0
 MARK = "FAULT_AFTER_FAULT"  # in the environment of all that a command starts
 
@@ -144,7 +144,7 @@ def main() -> None:
     args = parser.parse_args(sys.argv[1:end])
     with tempfile.TemporaryDirectory(prefix="fault-after-fault-") as name:
         scratch = Path(name)
-        lines = ["import sys", f"sys.path.append({str(TESTS)!r})", "import faulty_tuner"]
+        lines = ["import sys", f"sys.path.append({str(ROOT)!r})", "import tests.lib.faulty_tuner"]
         (scratch / "sitecustomize.py").write_text("\n".join(lines) + "\n")
         command = [sys.executable, "-m", "tunerd", "tune", str(args.model), *sys.argv[end + 1 :]]
         command += ["--trials", str(args.trials), "--out", str(scratch / "run"), "--json"]

@@ -45,8 +45,8 @@ from tunerd.vocabulary import (
     to_json,
 )
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
-from build_fixtures import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from tests.lib.build_fixtures import (
     FAULTS,
     doubling,
     endless,
@@ -56,7 +56,7 @@ from build_fixtures import (
     suicide,
     task_of,
 )
-from stranger import stranger_on
+from tests.lib.stranger import stranger_on
 
 NEIGHBOURS = 2
 BUSY_SECS = 2.0  # before a fault, and after all measure again

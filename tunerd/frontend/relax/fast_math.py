@@ -3,8 +3,8 @@
 TVM's code for CPUs calls the C library for each element, in the middle of loops that are vectorized
 otherwise: of an encoder's GELU that was over half of the kernel (results, "Functions on CPUs").
 `topi` has approximations. exp's is within 2e-6 of the value, and 5e-6 beyond 20 either way; erf's,
-tanh's and that of a sigmoid within 5e-7 (tests/test_fast_math.py). CUDA code has approximations of
-its own, by --use_fast_math.
+tanh's and that of a sigmoid within 5e-7 (tests/contract/test_fast_math.py). CUDA code has
+approximations of its own, by --use_fast_math.
 """
 
 from __future__ import annotations

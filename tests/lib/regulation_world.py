@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from colocation_world import member
-
+from tests.lib.colocation_world import member
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.policies.regulated import Regulated
 from tunerd.colocation.regulation.search import Kernels

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from colocation_plans import inputs, plan_of
-from colocation_world import member
-from fake_nvml import FakeNvml
 
+from tests.lib.colocation_plans import inputs, plan_of
+from tests.lib.colocation_world import member
+from tests.lib.fake_nvml import FakeNvml
 from tunerd.colocation import Engine
 from tunerd.colocation.load.alone import against_alone
 from tunerd.colocation.load.arrivals import BURST_PERIOD_SECS, BURST_SECS, arrivals_of, read_trace

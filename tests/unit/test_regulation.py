@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from regulation_world import SharedDevice
 
+from tests.lib.regulation_world import SharedDevice
 from tunerd.colocation.policies import policy_of
 from tunerd.colocation.regulation import search
 from tunerd.colocation.regulation.search import OutOfBudget

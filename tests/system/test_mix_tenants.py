@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from colocation_plans import colocate
-from models import conv_net, floats
 from onnx import numpy_helper
 
+from tests.lib.colocation_plans import colocate
+from tests.lib.models import conv_net, floats
 from tunerd import api
 from tunerd.colocation import Engine, Plan
 from tunerd.colocation.planning.mix import Mix, names_of
