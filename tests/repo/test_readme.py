@@ -32,6 +32,7 @@ ELSEWHERE = {
 INSTEAD = (
     (r"recipes/colocation/cpu.yaml", "plan.yaml"),
     (r"recipes/colocation/mixes/cpu.yaml", "mix.yaml"),
+    (r"recipes/colocation/jobs.yaml", "jobs.yaml"),
     (r"^(colocate bench .*)$", r"\1 --duration 1s"),
     (r"models/light_\w+\.onnx", "model.onnx"),
     (r"model.onnx (.*--dim batch)", r"sized.onnx \1"),
@@ -70,6 +71,11 @@ members:
 search: {shares: [50], rounds: 1, visit: 100ms}
 load: {duration: 1s}
 """
+JOBS = """
+devices: {simulated: 1}
+jobs:
+  - {name: one, command: ["true"], memory_gib: 1}
+"""
 COPIES = {
     "model-gpu40": ("night1", "night2", "monday", "tuesday", "first", "second", "other-gpu40"),
     "model-gpu25": ("other-gpu25",),
@@ -101,6 +107,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / "artifacts").mkdir()
         (folder / "plan.yaml").write_text(PLAN)
         (folder / "mix.yaml").write_text(MIX)
+        (folder / "jobs.yaml").write_text(JOBS)
         yield folder
 
 

@@ -265,6 +265,25 @@ def test_a_model_is_tuned_on_a_cluster_of_two_nodes(
     assert len({p["slice_id"] for p in document["proofs"]}) == 100 // 50
 
 
+def test_jobs_are_placed_on_the_nodes_of_a_cluster(cluster: Child, tmp_path: Path) -> None:
+    jobs = [
+        {"name": name, "command": ["sh", "-c", f"touch {name}"], "memory_gib": 1}
+        for name in ("one", "two", "three")
+    ]
+    said = {"devices": {"simulated": 1}, "grace": "0s", "jobs": jobs}
+    (tmp_path / "jobs.yaml").write_text(json.dumps(said))  # which is YAML, too
+    done = tunerd(
+        "colocate", "place", str(tmp_path / "jobs.yaml"), "--policy", "round-robin",
+        "--address", cluster.said["address"], "--out", str(tmp_path / "out"), "--json",
+        RAY_AUTH_TOKEN=TOKEN,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    tries = json.loads(done.stdout)["tries"]
+    assert {each["what"] for each in tries} == {"ended"}
+    assert len({each["device"] for each in tries}) == 2  # one of each node
+    assert all((tmp_path / each["name"]).exists() for each in jobs)
+
+
 def test_a_wrong_token_is_one_sentence(cluster: Child, tiny: Path, tmp_path: Path) -> None:
     done = tune(tiny, tmp_path / "run", cluster.said["address"], "--cpu-pct", "50",
                 RAY_AUTH_TOKEN="8" * 64)  # fmt: skip

@@ -15,6 +15,7 @@ import logging
 from tunerd.api.colocation import colocate_bench, colocate_check
 from tunerd.api.matrices import Matrix, MatrixOptions, carry_out_matrix, matrix
 from tunerd.api.mixes import colocate_plan
+from tunerd.api.placing import colocate_place, foresee_place
 from tunerd.api.run import Artifact, ReviewedShare, Run, open_run
 from tunerd.api.sizes import SizedRun, carry_out_sizes, results_of, tune_sizes
 from tunerd.api.studies import ProfileResult, bench, compare, profile
@@ -51,8 +52,10 @@ __all__ = [
     "choose_share",
     "colocate_bench",
     "colocate_check",
+    "colocate_place",
     "colocate_plan",
     "compare",
+    "foresee_place",
     "matrix",
     "open_run",
     "plan",

@@ -1,4 +1,4 @@
-"""`tunerd colocate`: models that share a device: the plan of a mix, a check, a bench."""
+"""`tunerd colocate`: models that share devices: the plan of a mix, a check, a bench, placement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class _Colocate(Group):
 
 
 app = typer.Typer(
-    help="Run several models on one device: plan who gets what, check a plan, or bench it.\n\n"
+    help="Run several models on one device: plan who gets what, check a plan, or bench it. "
+    "Or place models and tuning runs on several devices.\n\n"
     "Policies: time, streams, space, ordered, regulated, space-time.",
     no_args_is_help=True,
     rich_markup_mode=MARKUP,
@@ -41,6 +42,14 @@ class LoadOption(StrEnum):
     POISSON = "poisson"
     BURSTS = "bursts"
     TRACE = "trace"
+
+
+class PlacementOption(StrEnum):
+    EXCLUSIVE = "exclusive"
+    ROUND_ROBIN = "round-robin"
+    LEAST_UTILISED = "least-utilised"
+    MOST_FREE_MEMORY = "most-free-memory"
+    ESTIMATED = "estimated"
 
 
 @app.command(cls=Command)
@@ -171,7 +180,83 @@ def bench(
     return 0
 
 
-def _secs(text: str | None) -> float | None:
+@app.command(cls=Command)
+def place(
+    jobs: Annotated[
+        Path,
+        typer.Argument(metavar="JOBS", help="A file of jobs, in YAML.", show_default=False),
+    ],
+    policy: Annotated[
+        PlacementOption, typer.Option(help="Which of the devices that can take a job it gets.")
+    ] = PlacementOption.ESTIMATED,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of a Ray cluster, or auto: its nodes' devices are used. "
+            "[default: this machine's]",
+            show_default=False,
+        ),
+    ] = None,
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            help="After a placement, in which a shared device gets no further job. "
+            "[default: the file's]",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder: each job's logs, and what became of it. [default: placements/NAME]",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say where each job would start; start none.")
+    ] = False,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Start models and tuning runs on the GPUs of a machine or a Ray cluster, where they fit best.
+
+    A job gets a device that has its memory free, which the policy chooses. Who runs out of memory
+    is tried again beside fewer others, and alone in the end. Instances of MIG are devices, and are
+    never changed. The same command in the same folder goes on with what has not ended well.
+
+    Exit code 0: all ended well. 1: some failed.
+    """
+    from tunerd import api
+    from tunerd.errors import ExitCode
+    from tunerd.report import placed as shown
+
+    grace_secs = _secs(grace, "--grace")
+    if dry_run:
+        foreseen = api.foresee_place(
+            jobs, policy=policy.value, address=address, grace_secs=grace_secs
+        )
+        if json:
+            print(json_module.dumps(shown.foreseen_json(foreseen)))
+        else:
+            stdout_console().print(shown.foreseen_table(foreseen))
+        return ExitCode.BETTER if foreseen.is_fit else ExitCode.NO_GAIN
+    with steps_shown(quiet=json) as show:
+        found = api.colocate_place(
+            jobs,
+            policy=policy.value,
+            address=address,
+            grace_secs=grace_secs,
+            out=out,
+            on_step=show,
+        )
+    if json:
+        print(json_module.dumps(shown.placed_json(found)))
+    else:
+        stdout_console().print(shown.placed_table(found))
+    return ExitCode.NO_GAIN if found.failed else ExitCode.BETTER
+
+
+def _secs(text: str | None, flag: str = "--duration") -> float | None:
     from tunerd.settings.texts import parse_duration
 
     if text is None:
@@ -179,7 +264,7 @@ def _secs(text: str | None) -> float | None:
     try:
         secs = parse_duration(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--duration") from None
-    if not 0 < secs <= 86400:
-        raise typer.BadParameter(f"'{text}' is not within a day", param_hint="--duration")
+        raise typer.BadParameter(str(error), param_hint=flag) from None
+    if not 0 <= secs <= 86400 or (secs == 0 and flag == "--duration"):
+        raise typer.BadParameter(f"'{text}' is not within a day", param_hint=flag)
     return secs

@@ -120,7 +120,9 @@ class Placer:
             raise ValueError(f"a job of the name {job.name} has come before")
         entry = _Entry(len(self._names), job)
         self._names.add(job.name)
-        largest = max(holder.device.memory_bytes for holder in self._holders.values())
+        largest = self._largest_for(job)
+        if not largest:
+            return (Fail(job.name, "there is no device that can run it"),)
         if job.memory_bytes > largest:
             return (Fail(job.name, f"it needs {job.memory_bytes:,} bytes of {largest:,}"),)
         self._wait(entry)
@@ -142,8 +144,7 @@ class Placer:
         needs = min(max(entry.promised_bytes, held_bytes), device.memory_bytes)
         if not entry.beside:
             needs = device.memory_bytes + 1
-            sizes = (holder.device.memory_bytes for holder in self._holders.values())
-            if needs > max(sizes):
+            if needs > self._largest_for(entry.job):
                 reason = (
                     f"it ran out of memory alone on {device.name}, which has "
                     f"{device.memory_bytes:,} bytes; no device has more"
@@ -162,6 +163,11 @@ class Placer:
             for entry in holder.entries:
                 entry.seen = (readings or {}).get(entry.job.name, entry.seen)
         return self._place(now)
+
+    def _largest_for(self, job: Job) -> int:
+        """Return the memory of the largest device that a job can run on, 0 where there is none."""
+        devices = (holder.device for holder in self._holders.values())
+        return max((d.memory_bytes for d in devices if d.name not in job.not_on), default=0)
 
     def _wait(self, entry: _Entry) -> None:
         entry.beside, entry.seen = 0, None
@@ -199,7 +205,9 @@ class Placer:
         open_ones = [
             holder.state(self._grace_secs, now)
             for holder in self._holders.values()
-            if now >= holder.grace_end(self._grace_secs) and holder.admits(entry)
+            if holder.device.name not in entry.job.not_on
+            and now >= holder.grace_end(self._grace_secs)
+            and holder.admits(entry)
         ]
         states = [state for state in open_ones if state.free_bytes >= entry.job.memory_bytes]
         if not states:

@@ -26,12 +26,14 @@ class Job:
     memory_bytes: of a device, what it needs; known of an artifact, and else estimated.
     units: of a device, what it keeps busy when it is alone.
     side: what slowdowns are estimated from; None where nothing is known.
+    not_on: devices that it cannot run on, by name.
     """
 
     name: str
     memory_bytes: int
     units: float
     side: Side | None = None
+    not_on: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
