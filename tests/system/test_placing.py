@@ -16,10 +16,10 @@ from typing import Any
 import onnx
 import pytest
 import yaml
-from colocation_plans import CORES, artifact, colocate
-from fake_nvml import FakeNvml
-from models import ROOT, conv_net
 
+from tests.lib.colocation_plans import CORES, artifact, colocate
+from tests.lib.fake_nvml import FakeNvml
+from tests.lib.models import ROOT, conv_net
 from tunerd.colocation.artifacts import needed_memory
 from tunerd.colocation.placement import host as hosts
 from tunerd.colocation.placement import placing
