@@ -501,8 +501,8 @@ def test_a_trace_has_bursts_and_long_jobs() -> None:
 def test_what_is_kept_is_what_the_seeds_give(between: int) -> None:
     kept = KEPT / f"between-{between}"
     traces = json.loads((kept / "placement-trace.json").read_bytes())["traces"]
-    assert (kept / "placement-trace.txt").read_text() == placement_trace.table(traces)
-    assert placement_trace.table(traces) in (KEPT / "README.md").read_text()
+    assert (kept / "placement-trace.txt").read_text() == placement_trace.shown(traces)
+    assert placement_trace.shown(traces) in (KEPT / "README.md").read_text()
     jobs = trace.trace(1, between_secs=between)
     outcomes = {
         kind: Simulation(jobs, trace.DEVICES, POLICIES[kind]()).outcome

@@ -686,7 +686,7 @@ def test_the_table_of_processes_is_what_was_measured(name: str) -> None:
 @pytest.mark.parametrize("name", ["h100", "h100-apart"])
 def test_the_table_of_gpus_is_what_was_measured(name: str) -> None:
     kept = ROOT / "results" / "h200-scaling"
-    table = gpus.table(json.loads((kept / f"{name}.json").read_bytes())["runs"])
+    table = gpus.shown(json.loads((kept / f"{name}.json").read_bytes())["runs"])
     assert (kept / f"{name}.txt").read_text() == f"{table}\n"
     assert table in (kept / "README.md").read_text()
 

@@ -11,7 +11,6 @@ Writes at-once.json with every search, and at-once.txt with the median, the mean
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sqlite3
 import statistics
@@ -20,6 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import table, write
 
 
 def begin(tree: Path, model: Path, trials: int, cores: str, out: Path) -> subprocess.Popen[bytes]:
@@ -45,14 +47,15 @@ def read(out: Path) -> dict[str, Any]:
     return {"trials": ended, "secs": end - start, "trials_per_sec": ended / (end - start)}
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    lines = ["| checkout | searches | median | mean | least to most |", "|---|--:|--:|--:|--:|"]
+def shown(found: list[dict[str, Any]]) -> str:
+    heads = ("checkout", "searches", "median", "mean", "least to most")
+    lines = []
     for name in dict.fromkeys(each["checkout"] for each in found):
         rates = sorted(e["trials_per_sec"] for e in found if e["checkout"] == name)
         middle, mean = statistics.median(rates), statistics.mean(rates)
-        spread = f"{rates[0]:.2f} to {rates[-1]:.2f}"
-        lines.append(f"| {name} | {len(rates)} | {middle:.2f} | {mean:.2f} | {spread} |")
-    return "\n".join(lines) + "\n"
+        span = f"{rates[0]:.2f} to {rates[-1]:.2f}"
+        lines.append([name, str(len(rates)), f"{middle:.2f}", f"{mean:.2f}", span])
+    return table(heads, lines, numbers=range(1, 5)) + "\n"
 
 
 def main() -> None:
@@ -84,9 +87,9 @@ def main() -> None:
                 child.wait()
                 own_facts = {"checkout": name, "round": number, "slot": slot}
                 found.append(own_facts | read(out))
-    (options.out / "at-once.json").write_text(json.dumps(found, indent=1) + "\n")
-    (options.out / "at-once.txt").write_text(table(found))
-    print(table(found), end="")
+    write(options.out / "at-once.json", found)
+    (options.out / "at-once.txt").write_text(shown(found))
+    print(shown(found), end="")
 
 
 if __name__ == "__main__":

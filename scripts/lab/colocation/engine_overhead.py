@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.lab import write
 from tunerd.artifacts.segments import Cut
 from tunerd.colocation import Engine, Plan, artifacts
 from tunerd.colocation.places.base import Done, Loaded, Place, Told
@@ -290,7 +291,7 @@ def main() -> None:
         folders = options.artifact or [make_artifact(Path(scratch) / "relu", options.side)]
         found = measure(options, folders)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        write(options.json, found)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from lab.colocation.gemms_table import SHAPES, key_of, tables
 from lab.colocation.queues import Sampler, Slot
 from lab.colocation.windowed import Windowed
 from lab.colocation.workers import Group, Worker, WorkerError
+from lab.lab import made_by, write
 from tunerd.errors import TunerdError
 
 COUNTS = (2, 5, 10, 20, 40, 80, 120, 240, 480)
@@ -294,8 +295,7 @@ def measure_all(options: argparse.Namespace, group: Group | None) -> dict[str, A
 
     place, facts = options.out / "gemms.json", host.facts()
     document: dict[str, Any] = {
-        "command": host.shown(sys.argv),
-        "host": to_json(facts),
+        **made_by(),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "found": json.loads(place.read_text())["found"] if place.exists() else {},
@@ -311,7 +311,7 @@ def measure_all(options: argparse.Namespace, group: Group | None) -> dict[str, A
             found = measured(shape, count, precision, options.sample_secs, sampler, group)
             found["clock"] = to_json(gpus.conditions(facts.gpus[0].uuid))
             document["found"][key] = found
-            place.write_text(json.dumps(document) + "\n")
+            write(place, document, indent=None)
             rates = {w: math.floor(max(r)) for w, r in found["per_sec"].items()}
             print(f"{key}: {rates} {found['problems'] or ''}", file=sys.stderr, flush=True)
     return document

@@ -41,6 +41,7 @@ from lab.colocation import contenders, tenants, workers
 from lab.colocation.saturation_table import table
 from lab.colocation.tenants import RUNS, Kind
 from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone
+from lab.lab import made_by
 from tunerd.errors import TunerdError
 
 TENANTS = 8
@@ -340,15 +341,12 @@ def main() -> None:
     if options.worker:
         work(options)
         return
-    from tunerd.system import host
-    from tunerd.vocabulary import to_json
 
     options.began_at = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(
         document={
-            "command": host.shown(sys.argv),
-            "host": to_json(host.facts()),
+            **made_by(),
             "model": options.model,
             "precision": options.precision,
             "tenants": TENANTS,

@@ -25,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from lab.compile.cubins import machine_code
+from lab.lab import write
 from tunerd.builder import nvrtc
 
 ARCH = "sm_90"
@@ -262,7 +263,7 @@ def main() -> None:
             "link_secs": links,
             "checks": checks,
         }
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write(options.json, report)
 
 
 if __name__ == "__main__":

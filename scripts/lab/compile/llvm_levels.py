@@ -19,15 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, table, write
 from tunerd.builder.build import build_candidate
 from tunerd.cluster.layout import local_layout
 from tunerd.records import Store
-from tunerd.report.markdown_text import table
 from tunerd.runner.profiles import final_profile
 from tunerd.settings import TuneSettings
 from tunerd.slices import member
-from tunerd.system import host
-from tunerd.vocabulary import Build, Candidate, Measurement, Task, default_candidate, to_json
+from tunerd.vocabulary import Build, Candidate, Measurement, Task, default_candidate
 
 FEWEST = 50  # candidates of a task that is compared
 TITLES: tuple[str, ...] = (
@@ -148,8 +148,8 @@ def main() -> None:
             rows += own
             lines += lines_of(task.name, own, levels, options.best)
     print(table(TITLES, map(cells, lines)))
-    found = {"command": host.shown(sys.argv), "host": to_json(host.facts()), "lines": lines}
-    options.out.write_text(json.dumps(found | {"candidates": rows}, indent=1) + "\n")
+    found = {**made_by(), "lines": lines}
+    write(options.out, found | {"candidates": rows})
 
 
 if __name__ == "__main__":

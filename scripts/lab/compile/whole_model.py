@@ -30,6 +30,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from lab.compile.cubins import machine_code
+from lab.lab import made_by, write
 from tunerd.artifacts import compile
 from tunerd.artifacts.scheduling import Scheduled, schedule
 from tunerd.builder import build, nvrtc
@@ -37,8 +38,8 @@ from tunerd.builder.cuda_source import kernel_sources
 from tunerd.builder.nvrtc import compile_kernels
 from tunerd.frontend.kernels import kernels_of
 from tunerd.frontend.model import read_model
-from tunerd.system import host, targets
-from tunerd.vocabulary import METASCHEDULE, Candidate, TargetSpec, to_json
+from tunerd.system import targets
+from tunerd.vocabulary import METASCHEDULE, Candidate, TargetSpec
 
 Compile = Callable[..., dict[str, nvrtc.Cubin]]
 T = TypeVar("T")
@@ -175,12 +176,11 @@ def main() -> int:
     print(f"{' and '.join(mods)} at once, with lowering and linking")
     show(together["secs"])
     document = {
-        "command": host.shown(sys.argv),
-        "host": to_json(host.facts()),
+        **made_by(),
         "models": rows,
         "at_once": together,
     }
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, document)
     return 0
 
 

@@ -22,6 +22,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, ratio, table, write
+
 Size = tuple[int, ...]  # height, width, channels in and out, kernel height and width
 
 PROFILED, ROUNDS, CALLS = 60, 30, 4
@@ -103,27 +106,19 @@ def in_turns(tuned: Any, other: Any, inputs: dict[str, Any]) -> dict[str, list[f
     return secs
 
 
-def table(document: dict[str, Any]) -> str:
-    lines = [
-        "| height, width, in, out, kernel | tunerd us | ONNX Runtime us | lost us |",
-        "|---|--:|--:|--:|",
-    ]
+def shown(document: dict[str, Any]) -> str:
+    heads = ("height, width, in, out, kernel", "tunerd us", "ONNX Runtime us", "lost us")
+    lines = []
     rows = sorted(document["rows"], key=lambda row: row["theirs_secs"] - row["ours_secs"])
     for row in rows:
         mine, other = 1e6 * row["ours_secs"], 1e6 * row["theirs_secs"]
-        lines.append(f"| {row['what']} | {mine:.0f} | {other:.0f} | {mine - other:.0f} |")
+        lines.append([row["what"], f"{mine:.0f}", f"{other:.0f}", f"{mine - other:.0f}"])
     mine, other = (statistics.median(document["secs"][w]) for w in ("tunerd", "ONNX Runtime"))
-    ratios = sorted(
-        a / b
-        for a, b in zip(*(document["secs"][w] for w in ("ONNX Runtime", "tunerd")), strict=True)
+    times = ratio(document["secs"]["ONNX Runtime"], document["secs"]["tunerd"])
+    return table(heads, lines, numbers=range(1, 4)) + (
+        f"\n\nWhole model: tunerd {1e3 * mine:.3f} ms, ONNX Runtime {1e3 * other:.3f} ms, "
+        f"{times.replace(' (', ' times as fast (')}.\n"
     )
-    low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
-    lines += [
-        "",
-        f"Whole model: tunerd {1e3 * mine:.3f} ms, ONNX Runtime {1e3 * other:.3f} ms, "
-        f"{statistics.median(ratios):.2f} times as fast ({low:.2f} to {high:.2f}).",
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -136,8 +131,6 @@ def main() -> None:
 
     import tunerd
     from tunerd.artifacts.manifest import read_manifest
-    from tunerd.system import host
-    from tunerd.vocabulary import to_json
 
     threads = min(read_manifest(options.run / "artifact")["share"]["sm_counts"])
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
@@ -153,16 +146,15 @@ def main() -> None:
         for size in {**mine, **other}
     ]
     document = {
-        "command": host.shown(sys.argv),
+        **made_by(),
         "threads": threads,
-        "host": to_json(host.facts()),
         "rows": rows,
         "secs": in_turns(tuned, session(options.model, threads), inputs),
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "against.json").write_text(json.dumps(document) + "\n")
-    (options.out / "against.txt").write_text(table(document))
-    print(table(document), end="")
+    write(options.out / "against.json", document, indent=None)
+    (options.out / "against.txt").write_text(shown(document))
+    print(shown(document), end="")
 
 
 if __name__ == "__main__":

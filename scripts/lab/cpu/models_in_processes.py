@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,9 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, table, write
 from tunerd.errors import HostError, InfrastructureError, TunerdError
 from tunerd.slices import member, plan
-from tunerd.system import host
 from tunerd.vocabulary import MODEL, Measurement, SliceRequest, to_json
 
 ROUND = replace(MODEL, name="processes-v1", min_samples=10, max_samples=10, max_total_secs=2.0)
@@ -50,8 +50,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     raise InfrastructureError(f"the artifact does not run: {result.message}")
                 samples.append(list(result.run_secs))
     return {
-        "command": host.shown(sys.argv),
-        "host": to_json(host.facts()),
+        **made_by(),
         "proof": to_json(proofs[0]),
         "profile": to_json(ROUND),
         "rounds": rounds,
@@ -60,22 +59,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def shown(rounds: Sequence[Sequence[Sequence[float]]]) -> str:
     """Return a table: medians of each process and of its rounds, and how far they are apart."""
-    lines = ["| process | ms | its rounds, ms |", "|---|--:|---|"]
+    lines = []
     middles = []
     for number, process in enumerate(rounds, 1):
         own = [1e3 * median(samples) for samples in process]
         middles.append(median(own))
-        lines.append(f"| {number} | {middles[-1]:.4g} | {min(own):.4g} to {max(own):.4g} |")
-    within = [spread([median(samples) for samples in process]) for process in rounds]
-    lines.append("")
-    lines.append(
-        f"Processes are {100 * spread(middles):.2f}% apart, the least and the largest of them; "
+        lines.append([str(number), f"{middles[-1]:.4g}", f"{min(own):.4g} to {max(own):.4g}"])
+    within = [apart([median(samples) for samples in process]) for process in rounds]
+    return table(["process", "ms", "its rounds, ms"], lines, numbers=range(1, 2)) + (
+        f"\n\nProcesses are {100 * apart(middles):.2f}% apart, the least and the largest of them; "
         f"rounds of one process {100 * median(within):.2f}%, the median of them."
     )
-    return "\n".join(lines)
 
 
-def spread(values: Sequence[float]) -> float:
+def apart(values: Sequence[float]) -> float:
     return max(values) / min(values) - 1
 
 
@@ -97,7 +94,7 @@ def main() -> int:
         print(f"models_in_processes: {error}", file=sys.stderr)
         return int(error.exit_code)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "processes.json").write_text(json.dumps(found, indent=1) + "\n")
+    write(options.out / "processes.json", found)
     table = shown(found["rounds"])
     (options.out / "processes.txt").write_text(table + "\n")
     print(table)

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import table
 from tunerd.artifacts.loading import LoadedModel, load
-from tunerd.report.markdown_text import table
 from tunerd.runner.arguments import MAX_COPY_BYTES, copies_of
 from tunerd.system import cores
 from tunerd.system.arrays import timing_values

@@ -34,10 +34,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by
 from tunerd.errors import ExitCode
 from tunerd.records import Store
 from tunerd.records.schema import STORE_NAME
-from tunerd.system import host
 from tunerd.vocabulary import Failure, Record, Stage, to_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -160,8 +161,7 @@ def main() -> None:
     ended = {key: r for key, r in before.items() if r.result is not None}
     guilty = {key for key, r in ended.items() if is_faulty(r.candidate, args.one_in)}
     found = {
-        "command": host.shown(command),
-        "host": to_json(host.facts()),
+        **made_by(command),
         "fault": args.fault,
         "faulty": first,
         "sound": second,

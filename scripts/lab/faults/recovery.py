@@ -28,11 +28,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, table, write
 from tunerd.builder import build
 from tunerd.runner.base import UNKNOWN, Company
 from tunerd.slices import member, plan
 from tunerd.slices.base import Slice
-from tunerd.system import host
 from tunerd.vocabulary import (
     Build,
     CapProof,
@@ -345,7 +346,7 @@ def keep_logs(spec: SliceSpec, folder: Path) -> None:
 # --- all of them -------------------------------------------------------------------------------
 
 
-def line_of(name: str, row: Row) -> str:
+def line_of(name: str, row: Row) -> tuple[str, ...]:
     result = row["result"]
     blamed = "-"
     if result:
@@ -354,7 +355,7 @@ def line_of(name: str, row: Row) -> str:
     failed = sum(len(s["failed"]) for s in row["slices"][1:])
     back = "lost" if row["all_back_secs"] is None else f"{row['all_back_secs']:.1f} s"
     answered = f"{row['answered_secs']:.1f} s"
-    return f"| {name} | {blamed} | {answered} | {failed} | {back} |"
+    return name, blamed, answered, str(failed), back
 
 
 def main() -> int:
@@ -384,8 +385,7 @@ def main() -> int:
     path = options.out / "faults.json"
     found: Row = json.loads(path.read_text()) if path.exists() else {"faults": {}}
     found |= {
-        "command": host.shown(sys.argv),
-        "host": to_json(host.facts()),
+        **made_by(),
         "slices": [s.slice_id for s in specs],
         "pct": pct,
     }
@@ -394,13 +394,16 @@ def main() -> int:
             continue
         print(f"{name} ...", file=sys.stderr, flush=True)
         found["faults"][name] = suffer(specs, make(), kernel, is_alone=name.endswith(ALONE))
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write(path, found)
         keep_logs(specs[0], options.out / "logs")
     heads = ("fault", "the trial", "answered after", "lost beside it", "all measure again after")
-    lines = [f"| {' | '.join(heads)} |", "|---|---|--:|--:|--:|"]
-    lines += [line_of(name, row) for name, row in found["faults"].items()]
-    print("\n".join(lines))
-    (options.out / "faults.txt").write_text("\n".join(lines) + "\n")
+    shown = table(
+        heads,
+        (line_of(name, row) for name, row in found["faults"].items()),
+        numbers=range(2, 5),
+    )
+    print(shown)
+    (options.out / "faults.txt").write_text(f"{shown}\n")
     return 0
 
 

@@ -14,7 +14,6 @@ turns, `--tree .` if none is given. Writes lowering-memory.json and lowering-mem
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import subprocess
 import sys
@@ -26,6 +25,9 @@ from typing import Any
 import onnx
 import psutil
 from onnx import helper
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import table, write
 
 STEP_SECS = 0.02
 _CHILD = """
@@ -88,17 +90,17 @@ def commit_of(tree: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def table(document: dict[str, Any]) -> str:
-    heads = ("model", "file, MiB", "checkout", "memory, MiB", "of the file", "beyond an empty one")
-    lines = [f"| {' | '.join(heads)} | seconds | of cores |", "|---|--:|---|--:|--:|--:|--:|--:|"]
+def shown(document: dict[str, Any]) -> str:
+    heads = ["model", "checkout", "file, MiB", "memory, MiB", "of the file"]
+    heads += ["beyond an empty one", "seconds", "of cores"]
+    lines = []
     for name, found in document["models"].items():
         for tree, got in found["trees"].items():
             size, least = found["file_mib"], document["empty"][tree]["mib"]
-            lines.append(
-                f"| {name} | {size} | {tree} | {got['mib']} | {got['mib'] / size:.1f} | "
-                f"{(got['mib'] - least) / size:.1f} | {got['secs']} | {got['core_secs']} |"
-            )
-    return "\n".join(lines) + "\n"
+            parts = f"{got['mib'] / size:.1f}", f"{(got['mib'] - least) / size:.1f}"
+            took = got["secs"], got["core_secs"]
+            lines.append([name, tree, *map(str, (size, got["mib"], *parts, *took))])
+    return table(heads, lines, numbers=range(2, 8)) + "\n"
 
 
 def main() -> None:
@@ -119,9 +121,8 @@ def main() -> None:
         for tree in trees:
             found["trees"][commit_of(tree)] = measure(model, tree)
             print(model.stem, tree, found["trees"][commit_of(tree)], flush=True)
-            text = json.dumps(document, indent=1) + "\n"
-            (given.out / "lowering-memory.json").write_text(text)
-    (given.out / "lowering-memory.txt").write_text(table(document))
+            write(given.out / "lowering-memory.json", document)
+    (given.out / "lowering-memory.txt").write_text(shown(document))
 
 
 if __name__ == "__main__":

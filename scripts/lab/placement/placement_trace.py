@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import spread, table, write
 from lab.placement import jobs
 from lab.placement.simulation import Outcome, Simulation
 from tunerd.colocation.placement.policies import POLICIES
@@ -86,17 +87,13 @@ def policies(seed: int) -> dict[str, Policy]:
     return {**{kind: policy() for kind, policy in POLICIES.items()}, "estimated": estimated}
 
 
-def table(rows: dict[str, list[dict[str, float]]]) -> str:
+def shown(rows: dict[str, list[dict[str, float]]]) -> str:
     """Return for each policy the median over traces, and the least and the most."""
-    lines = [f"| policy | {' | '.join(_HEADS.values())} |", "|---" + "|--:" * len(_HEADS) + "|"]
-    for kind, of in rows.items():
-        cells = []
-        for name in _HEADS:
-            values = [each[name] for each in of]
-            middle = statistics.median(values)
-            cells.append(f"{middle:.3g} ({min(values):.3g} to {max(values):.3g})")
-        lines.append(f"| {kind} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    lines = (
+        [kind, *(spread([each[name] for each in of]) for name in _HEADS)]
+        for kind, of in rows.items()
+    )
+    return table(["policy", *_HEADS.values()], lines, numbers=range(1, 1 + len(_HEADS))) + "\n"
 
 
 def main() -> None:
@@ -144,8 +141,8 @@ def main() -> None:
         "failed": failed,
         "traces": rows,
     }
-    (given.out / "placement-trace.json").write_text(json.dumps(document, indent=1) + "\n")
-    (given.out / "placement-trace.txt").write_text(table(rows))
+    write(given.out / "placement-trace.json", document)
+    (given.out / "placement-trace.txt").write_text(shown(rows))
     with lzma.open(given.out / "schedules.jsonl.xz", "wt") as file:
         file.write("\n".join(schedules) + "\n")
 

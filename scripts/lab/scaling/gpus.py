@@ -16,30 +16,27 @@ of one GPU each, all at once ("apart"): what they do together is what one search
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, search, spread, table, write
 from tunerd.records import Store
 from tunerd.settings import TuneSettings, parse_duration
 from tunerd.system import host
 from tunerd.telemetry.time_use import time_use
-from tunerd.vocabulary import Phase, to_json
+from tunerd.vocabulary import Phase
 
 SETTLED_SECS = 10.0
 
 
 def search_inside(options: argparse.Namespace) -> None:
     """Be one search, in a process of its own."""
-    from tunerd.runs.run import search
-    from tunerd.telemetry.progress import open_progress
-
     settings = TuneSettings(
         model=options.model,
         out=options.out,
@@ -48,8 +45,7 @@ def search_inside(options: argparse.Namespace) -> None:
         slice_kind="mps" if options.gpu_pct else "cpu",
         budget_secs=options.budget,
     )
-    with open_progress() as progress:
-        search(settings, progress)
+    search(settings)
 
 
 def together(options: argparse.Namespace, gpus: int) -> dict[str, Any]:
@@ -121,24 +117,23 @@ def figures(folder: Path, budget_secs: float) -> dict[str, Any]:
     }
 
 
-def table(runs: list[dict[str, Any]]) -> str:
+def shown(runs: list[dict[str, Any]]) -> str:
     """Return medians and ranges over the rounds; ratios are of one round each."""
     of: dict[int, list[dict[str, Any]]] = {}
     for run in runs:
         of.setdefault(run["gpus"], []).append(run)
     first = [run["trials_per_sec"] for run in next(iter(of.values()))]
-    lines = [
-        "| GPUs | cores | slices | tuners | trials/s | of one GPU's | of as many searches apart | "
-        "start-up | cores busy | slices busy |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    heads = ["GPUs", "cores", "slices", "tuners", "trials/s", "of one GPU's"]
+    heads += ["of as many searches apart", "start-up", "cores busy", "slices busy"]
+    lines = []
     for gpus, rounds in of.items():
         rates = [r["trials_per_sec"] for r in rounds]
         alone = [sum(a["trials_per_sec"] for a in r["apart"]) for r in rounds]
         ratios = [rate / one for rate, one in zip(rates, first, strict=False)]
         beside = [rate / each for rate, each in zip(rates, alone, strict=True) if each]
         cells = [
-            f"{gpus} | {rounds[0]['cores']} | {rounds[0]['slices']} | {rounds[0]['tuners']}",
+            str(gpus),
+            *(str(rounds[0][key]) for key in ("cores", "slices", "tuners")),
             spread(rates, "{:.1f}"),
             f"{spread(ratios, '{:.2f}')} times",
             f"{spread(beside, '{:.0%}')} of {spread(alone, '{:.1f}')}" if beside else "",
@@ -146,15 +141,8 @@ def table(runs: list[dict[str, Any]]) -> str:
             spread([r["cores_busy"] for r in rounds], "{:.0%}"),
             spread([r["slices_busy"] for r in rounds], "{:.0%}"),
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    shown = form.format(statistics.median(values))
-    if len(values) > 1:
-        shown += f" ({form.format(min(values))} to {form.format(max(values))})"
-    return shown
+        lines.append(cells)
+    return table(heads, lines)
 
 
 def main() -> None:
@@ -184,12 +172,11 @@ def main() -> None:
         has_beside = gpus > 1 and not options.skip_apart
         runs.append({**run, "apart": apart(options, gpus) if has_beside else []})
         document = {
-            "command": host.shown(sys.argv),
-            "host": to_json(host.facts()),
+            **made_by(),
             "runs": runs,
         }
-        (options.out / "scaling.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(table(runs))
+        write(options.out / "scaling.json", document)
+    print(shown(runs))
 
 
 if __name__ == "__main__":

@@ -24,13 +24,14 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, write
 from tunerd.candidates.cost_model import CostModel
 from tunerd.candidates.metaschedule import search
 from tunerd.candidates.metaschedule.space import design_space
 from tunerd.frontend.kernels import kernels_of
 from tunerd.frontend.model import read_model
-from tunerd.system import host
-from tunerd.vocabulary import Result, TargetSpec, Task, to_json
+from tunerd.vocabulary import Result, TargetSpec, Task
 
 H200 = json.loads((Path(__file__).parents[1] / "data" / "h200_target.json").read_text())
 BATCH = 16
@@ -193,8 +194,7 @@ def main() -> None:
         : options.tasks
     ]
     found: Row = {
-        "command": host.shown(sys.argv),
-        "host": to_json(host.facts()),
+        **made_by(),
         "target": H200,
         "tasks": [],
     }
@@ -212,7 +212,7 @@ def main() -> None:
     if options.records:
         found["ranking"] = ranking(tasks, options.records)
     found["summary"] = summary(found)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    write(options.out, found)
     print(json.dumps(found["summary"], indent=1))
 
 

@@ -15,7 +15,6 @@ import argparse
 import gc
 import hashlib
 import heapq
-import json
 import os
 import platform
 import random
@@ -27,6 +26,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import write
 from tunerd.coordinator import events as ev
 from tunerd.coordinator.budget import Limits
 from tunerd.coordinator.coordinator import Coordinator
@@ -309,7 +310,7 @@ def main() -> None:
             "rows": rows,
         }
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write(options.out, report)
 
 
 if __name__ == "__main__":

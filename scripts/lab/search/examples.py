@@ -25,13 +25,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, table, write
 from tunerd.candidates.base import BATCH
 from tunerd.candidates.cost_model import CostModel
 from tunerd.candidates.metaschedule.design import FEATURES
 from tunerd.candidates.metaschedule.space import design_space
 from tunerd.records import Store
-from tunerd.system import host
-from tunerd.vocabulary import to_json
 
 ESTIMATE = 2  # the column of features with the rough estimate
 HOPE, EXPLORED = (
@@ -161,21 +161,19 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for search, frame in pandas.read_parquet(options.features).groupby("search", sort=False):
         rows += [{"search": search, **row} for row in replay(tasks_of(frame), random)]
-    table = pandas.DataFrame(rows)
-    by = table.groupby(["search", "way"])[["one", "two"]].mean()
-    said = {"command": host.shown(sys.argv), "host": to_json(host.facts()), "rows": rows}
-    options.out.write_text(json.dumps(said) + "\n")
-    print(
-        "| search | " + " | ".join(f"{w}, {n}" for n in ("one batch", "two") for w in WAYS) + " |"
-    )
-    print("| --- |" + " --- |" * 2 * len(WAYS))
-    for search in [*dict.fromkeys(table.search), "all"]:
-        own = table.groupby("way")[["one", "two"]].mean() if search == "all" else by.loc[search]
-        errors = own.to_numpy()  # in logarithms
+    errors = pandas.DataFrame(rows)
+    by = errors.groupby(["search", "way"])[["one", "two"]].mean()
+    said = {**made_by(), "rows": rows}
+    write(options.out, said, indent=None)
+    lines = []
+    for search in [*dict.fromkeys(errors.search), "all"]:
+        own = errors.groupby("way")[["one", "two"]].mean() if search == "all" else by.loc[search]
+        logs = own.to_numpy()
         cells = [
-            f"{100 * np.expm1(errors[own.index.get_loc(w), i]):.1f}%" for i in (0, 1) for w in WAYS
+            f"{100 * np.expm1(logs[own.index.get_loc(w), i]):.1f}%" for i in (0, 1) for w in WAYS
         ]
-        print(f"| {search} | " + " | ".join(cells) + " |")
+        lines.append([search, *cells])
+    print(table(["search", *(f"{w}, {n}" for n in ("one batch", "two") for w in WAYS)], lines))
 
 
 if __name__ == "__main__":

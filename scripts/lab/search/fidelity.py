@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import write
 from tunerd.errors import InputError, TunerdError
 from tunerd.records import typed
 from tunerd.records.rows import with_sources
@@ -160,18 +162,18 @@ def main() -> int:
     try:
         found = [raw(run) for run in options.runs]
     except TunerdError as error:
-        print(f"benchmark_fidelity: {error}", file=sys.stderr)
+        print(f"fidelity: {error}", file=sys.stderr)
         return int(error.exit_code)
     rows = [summary(f) for f in found]
     options.out.mkdir(parents=True, exist_ok=True)
     for each in (f for f, run in zip(found, options.runs, strict=True) if run.is_dir()):
-        (options.out / f"{each['name']}.json").write_text(json.dumps(each) + "\n")
+        write(options.out / f"{each['name']}.json", each, indent=None)
     document = {
         "aim": {"tau_median": AIM_TAU, "excess_of_model_pct": 100 * AIM_EXCESS},
         "summary": rows,
         "hosts": [f["host"] for f in found],
     }
-    (options.out / "benchmark.json").write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out / "benchmark.json", document)
     (options.out / "fidelity.txt").write_text(table(found) + "\n")
     print(shown(rows))
     return 0

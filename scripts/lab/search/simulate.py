@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, write
 from tunerd.candidates.base import BATCH
 from tunerd.candidates.metaschedule import search
 from tunerd.candidates.metaschedule.design import Sketch
@@ -33,12 +35,11 @@ from tunerd.candidates.metaschedule.space import design_space
 from tunerd.frontend.kernels import kernels_of
 from tunerd.frontend.model import read_model
 from tunerd.slices import plan
-from tunerd.system import host, targets
+from tunerd.system import targets
 from tunerd.vocabulary import (
     Result,
     SliceRequest,
     Task,
-    to_json,
 )
 
 CAPABILITY = "9.0"  # of the GPUs that results/ has records of
@@ -159,8 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     frame = pandas.concat([pandas.read_parquet(path) for path in options.records])
     found: Row = {
-        "command": host.shown(sys.argv),
-        "host": to_json(host.facts()),
+        **made_by(),
         "tasks": [],
     }
     print("task: times of the surrogate's best after half, all trials; the worst seed")
@@ -172,7 +172,7 @@ def main() -> None:
     ends = [row["end"] for row in found["tasks"]]
     found["end"] = round(float(np.exp(np.log(ends).mean())), 3)
     print(f"all: {found['end']}")
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    write(options.out, found)
 
 
 if __name__ == "__main__":

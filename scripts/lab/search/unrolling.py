@@ -25,6 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, write
 from tunerd.builder.build import build_candidate, preload
 from tunerd.cluster.layout import local_layout
 from tunerd.frontend.kernels import kernels_of
@@ -33,7 +35,6 @@ from tunerd.runner.profiles import final_profile
 from tunerd.runs import plan
 from tunerd.settings import TuneSettings
 from tunerd.slices import member
-from tunerd.system import host
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -143,13 +144,12 @@ def main() -> None:
         "build_ratio": quantiles([r["build_ratio"] for r in compared]),
     }
     document = {
-        "command": host.shown(sys.argv),
-        "host": to_json(host.facts()),
+        **made_by(),
         "proof": to_json(proof),
         "summary": summary,
         "rows": rows,
     }
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, document)
     print(json.dumps(summary, indent=1))
 
 

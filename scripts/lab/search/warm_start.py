@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, search, write
 from lab.stock import benchmark as stock
 from tunerd.errors import InputError, TunerdError
 from tunerd.frontend.kernels import Selection, kernels_of
 from tunerd.runs import plan
 from tunerd.system import host
-from tunerd.vocabulary import to_json
 
 HERE = Path(__file__).resolve().parent
 STARTS = ("cold", "warm")
@@ -64,21 +64,17 @@ def run(options: argparse.Namespace, task_ids: Sequence[str], start: str, seed: 
         "secs": time.time() - started_at,
         "trials": list(trials_of(folder, started_at)),
     }
-    done.write_text(json.dumps(found) + "\n")
+    write(done, found, indent=None)
     return found
 
 
 def search_inside(options: argparse.Namespace) -> None:
     """Search, in a process of its own."""
-    from tunerd.runs.run import search
-    from tunerd.telemetry.progress import open_progress
-
     selection = Selection(tuple(options.tasks.split(",")), options.trials_per_task)
     (seed,) = stock.seeds_of(options)
     settings = stock.settings_of(options, options.out, seed)
     settings = settings.model_copy(update={"warm_start": tuple(options.others)})
-    with open_progress() as progress:
-        search(settings, progress, selection)
+    search(settings, selection)
 
 
 def trials_of(folder: Path, started_at: float) -> Iterator[dict[str, Any]]:
@@ -181,7 +177,7 @@ def compare(options: argparse.Namespace) -> None:
     task_ids = [t.task_id for t in tasks]
     options.out.mkdir(parents=True, exist_ok=True)
     facts = {
-        "command": host.shown(sys.argv),
+        **made_by(),
         "model": options.model.stem,
         "share": stock.share_of(options)[1:],
         "trials_per_task": options.trials_per_task,
@@ -190,7 +186,6 @@ def compare(options: argparse.Namespace) -> None:
             {"run": x.folder.name, "results": x.results, "shared_tasks": x.shared(task_ids)}
             for x in earlier
         ],
-        "host": to_json(host.facts()),
     }
     runs = [
         run(options, task_ids, start, seed)
@@ -199,7 +194,7 @@ def compare(options: argparse.Namespace) -> None:
     ]
     rows = summary(runs, {t.task_id: t.weight for t in tasks})
     document = {**facts, "summary": rows, "runs": runs}
-    (options.out / "benchmark.json").write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out / "benchmark.json", document)
     print(shown(rows))
 
 

@@ -41,6 +41,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from lab.compile.cubins import code_bytes
+from lab.lab import made_by, write
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import load
 from tunerd.builder.build import build_candidate, preload
@@ -54,7 +55,6 @@ from tunerd.runs import plan
 from tunerd.settings import TuneSettings
 from tunerd.stats.paired import compare
 from tunerd.studies.matrix.profiles import contest_profile
-from tunerd.system import host
 from tunerd.vocabulary import (
     Build,
     Candidate,
@@ -244,8 +244,7 @@ def main() -> None:
         },
     }
     document = {
-        "command": host.shown(sys.argv),
-        "host": to_json(host.facts()),
+        **made_by(),
         "summary": summary,
         "models": models,
         "tasks": {
@@ -256,7 +255,7 @@ def main() -> None:
             for task in tasks
         },
     }
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, document)
     print(json.dumps(summary, indent=1))
 
 

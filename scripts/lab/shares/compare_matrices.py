@@ -29,6 +29,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import write
 from tunerd.frontend.kernels import kernels_of
 from tunerd.frontend.model import read_model
 from tunerd.studies.matrix.claims import Claim, findings
@@ -138,7 +140,7 @@ def main() -> int:
     path = options.weights or options.second / "weights.json"
     if options.models is not None:
         names = sorted(p.parent.name for p in options.second.glob("*/done.jsonl.xz"))
-        path.write_text(json.dumps(weights_of(options.models, names), indent=1) + "\n")
+        write(path, weights_of(options.models, names))
     print(f"| matrix | {' | '.join(HEADS)} |\n|{'---|' * (len(HEADS) + 1)}")
     print("\n".join(rows(options.first, options.second, json.loads(path.read_text()))))
     return 0

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from tunerd.report.markdown_text import table
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import table
 from tunerd.studies.matrix.folder import read
 from tunerd.studies.matrix.records import CellDone, ContestDone
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,8 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import table
 from tunerd.records import Store
-from tunerd.report.markdown_text import table
 from tunerd.studies.matrix.folder import MatrixFolder, read
 from tunerd.studies.matrix.records import ContestDone, LevelDone
 from tunerd.studies.matrix.result import changes_of

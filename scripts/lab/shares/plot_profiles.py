@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import table
 from lab.shares.share_plot import Panel, knee_text, shares_svg
-from tunerd.report.markdown_text import table
 from tunerd.studies.profile.curve import Curve, Point, Visit, curves, knee, whole_rounds
 from tunerd.studies.profile.folder import SAMPLES, samples_of
 from tunerd.system.text import ratio_texts, secs_text, significant

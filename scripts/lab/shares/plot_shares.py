@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import table
 from tunerd.report.heat_plot import HeatMap, heat_svg
-from tunerd.report.markdown_text import table
 from tunerd.report.matrix_text import times_text
 from tunerd.studies.matrix.changes import Change
 from tunerd.studies.matrix.folder import read

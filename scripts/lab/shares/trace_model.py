@@ -34,22 +34,22 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, table, write
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import load
 from tunerd.builder.build import build_candidate
 from tunerd.cluster.layout import local_layout
 from tunerd.frontend.kernels import kernels_of
 from tunerd.records import Store
-from tunerd.report.markdown_text import table
 from tunerd.runner.cuda_device import CudaDevice
 from tunerd.runner.sampling import TimedModel, interleaved
 from tunerd.runs import plan
 from tunerd.settings import TuneSettings
 from tunerd.studies.matrix.folder import read
 from tunerd.studies.matrix.records import ContestDone
-from tunerd.system import host
 from tunerd.system.arrays import timing_values
-from tunerd.vocabulary import Build, Candidate, Profile, Task, default_candidate, to_json
+from tunerd.vocabulary import Build, Candidate, Profile, Task, default_candidate
 
 MODELS = Profile(
     "models-v1", min_samples=40, max_samples=40, min_sample_secs=0.02, max_total_secs=60.0
@@ -189,7 +189,7 @@ def measure(options: argparse.Namespace) -> None:
     }
     swaps = [next(c for i, c in known.items() if i.startswith(swap)) for swap in options.swap]
     chosen = {"base": base} | {c.candidate_id: base | {c.task_id: c} for c in swaps}
-    document: dict[str, Any] = {"command": host.shown(sys.argv), "host": to_json(host.facts())}
+    document: dict[str, Any] = {**made_by()}
     with tempfile.TemporaryDirectory(prefix="trace-model-") as name:
         folders = {which: Path(name, which) for which in chosen}
         for which, winners in chosen.items():
@@ -222,10 +222,10 @@ def measure(options: argparse.Namespace) -> None:
             }
         document["in_model"] = {}
         for which, folder in folders.items():  # at last: the profiler may fail
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
+            write(options.out, document)
             order = traced(folder)
             document["in_model"][which] = {"order": order, "summary": summed(order)}
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        write(options.out, document)
 
 
 def rows(path: Path) -> Iterator[tuple[str, ...]]:

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,12 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, search, spread, table, write
 from tunerd.records import Store
-from tunerd.report.markdown_text import table
 from tunerd.settings import TuneSettings
-from tunerd.system import host
 from tunerd.system.text import UNKNOWN
-from tunerd.vocabulary import to_json
 
 # What a session logs; of the tuners the last.
 STEPS = {
@@ -43,9 +41,7 @@ TRIALS = 4
 
 def search_inside(options: argparse.Namespace) -> None:
     """Be one search, in a process of its own."""
-    from tunerd.runs.run import search
     from tunerd.system.logs import set_up
-    from tunerd.telemetry.progress import open_progress
 
     set_up(verbose=False, as_json=False)
     settings = TuneSettings(
@@ -56,8 +52,7 @@ def search_inside(options: argparse.Namespace) -> None:
         slice_kind="cpu" if options.gpu_pct is None else "mps",
         trials=TRIALS,
     )
-    with open_progress() as progress:
-        search(settings, progress)
+    search(settings)
 
 
 def start_of(tree: Path, *, has_bytecode: bool = True) -> dict[str, float]:
@@ -92,11 +87,7 @@ def shown(found: dict[str, list[dict[str, float]]]) -> str:
         row = [name]
         for column in columns:
             secs = [start[column] for start in starts if column in start]
-            row.append(
-                f"{statistics.median(secs):.1f} ({min(secs):.1f} to {max(secs):.1f})"
-                if secs
-                else UNKNOWN
-            )
+            row.append(spread(secs, "{:.1f}") if secs else UNKNOWN)
         rows.append(row)
     return table(["", *columns], rows)
 
@@ -126,11 +117,10 @@ def main() -> None:
         for name, (tree, has_bytecode) in ways.items():
             found[name].append(start_of(tree, has_bytecode=has_bytecode))
             document = {
-                "command": host.shown(sys.argv),
-                "host": to_json(host.facts()),
+                **made_by(),
                 "starts": found,
             }
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
+            write(options.out, document)
     print(shown(found))
 
 

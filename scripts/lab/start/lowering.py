@@ -14,15 +14,14 @@ import argparse
 import inspect
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from tunerd.report.markdown_text import table
-from tunerd.system import host, targets
-from tunerd.vocabulary import to_json
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, spread, table, write
+from tunerd.system import targets
 
 STEPS = ("model is read", "tasks are there", "kernels are there")
 
@@ -70,8 +69,8 @@ def main() -> None:
                 check=True,
             )
             found[tree.resolve().name].append(json.loads(done.stdout))
-    document = {"command": host.shown(sys.argv), "host": to_json(host.facts()), "lowered": found}
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    document = {**made_by(), "lowered": found}
+    write(options.out, document)
     print(shown(found))
 
 
@@ -79,7 +78,7 @@ def shown(found: dict[str, list[dict[str, float]]]) -> str:
     rows = []
     for name, times in found.items():
         secs = [[each[step] for each in times] for step in STEPS]
-        cells = [f"{statistics.median(s):.2f} ({min(s):.2f} to {max(s):.2f})" for s in secs]
+        cells = [spread(s, "{:.2f}") for s in secs]
         rows.append([name, *cells])
     return table(["", *STEPS], rows)
 

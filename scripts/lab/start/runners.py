@@ -22,11 +22,12 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, write
 from tunerd.slices import plan
 from tunerd.slices.mps.control import MpsControl, client_environment
 from tunerd.slices.mps.gpu_runner import runner_environment
-from tunerd.system import host
-from tunerd.vocabulary import SliceRequest, to_json
+from tunerd.vocabulary import SliceRequest
 
 Sample = dict[str, float]
 
@@ -145,12 +146,11 @@ def main() -> int:
         medians = {part: statistics.median(s[part] for s in of) for part in of[0]}
         print(f"{way}: " + ", ".join(f"{p} {s:.2f} s" for p, s in medians.items()))
     document = {
-        "command": host.shown(sys.argv),
-        "host": to_json(host.facts()),
+        **made_by(),
         "ends_secs": samples,
         "imports": {"whole GPU": explained(whole), "whole GPU, PyTorch": explained(with_torch)},
     }
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, document)
     return 0
 
 

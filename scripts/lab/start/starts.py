@@ -24,8 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, write
 from tunerd.system import host
-from tunerd.vocabulary import to_json
 
 TICK = os.sysconf("SC_CLK_TCK")
 Sample = dict[str, float]
@@ -129,11 +130,10 @@ def main() -> int:
             f"{medians['rss_mib']:.0f} MiB"
         )
     document = {
-        "command": host.shown(sys.argv),
-        "host": to_json(host.facts()),
+        **made_by(),
         "samples": samples,
     }
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, document)
     return 0
 
 

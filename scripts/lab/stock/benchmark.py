@@ -31,6 +31,7 @@ from typing import Any
 from cuda.pathfinder import load_nvidia_dynamic_lib
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import search, write
 from lab.stock import stock_tuner as stock
 from lab.stock import summary
 from tunerd.builder import nvrtc
@@ -174,7 +175,7 @@ def run_stock(
             "command": host.shown(command),
             "started_at": started_at,
         }
-        part.write_text(json.dumps({**header, "limit_secs": options.stock_limit}) + "\n")
+        write(part, {**header, "limit_secs": options.stock_limit}, indent=None)
         process = subprocess.Popen(
             [*command, "--started-at", repr(started_at)],
             env=os.environ | environment,
@@ -226,13 +227,9 @@ def run_tunerd(options: argparse.Namespace, tasks: Sequence[Task], _: SliceSpec,
 
 def search_inside(options: argparse.Namespace) -> None:
     """Be tunerd, in a process of its own."""
-    from tunerd.runs.run import search
-    from tunerd.telemetry.progress import open_progress
-
     selection = Selection(tuple(options.tasks.split(",")), options.trials_per_task)
     (seed,) = seeds_of(options)
-    with open_progress() as progress:
-        search(settings_of(options, options.out, seed), progress, selection)
+    search(settings_of(options, options.out, seed), selection)
 
 
 def lines_of(folder: Path, started_at: float) -> Iterator[dict[str, Any]]:
@@ -362,7 +359,7 @@ def remeasure_new(folder: Path, tasks: Sequence[Task], spec: SliceSpec, model_by
     known = json.loads(path.read_text())["names"] if path.exists() else []
     if set(names) - set(known):
         found = {"names": names, **remeasure(runs, tasks, spec, model_bytes)}
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write(path, found)
 
 
 def write_comparison(path: Path, facts: dict[str, Any]) -> None:
@@ -375,7 +372,7 @@ def write_comparison(path: Path, facts: dict[str, Any]) -> None:
                     f"{path.parent} compares with another {key.replace('_', ' ')}; choose another "
                     "folder with --out"
                 )
-    path.write_text(json.dumps(facts, indent=1) + "\n")
+    write(path, facts)
 
 
 def comparison_of(

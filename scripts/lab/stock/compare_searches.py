@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunerd.report.markdown_text import table
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import table, write
 from tunerd.system import host
 from tunerd.vocabulary import to_json
 
@@ -109,7 +111,7 @@ def main() -> None:
     print(table(titles, rows))
     if options.out is not None:
         facts = {"host": to_json(host.facts()), "found": found}
-        options.out.write_text(json.dumps(facts) + "\n")
+        write(options.out, facts, indent=None)
 
 
 if __name__ == "__main__":

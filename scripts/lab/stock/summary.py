@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import write
 from lab.stock.curves import curves_svg
 from tunerd.system.text import TIMES, UNKNOWN, duration_text, percent_text, secs_text, significant
 
@@ -294,7 +295,7 @@ def report(folder: Path) -> str:
         "best": best,
         "runs": runs,
     }
-    (folder / "benchmark.json").write_text(json.dumps(document, indent=1) + "\n")
+    write(folder / "benchmark.json", document)
     series = {
         name: [r["curve"] for r in summary["runs"] if r["tuner"] == tuner]
         for tuner, name in TUNERS.items()

@@ -31,6 +31,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import made_by, ratio, table, write
+
 MODELS = (
     "resnet50",
     "mobilenet_v2",
@@ -352,14 +355,12 @@ def measure(options: argparse.Namespace, name: str, env: dict[str, str]) -> dict
     return {"problem": done.stderr[-500:], "problems": faults}
 
 
-def table(document: dict[str, Any]) -> str:
+def shown(document: dict[str, Any]) -> str:
     """Return medians in ms, and how many times faster tuned models are than the best others."""
     tuned = f"tunerd {document['precision']}"
     labels = ("eager fp32", "eager tf32", "eager fp16", "compiled fp16", tuned)
-    lines = [
-        f"| ms | {' | '.join(labels)} | faster than the best of the others | tuning |",
-        f"|---|{'--:|' * (len(labels) + 2)}",
-    ]
+    heads = ("ms", *labels, "faster than the best of the others", "tuning")
+    lines = []
     for name, found in document["models"].items():
         secs = found["measured"].get("secs", {})
         best = {
@@ -371,17 +372,13 @@ def table(document: dict[str, Any]) -> str:
         }
         cells = [f"{1e3 * v:.3f}" if v else "-" for v in best.values()]
         others = [k for k in secs if k != tuned and secs[k]]
-        ratio = "-"
+        times = "-"
         if tuned in secs and others:
             rival = min(others, key=lambda k: statistics.median(secs[k]))
-            ratios = sorted(a / b for a, b in zip(secs[rival], secs[tuned], strict=True))
-            low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
-            ratio = f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f}), {rival}"
+            times = f"{ratio(secs[rival], secs[tuned])}, {rival}"
         took = found["tuning"].get("secs")
-        lines.append(
-            f"| {name} | {' | '.join(cells)} | {ratio} | {f'{took:.0f} s' if took else '-'} |"
-        )
-    return "\n".join(lines) + "\n"
+        lines.append([name, *cells, times, f"{took:.0f} s" if took else "-"])
+    return table(heads, lines, numbers=range(1, len(heads))) + "\n"
 
 
 def main() -> None:
@@ -406,17 +403,14 @@ def main() -> None:
     if options.inside:
         inside(options)
         return
-    from tunerd.system import host
-    from tunerd.vocabulary import to_json
 
     options.out.mkdir(parents=True, exist_ok=True)
     place = options.out / "comparison.json"
     document: dict[str, Any] = {
-        "command": host.shown(sys.argv),
+        **made_by(),
         "gpu_pct": options.gpu_pct,
         "precision": options.precision,
         "batch": options.batch,
-        "host": to_json(host.facts()),
         "models": json.loads(place.read_text())["models"] if place.exists() else {},
     }
     export_all(options)
@@ -427,10 +421,10 @@ def main() -> None:
         with mps(options.gpu_pct) as env:
             measured = measure(options, name, env)
         document["models"][name] = {"tuning": tuning, "measured": measured}
-        place.write_text(json.dumps(document) + "\n")
-        (options.out / "comparison.txt").write_text(table(document))
-        print(table(document).splitlines()[-1], file=sys.stderr, flush=True)
-    print(table(document), end="")
+        write(place, document, indent=None)
+        (options.out / "comparison.txt").write_text(shown(document))
+        print(shown(document).splitlines()[-1], file=sys.stderr, flush=True)
+    print(shown(document), end="")
 
 
 if __name__ == "__main__":
