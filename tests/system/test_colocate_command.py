@@ -11,7 +11,9 @@ import pytest
 from tests.lib.colocation_plans import CORES, colocate, with_two_members
 from tunerd import api
 from tunerd.colocation import Plan
-from tunerd.errors import ExitCode
+from tunerd.colocation.plan import PolicyChoice
+from tunerd.colocation.regulation.measure import Busy, EngineMeasurer
+from tunerd.errors import ExitCode, InputError
 
 Captured = pytest.CaptureFixture[str]
 
@@ -134,6 +136,59 @@ def test_what_cannot_be_benched_is_said_before_anything_is_loaded(
     err = capsys.readouterr().err
     assert said in err
     assert "loading" not in err
+
+
+def test_a_regulation_is_looked_for_and_the_best_policy_written_with_what_was_measured(
+    plan: Path, capsys: Captured
+) -> None:
+    given = ("regulate", plan, "--budget", "1s", "--probe", "50ms")
+    assert colocate(*given) in (ExitCode.BETTER, ExitCode.NO_GAIN)
+    printed = capsys.readouterr()
+    assert "trying where each member may stop" in printed.err
+    assert "regulated: proof, round 3 of 3" in printed.err
+    assert "best: " in printed.out
+    written = Plan.read(plan.with_name("plan.regulated.yaml"))
+    assert [m.policy for m in written.measured] == ["time", "streams", "regulated"]
+    assert written.policy.kind in ("time", "streams", "regulated")
+    assert written.members == Plan.read(plan).members
+    assert colocate("check", plan.with_name("plan.regulated.yaml")) == 0
+
+
+def test_what_was_measured_is_not_measured_again(
+    plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[PolicyChoice] = []
+
+    def measured(_: EngineMeasurer, policy: PolicyChoice) -> Busy:
+        asked.append(policy)
+        return Busy({"one": len(asked), "two": 1.0}, {"one": 0.1, "two": 0.2})
+
+    monkeypatch.setattr(EngineMeasurer, "_measured", measured)
+    given, journal = Plan.read(plan), plan.with_name("journal")
+    policy = PolicyChoice(kind="time")
+
+    def measurer(secs: float = 1.0) -> EngineMeasurer:
+        return EngineMeasurer(given, probe_secs=secs, journal=journal)
+
+    first, again = measurer(), measurer()
+    before = [first.under(policy), first.under(policy)]
+    assert not again.is_known(policy)
+    after = measurer()
+    assert after.is_known(policy)
+    assert [after.under(policy), after.under(policy)] == before
+    assert len(asked) == 2
+    after.under(policy, anew=True)
+    measurer(secs=2.0).under(policy)  # which is another measurement
+    assert len(asked) == 4
+    journal.write_text("nothing\n")
+    with pytest.raises(InputError, match="is no measurement"):
+        measurer()
+
+
+def test_a_regulation_takes_two_members(plan: Path, capsys: Captured) -> None:
+    plan.write_text("members: [{name: one, artifact: artifact-0}]")
+    assert colocate("regulate", plan) == ExitCode.BAD_INPUT
+    assert "add another" in capsys.readouterr().err
 
 
 def test_a_plan_that_is_none_is_said(tmp_path: Path, capsys: Captured) -> None:

@@ -324,6 +324,37 @@ def test_a_long_member_in_segments_lets_an_urgent_one_in_and_both_have_their_ans
     assert same(answers[1], load(artifact(root, 1))(inputs(2)))
 
 
+REGULATION = {"stops": {"one": [1, 3], "two": [2]}, "apart": ["one:0 two:1", "one:2 two:0"]}
+
+
+@pytest.mark.parametrize("place", ["in-process", "processes"])
+def test_a_regulation_is_carried_out_and_all_have_the_answers_of_their_own(
+    place: str, root: Path
+) -> None:
+    plan = plan_of(root, TWO, place=place, policy={"kind": "regulated"} | REGULATION)
+    expected = {
+        (name, seed): load(artifact(root, number))(inputs(seed))
+        for number, name in enumerate(TWO)
+        for seed in range(3)
+    }
+    with Engine(plan) as engine:
+        asked = [(key, engine.submit(key[0], inputs(key[1]))) for _ in range(5) for key in expected]
+        assert all(same(result(future), expected[key]) for key, future in asked)
+        assert [lane.home for lane in engine.stats().lanes] == [("one",), ("two",)]
+
+
+@pytest.mark.parametrize(
+    ("stops", "said"),
+    [({"one": [99], "two": []}, "find its regulation again"), ({"one": [1]}, "name each")],
+)
+def test_a_regulation_of_other_artifacts_is_refused(
+    stops: dict[str, list[int]], said: str, root: Path
+) -> None:
+    plan = plan_of(root, TWO, policy={"kind": "regulated", "stops": stops})
+    with pytest.raises((InputError, LoadError), match=said):
+        Engine(plan).start()
+
+
 # --- other shares ------------------------------------------------------------------------------
 
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from tests.lib.regulation_world import SharedDevice
+from tunerd.colocation.plan import Plan
 from tunerd.colocation.policies import policy_of
-from tunerd.colocation.regulation import search
+from tunerd.colocation.regulation import find, search
+from tunerd.colocation.regulation.measure import Busy
 from tunerd.colocation.regulation.search import OutOfBudget
 from tunerd.colocation.regulation.values import Outcome, Part, Regulation
 from tunerd.errors import InputError
@@ -69,6 +71,20 @@ def test_within_the_bounds_comes_before_work() -> None:
     assert not fast.is_better_than(slow)
     assert Outcome(1.0, 0.2).is_better_than(fast)
     assert not Outcome(1.005).is_better_than(slow, margin=0.01)
+
+
+# --- what was measured -------------------------------------------------------------------------
+
+
+def test_a_tail_over_its_bound_is_the_excess_and_requests_are_worth_what_they_take_alone() -> None:
+    plan = Plan.model_validate(
+        {"members": [{"name": "a", "artifact": "a", "slo_ms": 50}, {"name": "b", "artifact": "b"}]}
+    )
+    busy = Busy({"a": 10.0, "b": 2.0}, {"a": 0.06, "b": 0.2})
+    bounds = find.bounds_of(plan, busy)
+    assert bounds == pytest.approx({"a": 0.05, "b": 0.22})
+    found = find.outcome(busy, {"a": 0.03, "b": 0.1}, bounds)
+    assert (found.work, found.excess) == pytest.approx((0.5, 0.2))
 
 
 # --- the policy --------------------------------------------------------------------------------

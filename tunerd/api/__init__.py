@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 
-from tunerd.api.colocation import colocate_bench, colocate_check
+from tunerd.api.colocation import colocate_bench, colocate_check, colocate_regulate
 from tunerd.api.matrices import Matrix, MatrixOptions, carry_out_matrix, matrix
 from tunerd.api.mixes import colocate_plan
 from tunerd.api.placing import colocate_place, foresee_place
@@ -54,6 +54,7 @@ __all__ = [
     "colocate_check",
     "colocate_place",
     "colocate_plan",
+    "colocate_regulate",
     "compare",
     "foresee_place",
     "matrix",

@@ -11,7 +11,9 @@ from pathlib import Path
 from tunerd.api.run import OnStep, StrPath, nothing
 from tunerd.colocation.bench import Benched
 from tunerd.colocation.plan import LoadKind, Plan, PolicyChoice
+from tunerd.colocation.regulation.find import RegulatedPlan, regulate
 from tunerd.colocation.stats import EngineStats
+from tunerd.errors import Interrupted
 
 
 def colocate_check(
@@ -74,6 +76,52 @@ def colocate_bench(
         found = bench(given, chosen, on_step or nothing)
     if out is not None:
         write_bench(found, Path(out))
+    return found
+
+
+def colocate_regulate(
+    plan: Plan | StrPath,
+    *,
+    to: StrPath,
+    budget_secs: float = 60.0,
+    probe_secs: float = 0.5,
+    on_step: OnStep | None = None,
+) -> RegulatedPlan:
+    """Find where a plan's members stop and which parts do not run at once; write what is best.
+
+    The plan that is written has the policy that came off best when all were measured in turns, be
+    it regulated or not, and what was measured. All measurements are kept beside it: the same call
+    goes on from there.
+
+    Args:
+        to: the file of the plan; what was measured is beside it, with `.jsonl` after its name.
+        budget_secs: for all of it.
+        probe_secs: how long each regulation is measured.
+
+    Raises what `colocate_check` does, and Interrupted after SIGINT or SIGTERM.
+    """
+    from tunerd.system.signals import Stop
+
+    given = plan if isinstance(plan, Plan) else Plan.read(os.fspath(plan))
+    path, say = Path(to), on_step or nothing
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with without_mismatches(), Stop() as stop:
+
+        def go_on(message: str) -> None:
+            if stop.requested:
+                raise Interrupted(
+                    "stopped on request; what was measured is kept, and the same command goes on"
+                )
+            say(message)
+
+        found = regulate(
+            given,
+            budget_secs=budget_secs,
+            probe_secs=probe_secs,
+            journal=path.with_name(f"{path.name}.jsonl"),
+            say=go_on,
+        )
+    found.plan.write(path)
     return found
 
 

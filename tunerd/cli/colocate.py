@@ -256,6 +256,54 @@ def place(
     return ExitCode.NO_GAIN if found.failed else ExitCode.BETTER
 
 
+@app.command(cls=Command)
+def regulate(
+    plan: PlanFile,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            help="The plan that is found. [default: PLAN with .regulated.yaml]", show_default=False
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="How long all of it may take, the proof too.")
+    ] = "60s",
+    probe: Annotated[str, typer.Option(help="How long each regulation is measured.")] = "500ms",
+    json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Find where models stop for others, and which parts of them do not run at once.
+
+    All members are kept busy under one regulation after another, by coordinate descent: more work
+    in the same time is better, as long as no member's p99 is over its slo_ms, or clearly over what
+    one after another gives it. At the end what was found is measured in turns with one after
+    another and with streams, and the best of them is the policy of the plan that is written. The
+    same command goes on with what was measured before.
+
+    Exit code 0: a regulation is best. 1: it does not pay.
+    """
+    from tunerd import api
+    from tunerd.errors import ExitCode
+    from tunerd.report.regulation import regulated_json, regulated_table
+
+    path = to if to is not None else plan.with_suffix(".regulated.yaml")
+    with steps_shown(quiet=json) as show:
+        found = api.colocate_regulate(
+            plan,
+            to=path,
+            budget_secs=_secs(budget, "--budget") or 0.0,
+            probe_secs=_secs(probe, "--probe") or 0.0,
+            on_step=show,
+        )
+    if json:
+        print(json_module.dumps(regulated_json(found)))
+    else:
+        console = stdout_console()
+        console.print(regulated_table(found))
+        console.print(f"plan      {path}", soft_wrap=True)
+    return ExitCode.BETTER if found.pays else ExitCode.NO_GAIN
+
+
 def _secs(text: str | None, flag: str = "--duration") -> float | None:
     from tunerd.settings.texts import parse_duration
 
@@ -265,6 +313,6 @@ def _secs(text: str | None, flag: str = "--duration") -> float | None:
         secs = parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=flag) from None
-    if not 0 <= secs <= 86400 or (secs == 0 and flag == "--duration"):
+    if not 0 <= secs <= 86400 or (secs == 0 and flag != "--grace"):
         raise typer.BadParameter(f"'{text}' is not within a day", param_hint=flag)
     return secs

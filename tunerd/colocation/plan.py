@@ -19,6 +19,14 @@
         clients: 2             # or always so many requests of each tenant, whatever the load is
       - ...
 
+`tunerd colocate regulate` writes after which kernels models stop, which parts of them do not run at
+once, and what was measured of that:
+
+    policy:
+      kind: regulated
+      stops: {detector: [12, 31], encoder: []}
+      apart: ["detector:0 encoder:0"]    # the first part of one beside that of the other
+
 Members of one architecture, each with weights of its own, run as one where an artifact among them
 has kernels for several tenants: the others' may be artifacts for one model, or what `tunerd tenant`
 writes. With
@@ -155,6 +163,19 @@ class Proof(Part):
     mechanism: str
 
 
+class Measured(Part):
+    """What members got under a policy while all were busy, when a regulation was looked for.
+
+    work: what they got per second, in seconds that it takes when each runs alone.
+    """
+
+    policy: str
+    secs: float
+    work: float
+    per_sec: dict[str, float]
+    p99_ms: dict[str, float]
+
+
 class Plan(Part):
     """Who shares a device. Paths are absolute once it is read from a file."""
 
@@ -166,6 +187,7 @@ class Plan(Part):
     order: tuple[str, ...] = ()  # in which members are loaded; as listed if not given
     load: Annotated[LoadChoice, BeforeValidator(_load)] = LoadChoice()
     proofs: tuple[Proof, ...] = ()
+    measured: tuple[Measured, ...] = ()  # by `tunerd colocate regulate`
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
