@@ -24,6 +24,7 @@ from tunerd.builder import tenants
 from tunerd.builder.build import build_candidate
 from tunerd.candidates import registry
 from tunerd.candidates.base import LoweredKernel
+from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.records.rows import task_from_row, task_to_row
@@ -149,6 +150,16 @@ def test_a_library_takes_no_task_of_several_models() -> None:
     assert "weights of one model" in (registry.SOURCES["cublaslt"].takes(task) or "")
     with pytest.raises(ValueError, match="weights of one model"):
         registry.SOURCES["cublaslt"].lower(task, "{}", lanes=LANES)
+
+
+def test_the_search_leaves_weights_of_several_models_in_their_layout() -> None:
+    one = matmul_task(weights=(1,))
+    for task, rewrites in ((one, True), (of_lanes(one), False)):
+        search = Searcher(seed=1, threads=1)
+        builds = [build_candidate(task, c) for c in search.propose(task, 4).candidates]
+        assert len(builds) == 4
+        assert all(isinstance(found, Build) for found in builds)
+        assert any(found.rewritten for found in builds if isinstance(found, Build)) is rewrites
 
 
 def test_a_schedule_with_weights_in_a_layout_of_its_own_is_for_one_model() -> None:

@@ -133,7 +133,10 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
     )
     if task.tenants > 1:
         if rewritten:
-            raise ValueError("a schedule with its weights in a layout of its own is for one model")
+            raise ValueError(
+                "a schedule with its weights in a layout of its own is for one model: the weights "
+                "of several lie as each model has them, for all numbers of lanes alike"
+            )
         func = for_tenants(mod[ENTRY], task.weight_args, task.tenants, is_cuda=task.target.is_cuda)
         mod = tvm.IRModule({ENTRY: func.with_attr("global_symbol", ENTRY)})
     with unchecked, target:
