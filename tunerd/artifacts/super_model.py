@@ -35,6 +35,7 @@ from tunerd.artifacts.manifest import (
     stored_at,
 )
 from tunerd.artifacts.pieces import Pieces
+from tunerd.artifacts.pinned import pinned_copies
 from tunerd.artifacts.weights import layout_of, map_weights, view
 from tunerd.system.arrays import dtype_of
 from tunerd.vocabulary import Arrays, TensorSpec
@@ -324,6 +325,8 @@ class _CudaMemory:
 
     def __init__(self, tvm: Any, device: Any, size: int) -> None:
         self._tvm, self._device, self._size = tvm, device, size
+        device.sync()  # this thread has the device's context
+        self._copies = pinned_copies()
 
     def make(self) -> Any:
         return self._tvm.runtime.empty((self._size,), "uint8", self._device)
@@ -332,6 +335,9 @@ class _CudaMemory:
         return int(piece.data_ptr())
 
     def fill(self, piece: Any, data: Any) -> None:
+        if self._copies is not None:
+            self._copies.copy(self.address(piece), data)
+            return
         view(piece, data.shape, "uint8", 0).copyfrom(data)
         self._device.sync()
 
