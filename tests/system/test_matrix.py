@@ -27,8 +27,7 @@ from tests.lib.models import conv_net, script
 from tunerd.artifacts.manifest import SAMPLE
 from tunerd.errors import ExitCode, InputError
 from tunerd.records import Store
-from tunerd.report.matrix_page import matrix_page, matrix_plot
-from tunerd.report.matrix_tables import matrix_markdown, matrix_table
+from tunerd.report.matrix_page import matrix_markdown, matrix_page, matrix_plot, matrix_table
 from tunerd.report.matrix_text import changed_text, facts_text, limits_text
 from tunerd.studies.matrix.changes import change
 from tunerd.studies.matrix.claims import DEFAULT, findings
@@ -146,7 +145,7 @@ def test_one_core_is_one_core_in_each_form() -> None:
     for said in (matrix_markdown(result), printed(result, 1000)):
         assert "10% (1 core)" in said
         assert "40% (2 cores)" in said
-    assert "10% · 1 core<" in matrix_page(result)
+    assert "10% (1 core)<" in matrix_page(result)
 
 
 # --- recipes -----------------------------------------------------------------------------------

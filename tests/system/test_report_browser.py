@@ -216,7 +216,7 @@ def test_pointing_at_the_line_shows_the_nearest_value(tab: Tab, written: dict[st
 @pytest.mark.parametrize(
     ("selector", "words"),
     [
-        (".bar-row svg .bar", "Default schedules: median"),
+        (".bar-row svg .bar.default", "Default schedules: median"),
         (".spans svg .span.search", "search: "),
         (".tasks .dot", "95% interval"),
         ("figure:nth-of-type(1) svg.chart", "MHz"),

@@ -282,7 +282,7 @@ def test_markdown_begins_with_the_verdict_and_folds_the_tasks_away(
     assert page.tags.count("table") == 2
     assert page.tags.count("details") == 1
     assert "1 of 2 tasks use a tuned schedule" in page.text
-    assert "default: the best candidate against the default: slower" in page.text
+    assert "default (the best candidate against the default: slower)" in page.text
 
 
 def test_markdown_of_several_runs_says_what_is_not_comparable(

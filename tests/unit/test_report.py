@@ -19,7 +19,7 @@ from tests.lib.report_runs import HOSTILE, conditions, cpu_outcome, gpu_outcome,
 from tunerd.records.tally import Disturbed
 from tunerd.report.disturbance_text import disturbance_json, disturbance_sentences
 from tunerd.report.figures import by_share, outcome_headline
-from tunerd.report.layout import write_page
+from tunerd.report.html import write_page
 from tunerd.report.page import report_page
 from tunerd.report.plot import history_plot
 from tunerd.report.run_result import next_try

@@ -365,7 +365,7 @@ def _opened(folder: Path) -> Iterator[None]:
 
 
 def _written(found: PlannedMix) -> None:
-    from tunerd.report.layout import write_page
+    from tunerd.report.html import write_page
     from tunerd.report.mix import mix_json, mix_page
     from tunerd.system.files import write_whole
 

@@ -153,7 +153,7 @@ class Run:
 
         Raises FolderError where the file cannot be written.
         """
-        from tunerd.report.layout import write_page
+        from tunerd.report.html import write_page
         from tunerd.report.page import report_page
 
         path = Path(to)

@@ -75,7 +75,7 @@ def tune_sizes(
 
 def carry_out_sizes(settings: TuneSettings, progress: Progress) -> SizedRun:
     """Tune as settings say that list several sizes; raises as `tune_sizes` does."""
-    from tunerd.report.layout import write_page
+    from tunerd.report.html import write_page
     from tunerd.report.sizes_page import sizes_page
     from tunerd.studies.sizes import carry_out_each, pack
 

@@ -21,7 +21,7 @@ def matrix(settings: MatrixSettings, json: AsJson = False, debug: Debug = False)
         print((made.folder / "matrix-result.json").read_text(), end="")
     else:
         from tunerd.cli.consoles import stdout_console
-        from tunerd.report.matrix_tables import matrix_table
+        from tunerd.report.matrix_page import matrix_table
 
         console = stdout_console()
         console.print(matrix_table(made.result))

@@ -87,7 +87,7 @@ def _text(runs: tuple[NamedRun, ...], wanted: Format) -> str:
 
 
 def _write(to: Path, text: str) -> None:
-    from tunerd.report.layout import write_page
+    from tunerd.report.html import write_page
 
     try:
         if not to.name or to.is_dir():

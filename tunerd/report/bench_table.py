@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.artifacts.manifest import obtained_text
-from tunerd.report.grid import Grid
+from tunerd.report import terminal
+from tunerd.report.view import Cell, Grid
 from tunerd.runner.load import Repeats
 from tunerd.stats.tail import PERCENTILES, samples_needed
 from tunerd.studies.bench.artifact import BenchResult
@@ -96,24 +97,25 @@ def rounds_json(result: BenchResult) -> list[dict[str, Any]]:
 
 def _speeds(bench: Bench, hog_gbps: Sequence[float | None]) -> Table:
     heads = ("", "slice", *(f"p{p}" for p in PERCENTILES), "per second", "samples")
-    rows: list[Sequence[Text]] = []
+    rows: list[Sequence[Cell]] = []
     for side in (bench.alone, bench.beside):
         if side is not None:
             rows += [_cells(str(side.condition), speed, _rate(speed)) for speed in side.replicas]
             for speed, gbps in itertools.zip_longest(side.others, hog_gbps[: len(side.others)]):
                 rate = _rate(speed) if gbps is None else f"{significant(gbps)} GB/s"
                 rows.append(_cells("neighbour", speed, rate, style="dim"))
-    return Grid(heads, rows, numbers=range(2, len(heads))).terminal(least_width=len("neighbour"))
+    grid = Grid(heads, rows, range(2, len(heads)))
+    return terminal.table(grid, least_width=len("neighbour"))
 
 
 def _rate(speed: Speed) -> str:
     return UNKNOWN if speed.per_sec is None else significant(speed.per_sec)
 
 
-def _cells(name: str, speed: Speed, rate: str, *, style: str = "") -> tuple[Text, ...]:
+def _cells(name: str, speed: Speed, rate: str, *, style: str = "") -> tuple[Cell, ...]:
     times = (secs_text(secs) for _, secs in speed.percentiles)
     cells = (name, speed.slice_id, *times, rate, f"{speed.samples:,}")
-    return tuple(Text(cell, style=style) for cell in cells)
+    return tuple(Cell(cell, style=style) for cell in cells)
 
 
 def _sentences(bench: Bench) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from markupsafe import Markup
+
 from tunerd.colocation.planning.estimates import Calibration, Checked
-from tunerd.report.markup import Markup, element
 from tunerd.report.scales import Scale, ticks
-from tunerd.report.svg import canvas, percent
+from tunerd.report.svg import canvas, element, percent
 
 _HEIGHT = 280  # pixels, of the plot
 _LABELS = 24  # and below it

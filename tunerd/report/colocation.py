@@ -17,12 +17,11 @@ from tunerd.colocation.load.result import LoadResult, TenantResult
 from tunerd.colocation.plan import LoadChoice, Plan
 from tunerd.colocation.policies import POLICIES
 from tunerd.colocation.stats import EngineStats
-from tunerd.report.components import caption, section
-from tunerd.report.grid import Grid
-from tunerd.report.layout import page, write_page
-from tunerd.report.markup import Markup, element
-from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
+from tunerd.report import html
+from tunerd.report.plot import MOST_LINES, Line, Point, line_plot
 from tunerd.report.scales import Scale, latency_scale, latency_tick_text, ticks
+from tunerd.report.terminal import shown, table
+from tunerd.report.view import Grid, Items, Plot, Section, View, caption
 from tunerd.stats.tail import PERCENTILES
 from tunerd.system.files import write_whole
 from tunerd.system.text import UNKNOWN, count_text, percent_text, secs_text, significant
@@ -79,40 +78,29 @@ def write_bench(benched: Benched, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     document = bench_json(benched) | {"runs": samples_json(benched)}
     write_whole(folder / RESULT, json.dumps(document) + "\n", sync=False)
-    write_page(folder / REPORT, bench_page(benched))
+    html.write_page(folder / REPORT, bench_page(benched))
 
 
 def bench_table(benched: Benched) -> RenderableType:
     """Return a line for each policy, member and tenant, for rich to print."""
-    grid = _grid(benched.results)
-    said = [Text(sentence) for sentence in _sentences(benched)]
-    return Group(Text(_title(benched.plan), style="bold"), grid.terminal(), *said)
+    said = shown((_grid(benched.results), Items(_sentences(benched))))
+    return Group(Text(_title(benched.plan), style="bold"), said)
 
 
 def bench_page(benched: Benched) -> str:
-    title = _title(benched.plan)
-    lead = _load_text(benched.plan.load)
-    return page(
-        title,
-        section(
+    results = benched.results
+    sections = (
+        Section(
             "What each got",
-            _grid(benched.results).page(),
-            element("ul", *(element("li", each) for each in _sentences(benched))),
-            lead=lead,
+            (_grid(results), Items(_sentences(benched))),
+            _load_text(benched.plan.load),
         ),
-        _plot_section(benched.results),
-        section(
-            "The policies",
-            element(
-                "ul",
-                *(
-                    element("li", f"{r.policy}: {POLICIES[r.policy].about}")
-                    for r in benched.results
-                ),
-            ),
+        _plot_section(results),
+        Section(
+            "The policies", [Items([f"{r.policy}: {POLICIES[r.policy].about}" for r in results])]
         ),
-        head=element("header", element("h1", title), class_="neutral"),
     )
+    return html.page(View(_title(benched.plan), sections))
 
 
 def checked_table(plan: Plan, stats: EngineStats) -> RenderableType:
@@ -131,7 +119,7 @@ def checked_table(plan: Plan, stats: EngineStats) -> RenderableType:
     total = sum(member.planned_bytes for member in stats.members.values())
     members = count_text(len(plan.members), "member")
     return Group(
-        Grid(("lane", "share", "cores", "members", "guests"), rows, numbers=range(1, 3)).terminal(),
+        table(Grid(("lane", "share", "cores", "members", "guests"), rows, range(1, 3))),
         Text(f"{members} under {stats.policy} in {stats.place}: {_mib(total)} planned, all run"),
         *map(Text, stats.mismatches),
     )
@@ -225,7 +213,7 @@ def _against_text(found: AgainstAlone) -> str:
     return f"{found.member} beside the others over alone: {', '.join(said) or 'cannot tell'}"
 
 
-def _plot_section(results: Sequence[LoadResult]) -> Markup | None:
+def _plot_section(results: Sequence[LoadResult]) -> Section | None:
     known = [(r, p99) for r in results if (p99 := _worst_p99(r)) is not None][:MOST_LINES]
     if not known:
         return None
@@ -247,12 +235,9 @@ def _plot_section(results: Sequence[LoadResult]) -> Markup | None:
         height=_HEIGHT,
         places=[(at, f"{at:,.6g}/s") for at in ticks(across)],
     )
-    return section(
-        "Throughput and tail",
-        legend([r.policy for r, _ in known]),
-        plot,
-        caption("Down and to the right is better. The p99 is that of the slowest tenant."),
-    )
+    about = "Down and to the right is better. The p99 is that of the slowest tenant."
+    names = [r.policy for r, _ in known]
+    return Section("Throughput and tail", (Plot(plot, names=names), caption(about)))
 
 
 def _worst_p99(result: LoadResult) -> float | None:

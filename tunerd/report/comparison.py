@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd.report.figures import by_share, not_in_turns, timing
+from tunerd.report.figures import by_share, not_in_turns, obtained_texts, timing
 from tunerd.report.run_view import RunView
-from tunerd.report.slice_section import obtained_texts
 from tunerd.vocabulary.outcome import Comparison, TaskOutcome
 
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tunerd.report.components import caption, row, section, table
 from tunerd.report.disturbance_text import disturbance_sentences
-from tunerd.report.markup import Child, Markup, element
 from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
 from tunerd.report.run_view import RunView
 from tunerd.report.scales import Scale, time_scale
+from tunerd.report.view import Grid, Plot, Section, caption
 from tunerd.system.text import UNKNOWN, count_text, duration_text, percent_text
 from tunerd.telemetry.history import ConditionPoint
 from tunerd.vocabulary import Conditions
@@ -44,35 +43,30 @@ _QUANTITIES = (
 )
 
 
-def condition_section(view: RunView) -> Markup | None:
+def condition_section(view: RunView) -> Section:
     """Return what is known of the devices; a sentence where nothing is known."""
     if not view.conditions:
-        return section(_TITLE, lead=_nothing(view))
+        return Section(_TITLE, lead=_nothing(view))
     devices = _by_device(view)
     time = time_scale(
         min(p.elapsed_secs for p in view.conditions), max(p.elapsed_secs for p in view.conditions)
     )
-    plots = [p for q in _QUANTITIES if (p := _figure(q, devices, time)) is not None]
-    names = list(devices)
     about = (
         "While trials were measured, over the time of the run: the line is the median, the band "
         "holds all. A GPU has one clock and one power budget for all its slices."
     )
-    if len(names) > MOST_LINES:
-        about += f" Drawn are {MOST_LINES} of {len(names)} GPUs."
-    return section(
+    if len(devices) > MOST_LINES:
+        about += f" Drawn are {MOST_LINES} of {len(devices)} GPUs."
+    disturbed = disturbance_sentences(view.disturbed, view.tasks, view.model_disturbed_by)
+    return Section(
         _TITLE,
-        legend(names),
-        *plots,
-        _table(devices),
-        caption(about),
-        lead=" ".join(
-            [
-                *disturbance_sentences(view.disturbed, view.tasks, view.model_disturbed_by),
-                *_unknown(view),
-                _lead(view.conditions),
-            ]
+        (
+            legend(list(devices)),
+            *(_figure(quantity, devices, time) for quantity in _QUANTITIES),
+            _table(devices),
+            caption(about),
         ),
+        " ".join([*disturbed, *_unknown(view), _lead(view.conditions)]),
     )
 
 
@@ -98,7 +92,7 @@ def _by_device(view: RunView) -> dict[str, list[ConditionPoint]]:
 
 def _figure(
     quantity: _Quantity, devices: dict[str, list[ConditionPoint]], time: Scale
-) -> Markup | None:
+) -> Plot | None:
     lines = [
         Line(name, _binned(quantity, points, time, name if len(devices) > 1 else ""))
         for name, points in devices.items()
@@ -118,7 +112,7 @@ def _figure(
         value_text=quantity.text,
         height=110,
     )
-    return element("figure", element("figcaption", quantity.name), plot)
+    return Plot(plot, quantity.name)
 
 
 def _binned(
@@ -142,17 +136,17 @@ def _binned(
     return found
 
 
-def _table(devices: dict[str, list[ConditionPoint]]) -> Markup:
+def _table(devices: dict[str, list[ConditionPoint]]) -> Grid:
     heads = ("Device", "Trials", "Disturbed", *(q.name for q in _QUANTITIES))
     rows = []
     for name, points in devices.items():
         disturbed = sum(p.conditions.is_disturbed for p in points)
-        cells: list[Child] = [element("bdi", name), f"{len(points):,}", f"{disturbed:,}"]
+        cells = [name, f"{len(points):,}", f"{disturbed:,}"]
         for quantity in _QUANTITIES:
             values = [float(v) for p in points if (v := quantity.of(p.conditions)) is not None]
             cells.append(quantity.range_text(values) if values else UNKNOWN)
-        rows.append(row(heads, cells))
-    return table(heads, rows, "conditions")
+        rows.append(cells)
+    return Grid(heads, rows, class_="conditions")
 
 
 def _unknown(view: RunView) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunerd.report.components import caption, left_out, row, section, table
-from tunerd.report.markup import Markup, element
+from tunerd.report.run_sections import left_out
+from tunerd.report.view import Grid, Section, Words, caption
 from tunerd.stats.drift import WARN_ABOVE, SliceDrift
 from tunerd.system.text import (
     EN_DASH,
@@ -18,27 +18,29 @@ from tunerd.system.text import (
     secs_text,
 )
 
-HEADS = ("Checks", "Over", "First", "Median ratio", "Last ratio", "Range")
+_HEADS = ("Slice", "Checks", "Over", "First", "Median ratio", "Last ratio", "Range")
 _SHOWN_SLICES = 64
 
 
-def drift_section(drifts: Sequence[SliceDrift]) -> Markup | None:
+def drift_section(drifts: Sequence[SliceDrift]) -> Section | None:
     """Return a line per slice: its sentinel's first time, and ratios to that."""
     if not drifts:
         return None
-    warnings = [element("p", text, class_="lead") for text in drift_warnings(drifts)]
     checks = sum(len(d.ratios) for d in drifts)
-    return section(
+    about = (
+        "The costliest default schedule, run in each slice now and then during the search. Ratios "
+        "are to the slice\N{RIGHT SINGLE QUOTATION MARK}s first check, above 1 slower; the last is "
+        "the median of the last third."
+    )
+    return Section(
         "Drift of the slices",
-        *warnings,
-        table(("Slice", *HEADS), [_row(d) for d in drifts[:_SHOWN_SLICES]], "plain"),
-        left_out(len(drifts) - _SHOWN_SLICES, "slice"),
-        caption(
-            "The costliest default schedule, run in each slice now and then during the search. "
-            "Ratios are to the slice\N{RIGHT SINGLE QUOTATION MARK}s first check, above 1 slower; "
-            "the last is the median of the last third."
+        (
+            *(Words(text, "lead") for text in drift_warnings(drifts)),
+            Grid(_HEADS, [_row(d) for d in drifts[:_SHOWN_SLICES]], named=True),
+            left_out(len(drifts) - _SHOWN_SLICES, "slice"),
+            caption(about),
         ),
-        lead=f"{count_text(checks, 'spot check')} in {count_text(len(drifts), 'slice')}, "
+        f"{count_text(checks, 'spot check')} in {count_text(len(drifts), 'slice')}, "
         f"{duration_text(sum(d.busy_secs for d in drifts))} of their time.",
     )
 
@@ -77,8 +79,9 @@ def drift_json(drifts: Sequence[SliceDrift]) -> dict[str, Any]:
     }
 
 
-def _row(drift: SliceDrift) -> Markup:
-    cells = (
+def _row(drift: SliceDrift) -> tuple[str, ...]:
+    return (
+        drift.slice_id,
         str(len(drift.ratios)),
         duration_text(drift.ratios[-1][0]),
         secs_text(drift.first_secs),
@@ -86,7 +89,6 @@ def _row(drift: SliceDrift) -> Markup:
         _ratio(drift.late_ratio),
         f"{_ratio(drift.lowest)}{EN_DASH}{_ratio(drift.highest)}",
     )
-    return row(HEADS, cells, name=element("bdi", drift.slice_id))
 
 
 def _ratio(value: float | None) -> str:

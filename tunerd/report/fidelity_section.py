@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tunerd.report.components import caption, left_out, row, section, table
-from tunerd.report.markup import Markup, element
+from tunerd.report.run_sections import left_out
+from tunerd.report.view import Cell, Grid, Section, caption
 from tunerd.stats.ranking import NEAR, TOP_K, Fidelity, TaskFidelity, fidelity
 from tunerd.system.text import UNKNOWN, count_text, percent_text, significant
 from tunerd.vocabulary import to_json
 from tunerd.vocabulary.outcome import TaskOutcome
 
 _NEAR = f"within {NEAR:.0%} of the fastest"
-HEADS = (
+_HEADS = (
+    "Task",
     "Candidates",
     "Kendall\N{RIGHT SINGLE QUOTATION MARK}s tau-b",
     "Slowest over fastest",
@@ -25,26 +26,25 @@ _SHOWN_TASKS = 50
 _FEW = 6  # candidates: fewer are the best of the search, hardly apart, and tell little
 
 
-def fidelity_section(outcomes: Iterable[TaskOutcome]) -> Markup | None:
+def fidelity_section(outcomes: Iterable[TaskOutcome]) -> Section | None:
     """Return the agreement of the search with the finals by task; None where nothing can tell."""
     found = fidelity(outcomes)
     if not found.told:
         return None
     told = [t for t in found.tasks if t.tau is not None]
-    return section(
+    about = (
+        "Candidates of the search that were measured again in the finals. Tau-b is 1 where both "
+        "put them in the same order and 0 where the orders have nothing in common. What is chosen "
+        "over the fastest is told by half of the samples, of a choice by the others."
+    )
+    return Section(
         "How the search ranked",
-        table(
-            ("Task", *HEADS),
-            [row(HEADS, _cells(t), name=element("code", t.name)) for t in told[:_SHOWN_TASKS]],
-            "plain",
+        (
+            Grid(_HEADS, [_row(t) for t in told[:_SHOWN_TASKS]], named=True),
+            left_out(len(told) - _SHOWN_TASKS, "task"),
+            caption(about),
         ),
-        left_out(len(told) - _SHOWN_TASKS, "task"),
-        caption(
-            "Candidates of the search that were measured again in the finals. Tau-b is 1 where "
-            "both put them in the same order and 0 where the orders have nothing in common. What "
-            "is chosen over the fastest is told by half of the samples, of a choice by the others."
-        ),
-        lead=f"{fidelity_text(found)}.",
+        f"{fidelity_text(found)}.",
     )
 
 
@@ -73,8 +73,9 @@ def fidelity_json(outcomes: Iterable[TaskOutcome]) -> dict[str, Any]:
     return found | {"top_k": TOP_K}
 
 
-def _cells(task: TaskFidelity) -> tuple[str, ...]:
+def _row(task: TaskFidelity) -> tuple[str | Cell, ...]:
     return (
+        Cell(task.name, is_code=True),
         str(task.candidates),
         _number(task.tau),
         _number(task.span),

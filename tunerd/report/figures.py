@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from tunerd.report.view import Tone
 from tunerd.stats.gate import Timing, judge
 from tunerd.stats.interval import median_interval
 from tunerd.stats.paired import SAME_WITHIN
 from tunerd.system.text import TIMES, count_text, duration_text, is_known, ratio_texts, significant
+from tunerd.vocabulary import unit_name
 from tunerd.vocabulary.outcome import (
     ONNX_RUNTIME,
     Accuracy,
@@ -23,8 +25,6 @@ from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
 if TYPE_CHECKING:
     from tunerd.report.run_view import RunView  # which needs the store, and the terminal does not
-
-Tone = Literal["better", "neutral", "bad"]
 
 LATENCY_NAMES = {  # in the order in which they are shown
     "onnxruntime": ONNX_RUNTIME,
@@ -242,3 +242,14 @@ def share_asked(settings: Mapping[str, Any]) -> str:
     if settings.get("cpu_pct") is not None:
         return f"{settings['cpu_pct']}% of the CPU cores{chosen}"
     return "a share that the settings do not name"
+
+
+def unit(view: RunView) -> str:
+    return unit_name(view.facts.target.kind)
+
+
+def obtained_texts(view: RunView) -> list[str]:
+    """Return `52 of 132 SMs, NVIDIA H200` for each distinct share and device obtained."""
+    return sorted(
+        {f"{p.sm_count} of {p.device_sm_count} {unit(view)}, {p.device}" for p in view.proofs}
+    )

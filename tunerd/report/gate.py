@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
-from tunerd.report.grid import Grid
-from tunerd.report.markdown_text import code, folded, table, text
+from tunerd.report import terminal
+from tunerd.report.markdown_text import code, folded, grid, text
+from tunerd.report.view import Cell, Grid
 from tunerd.stats.blocks import median_interval
 from tunerd.studies.compare import GateResult, Judgement, TaskJudgement
 from tunerd.system.text import one_line, secs_text
@@ -28,7 +27,6 @@ _VERDICTS: dict[SpeedVerdict | None, tuple[str, str]] = {
 }
 _HEADINGS = ("", "base", "new", "change", "interval", "")
 _NUMBERS = range(1, 5)
-_Row = tuple[str, ...]
 
 
 def headline(result: GateResult) -> str:
@@ -133,21 +131,15 @@ def gate_markdown(result: GateResult) -> str:
     """Return the result as GitHub's Markdown, for a comment or a job's summary."""
     lines = [
         f"### {text(headline(result))}",
-        "",
         f"{text(place_text(result))}, {_how(result)}.",
+        f"BASE {code(result.base.source)}, NEW {code(result.new.source)}",
     ]
-    lines += ["", f"BASE {code(result.base.source)}, NEW {code(result.new.source)}"]
     if result.end_to_end is not None:
-        lines += ["", _markdown_table(_summary_rows(result.end_to_end))]
-    if shown := result.tasks[:MAX_TASKS]:
-        rows = [(code(row[0]), *row[1:]) for row in map(_task_row, shown)]
-        lines += ["", folded(_tasks_text(result), _markdown_table(rows))]
-    lines += ["", *(f"- {text(note)}" for note in result.notes)]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _markdown_table(rows: Sequence[_Row]) -> str:
-    return table(_HEADINGS, rows, numbers=_NUMBERS)
+        lines.append(grid(_summary(result.end_to_end)))
+    if result.tasks:
+        lines.append(folded(_tasks_text(result), grid(_tasks(result))))
+    lines.append("\n".join(f"- {text(note)}" for note in result.notes))
+    return "\n\n".join(filter(None, lines)) + "\n"
 
 
 # --- a terminal --------------------------------------------------------------------------------
@@ -155,29 +147,23 @@ def _markdown_table(rows: Sequence[_Row]) -> str:
 
 def gate_table(result: GateResult) -> Group:
     """Return the result for a terminal."""
-    head = Text(f"{one_line(place_text(result))}, {_how(result)}", style="bold")
-    parts: list[RenderableType] = [head]
+    parts: list[Grid | str | None] = []
     if result.end_to_end is not None:
-        parts.append(Grid(_HEADINGS, _summary_rows(result.end_to_end), _NUMBERS).terminal())
-    if shown := result.tasks[:MAX_TASKS]:
-        parts += [
-            Text(""),
-            Text(_tasks_text(result)),
-            Grid(_HEADINGS, list(map(_task_row, shown)), _NUMBERS).terminal(),
-        ]
-    parts += [Text(f"note: {one_line(note)}") for note in result.notes]
-    parts.append(Text(one_line(headline(result)), style=f"bold {_VERDICTS[result.verdict][1]}"))
-    return Group(*parts)
-
-
-def _table(rows: Sequence[_Row]) -> Table:
-    return Grid(_HEADINGS, rows, _NUMBERS).terminal()
+        parts.append(_summary(result.end_to_end))
+    if result.tasks:
+        parts += [" ", _tasks_text(result), _tasks(result)]
+    parts += [f"note: {note}" for note in result.notes]
+    return Group(
+        Text(f"{one_line(place_text(result))}, {_how(result)}", style="bold"),
+        terminal.shown(parts),
+        Text(one_line(headline(result)), style=f"bold {_VERDICTS[result.verdict][1]}"),
+    )
 
 
 # --- rows --------------------------------------------------------------------------------------
 
 
-def _summary_rows(judged: Judgement) -> list[_Row]:
+def _summary(judged: Judgement) -> Grid:
     rows = [_row("end to end", judged, verdict_text(judged.verdict))]
     if len(judged.views) > 1:
         rows += [
@@ -188,16 +174,21 @@ def _summary_rows(judged: Judgement) -> list[_Row]:
         change = judged.control
         control = ("default schedules", "", "", f"{change.value - 1:+.1%}")
         rows.append((*control, _interval(change), ""))
-    return rows
+    return Grid(_HEADINGS, rows, _NUMBERS)
 
 
-def _task_row(task: TaskJudgement) -> _Row:
+def _tasks(result: GateResult) -> Grid:
+    return Grid(_HEADINGS, list(map(_task_row, result.tasks[:MAX_TASKS])), _NUMBERS)
+
+
+def _task_row(task: TaskJudgement) -> tuple[str | Cell, ...]:
     verdict = verdict_text(task.judgement.verdict) + (", same kernel" if task.same_kernel else "")
     calls = f" x{task.weight}" if task.weight > 1 else ""
-    return _row(one_line(task.name) + calls, task.judgement, verdict)
+    name, *cells = _row(one_line(task.name) + calls, task.judgement, verdict)
+    return (Cell(name, is_code=True), *cells)
 
 
-def _row(name: str, judged: Judgement, verdict: str) -> _Row:
+def _row(name: str, judged: Judgement, verdict: str) -> tuple[str, ...]:
     times = (secs_text(judged.base_secs), secs_text(judged.new_secs))
     change = judged.change
     return (name, *times, f"{change.value - 1:+.1%}", _interval(change), verdict)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tunerd.report.markup import Markup, element, join
-from tunerd.report.svg_file import svg_file
+from markupsafe import Markup
+
+from tunerd.report.svg import element, join, svg_file
 from tunerd.system.text import secs_text
 
 # Losses from which a cell is redder.

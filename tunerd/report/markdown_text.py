@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from tunerd.report.view import Block, Cell, Grid, Items, Words
 from tunerd.system.text import UNKNOWN, one_line
 
 MOST_CHARS = 200  # of a name
@@ -58,3 +59,30 @@ def folded(summary: str, body: str, *, left: int = 0) -> str:
     """Return a part that is closed at first. The blank lines make what is in it Markdown."""
     more = f"\n\nand {left:,} more" if left > 0 else ""
     return f"<details><summary>{text(summary)}</summary>\n\n{body}{more}\n\n</details>"
+
+
+def grid(of: Grid) -> str:
+    """Return a table of plain texts, the small print of a cell in parentheses."""
+    rows = ([_cell(cell) for cell in row] for row in of.rows)
+    return table([text(head) for head in of.heads], rows, numbers=of.numbers)
+
+
+def _cell(cell: str | Cell) -> str:
+    if isinstance(cell, str):
+        return text(cell)
+    small = cell.small[:MOST_CHARS]
+    said = code(cell.text) if cell.is_code else text(cell.text)
+    return f"{said} ({text(small)})" if small else said
+
+
+def written(blocks: Iterable[Block | str | None]) -> str:
+    """Return sentences, lists and tables with a blank line between them."""
+    parts = []
+    for block in blocks:
+        if isinstance(block, Grid):
+            parts.append(grid(block))
+        elif isinstance(block, Items):
+            parts.append("\n".join(f"- {text(each)}" for each in block.texts))
+        elif block:
+            parts.append(text(block.text if isinstance(block, Words) else str(block)))
+    return "\n\n".join(filter(None, parts))

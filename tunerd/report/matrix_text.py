@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tunerd.report.grid import Grid
+from tunerd.report.view import Grid
 from tunerd.studies.matrix.claims import DEFAULT, MARGIN
 from tunerd.studies.matrix.levels import Cost
 from tunerd.studies.matrix.result import MatrixResult, Times

@@ -14,12 +14,11 @@ from tunerd.colocation.planning.mix import names_of
 from tunerd.colocation.planning.placement import Expected, Forecast
 from tunerd.colocation.planning.planned import PLAN, PlannedMix
 from tunerd.colocation.planning.proof import Proof, Proven
+from tunerd.report import html
 from tunerd.report.calibration import calibration_plot
 from tunerd.report.colocation import bench_json
-from tunerd.report.components import caption, section
-from tunerd.report.grid import Grid
-from tunerd.report.layout import page
-from tunerd.report.markup import Markup, element
+from tunerd.report.terminal import shown, table
+from tunerd.report.view import Grid, Items, Plot, Section, View, caption
 from tunerd.system.text import (
     UNKNOWN,
     count_text,
@@ -42,21 +41,23 @@ _WAITING = (
 
 def mix_table(found: PlannedMix, *, is_dry: bool = False) -> RenderableType:
     """Return one page of text: the answer, what each gets, what is known, what was rejected."""
-    parts: list[RenderableType] = [Text(answer_text(found.answer), style="bold")]
-    parts += [Text(f"  {reason}") for reason in found.answer.reasons]
-    if found.answer.chosen is not None:
-        parts += [Text(""), _gains(found.answer.chosen, found).terminal(), Text("")]
-    parts += map(Text, _sentences(found))
-    if others := _others(found.answer):
-        parts += [Text(""), others.terminal()]
-    if found.answer.to_measure:
-        parts += [Text(""), Text("Not measured yet:", style="bold")]
-        parts += [Text(f"  {what}") for what in found.answer.to_measure]
-    if found.proof is not None:
-        parts += [Text(""), Text(proof_text(found.proof), style="bold")]
-        parts += [_proof(found.proof).terminal()]
+    answer, proof = found.answer, found.proof
+    parts: list[RenderableType] = [
+        Text(answer_text(answer), style="bold"),
+        *(Text(f"  {reason}") for reason in answer.reasons),
+    ]
+    if answer.chosen is not None:
+        parts += ["", table(_gains(answer.chosen, found)), ""]
+    parts.append(shown([Items(_sentences(found))]))
+    if others := _others(answer):
+        parts += ["", table(others)]
+    if answer.to_measure:
+        parts += ["", Text("Not measured yet:", style="bold")]
+        parts += [Text(f"  {what}") for what in answer.to_measure]
+    if proof is not None:
+        parts += ["", Text(proof_text(proof), style="bold"), table(_proof(proof))]
     if found.plan is not None and not is_dry:
-        parts += [Text(""), Text(f"plan      {found.folder / PLAN}")]
+        parts += ["", Text(f"plan      {found.folder / PLAN}")]
     return Group(*parts)
 
 
@@ -104,36 +105,29 @@ def mix_json(found: PlannedMix) -> dict[str, Any]:
 
 
 def mix_page(found: PlannedMix) -> str:
-    answer = found.answer
-    title = answer_text(answer)
-    model = found.pairs.model
-    return page(
-        "A mix of models on one device",
-        section(
-            "What each gets",
-            _gains(answer.chosen, found).page() if answer.chosen is not None else None,
-            element("ul", *(element("li", each) for each in (*answer.reasons, *_sentences(found)))),
-        ),
-        None
-        if found.proof is None
-        else section(
-            "Expected and measured",
-            _proof(found.proof).page(),
-            lead=proof_text(found.proof),
-        ),
-        section("What was rejected", others.page()) if (others := _others(answer)) else None,
-        None
-        if not answer.to_measure
-        else section("Not measured yet", element("ul", *(map(_item, answer.to_measure)))),
-        None
-        if model is None
-        else section(
-            "Slowdowns: estimated and measured",
-            calibration_plot(model.calibration),
-            caption(_calibration_text(model.calibration)),
-        ),
-        head=element("header", element("h1", title), class_="neutral"),
+    answer, proof, model, others = (
+        found.answer,
+        found.proof,
+        found.pairs.model,
+        _others(found.answer),
     )
+    sections: list[Section | None] = [
+        Section(
+            "What each gets",
+            (
+                _gains(answer.chosen, found) if answer.chosen is not None else None,
+                Items([*answer.reasons, *_sentences(found)]),
+            ),
+        ),
+        Section("Expected and measured", [_proof(proof)], proof_text(proof)) if proof else None,
+        Section("What was rejected", [others]) if others else None,
+        Section("Not measured yet", [Items(answer.to_measure)]) if answer.to_measure else None,
+    ]
+    if model is not None:
+        about = caption(_calibration_text(model.calibration))
+        drawn = Plot(calibration_plot(model.calibration))
+        sections.append(Section("Slowdowns: estimated and measured", (drawn, about)))
+    return html.page(View(answer_text(answer), sections, title="A mix of models on one device"))
 
 
 def answer_text(answer: Answer) -> str:
@@ -281,10 +275,6 @@ def _calibration_text(calibration: Calibration) -> str:
         f"{percent_text(calibration.median_error)}, {percent_text(calibration.coverage)} of "
         f"{count_text(len(calibration.checked), 'pair')} within the {LEVEL:.0%} interval."
     )
-
-
-def _item(text: str) -> Markup:
-    return element("li", text)
 
 
 def _forecast_json(forecast: Forecast | None) -> dict[str, Any] | None:

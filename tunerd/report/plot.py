@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tunerd.report.markup import Markup, element, join
+from markupsafe import Markup
+
 from tunerd.report.scales import (
     Scale,
     latency_scale,
@@ -20,7 +21,8 @@ from tunerd.report.scales import (
     time_scale,
     time_ticks,
 )
-from tunerd.report.svg import canvas, percent
+from tunerd.report.svg import canvas, element, join, percent
+from tunerd.report.view import Plot
 from tunerd.system.text import count_text, duration_text, is_known, secs_text
 from tunerd.telemetry.history import HistoryPoint
 
@@ -84,18 +86,9 @@ def line_plot(
     )
 
 
-def legend(names: Sequence[str]) -> Markup | None:
-    """Return which colour is which; None for one line or none."""
-    if len(names) < 2:
-        return None
-    return element(
-        "p",
-        *(
-            element("span", element("i", class_=f"key line-{number}"), element("bdi", name))
-            for number, name in enumerate(names[:MOST_LINES])
-        ),
-        class_="legend",
-    )
+def legend(names: Sequence[str]) -> Plot:
+    """Return which colour is which of the plots that follow."""
+    return Plot(Markup(), names=names[:MOST_LINES])
 
 
 # --- the best latency --------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from tunerd.errors import ExitCode
-from tunerd.report.grid import Grid
+from tunerd.report import terminal
+from tunerd.report.view import Grid
 from tunerd.studies.recipes import Command, PlannedRun, Recipe
 from tunerd.system.text import UNKNOWN, printable, secs_text
 
@@ -59,7 +60,7 @@ def result_table(result: Result) -> Table:
         )
         for ended in result.runs
     ]
-    return Grid(_HEADS, rows).terminal()
+    return terminal.table(Grid(_HEADS, rows))
 
 
 def _command_text(command: Command) -> str:

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.records.summary import RunSummary, TaskSummary
-from tunerd.report.grid import Grid
+from tunerd.report import terminal
+from tunerd.report.view import Grid
 from tunerd.system.text import one_line, secs_text
 from tunerd.vocabulary import TrialState, to_json
 
@@ -49,7 +50,7 @@ def task_table(tasks: Sequence[TaskSummary]) -> Table:
         )
         for task in tasks
     ]
-    return Grid(_HEADS, rows, numbers=range(1, 7)).terminal()
+    return terminal.table(Grid(_HEADS, rows, range(1, 7)))
 
 
 def _states_text(counts: Mapping[TrialState, int]) -> str:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tunerd.report.components import caption, row, section, table
-from tunerd.report.layout import page, write_page
-from tunerd.report.markup import Markup, element
-from tunerd.report.plot import MOST_LINES, Line, Point, legend, line_plot
+from tunerd.report import html
+from tunerd.report.plot import MOST_LINES, Line, Point, line_plot
 from tunerd.report.scales import Scale, latency_scale, latency_tick_text
 from tunerd.report.share_text import (
-    HEADS,
+    curve_grid,
     mark_text,
     profile_json,
-    row_texts,
     sentences,
     title_text,
 )
+from tunerd.report.view import Items, Plot, Section, View, caption
 from tunerd.studies.profile.folder import REPORT, RESULT, write_json
 from tunerd.system.text import count_text, secs_text, significant
 
@@ -35,34 +34,34 @@ _FEW_PLACES = 0.07  # of the axis: labels that are nearer would touch
 def write_profile(profile: Profile, root: Path) -> None:
     """Write the page and the document of a profile into its folder."""
     write_json(root / RESULT, profile_json(profile))
-    write_page(root / REPORT, share_page(profile))
+    html.write_page(root / REPORT, share_page(profile))
 
 
 def share_page(profile: Profile) -> str:
     """Return the page about a profile."""
-    title = title_text(profile)
-    said = sentences(profile)
     lead = (
         f"Each share alone on the device, in {count_text(profile.rounds, 'round')} that visit each "
         "share in an order of their own, one client that waits for each answer. The knee is the "
         "smallest share at which an inference takes no longer than the loss allows, by intervals; "
         "it goes by the loss, and by SMs alone, since caches and memory bandwidth are not cut."
     )
-    return page(
-        title,
-        section(
-            "Which share",
-            element("ul", *(element("li", each) for each in said)),
-            lead=lead,
-        ),
-        _latency_section(profile),
-        _throughput_section(profile),
-        *(_table_section(profile, curve) for curve in profile.curves),
-        head=element("header", element("h1", element("bdi", title)), class_="neutral"),
+    return html.page(
+        View(
+            title_text(profile),
+            (
+                Section("Which share", [Items(sentences(profile))], lead),
+                _latency_section(profile),
+                _throughput_section(profile),
+                *(
+                    Section(f"Batch {curve.batch}", [curve_grid(profile, curve)])
+                    for curve in profile.curves
+                ),
+            ),
+        )
     )
 
 
-def _latency_section(profile: Profile) -> Markup:
+def _latency_section(profile: Profile) -> Section:
     values = [p.latency.value for curve in profile.curves for p in curve.points]
     return _plotted(
         profile,
@@ -87,7 +86,7 @@ def _latency_section(profile: Profile) -> Markup:
     )
 
 
-def _throughput_section(profile: Profile) -> Markup:
+def _throughput_section(profile: Profile) -> Section:
     values = [p.per_sec for curve in profile.curves for p in curve.points]
     return _plotted(
         profile,
@@ -115,13 +114,12 @@ def _plotted(
     about: str,
     lines: list[list[Point]],
     values: Scale,
-    value_text: object,
-) -> Markup:
-    assert callable(value_text)
+    value_text: Callable[[float], str],
+) -> Section:
     names = [f"batch {curve.batch}" for curve in profile.curves]
     least = min(point.x for line in lines for point in line)
     if least >= 1 or len(lines[0]) < 2:
-        return section(title, lead="One share alone was measured: there is no line to draw.")
+        return Section(title, lead="One share alone was measured: there is no line to draw.")
     plot = line_plot(
         [Line(name, line) for name, line in zip(names, lines, strict=True)],
         label=f"{title} of {profile.name} over shares",
@@ -133,7 +131,7 @@ def _plotted(
     )
     if len(names) > MOST_LINES:
         about += f" Drawn are the first {MOST_LINES} batches."
-    return section(title, legend(names), plot, caption(about))
+    return Section(title, (Plot(plot, names=names[:MOST_LINES]), caption(about)))
 
 
 def _part(curve: shares.Curve, point: shares.Point) -> float:
@@ -148,11 +146,3 @@ def _places(curve: shares.Curve, least: float) -> list[tuple[float, str]]:
         if not places or places[-1][0] - at >= _FEW_PLACES * (1 - least):
             places.append((at, f"{point.pct}%"))
     return places
-
-
-def _table_section(profile: Profile, curve: shares.Curve) -> Markup:
-    heads = (HEADS[0], profile.unit, *HEADS[2:], "")
-    rows = [
-        row(heads, (*row_texts(point), mark_text(profile, curve, point))) for point in curve.points
-    ]
-    return section(f"Batch {curve.batch}", table(heads, rows, "kernels"))

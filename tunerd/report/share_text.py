@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tunerd.report.grid import Grid
 from tunerd.report.markdown_text import text as plain
+from tunerd.report.markdown_text import written
+from tunerd.report.terminal import shown
+from tunerd.report.view import Grid, Items
 from tunerd.system.text import (
     EN_DASH,
     TIMES,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from tunerd.studies.profile.profile import Profile
     from tunerd.vocabulary.verdict import Interval
 
-HEADS = ("Share", "Obtained", "Median", "95% interval", "p95", "Inputs/s", f"{TIMES} whole")
+_HEADS = ("Share", "Obtained", "Median", "95% interval", "p95", "Inputs/s", f"{TIMES} whole")
 
 
 def title_text(profile: Profile) -> str:
@@ -54,8 +56,8 @@ def _is_told(answer: SmallestShare) -> bool:
     return answer.found in ("found", "at most")
 
 
-def row_texts(point: Point) -> tuple[str, ...]:
-    """Return a point's cells, in the order of HEADS."""
+def _row_texts(point: Point) -> tuple[str, ...]:
+    """Return a point's cells, in the order of _HEADS."""
     return (
         share_text(point),
         f"{point.sm_count}",
@@ -146,32 +148,34 @@ def _ratio_text(value: Interval) -> str:
 # --- the terminal and Markdown ------------------------------------------------------------------
 
 
-_SHOWN = (0, 1, 2, 4, 5, 6)  # of HEADS: what 80 columns hold
+def curve_grid(profile: Profile, curve: Curve) -> Grid:
+    """Return a row for each share of a batch, with what the share is."""
+    heads = (_HEADS[0], profile.unit, *_HEADS[2:], "")
+    rows = [(*_row_texts(point), mark_text(profile, curve, point)) for point in curve.points]
+    return Grid(heads, rows, range(1, len(_HEADS)), class_="kernels")
+
+
+def _grid(profile: Profile) -> Grid:
+    """Return a row for each batch and share."""
+    rows = [
+        (str(curve.batch), *_row_texts(point)) for curve in profile.curves for point in curve.points
+    ]
+    heads = ("Batch", _HEADS[0], profile.unit, *_HEADS[2:])
+    return Grid(heads, rows, range(len(heads)))
 
 
 def share_table(profile: Profile) -> RenderableType:
     """Return a line for each batch and share, and what they say, for rich to print."""
-    heads = ("batch", "share", profile.unit, *(HEADS[i].lower() for i in _SHOWN[2:]))
-    rows = [
-        (str(curve.batch), *(row_texts(point)[i] for i in _SHOWN))
-        for curve in profile.curves
-        for point in curve.points
-    ]
-    shown = Grid(heads, rows, numbers=range(2, len(heads))).terminal()
+    grid = _grid(profile)
+    heads = [head for head in grid.heads if head != "95% interval"]  # what 80 columns hold
     title = Text(one_line(title_text(profile)), style="bold")
-    return Group(title, shown, *(Text(each) for each in sentences(profile)))
+    return Group(title, shown((grid.only(*heads), Items(sentences(profile)))))
 
 
 def share_markdown(profile: Profile) -> str:
     """Return a heading, a table and what it says."""
-    heads = ("Batch", HEADS[0], profile.unit, *HEADS[2:])
-    rows = [
-        (str(curve.batch), *row_texts(point)) for curve in profile.curves for point in curve.points
-    ]
-    points = Grid(heads, rows, numbers=range(len(heads)))
-    lines = [f"### {plain(title_text(profile))}", "", points.markdown()]
-    lines += ["", *(f"- {plain(each)}" for each in sentences(profile))]
-    return "\n".join(lines) + "\n"
+    said = written((_grid(profile), Items(sentences(profile))))
+    return f"### {plain(title_text(profile))}\n\n{said}\n"
 
 
 # --- JSON --------------------------------------------------------------------------------------

@@ -6,43 +6,45 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
-from tunerd.report.components import section
-from tunerd.report.grid import Grid
-from tunerd.report.layout import page
-from tunerd.report.markup import element
+from tunerd.report import html
+from tunerd.report.figures import against_onnxruntime
 from tunerd.report.run_result import run_json
+from tunerd.report.run_sections import ratio_cell
 from tunerd.report.run_view import RunView
+from tunerd.report.terminal import shown
+from tunerd.report.view import Grid, Items, Section, View
 from tunerd.settings.texts import TENANTS
-from tunerd.system.text import TIMES, count_text, ratio_texts, secs_text
+from tunerd.system.text import count_text, secs_text
 from tunerd.vocabulary.outcome import Outcome
-from tunerd.vocabulary.verdict import Verdict
 
-_HEADS = ("size", "default", "tuned", "ratio", "tasks tuned", "from the store", "trials")
+_HEADS = (
+    "size", "ONNX Runtime over it", "tuned", "default", "ratio", "tasks tuned", "from the store",
+    "trials",
+)  # fmt: skip
 
 SizeResult = tuple[str, RunView, Outcome, Path]  # the size, its run, how that ended, its folder
 
 
 def sizes_page(name: str, results: Sequence[SizeResult], padded: Sequence[str]) -> str:
     """Return the page about all sizes; each run has one of its own in its folder."""
-    title = f"{name}: {count_text(len(results), 'size')}"
-    return page(
-        title,
-        section("Sizes", _grid(results).page(), lead=padding_sentence(padded)),
-        section(
-            "Runs",
-            element("ul", *(element("li", f"{size}: {place}") for size, _, _, place in results)),
-            lead="Each size has a run folder with a report and an artifact of its own.",
-        ),
-        head=element("header", element("h1", element("bdi", title)), class_="neutral"),
+    places = Items([f"{size}: {place}" for size, _, _, place in results])
+    about = "Each size has a run folder with a report and an artifact of its own."
+    return html.page(
+        View(
+            f"{name}: {count_text(len(results), 'size')}",
+            (
+                Section("Sizes", [_grid(results)], padding_sentence(padded)),
+                Section("Runs", [places], about),
+            ),
+        )
     )
 
 
 def sizes_result(results: Sequence[SizeResult], padded: Sequence[str]) -> RenderableType:
     """Return the same for rich to print."""
-    return Group(_grid(results).terminal(), Text(padding_sentence(padded)))
+    return shown((_grid(results), padding_sentence(padded)))
 
 
 def sizes_json(
@@ -73,18 +75,19 @@ def padding_sentence(padded: Sequence[str]) -> str:
 
 
 def _grid(results: Sequence[SizeResult]) -> Grid:
+    beside = [against_onnxruntime(outcome) for _, _, outcome, _ in results]
     rows = [
         (
             size,
-            secs_text(outcome.end_to_end.base_secs),
+            ratio_cell(compared).text,
             secs_text(outcome.end_to_end.new_secs),
-            "cannot tell"
-            if outcome.end_to_end.verdict is Verdict.CANNOT_TELL
-            else ratio_texts(outcome.end_to_end.interval)[0] + TIMES,
+            secs_text(outcome.end_to_end.base_secs),
+            ratio_cell(outcome.end_to_end).text,
             f"{sum(task.is_tuned for task in outcome.tasks)} of {len(outcome.tasks)}",
             str(sum(task.taken is not None for task in outcome.tasks)),
             f"{view.trials:,}",
         )
-        for size, view, outcome, _ in results
+        for (size, view, outcome, _), compared in zip(results, beside, strict=True)
     ]
-    return Grid(_HEADS, rows, range(1, len(_HEADS)))
+    grid = Grid(_HEADS, rows, range(1, len(_HEADS)))
+    return grid if any(beside) else grid.only(_HEADS[0], *_HEADS[2:])

@@ -1,20 +1,24 @@
-"""Bars and marks as inline SVG: no fixed width, values in <title> for the pointer to show.
+"""Inline SVG: elements, bars and marks, with values in <title> for the pointer to show.
 
 Horizontal positions are percentages, so that a plot fills its column and its text keeps its size
 on a narrow screen; vertical ones are pixels. Colours come from the page's style sheet by class.
+A `str` is text and is escaped where it is used; only `Markup` goes into a page as it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 
-from tunerd.report.markup import Markup, element
+from markupsafe import Markup
+
 from tunerd.system.text import (
     TIMES,
     count_text,
     is_known,
     percent_text,
+    printable,
     ratio_texts,
     secs_range_text,
     secs_text,
@@ -22,6 +26,46 @@ from tunerd.system.text import (
 from tunerd.telemetry.time_use import Stretch
 from tunerd.vocabulary.outcome import Comparison
 from tunerd.vocabulary.verdict import Interval, Verdict
+
+Child = str | Markup | None
+
+
+def join(children: Iterable[Child]) -> Markup:
+    """Return the children one after another, those that are text escaped."""
+    return Markup("").join(_text(child) for child in children)
+
+
+def _text(child: Child) -> Markup:
+    return child if isinstance(child, Markup) else Markup(escape(printable(child or "")))
+
+
+def element(tag: str, *children: Child, **attributes: str | float | None) -> Markup:
+    """Return one element. Attributes that are None are left out; `class_` is class, `_` is -."""
+    parts = [tag]
+    for name, value in attributes.items():
+        if value is not None:
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            parts.append(f'{name.rstrip("_").replace("_", "-")}="{escape(printable(shown))}"')
+    return Markup(f"<{' '.join(parts)}>{join(children)}</{tag}>")
+
+
+def svg_file(title: str, style: str, width: int, height: int, *children: Child) -> str:
+    """Return a picture that is a file of its own: a page behind its title and children.
+
+    `style` has the classes `page` and `title`, for light and dark pages. Sizes in pixels.
+    """
+    return element(
+        "svg",
+        element("style", Markup(f"\n{style}")),
+        element("rect", class_="page", width=width, height=height),
+        element("text", title, class_="title", x=16, y=24),
+        *children,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        role="img",
+        aria_label=title,
+    )
 
 
 def percent(fraction: float) -> str:

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tunerd.report import terminal
 from tunerd.report.figures import (
     LATENCY_NAMES,
     TaskShare,
@@ -19,17 +20,16 @@ from tunerd.report.figures import (
     outcome_headline,
     weighted_secs,
 )
-from tunerd.report.grid import Grid
 from tunerd.report.library_text import library_bars, library_secs
+from tunerd.report.run_sections import ratio_cell
+from tunerd.report.view import Cell, Grid
 from tunerd.system.text import (
-    TIMES,
     UNKNOWN,
     count_text,
     duration_text,
     is_known,
     one_line,
     percent_text,
-    ratio_texts,
     secs_range_text,
     secs_text,
 )
@@ -94,7 +94,7 @@ def _task_table(shares: tuple[TaskShare, ...]) -> Table:
         )
         for task, share in ((entry.task, entry.share) for entry in shares)
     ]
-    return Grid(heads, rows, numbers=range(1, len(heads))).terminal(gap=1, least_width=8)
+    return terminal.table(Grid(heads, rows, range(1, len(heads))), gap=1, least_width=8)
 
 
 def _reasons(shares: tuple[TaskShare, ...]) -> list[Text]:
@@ -108,13 +108,10 @@ def _reasons(shares: tuple[TaskShare, ...]) -> list[Text]:
     ]
 
 
-def _ratio_cell(comparison: Comparison | None, *, is_tuned: bool) -> Text:
-    if comparison is None:
-        return Text(UNKNOWN)
-    if comparison.verdict is Verdict.CANNOT_TELL:
-        return Text("cannot tell", style="yellow")
-    ratio, _ = ratio_texts(comparison.interval)
-    return Text(f"{ratio}{TIMES}", style="green" if is_tuned else "")
+def _ratio_cell(comparison: Comparison | None, *, is_tuned: bool) -> Cell:
+    unsure = comparison is not None and comparison.verdict is Verdict.CANNOT_TELL
+    style = "yellow" if unsure else "green" if is_tuned else ""
+    return Cell(ratio_cell(comparison).text, style=style)
 
 
 def _totals_line(outcome: Outcome) -> Text:
@@ -209,7 +206,7 @@ def _planned_task_table(tasks: Sequence[Mapping[str, Any]]) -> Table:
         mflop = [f"{n * flops / 1e6:,.1f}" if flops else UNKNOWN for n in (1, calls)]
         rows.append((task["name"], f"{calls:,}", *mflop))
     heads = ("task", "calls", "MFLOP a call", "MFLOP in all")
-    return Grid(heads, rows, numbers=range(1, 4)).terminal(gap=1, least_width=8)
+    return terminal.table(Grid(heads, rows, range(1, 4)), gap=1, least_width=8)
 
 
 def _limits_sentence(plan: Mapping[str, Any]) -> str:

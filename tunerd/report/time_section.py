@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.report import svg
-from tunerd.report.components import caption, left_out, section
-from tunerd.report.grid import Grid
-from tunerd.report.markup import Markup, element
+from tunerd.report.run_sections import left_out
+from tunerd.report.terminal import table
+from tunerd.report.view import Cell, Grid, Section, caption
 from tunerd.system.text import count_text, duration_text, percent_text
 from tunerd.telemetry.time_use import WORK, TimeUse, WorkerTime
 from tunerd.vocabulary import Activity, Phase
@@ -22,26 +22,27 @@ _TIMELINES = 64  # on the page; of more the rest is counted
 SHOWN_WORKERS = 8  # of a role on the terminal; of more the busiest and the idlest are shown
 
 
-def where_time_went_section(use: TimeUse | None) -> Markup | None:
+def time_section(use: TimeUse | None) -> Section | None:
     if use is None:
         return None
     workers = [w for of in use.roles.values() for w in of]
-    lead = f"{phases_text(use).capitalize()}. {_roles_text(use)}."
-    return section(
+    activities = [a.value for a in Activity]
+    grid = Grid(
+        ("Worker", "", "busy", *activities),
+        [_row(worker) for worker in workers[:_TIMELINES]],
+        class_="spans",
+        styles={"": "drawn"},
+        keys={name: name for name in activities},
+        named=True,
+    )
+    about = (
+        "Each worker's search from left to right. A slice is idle when no build is ready for it, "
+        "or while its cores build; waiting is a worker's own start, and the way to it and back."
+    )
+    return Section(
         "Where the time went",
-        element(
-            "table",
-            element("thead", element("tr", *_heads())),
-            element("tbody", *map(_row, workers[:_TIMELINES])),
-            class_="spans",
-        ),
-        left_out(len(workers) - _TIMELINES, "worker"),
-        caption(
-            "Each worker's search from left to right. A slice is idle when no build is ready for "
-            "it, or while its cores build; waiting is a worker's own start, and the way to it and "
-            "back."
-        ),
-        lead=lead,
+        (grid, left_out(len(workers) - _TIMELINES, "worker"), caption(about)),
+        f"{phases_text(use).capitalize()}. {_roles_text(use)}.",
     )
 
 
@@ -55,34 +56,14 @@ def _roles_text(use: TimeUse) -> str:
     return "; ".join(parts)
 
 
-def _heads() -> list[Markup]:
-    return [
-        element("th", "Worker", scope="col"),
-        element("td"),
-        element("th", "busy", scope="col"),
-        *(
-            element("th", element("i", class_=f"key {a.value}"), a.value, scope="col")
-            for a in Activity
-        ),
-    ]
-
-
-def _row(worker: WorkerTime) -> Markup:
-    cells = [
-        element("td", duration_text(secs) if secs else "", data_label=activity.value)
-        for activity, secs in worker.secs.items()
-    ]
-    return element(
-        "tr",
-        element("th", element("bdi", worker.worker), scope="row"),
-        element("td", svg.timeline(worker.timeline, _label(worker)), class_="drawn"),
-        element("td", percent_text(worker.busy), data_label="busy"),
-        *cells,
+def _row(worker: WorkerTime) -> tuple[str | Cell, ...]:
+    spent = ", ".join(f"{a.value} {duration_text(secs)}" for a, secs in worker.secs.items())
+    return (
+        worker.worker,
+        Cell(drawn=svg.timeline(worker.timeline, spent)),
+        percent_text(worker.busy),
+        *(duration_text(secs) if secs else "" for secs in worker.secs.values()),
     )
-
-
-def _label(worker: WorkerTime) -> str:
-    return ", ".join(f"{a.value} {duration_text(secs)}" for a, secs in worker.secs.items())
 
 
 def time_table(use: TimeUse) -> RenderableType:
@@ -123,7 +104,7 @@ def _worker_table(use: TimeUse) -> Table:
         if len(workers) > 1:
             rows.append(_time_cells(f"{count_text(len(workers), role)}, mean", workers))
         rows += [_time_cells(worker.worker, [worker]) for worker in _shown(workers)]
-    return Grid(heads, rows, numbers=range(1, len(heads))).terminal(least_width=10)
+    return table(Grid(heads, rows, range(1, len(heads))), least_width=10)
 
 
 def _shown(workers: Sequence[WorkerTime]) -> Sequence[WorkerTime]:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from lab.colocation.figures import p99_ms
 from lab.colocation.saturation_table import latencies_of, samples_of
 from lab.series_style import FONT, SERIES_STYLE
-from tunerd.report.markup import Markup, element, join
 from tunerd.report.scales import Scale, latency_tick_text, ticks
-from tunerd.report.svg_file import svg_file
+from tunerd.report.svg import element, join, svg_file
 from tunerd.system.text import secs_text, significant
 
 FAMILIES = {"PyTorch": "PyTorch", "tuned": "artifacts in the same places", "engine": "the engine"}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from lab.series_style import FONT, SERIES_STYLE
-from tunerd.report.markup import Markup, element, join
 from tunerd.report.scales import Scale
-from tunerd.report.svg_file import svg_file
+from tunerd.report.svg import element, join, svg_file
 from tunerd.studies.profile.curve import Curve, Point, SmallestShare
 from tunerd.system.text import EN_DASH, TIMES, secs_text, significant
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from markupsafe import Markup
+
 from lab.series_style import FONT, SERIES_STYLE
-from tunerd.report.markup import Markup, element, join
 from tunerd.report.scales import TIME_TICKS, Scale, latency_tick_text, ticks
-from tunerd.report.svg_file import svg_file
+from tunerd.report.svg import element, join, svg_file
 from tunerd.system.text import duration_text, secs_text
 
 Curve = Sequence[tuple[float, float]]  # (elapsed seconds, best seconds so far), in order of time
