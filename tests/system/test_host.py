@@ -15,16 +15,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 from tests.lib import ROOT
+from tests.lib.models import conv_net
 from tunerd.cli.doctor import doctor
 from tunerd.doctor import checks
 from tunerd.errors import ExitCode, HostError
+from tunerd.frontend.model import read_model
+from tunerd.runs.plan import tuning_bytes
 from tunerd.slices import whole
 from tunerd.slices.mps import mps_slice
 from tunerd.system import cores, gpus, host, targets
-from tunerd.system.gpus import GpuFacts
+from tunerd.system.gpus import GpuFacts, GpuState
 from tunerd.system.host import HostFacts
 from tunerd.vocabulary import Conditions, SliceRequest, SliceSpec, to_json
 
@@ -338,6 +343,77 @@ def test_an_external_daemon_is_named_in_the_environment(
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/theirs")
     plan = mps_slice.plan_for(with_gpu(gpu_host), SliceRequest("mps", 40, mps="external"))
     assert dict(plan.slices[0].environment)["CUDA_MPS_PIPE_DIRECTORY"] == "/run/theirs"
+
+
+def serving(facts: HostFacts, free_gib: int) -> HostFacts:
+    """Return a host whose GPU serves others, who leave so much of its memory."""
+    gpu = dataclasses.replace(facts.gpus[0], mem_free_bytes=free_gib << 30)
+    return dataclasses.replace(facts, gpus=(gpu,))
+
+
+@pytest.mark.parametrize(("free_gib", "count"), [(5, 2), (21, 10), (100, 10), (1, 0)])
+def test_what_others_leave_of_the_memory_bounds_the_slices(
+    gpu_host: HostFacts, free_gib: int, count: int
+) -> None:
+    facts = serving(with_gpu(gpu_host), free_gib)
+    plan = mps_slice.plan_for(facts, SliceRequest("mps", 10, if_shared="narrow"))
+    assert len(plan.slices) == count
+    if count in (0, 2):
+        left = f"{free_gib} GiB of GPU memory, which others leave, hold {count} slices of 2 GiB"
+        assert left in (plan.problem or plan.bound)
+    for spec in plan.slices:  # and none may take what others have
+        (limit,) = re.findall(
+            r"0=(\d+)M", dict(spec.environment)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+        )
+        assert int(limit) * count <= (free_gib << 10)
+    plan = mps_slice.plan_for(facts, SliceRequest("mps", 10))  # nobody looks
+    assert len(plan.slices) == 10
+
+
+def test_a_run_of_a_model_for_several_tenants_needs_the_weights_of_all(tmp_path: Path) -> None:
+    onnx.save(conv_net(), path := tmp_path / "net.onnx")
+    one, four = (read_model(path, tenants=tenants) for tenants in (1, 4))
+    weights = one.graph.weight_bytes()
+    assert weights == 4 * sum(np.prod(w.dims, dtype=int) for w in conv_net().graph.initializer)
+    assert tuning_bytes(four) - tuning_bytes(one) == 3 * (tuning_bytes(one) - (1 << 30))
+    assert tuning_bytes(one) >= weights + (1 << 30)
+
+
+def test_a_large_model_has_fewer_slices_beside_others(gpu_host: HostFacts) -> None:
+    request = SliceRequest("mps", 25, if_shared="narrow", mem_bytes=6 << 30)
+    plan = mps_slice.plan_for(serving(with_gpu(gpu_host), 13), request)
+    assert len(plan.slices) == 2
+
+
+@pytest.mark.parametrize("kind", ["mps", "whole"])
+def test_a_gpu_that_serves_others_can_be_refused(kind: str, gpu_host: HostFacts) -> None:
+    plan_for = {"mps": mps_slice.plan_for, "whole": whole.plan_for}[kind]
+    request = SliceRequest(kind, 100, if_shared="refuse")
+    assert plan_for(with_gpu(gpu_host), request).slices
+    plan = plan_for(serving(with_gpu(gpu_host), 100), request)
+    assert plan.slices == ()
+    assert "others hold 39.0 GiB of GPU 0, and --if-shared refuse" in plan.problem
+    narrow = dataclasses.replace(request, if_shared="narrow")
+    assert "leave" in plan_for(serving(with_gpu(gpu_host), 1), narrow).problem
+
+
+@pytest.mark.parametrize(("mps", "times"), [("own", "2"), ("external", "5.0")])
+def test_what_a_run_may_cost_others_is_said_before_it_starts(
+    mps: Any, times: str, gpu_host: HostFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = GpuState((11, 12), None, None, None, 63, None, None)
+    monkeypatch.setattr(mps_slice, "gpu_state", lambda uuid, samples: busy)
+    request = SliceRequest("mps", 40, if_shared="narrow", mps=mps)
+    for facts in (with_gpu(gpu_host), serving(with_gpu(gpu_host), 100)):
+        plan = mps_slice.beside_others(mps_slice.plan_for(facts, request), facts, request)
+        if facts.gpus[0].mem_free_bytes == H200.mem_free_bytes:
+            assert plan.note == ""
+            continue
+        assert plan.note.startswith(
+            "GPU 0 serves others, too: 2 processes hold 39.0 GiB and keep it 63% busy. 2 slices "
+            "take up to about 4.00 GiB of the 100 GiB that are free. While kernels are measured, "
+            f"what runs there may take up to about {times} times as long"
+        )
 
 
 def test_host_cores_bound_the_number_of_slices_and_the_plan_says_so(gpu_host: HostFacts) -> None:

@@ -61,6 +61,7 @@ class TuneOptions(TypedDict, total=False):
     warm_start: folders of other runs to learn from.
     store: a team's, as a URL of SQLAlchemy; `require_hit` builds from its records, with no search.
     no_wait: measure finalists at once, also on a device that is not quiet.
+    if_shared: what is done where others hold memory of a GPU.
     neighbours, l2, fidelity: how finalists are measured, and how many more for judging the search.
     """
 
@@ -89,6 +90,7 @@ class TuneOptions(TypedDict, total=False):
     store: str
     require_hit: bool
     no_wait: bool
+    if_shared: Literal["narrow", "refuse", "ignore"]
     neighbours: Literal["none", "busy", "as-tuned"]
     l2: Literal["model", "cold", "warm"]
     fidelity: int

@@ -10,7 +10,7 @@ from tunerd.cluster.nodes import Node, TunerSpec, cut_once, plan_tuners, survey_
 from tunerd.errors import HostError
 from tunerd.settings import TuneSettings
 from tunerd.slices.neighbors import require_neighbours
-from tunerd.vocabulary import SliceSpec, TargetSpec
+from tunerd.vocabulary import SliceRequest, SliceSpec, TargetSpec
 
 if TYPE_CHECKING:
     from tunerd.cluster.ray_cluster import Cluster
@@ -29,15 +29,20 @@ class Layout:
     is_lockstep: bool  # workers take turns, so that a seed repeats a run exactly
 
 
-def local_layout(settings: TuneSettings) -> Layout:
-    """Plan slices and tuners on this machine; HostError where it cannot do what is asked."""
-    here = survey_here(settings.slice_request)
+def local_layout(settings: TuneSettings, request: SliceRequest | None = None) -> Layout:
+    """Plan slices and tuners on this machine; HostError where it cannot do what is asked.
+
+    request: instead of the settings' own.
+    """
+    here = survey_here(request or settings.slice_request)
     return layout_of([Node(None, here.cores, here, is_here=True)], settings)
 
 
-def cluster_layout(settings: TuneSettings, cluster: Cluster) -> Layout:
+def cluster_layout(
+    settings: TuneSettings, cluster: Cluster, request: SliceRequest | None = None
+) -> Layout:
     """Plan slices and tuners on a cluster's nodes; HostError where they cannot do what is asked."""
-    return layout_of(cluster.nodes(settings.slice_request), settings)
+    return layout_of(cluster.nodes(request or settings.slice_request), settings)
 
 
 def open_cluster(layout: Layout) -> str:
@@ -49,6 +54,16 @@ def open_cluster(layout: Layout) -> str:
         f"Ray asks for no token on {', '.join(names)}: whoever reaches it there runs code as its "
         "user; start the cluster again with RAY_AUTH_MODE=token and a secret in RAY_AUTH_TOKEN, "
         "the same everywhere"
+    )
+
+
+def costs_to_others(layout: Layout) -> str:
+    """Return what the slices may cost who else uses their GPUs, "" where nobody does."""
+    several = len(layout.nodes) > 1
+    return " ".join(
+        f"{node.survey.hostname}: {note}" if several else note
+        for node in layout.nodes
+        if (note := node.survey.plan.note)
     )
 
 

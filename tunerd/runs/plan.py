@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tunerd.candidates.triton.source import is_installed
-from tunerd.cluster.layout import Layout, cluster_layout, local_layout, open_cluster
+from tunerd.cluster.layout import (
+    Layout,
+    cluster_layout,
+    costs_to_others,
+    local_layout,
+    open_cluster,
+)
 from tunerd.errors import HostError
 from tunerd.frontend.kernels import Kernels, Selection
 from tunerd.frontend.model import FixedModel, read_model
@@ -17,8 +23,9 @@ from tunerd.records import RunFacts
 from tunerd.runs.folder import require_free
 from tunerd.runs.warm_start import WarmStart, read_warm_starts
 from tunerd.settings import TuneSettings
+from tunerd.slices.room import needed_bytes
 from tunerd.system import host
-from tunerd.vocabulary import FP32, Arrays, Model, Task, to_json
+from tunerd.vocabulary import FP32, Arrays, Model, SliceRequest, Task, to_json
 
 if TYPE_CHECKING:
     from tunerd.cluster.ray_cluster import Cluster
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
 # once on each kind of host and good for an estimate only.
 _CORE_SECS_PER_TRIAL = {"llvm": 0.15, "cuda": 0.6}
 _SLICE_SECS_PER_TRIAL = {"llvm": 0.06, "cuda": 0.06}
+# As a process with one captured model holds (`colocation.places.base`), and what rotates.
+_CONTEXT_BYTES = 1 << 30
 _FIXED_SECS = {"llvm": 60.0, "cuda": 60.0}  # start-up, finalists, artifact, verification
 
 
@@ -47,7 +56,8 @@ class RunPlan:
     @property
     def warning(self) -> str:
         """What a person should know before the run begins, or ""."""
-        return " ".join(filter(None, (open_cluster(self.layout), self._without_templates())))
+        said = (costs_to_others(self.layout), open_cluster(self.layout), self._without_templates())
+        return " ".join(filter(None, said))
 
     def _without_templates(self) -> str:
         """Say what is missing for tensor cores, where they are asked for; or ""."""
@@ -148,10 +158,12 @@ def plan_run(
     model: FixedModel | None = None,
     cluster: Cluster | None = None,
     selection: Selection | None = None,
+    is_beside_own: bool = False,
 ) -> RunPlan:
     """Plan a run on this machine, or on a cluster that is open; changes nothing.
 
     Args:
+        is_beside_own: what holds memory of the devices may be this process's other runs.
         model: that of the settings, where it was read before.
         selection: of its tasks.
 
@@ -161,8 +173,20 @@ def plan_run(
     """
     if cluster is None:
         _require_libraries(settings)
-    layout = local_layout(settings) if cluster is None else cluster_layout(settings, cluster)
+    request = settings.slice_request
+    if is_beside_own:
+        request = replace(request, if_shared="ignore")
+
+    def laid_out(request: SliceRequest) -> Layout:
+        if cluster is None:
+            return local_layout(settings, request)
+        return cluster_layout(settings, cluster, request)
+
+    layout = laid_out(request)
     model = model or read(settings)
+    needed = tuning_bytes(model)
+    if layout.target.is_cuda and needed > needed_bytes(request):
+        layout = laid_out(replace(request, mem_bytes=needed))
     warm_starts = read_warm_starts(
         settings.warm_start,
         out=settings.out,
@@ -175,6 +199,16 @@ def plan_run(
     )
     samples = read_samples(settings.inputs, model.inputs, settings.values)
     return RunPlan(settings, model, layout, warm_starts, facts, selection, samples)
+
+
+def tuning_bytes(model: FixedModel) -> int:
+    """Return what a runner comes to hold of a GPU at most, about, when a model is tuned.
+
+    A context with its kernels, the copies of a task's arguments that rotate, and at the end two
+    artifacts side by side, the default's and the tuned one's: each with its weights and, between
+    its kernels, with no more than that again.
+    """
+    return _CONTEXT_BYTES + 4 * model.tenants * model.graph.weight_bytes()
 
 
 def _require_libraries(settings: TuneSettings) -> None:

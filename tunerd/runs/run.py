@@ -132,7 +132,9 @@ def _opened(
         stack.enter_context(disk_errors_said(settings.out))
         if lent is not None:
             shared = lent
-            planned = plan_run(settings, model=shared.model, selection=selection)
+            planned = plan_run(
+                settings, model=shared.model, selection=selection, is_beside_own=True
+            )
         elif settings.address is None:  # what this machine cannot do is said before Ray starts
             # TVM is imported there while the host and the model are read here.
             lowerer = stack.enter_context(Lowerer())

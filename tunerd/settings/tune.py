@@ -215,6 +215,13 @@ class TuneSettings(BaseModel):
         Literal["own", "external"],
         Option("Start an MPS daemon of our own, or use the one that is there."),
     ] = "own"
+    if_shared: Annotated[
+        Literal["narrow", "refuse", "ignore"],
+        Option(
+            "Where others hold memory of a GPU: have as many slices as they leave room for, do "
+            "not use it, or do not look."
+        ),
+    ] = "narrow"
     address: Annotated[
         str | None,
         Option(
@@ -396,7 +403,13 @@ class TuneSettings(BaseModel):
 
     @property
     def slice_request(self) -> SliceRequest:
-        return SliceRequest(self.slice_kind, self.pct, per_device=self.slices, mps=self.mps)
+        return SliceRequest(
+            self.slice_kind,
+            self.pct,
+            per_device=self.slices,
+            mps=self.mps,
+            if_shared=self.if_shared,
+        )
 
 
 def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Plan:
     target: TargetSpec  # what to generate code for, of this host's device
     bound: str  # "2 slices of 40% fit into each GPU"
     problem: str = ""  # why the plan cannot be had; then `slices` is empty
+    note: str = ""  # what it may cost who else uses the devices
 
 
 class Slice(ABC):

@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from tunerd.errors import HostError
-from tunerd.slices import gpu_tenants
+from tunerd.slices import gpu_tenants, room
 from tunerd.slices.base import Plan, Usability
 from tunerd.slices.child import ChildSlice
 from tunerd.slices.gpu_tenants import Own
 from tunerd.slices.mps.guard_client import private_folder
-from tunerd.slices.mps.mps_slice import device_sms, missing_for_gpu, obtained
+from tunerd.slices.mps.mps_slice import (
+    beside_others,
+    device_sms,
+    missing_for_gpu,
+    obtained,
+)
 from tunerd.system import host, targets
 from tunerd.system.host import HostFacts
 from tunerd.vocabulary import CapProof, Conditions, SliceRequest, SliceSpec, TargetSpec
@@ -29,7 +34,8 @@ class WholeSlice(ChildSlice):
 
     @classmethod
     def plan(cls, request: SliceRequest) -> Plan:
-        return plan_for(host.facts(), request)
+        facts = host.facts()
+        return beside_others(plan_for(facts, request), facts, request)
 
     def arguments(self) -> tuple[str, ...]:
         return ("--device", "cuda")
@@ -62,6 +68,13 @@ def plan_for(facts: HostFacts, request: SliceRequest) -> Plan:
         )
     elif request.per_device is not None and request.per_device > 1:
         problem = f"{request.per_device} slices per GPU do not fit: {bound}"
+    problem = problem or room.refusal(facts.gpus, request)
+    least, needed = min(room.room_bytes(g, request) for g in facts.gpus), room.needed_bytes(request)
+    if not problem and request.if_shared != "ignore" and least < needed:
+        problem = (
+            f"a run needs {needed / (1 << 30):.1f} GiB of a GPU, and others leave "
+            f"{least / (1 << 30):.1f} GiB; end them, or choose another with CUDA_VISIBLE_DEVICES"
+        )
     if problem:
         return Plan((), target, bound, problem=problem)
     slices = tuple(

@@ -66,6 +66,9 @@ class Graph(Protocol):
     def to_bytes(self) -> bytes:
         """Return what such a file holds; ModelError where none can hold it."""
 
+    def weight_bytes(self) -> int:
+        """Return what its weights take, about."""
+
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Return its outputs in order; ModelError for those that no artifact can have."""
 

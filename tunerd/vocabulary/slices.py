@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Self
 
 Mps = Literal["own", "external"]  # whose MPS daemon: one of our own, or the one that is there
+IfShared = Literal["narrow", "refuse", "ignore"]  # `settings.TuneSettings.if_shared`
 
 
 def unit_name(kind: str, count: int | None = None) -> str:
@@ -45,6 +46,8 @@ class SliceRequest:
     _: KW_ONLY
     per_device: int | None = None  # as many as fit where it is None
     mps: Mps = "own"
+    mem_bytes: int = 0  # that the runner of a slice may come to hold, where it is known
+    if_shared: IfShared = "ignore"  # what is done where others hold memory of a GPU
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,14 @@ class OnnxGraph:
                 f"the model cannot be written as one message ({error}); save it with its weights "
                 "in files of their own, and give the path"
             ) from None
+
+    def weight_bytes(self) -> int:
+        from onnx.helper import tensor_dtype_to_np_dtype
+
+        weights = self.proto.graph.initializer
+        return sum(
+            math.prod(w.dims) * int(tensor_dtype_to_np_dtype(w.data_type).itemsize) for w in weights
+        )
 
     def outputs(self) -> tuple[TensorSpec, ...]:
         return tuple(spec_of(o, "output") for o in self.proto.graph.output)

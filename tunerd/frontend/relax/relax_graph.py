@@ -128,6 +128,9 @@ class RelaxGraph:
         """Return the inputs in order; ModelError for those that no artifact can have."""
         return tuple(_spec(p.name, p.ty, "input") for p in self.mod["main"].params)
 
+    def weight_bytes(self) -> int:
+        return len(self.content) * 3 // 4  # constants are in base64, and most of it
+
     def outputs(self) -> tuple[TensorSpec, ...]:
         from tvm import relax
 

@@ -9,19 +9,20 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.runner.host import EXIT_SECS, START_SECS, Blame, is_sticky, outside_signal
-from tunerd.slices import gpu_tenants
+from tunerd.slices import gpu_tenants, room
 from tunerd.slices.base import Plan, ProcessSlice, Usability
 from tunerd.slices.gpu_tenants import Own
 from tunerd.slices.mps.control import PIPE_FOLDER, client_environment
 from tunerd.slices.mps.gpu import external_pipe_folder
 from tunerd.slices.mps.guard_client import Lease, gpu_folder, guarded_early
 from tunerd.system import gpus, host, targets
-from tunerd.system.gpus import GpuFacts
+from tunerd.system.gpus import GpuFacts, gpu_state
 from tunerd.system.host import HostFacts
 from tunerd.vocabulary import CapProof, Conditions, SliceRequest, SliceSpec, TargetSpec, to_json
 from tunerd.vocabulary.slices import Mps
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 # NVIDIA MPS, "Client-Server Connection Limits": 48 client contexts per device since Volta. Newer
 # drivers take 60 on newer GPUs; more than 48 slices of one GPU are of no use to tuning.
 MPS_CLIENT_LIMIT = 48
-SLICE_MEM_BYTES = 2 << 30  # at least: context, copies of weights over twice the L2, activations
 NO_MPS_CONTROL = (
     "it comes with the NVIDIA driver (on Debian and Ubuntu in the package"
     " nvidia-compute-utils-VERSION; in a container, ask for the driver capability"
@@ -79,7 +79,8 @@ class MpsSlice(ProcessSlice):
 
     @classmethod
     def plan(cls, request: SliceRequest) -> Plan:
-        return plan_for(host.facts(), request)
+        facts = host.facts()
+        return beside_others(plan_for(facts, request), facts, request)
 
     # --- the runner ----------------------------------------------------------------------------
 
@@ -245,8 +246,9 @@ def plan_for(facts: HostFacts, request: SliceRequest) -> Plan:
     if not usable.ok or not gpus:
         return Plan((), TargetSpec("cuda", "{}"), "", problem=usable.why)
     target = targets.cuda_target(gpus[0].compute_capability, l2_bytes=gpus[0].l2_bytes)
-    count, bound = _count_per_gpu(facts, gpus, pct)
-    problem = _share_problem(gpus, pct) or ("" if count else f"no slice fits: {bound}")
+    count, bound = _count_per_gpu(facts, gpus, request)
+    problem = room.refusal(gpus, request) or _share_problem(gpus, pct)
+    problem = problem or ("" if count else f"no slice fits: {bound}")
     if per_device is not None and per_device > count:
         problem = problem or f"{per_device} slices per GPU do not fit: {bound}"
     if len({gpu.name for gpu in gpus}) > 1:
@@ -257,23 +259,52 @@ def plan_for(facts: HostFacts, request: SliceRequest) -> Plan:
     if per_device is not None and per_device < count:
         count, bound = per_device, f"--slices asks for {per_device} per GPU where {count} fit"
     slices = tuple(
-        share_of(gpu, pct, slice_id=f"mps-{gpu.index}-{position}", mps=request.mps)
+        share_of(
+            gpu,
+            pct,
+            slice_id=f"mps-{gpu.index}-{position}",
+            mps=request.mps,
+            most_bytes=room.room_bytes(gpu, request) // count,
+        )
         for gpu in gpus
         for position in range(count)
     )
     return Plan(slices, target, bound)
 
 
-def _count_per_gpu(facts: HostFacts, gpus: list[GpuFacts], pct: int) -> tuple[int, str]:
+def beside_others(found: Plan, facts: HostFacts, request: SliceRequest) -> Plan:
+    """Return a plan with what people should know where its GPUs serve others, too."""
+    notes = (
+        room.expectation(
+            gpu,
+            [spec for spec in found.slices if spec.gpu_uuid == gpu.uuid],
+            request,
+            gpu_state(gpu.uuid, samples=2 if room.held_bytes(gpu) else 0),
+        )
+        for gpu in facts.gpus
+        if request.if_shared != "ignore"
+    )
+    return replace(found, note=" ".join(filter(None, notes)))
+
+
+def _count_per_gpu(
+    facts: HostFacts, gpus: list[GpuFacts], request: SliceRequest
+) -> tuple[int, str]:
     """Return how many slices fit into each GPU, and the bound that held in words."""
+    pct = request.pct
     share = 100 // pct
-    memory_gib = min(gpu.mem_bytes for gpu in gpus) >> 30
-    by_memory = min(gpu.mem_bytes for gpu in gpus) // SLICE_MEM_BYTES
+    least, needed = min(room.room_bytes(gpu, request) for gpu in gpus), room.needed_bytes(request)
+    by_memory = least // needed
+    left = "" if least == min(gpu.mem_bytes for gpu in gpus) else ", which others leave,"
     by_cores = max(1, facts.usable_cores // len(gpus))
     bounds = [
         (share, f"{share} slices of {pct}% fit into each GPU"),
         (MPS_CLIENT_LIMIT, f"MPS takes {MPS_CLIENT_LIMIT} clients per GPU"),
-        (by_memory, f"{memory_gib} GiB of GPU memory hold {by_memory} slices of 2 GiB"),
+        (
+            by_memory,
+            f"{least >> 30} GiB of GPU memory{left} hold {by_memory} slices of "
+            f"{needed / (1 << 30):.3g} GiB",
+        ),
         (
             by_cores,
             f"{facts.usable_cores} host cores drive {by_cores} slices of each of {len(gpus)}"
@@ -294,24 +325,29 @@ def _share_problem(gpus: list[GpuFacts], pct: int) -> str:
     return ""
 
 
-def share_of(gpu: GpuFacts, pct: int, *, slice_id: str, mps: Mps = "own") -> SliceSpec:
-    """Return a slice of one GPU."""
+def share_of(
+    gpu: GpuFacts, pct: int, *, slice_id: str, mps: Mps = "own", most_bytes: int | None = None
+) -> SliceSpec:
+    """Return a slice of one GPU. most_bytes: of its memory; its share if not given."""
     return SliceSpec(
         slice_id=slice_id,
         kind="mps",
         pct=pct,
         device_index=gpu.index,
         gpu_uuid=gpu.uuid,
-        environment=_environment(gpu, pct, mps),
+        environment=_environment(gpu, pct, mps, most_bytes),
         mps=mps,
     )
 
 
-def _environment(gpu: GpuFacts, pct: int, mps: str) -> tuple[tuple[str, str], ...]:
+def _environment(
+    gpu: GpuFacts, pct: int, mps: str, most_bytes: int | None
+) -> tuple[tuple[str, str], ...]:
     """Return what the runner of a slice gets; its guard checks that, and adds nothing."""
     if mps == "external":  # in whose daemon the GPU's number is not known
         return _sorted(client_environment(external_pipe_folder(), gpu.uuid, pct))
-    mem_bytes = max(SLICE_MEM_BYTES, gpu.mem_bytes * pct // 100)
+    own = gpu.mem_bytes * pct // 100
+    mem_bytes = max(room.SLICE_MEM_BYTES, own if most_bytes is None else min(own, most_bytes))
     return _sorted(
         client_environment(gpu_folder(gpu.uuid) / "pipe", gpu.uuid, pct)
         | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={mem_bytes >> 20}M"}
