@@ -9,7 +9,8 @@ from rich.text import Text
 
 from tunerd.colocation.placement.placing import Foreseen, Placed
 from tunerd.colocation.placement.values import Fail, Place
-from tunerd.report.grid import Grid
+from tunerd.report.terminal import table
+from tunerd.report.view import Grid
 from tunerd.system.text import count_text, duration_text, significant
 from tunerd.vocabulary import to_json
 
@@ -24,7 +25,7 @@ def placed_table(placed: Placed) -> RenderableType:
          each.what, each.note]
         for each in placed.tries
     ]  # fmt: skip
-    parts: list[RenderableType] = [Grid(_TRIES, rows).terminal()] if rows else []
+    parts: list[RenderableType] = [table(Grid(_TRIES, rows))] if rows else []
     if placed.before:
         names = ", ".join(placed.before)
         parts.append(Text(f"ended before, and not run again: {names}"))
@@ -52,7 +53,7 @@ def foreseen_table(found: Foreseen) -> RenderableType:
         f"{device.name} ({_gib_text(device.memory_bytes)})" for device in found.devices
     )
     head = f"{count_text(len(found.devices), 'device')}: {devices}"
-    return Group(Text(head), Text("If none came to its end:"), Grid(_FORESEEN, rows).terminal())
+    return Group(Text(head), Text("If none came to its end:"), table(Grid(_FORESEEN, rows)))
 
 
 def foreseen_json(found: Foreseen) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tunerd.colocation.regulation.find import KIND, RegulatedPlan
-from tunerd.report.grid import Grid
+from tunerd.report.terminal import table
+from tunerd.report.view import Grid
 from tunerd.system.text import count_text, secs_text, significant
 
 
@@ -46,4 +47,4 @@ def regulated_table(found: RegulatedPlan) -> RenderableType:
             where = f"stops after kernel {', '.join(map(str, stops))}" if stops else "does not stop"
             said.append(f"{name} {where}")
         said += [f"apart: {pair}" for pair in policy.parameters.get("apart", ())]
-    return Group(Grid(heads, rows, numbers=range(1, 3)).terminal(), *map(Text, said))
+    return Group(table(Grid(heads, rows, numbers=range(1, 3))), *map(Text, said))
