@@ -15,7 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.lib.build_fixtures import built, matmul_task, random_inputs
+from tests.lib.build_fixtures import (
+    WITH_VNNI,
+    built,
+    matmul_task,
+    quantized_task,
+    random_inputs,
+)
 from tests.lib.coordinator_world import measured, task
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
@@ -44,6 +50,7 @@ from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     LIBRARIES,
     METASCHEDULE,
+    VNNI,
     Build,
     Candidate,
     Failure,
@@ -76,10 +83,20 @@ def on_cpu() -> Task:
     return matmul_task()
 
 
+@pytest.fixture(scope="module")
+def of_bytes() -> Task:
+    return quantized_task()
+
+
 @pytest.fixture
-def matmul(source: CandidateSource, on_cpu: Task) -> Task:
-    """A product that the source takes: of this machine's CPU, or else of a GPU."""
-    return on_cpu if source.takes(on_cpu) is None else for_gpu(on_cpu, cuda_target("9.0"))
+def matmul(source: CandidateSource, on_cpu: Task, of_bytes: Task) -> Task:
+    """A product that the source takes: of this machine's CPU, or else of another or a GPU."""
+    known = (on_cpu, of_bytes, for_gpu(on_cpu, cuda_target("9.0")))
+    return next((t for t in known if source.takes(t) is None), known[-1])
+
+
+def runs_here(task: Task) -> bool:
+    return not task.target.is_cuda and task.target != WITH_VNNI
 
 
 def for_gpu(task: Task, target: TargetSpec) -> Task:
@@ -134,7 +151,7 @@ def test_equal_seeds_propose_the_same(source: CandidateSource, matmul: Task) -> 
 def test_candidates_build_and_compute_what_the_default_computes(
     source: CandidateSource, matmul: Task, tmp_path: Path
 ) -> None:
-    if matmul.target.is_cuda:  # it builds here, and a GPU tells the rest
+    if not runs_here(matmul):  # it builds here, and a GPU tells the rest
         assert [built(build_candidate(matmul, c)) for c in proposed(source, matmul)[:2]]
         return
     reference = ran(built(build_candidate(matmul, default_candidate(matmul))), matmul, tmp_path)
@@ -163,6 +180,8 @@ def disagreements(name: str, target: TargetSpec) -> list[str]:
 def test_candidates_compute_on_a_gpu_what_the_default_computes(source: CandidateSource) -> None:
     if source.name in LIBRARIES and (lacking := packages.missing(source.name)):
         pytest.skip(lacking)
+    if source.name == VNNI:
+        pytest.skip("its instructions are a CPU's")
     target = plan(SliceRequest("whole", 100)).target
     spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
     with ProcessPoolExecutor(1, spawning) as process:

@@ -15,6 +15,7 @@ import numpy as np
 
 from tunerd.builder import build, library, nvrtc
 from tunerd.candidates.base import LoweredKernel
+from tunerd.system.targets import cpu_target_json
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     METASCHEDULE,
@@ -28,6 +29,7 @@ from tunerd.vocabulary import (
 )
 
 LLVM = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 2}))
+WITH_VNNI = TargetSpec("llvm", json.dumps({"kind": "llvm", "mcpu": "cascadelake", "num-cores": 2}))
 
 
 def task_of(tensors: list[Any], target: TargetSpec = LLVM, weights: tuple[int, ...] = ()) -> Task:
@@ -49,6 +51,38 @@ def task_of(tensors: list[Any], target: TargetSpec = LLVM, weights: tuple[int, .
         target=target,
         mod_json=mod_json,
     )
+
+
+def quantized_task() -> Task:
+    """A product of bytes, as the graph's pass writes it; for this CPU, or one with AVX-512 VNNI."""
+    library.load_tvm()
+    from tvm import te
+
+    from tunerd.frontend.relax.integers import GROUP, LANES, NAME
+
+    data = te.placeholder((6, 24), "uint8", name="data")
+    weight = te.placeholder((2, 6, LANES, GROUP), "int8", name="weight")
+    k = te.reduce_axis((0, 24), name="k")
+    products = te.compute(
+        (6, 2 * LANES),
+        lambda i, j: te.sum(
+            data[i, k].astype("int32")
+            * weight[j // LANES, k // GROUP, j % LANES, k % GROUP].astype("int32"),
+            axis=k,
+        ),
+        name=NAME,
+    )
+    scaled = te.compute(products.shape, lambda i, j: products[i, j].astype("float32") * 0.5, "y")
+    return task_of([data, weight, scaled], vnni_target() or WITH_VNNI)
+
+
+def vnni_target() -> TargetSpec | None:
+    """Return the target of this machine's CPU, None where it lacks AVX-512 VNNI."""
+    from tunerd.frontend.relax.integers import has_instructions
+    from tunerd.frontend.relax.lowering import make_target
+
+    target = cpu_target_json(2)
+    return target if has_instructions(make_target(target)) else None
 
 
 def conv_task(target: TargetSpec = LLVM) -> Task:

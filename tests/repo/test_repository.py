@@ -106,7 +106,9 @@ TVM_MODULES = {
     "frontend.relax.widening",
     "frontend.relax.lowering",
     "frontend.relax.movement",
+    "frontend.relax.integers",
     "frontend.relax.norms",
+    "frontend.relax.quantizers",
     "frontend.relax.permutes",
     "frontend.relax.powers",
     "records.tvm_database",
@@ -114,6 +116,9 @@ TVM_MODULES = {
     "candidates.metaschedule.access",
     "candidates.metaschedule.space",
     "candidates.metaschedule.tensor_cores",
+    "candidates.vnni.dots",
+    "candidates.vnni.intrinsic",
+    "candidates.vnni.source",
     "frontend.tasks",
 }
 

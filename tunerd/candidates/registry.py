@@ -9,6 +9,7 @@ from tunerd.candidates.default import DefaultSource
 from tunerd.candidates.libraries.source import CublasLtSource
 from tunerd.candidates.metaschedule.source import MetaScheduleSource
 from tunerd.candidates.triton.source import TritonSource
+from tunerd.candidates.vnni.source import VnniSource
 from tunerd.vocabulary import DEFAULT_SOURCE, LIBRARIES, Candidate, Proposal, Task
 
 # The first that takes a task proposes first.
@@ -18,6 +19,7 @@ SOURCES: dict[str, CandidateSource] = {
         DefaultSource(),
         CublasLtSource(),
         TritonSource(),
+        VnniSource(),
         MetaScheduleSource(),
     )
 }

@@ -12,6 +12,7 @@ from tunerd.vocabulary.model import FP32, Task, TensorSpec
 DEFAULT_SOURCE = "default"  # DLight's schedule on CUDA, TVM's own lowering on llvm
 METASCHEDULE = "metaschedule"
 TRITON = "triton"
+VNNI = "vnni"  # AVX-512's products of 8 bits
 CUBLASLT = "cublaslt"
 LIBRARIES = (CUBLASLT,)  # sources whose kernels need a library where they run: on request alone
 _NAMELESS = (DEFAULT_SOURCE, METASCHEDULE)  # sources whose ids are older than the others

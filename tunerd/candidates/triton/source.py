@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from tunerd.candidates.base import (
@@ -24,6 +23,12 @@ from tunerd.candidates.base import (
 )
 from tunerd.candidates.host_code import calling, pointer
 from tunerd.candidates.nests.nest import Nest, NotANest, nest_of
+from tunerd.candidates.template_search import (
+    Cuttable,
+    TemplateFamily,
+    TemplateRecipe,
+    TemplateSearch,
+)
 from tunerd.candidates.triton import tenants
 from tunerd.candidates.triton.attention import Attention, Band
 from tunerd.candidates.triton.fold import Fold, Piece
@@ -32,57 +37,30 @@ from tunerd.candidates.triton.product import MAX_TILES, Product, Tile
 from tunerd.candidates.triton.rows import Rows, Strip
 from tunerd.vocabulary import TRITON, TargetSpec, Task, TensorSpec, architecture, in_lanes
 
-_VERSION = 1  # of the templates' text: another one gives other candidates
 _LEAST_ARCH = 80
 _ROWS_OF_TENSOR_CORES = 16  # of their smallest product
 _CACHED_TASKS = 512
 
 
-class Template(Protocol):
+class Template(Cuttable, Protocol):
     """A task as a template that can be cut in several ways, each with `warps` and `stages`."""
 
     @property
     def nest(self) -> Nest: ...
     @property
     def rows(self) -> int: ...
-    def tiles(self) -> Iterator[Any]: ...
-    def estimated_secs(self, tile: Any, sms: float) -> float: ...
-    def features(self, tile: Any, sms: float) -> tuple[float, ...]: ...
     def grid(self, tile: Any) -> tuple[int, int, int]: ...
     def workspace(self, tile: Any) -> int: ...
     def source(self, tile: Any, name: str) -> str: ...
 
 
-_CUTS: dict[str, type] = {
-    "attention": Band,
-    "product": Tile,
-    "loops": Block,
-    "fold": Piece,
-    "rows": Strip,
-}
+class Recipe(TemplateRecipe):
+    """A recipe of this source."""
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """A template's name, and how it is cut."""
-
-    template: str
-    cut: Any
-
-    @property
-    def text(self) -> str:
-        content = {"template": self.template, "version": _VERSION, **asdict(self.cut)}
-        return json.dumps(content, separators=(",", ":"), sort_keys=True)
-
-    @staticmethod
-    def parse(text: str) -> Recipe:
-        """Read a recipe; raises ValueError, KeyError or TypeError for what is none."""
-        content = json.loads(text)
-        if content["version"] != _VERSION:
-            raise ValueError(f"the templates are of version {_VERSION}: tune the task again")
-        kind = _CUTS[content["template"]]
-        cut = kind(**{f.name: int(content[f.name]) for f in fields(kind)})
-        return Recipe(content["template"], cut)
+    VERSION = 1
+    CUTS = MappingProxyType(
+        {"attention": Band, "product": Tile, "loops": Block, "fold": Piece, "rows": Strip}
+    )
 
 
 class TritonSource(CandidateSource):
@@ -112,9 +90,7 @@ class TritonSource(CandidateSource):
         return lowered(task, templates[parsed.template], parsed, lanes=lanes)
 
     def search(self, settings: SearchSettings) -> Search:
-        from tunerd.candidates.triton.search import TritonSearch
-
-        return TritonSearch(settings)
+        return TemplateSearch(TemplateFamily(TRITON, Recipe, templates_of), settings)
 
 
 @functools.cache

@@ -117,6 +117,8 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
             notes = (*notes, f"{attentions} attentions are one kernel each, from Q, K and V on")
         if norms := _calls(mod, "norm_matmul"):
             notes = (*notes, f"{norms} products compute the layer norms of what they read")
+        if products := _calls(mod, "integer_products"):
+            notes = (*notes, f"{products} products are computed in integers of 8 bits")
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
         if model.precision in DTYPES:
             mod, weights, stored = store_in(
@@ -190,11 +192,13 @@ def _clean_up() -> list[Callable[[IRModule], IRModule]]:
 
     from tunerd.frontend.relax.constants import fold_constants, remove_redundant_reshapes
     from tunerd.frontend.relax.powers import expand_powers
+    from tunerd.frontend.relax.quantizers import expand_quantizers
 
     return [
         rt.DecomposeOpsForInference(),
         rt.CanonicalizeBindings(),
         expand_powers,
+        expand_quantizers,
         fold_constants,
         rt.EliminateCommonSubexpr(),
         remove_redundant_reshapes,
@@ -241,11 +245,8 @@ def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
 def _fuse(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRModule]]:
     from tvm.relax import transform as rt
 
-    from tunerd.frontend.relax.channels import fill_vectors
-    from tunerd.frontend.relax.fast_math import use_fast_math
-
     return [
-        *(_for_gpus(target, precision) if target.is_cuda else [fill_vectors, use_fast_math]),
+        *(_for_gpus(target, precision) if target.is_cuda else _for_cpus(target)),
         rt.LegalizeOps(),
         rt.AnnotateTIROpPattern(),
         rt.FoldConstant(),
@@ -257,6 +258,15 @@ def _fuse(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRMod
         rt.RewriteDataflowReshape(),
         rt.DeadCodeElimination(),
     ]
+
+
+def _for_cpus(target: TargetSpec) -> list[Callable[[IRModule], IRModule]]:
+    from tunerd.frontend.relax.channels import fill_vectors
+    from tunerd.frontend.relax.fast_math import use_fast_math
+    from tunerd.frontend.relax.integers import has_instructions, use_integers
+
+    integers = [use_integers] if has_instructions(make_target(target)) else []
+    return [fill_vectors, *integers, use_fast_math]
 
 
 def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRModule]]:

@@ -1,6 +1,6 @@
 """Task -> Candidates of its template: first by an estimate, then by a cost model.
 
-The space of a template is some thousand ways to cut it, and all of them are scored. The first
+The space of a template is up to some thousand ways to cut it, and all of them are scored. The first
 candidates are the best by the estimate, which knows the SMs of the share, no two of them alike;
 then a cost model chooses, which learns from every result of the run and has the estimate among its
 features. Some are always taken by the estimate alone, since the model knows what was tried.
@@ -8,20 +8,19 @@ features. Some are always taken by the estimate alone, since the model knows wha
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tunerd.candidates.base import Search, SearchSettings
 from tunerd.candidates.cost_model import CostModel
-from tunerd.candidates.triton.source import Recipe, Template, templates_of
 from tunerd.vocabulary import (
-    TRITON,
     Candidate,
     Proposal,
     Result,
@@ -39,12 +38,55 @@ _BY_ESTIMATE = 0.15  # of later candidates
 _SMS = 132  # where a share's are not known
 
 
+class Cuttable(Protocol):
+    """A task as a template that can be cut in several ways."""
+
+    def tiles(self) -> Iterator[Any]: ...
+    def estimated_secs(self, tile: Any, sms: float) -> float: ...
+    def features(self, tile: Any, sms: float) -> tuple[float, ...]: ...
+
+
+@dataclass(frozen=True)
+class TemplateRecipe:
+    """A template's name, and how it is cut."""
+
+    VERSION: ClassVar[int]  # of the templates' text: another one gives other candidates
+    CUTS: ClassVar[Mapping[str, type]]  # of integers alone, by the template
+
+    template: str
+    cut: Any
+
+    @property
+    def text(self) -> str:
+        content = {"template": self.template, "version": self.VERSION, **asdict(self.cut)}
+        return json.dumps(content, separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a recipe; raises ValueError, KeyError or TypeError for what is none."""
+        content = json.loads(text)
+        if content["version"] != cls.VERSION:
+            raise ValueError(f"the templates are of version {cls.VERSION}: tune the task again")
+        kind = cls.CUTS[content["template"]]
+        cut = kind(**{f.name: int(content[f.name]) for f in fields(kind)})
+        return cls(content["template"], cut)
+
+
+@dataclass(frozen=True)
+class TemplateFamily:
+    """What a source has templates for."""
+
+    source: str
+    recipe: type[TemplateRecipe]
+    templates_of: Callable[[Task], Mapping[str, Cuttable] | str]  # or why there is none
+
+
 @dataclass
 class _Space:
     """The ways to cut one task."""
 
     task: Task
-    templates: dict[str, Template]
+    templates: Mapping[str, Cuttable]
     tiles: list[tuple[str, Any]]  # template and how it is cut, by rising estimate
     features: npt.NDArray[np.float32]  # shape [tile, feature]
     ids: list[str]
@@ -53,10 +95,11 @@ class _Space:
     known: set[int] = field(default_factory=set)  # proposed or told
 
 
-class TritonSearch(Search):
+class TemplateSearch(Search):
     """The search of one tuner. Not thread-safe."""
 
-    def __init__(self, settings: SearchSettings) -> None:
+    def __init__(self, family: TemplateFamily, settings: SearchSettings) -> None:
+        self._family = family
         self._sms = settings.sms or _SMS
         self._spaces: dict[str, _Space] = {}
         self._random = np.random.default_rng((settings.seed, settings.island_number))
@@ -68,7 +111,7 @@ class TritonSearch(Search):
             try:
                 space = self._space(task)
                 for recipe, run_secs in past.results:
-                    parsed = Recipe.parse(recipe)
+                    parsed = self._family.recipe.parse(recipe)
                     template = space.templates[parsed.template]
                     sms = (past.sms or self._sms) / past.task.tenants
                     own = _features(template, parsed.cut, sms)
@@ -95,11 +138,12 @@ class TritonSearch(Search):
             chosen = self._choose(space, count, exclude)
         except Exception as error:  # of a task that no template fits
             message = f"{type(error).__name__}: {error}"[:500]
-            log.warning("%s: no candidates of Triton: %s", task.name, message)
+            log.warning("%s: no candidates of %s: %s", task.name, self._family.source, message)
             return Proposal((), True, message, time.perf_counter() - started)
         space.known.update(chosen)
+        source = self._family.source
         candidates = tuple(
-            Candidate(task.task_id, space.ids[i], TRITON, space.recipes[i]) for i in chosen
+            Candidate(task.task_id, space.ids[i], source, space.recipes[i]) for i in chosen
         )
         message = "" if candidates else "every way to cut the template was tried"
         features = tuple(space.features[i].tobytes() for i in chosen)
@@ -108,7 +152,7 @@ class TritonSearch(Search):
 
     def _space(self, task: Task) -> _Space:
         if task.task_id not in self._spaces:
-            found = templates_of(task)
+            found = self._family.templates_of(task)
             if isinstance(found, str):
                 raise ValueError(found)
             sms = self._sms / task.tenants  # lanes fill a device as if each had its part of it
@@ -118,8 +162,8 @@ class TritonSearch(Search):
                 for cut in template.tiles()
             )
             tiles = [(name, cut) for _, name, cut in estimated]
-            recipes = [Recipe(name, cut).text for name, cut in tiles]
-            ids = [candidate_id(task.task_id, r, source=TRITON) for r in recipes]
+            recipes = [self._family.recipe(name, cut).text for name, cut in tiles]
+            ids = [candidate_id(task.task_id, r, source=self._family.source) for r in recipes]
             rows = [_features(found[name], cut, sms) for name, cut in tiles]
             features = np.array(rows, np.float32)
             space = _Space(task, found, tiles, features, ids, recipes)
@@ -176,6 +220,6 @@ def _tile_of(tile: tuple[str, Any]) -> tuple[Any, ...]:
     return (name, *(getattr(cut, size, 0) for size in sizes))
 
 
-def _features(template: Template, cut: Any, sms: float) -> npt.NDArray[np.float32]:
+def _features(template: Cuttable, cut: Any, sms: float) -> npt.NDArray[np.float32]:
     """Return what the cost model knows of a cut; all templates have as many features."""
     return np.asarray(template.features(cut, sms), dtype=np.float32)

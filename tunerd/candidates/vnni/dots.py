@@ -1,0 +1,249 @@
+"""Sums of products of 8 bits on AVX-512 VNNI: how they are cut, and the schedule of a cut.
+
+A tile of sums stays in registers while the whole depth is added to it: some rows, in one or two
+dimensions, times some vectors of 16 columns. For four of the depth, each vector of weights is
+loaded once for all rows, and each row's four bytes are spread over a register once for all vectors.
+What follows the sums, such as a bias or a rescaling, is computed of a tile as it is stored.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tunerd.candidates.nests.blocks import blocks_of
+from tunerd.candidates.vnni.intrinsic import register_intrinsic
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+
+LANES, GROUP = 16, 4
+SUMS = "integer_products"  # the block, as the graph's pass names it
+STAGED = "staged"  # that of padded inputs
+
+_REGISTERS = 31  # of 32, for sums, weights, and the four bytes of a row
+_MOST_ROWS, _MOST_VECTORS = 16, 16
+_L1_BYTES, _L2_BYTES = 32 << 10, 1 << 20
+_L2_BYTES_PER_CYCLE, _L3_BYTES_PER_CYCLE = 40.0, 16.0
+_LATENCY = 5.0  # cycles until a sum can be added to again
+_HERTZ = 3.5e9
+
+
+@dataclass(frozen=True, order=True)
+class Cut:
+    """How sums are cut."""
+
+    height: int  # rows of a tile in the last but one dimension of the rows
+    width: int  # and in the last one
+    vectors: int  # of 16 columns
+    columns_outside: int  # 1: all rows for some columns, then the next columns; 0: the other way
+    fused: int  # 1: what follows is computed tile by tile; 0: behind all sums
+
+
+@dataclass(frozen=True)
+class Dots:
+    """A task that has one block of such sums."""
+
+    rows: tuple[int, ...]  # of the sums, without columns
+    columns: int
+    taps: tuple[int, ...]  # the reduction's loops, without the depth
+    depth: int
+    aside: tuple[str, ...]  # blocks that prepare what the epilogue reads
+    epilogue: tuple[str, ...]  # blocks behind the sums, in order, element by element
+    others: tuple[str, ...]  # and behind those
+    is_staged: bool
+    cores: int
+
+    @classmethod
+    def of(cls, mod: IRModule, cores: int) -> Dots:
+        """Read a task's module; raises ValueError where it is none."""
+        blocks = [block for block, _ in blocks_of(mod["main"])]
+        names = [str(b.name_hint) for b in blocks]
+        if names.count(SUMS) != 1:
+            raise ValueError("it has no products of 8 bits")
+        place = names.index(SUMS)
+        block = blocks[place]
+        derived = {block.writes[0].source}
+        aside: list[Any] = [each for each in blocks[:place] if each.name_hint != STAGED]
+        extents = [int(v.dom.extent) for v in block.iter_vars]
+        is_sum = [int(v.iter_type) == _REDUCE for v in block.iter_vars]
+        spatial = [e for e, s in zip(extents, is_sum, strict=True) if not s]
+        depth = [e for e, s in zip(extents, is_sum, strict=True) if s]
+        epilogue: list[str] = []
+        others: list[str] = []
+        for each in blocks[place + 1 :]:
+            own = [int(v.dom.extent) for v in each.iter_vars]
+            if not any(read.source in derived for read in each.reads):
+                aside.append(each)
+                continue
+            derived.add(each.writes[0].source)
+            if others or own != spatial or not _is_elementwise(each):
+                others.append(str(each.name_hint))
+            else:
+                epilogue.append(str(each.name_hint))
+        if any(each.init is not None for each in aside):
+            raise ValueError("it reduces something else beside its products")
+        return cls(
+            tuple(spatial[:-1]), spatial[-1], tuple(depth[:-1]), depth[-1],
+            tuple(str(each.name_hint) for each in aside), tuple(epilogue), tuple(others),
+            STAGED in names, cores,
+        )  # fmt: skip
+
+    @cached_property
+    def steps(self) -> int:
+        """The instructions that are added to one vector of sums."""
+        return math.prod(self.taps) * self.depth // GROUP
+
+    def tiles(self) -> Iterator[Cut]:
+        high, wide = ([1, 1, *self.rows])[-2:]
+        # Without a second dimension of rows a tile may reach over all of them.
+        for height, width in itertools.product(_divisors(high), _divisors(wide)):
+            if height * width > _MOST_ROWS:
+                continue
+            for vectors in _divisors(self.columns // LANES):
+                if vectors > _MOST_VECTORS or height * width * vectors + vectors > _REGISTERS:
+                    continue
+                for outside, fused in itertools.product((0, 1), (0, 1) if self.epilogue else (1,)):
+                    yield Cut(height, width, vectors, outside, fused)
+
+    def estimated_secs(self, tile: Cut, sms: float) -> float:
+        """Return a rough time on the task's cores: what is issued, or what is loaded."""
+        rows, sums = tile.height * tile.width, tile.height * tile.width * tile.vectors
+        step = max(float(sums), (rows + tile.vectors) / 2, _LATENCY)
+        tiles = math.prod(self.rows) / rows * self.columns / (tile.vectors * LANES)
+        # Behind the depth each vector of sums is rescaled, rounded and stored.
+        cycles = tiles * (self.steps * step + 12.0 * sums + 20.0)
+        if not tile.fused:
+            cycles += math.prod(self.rows) * self.columns / LANES * 8.0
+        panel = self.steps * GROUP * LANES * tile.vectors  # weights of a tile
+        weights = panel * self.columns / (tile.vectors * LANES)
+        far = weights if not tile.columns_outside else panel
+        bandwidth = _L2_BYTES_PER_CYCLE if far <= _L2_BYTES else _L3_BYTES_PER_CYCLE
+        loaded = tiles * panel / bandwidth if far > _L1_BYTES else 0.0
+        return max(cycles, loaded) / _HERTZ / max(1, self.cores)
+
+    def features(self, tile: Cut, sms: float) -> tuple[float, ...]:
+        sizes = (
+            tile.height, tile.width, tile.vectors, tile.height * tile.width * tile.vectors,
+            math.prod(self.rows), self.columns, self.depth, math.prod(self.taps), self.steps,
+        )  # fmt: skip
+        logs = [math.log2(s) for s in sizes]
+        secs = math.log2(self.estimated_secs(tile, sms))
+        return (*logs, float(tile.columns_outside), float(tile.fused), secs)
+
+    def scheduled(self, mod: IRModule, cut: Cut) -> IRModule:
+        """Return the module with its loops cut; raises what TVM raises for what is no cut of it."""
+        from tvm.s_tir import Schedule
+
+        schedule = Schedule(mod, error_render_level="fast")
+        _Scheduling(schedule, self, cut).run()
+        return schedule.mod
+
+
+_REDUCE = 2  # tirx.IterVar.CommReduce
+
+
+def _is_elementwise(block: Any) -> bool:
+    """Whether a block stores at the places of its loops, in their order."""
+    from tvm import tirx
+
+    store = block.body
+    if not isinstance(store, tirx.BufferStore):
+        return False
+    return [getattr(i, "name", "") for i in store.indices] == [
+        str(v.var.name) for v in block.iter_vars
+    ]
+
+
+def _divisors(of: int) -> list[int]:
+    return [n for n in range(1, min(of, 64) + 1) if of % n == 0]
+
+
+class _Scheduling:
+    """Applies a cut to a schedule."""
+
+    def __init__(self, schedule: Any, dots: Dots, cut: Cut) -> None:
+        self._s, self._dots, self._cut = schedule, dots, cut
+
+    def run(self) -> None:
+        s, dots = self._s, self._dots
+        sums = s.get_sblock(SUMS)
+        for name in (*dots.aside, *dots.epilogue[:-1]):
+            s.compute_inline(s.get_sblock(name))
+        last = s.get_sblock(dots.epilogue[-1]) if dots.epilogue else None
+        if last is not None and self._cut.fused:
+            tile, stored = self._tiled(last)
+            s.compute_at(sums, tile, preserve_unit_loops=True)
+            self._store(stored)
+            loops = s.get_loops(sums)[-len(s.get(sums).iter_vars) :]
+        else:
+            if last is not None:
+                self._at_root(last)
+            _, loops = self._tiled(sums)
+        self._sums(sums, loops, len(dots.rows) + 1)
+        for name in dots.others:
+            self._at_root(s.get_sblock(name))
+        if dots.is_staged:
+            self._at_root(s.get_sblock(STAGED))
+
+    def _tiled(self, block: Any) -> tuple[Any, list[Any]]:
+        """Cut a block's spatial loops; return the loop around a tile, and those inside of it.
+
+        Inside are rows of the last two dimensions, vectors, and then what the block reduces.
+        """
+        s, cut, rank = self._s, self._cut, len(self._dots.rows)
+        loops = s.get_loops(block)
+        rows, columns, reduced = loops[:rank], loops[rank], loops[rank + 1 :]
+        outer, inner = [], []
+        sizes = [*[1] * max(0, rank - 2), cut.height, cut.width][-rank:] if rank else []
+        for loop, size in zip(rows, sizes, strict=True):
+            whole, part = s.split(loop, [None, size])
+            outer.append(whole)
+            inner.append(part)
+        panel, inside = s.split(columns, [None, cut.vectors * LANES])
+        around = [panel, *outer] if cut.columns_outside else [*outer, panel]
+        s.reorder(*around, *reduced, *inner, inside)
+        fused = s.fuse(*around)
+        if self._dots.cores > 1:
+            s.parallel(fused)
+        return fused, [*inner, inside, *reduced]
+
+    def _sums(self, block: Any, loops: Sequence[Any], spatial: int) -> None:
+        s = self._s
+        inner, columns, reduced = loops[: spatial - 1], loops[spatial - 1], loops[spatial:]
+        vectors, lanes = s.split(columns, [None, LANES])
+        outside, group = s.split(reduced[-1], [None, GROUP])
+        s.reorder(*reduced[:-1], outside, *inner, vectors, lanes, group)
+        for loop in (*inner, vectors):
+            s.unroll(loop)
+        start = s.decompose_reduction(block, reduced[0] if len(reduced) > 1 else outside)
+        own = s.get_loops(start)
+        s.vectorize(own[-1])
+        for loop in own[-1 - spatial : -1]:
+            s.unroll(loop)
+        s.tensorize(lanes, register_intrinsic())
+
+    def _store(self, loops: Sequence[Any]) -> None:
+        """Store a tile by vectors."""
+        s = self._s
+        vectors, lanes = s.split(loops[-1], [None, LANES])
+        s.vectorize(lanes)
+        for loop in (*loops[:-1], vectors):
+            s.unroll(loop)
+
+    def _at_root(self, block: Any) -> None:
+        """Compute a whole block by itself, by vectors of its innermost loop."""
+        s = self._s
+        *outer, last = s.get_loops(block)
+        size = int(s.get(last).extent)
+        width = next((w for w in (64, 32, 16, 8, 4) if size % w == 0), 0)
+        if width:
+            around, lanes = s.split(last, [None, width])
+            s.vectorize(lanes)
+            outer.append(around)
+        if self._dots.cores > 1 and outer:
+            s.parallel(s.fuse(*outer))

@@ -1,0 +1,274 @@
+"""Products of whole numbers of 8 bits, in integer arithmetic, on CPUs with instructions for it.
+
+`quantizers` leaves a quantized product as one of whole numbers: values of 8 bits less their zero
+point, times constants of which each is a whole number. A CPU with AVX-512 VNNI multiplies 64 pairs
+of 8 bits and adds them up in groups of four by one instruction, where it multiplies 16 of float32.
+The product of the values as they are stored is computed so, exactly, and what the zero point adds
+to it, which is a number for each column, is taken off.
+
+An instruction takes values of 0 to 255 on one side and of -128 to 127 on the other. Values of int8
+are moved up by 128, and with them their zero point. Padding is the zero point.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+from tvm.ir import IRModule
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tunerd.frontend.relax.movement import Graph, op_name, shape_of
+
+LANES, GROUP = 16, 4  # of an instruction: sums, and products that are added up to each
+NAME = "integer_products"  # of the block that adds up
+_TAKES_AN_EPILOGUE = 4  # relay's and Relax's kOutEWiseFusable
+_MAX_TERMS = (1 << 31) // (255 * 128)  # of a sum that int32 holds
+_SHIFT = {"uint8": 0, "int8": 128}
+
+
+def has_instructions(target: tvm.target.Target) -> bool:
+    """Say whether a CPU multiplies 64 pairs of 8 bits at once."""
+    return bool(tvm.target.codegen.target_has_features(["avx512vnni", "avx512f"], target))
+
+
+def use_integers(mod: IRModule) -> IRModule:
+    """Return `mod` with products of 8 bits in `main` as kernels of integers.
+
+    Convolutions must be in NHWC with constant weights, in one group; matrices constant on the
+    right. Columns must fill vectors. Everything else stays as it is.
+    """
+    graph = Graph(mod)
+    found = {}
+    for binding in graph.bindings:
+        product = _product_of(graph, binding.value)
+        if product is not None:
+            found[binding.value.__chandle__()] = product
+    if not found:
+        return mod
+    rewriter = _Rewriter(mod)
+    rewriter.found = found
+    main = rewriter.visit_expr(mod["main"])
+    rewriter.builder_.update_func(mod.get_global_var("main"), main)
+    canonical = relax.transform.CanonicalizeBindings()(rewriter.builder_.get())
+    return relax.transform.DeadCodeElimination()(canonical)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of stored values, less their zero point, and a constant."""
+
+    values: Any  # of uint8 or int8
+    axes: tuple[int, ...] | None  # in which the values are turned before that
+    zero: Any  # a number, or an expression of one number
+    weight: np.ndarray[Any, Any]  # int8 [height, width, depth, columns]
+    dtype: str  # of the result
+    conv: Any = None  # the attributes of a convolution; None of a matrix product
+
+
+def _product_of(graph: Graph, call: Any) -> _Product | None:
+    if op_name(call) not in ("relax.nn.conv2d", "relax.matmul"):
+        return None
+    is_conv = op_name(call) == "relax.nn.conv2d"
+    if is_conv and not _is_taken(call.attrs):
+        return None
+    weight = _narrow(graph, call.args[1])
+    stored = _stored(graph, call.args[0])
+    if weight is None or stored is None or weight.ndim != (4 if is_conv else 2):
+        return None
+    *taps, columns = weight.shape
+    if columns % LANES or math.prod(taps) > _MAX_TERMS or shape_of(stored[0]) is None:
+        return None
+    weight = weight.reshape(weight.shape if is_conv else (1, 1, *weight.shape))
+    values, axes, zero = stored
+    is_padded = is_conv and any(int(p) for p in call.attrs.padding)
+    if is_padded and not isinstance(zero, int):
+        return None
+    dtype = str(call.ty.dtype)
+    return _Product(values, axes, zero, weight, dtype, call.attrs if is_conv else None)
+
+
+def _is_taken(attrs: Any) -> bool:
+    return (attrs.data_layout, attrs.kernel_layout, attrs.groups) == ("NHWC", "HWIO", 1)
+
+
+def _narrow(graph: Graph, expr: Any) -> np.ndarray[Any, Any] | None:
+    """Return a constant of whole numbers that int8 holds."""
+    moved = graph.call(expr, "relax.subtract", "relax.astype")
+    values = graph.constant(expr)
+    if moved is not None:
+        parts = [_constant(graph, a) for a in moved.args]
+        if any(p is None for p in parts):
+            return None
+        first = parts[0].astype(np.float64)
+        values = first - parts[1] if op_name(moved) == "relax.subtract" else first
+    if values is None or values.dtype.kind not in "fiu":
+        return None
+    small = np.clip(np.nan_to_num(values), -128, 127).astype(np.int8)
+    return small if np.array_equal(small, values) else None
+
+
+def _constant(graph: Graph, expr: Any) -> Any:
+    widened = graph.call(expr, "relax.astype")
+    return graph.constant(expr if widened is None else widened.args[0])
+
+
+def _stored(graph: Graph, expr: Any) -> tuple[Any, tuple[int, ...] | None, Any] | None:
+    """Return the values of 8 bits that an operand widens, and the zero point that it subtracts.
+
+    Between them: the order in which it turns the axes.
+    """
+    zero: Any = 0
+    axes = None
+    turned = graph.call(expr, "relax.permute_dims")
+    if turned is not None and turned.attrs.axes is not None:
+        axes = tuple(int(a) for a in turned.attrs.axes)
+        expr = turned.args[0]
+    moved = graph.call(expr, "relax.subtract")
+    if moved is not None:
+        expr, at = moved.args
+        if math.prod(shape_of(at) or (1,)) != 1:
+            return None
+        number = graph.number(at)
+        zero = at if number is None else int(number)
+        if number is not None and number != zero:
+            return None
+    widened = graph.call(expr, "relax.astype")
+    if widened is None or str(widened.args[0].ty.dtype) not in _SHIFT:
+        return None
+    return widened.args[0], axes, zero
+
+
+@mutator
+class _Rewriter(PyExprMutator):  # type: ignore[misc]
+    found: dict[int, _Product]  # by address of the call
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        product = self.found.get(call.__chandle__())
+        if product is None:
+            return super().visit_call_(call)
+        values = self.visit_expr(product.values)
+        if product.axes is not None:
+            values = self.builder_.emit(relax.op.permute_dims(values, product.axes))
+        shift = _SHIFT[str(product.values.ty.dtype)]
+        conv = product.conv
+        made = self.builder_.call_te(
+            functools.partial(
+                _sums,
+                pad=[int(p) for p in conv.padding] if conv else [0] * 4,
+                strides=[int(s) for s in conv.strides] if conv else [1, 1],
+                dilation=[int(d) for d in conv.dilation] if conv else [1, 1],
+                fill=product.zero + shift if isinstance(product.zero, int) else 0,
+                is_matrix=conv is None,
+            ),
+            values,
+            relax.const(packed(product.weight)),
+            primfunc_name_hint=NAME,
+            primfunc_attrs={"op_pattern": _TAKES_AN_EPILOGUE},
+        )
+        out = self.builder_.emit(made)
+        columns = product.weight.sum(axis=(0, 1, 2), dtype=np.int64).astype(np.int32)
+        if isinstance(product.zero, int):
+            out = self._less(out, product.zero + shift, columns)
+        else:
+            out = self._less(out, shift, columns)
+            zero = self.builder_.emit(relax.op.astype(self.visit_expr(product.zero), "int32"))
+            taken = self.builder_.emit(relax.op.multiply(zero, relax.const(columns)))
+            out = self.builder_.emit(relax.op.subtract(out, taken))
+        return out if product.dtype == "int32" else relax.op.astype(out, product.dtype)
+
+    def _less(self, out: relax.Expr, zero: int, columns: np.ndarray[Any, Any]) -> relax.Expr:
+        taken = zero * columns
+        if not taken.any():
+            return out
+        return self.builder_.emit(relax.op.subtract(out, relax.const(taken)))
+
+
+def packed(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a weight [height, width, depth, columns] as instructions read it.
+
+    Its shape is [columns / 16, height, width, depth / 4, 16, 4]: 64 bytes of 16 columns and four
+    of the depth lie together. What is missing of the last four is zero.
+    """
+    height, width, depth, columns = weight.shape
+    full = np.pad(weight, ((0, 0), (0, 0), (0, -depth % GROUP), (0, 0)))
+    apart = full.reshape(height, width, -1, GROUP, columns // LANES, LANES)
+    return np.ascontiguousarray(apart.transpose(4, 0, 1, 2, 5, 3))
+
+
+def _sums(
+    x: te.Tensor,
+    w: te.Tensor,
+    *,
+    pad: list[int],
+    strides: list[int],
+    dilation: list[int],
+    fill: int,
+    is_matrix: bool,
+) -> te.Tensor:
+    """Return the sums of products, int32, of x [n, height, width, depth] or [..., depth]."""
+    top, left, bottom, right = pad
+    depth = int(x.shape[-1])
+    full = depth + -depth % GROUP
+    blocks, height, width = (int(d) for d in w.shape[:3])
+    columns = blocks * LANES
+    shift = _SHIFT[str(x.dtype)]
+    is_staged = any(pad) or full > depth or shift
+
+    def value(*i: Any) -> Any:
+        found = x(*i)
+        return (found.astype("int16") + shift).astype("uint8") if shift else found
+
+    def staged(*i: Any) -> Any:
+        tests = [i[-1] < depth] if full > depth else []
+        at = i
+        if not is_matrix:
+            n, h, v, c = i
+            at = (n, h - top, v - left, c)
+            for place, (before, after), size in ((h, (top, bottom), 1), (v, (left, right), 2)):
+                tests += [place >= before] if before else []
+                tests += [place < before + x.shape[size]] if after else []
+        if not tests:
+            return value(*at)
+        return tirx.if_then_else(tirx.all(*tests), value(*at), tirx.const(fill, "uint8"))
+
+    shape = [int(d) for d in x.shape]
+    padded = [*shape[:-1], full]
+    if not is_matrix:
+        padded = [shape[0], shape[1] + top + bottom, shape[2] + left + right, full]
+    source = x
+    if is_staged:
+        # Not inlined: an instruction reads bytes that lie together.
+        source = te.compute(
+            padded, staged, name="staged", attrs={"meta_schedule.inline_rule": "disable"}
+        )
+    k = te.reduce_axis((0, full), name="k")
+    if is_matrix:
+        return te.compute(
+            [*shape[:-1], columns],
+            lambda *i: te.sum(
+                source(*i[:-1], k).astype("int32")
+                * w(i[-1] // LANES, 0, 0, k // GROUP, i[-1] % LANES, k % GROUP).astype("int32"),
+                axis=k,
+            ),
+            name=NAME,
+        )
+    reach = [(n - 1) * d + 1 for n, d in zip((height, width), dilation, strict=True)]
+    out = [(n - r) // s + 1 for n, r, s in zip(padded[1:3], reach, strides, strict=True)]
+    y, z = (te.reduce_axis((0, n), name=name) for n, name in ((height, "y"), (width, "z")))
+    return te.compute(
+        [shape[0], *out, columns],
+        lambda n, h, v, o: te.sum(
+            source(n, h * strides[0] + y * dilation[0], v * strides[1] + z * dilation[1], k).astype(
+                "int32"
+            )
+            * w(o // LANES, y, z, k // GROUP, o % LANES, k % GROUP).astype("int32"),
+            axis=[y, z, k],
+        ),
+        name=NAME,
+    )
