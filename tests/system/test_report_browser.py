@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import axe_core_python
 import pytest
 
 from tests.lib.browser import Tab, opened_browser
+from tests.lib.matrix_samples import OFF, losses, samples_of
 from tests.lib.report_runs import (
     conditions,
     cpu_outcome,
@@ -19,11 +22,20 @@ from tests.lib.report_runs import (
     searched_run,
     view,
 )
+from tests.system.test_auto_share import profiled
+from tests.system.test_matrix import result_of_samples
+from tunerd.colocation.bench import Benched
+from tunerd.colocation.load.result import LoadResult, TenantResult
+from tunerd.colocation.plan import LoadChoice, Plan
 from tunerd.records import Store
+from tunerd.report.colocation import bench_page
 from tunerd.report.comparison import NamedRun, named
 from tunerd.report.comparison_page import comparison_page
+from tunerd.report.matrix_page import matrix_page
 from tunerd.report.page import report_page
 from tunerd.report.run_view import RunView, SliceView, run_view_of
+from tunerd.report.share_page import share_page
+from tunerd.report.sizes_page import sizes_page
 from tunerd.telemetry.history import FailureKind
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import Activity, SliceSpec, Span
@@ -82,8 +94,26 @@ def hostile_view() -> RunView:
     )
 
 
+def benched() -> Benched:
+    """Two tenants under two policies, one of which has no name that a page should believe."""
+    load = LoadChoice(kind="poisson", duration=5)
+    members = [{"name": name, "artifact": Path("a"), "rate": 10} for name in ("one", "two")]
+    plan = Plan.model_validate({"members": members, "load": load})
+    tenant = TenantResult("one", NAMES[0], 90, 88, 1, 1, 0, 1e-3, 2e-3, 3e-3, 9.0, 5e-3, 0.9, 0.95)
+    results = tuple(
+        LoadResult(
+            policy, "threads", (tenant, replace(tenant, p99_secs=secs)), 5.0, 1e-2 / secs, 0.9,
+            0.95, 0.2, 1e-4, {"one": 1 << 20}, {},
+        )
+        for policy, secs in (("time", 3e-3), ("space", 2e-3))
+    )  # fmt: skip
+    return Benched(plan, results, ())
+
+
 def pages() -> dict[str, str]:
     hostile = hostile_view()
+    profile = profiled({10: 10e-3, 40: 2.15e-3, 100: 2e-3}, 5e-3)
+    sized = [("batch 1", view(cpu_outcome()), cpu_outcome(), Path(NAMES[1]))]
     runs = (
         NamedRun(NAMES[4], Path("a"), hostile),
         NamedRun(NAMES[0], Path("b"), view(cpu_outcome())),
@@ -97,7 +127,15 @@ def pages() -> dict[str, str]:
         "killed": report_page(view(None, history=(), time_use=None)),
         "hostile": report_page(hostile),
         "runs": comparison_page(runs),
+        "matrix": matrix_page(result_of_samples(samples_of(losses(OFF)), NAMES[0])),
+        "profile": share_page(replace(profile, proofs=((100, gpu_outcome().proofs[0]),))),
+        "sizes": sizes_page(NAMES[2], sized, ()),
+        "colocation": bench_page(benched()),
     }
+
+
+KINDS = ("gpu", "several-gpus", "cpu", "killed", "hostile", "runs", "matrix", "profile", "sizes",
+         "colocation")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +181,11 @@ LEAST_CONTRAST = """
   return least;
 })()
 """
+AXE = Path(axe_core_python.__file__).with_name("axe.min.js")
+VIOLATIONS = """
+axe.run().then((found) => found.violations.map(
+  (v) => `${v.id}: ${v.nodes.length}, ${v.nodes[0].html.slice(0, 160)}`))
+"""
 TIP = "(t => t.hidden ? '' : t.textContent)(document.querySelector('.tip'))"
 
 
@@ -157,7 +200,7 @@ def test_a_page_asks_for_nothing_but_itself_and_complains_of_nothing(
 
 
 @pytest.mark.parametrize("width", [360, 600, 900])
-@pytest.mark.parametrize("name", ["gpu", "several-gpus", "cpu", "killed", "hostile", "runs"])
+@pytest.mark.parametrize("name", KINDS)
 def test_nothing_overflows_sideways(
     tab: Tab, written: dict[str, Path], name: str, width: int
 ) -> None:
@@ -175,6 +218,33 @@ def test_text_can_be_read_in_both_colour_schemes(
     page = tab.run("getComputedStyle(document.body).backgroundColor")
     assert (page == "rgb(22, 24, 26)") is (scheme == "dark")
     assert tab.run(LEAST_CONTRAST) >= 4.5
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (360, "dark")])
+@pytest.mark.parametrize("name", KINDS)
+def test_axe_finds_no_barrier(
+    tab: Tab, written: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    tab.open(written[name], width=width, scheme=scheme)
+    tab.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    tab.run(f"{AXE.read_text(encoding='utf-8')};1")
+    assert tab.run(VIOLATIONS) == []
+
+
+@pytest.mark.parametrize("name", ["gpu", "matrix"])
+def test_a_printed_page_has_what_is_folded_away_and_dark_text(
+    tab: Tab, written: dict[str, Path], name: str
+) -> None:
+    tab.open(written[name], scheme="dark")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.run(LEAST_CONTRAST) >= 4.5
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    tab.call("Emulation.setEmulatedMedia", media="")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_page_weighs_little(written: dict[str, Path], name: str) -> None:
+    assert written[name].stat().st_size < 1.5e6
 
 
 @pytest.mark.parametrize("name", ["hostile", "runs"])

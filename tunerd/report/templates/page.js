@@ -97,6 +97,15 @@
   document.addEventListener("pointerleave", hide);
   document.addEventListener("scroll", hide, { passive: true, capture: true });
 
+  // A table that is wider than its place is scrolled by keys, too.
+  const sized = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      if (target.scrollWidth > target.clientWidth) target.setAttribute("tabindex", "0");
+      else target.removeAttribute("tabindex");
+    }
+  });
+  for (const box of document.querySelectorAll(".scroll")) sized.observe(box);
+
   // The arrow keys walk along the line of a plot that has the focus.
   for (const chart of document.querySelectorAll("svg.chart")) chart.setAttribute("tabindex", "0");
   document.addEventListener("focusout", hide);
