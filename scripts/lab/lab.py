@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import statistics
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tunerd.frontend.kernels import Selection
     from tunerd.settings import TuneSettings
 
-__all__ = ["made_by", "ratio", "search", "spread", "table", "write"]
+__all__ = ["made_by", "load", "ratio", "search", "spread", "table", "write"]
 
 
 def made_by(command: Sequence[str] | None = None) -> dict[str, Any]:
@@ -30,6 +31,12 @@ def write(path: Path, document: Any, *, indent: int | None = 1) -> None:
     """Write JSON, and make the folder for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=indent) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Any:
+    """Return a JSON document, unpacked where it is packed (.xz)."""
+    content = path.read_bytes()
+    return json.loads(lzma.decompress(content) if path.suffix == ".xz" else content)
 
 
 def spread(values: Sequence[float], form: str = "{:.3g}") -> str:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import json
+import lzma
 import math
 import os
 import re
@@ -39,9 +40,7 @@ RESULTS = ROOT / "results"
 LAB = ROOT / "scripts" / "lab"
 EXPERIMENTS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
 
-EARLIER = "h200-shares-before"
 ON_TWO_CORES = "cpu-light_squeezenet-against-stock"
-RUNS_OF_SHARES = sorted(f"h200-shares/{p.name}" for p in ROOT.glob("results/h200-shares/*.tar.xz"))
 TOP_LEVEL = {
     "LICENSE",
     "README.md",
@@ -353,12 +352,21 @@ def untraceable(text: str, *folders: Path) -> set[tuple[str, str]]:
     left = figures(text)
     for path in (path for folder in folders for path in sorted(folder.rglob("*"))):
         if left and path.is_file() and path.suffix != ".md":
-            content = text_of(path)
+            content = content_of(path)
             left -= figures(content)
-            if path.suffix == ".json":
+            if path.name.endswith((".json", ".json.xz")):
                 values = list(scalars(json.loads(content)))
                 left = {f for f in left if not any(rounds_to(v, *f) for v in values)}
     return left
+
+
+def content_of(path: Path) -> str:
+    """Return a file's text, unpacked where it is packed; samples and archives count for nothing."""
+    if path.suffix != ".xz":
+        return text_of(path)
+    if path.name.endswith((".jsonl.xz", ".tar.xz")):
+        return ""
+    return lzma.decompress(path.read_bytes()).decode()
 
 
 def scalars(document: Any) -> Iterator[float]:
@@ -445,6 +453,10 @@ def test_the_top_level_holds_what_it_should() -> None:
     assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL
 
 
+def test_a_clone_without_history_is_small() -> None:
+    assert sum(path.stat().st_size for path in tracked()) < 15e6
+
+
 @pytest.mark.parametrize("folder", ["models", "runs", "profiles", "nightly"])
 def test_what_commands_leave_in_a_checkout_is_not_versioned(folder: str) -> None:
     tracked()  # skips where this is no checkout
@@ -511,45 +523,10 @@ def test_scripts_import_what_there_is() -> None:
         ("shares/plot_shares.py", "h200-shares", "tables.txt", "shares.svg", "tuned at one share"),
         (
             "shares/plot_shares.py",
-            "h200-shares-warm",
-            "tables.txt",
-            "shares.svg",
-            "with warm weights",
-        ),
-        (
-            "shares/plot_shares.py",
             "h200-claims",
             "tables.txt",
             "claims.svg",
             "as if it were the only one",
-        ),
-        (
-            "shares/plot_shares.py",
-            f"{EARLIER}/first",
-            "tables.txt",
-            "shares.svg",
-            "tuned at one share",
-        ),
-        (
-            "shares/plot_shares.py",
-            f"{EARLIER}/third",
-            "tables.txt",
-            "shares.svg",
-            "tuned at one share",
-        ),
-        (
-            "shares/plot_shares.py",
-            f"{EARLIER}/fourth",
-            "tables.txt",
-            "shares.svg",
-            "tuned at one share",
-        ),
-        (
-            "shares/plot_shares.py",
-            f"{EARLIER}/fifth",
-            "tables.txt",
-            "shares.svg",
-            "tuned at one share",
         ),
         (
             "shares/plot_profiles.py",
@@ -607,32 +584,14 @@ def test_a_matrix_says_what_its_samples_say(path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "folders", "text"),
     [
-        ("shares/plot_shares.py", [f"{EARLIER}/second"], "costs.txt"),
         ("shares/kernels_in_models.py", ["h200-shares"], "kernels.txt"),
-        ("shares/kernels_in_models.py", ["h200-shares-warm"], "kernels.txt"),
-        ("shares/kernels_in_models.py", [f"{EARLIER}/third"], "kernels.txt"),
-        ("shares/kernels_in_models.py", [f"{EARLIER}/fourth"], "kernels.txt"),
-        ("shares/kernels_in_models.py", [f"{EARLIER}/fifth"], "kernels.txt"),
-        ("shares/kernels_in_processes.py", RUNS_OF_SHARES, "processes.txt"),
+        ("shares/kernels_in_processes.py", ["h200-shares"], "processes.txt"),
         ("shares/trace_model.py table", ["h200-trace"], "table.txt"),
-        ("stock/compare_searches.py", [f"{ON_TWO_CORES}/searches.json"], "searches.txt"),
+        ("stock/compare_searches.py", [f"{ON_TWO_CORES}/searches.json.xz"], "searches.txt"),
         (
             "stock/compare_searches.py --chance",
-            [f"{ON_TWO_CORES}/{name}.json" for name in ("more-searches", "searches")],
+            [f"{ON_TWO_CORES}/{name}.json.xz" for name in ("more-searches", "searches")],
             "more-searches.txt",
-        ),
-        *(
-            pytest.param(
-                "shares/compare_matrices.py",
-                [f"{EARLIER}/first", of],
-                "again.txt",
-                marks=pytest.mark.slow,
-            )
-            for of in (
-                *(f"{EARLIER}/{nth}" for nth in ("second", "third", "fourth", "fifth")),
-                "h200-shares",
-                "h200-shares-warm",
-            )
         ),
     ],
 )
@@ -657,6 +616,8 @@ def test_the_comparison_with_stock_is_what_its_runs_say(part: str, tmp_path: Pat
     command = [sys.executable, LAB / "stock" / "summary.py", tmp_path]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == (kept / "benchmark.txt").read_text()
+    said, found = (json.loads((at / "summary.json").read_bytes()) for at in (kept, tmp_path))
+    assert is_same(found, said)
 
 
 @pytest.mark.parametrize(

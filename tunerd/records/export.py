@@ -146,7 +146,9 @@ def write_csv(store: Store, stream: IO[bytes]) -> Written:
 def write_parquet(store: Store, stream: IO[bytes]) -> Written:
     """Write a row per trial, the samples as a list, and return how many."""
     table = trials_table(store)
-    table.to_parquet(stream, engine="pyarrow", index=False, schema=_arrow_schema())
+    table.to_parquet(
+        stream, engine="pyarrow", index=False, compression="zstd", schema=_arrow_schema()
+    )
     return Written.of(zip(table["source"], table["state"], strict=True))
 
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Ask two searches of the same matrices two of the claims, and print a table.
 
-    scripts/lab/shares/compare_matrices.py results/h200-shares-before/first \
-        results/h200-shares-before/second
+    scripts/lab/shares/compare_matrices.py FIRST SECOND
     scripts/lab/shares/compare_matrices.py FIRST SECOND --models models \
         --weights SECOND/weights.json
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Say how much kernels' times differ from one process to another, beyond what samples tell.
 
-    scripts/lab/shares/kernels_in_processes.py results/h200-shares/*.tar.xz
+    scripts/lab/shares/kernels_in_processes.py results/h200-shares
 
 In a matrix the finalists of its first level are measured twice at that share, quietly and in turns:
 at the end of that level's own tuning, and in the contests, in another process. For each finalist,
@@ -11,17 +11,17 @@ Whether a task's best kernel changes with the share is judged within one process
 a difference within 1% is none (tunerd/studies/matrix/changes.py). The second table says for how
 many tasks it changes by more than twice what processes differ by near the fastest.
 
-MATRIX is a folder that `tunerd matrix` works in, or what `scripts/reproduce --keep` makes of it.
+FOLDER has folders that `tunerd matrix` worked in, or what is left of them: done.jsonl.xz, and
+finalists.json.xz, which this script writes where it finds the store of the first level.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import math
 import sys
-import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,16 +74,22 @@ def error_of_median(samples: Sequence[float]) -> float:
 
 def pairs_of(matrix: Path, kept: MatrixFolder) -> list[Pair]:
     pct = next(kept.of(LevelDone)).pct
-    unit = json.loads((matrix / "matrix.json").read_bytes())["unit"]
-    with Store.read(matrix / "levels" / f"{unit}{pct}") as store:
-        finals: dict[str, Times] = {
-            outcome.task_id: {
-                f.candidate_id: f.measurement.run_secs
-                for f in outcome.finalists
-                if isinstance(f.measurement, Measurement)
+    finals: dict[str, Times]
+    packed = matrix / "finalists.json.xz"
+    if packed.exists():
+        finals = json.loads(lzma.decompress(packed.read_bytes()))
+    else:
+        unit = json.loads((matrix / "matrix.json").read_bytes())["unit"]
+        with Store.read(matrix / "levels" / f"{unit}{pct}") as store:
+            finals = {
+                outcome.task_id: {
+                    f.candidate_id: f.measurement.run_secs
+                    for f in outcome.finalists
+                    if isinstance(f.measurement, Measurement)
+                }
+                for outcome in store.task_outcomes()
             }
-            for outcome in store.task_outcomes()
-        }
+        packed.write_bytes(lzma.compress(json.dumps(finals).encode()))
     contests = [c for c in kept.of(ContestDone) if c.run_at == pct]
     return [p for c in contests for p in pairs(finals.get(c.task_id, {}), dict(c.times))]
 
@@ -113,17 +119,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("matrix", nargs="+", type=Path)
+    parser.add_argument("folder", type=Path)
     lines, changes = [], []
-    for path in parser.parse_args().matrix:
-        with tempfile.TemporaryDirectory() as folder:
-            matrix = path
-            if path.is_file():
-                with tarfile.open(path) as archive:
-                    archive.extractall(folder, filter="data")
-                (matrix,) = (p for p in Path(folder).iterdir() if p.is_dir())
-            kept = read(matrix)
-            found = pairs_of(matrix, kept)
+    finals = parser.parse_args().folder.glob("*/finalists.json.xz")
+    stores = parser.parse_args().folder.glob("*/matrix.json")
+    for matrix in sorted({path.parent for path in (*finals, *stores)}):
+        kept = read(matrix)
+        found = pairs_of(matrix, kept)
         near = [p for p in found if p.ratio < NEAR]
         lines.append(row(matrix.name, found))
         lines.append(row(f"{matrix.name}, within 25% of the fastest", near))

@@ -2,7 +2,6 @@
 """Draw what matrices have measured, and say what they cost.
 
     scripts/lab/shares/plot_shares.py results/h200-shares --out shares.svg
-    scripts/lab/shares/plot_shares.py results/h200-shares-before/second  # which have no round
 
 Reads matrix-result.json and done.jsonl of each folder below the given one, in order, and prints
 tables of the paper's three claims and of what tuning at all shares cost over one level; without

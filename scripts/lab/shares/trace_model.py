@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.lab import load as load_json
 from lab.lab import made_by, table, write
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import load
@@ -230,7 +231,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def rows(path: Path) -> Iterator[tuple[str, ...]]:
     """Yield what a file says of each kernel that was swapped, and of that which it replaced."""
-    document = json.loads(path.read_text())
+    document = load_json(path)
     swaps = [which for which in document["in_model"] if which != "base"]
     for candidate_id, alone in document["alone"].items():
         which = next((s for s in swaps if candidate_id.startswith(s)), "base")
@@ -250,8 +251,8 @@ def rows(path: Path) -> Iterator[tuple[str, ...]]:
 def print_table(options: argparse.Namespace) -> None:
     titles = ("kernel of", "candidate", "weights", *(f"{n} copies" for n in SHOWN))
     titles += ("in the model", "calls", "the model")
-    for path in sorted(options.folder.glob("*.json")):
-        print(path.name, "", table(titles, rows(path)), "", sep="\n")
+    for path in sorted((*options.folder.glob("*.json"), *options.folder.glob("*.json.xz"))):
+        print(path.name.removesuffix(".xz"), "", table(titles, rows(path)), "", sep="\n")
 
 
 def main() -> None:

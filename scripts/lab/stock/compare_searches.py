@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from lab.lab import table, write
+from lab.lab import load, table, write
 from tunerd.system import host
 from tunerd.vocabulary import to_json
 
@@ -30,7 +30,7 @@ TRIALS = (16, 32, 64, 128)  # of each task
 Trial = tuple[float, str, float | None]  # seconds from the start, the task, seconds of a call
 
 
-def read(folder: Path) -> dict[str, Any]:
+def searches_of(folder: Path) -> dict[str, Any]:
     """Return a folder's searches by their seeds, and how often a model calls each task."""
     comparison = json.loads((folder / "comparison.json").read_text())
     searches = {}
@@ -73,7 +73,7 @@ def joined(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return what files of --out have, the searches of one name together."""
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
-        for kept in json.loads(path.read_text())["found"]:
+        for kept in load(path)["found"]:
             one = found.setdefault(kept["name"], {**kept, "searches": {}})
             one["searches"] |= kept["searches"]
     return list(found.values())
@@ -103,7 +103,7 @@ def main() -> None:
     if options.folder[0].is_file():
         found = joined(options.folder)
     else:
-        found = [read(folder) for folder in options.folder]
+        found = [searches_of(folder) for folder in options.folder]
     titles = ("searches", "seeds", "trials a second", *(f"after {n} a task" for n in TRIALS))
     rows = [row(kept) for kept in found]
     if options.chance:

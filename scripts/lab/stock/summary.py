@@ -277,7 +277,7 @@ def table(summary: Mapping[str, Any], target: str) -> str:
 
 
 def report(folder: Path) -> str:
-    """Write benchmark.json and benchmark.svg of what is in the folder, and return the table."""
+    """Write the JSON files and benchmark.svg of what is in the folder, and return the table."""
     comparison = json.loads((folder / "comparison.json").read_text())
     runs = runs_in(folder)
     weights = {task["task_id"]: task["weight"] for task in comparison["tasks"]}
@@ -296,6 +296,7 @@ def report(folder: Path) -> str:
         "runs": runs,
     }
     write(folder / "benchmark.json", document)
+    write(folder / "summary.json", summary)  # of the same, without the runs
     series = {
         name: [r["curve"] for r in summary["runs"] if r["tuner"] == tuner]
         for tuner, name in TUNERS.items()
