@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunerd.artifacts import loading
+from tunerd.artifacts.loading import LoadedModel
 from tunerd.colocation.plan import Measured, Plan, PolicyChoice
 from tunerd.colocation.regulation import search
 from tunerd.colocation.regulation.measure import Busy, EngineMeasurer, in_turns
@@ -46,6 +48,7 @@ def regulate(
     journal: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
     proof_rounds: int = _ROUNDS,
+    open_model: Callable[[Path], LoadedModel] = loading.load,
 ) -> RegulatedPlan:
     """Find a regulation of a plan's members; raises as Engine.start does.
 
@@ -53,11 +56,13 @@ def regulate(
         budget_secs: for all of it, the proof too; what a journal knows costs nothing.
         probe_secs: how long one regulation is measured.
         journal: keeps what was measured, so that another call goes on there.
+        proof_rounds: in which what was found is compared with what was there before.
+        open_model: loads an artifact for a GPU.
     """
     if len(plan.members) < 2:
         raise InputError("a regulation is between members, and the plan has one; add another")
     ends_at = time.monotonic() + budget_secs
-    measurer = EngineMeasurer(plan, probe_secs=probe_secs, journal=journal)
+    measurer = EngineMeasurer(plan, probe_secs=probe_secs, journal=journal, open_model=open_model)
     say("trying where each member may stop")
     kernels = measurer.kernels()
     alone = {k.name: sum(k.secs) for k in kernels}

@@ -12,13 +12,14 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tunerd.artifacts import loading
+from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.manifest import MANIFEST, sha256_of
 from tunerd.colocation.bench import sample_inputs
 from tunerd.colocation.engine import Engine
@@ -58,6 +59,7 @@ class EngineMeasurer:
     Args:
         probe_secs: how long each time.
         journal: where what was measured is kept, and taken from the next time.
+        open_model: loads an artifact for a GPU; several measurers may have one that keeps them.
     """
 
     def __init__(
@@ -66,12 +68,13 @@ class EngineMeasurer:
         *,
         probe_secs: float,
         journal: Path | None = None,
+        open_model: Callable[[Path], LoadedModel] = loading.load,
     ) -> None:
         members = tuple(m.model_copy(update={"slo_ms": None, "shares": ()}) for m in plan.members)
         load = LoadChoice(kind="closed", duration=probe_secs, clients=CLIENTS)
         self._plan = plan.model_copy(update={"members": members, "load": load})
         self._inputs = sample_inputs(self._plan)
-        self._open_model = functools.cache(loading.load)
+        self._open_model = functools.cache(open_model)
         self._journal = Journal(journal) if journal is not None else None
         self._known = self._read() if journal is not None else defaultdict(list)
         self.wall_secs = 0.0  # that the last one took which was measured
@@ -138,7 +141,7 @@ class EngineMeasurer:
     def _digest(self) -> str:
         said = {
             "members": {m.name: sha256_of(m.artifact / MANIFEST) for m in self._plan.members},
-            "clients": [m.clients for m in self._plan.members],
+            "said": [(m.clients, m.share, m.lane, m.cores) for m in self._plan.members],
             "place": self._plan.place,
             "device": self._plan.device,
             "secs": self._plan.load.duration,

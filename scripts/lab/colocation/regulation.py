@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Regulate mixes of three different models, and compare with what needs no regulation.
+
+    PYTHONPATH=.:scripts python3 -m lab.colocation.regulation --out FOLDER \
+        resnet50=runs/resnet50-cuda100/artifact bert=runs/bert-cuda100/artifact ...
+
+Takes three artifacts or more, for one GPU or, with --device cpu, for this machine's cores. Of each
+mix of three, up to --mixes of them, it finds the best static plan: each in a share of its own, or
+two of them in turns in one, at several divisions of the device. Then the best regulation, and in
+the end measures all in turns: one after another, streams, that static plan, and the regulation.
+All members are busy all the time, and work is what they get in seconds of each alone.
+
+Written after each mix: regulation.json, with the facts of the host, all static plans that were
+tried, what was measured in turns and the plan that was found. The same command goes on with what
+is there. Five mixes take --minutes 7.5 beside the loading of models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.lab import made_by, write
+from tunerd.api.colocation import without_mismatches
+from tunerd.artifacts import loading
+from tunerd.colocation.plan import Member, Plan, PolicyChoice
+from tunerd.colocation.regulation.find import KIND, RegulatedPlan, bounds_of, outcome, regulate
+from tunerd.colocation.regulation.measure import EngineMeasurer
+from tunerd.colocation.regulation.values import Outcome
+from tunerd.errors import HostError
+from tunerd.vocabulary import to_json
+
+OF_A_MIX = 3
+_SPACE, _ONE_BY_ONE = PolicyChoice(kind="space"), PolicyChoice(kind="time")
+_IN_THREE = ((33, 33, 33), (50, 25, 25), (60, 20, 20))
+_IN_TWO = ((50, 50), (70, 30), (30, 70))
+Models = dict[str, Path]
+
+
+def mixes_of(names: Sequence[str], count: int) -> list[tuple[str, ...]]:
+    """Return so many mixes of three, or all there are; each model is in about as many."""
+    left = list(itertools.combinations(names, OF_A_MIX))
+    chosen: list[tuple[str, ...]] = []
+    times = dict.fromkeys(names, 0)
+    while left and len(chosen) < count:
+        mix = min(left, key=lambda each: sorted((times[n] for n in each), reverse=True))
+        left.remove(mix)
+        chosen.append(mix)
+        for name in mix:
+            times[name] += 1
+    return chosen
+
+
+def static_members(members: Sequence[Member]) -> Iterator[tuple[Member, ...]]:
+    """Yield members with shares: of their own each, or one for two of them together."""
+    for shares in dict.fromkeys(s for each in _IN_THREE for s in itertools.permutations(each)):
+        yield tuple(
+            m.model_copy(update={"share": share}) for m, share in zip(members, shares, strict=True)
+        )
+    for alone in members:
+        for pair, single in _IN_TWO:
+            yield tuple(
+                m.model_copy(
+                    update={"share": single} if m is alone else {"share": pair, "lane": "pair"}
+                )
+                for m in members
+            )
+
+
+class Mix:
+    """One mix: its plans, and where what was measured is kept."""
+
+    def __init__(self, names: Sequence[str], models: Models, options: argparse.Namespace) -> None:
+        self.name = "+".join(names)
+        self.problems: dict[str, str] = {}
+        self.static: list[dict[str, Any]] = []  # what was measured of each static plan
+        self._members = tuple(Member(name=name, artifact=models[name]) for name in names)
+        self._device = options.device
+        self._measured_with: dict[str, Any] = {
+            "probe_secs": options.probe,
+            "journal": options.out / f"{self.name}.jsonl",
+            "open_model": options.open_model,
+        }
+
+    def found(self, until: float) -> RegulatedPlan:
+        """Return the best regulation, by a moment of the monotonic clock."""
+        plan = self._best_static()
+        left_secs = max(0.0, until - time.monotonic())
+        return regulate(plan, budget_secs=left_secs, say=self._say, **self._measured_with)
+
+    def _best_static(self) -> Plan:
+        """Return the static plan with most work within the bounds, of those that the host takes."""
+        whole = Plan(device=self._device, members=self._members)
+        measurer = EngineMeasurer(whole, **self._measured_with)
+        alone = {kernels.name: sum(kernels.secs) for kernels in measurer.kernels()}
+        bounds = bounds_of(whole, measurer.under(PolicyChoice(kind="time")))
+        best: tuple[Plan, Outcome] | None = None
+        for members in static_members(self._members):
+            said = ", ".join(f"{m.name} {m.share}%{' in turns' if m.lane else ''}" for m in members)
+            plan = whole.model_copy(update={"members": members, "policy": _SPACE})
+            try:
+                busy = EngineMeasurer(plan, **self._measured_with).under(_SPACE)
+            except HostError as error:
+                self.problems[said] = str(error)
+                continue
+            got = outcome(busy, alone, bounds)
+            self._say(f"{said}: work {got.work:.3f}, {100 * got.excess:.0f}% over its bound")
+            self.static.append({"shares": said} | to_json(got) | to_json(busy))
+            if best is None or got.is_better_than(best[1]):
+                best = plan, got
+        return whole.model_copy(update={"policy": _ONE_BY_ONE}) if best is None else best[0]
+
+    def _say(self, message: str) -> None:
+        print(f"{self.name}: {message}", file=sys.stderr, flush=True)
+
+
+def factors(found: RegulatedPlan) -> dict[str, dict[str, float]]:
+    """Return the regulation's work over each policy's, and the largest ratio of a member's p99."""
+    measured = {m.policy: m for m in found.plan.measured}
+    best = measured[KIND]
+    return {
+        policy: {
+            "work": best.work / m.work,
+            "p99": max(best.p99_ms[name] / m.p99_ms[name] for name in m.p99_ms),
+        }
+        for policy, m in measured.items()
+        if policy != KIND and m.work
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="+", metavar="NAME=ARTIFACT")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--mixes", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=7.5, help="for all mixes")
+    parser.add_argument("--probe", type=float, default=0.4, help="seconds of each measurement")
+    options = parser.parse_args()
+    pairs = [each.partition("=") for each in options.models]
+    options.models = {name: Path(path).resolve() for name, _, path in pairs}
+    if len(options.models) < OF_A_MIX or any(not path for _, _, path in pairs):
+        parser.error("give three different models or more, each as NAME=ARTIFACT")
+    options.open_model = functools.cache(loading.load)
+    return options
+
+
+def main() -> None:
+    options = _options()
+    options.out.mkdir(parents=True, exist_ok=True)
+    document: dict[str, Any] = {**made_by(), "device": options.device, "mixes": {}}
+    mixes = [Mix(n, options.models, options) for n in mixes_of([*options.models], options.mixes)]
+    began_at = time.monotonic()
+    with without_mismatches():
+        for nth, mix in enumerate(mixes, 1):
+            found = mix.found(began_at + 60 * options.minutes * nth / len(mixes))
+            document["mixes"][mix.name] = {
+                "static": mix.static,
+                "problems": mix.problems,
+                "plan": found.plan.model_dump(mode="json"),
+                "tried": found.tried,
+                "bounds_ms": dict(found.bounds_ms),
+                "pays": found.pays,
+                "regulated_over": factors(found),
+                "took_secs": time.monotonic() - began_at,
+            }
+            write(options.out / "regulation.json", document)
+            for policy, over in factors(found).items():
+                print(
+                    f"{mix.name}: regulated over {policy}: work {over['work']:.2f} times, "
+                    f"p99 {over['p99']:.2f} times at most"
+                )
+
+
+if __name__ == "__main__":
+    main()
