@@ -610,6 +610,30 @@ def test_a_part_of_a_gpu_is_a_green_context_and_its_seats_are_captured_there(roo
     assert contexts.is_closed
 
 
+def test_graphs_are_captured_where_nothing_is_launched_meanwhile(root: Path) -> None:
+    contexts, made = FakeContexts(), []
+
+    class Noting(FakeCudaModel):
+        def staged(self, stream: Any, count: int = 1) -> tuple[FakeStaged, ...]:
+            made.extend(found := super().staged(stream, count))
+            return found
+
+    script = Script()
+    subject = in_process(root, script)
+    subject.place = CudaStreamsPlace(
+        FakeGpu(), lambda path: Noting(script.open_model(path)), lambda: contexts
+    )
+    with subject.place:
+        (lane,) = subject.place.cut([Lane("half", 50, ("m0", "m1"))])
+        seats = [subject.load(seed, lane) for seed in (0, 1)]
+        subject.place.reload(seats[1])
+        for seat in seats:
+            assert isinstance(subject.run(seat, inputs()), Done)
+    launched_on = set[Any]().union(*(each.launched_on for each in made))
+    assert launched_on
+    assert launched_on.isdisjoint(each.captured_on for each in made)
+
+
 def test_a_part_of_less_than_the_sms_that_come_together_is_refused(root: Path) -> None:
     with pytest.raises(HostError, match=r"1% of 60 SMs for little is less than the 2 .* least 4%"):
         units_of([("little", 1)], sms=60, unit=2)

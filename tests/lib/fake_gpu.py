@@ -42,12 +42,14 @@ class FakeGpu(GpuContext):
 class FakeStaged:
     """What stands for a graph: the model runs on the CPU, in the order of launches of its seat."""
 
-    def __init__(self, model: ScriptedModel, worker: Executor) -> None:
+    def __init__(self, model: ScriptedModel, worker: Executor, stream: Any) -> None:
         self._model, self._worker = model, worker
+        self.captured_on, self.launched_on = stream, set[Any]()
         self._buffer: dict[str, Any] = {}
         self._launched: Future[Arrays] = Future()
 
     def launch(self, given: Mapping[str, Any], stream: Any) -> None:
+        self.launched_on.add(stream)
         self._buffer = {name: np.array(array) for name, array in given.items()}
         self._launched = self._worker.submit(lambda: self._model(self._buffer))
 
@@ -111,7 +113,7 @@ class FakeCudaModel:
 
     def staged(self, stream: Any, count: int = 1) -> tuple[FakeStaged, ...]:
         worker = ThreadPoolExecutor(1)
-        return tuple(FakeStaged(self._model, worker) for _ in range(count))
+        return tuple(FakeStaged(self._model, worker, stream) for _ in range(count))
 
 
 class FakeLanes:

@@ -33,7 +33,7 @@ from tunerd.vocabulary import Arrays
 _TRIES = 5  # of a seat that was just loaded: the clocks of an idle GPU rise; the fastest counts
 _CLOSE_SECS = 5.0
 
-FaultOf = Callable[[Exception], Fault]
+FaultOf = Callable[[BaseException], Fault]
 Requests = Sequence[tuple[str, Arrays]]  # of members
 
 
@@ -81,6 +81,8 @@ class Track:
     def __init__(self, make_stream: Callable[[], int], completions: Completions) -> None:
         self._make_stream, self._completions = make_stream, completions
         self.stream, self.line = make_stream(), completions.line()
+        # Graphs are captured here: what another seat launches meanwhile must not be in them.
+        self.capture_stream = make_stream()
         self.under_way: deque[_OnTrack] = deque()
 
     def add(
@@ -205,7 +207,7 @@ class WholeSeat(_OnTrack):
         self._free: deque[Staged] = deque()
 
     def load(self) -> tuple[float, ...]:
-        self._free += self._model.staged(self._track.stream, self._depth)
+        self._free += self._model.staged(self._track.capture_stream, self._depth)
         inputs = artifacts.sample_inputs(self._member.artifact)
         self._secs = min(self._tried(staged, inputs) for staged in self._free)
         return (self._secs,)
@@ -243,7 +245,7 @@ class GroupSeat(_OnTrack):
 
     def load(self) -> tuple[float, ...]:
         names, inputs = [*self._tenants.values()], artifacts.sample_inputs(self._group.kernels)
-        made = self._model.staged_lanes(self._track.stream, self._depth)
+        made = self._model.staged_lanes(self._track.capture_stream, self._depth)
         for count, each in sorted(made.items()):
             requests = [(names[nth % len(names)], inputs) for nth in range(count)]
             self._free[count] = deque(each)
@@ -287,7 +289,7 @@ class SegmentedSeat(CudaSeat):
         self._in_segments: InSegments | None = None
 
     def load(self) -> tuple[float, ...]:
-        return self._thread.call(self._load)
+        return self._thread.loaded(self._load)
 
     def start(self, segment: int, inputs: Arrays, fault_of: FaultOf, told: Told) -> None:
         run = self._in_segments

@@ -171,6 +171,7 @@ class CudaStreamsPlace(Place):
         tracks, self._tracks = self._tracks, {}
         for track in tracks.values():
             self._gpu.destroy_stream(track.stream)
+            self._gpu.destroy_stream(track.capture_stream)
         while self._contexts:
             self._contexts.pop().close()
 
@@ -181,7 +182,7 @@ class CudaStreamsPlace(Place):
             sleep_exactly()
             self._entered = threading.get_ident()
 
-    def _fault(self, seat: Seat, error: Exception) -> Fault:
+    def _fault(self, seat: Seat, error: BaseException) -> Fault:
         lost = tuple(self._seats) if self._gpu.is_dead() else (seat,)
         return Fault(f"{type(error).__name__}: {error}", lost)
 
