@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.lib.colocation_plans import CORES, Script, artifact, inputs, plan_of
+from tests.lib.colocation_plans import CORES, Script, ScriptedModel, artifact, inputs, plan_of
 from tests.lib.fake_gpu import FakeContexts, fake_cuda_place
 from tunerd.artifacts.loading import LoadError, load
 from tunerd.colocation import Engine, MemberError, RefusedError
@@ -137,6 +138,28 @@ def test_a_request_that_is_not_awaited_any_more_is_dropped(script: Script, root:
         assert engine.stats().members["two"].cancelled == 1
 
 
+def test_who_gives_up_between_segments_leaves_a_member_that_serves_on(
+    script: Script, root: Path
+) -> None:
+    async def ask(engine: Engine) -> Arrays:
+        gate, entered = script.hold(artifact(root, 0))
+        long = asyncio.create_task(engine.asubmit("one", inputs()))
+        await asyncio.to_thread(entered.wait, WAIT_SECS)
+        short = asyncio.create_task(engine.asubmit("two", inputs(), deadline_secs=WAIT_SECS))
+        while not any(r.is_pausing for r in engine._scheduler.running):  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+        long.cancel()
+        gate.set()
+        await short
+        return await engine.asubmit("one", inputs(1))
+
+    policy = {"kind": "regulated", "segment_us": 0.001}
+    with engine_of(script, plan_of(root, TWO, policy=policy)) as engine:
+        answer = asyncio.run(asyncio.wait_for(ask(engine), 5))  # no eviction is due so soon
+        assert same(answer, load(artifact(root, 0))(inputs(1)))
+        assert not engine.stats().faults
+
+
 def test_statistics_count_each_answer(script: Script, root: Path) -> None:
     with engine_of(script, plan_of(root, TWO)) as engine:
         for _ in range(3):
@@ -187,6 +210,22 @@ def test_a_deadline_that_cannot_be_met_is_refused_with_the_reason(
         gate.set()
         result(running)
         assert engine.stats().members["two"].refused == 1
+
+
+def test_a_deadline_that_passes_while_a_request_waits_is_told_at_once(
+    script: Script, root: Path
+) -> None:
+    with engine_of(script, plan_of(root, TWO, kind="regulated")) as engine:
+        gate, entered = script.hold(artifact(root, 0))
+        running = engine.submit("one", inputs())
+        assert entered.wait(WAIT_SECS)
+        waiting = engine.submit("two", inputs(), deadline_secs=0.5)
+        with pytest.raises(RefusedError, match="it waited") as refused:
+            waiting.result(WAIT_SECS)
+        assert refused.value.was_admitted
+        assert not running.done()
+        gate.set()
+        result(running)
 
 
 def test_the_slo_is_the_deadline_of_a_request_that_names_none(root: Path) -> None:
@@ -286,6 +325,81 @@ def test_a_member_that_exceeds_its_time_is_evicted_and_others_serve(
         gate.set()
         stats = engine.stats()
     assert stats.faults[0].member == "one"
+
+
+def test_a_start_that_fails_is_a_fault_of_its_seat_and_not_the_end_of_the_engine(
+    script: Script, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_of(script, plan_of(root, TWO)) as engine:
+        start = engine._place.start
+
+        def failing(seat: Seat, *given: object) -> None:
+            if seat.member == "one":
+                monkeypatch.undo()
+                raise OSError("no such device")
+            start(seat, *given)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(engine._place, "start", failing)
+        result(engine.submit("two", inputs()))
+        with pytest.raises(MemberError, match="one failed: OSError: no such device"):
+            engine.submit("one", inputs()).result(WAIT_SECS)
+        result(engine.submit("one", inputs()))
+        assert [fault.member for fault in engine.stats().faults] == ["one"]
+
+
+def test_a_model_that_ends_its_thread_is_a_fault_and_the_member_serves_again(
+    script: Script, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_of(script, plan_of(root, TWO)) as engine:
+        call = ScriptedModel.__call__
+
+        def ends(*_: object) -> Arrays:
+            monkeypatch.setattr(ScriptedModel, "__call__", call)
+            raise SystemExit(3)
+
+        monkeypatch.setattr(ScriptedModel, "__call__", ends)
+        with pytest.raises(MemberError, match="SystemExit: 3"):
+            engine.submit("one", inputs()).result(WAIT_SECS)
+        result(engine.submit("one", inputs()))
+
+
+def test_loading_that_fails_leaves_no_thread_behind(script: Script, root: Path) -> None:
+    script.refuse_loading.add("artifact-1")
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="not to be loaded"):
+        engine_of(script, plan_of(root, TWO)).start()
+    give_up_at = time.monotonic() + WAIT_SECS
+    while threading.active_count() > before and time.monotonic() < give_up_at:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def test_a_process_that_dies_between_segments_costs_one_retry(root: Path) -> None:
+    policy = {"kind": "regulated", "segment_us": 0.001}
+    place = ProcessesPlace()
+    with Engine(plan_of(root, TWO, policy=policy), place=place) as engine:
+        engine.submit("one", inputs()).result(WAIT_SECS)
+        seat = Seat("one", "whole-0")
+        scheduler = engine._scheduler
+        assert scheduler is not None
+        resume = place.start
+
+        def dying(of: Seat, segment: int, *given: Any) -> None:
+            if of == seat and segment:
+                place.start = resume  # type: ignore[method-assign]
+                os.kill(place._seats[seat].pid, signal.SIGKILL)
+            resume(of, segment, *given)
+
+        place.start = dying  # type: ignore[method-assign]
+        answers = []
+        for seed in range(20):  # until one was paused
+            long = engine.submit("one", inputs(seed))
+            engine.submit("two", inputs(), deadline_secs=WAIT_SECS).result(WAIT_SECS)
+            answers.append((seed, result(long)))
+            if place.start == resume:
+                break
+        expected = load(artifact(root, 0))
+        assert all(same(answer, expected(inputs(seed))) for seed, answer in answers)
 
 
 def test_a_process_that_is_killed_costs_one_retry_and_no_answer(root: Path) -> None:
@@ -468,6 +582,43 @@ def test_what_waits_is_refused_where_the_engine_is_closed_at_once(
     threading.Timer(0.1, gate.set).start()
     engine.close()
     assert isinstance(futures[1].exception(WAIT_SECS), RefusedError)
+
+
+def test_a_callback_can_neither_close_the_engine_nor_end_it(
+    script: Script, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[str] = []
+    with engine_of(script, plan_of(root, TWO)) as engine:
+
+        def closing(_: Future[Arrays]) -> None:
+            for call in (engine.close, engine.drain):
+                try:
+                    call()
+                except RuntimeError as error:
+                    said.append(str(error))
+            raise SystemExit
+
+        gate, entered = script.hold(artifact(root, 0))
+        future = engine.submit("one", inputs())
+        behind = engine.submit("two", inputs())
+        assert entered.wait(WAIT_SECS)
+        future.add_done_callback(closing)
+        gate.set()
+        result(behind)
+    assert len(said) == 2
+    assert all("do that in another thread" in each for each in said)
+    assert "a callback of a future has failed" in caplog.text
+
+
+def test_an_engine_is_closed_by_many_at_once_and_started_once(script: Script, root: Path) -> None:
+    engine = engine_of(script, plan_of(root, TWO)).start()
+    with pytest.raises(RuntimeError, match="started once"):
+        engine.start()
+    futures = [engine.submit("one", inputs()) for _ in range(50)]
+    with ThreadPoolExecutor(4) as pool:
+        for closed in [pool.submit(engine.close) for _ in range(4)]:
+            closed.result(WAIT_SECS)
+    assert all(future.done() for future in futures)
 
 
 def test_a_cancelled_request_does_not_run(script: Script, root: Path) -> None:

@@ -117,15 +117,24 @@ class Dispatcher:
 
     def wait(self, timeout_secs: float | None) -> bool:
         """Wait until everything that was taken has its answer; return whether it has."""
+        self._refuse_own_thread()
         with self._answered:
             return self._answered.wait_for(lambda: not self._asked, timeout_secs)
 
     def close(self) -> None:
         """End both threads, and refuse what has no answer."""
+        self._refuse_own_thread()
         self._inbox.put(None)
         self._thread.join()
         self._loader.shutdown(wait=True, cancel_futures=True)
         self._refuse_all("the engine was closed")
+
+    def _refuse_own_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "a future's callback cannot drain or close the engine, which waits for it; do that "
+                "in another thread"
+            )
 
     # --- in the dispatcher's thread ------------------------------------------------------------
 
@@ -141,7 +150,7 @@ class Dispatcher:
                     for instruction in self._scheduler.turn(events, now):
                         self._carry_out(instruction)
                     self._answer()
-        except Exception as error:  # a bug, as of a policy, must not leave callers waiting
+        except BaseException as error:  # a bug, as of a policy, must not leave callers waiting
             log.exception("the dispatcher has failed")
             self._on_failure()
             self._refuse_all(f"the engine failed: {error!r}")
@@ -194,7 +203,7 @@ class Dispatcher:
                     self._unanswered.discard(future)
                     future.set_result(secs)
             case Evict(seat=seat, reason=reason):
-                also = [lost for lost in self._place.evict(seat) if lost != seat]
+                also = [lost for lost in self._evicted(seat) if lost != seat]
                 self._inbox.put(lambda s, at: s.lost(also, at, culprit=seat.member, reason=reason))
             case Reload(seat=seat):
                 self._loader.submit(self._reload, seat)
@@ -205,7 +214,9 @@ class Dispatcher:
         given_up: list[_Asked] = []
         for request_id in start.request_ids:
             each = self._asked[request_id]
-            (asked if each.still_wanted() else given_up).append(each)
+            # What has begun goes on to its end: its seat waits for that.
+            is_wanted = start.segment > 0 or each.still_wanted()
+            (asked if is_wanted else given_up).append(each)
         if given_up:
             ids = [each.request.request_id for each in given_up]
             self._inbox.put(lambda s, at: s.withdrawn(start_id, seat, at, request_ids=ids))
@@ -219,11 +230,22 @@ class Dispatcher:
                 self._inbox.put(lambda s, at: self._faulted(s, start, answer, at))
 
         first = asked[0]
-        if seat.member == first.request.member:
-            self._place.start(seat, start.segment, first.inputs, told)
-        else:
-            requests = [(each.request.member, each.inputs) for each in asked]
-            self._place.start_together(seat, requests, told)
+        try:
+            if seat.member == first.request.member:
+                self._place.start(seat, start.segment, first.inputs, told)
+            else:
+                requests = [(each.request.member, each.inputs) for each in asked]
+                self._place.start_together(seat, requests, told)
+        except Exception as error:  # of this seat: others serve on
+            log.exception("%s cannot be started in %s", seat.member, seat.lane)
+            told(Fault(f"{type(error).__name__}: {error}", (seat,)))
+
+    def _evicted(self, seat: Seat) -> Sequence[Seat]:
+        try:
+            return self._place.evict(seat)
+        except Exception:  # what it holds is loaded again, or given up, by itself
+            log.exception("%s cannot be evicted from %s", seat.member, seat.lane)
+            return (seat,)
 
     def _done(
         self, scheduler: Scheduler, start: Start, asked: Sequence[_Asked], done: Done, at: float
@@ -300,10 +322,13 @@ class Dispatcher:
 
 
 def _settle(future: AnyFuture, answer: Answer) -> None:
-    if isinstance(answer, Exception):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
+    try:
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+    except BaseException:  # of a caller's callback, as SystemExit; it has its answer
+        log.exception("a callback of a future has failed")
 
 
 def _settle_each(answers: Sequence[tuple[AnyFuture, Answer]]) -> None:

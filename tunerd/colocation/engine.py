@@ -54,7 +54,9 @@ class Engine:
         self._say = on_step or (lambda _: None)
         self._ids = itertools.count()
         self._gate = threading.Lock()  # held while a number is given and the request taken
+        self._closing = threading.Lock()
         self._is_open = False
+        self._is_started = False
         self._members = {m.name: m for m in self.plan.members}
         self._groups: tuple[Group, ...] = ()
         self._kernels: dict[str, Path] = {}  # by member: the artifact by which it runs
@@ -72,6 +74,9 @@ class Engine:
         Raises LoadError for an artifact that is not the plan's, HostError where the lanes or the
         memory do not fit, and InfrastructureError where a member does not run.
         """
+        if self._is_started:
+            raise RuntimeError("an engine is started once; make another one")
+        self._is_started = True
         members = self.plan.ordered
         self._groups = groups_of(members, self._policy.most_together)
         self._kernels = kernels_of(members, self._groups)
@@ -155,8 +160,9 @@ class Engine:
         """
         self.drain(drain_secs)
         if self._dispatcher is not None:
-            self._dispatcher.close()
-            self._place.close()
+            with self._closing:
+                self._dispatcher.close()
+                self._place.close()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -243,9 +243,13 @@ class Scheduler(Board):
         return out + self._decided()
 
     def next_tick(self) -> float:
-        """Return the moment at which an eviction may be due; infinite where nothing runs."""
+        """Return the moment at which one is to be evicted or dropped; infinite where none is."""
         firsts = (line[0] for line in self._running.values() if line)
-        return min((r.started_at + self._limit_secs(r) for r in firsts), default=math.inf)
+        evicted_at = min((r.started_at + self._limit_secs(r) for r in firsts), default=math.inf)
+        if self._is_patient:
+            return evicted_at
+        heads = (line[0].request.deadline_at for line in self._lines.values())
+        return min(evicted_at, min(heads, default=math.inf))
 
     # --- deciding ------------------------------------------------------------------------------
 

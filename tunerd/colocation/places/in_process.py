@@ -44,7 +44,7 @@ class _Seat:
         self.member, self.lane, self.cut = member, lane, cut
         self._open_model = open_model
         self.thread = SeatThread(f"{member.name}@{lane.name}")
-        self.model = self.thread.call(self._loaded)
+        self.model = self.thread.loaded(self._loaded)
 
     def _loaded(self) -> SegmentedModel:
         # TVM's pool is one per calling thread, on cores that this thread may use.
@@ -69,7 +69,7 @@ class _GroupSeat:
         self.launch_secs: dict[int, float] = {}
         self._open_model = open_model
         self.thread = SeatThread(f"{group.name}@{lane.name}")
-        self._model = self.thread.call(self._loaded)
+        self._model = self.thread.loaded(self._loaded)
 
     def _loaded(self) -> ForTenants:
         os.sched_setaffinity(0, self.lane.cores)

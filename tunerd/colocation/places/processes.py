@@ -157,7 +157,7 @@ class RunnersPlace(Place):
             with ThreadPoolExecutor(len(seats)) as pool:
                 list(pool.map(_Seat.close, seats.values()))
 
-    def _fault(self, seat: Seat, error: Exception) -> Fault:
+    def _fault(self, seat: Seat, error: BaseException) -> Fault:
         lost = (seat, *(s for s, held in self._seats.items() if s != seat and held.client.is_lost))
         if isinstance(error, ModelRunError):
             is_own = error.failure.kind is not Kind.COLLATERAL

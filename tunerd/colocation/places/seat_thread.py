@@ -80,6 +80,14 @@ class SeatThread:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
+    def loaded(self, load: Callable[[], _T]) -> _T:
+        """Call what the thread is for; where that fails, end the thread."""
+        try:
+            return self.call(load)
+        except BaseException:
+            self.leave()
+            raise
+
     def call(self, function: Callable[[], _T]) -> _T:
         """Run a function there and return what it returns, or raise what it raises."""
         future: Future[_T] = Future()
@@ -98,7 +106,7 @@ class SeatThread:
         segment: int,
         segments: int,
         model: Callable[[Pauses], Arrays | tuple[Arrays, ...]],
-        fault_of: Callable[[Exception], Fault],
+        fault_of: Callable[[BaseException], Fault],
         told: Told,
     ) -> None:
         """Start a model there, or go on with it at a segment, and do not wait.
@@ -115,7 +123,7 @@ class SeatThread:
         def job() -> None:
             try:
                 outputs = model(run)
-            except Exception as error:
+            except BaseException as error:  # else nobody would hear of it, and the thread would end
                 if not run.is_left:
                     run.tell(fault_of(error))
             else:
