@@ -19,12 +19,15 @@ import yaml
 from tests.lib import ROOT
 from tests.lib.colocation_plans import CORES, colocate, with_two_members
 from tunerd import api
+from tunerd.artifacts.manifest import MANIFEST
 from tunerd.colocation import Plan
 from tunerd.colocation.planning import launched
 from tunerd.colocation.planning.features import features_of
+from tunerd.colocation.planning.kept import kept
 from tunerd.colocation.planning.mix import Mix
 from tunerd.colocation.planning.pairs import Pair, Side, append
 from tunerd.errors import ExitCode, InputError
+from tunerd.records.paths import Paths
 from tunerd.report.mix import mix_json, mix_page
 from tunerd.system import host
 from tunerd.vocabulary.verdict import Interval
@@ -186,6 +189,40 @@ def test_a_launch_is_timed_under_load_and_kept(folder: Path) -> None:
     launched.append(path, "abc", found)
     assert launched.read_launches(path, "abc") == [found]
     assert launched.read_launches(path, "another") == []
+
+
+def test_what_was_measured_of_a_runs_artifact_is_not_measured_again(
+    folder: Path,
+) -> None:
+    run = folder / "run"
+    shutil.copytree(folder / "artifact-0", Paths(run).artifact)
+    Paths(run).store.touch()
+    search = {"shares": [100], "rounds": 2, "visit": "100ms", "pairs": "none"}
+    member = MIX["members"][0] | {"artifact": "run"}
+    mix = written(folder, curves=[], search=search, members=[member])
+
+    def to_measure(out: str) -> str:
+        found = api.colocate_plan(mix, out=folder / out, dry_run=True)
+        return " ".join(found.answer.to_measure)
+
+    assert "measure one at 100%" in to_measure("first")
+    api.bench(Paths(run).artifact, cpu_pct=100, duration_secs=1)
+    assert "measure one at 100%" not in to_measure("first")
+    (point,) = kept(Paths(run).artifact, host.facts().cpu_model, "one")
+    assert (point.of, point.share, point.together, point.source) == ("one", 100, 1, "tunerd bench")
+    assert 0 < point.secs.value <= point.tail_secs
+
+    (run / "points.jsonl").unlink()
+    api.colocate_plan(mix, out=folder / "first", prove_it=False)
+    assert "measure" not in to_measure("second")  # by another mix's profile
+    assert kept(Paths(run).artifact, "another machine", "one") == []
+    (Paths(run).artifact / MANIFEST).write_text(
+        (Paths(run).artifact / MANIFEST).read_text() + " "
+    )  # another artifact
+    assert kept(Paths(run).artifact, host.facts().cpu_model, "one") == []
+    (run / "points.jsonl").write_text("[]\n")
+    with pytest.raises(InputError, match="holds a line that is no point"):
+        kept(Paths(run).artifact, host.facts().cpu_model, "one")
 
 
 def test_measuring_goes_on_after_a_kill(folder: Path) -> None:

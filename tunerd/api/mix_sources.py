@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tunerd.api.run import open_run
 from tunerd.colocation.planning.curves import Point, with_ends
 from tunerd.colocation.planning.mix import Mix
 from tunerd.errors import FolderError, HostError, InputError
+from tunerd.stats.rounds import mean_over_rounds
 
 if TYPE_CHECKING:
+    from tunerd.studies.bench.artifact import BenchResult
     from tunerd.studies.profile.profile import Profile
 
 _HEADROOM = 0.9  # of the memory, as the engine plans it
@@ -95,6 +99,25 @@ def points_of(found: Profile, of: str, source: str) -> list[Point]:
         for point in curve.points
         for pct in point.pcts
     ]
+
+
+def point_of_bench(found: BenchResult) -> Point | None:
+    """Return what one replica alone took in a bench; None where there was more, or too little."""
+    from tunerd.studies.bench.bench import Condition
+
+    rounds = [each for each in found.rounds if each.condition is Condition.ALONE]
+    (alone, *others) = found.bench.alone.replicas
+    if others or alone.p50_secs is None or alone.p95_secs is None or not rounds:
+        return None
+    medians = []
+    for each in rounds:
+        ran = each.trimmed(each.replicas[0])
+        pairs = zip(ran.starts, ran.ends, strict=True)
+        medians.append(float(np.median([(end - start) / ran.calls for start, end in pairs])))
+    secs = with_ends(mean_over_rounds(np.log(np.array(medians))))
+    request, proof = found.request, found.proofs[0]
+    tail_secs = max(alone.p95_secs, secs.value)
+    return Point(request.model, request.pct, 1, proof.sm_count, secs, tail_secs, "tunerd bench")
 
 
 def points_in(root: Path, of: str) -> list[Point]:

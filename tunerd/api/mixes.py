@@ -30,6 +30,7 @@ from tunerd.colocation.planning.answer import Answer, answer, plan_of, unknown
 from tunerd.colocation.planning.curves import Curves, Point, read_points
 from tunerd.colocation.planning.engine_cost import EngineCost
 from tunerd.colocation.planning.estimates import model_of
+from tunerd.colocation.planning.kept import keep, kept
 from tunerd.colocation.planning.mix import Entry, Mix, names_of
 from tunerd.colocation.planning.pairs import PAIRS, Pairs, Side
 from tunerd.colocation.planning.placement import WHOLE, Placement, Subject, World
@@ -99,6 +100,7 @@ class _Work:
         self._mix, self._folder, self._say, self._is_dry = mix, folder, say, is_dry
         self._steps = Steps(say)
         self._to_measure: list[str] = []
+        self._device = device_of(mix)
         self._shares, left_out = shares_of(mix)
         self.curves = Curves()
         for pct, why in left_out:
@@ -119,21 +121,20 @@ class _Work:
             for entry in mix.members
             for subject in self._subjects(entry, artifacts[entry.name])
         ]
-        device = device_of(mix)
         known = [p for path in mix.pairs for p in pairs.read_pairs(path)]
         known += pairs.read_pairs(self._folder / PAIRS)
-        table, no_estimate = self._pairs(known, device)
+        table, no_estimate = self._pairs(known, self._device)
         if any(not self.curves.shares(entry.name) for entry in mix.members):
             said = unknown(self._to_measure)
             return PlannedMix(mix, self._folder, said, None, None, self.curves, table, no_estimate)
-        costs = self._costs(subjects, device)
+        costs = self._costs(subjects, self._device)
         found, plan = self._answered(subjects, table, costs)
         for _ in range(_MOST_PASSES):
             if self._is_dry or mix.search.pairs != "measure" or plan is None:
                 break
             if not self._measured_pairs(found, subjects, table, plan):
                 break
-            table, no_estimate = self._pairs(table.measured, device)
+            table, no_estimate = self._pairs(table.measured, self._device)
             found, plan = self._answered(subjects, table, costs)
         return PlannedMix(mix, self._folder, found, plan, None, self.curves, table, no_estimate)
 
@@ -162,14 +163,19 @@ class _Work:
 
     def _points(self, entry: Entry, artifacts: Sequence[Path]) -> list[Point]:
         """Return what an entry's first artifact takes at the shares that have no point yet."""
-        from tunerd.studies.profile.subject import subject_of_artifact
-
         lacking = set(self._shares) - set(self.curves.shares(entry.name))
         lanes = launched.lanes_of(artifacts)
         if lanes is not None:
             return self._launched(entry, artifacts, *lanes)
-        if not artifacts or not lacking:
+        if not artifacts:
             return []
+        before = [p for p in kept(artifacts[0], self._device, entry.name) if p.share in lacking]
+        lacking -= {point.share for point in before}
+        return before + (self._profiled(entry, artifacts, lacking) if lacking else [])
+
+    def _profiled(self, entry: Entry, artifacts: Sequence[Path], lacking: set[int]) -> list[Point]:
+        from tunerd.studies.profile.subject import subject_of_artifact
+
         subject = subject_of_artifact(artifacts[0])
         root = self._folder / "curves" / f"{entry.name}-{subject.digest[:12]}"
         if self._is_dry:
@@ -200,7 +206,10 @@ class _Work:
         path = self._folder / launched.LAUNCHES
         digest = sha256_of(kernels / MANIFEST)
         found = launched.read_launches(path, digest)
-        known = {(p.share, p.together) for p in (*found, *self.curves) if p.of == entry.name}
+        given = {(p.share, p.together) for p in self.curves if p.of == entry.name}
+        before = kept(kernels, self._device, entry.name)
+        found += [p for p in before if (p.share, p.together) not in given]
+        known = given | {(p.share, p.together) for p in found}
         wanted = {1, *self._mix.search.together} & set(counts)
         others = [artifact for artifact in artifacts if artifact != kernels]
         for share in self._shares:
@@ -221,6 +230,7 @@ class _Work:
                     say=functools.partial(self._steps.say_of, f"measuring {what}"),
                 )
                 launched.append(path, digest, point)
+                keep(kernels, self._device, [point])
                 found.append(point)
         return found
 

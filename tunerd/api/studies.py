@@ -19,7 +19,7 @@ from tunerd.frontend.given import path_or_graph, save_in
 from tunerd.records.paths import Paths
 from tunerd.studies.bench.artifact import DURATION_SECS, BenchResult
 from tunerd.studies.compare import GateResult
-from tunerd.studies.profile.folder import REPORT
+from tunerd.studies.profile.folder import REPORT, ProfileFolder
 from tunerd.studies.profile.measuring import Effort
 from tunerd.studies.profile.plan import SHARES, plan_shares, slice_kind_for
 from tunerd.studies.profile.profile import LOSS, Profile
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tunerd.frontend.given import Given
 
 Device = Literal["gpu", "cpu"]
+_KEPT_KINDS = ("mps", "whole", "cpu")  # of slices on which a time is worth keeping
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ def bench(
             replicas=replicas,
             duration_secs=duration_secs,
         )
-        return measure_artifact(request, say=on_step or nothing)
+        found = measure_artifact(request, say=on_step or nothing)
+        _keep_bench(folder, found)
+        return found
 
 
 def profile(
@@ -154,6 +157,12 @@ def profile(
         there = f"{part.rounds} of {rounds} rounds are in {root / REPORT}"
         raise Interrupted(f"{stopped}; {there}") from None
     write_profile(found, root)
+    if subject.artifact is not None and kind in _KEPT_KINDS:
+        from tunerd.api.mix_sources import points_of
+        from tunerd.colocation.planning.kept import keep
+
+        proof = next(iter(ProfileFolder(root).proofs.values()))
+        keep(subject.artifact[1], proof.device, points_of(found, subject.name, str(root)))
     return ProfileResult(root, found)
 
 
@@ -221,6 +230,16 @@ def _source(given: Run | Artifact | StrPath) -> str:
     if isinstance(given, Run):
         return str(given.folder)
     return str(given.path) if isinstance(given, Artifact) else os.fspath(given)
+
+
+def _keep_bench(artifact: Path, found: BenchResult) -> None:
+    """Keep what was measured for plans of mixes that the artifact will be in."""
+    from tunerd.api.mix_sources import point_of_bench
+    from tunerd.colocation.planning.kept import keep
+
+    point = point_of_bench(found) if found.request.kind in _KEPT_KINDS else None
+    if point is not None:
+        keep(artifact, found.proofs[0].device, [point])
 
 
 def _artifact_folder(given: Run | Artifact | StrPath) -> Path:
