@@ -23,10 +23,37 @@ settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
 
 
+# Files of more than a minute, the longest first.
+_LONGEST = (
+    "test_kills",
+    "test_readme",
+    "test_session",
+    "test_matrix",
+    "test_actors",
+    "test_disk",
+    "test_cluster",
+    "test_lowering",
+    "test_ray_jobs",
+    "test_chaos",
+    "test_recipe_execute",
+    "test_triton_tenants",
+    "test_nightly",
+    "test_pack",
+    "test_status",
+    "test_store_runs",
+    "test_metrics",
+    "test_sizes",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files of slow tests: several run at once, and the last is waited for."""
+    """Begin with the files that take longest, then those of slow tests.
+
+    Several run at once, and the last is waited for.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    nth = {name: n for n, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: (nth.get(item.path.stem, len(nth)), item.path not in slow))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

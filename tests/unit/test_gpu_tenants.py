@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,9 +138,9 @@ def test_the_runner_of_a_whole_gpu_is_no_stranger_to_it(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = WholeSlice(SliceSpec("whole-0-0", "whole", 100, gpu_uuid=UUID))
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as runner:
-        monkeypatch.setattr(whole, "_process", runner)
-        nvml.compute = [runner.pid]
-        assert whole.conditions().strangers == 0
-        nvml.compute = [runner.pid, 4242]
-        assert whole.conditions().disturbed_by == "1 process of others: pid 4242"
+    pid = os.getpid()
+    monkeypatch.setattr(whole, "_process", SimpleNamespace(pid=pid))
+    nvml.compute = [pid]
+    assert whole.conditions().strangers == 0
+    nvml.compute = [pid, 4242]
+    assert whole.conditions().disturbed_by == "1 process of others: pid 4242"
