@@ -80,7 +80,7 @@ class Run:
         assert self.process is not None
         while not condition():
             assert self.process.poll() is None, self.end()[2][-2000:]
-            time.sleep(0.02)
+            time.sleep(0.1)  # most conditions read the whole store, on a core that the run needs
 
     def records(self) -> list[Record]:
         """Return the search trials so far."""
