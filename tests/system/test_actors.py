@@ -188,12 +188,11 @@ def test_a_folder_that_its_driver_had_no_time_to_lock_goes_once_it_is_old(runtim
     assert list(runtime.iterdir()) == [new]
 
 
-# --- Ctrl-C ------------------------------------------------------------------------------------
+# --- signals; of Ctrl-C, test_session.py -------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_stop_drains_the_run_and_the_same_command_goes_on(
-    number: signal.Signals, runtime: Path, tmp_path: Path
+    runtime: Path, tmp_path: Path
 ) -> None:
     model, out = tmp_path / "tiny.onnx", tmp_path / "run"
     onnx.save(conv_net(), model)
@@ -207,10 +206,7 @@ def test_a_signal_to_stop_drains_the_run_and_the_same_command_goes_on(
         assert run.poll() is None
         time.sleep(0.1)
     family = psutil.Process(run.pid).children(recursive=True)
-    if number is signal.SIGINT:  # as a terminal's Ctrl-C: to the whole process group
-        os.killpg(run.pid, number)
-    else:
-        run.send_signal(number)
+    run.terminate()
     _, said = run.communicate(timeout=300)
     assert run.returncode == ExitCode.INTERRUPTED, said
     assert "the same command goes on" in said

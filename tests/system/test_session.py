@@ -25,7 +25,7 @@ from tunerd.records import Store
 from tunerd.report.page import report_page
 from tunerd.report.run_view import run_view_of
 from tunerd.system import host
-from tunerd.vocabulary import Activity, Failure, Kind, Measurement, Phase, Record
+from tunerd.vocabulary import Activity, Failure, Kind, Measurement, Phase, Record, TrialState
 
 TRIALS = 48
 FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
@@ -159,6 +159,7 @@ class Interrupted:
     refused: tuple[int, str, str]
     first: tuple[int, str, str]
     left: list[psutil.Process]
+    states: set[TrialState]
     ended: dict[int, Record]
     last: tuple[int, str, str]
 
@@ -176,9 +177,10 @@ def interrupted(make_run: MakeRun) -> Interrupted:
     os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: to everything in the group
     first = run.end()
     left = still_there(started)
+    states = {r.state for r in run.records()}
     ended = {r.trial_id: r for r in run.records() if r.result is not None}
     run.start()
-    return Interrupted(run, refused, first, left, ended, run.end())
+    return Interrupted(run, refused, first, left, states, ended, run.end())
 
 
 def test_a_second_tunerd_in_a_folder_is_refused(interrupted: Interrupted) -> None:
@@ -193,11 +195,13 @@ def test_ctrl_c_once_drains_and_says_that_the_command_goes_on(interrupted: Inter
     assert code == ExitCode.INTERRUPTED
     assert "the same command goes on" in err + out
     assert "Traceback" not in err
+    assert "lost" not in err
     assert interrupted.left == []
 
 
 def test_nothing_that_ran_is_lost_by_ctrl_c(interrupted: Interrupted) -> None:
     assert len(interrupted.ended) >= 4
+    assert TrialState.RUNNING not in interrupted.states
     last = {r.trial_id: r for r in interrupted.run.records()}
     assert {number: last[number] for number in interrupted.ended} == interrupted.ended
     assert max(r.attempts for r in last.values()) == 1
@@ -287,7 +291,7 @@ def test_a_run_whose_only_tuner_always_ends_stops_and_says_why(make_run: MakeRun
 def test_a_seed_repeats_a_run_on_simulated_slices_with_one_tuner(make_run: MakeRun) -> None:
     proposals = []
     for _ in range(2):
-        run = make_run("--slice", "simulated", "--tuners", "1", "--seed", "7", trials=60)
+        run = make_run("--slice", "simulated", "--tuners", "1", "--seed", "7", trials=32)
         run.start()
         check_finished(run, *run.end())
         proposals.append([(r.candidate, r.run_secs) for r in run.records()])
