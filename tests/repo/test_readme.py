@@ -20,6 +20,8 @@ from tests.system.test_nightly import two_products
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.errors import ExitCode
+from tunerd.studies.profile import auto
+from tunerd.studies.profile.measuring import Effort
 from tunerd.system import host
 
 ELSEWHERE = {
@@ -47,8 +49,10 @@ INSTEAD = (
     (r"(--store .*)$", r"\1 --out runs/of-a-team"),  # the other runs here are copies of one
     (r"--budget 10m", "--budget 30s"),
     (r"/srv/tunerd/", "{folder}/"),
-    (r"^bench (.*?)(?: --gpu-pct 50)?$", r"bench \1 --cpu-pct 50"),
-    (r"--duration 30s", "--duration 1s"),
+    (r"^bench (.*?)(?: --gpu-pct 50)?(?: --duration 30s)?$",
+     r"bench \1 --cpu-pct 50 --duration 1s"),
+    (r"--tenants 1,2,4,8", "--tenants 1,2"),
+    (r"--dim batch=1,4,8", "--dim batch=1,4"),
     # Two slices of half of the cores are all that there are.
     (r"--replicas 2 --beside", "--replicas 1 --beside"),
     (r"^run recipes/cpu.yaml(?! --dry-run)(.*)$",
@@ -96,6 +100,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("readme")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(auto, "EFFORT", Effort(rounds=2, duration_secs=0.5))
         onnx.save(two_products(), folder / "model.onnx")
         onnx.save(with_open_batch(two_products()), folder / "sized.onnx")
         for pct in (25, 40, 50, 100):
