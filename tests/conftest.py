@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.lib.postgres_server import PostgresServer
     from tunerd.runner.base import Runner
 
+pytest.register_assert_rewrite("tunerd.testing")
 _CORES = os.sched_getaffinity(0)
 
 # No test is timed: cores are busy with others.

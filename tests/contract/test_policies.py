@@ -6,81 +6,27 @@ import random
 
 import pytest
 
-from tests.lib.colocation_world import World, member
 from tunerd.colocation.policies import POLICIES, policy_of
 from tunerd.colocation.policies.base import Policy
 from tunerd.errors import InputError
-
-EVERY = pytest.mark.parametrize("kind", POLICIES)
-MEMBERS = (
-    member("short", share=30, tenants=["shop", "press"]),
-    member("long", share=30),
-    member("other", share=40, weight=2),
-)
-SECS = {"short": 0.001, "long": 0.02, "other": 0.004}
+from tunerd.testing import PolicyContract, World
+from tunerd.testing.policies import MEMBERS, SECS
+from tunerd.testing.simulation import member
 
 
 def policy(kind: str, **parameters: object) -> Policy:
     return policy_of(kind, parameters)
 
 
-def busy_world(kind: str, *, seed: int, segments: int = 1, depth: int = 1) -> World:
-    """A second of random arrivals, about as many as one lane can take."""
-    rng = random.Random(seed)
-    world = World(MEMBERS, policy(kind), secs=SECS, segments={"long": segments}, depth=depth)
-    for name, rate in (("short", 200), ("long", 15), ("other", 100)):
-        at = 0.0
-        while (at := at + rng.expovariate(rate)) < 1:
-            tenant = rng.choice(["shop", "press"]) if name == "short" else "default"
-            world.ask(at, name, tenant=tenant)
-    return world
+class TestPolicies(PolicyContract):
+    @pytest.fixture(params=POLICIES)
+    def policy(self, request: pytest.FixtureRequest) -> Policy:
+        return policy_of(request.param, {})
 
-
-@EVERY
-@pytest.mark.parametrize("segments", [1, 10])
-@pytest.mark.parametrize("depth", [1, 2])
-def test_every_request_is_answered_once_and_no_lane_is_idle_beside_work(
-    kind: str, segments: int, depth: int
-) -> None:
-    world = busy_world(kind, seed=1, segments=segments, depth=depth)
-    story = world.run()
-    assert story.ended.keys() == story.arrived.keys()
-    assert not story.refused
-    assert world.is_conserving
-    assert world.scheduler.is_empty
-
-
-@EVERY
-@pytest.mark.parametrize("depth", [1, 2])
-def test_requests_of_a_tenant_start_in_the_order_of_their_arrival(kind: str, depth: int) -> None:
-    story = busy_world(kind, seed=2, depth=depth).run()
-    by_queue: dict[object, list[int]] = {}
-    for request_id in story.order:
-        by_queue.setdefault(story.arrived[request_id].queue, []).append(request_id)
-    assert len(by_queue) == 4
-    for ids in by_queue.values():
-        assert ids == sorted(ids)
-
-
-@EVERY
-def test_nobody_starves_beside_a_member_that_always_waits(kind: str) -> None:
-    world = World(MEMBERS, policy(kind), secs=SECS)
-    for i in range(4000):
-        world.ask(i * 0.0005, "short", tenant="shop")  # twice what a lane can take
-    world.ask(0.5, "long")
-    world.ask(0.5, "short", tenant="press")
-    story = world.run()
-    for name, tenant in (("long", "default"), ("short", "press")):
-        (request,) = (r for r in story.arrived.values() if (r.member, r.tenant) == (name, tenant))
-        waited_secs = story.started[request.request_id] - 0.5
-        if kind in ("ordered", "regulated"):
-            assert waited_secs < 0.2  # the patience, and what runs meanwhile
-        assert request.request_id in story.ended
-
-
-@EVERY
-def test_the_same_events_give_the_same_decisions(kind: str) -> None:
-    assert busy_world(kind, seed=3).run() == busy_world(kind, seed=3).run()
+    @pytest.fixture
+    def patience_secs(self, policy: Policy) -> float | None:
+        """Return the patience of those that have one, and what runs meanwhile."""
+        return 0.2 if policy.kind in ("ordered", "regulated") else None
 
 
 def test_time_is_one_after_the_other() -> None:

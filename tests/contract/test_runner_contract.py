@@ -26,10 +26,8 @@ from tests.lib.build_fixtures import (
     suicide,
 )
 from tests.lib.slice_fixtures import (  # noqa: F401  fixtures
-    QUICK,
     broken,
     builds_for,
-    kernel,
     kind,
     measured,
     named,
@@ -46,6 +44,8 @@ from tunerd.slices import plan
 from tunerd.slices.base import Slice
 from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice, number_of, simulated_secs
 from tunerd.system.arrays import random_inputs
+from tunerd.testing.kernels import kernel
+from tunerd.testing.slices import QUICK
 from tunerd.vocabulary import (
     METASCHEDULE,
     SEARCH,
@@ -86,7 +86,7 @@ def test_a_kernel_far_slower_than_a_rival_of_its_task_gets_few_samples(
 ) -> None:
     if spec.kind == "simulated":
         pytest.skip("simulated samples take no time, so none is left out")
-    fast, slow = (kernel(spec, length) for length in (64, 1 << 24))
+    fast, slow = (kernel(target_of(spec), length) for length in (64, 1 << 24))
     (best,) = measured.launch().measure([fast], SEARCH)
     assert isinstance(best, Measurement)
     counts = []
@@ -125,7 +125,7 @@ def test_of_compared_builds_one_that_cannot_win_gets_fewer_samples(measured: Sli
     profile = Profile(
         "few-v1", max_samples=8, max_total_secs=60.0, hopeless_after=5, hopeless_over=1.05
     )
-    builds = [kernel(measured.spec, length) for length in (64, 1 << 24)]
+    builds = [kernel(target_of(measured.spec), length) for length in (64, 1 << 24)]
     fast, slow = measured.launch().compare(builds, profile)
     assert isinstance(fast, Measurement)
     assert isinstance(slow, Measurement)
@@ -367,7 +367,8 @@ def test_a_runner_that_was_killed_while_idle_is_replaced(with_runner: Slice) -> 
 _HOLDER = """
 import sys
 from tests.lib.build_fixtures import endless
-from tests.lib.slice_fixtures import QUICK, target_of
+from tests.lib.slice_fixtures import target_of
+from tunerd.testing.slices import QUICK
 from tunerd.slices import member, plan
 from tunerd.vocabulary import SliceRequest
 spec = plan(SliceRequest("cpu", 100)).slices[0]

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.lib.build_fixtures import (
@@ -17,7 +16,6 @@ from tests.lib.build_fixtures import (
     task_of,
 )
 from tests.lib.slice_fixtures import (  # noqa: F401  fixtures
-    QUICK,
     builds_for,
     kind,
     measured,
@@ -31,6 +29,8 @@ from tunerd.slices import member, plan
 from tunerd.slices.base import Slice
 from tunerd.slices.cpu import CpuSlice
 from tunerd.system import host
+from tunerd.testing import SliceContract
+from tunerd.testing.slices import QUICK
 from tunerd.vocabulary import (
     Build,
     Measurement,
@@ -51,64 +51,14 @@ def test_a_kind_says_whether_it_is_usable_here_and_why(name: str) -> None:
         assert planned.problem
 
 
-def test_shares_of_a_device_sum_to_100_at_most(kind: str) -> None:
-    planned = plan(SliceRequest(kind, pct_of(kind)))
-    assert planned.problem == ""
-    assert planned.bound
-    for index in {s.device_index for s in planned.slices}:
-        assert sum(s.pct for s in planned.slices if s.device_index == index) <= 100
+class TestSlices(SliceContract):
+    @pytest.fixture
+    def member(self, kind: str) -> type[Slice]:
+        return member(kind)
 
-
-def test_slices_are_disjoint(kind: str) -> None:
-    slices = plan(SliceRequest(kind, pct_of(kind))).slices
-    assert len({s.slice_id for s in slices}) == len(slices)
-    cores = [core for s in slices for core in s.cores]
-    assert len(set(cores)) == len(cores)
-
-
-def test_more_slices_than_fit_is_a_problem_that_says_how_many_do(kind: str) -> None:
-    planned = plan(SliceRequest(kind, pct_of(kind), per_device=1000))
-    assert planned.slices == ()
-    assert "1000" in planned.problem
-    assert planned.bound in planned.problem
-
-
-def test_start_proves_what_was_obtained(measured: Slice) -> None:
-    proof = measured.prove()
-    assert proof.slice_id == measured.spec.slice_id
-    assert 0 < proof.sm_count <= proof.device_sm_count
-    assert proof.attached
-    assert proof.mechanism
-    assert proof.device
-
-
-def test_a_slice_starts_itself_when_it_is_asked_to_measure(measured: Slice) -> None:
-    (result,) = measured.launch().measure(builds_for(measured.spec, 1), QUICK)
-    assert isinstance(result, Measurement)
-
-
-def test_a_closed_slice_can_be_closed_again(spec: SliceSpec) -> None:
-    made = member(spec.kind)(spec)
-    made.prove()
-    made.close()
-    made.close()
-
-
-def test_a_slice_that_was_never_started_can_be_closed(spec: SliceSpec) -> None:
-    member(spec.kind)(spec).close()
-
-
-def test_a_closed_slice_leaves_no_process_and_no_file(
-    spec: SliceSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = member(spec.kind)(spec)
-    pid = made.prove().runner_pid
-    made.launch().measure(builds_for(spec, 1), QUICK)
-    made.close()
-    assert list(tmp_path.iterdir()) == []
-    if pid:
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+    @pytest.fixture
+    def pct(self, kind: str) -> int:
+        return pct_of(kind)
 
 
 # --- cpu ---------------------------------------------------------------------------------------

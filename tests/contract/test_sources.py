@@ -10,18 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.lib.build_fixtures import (
-    WITH_VNNI,
-    built,
-    matmul_task,
-    quantized_task,
-    random_inputs,
-)
+from tests.lib.build_fixtures import WITH_VNNI, quantized_task
 from tests.lib.coordinator_world import measured, task
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
@@ -45,7 +37,9 @@ from tunerd.coordinator.events import (
 )
 from tunerd.libraries import packages
 from tunerd.slices import plan
-from tunerd.system.targets import cuda_target
+from tunerd.testing import SourceContract
+from tunerd.testing.kernels import built, matmul_task
+from tunerd.testing.sources import for_gpu, proposed
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     LIBRARIES,
@@ -54,12 +48,10 @@ from tunerd.vocabulary import (
     Build,
     Candidate,
     Failure,
-    Kind,
     Measurement,
     Proposal,
     Result,
     SliceRequest,
-    Stage,
     TargetSpec,
     Task,
     TrainingRow,
@@ -68,98 +60,13 @@ from tunerd.vocabulary import (
     default_candidate,
 )
 
-SETTINGS = SearchSettings(seed=5, threads=1)
 MEMBERS = tuple(registry.SOURCES)
-
-
-@pytest.fixture(params=MEMBERS)
-def source(request: pytest.FixtureRequest) -> CandidateSource:
-    return registry.SOURCES[request.param]
 
 
 @pytest.fixture(scope="module")
 def on_cpu() -> Task:
     load_tvm()
     return matmul_task()
-
-
-@pytest.fixture(scope="module")
-def of_bytes() -> Task:
-    return quantized_task()
-
-
-@pytest.fixture
-def matmul(source: CandidateSource, on_cpu: Task, of_bytes: Task) -> Task:
-    """A product that the source takes: of this machine's CPU, or else of another or a GPU."""
-    known = (on_cpu, of_bytes, for_gpu(on_cpu, cuda_target("9.0")))
-    return next((t for t in known if source.takes(t) is None), known[-1])
-
-
-def runs_here(task: Task) -> bool:
-    return not task.target.is_cuda and task.target != WITH_VNNI
-
-
-def for_gpu(task: Task, target: TargetSpec) -> Task:
-    return replace(task, target=target, precision="tf32")
-
-
-def proposed(source: CandidateSource, of: Task) -> tuple[Candidate, ...]:
-    return source.search(SETTINGS).propose(of, 4).candidates
-
-
-def ran(build: Build, of: Task, folder: Path) -> np.ndarray:
-    """Run a build here; weights go in the layout that it takes."""
-    path = folder / "kernel.so"
-    path.write_bytes(build.library)
-    tvm = load_tvm()
-    arrays = list(random_inputs(of).values())
-    for argument, axes in build.rewritten:
-        shape = build.args[argument].shape
-        as_one = arrays[argument].reshape([shape[axis] for axis in axes])
-        arrays[argument] = np.ascontiguousarray(as_one.transpose(np.argsort(axes)))
-    output = tvm.runtime.empty(of.args[-1].shape, of.args[-1].dtype)
-    inputs = map(tvm.runtime.tensor, arrays)
-    tvm.runtime.load_module(str(path))["main"](*inputs, output)
-    return output.numpy()  # type: ignore[no-any-return]
-
-
-def test_a_source_is_known_by_its_own_name(source: CandidateSource) -> None:
-    assert registry.SOURCES[source.name] is source
-
-
-def test_a_source_takes_a_task_or_says_why_not(source: CandidateSource, matmul: Task) -> None:
-    reason = source.takes(matmul)
-    assert reason is None or reason
-
-
-def test_a_source_proposes_distinct_candidates_of_its_own(
-    source: CandidateSource, matmul: Task
-) -> None:
-    found = proposed(source, matmul)
-    assert found
-    assert len({c.candidate_id for c in found}) == len({c.recipe for c in found}) == len(found)
-    for candidate in found:
-        assert (candidate.task_id, candidate.source) == (matmul.task_id, source.name)
-        own = candidate_id(matmul.task_id, candidate.recipe, source=source.name)
-        assert candidate.candidate_id == own
-
-
-def test_equal_seeds_propose_the_same(source: CandidateSource, matmul: Task) -> None:
-    assert proposed(source, matmul) == proposed(source, matmul)
-
-
-def test_candidates_build_and_compute_what_the_default_computes(
-    source: CandidateSource, matmul: Task, tmp_path: Path
-) -> None:
-    if not runs_here(matmul):  # it builds here, and a GPU tells the rest
-        assert [built(build_candidate(matmul, c)) for c in proposed(source, matmul)[:2]]
-        return
-    reference = ran(built(build_candidate(matmul, default_candidate(matmul))), matmul, tmp_path)
-    for number, candidate in enumerate(proposed(source, matmul)[:2]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        output = ran(built(build_candidate(matmul, candidate)), matmul, folder)
-        np.testing.assert_allclose(output, reference, rtol=1e-4, atol=1e-4)
 
 
 def disagreements(name: str, target: TargetSpec) -> list[str]:
@@ -176,66 +83,33 @@ def disagreements(name: str, target: TargetSpec) -> list[str]:
     return [failure.message for failure in found if failure is not None]
 
 
+class TestSources(SourceContract):
+    @pytest.fixture(params=MEMBERS)
+    def source(self, request: pytest.FixtureRequest) -> CandidateSource:
+        return registry.SOURCES[request.param]
+
+    @pytest.fixture
+    def task(self, source: CandidateSource, on_cpu: Task) -> Task:
+        """Return a product that the source takes: of this machine's CPU, another one or a GPU."""
+        known = (on_cpu, quantized_task(), for_gpu(on_cpu, cuda_target("9.0")))
+        return next((t for t in known if source.takes(t) is None), known[-1])
+
+    @pytest.fixture
+    def runs_here(self, task: Task) -> bool:
+        return not task.target.is_cuda and task.target != WITH_VNNI
+
+
 @pytest.mark.gpu
-def test_candidates_compute_on_a_gpu_what_the_default_computes(source: CandidateSource) -> None:
-    if source.name in LIBRARIES and (lacking := packages.missing(source.name)):
+@pytest.mark.parametrize("name", MEMBERS)
+def test_candidates_compute_on_a_gpu_what_the_default_computes(name: str) -> None:
+    if name in LIBRARIES and (lacking := packages.missing(name)):
         pytest.skip(lacking)
-    if source.name == VNNI:
+    if name == VNNI:
         pytest.skip("its instructions are a CPU's")
     target = plan(SliceRequest("whole", 100)).target
     spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
     with ProcessPoolExecutor(1, spawning) as process:
-        assert process.submit(disagreements, source.name, target).result() == []
-
-
-def test_a_kernel_at_hand_builds_to_what_its_recipe_builds_to(
-    source: CandidateSource, matmul: Task
-) -> None:
-    search = source.search(SETTINGS)
-    (candidate,) = search.propose(matmul, 1).candidates
-    at_hand = search.lowered(candidate)
-    by_recipe = built(build_candidate(matmul, candidate))
-    assert built(build_candidate(matmul, candidate, lowered=at_hand)).library == by_recipe.library
-
-
-def test_a_source_goes_on_after_a_fresh_start_that_is_told_earlier_results(
-    source: CandidateSource, matmul: Task
-) -> None:
-    first = proposed(source, matmul)
-    results = [Result(c, 1e-3 / (i + 1)) for i, c in enumerate(first[1:])]
-    results.append(Result(first[0], None))
-    fresh = source.search(SETTINGS)
-    again = fresh.propose(matmul, 4, results=results)
-    assert not {c.candidate_id for c in again.candidates} & {c.candidate_id for c in first}
-    assert again.candidates or again.exhausted
-    assert again.candidates or again.message
-
-
-def test_candidates_under_way_elsewhere_are_not_proposed(
-    source: CandidateSource, matmul: Task
-) -> None:
-    ids = [c.candidate_id for c in proposed(source, matmul)]
-    again = source.search(SETTINGS).propose(matmul, 4, exclude=ids)
-    assert not {c.candidate_id for c in again.candidates} & set(ids)
-
-
-def test_what_other_runs_measured_is_taken_in(source: CandidateSource, matmul: Task) -> None:
-    recipes = tuple((c.recipe, 1e-3) for c in proposed(source, matmul))
-    search = source.search(SETTINGS)
-    odd = TransferredResults(2, matmul, (("{", 1e-3),), source=source.name)
-    past = TransferredResults(1, matmul, recipes, source=source.name)
-    search.learn([past, odd], {matmul.task_id: matmul})
-    assert search.propose(matmul, 2).candidates
-
-
-@pytest.mark.parametrize("recipe", ["{", "[1]", "of another source", '[["no"],[]]'])
-def test_a_foreign_recipe_is_a_failure_of_the_build(
-    source: CandidateSource, matmul: Task, recipe: str
-) -> None:
-    name = candidate_id(matmul.task_id, recipe, source=source.name)
-    failure = build_candidate(matmul, Candidate(matmul.task_id, name, source.name, recipe))
-    assert isinstance(failure, Failure)
-    assert (failure.stage, failure.kind) == (Stage.BUILD, Kind.COMPILE)
+        assert process.submit(disagreements, name, target).result() == []
 
 
 def test_a_candidate_of_an_unknown_source_is_a_failure_of_the_build(on_cpu: Task) -> None:

@@ -11,46 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tunerd.builder import build, library, nvrtc
 from tunerd.candidates.base import LoweredKernel
 from tunerd.system.targets import cpu_target_json
+from tunerd.testing.kernels import LLVM, built, matmul_task, task_of  # noqa: F401  for tests
+from tunerd.testing.sources import random_inputs  # noqa: F401
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     METASCHEDULE,
-    Arrays,
     Build,
     Candidate,
-    Failure,
     TargetSpec,
     Task,
-    TensorSpec,
 )
 
-LLVM = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 2}))
 WITH_VNNI = TargetSpec("llvm", json.dumps({"kind": "llvm", "mcpu": "cascadelake", "num-cores": 2}))
-
-
-def task_of(tensors: list[Any], target: TargetSpec = LLVM, weights: tuple[int, ...] = ()) -> Task:
-    tvm = library.load_tvm()
-    func = tvm.te.create_prim_func(tensors)
-    if weights:
-        func = func.with_attr("layout_free_buffers", list(weights))
-    mod_json = tvm.ir.save_json(tvm.IRModule({"main": func}))
-    return Task(
-        task_id=hashlib.sha256(mod_json.encode()).hexdigest()[:12],
-        name="test",
-        weight=1,
-        flops=0.0,
-        args=tuple(
-            TensorSpec(t.op.name, tuple(int(extent) for extent in t.shape), str(t.dtype))
-            for t in tensors
-        ),
-        weight_args=weights,
-        target=target,
-        mod_json=mod_json,
-    )
 
 
 def quantized_task() -> Task:
@@ -95,20 +70,6 @@ def conv_task(target: TargetSpec = LLVM) -> Task:
     bias = te.placeholder((32,), name="bias")
     conv = topi.nn.conv2d_nhwc(data, weight, 1, 1, 1)
     return task_of([data, weight, bias, topi.nn.relu(topi.add(conv, bias))], target)
-
-
-def matmul_task(
-    target: TargetSpec = LLVM, *, after: str = "", weights: tuple[int, ...] = ()
-) -> Task:
-    library.load_tvm()
-    from tvm import te, topi
-
-    left = te.placeholder((32, 64), name="left")
-    right = te.placeholder((64, 48), name="right")
-    product = topi.nn.matmul(left, right)
-    return task_of(
-        [left, right, getattr(topi, after)(product) if after else product], target, weights
-    )
 
 
 def typed_task(target: TargetSpec = LLVM, *, weights: tuple[int, ...] = ()) -> Task:
@@ -162,11 +123,6 @@ def tiled_matmul(task: Task) -> Any:
     schedule.parallel(i)
     schedule.vectorize(j_inner)
     return schedule
-
-
-def built(result: Build | Failure) -> Build:
-    assert isinstance(result, Build), result
-    return result
 
 
 def named(task: Task, name: str, mod: Any = None) -> Build:
@@ -247,10 +203,3 @@ def endless(target: TargetSpec) -> Build:
     out = te.compute((1,), lambda i: te.sum(data[k % 64], axis=k), name="out")
     task = task_of([data, out], target)
     return built(build.build_candidate(task, replace(default_of(task), candidate_id=f"{2:016x}")))
-
-
-def random_inputs(task: Task) -> Arrays:
-    rng = np.random.default_rng(0)
-    return {
-        spec.name: rng.standard_normal(spec.shape).astype(spec.dtype) for spec in task.args[:-1]
-    }

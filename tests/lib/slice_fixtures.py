@@ -7,25 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lib.build_fixtures import (
-    built,
-    default_of,
-    task_of,
-)
-from tunerd.builder.build import build_candidate
 from tunerd.slices import member, plan
 from tunerd.slices.base import Slice
 from tunerd.system import host
+from tunerd.testing.kernels import kernels
 from tunerd.vocabulary import (
     Build,
     Candidate,
-    Profile,
     SliceRequest,
     SliceSpec,
     TargetSpec,
 )
 
-QUICK = Profile("quick-v1", max_samples=4, max_total_secs=0.05)
 KINDS = [
     "cpu",
     "simulated",
@@ -79,16 +72,7 @@ def target_of(spec: SliceSpec) -> TargetSpec:
 
 def builds_for(spec: SliceSpec, count: int = 3) -> list[Build]:
     """Build small kernels of different lengths."""
-    return [kernel(spec, 64 << i) for i in range(count)]
-
-
-def kernel(spec: SliceSpec, length: int) -> Build:
-    from tvm import te
-
-    data = te.placeholder((length,), name="data")
-    twice = te.compute((length,), lambda i: data[i] * 2.0, name="twice")
-    task = task_of([data, twice], target_of(spec))
-    return built(build_candidate(task, named(default_of(task), length)))
+    return kernels(target_of(spec), count)
 
 
 def named(of: Candidate, number: int) -> Candidate:

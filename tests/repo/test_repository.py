@@ -61,6 +61,7 @@ FOREIGN_FLAGS = {
     "--no-deps",
     "--quick",
     "--runtime-env-json",
+    "--unit",
     "--working-dir",
 }
 TVM_MODULES = {
@@ -87,6 +88,7 @@ TVM_MODULES = {
     "artifacts.tenants",
     "frontend.relax.precision",
     "system.targets",
+    "testing.kernels",
     "runner.cuda_device",
     "studies.bench.bandwidth_load",
     "runner.sampling",

@@ -55,9 +55,9 @@ from tests.lib.build_fixtures import (
     named,
     new_schedule,
     suicide,
-    task_of,
 )
 from tests.lib.stranger import stranger_on
+from tunerd.testing.kernels import task_of
 
 NEIGHBOURS = 2
 BUSY_SECS = 2.0  # before a fault, and after all measure again
