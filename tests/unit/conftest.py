@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 _ASKED = {"git", "uname", "/sbin/ldconfig"}  # what a machine and a checkout are
 
+_UNIT = Path(__file__).parent
 _is_unit = False
 
 
@@ -23,9 +25,9 @@ sys.addaudithook(_refuse)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     global _is_unit
-    _is_unit = True
+    _is_unit = item.path.is_relative_to(_UNIT)
     try:
         return (yield)
     finally:
