@@ -37,6 +37,7 @@ from tunerd.coordinator.events import (
 )
 from tunerd.libraries import packages
 from tunerd.slices import plan
+from tunerd.system.targets import cuda_target
 from tunerd.testing import SourceContract
 from tunerd.testing.kernels import built, matmul_task
 from tunerd.testing.sources import for_gpu, proposed
