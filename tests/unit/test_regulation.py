@@ -65,6 +65,14 @@ def test_a_part_that_is_split_stays_apart_from_what_it_was() -> None:
     assert split.toggled((A0, B1)).moved("b", ()).apart == {(A1, B0)}
 
 
+def test_stops_where_nobody_waits_are_left_out() -> None:
+    stops = (("a", (1, 2, 3)), ("b", (5,)))
+    assert Regulation(stops).simplified() == Regulation((("a", ()), ("b", ())))
+    some = Regulation(stops, frozenset({(Part("a", 2), B0)}))
+    assert some.simplified() == Regulation((("a", (2, 3)), ("b", (5,))), frozenset({(A1, B0)}))
+    assert some.simplified().simplified() == some.simplified()
+
+
 def test_within_the_bounds_comes_before_work() -> None:
     slow, fast = Outcome(1.0), Outcome(2.0, excess=0.5)
     assert slow.is_better_than(fast)
@@ -105,14 +113,14 @@ def test_parts_that_are_apart_do_not_run_at_once_and_all_have_their_turns(seed: 
 # --- the search --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 6, 7])
+@pytest.mark.parametrize("seed", [0, 7, 10])
 def test_what_is_found_is_close_to_the_best_there_is(seed: int) -> None:
     subject = device(seed)
     best = max(subject(regulation).work for regulation in subject.every(1))
     needed, subject.measured = subject.measured, 0
     found = search.find(subject.kernels, subject, most_parts=2)
     assert found.outcome.work >= 0.94 * best  # the README says so
-    assert subject.measured <= needed / 3
+    assert subject.measured <= needed / 4
 
 
 def test_three_models_are_better_off_than_at_once_or_one_by_one() -> None:

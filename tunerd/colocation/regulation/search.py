@@ -133,6 +133,7 @@ class _Search:
         self.best: tuple[Regulation, Outcome] | None = None
 
     def measured(self, regulation: Regulation) -> Outcome:
+        regulation = regulation.simplified()  # the same measured once
         if regulation not in self.known:
             self.known[regulation] = found = self._measure(regulation)
             if self.best is None:

@@ -99,6 +99,16 @@ class Regulation:
         changed = tuple((m, tuple(stops) if m == member else each) for m, each in self.stops)
         return Regulation(changed, frozenset(apart))
 
+    def simplified(self) -> Regulation:
+        """Return it without stops between parts that are apart from nothing: nobody waits there."""
+        bound = {part for pair in self.apart for part in pair}
+        for name, stops in self.stops:
+            for nth, stop in enumerate(stops):
+                if not {Part(name, nth), Part(name, nth + 1)} & bound:
+                    left = [each for each in stops if each != stop]
+                    return self.moved(name, left).simplified()
+        return self
+
     def toggled(self, pair: Pair) -> Regulation:
         """Return it with two parts apart that were not, or the other way round."""
         return Regulation(self.stops, self.apart ^ {pair})
