@@ -163,6 +163,19 @@ def test_a_launch_stages_slots_and_inputs_and_reads_each_lane() -> None:
     assert [float(found["y"][0]) for found in lanes.read()] == [2, 4]
 
 
+def test_a_tenant_that_is_gone_leaves_nothing_to_the_next_of_its_name() -> None:
+    _, pieces, _ = staged()
+    pieces.hold(["b"])
+    with pytest.raises(RuntimeError, match="in use"):
+        pieces.forget("b")
+    pieces.release(["b"])
+    pieces.forget("b")
+    assert not pieces.is_resident("b")
+    with pytest.raises(KeyError):  # also for who had asked for it before
+        pieces.hold(["b"])
+    assert pieces.resident == ("a",)
+
+
 def test_weights_stay_until_the_launch_is_seen_to_have_ended() -> None:
     lanes, pieces, driver = staged(most=2)
     lanes.launch([("b", x(1))], 7)

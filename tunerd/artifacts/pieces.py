@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, MutableMapping
 from typing import Any, Protocol
 
 from tunerd.vocabulary import SLOT_BYTES
@@ -38,11 +38,11 @@ class Pieces:
     """
 
     def __init__(
-        self, memory: Memory, sources: Mapping[str, Any], own: str, most: int | None
+        self, memory: Memory, sources: MutableMapping[str, Any], own: str, most: int | None
     ) -> None:
         """Begin with the piece of the tenant `own`.
 
-        sources: the bytes of each tenant in the host's memory; may grow.
+        sources: the bytes of each tenant in the host's memory; may grow, and `forget` takes out.
         most: pieces that there may be; None for no limit.
         """
         self._memory, self._sources, self._most = memory, sources, most
@@ -91,12 +91,17 @@ class Pieces:
                     del self._holds[name]
 
     def forget(self, name: str) -> None:
-        """Take the piece of a tenant away, if it has one; RuntimeError where it is held."""
+        """Have a tenant's weights no more, here or on the device; RuntimeError where it is held.
+
+        Both at one moment: who brought it meanwhile would leave its weights to the next one of its
+        name.
+        """
         with self._moving, self._lock:
             if name in self._holds:
                 raise RuntimeError(f"tenant '{name}' is in use")
             if name in self._slots:
                 self._free.append(self._slots.pop(name))
+            del self._sources[name]
 
     def copied(self, name: str) -> tuple[int, Any]:
         """Return the slot of one more piece with a tenant's weights, and the caller's piece."""
@@ -109,8 +114,8 @@ class Pieces:
         slot = self._held(name)
         if slot is not None:
             return slot
-        source = self._sources[name]
         with self._moving:
+            source = self._sources[name]
             slot = self._held(name)  # whom another thread has brought meanwhile
             if slot is not None:
                 return slot

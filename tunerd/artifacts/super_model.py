@@ -147,7 +147,6 @@ class SuperModel(LoadedModel):
         if name == self.own:
             raise ValueError(f"tenant '{name}' is the artifact's own; the others may be removed")
         self._pieces.forget(name)
-        del self._tenants[name]
 
     def bring(self, names: Iterable[str]) -> None:
         """Have tenants' weights on the device when this returns, where they were not.
