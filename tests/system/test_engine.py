@@ -363,6 +363,23 @@ def test_a_model_that_ends_its_thread_is_a_fault_and_the_member_serves_again(
         result(engine.submit("one", inputs()))
 
 
+def test_what_ends_a_loader_counts_as_a_member_that_cannot_be_loaded(
+    script: Script, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_of(script, plan_of(root, TWO)) as engine:
+
+        def ends(*_: object) -> None:
+            raise SystemExit(3)
+
+        script.faults["artifact-0"] = ["illegal address"]
+        monkeypatch.setattr(engine._place, "reload", ends)
+        with pytest.raises(MemberError, match="illegal address"):
+            engine.submit("one", inputs()).result(WAIT_SECS)
+        with pytest.raises(RefusedError, match="one is down"):
+            engine.submit("one", inputs()).result(WAIT_SECS)
+        result(engine.submit("two", inputs()))
+
+
 def test_loading_that_fails_leaves_no_thread_behind(script: Script, root: Path) -> None:
     script.refuse_loading.add("artifact-1")
     before = threading.active_count()
@@ -605,6 +622,7 @@ def test_a_callback_can_neither_close_the_engine_nor_end_it(
         future.add_done_callback(closing)
         gate.set()
         result(behind)
+        result(engine.submit("one", inputs()))
     assert len(said) == 2
     assert all("do that in another thread" in each for each in said)
     assert "a callback of a future has failed" in caplog.text

@@ -117,19 +117,20 @@ class Dispatcher:
 
     def wait(self, timeout_secs: float | None) -> bool:
         """Wait until everything that was taken has its answer; return whether it has."""
-        self._refuse_own_thread()
+        self.refuse_own_thread()
         with self._answered:
             return self._answered.wait_for(lambda: not self._asked, timeout_secs)
 
     def close(self) -> None:
         """End both threads, and refuse what has no answer."""
-        self._refuse_own_thread()
+        self.refuse_own_thread()
         self._inbox.put(None)
         self._thread.join()
         self._loader.shutdown(wait=True, cancel_futures=True)
         self._refuse_all("the engine was closed")
 
-    def _refuse_own_thread(self) -> None:
+    def refuse_own_thread(self) -> None:
+        """Raise RuntimeError in a future's callback, where the engine would wait for itself."""
         if threading.current_thread() is self._thread:
             raise RuntimeError(
                 "a future's callback cannot drain or close the engine, which waits for it; do that "
@@ -314,7 +315,7 @@ class Dispatcher:
     def _reload(self, seat: Seat) -> None:
         try:
             loaded = self._place.reload(seat)
-        except Exception as error:
+        except BaseException as error:  # else its requests would wait for ever
             reason = str(error) if isinstance(error, TunerdError) else repr(error)
             self._inbox.put(lambda s, at: self._not_reloaded(s, seat, reason, at))
         else:

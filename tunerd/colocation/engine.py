@@ -148,8 +148,10 @@ class Engine:
     def drain(self, timeout_secs: float | None = None) -> bool:
         """Take no more requests, and wait for the answers of all that were taken.
 
-        Returns whether all have theirs.
+        Returns whether all have theirs. Raises RuntimeError in a future's callback.
         """
+        if self._dispatcher is not None:
+            self._dispatcher.refuse_own_thread()
         self._stop_taking()
         return self._dispatcher is None or self._dispatcher.wait(timeout_secs)
 
