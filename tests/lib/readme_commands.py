@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import Any
 
 from tests.lib import ROOT
 
@@ -32,3 +33,14 @@ def in_blocks() -> list[list[str]]:
     lines = [line.rpartition(" -- ")[2].strip() for line in lines]  # what a Ray job runs
     argvs = [tuple(shlex.split(line.split(" > ")[0], comments=True)) for line in lines]
     return [list(argv[1:]) for argv in dict.fromkeys(argvs) if argv[:1] == ("tunerd",)]
+
+
+def parsed(command: Any, argv: list[str], parent: Any = None) -> Any:
+    """Parse a command line as the program would, without carrying it out."""
+    with command.make_context(argv[0], list(argv[1:]), parent=parent) as context:
+        if not hasattr(command, "commands"):
+            return context
+        name, inner, rest = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+        return parsed(inner, [name, *rest], context)

@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from tests.lib import ROOT
-from tests.repo.test_repository import parsed
+from tests.lib.readme_commands import parsed
 from tunerd.cli.app import app
 from tunerd.errors import ExitCode
 
