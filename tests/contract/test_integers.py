@@ -235,6 +235,9 @@ def test_layers_that_differ_in_scales_alone_are_one_task(
     loaded = load(tmp_path, b.proto(x, {"x": (4, 32)}))
     found = [t for t in extract_tasks(lower(loaded, LLVM), LLVM) if integers.NAME in t.name]
     assert sorted(t.weight for t in found) == [1, 2]  # the last one dequantizes as well
+    names = [t.name for t in found]
+    assert len(set(names)) == len(names)
+    assert all(len(name) < 70 for name in names)
 
 
 def test_weights_lie_as_an_instruction_reads_them() -> None:

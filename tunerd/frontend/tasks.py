@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from tunerd.vocabulary import FP16, FP32, TargetSpec, Task, TensorSpec
 if TYPE_CHECKING:
     from tvm.ir import IRModule
     from tvm.tirx import PrimFunc
+
+_LONGEST_NAME = 60
 
 
 def extract_tasks(
@@ -30,6 +33,7 @@ def extract_tasks(
 
     calls = _calls(lowered)
     tasks = {}
+    labels: Counter[str] = Counter()
     for each in ms.relax_integration.extract_tasks(lowered.mod, make_target(target)):
         mod = each.dispatched[0]
         func = mod["main"]
@@ -39,7 +43,7 @@ def extract_tasks(
         args = _args(func)
         task = Task(
             task_id=_task_id(mod, args),
-            name=str(each.task_name),
+            name=_label(str(each.task_name), labels),
             weight=int(each.weight),
             flops=_flops(mod),
             args=args,
@@ -50,6 +54,15 @@ def extract_tasks(
         )
         tasks[called.position] = task.for_tenants(tenants)
     return tuple(task for _, task in sorted(tasks.items()))
+
+
+def _label(name: str, known: Counter[str]) -> str:
+    """Return a kernel's name, which lists its operators, short enough for a table."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    first = name[:_LONGEST_NAME].rpartition("_")[0]
+    known[first] += 1
+    return f"{first}_etc{known[first] if known[first] > 1 else ''}"
 
 
 def architecture_of(lowered: Lowered) -> str:
