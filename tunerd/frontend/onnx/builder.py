@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -180,10 +180,15 @@ class Builder:
         return name
 
 
-def decompose(proto: onnx.ModelProto, table: Mapping[str, Decomposition]) -> bool:
+def decompose(
+    proto: onnx.ModelProto,
+    table: Mapping[str, Decomposition],
+    domains: Collection[str] = STANDARD_DOMAINS,
+) -> bool:
     """Replace the nodes that `table` has entries for, in place; say whether there was one.
 
-    The shapes in `proto` must be inferred. Raises Refused where an entry raises ValueError.
+    The shapes in `proto` must be inferred, as far as entries ask for them. Raises Refused where an
+    entry raises ValueError.
     """
     from onnx import helper
 
@@ -193,7 +198,7 @@ def decompose(proto: onnx.ModelProto, table: Mapping[str, Decomposition]) -> boo
     found = False
     for node in proto.graph.node:
         names = None
-        if node.op_type in table and node.domain in STANDARD_DOMAINS:
+        if node.op_type in table and node.domain in domains:
             before = len(builder.nodes)
             try:
                 names = table[node.op_type](node, builder)

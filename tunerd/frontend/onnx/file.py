@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from tunerd.errors import ModelError
+from tunerd.frontend.onnx.builder import Refused
+from tunerd.frontend.onnx.contrib import use_standard_operators
 from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS, subgraphs
 from tunerd.frontend.onnx.inference import infer_shapes, weights_aside, with_inputs_for
 from tunerd.frontend.onnx.loops import MAX_ROUNDS, unbounded_loops
@@ -57,6 +59,7 @@ def read_proto(path: Path) -> tuple[onnx.ModelProto, WeightFile | None]:
     try:
         if proto.functions:
             proto = inliner.inline_local_functions(proto)
+        use_standard_operators(proto)
         _check_operators(proto)
         _check_tensors(proto)
         if not all(o.type.tensor_type.HasField("shape") for o in proto.graph.output):
@@ -64,6 +67,8 @@ def read_proto(path: Path) -> tuple[onnx.ModelProto, WeightFile | None]:
         _check_valid(proto)
     except ModelError:
         raise
+    except Refused as error:
+        raise ModelError(str(error)) from error
     except Exception as error:  # of onnx's native code, which raises many kinds
         raise ModelError(
             f"the model {path} is not valid ONNX: {_first_paragraph(error)}; export it again"
