@@ -35,7 +35,8 @@ def convolved(node: onnx.NodeProto, build: Builder) -> Sequence[str]:
     """QLinearConv: a convolution of the differences, scaled and rounded."""
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = inputs_of(node, 9)
     total = _convolution(node, build, (x, x_zero), (w, w_zero))
-    column = [-1, *[1] * (len(build.shape(x)) - 2)]
+    # Of the rank of the sums: ConvertLayout turns no constants of a lower one.
+    column = [1, -1, *[1] * (len(build.shape(x)) - 2)]
     if bias:
         total = build.op("Add", total, build.reshape(build.cast(bias, np.float32), *column))
     if math.prod(build.shape(w_scale)) > 1:
