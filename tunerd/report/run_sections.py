@@ -87,16 +87,20 @@ def latency_section(outcome: Outcome | None) -> Section:
     bars = latency_bars(outcome.latencies)
     if bars is None:
         return Section(title, lead="No end-to-end latency was measured.")
-    sides = [(ONNX_RUNTIME, against_onnxruntime(outcome)), ("Default", outcome.end_to_end)]
-    said = [_over_tuned(name, compared) for name, compared in sides if compared is not None]
-    if outcome.verification.reference != ONNX_RUNTIME:
-        said.append("It is not compared with ONNX Runtime: the model is a Relax module.")
+    beside = against_onnxruntime(outcome)
+    said = [_over_tuned(ONNX_RUNTIME, beside)] if beside is not None else []
+    said.append(_over_tuned("Default", outcome.end_to_end))
     about = (
         "One inference, end to end. Bars are medians, ticks are samples, brackets hold the median "
-        "with 95%. Tuned and default were timed in turns, ONNX Runtime after them on the same "
-        "cores."
+        "with 95%. Tuned and default were timed in turns"
     )
-    return Section(title, (bars, caption(about)), lead=" ".join(said))
+    if beside is not None:
+        about += ", ONNX Runtime after them on the same cores"
+    elif outcome.verification.reference != ONNX_RUNTIME:
+        said.append("It is not compared with ONNX Runtime: the model is a Relax module.")
+    else:
+        said.append("Nothing but the default schedules was timed beside it.")
+    return Section(title, (bars, caption(f"{about}.")), lead=" ".join(said))
 
 
 def _over_tuned(name: str, compared: Comparison) -> str:
