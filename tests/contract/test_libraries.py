@@ -35,11 +35,12 @@ from tunerd.errors import HostError, InputError
 from tunerd.frontend.kernels import Kernels
 from tunerd.libraries import calls, cublaslt, packages
 from tunerd.libraries.cublaslt import LibraryCallError, MatmulCall, Matrix
-from tunerd.report.html import section_html
+from tunerd.report import html
 from tunerd.report.library_text import library_bars, library_text
 from tunerd.report.markdown import run_markdown
 from tunerd.report.run_sections import task_section
 from tunerd.report.table import outcome_json
+from tunerd.report.view import View
 from tunerd.runs.plan import plan_run
 from tunerd.settings import TuneSettings
 from tunerd.settings.option import checked
@@ -578,7 +579,7 @@ def test_reports_show_what_a_library_would_take() -> None:
     outcome = replace(outcome, tasks=(own, *outcome.tasks))
     said = "cuBLASLt would take 341 µs for the 1 task"
     view = report_runs.view(outcome)
-    assert said in plain(section_html(task_section(view)))
+    assert said in plain(html.page(View("tasks", [task_section(view)])))
     assert said in plain(run_markdown(view))
     document = outcome_json(outcome)
     assert document["libraries"][0]["secs"] == pytest.approx(341e-6)

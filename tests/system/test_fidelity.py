@@ -14,8 +14,9 @@ import pytest
 
 from lab.search import fidelity as fidelity_script
 from tests.lib import ROOT
+from tunerd.report import html
 from tunerd.report.fidelity_section import fidelity_json, fidelity_section, fidelity_text
-from tunerd.report.html import section_html
+from tunerd.report.view import View
 from tunerd.stats.ranking import fidelity
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
@@ -145,7 +146,7 @@ def test_people_are_told_of_how_many_candidates_it_is() -> None:
     assert "give --fidelity" in fidelity_text(fidelity(few))
     many = [outcome([(i, i) for i in range(1, 9)])]
     assert "8 candidates each" in fidelity_text(fidelity(many))
-    page = section_html(fidelity_section(many))
+    page = html.page(View("fidelity", [fidelity_section(many)]))
     assert page.count("<td") == 6  # a task's, one below each heading
     assert page.count("<th ") == 7 + 1
     assert fidelity_section([outcome([])]) is None

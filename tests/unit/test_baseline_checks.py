@@ -39,8 +39,9 @@ from tunerd.coordinator.events import (
     WorkerLost,
 )
 from tunerd.records import RunFacts, Store
+from tunerd.report import html
 from tunerd.report.drift_section import drift_json, drift_section, drift_warnings
-from tunerd.report.html import section_html
+from tunerd.report.view import View
 from tunerd.stats.drift import BaselineCheck, SliceDrift, drift
 from tunerd.vocabulary import Measurement, TargetSpec, default_candidate
 
@@ -256,7 +257,7 @@ def test_each_slice_is_told_with_its_warning() -> None:
     assert [d.slice_id for d in found] == ["a", "b"]
     (warning,) = drift_warnings(found)
     assert warning.startswith("a drifted by more than 5.0%")
-    assert "4 spot checks in 2 slices" in section_html(drift_section(found))
+    assert "4 spot checks in 2 slices" in html.page(View("drift", [drift_section(found)]))
     assert [s["warns"] for s in drift_json(found)["slices"]] == [True, False]
     assert drift_section(()) is None
 

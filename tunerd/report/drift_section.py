@@ -17,6 +17,7 @@ from tunerd.system.text import (
     percent_text,
     secs_text,
 )
+from tunerd.vocabulary import to_json
 
 _HEADS = ("Slice", "Checks", "Over", "First", "Median ratio", "Last ratio", "Range")
 _SHOWN_SLICES = 64
@@ -58,25 +59,8 @@ def drift_warnings(drifts: Sequence[SliceDrift]) -> list[str]:
 
 def drift_json(drifts: Sequence[SliceDrift]) -> dict[str, Any]:
     """Return the same for json.dumps, with every ratio."""
-    return {
-        "warn_above": WARN_ABOVE,
-        "slices": [
-            {
-                "slice_id": d.slice_id,
-                "task_id": d.task_id,
-                "checks": len(d.ratios),
-                "first_secs": d.first_secs,
-                "median_ratio": d.median_ratio,
-                "late_ratio": d.late_ratio,
-                "lowest": d.lowest,
-                "highest": d.highest,
-                "warns": d.warns,
-                "busy_secs": d.busy_secs,
-                "ratios": [list(pair) for pair in d.ratios],
-            }
-            for d in drifts
-        ],
-    }
+    slices = [to_json(d) | {"checks": len(d.ratios)} for d in drifts]
+    return {"warn_above": WARN_ABOVE, "slices": slices}
 
 
 def _row(drift: SliceDrift) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from tunerd.report.view import Section, View
+from tunerd.report.view import View
 from tunerd.system.files import write_whole
 from tunerd.system.text import printable
 from tunerd.system.version import __version__
@@ -45,14 +45,6 @@ def page(view: View) -> str:
             version=__version__,
         )
     )
-
-
-def section_html(section: Section | None) -> str:
-    """Return one section of a page alone; "" for none."""
-    if section is None:
-        return ""
-    macros: Any = _templates().get_template("blocks.html.j2").module
-    return str(macros.section(section))
 
 
 def write_page(path: Path, html: str) -> None:

@@ -137,13 +137,14 @@ def plan_table(plan: Mapping[str, Any]) -> RenderableType:
     tasks = plan["tasks"]
     heaviest = sorted(tasks, key=lambda t: t["weight"] * t["flops"], reverse=True)
     shown, rest = heaviest[:PLANNED_TASKS], heaviest[PLANNED_TASKS:]
+    facts = [(Cell(name, style="dim"), fact) for name, fact in _plan_facts(plan)]
     lines: list[RenderableType] = [
         Text(one_line(plan["model"]["name"]), style="bold"),
-        _facts(_plan_facts(plan)),
-        Text(""),
-        _slice_table(plan["slices"]),
-        Text(""),
-        _planned_task_table(shown),
+        terminal.table(Grid(("", ""), facts)),
+        "",
+        terminal.table(_slices(plan["slices"])),
+        "",
+        terminal.table(_planned_tasks(shown), gap=1, least_width=8),
     ]
     if rest:
         calls = sum(t["weight"] for t in rest)
@@ -178,35 +179,24 @@ def _plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _facts(facts: Sequence[tuple[str, str]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, fact in facts:
-        table.add_row(Text(name), Text(one_line(fact)))
-    return table
-
-
-def _slice_table(slices: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("slice", no_wrap=True)
-    table.add_column("runs on", overflow="fold")
-    table.add_column("environment of its runner", overflow="fold")
+def _slices(slices: Sequence[Mapping[str, Any]]) -> Grid:
+    rows = []
     for each in slices:
         environment = "\n".join(f"{k}={one_line(v)}" for k, v in each["environment"].items())
         where = each["gpu_uuid"] or _cores(each["cores"]) or each["kind"]
-        table.add_row(Text(each["slice_id"]), Text(where), Text(environment or "nothing added"))
-    return table
+        rows.append(
+            (each["slice_id"], where, Cell(environment or "nothing added", is_message=True))
+        )
+    return Grid(("slice", "runs on", "environment of its runner"), rows)
 
 
-def _planned_task_table(tasks: Sequence[Mapping[str, Any]]) -> Table:
+def _planned_tasks(tasks: Sequence[Mapping[str, Any]]) -> Grid:
     rows = []
     for task in tasks:
         flops, calls = task["flops"], task["weight"]
         mflop = [f"{n * flops / 1e6:,.1f}" if flops else UNKNOWN for n in (1, calls)]
         rows.append((task["name"], f"{calls:,}", *mflop))
-    heads = ("task", "calls", "MFLOP a call", "MFLOP in all")
-    return terminal.table(Grid(heads, rows, range(1, 4)), gap=1, least_width=8)
+    return Grid(("task", "calls", "MFLOP a call", "MFLOP in all"), rows, range(1, 4))
 
 
 def _limits_sentence(plan: Mapping[str, Any]) -> str:

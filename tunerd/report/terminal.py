@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.report.view import Block, Cell, Grid, Items, Words
-from tunerd.system.text import one_line
+from tunerd.system.text import one_line, printable
 
 
 def table(
@@ -21,6 +21,7 @@ def table(
         small: whether to show the small print, in parentheses.
     """
     shown = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+    shown.show_header = any(grid.heads)
     for number, head in enumerate(grid.heads):
         if number in grid.numbers:
             shown.add_column(head, justify="right", no_wrap=True)
@@ -31,7 +32,7 @@ def table(
         shown.add_row(
             *(
                 # What is no number may be a name.
-                Text(c.text if i in grid.numbers else one_line(_text(c, small)), style=c.style)
+                Text(c.text if i in grid.numbers else _text(c, small), style=c.style)
                 for i, c in enumerate(cells)
             )
         )
@@ -39,7 +40,9 @@ def table(
 
 
 def _text(cell: Cell, small: bool) -> str:
-    return f"{cell.text} ({cell.small})" if small and cell.small else cell.text
+    if cell.is_message:
+        return printable(cell.text)
+    return one_line(f"{cell.text} ({cell.small})" if small and cell.small else cell.text)
 
 
 def shown(blocks: Iterable[Block | str | None], *, spaced: bool = False) -> Group:

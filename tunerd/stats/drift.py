@@ -36,6 +36,8 @@ class SliceDrift:
     ratios: tuple[tuple[float, float], ...]  # seconds since its first check, ratio; the first is 1
     busy_secs: float  # of all checks
 
+    IN_JSON = ("median_ratio", "late_ratio", "lowest", "highest", "warns")
+
     @property
     def median_ratio(self) -> float | None:
         """The median of all checks after the first; None where there is no other."""
