@@ -394,6 +394,7 @@ def test_a_model_for_tenants_has_counters_for_each_lane(
 ) -> None:
     pytest.importorskip("triton")
     from tunerd.artifacts.compile import compile_artifact
+    from tunerd.artifacts.launches import launches_of
     from tunerd.artifacts.scheduling import schedule
 
     nodes, inputs, weights = CASES["convolution"]
@@ -410,6 +411,12 @@ def test_a_model_for_tenants_has_counters_for_each_lane(
     (call,) = (line for line in main.splitlines() if "tunerd_product" in line)
     assert "(tunerd_slots, " in call
     assert "tunerd_counters)" in call
+    symbols = {kernel.symbol for kernel in scheduled.kernels}
+    by_tvm, launches = (launches_of(scheduled.mod, given) for given in ((), symbols))
+    (own,) = [each for each in launches if each not in by_tvm]
+    assert own["calls"] == 1
+    assert own["blocks"] % (lanes * json.loads(split.recipe)["splits"]) == 0
+    assert own["threads"] % 32 == 0
     folder = compile_artifact(
         found.lowered, tasks, winners, task.target, tmp_path / "artifact",
         model=found.model, pct=40, tenants=lanes,
@@ -417,6 +424,7 @@ def test_a_model_for_tenants_has_counters_for_each_lane(
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["tenants"] == lanes
     assert manifest["counters"]["shape"][0] == lanes
+    assert manifest["launches"] == launches
     assert "tunerd_counters" not in manifest["weights"]
     (kernel,) = source.lower(task, split.recipe, lanes).kernels
     assert kernel.symbol.encode() in (folder / "model.so").read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,19 @@ def test_pairs_of_models_that_were_left_out_are_estimated_well(model: SlowdownMo
     assert model.calibration.coverage >= LEVEL - 0.03
     wide = [each.estimate.high / each.estimate.low for each in model.calibration.checked]
     assert np.median(wide) < 1.2  # an interval that holds everything tells nothing
+
+
+def test_pairs_that_lack_a_feature_teach_without_it() -> None:
+    def told(side: Side) -> Side:
+        return replace(side, features={**side.features, "waves": 0.5})
+
+    pairs = pairs_of(8)
+    newer = [replace(pair, of=told(pair.of), beside=told(pair.beside)) for pair in pairs[:10]]
+    mixed, older = SlowdownModel([*newer, *pairs[10:]]), SlowdownModel(pairs)
+    asked = pairs[3]
+    expected = older.estimate(asked.of, asked.beside)
+    assert mixed.estimate(told(asked.of), told(asked.beside)) == expected
+    assert older.estimate(told(asked.of), asked.beside) == expected
 
 
 def test_new_models_within_what_was_seen_are_within_their_intervals(model: SlowdownModel) -> None:

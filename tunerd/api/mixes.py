@@ -356,7 +356,8 @@ def _neighbours(
 
 
 def _side(subject: Subject, share: int) -> Side:
-    return Side(subject.name, subject.architecture or subject.of, share, subject.features)
+    of = features.at_share(subject.features, share)
+    return Side(subject.name, subject.architecture or subject.of, share, of)
 
 
 def _like(mix: Mix, artifact: Path) -> Plan:

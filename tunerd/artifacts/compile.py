@@ -125,6 +125,7 @@ def compile_artifact(
             "architecture": architecture_of(lowered),
             **of_tenants,
             "storage_bytes": storage_bytes,
+            **_launches_entry(scheduled, target),
             "target": to_json(target),
             "share": _share(pct, proofs),
             "versions": {
@@ -283,6 +284,16 @@ def _counters_entry(scheduled: Scheduled) -> Any:
     if found is None:
         return None
     return to_json(TensorSpec(COUNTERS, found.shape, str(found.dtype)))
+
+
+def _launches_entry(scheduled: Scheduled, target: TargetSpec) -> dict[str, Any]:
+    """Return what a manifest says of the launches on a GPU."""
+    if not target.is_cuda:
+        return {}
+    from tunerd.artifacts.launches import launches_of
+
+    symbols = {kernel.symbol for kernel in scheduled.kernels}
+    return {"launches": launches_of(scheduled.mod, symbols)}
 
 
 def _share(pct: int, proofs: Sequence[CapProof]) -> dict[str, Any]:

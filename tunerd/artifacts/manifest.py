@@ -21,6 +21,10 @@ tenants the same. Format 7 has the weights of one more tenant alone:
 
     format 7    manifest.json   weights.bin
 
+For a GPU a variant has, where it is not older,
+
+    launches    of one call: a list of `blocks`, `threads` of a block, and how often as `calls`
+
 Of several sizes each variant has
 
     sizes    {"batch": 4}: the size that it was compiled for, of each dimension that has several or

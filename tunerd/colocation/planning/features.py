@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from tunerd.artifacts.manifest import (
 )
 from tunerd.system.arrays import dtype_of
 
+# Of an SM, at once, from compute capability 8.0 on but for 8.6 to 8.9 and 12.0, which hold 1536
+# (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+_THREADS_PER_SM = 2048
+
 
 @dataclass(frozen=True)
 class Features:
@@ -30,6 +35,9 @@ class Features:
     flops: float
     intensity: float  # flops per byte of the footprint
     kernels: float
+    # By how many of its launches the whole device would be full once, on average over them: below 1
+    # they leave SMs to others. By threads alone; 0 on CPUs, and where the manifest does not say.
+    waves: float = 0.0
 
     def named(self) -> dict[str, float]:
         return asdict(self)
@@ -56,7 +64,26 @@ def features_of(folder: Path, units: int = 0) -> Features:
         flops=flops,
         intensity=flops / footprint,
         kernels=float(sum(t["weight"] for t in tasks)),
+        waves=_waves(variant),
     )
+
+
+def at_share(features: Mapping[str, float], share: int) -> dict[str, float]:
+    """Return the features of a member at so many percent: there its launches are more waves."""
+    found = dict(features)
+    if "waves" in found:
+        found["waves"] *= 100 / share
+    return found
+
+
+def _waves(variant: Manifest) -> float:
+    launches = variant.get("launches", ())
+    calls = sum(launch["calls"] for launch in launches)
+    units = variant["share"].get("device_sm_count")
+    if not calls or not units:
+        return 0.0
+    threads = sum(each["calls"] * each["blocks"] * each["threads"] for each in launches)
+    return float(threads / calls / (units * _THREADS_PER_SM))
 
 
 def architecture_of(folder: Path) -> str:

@@ -23,6 +23,7 @@ from typing import Literal
 from tunerd.colocation.planning import queueing
 from tunerd.colocation.planning.curves import Curves, Point
 from tunerd.colocation.planning.engine_cost import NO_COST, EngineCost
+from tunerd.colocation.planning.features import at_share
 from tunerd.colocation.planning.pairs import NONE, How, Pairs, Side, Slowdown
 from tunerd.system.text import percent_text, secs_text
 from tunerd.vocabulary.verdict import Interval
@@ -303,7 +304,8 @@ class World:
 
     def _made_side(self, name: str, share: int) -> Side:
         subject = self.subjects[name]
-        return Side(name, subject.architecture or subject.of, share, subject.features)
+        features = at_share(subject.features, share)
+        return Side(name, subject.architecture or subject.of, share, features)
 
     def _memory_bytes(self, subject: Subject) -> int:
         return subject.shared_bytes + subject.each_bytes
