@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lab.colocation import tenants
 from lab.colocation.figures import best, p99_ms, ratio, within
 from lab.colocation.gemms_table import key_of
 from lab.colocation.gemms_table import tables as gemm_tables
@@ -22,7 +23,7 @@ from lab.colocation.recovery import silent_secs
 from lab.colocation.regulation import factors, mixes_of, static_members
 from lab.colocation.saturation_table import latencies_of, samples_of, table
 from lab.colocation.tail_plot import dots_of, front, tails_svg
-from lab.colocation.tenants import RUNS
+from lab.colocation.tenants import RUNS, Kind
 from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone, close_all, wait_until
 from tests.lib import ROOT
 from tunerd.colocation import Plan
@@ -294,3 +295,25 @@ def test_a_worker_waits_for_its_moment() -> None:
     at = time.monotonic() + 0.01
     wait_until(at)
     assert time.monotonic() >= at
+
+
+# --- tenants -----------------------------------------------------------------------------------
+
+
+def test_tenants_of_one_launch_are_tuned_by_the_flag_that_users_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def ran(argv: list[str], **_: Any) -> None:
+        asked.append(argv)
+        (Path(argv[argv.index("--out") + 1]) / "artifact").mkdir(parents=True)
+
+    monkeypatch.setattr(tenants.subprocess, "run", ran)
+    for text, name in (("1", "a-fp16-25"), ("8", "a-fp16-25-by-8"), ("1,4", "a-fp16-25-by-1x4")):
+        kind = Kind("a", 25, by=tenants.numbers(text))
+        run = kind.run(tmp_path)
+        assert run.name == name
+        tenants.tuned(Path("a.onnx"), run, pct=25, precision="fp16", budget="1s", by=kind.by)
+    assert [argv[-2:] for argv in asked[1:]] == [["--tenants", "8"], ["--tenants", "1,4"]]
+    assert "--tenants" not in asked[0]

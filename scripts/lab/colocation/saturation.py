@@ -138,9 +138,9 @@ def prepare(
         artifacts[pct], steps = tenants.made(kind, TENANTS, options.runs, budget=options.budget)
         took |= {f"{step} at {pct}%": secs for step, secs in steps.items()}
     for point in options.together:
-        by, pct = (int(number) for number in point.split("@"))
+        by, pct = point.split("@")
         _say(f"tuning {by} together at {pct}%")
-        kind = Kind(options.model, pct, options.precision, by=by)
+        kind = Kind(options.model, int(pct), options.precision, by=tenants.numbers(by))
         try:
             together[point], steps = tenants.made(
                 kind, TENANTS, options.runs, budget=options.budget

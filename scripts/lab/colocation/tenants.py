@@ -10,7 +10,11 @@ leaves
     resnet50-0.onnx, resnet50-1.onnx, ...    with a larger batch resnet50-b64-0.onnx
     resnet50-fp16-25/                        the run, and in it tenant-0, tenant-1, ...: artifacts
     resnet50-fp16-25-by-8/                   with --by 8 the run of kernels for eight at once,
-                                             and in it the weights of each as a tenant
+                                             and in it the weights of each as a tenant; of
+                                             --by 1,2,4,8 resnet50-fp16-25-by-1x2x4x8, whose
+                                             artifact has kernels for each of these numbers
+
+and says how many waves over the share's SMs a launch of its kernels is, on average.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from tunerd.colocation.planning.features import at_share, features_of
 
 RUNS = Path("runs/colocation")  # where recipes/colocation look
 TOKENS, WIDTH, HEADS, LAYERS = 128, 768, 12, 12  # of the encoder
@@ -75,7 +81,7 @@ class Kind:
     pct: int
     precision: str = "fp16"
     batch: int = 1
-    by: int = 1  # models that one launch serves
+    by: tuple[int, ...] = ()  # models that one launch serves; of several numbers whichever fits
 
     @property
     def stem(self) -> str:
@@ -83,7 +89,7 @@ class Kind:
 
     def run(self, folder: Path) -> Path:
         name = f"{self.stem}-{self.precision}-{self.pct}"
-        return folder / (name if self.by == 1 else f"{name}-by-{self.by}")
+        return folder / (f"{name}-by-{'x'.join(map(str, self.by))}" if self.by else name)
 
 
 def made(
@@ -100,7 +106,7 @@ def made(
     run = kind.run(folder)
     tuned(files[0], run, pct=kind.pct, precision=kind.precision, budget=budget, by=kind.by)
     moments.append(time.monotonic())
-    if kind.by > 1:
+    if kind.by:
         folders = [run / "artifact", *joined(files[1:], run)]
     else:
         folders = compiled(files, run, pct=kind.pct, precision=kind.precision)
@@ -122,7 +128,9 @@ def exported(name: str, count: int, folder: Path, *, batch: int = 1) -> list[Pat
     return files
 
 
-def tuned(onnx: Path, run: Path, *, pct: int, precision: str, budget: str, by: int = 1) -> None:
+def tuned(
+    onnx: Path, run: Path, *, pct: int, precision: str, budget: str, by: Sequence[int] = ()
+) -> None:
     """Tune a model for a share into a run folder.
 
     Raises RuntimeError with what tunerd said where there is no artifact then.
@@ -131,7 +139,7 @@ def tuned(onnx: Path, run: Path, *, pct: int, precision: str, budget: str, by: i
         return
     command = ["tune", str(onnx), "--gpu-pct", str(pct), "--precision", precision]
     command += ["--budget", budget, "--out", str(run)]
-    command += ["--tenants", str(by)] if by > 1 else []
+    command += ["--tenants", ",".join(map(str, by))] if by else []
     done = subprocess.run(
         [sys.executable, "-m", "tunerd", *command], capture_output=True, text=True, check=False
     )
@@ -207,6 +215,12 @@ def _all_at_once(jobs: Iterable[Callable[[], None]]) -> None:
             job.result()
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """Read `8` or `1,2,4,8`; one model in a launch, alone, is none that serves several."""
+    found = tuple(int(word) for word in text.split(","))
+    return () if found == (1,) else found
+
+
 def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -215,13 +229,16 @@ def main() -> None:
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--count", type=int, default=1, help="of tenants")
-    parser.add_argument("--by", type=int, default=1, help="models that one launch serves")
+    parser.add_argument("--by", type=numbers, default=(), help="models in a launch: 8, or 1,2,4,8")
     parser.add_argument("--budget", default="45s", help="of the search")
     parser.add_argument("--out", type=Path, default=RUNS)
     options = parser.parse_args()
     kind = Kind(options.model, options.share, options.precision, options.batch, options.by)
     folders, took = made(kind, options.count, options.out.resolve(), budget=options.budget)
-    print(f"{folders[0].parent}: {', '.join(f'{k} {secs:.0f} s' for k, secs in took.items())}")
+    waves = at_share(features_of(folders[0]).named(), kind.pct)["waves"]
+    said = [f"{step} {secs:.0f} s" for step, secs in took.items()]
+    said += [f"{waves:.2g} waves a launch"] if waves else []
+    print(f"{folders[0].parent}: {', '.join(said)}")
 
 
 if __name__ == "__main__":
