@@ -172,21 +172,24 @@ class _Scheduling:
     def run(self) -> None:
         s, dots = self._s, self._dots
         sums = s.get_sblock(SUMS)
-        for name in (*dots.aside, *dots.epilogue[:-1]):
-            s.compute_inline(s.get_sblock(name))
-        last = s.get_sblock(dots.epilogue[-1]) if dots.epilogue else None
-        if last is not None and self._cut.fused:
+        behind = [*dots.epilogue, *dots.others]
+        is_fused = bool(dots.epilogue and self._cut.fused)
+        # What is computed by itself, tile by tile or at the end, has all before it in it.
+        kept = {*behind[-1:], *([dots.epilogue[-1]] if is_fused else [])}
+        for name in (*dots.aside, *behind):
+            if name not in kept:
+                s.compute_inline(s.get_sblock(name))
+        if is_fused:
+            last = s.get_sblock(dots.epilogue[-1])
             tile, stored = self._tiled(last)
             s.compute_at(sums, tile, preserve_unit_loops=True)
             self._store(stored)
             loops = s.get_loops(sums)[-len(s.get(sums).iter_vars) :]
         else:
-            if last is not None:
-                self._at_root(last)
             _, loops = self._tiled(sums)
         self._sums(sums, loops, len(dots.rows) + 1)
-        for name in dots.others:
-            self._at_root(s.get_sblock(name))
+        if behind and not (is_fused and kept == {dots.epilogue[-1]}):
+            self._at_root(s.get_sblock(behind[-1]))
         if dots.is_staged:
             self._at_root(s.get_sblock(STAGED))
 

@@ -30,6 +30,8 @@ NAME = "integer_products"  # of the block that adds up
 _TAKES_AN_EPILOGUE = 4  # relay's and Relax's kOutEWiseFusable
 _MAX_TERMS = (1 << 31) // (255 * 128)  # of a sum that int32 holds
 _SHIFT = {"uint8": 0, "int8": 128}
+_TILE = range(4, 17)  # rows that fill registers beside the columns
+_ROWS = 8  # of which a multiple is computed where no such number divides the rows
 
 
 def has_instructions(target: tvm.target.Target) -> bool:
@@ -82,7 +84,7 @@ def _product_of(graph: Graph, call: Any) -> _Product | None:
     if weight is None or stored is None or weight.ndim != (4 if is_conv else 2):
         return None
     *taps, columns = weight.shape
-    if columns % LANES or math.prod(taps) > _MAX_TERMS or shape_of(stored[0]) is None:
+    if columns % LANES or math.prod(taps) > _MAX_TERMS or len(shape_of(stored[0]) or ()) < 2:
         return None
     weight = weight.reshape(weight.shape if is_conv else (1, 1, *weight.shape))
     values, axes, zero = stored
@@ -164,7 +166,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
                 strides=[int(s) for s in conv.strides] if conv else [1, 1],
                 dilation=[int(d) for d in conv.dilation] if conv else [1, 1],
                 fill=product.zero + shift if isinstance(product.zero, int) else 0,
-                is_matrix=conv is None,
+                rows=_padded_rows(values) if conv is None else None,
             ),
             values,
             relax.const(packed(product.weight)),
@@ -172,6 +174,10 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             primfunc_attrs={"op_pattern": _TAKES_AN_EPILOGUE},
         )
         out = self.builder_.emit(made)
+        if conv is None:
+            *_, rows, _ = shape_of(values) or ()
+            if rows != _padded_rows(values):
+                out = self.builder_.emit(relax.op.strided_slice(out, [-2], [0], [rows]))
         columns = product.weight.sum(axis=(0, 1, 2), dtype=np.int64).astype(np.int32)
         if isinstance(product.zero, int):
             out = self._less(out, product.zero + shift, columns)
@@ -187,6 +193,14 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         if not taken.any():
             return out
         return self.builder_.emit(relax.op.subtract(out, relax.const(taken)))
+
+
+def _padded_rows(values: Any) -> int:
+    """Return how many rows of a matrix are computed: some more where they cannot be cut."""
+    *_, rows, _ = shape_of(values) or ()
+    if rows <= _TILE[-1] or any(rows % n == 0 for n in _TILE):
+        return int(rows)
+    return int(rows + -rows % _ROWS)
 
 
 def packed(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -209,16 +223,21 @@ def _sums(
     strides: list[int],
     dilation: list[int],
     fill: int,
-    is_matrix: bool,
+    rows: int | None,
 ) -> te.Tensor:
-    """Return the sums of products, int32, of x [n, height, width, depth] or [..., depth]."""
+    """Return the sums of products, int32, of x [n, height, width, depth] or [..., rows, depth].
+
+    rows: that are computed of a matrix; None of a convolution.
+    """
     top, left, bottom, right = pad
     depth = int(x.shape[-1])
     full = depth + -depth % GROUP
     blocks, height, width = (int(d) for d in w.shape[:3])
     columns = blocks * LANES
     shift = _SHIFT[str(x.dtype)]
-    is_staged = any(pad) or full > depth or shift
+    is_matrix = rows is not None
+    is_longer = is_matrix and rows != int(x.shape[-2])
+    is_staged = any(pad) or full > depth or shift or is_longer
 
     def value(*i: Any) -> Any:
         found = x(*i)
@@ -226,6 +245,7 @@ def _sums(
 
     def staged(*i: Any) -> Any:
         tests = [i[-1] < depth] if full > depth else []
+        tests += [i[-2] < x.shape[-2]] if is_longer else []
         at = i
         if not is_matrix:
             n, h, v, c = i
@@ -238,8 +258,9 @@ def _sums(
         return tirx.if_then_else(tirx.all(*tests), value(*at), tirx.const(fill, "uint8"))
 
     shape = [int(d) for d in x.shape]
-    padded = [*shape[:-1], full]
-    if not is_matrix:
+    if rows is not None:
+        padded = [*shape[:-2], rows, full]
+    else:
         padded = [shape[0], shape[1] + top + bottom, shape[2] + left + right, full]
     source = x
     if is_staged:
@@ -248,9 +269,9 @@ def _sums(
             padded, staged, name="staged", attrs={"meta_schedule.inline_rule": "disable"}
         )
     k = te.reduce_axis((0, full), name="k")
-    if is_matrix:
+    if rows is not None:
         return te.compute(
-            [*shape[:-1], columns],
+            [*padded[:-1], columns],
             lambda *i: te.sum(
                 source(*i[:-1], k).astype("int32")
                 * w(i[-1] // LANES, 0, 0, k // GROUP, i[-1] % LANES, k % GROUP).astype("int32"),
