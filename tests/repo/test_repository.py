@@ -15,6 +15,7 @@ from tests.lib.repository import PACKAGE
 TVM_MODULES = {
     "artifacts.captured",
     "artifacts.compile",
+    "artifacts.launches",
     "artifacts.loading",
     "artifacts.scheduling",
     "artifacts.super_model",
