@@ -241,6 +241,23 @@ def test_layers_that_differ_in_scales_alone_are_one_task(
     assert all(len(name) < 70 for name in names)
 
 
+def test_dynamic_layers_that_differ_in_scales_alone_are_one_task(
+    tmp_path: Path, with_integers: None
+) -> None:
+    b = Graph()
+    x = "x"
+    for number in range(3):
+        q = b("DynamicQuantizeLinear", x, outputs=3)
+        scale, zero = q.replace("_0", "_1"), q.replace("_0", "_2")
+        total = b("MatMulInteger", q, b.whole(32, 32), zero, np.int8(0))
+        by = b("Mul", scale, np.float32(0.01 + 0.003 * number))
+        x = b("Mul", b("Cast", total, to=onnx.TensorProto.FLOAT), by)
+    loaded = load(tmp_path, b.proto(x, {"x": (4, 32)}))
+    lowered = check(loaded)
+    found = [t for t in extract_tasks(lowered, LLVM) if integers.NAME in t.name]
+    assert [t.weight for t in found] == [3]
+
+
 def test_weights_lie_as_an_instruction_reads_them() -> None:
     weight = np.arange(2 * 3 * 6 * 32).reshape(2, 3, 6, 32).astype(np.int8)
     packed = integers.packed(weight)

@@ -58,7 +58,29 @@ class _Expander(PyExprMutator):  # type: ignore[misc]
             return self._dequantized(visited)
         if name == "relax.permute_dims":
             return self._turned(visited)
+        if name == "relax.multiply":
+            return self._rescaled(visited)
         return self._product(visited) if name in _PRODUCTS else visited
+
+    def _rescaled(self, call: relax.Call) -> relax.Expr:
+        """Multiply widened sums by a constant and a number, one after the other.
+
+        So does dynamic quantization, by their product. A constant of no shape would be a part of
+        the kernel, which would be one of this layer alone.
+        """
+        for sums, scale in (call.args, call.args[::-1]):
+            factors = self._bound(scale)
+            widened = self._bound(sums)
+            if op_name(factors) != "relax.multiply" or op_name(widened) != "relax.astype":
+                continue
+            if shape_of(scale) != () or not shape_of(sums):
+                continue
+            for by, constant in (factors.args, factors.args[::-1]):
+                if self._values(constant) is not None and self._values(by) is None:
+                    spread = self._spread(constant, len(shape_of(sums) or ()), 0)
+                    scaled = self._emit(relax.op.multiply(sums, spread))
+                    return relax.op.multiply(scaled, by)
+        return call
 
     def _quantized(self, call: relax.Call) -> relax.Expr:
         data, scale, zero = call.args
@@ -143,11 +165,11 @@ class _Expander(PyExprMutator):  # type: ignore[misc]
         return relax.op.multiply(self._emit(product), scale)
 
     def _scaled_of(self, expr: relax.Expr) -> _Scaled | None:
-        while isinstance(expr, relax.Var):
+        while isinstance(expr, relax.Var):  # it may be of a name of its own
             for var, scaled in self._scaled:
                 if var.same_as(expr):
                     return scaled
-            expr = self.lookup_binding(expr)  # of a name of its own
+            expr = self.lookup_binding(expr)
         return None
 
     def _spread(self, of: relax.Expr, rank: int, axis: int) -> relax.Expr:
@@ -173,8 +195,13 @@ class _Expander(PyExprMutator):  # type: ignore[misc]
         values = self._values(expr)
         return values is not None and not values.any()
 
+    def _bound(self, expr: relax.Expr) -> Any:
+        while isinstance(expr, relax.Var):
+            expr = self.lookup_binding(expr)
+        return expr
+
     def _values(self, expr: relax.Expr) -> np.ndarray[Any, Any] | None:
-        bound = self.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
+        bound = self._bound(expr)
         return np.asarray(bound.value.numpy()) if isinstance(bound, GenericConst) else None
 
     def _emit(self, expr: relax.Expr) -> relax.Expr:
