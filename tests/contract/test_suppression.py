@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.lib.lowered import CUDA, LLVM, check, load, run
+from tests.lib.lowered import CUDA, LLVM, check, compiled, load, run
 from tests.lib.models import load_model
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.reference import Reference
@@ -63,10 +63,10 @@ def test_selected_boxes_come_first_and_the_others_are_no_boxes(
     rows = BATCH * CLASSES * min(most, BOXES)
     assert loaded.outputs[0].shape == (rows, 3)
     assert "unused ones are -1" in loaded.notes[0]
-    lowered = lower(loaded, LLVM)
+    run_it = compiled(lower(loaded, LLVM))
     reference = Reference(suppression(most, center=center))
     for seed in range(4):
-        (got,) = run(lowered, given(seed))
+        (got,) = run_it(given(seed))
         expected = reference.run(given(seed))["selected"]
         np.testing.assert_array_equal(got[: len(expected)], expected)
         assert (got[len(expected) :] == -1).all()

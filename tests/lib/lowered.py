@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +69,8 @@ def innermost_output_loop(mod: IRModule) -> IRModule:
     return changed
 
 
-def run(lowered: Lowered, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Compile with TVM's own lowering and run on this machine."""
+def compiled(lowered: Lowered) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
+    """Compile with TVM's own lowering; the result runs on this machine, for any inputs."""
     import tvm
     from tvm import relax
     from tvm.relax.backend.cpu_generic import pipeline
@@ -80,9 +81,18 @@ def run(lowered: Lowered, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         mod = innermost_output_loop(lowered.mod)
         executable = relax.build(mod, target, relax_pipeline=passes)
     machine = relax.VirtualMachine(executable, tvm.cpu())
-    arrays = [*feed.values(), *lowered.weights.values()]
-    result = machine["main"](*[tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays])
-    return [r.numpy() for r in ([result] if hasattr(result, "numpy") else list(result))]
+
+    def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        arrays = [*feed.values(), *lowered.weights.values()]
+        result = machine["main"](*[tvm.runtime.tensor(np.asarray(a, order="C")) for a in arrays])
+        return [r.numpy() for r in ([result] if hasattr(result, "numpy") else list(result))]
+
+    return run
+
+
+def run(lowered: Lowered, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Compile and run once."""
+    return compiled(lowered)(feed)
 
 
 def check(loaded: Model, *, reference: onnx.ModelProto | None = None) -> Lowered:
