@@ -34,7 +34,8 @@ TENANTS, BASE = 4, 2
 @pytest.mark.parametrize("case", CASES)
 def test_each_lane_computes_what_a_kernel_of_its_tenant_does(case: str, precision: str) -> None:
     nodes, inputs, weights = CASES[case]
-    require_lanes(task_of(nodes, inputs, weights, precision=precision))
+    several = 2 if precision == "fp16" else 1  # where a lane reads and writes is the same in each
+    require_lanes(task_of(nodes, inputs, weights, precision=precision), cuts=several)
 
 
 def test_each_lane_has_its_own_attention(tmp_path: Path) -> None:
@@ -43,13 +44,14 @@ def test_each_lane_has_its_own_attention(tmp_path: Path) -> None:
     require_lanes(replace(task, weight_args=(1,)))  # a mask that is a constant of the model
 
 
-def require_lanes(task: Task) -> None:
+def require_lanes(task: Task, *, cuts: int = 2) -> None:
+    """Run so many ways to cut each kernel, and one that splits its sum."""
     templates = templates_of(task)
     assert not isinstance(templates, str), templates
     for template in templates.values():
-        cuts = list(template.tiles())
-        split = [c for c in cuts if getattr(c, "splits", 1) > 1][:1]
-        for cut in [*random.Random(2).sample(cuts, min(2, len(cuts))), *split]:
+        tiles = list(template.tiles())
+        split = [c for c in tiles if getattr(c, "splits", 1) > 1][:1]
+        for cut in [*random.Random(2).sample(tiles, min(cuts, len(tiles))), *split]:
             require_equal_bits(task, template, cut)
 
 
