@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
-_ASKED = {"git", "uname", "/sbin/ldconfig"}  # what a machine and a checkout are
+_ASKED = {"git", "lscpu", "uname", "/sbin/ldconfig"}  # what a machine and a checkout are
 
 _UNIT = Path(__file__).parent
 _is_unit = False
