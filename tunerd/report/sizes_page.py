@@ -20,8 +20,8 @@ from tunerd.system.text import count_text, secs_text
 from tunerd.vocabulary.outcome import Outcome
 
 _HEADS = (
-    "size", "ONNX Runtime over it", "tuned", "default", "ratio", "tasks tuned", "from the store",
-    "trials",
+    "size", "ONNX Runtime / tuned", "tuned", "default", "default / tuned", "tasks tuned",
+    "from the store", "trials",
 )  # fmt: skip
 
 SizeResult = tuple[str, RunView, Outcome, Path]  # the size, its run, how that ended, its folder

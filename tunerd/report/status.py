@@ -63,6 +63,7 @@ def _headline(state: RunStatus) -> Text:
 def _outcome_line(outcome: Any) -> Text:
     end = outcome["end_to_end"]
     verdict = "wrong" if outcome["verification"]["verdict"] == "wrong" else end["verdict"]
+    verdict += " than the default schedules" if verdict in ("faster", "slower") else ""
     texts = [secs_text(end["base_secs"]), secs_text(end["new_secs"])]
     return Text(f"result  model {texts[0]} \N{RIGHTWARDS ARROW} {texts[1]}, {one_line(verdict)}")
 
