@@ -159,10 +159,12 @@ def outcome_headline(outcome: Outcome) -> Headline:
         claim = f"Wrong result: the tuned model disagrees with {verification.reference}"
         return Headline(claim, _verified(verification, compared.verdict), "bad")
     is_tuned = any(t.is_tuned for t in outcome.tasks)
-    claim, inside = _claim(compared, _DEFAULTS)
-    claim = f"No gain: {claim[0].lower()}{claim[1:]}" if compared.verdict in _NO_GAIN else claim
     stays = ""
-    if not is_tuned:  # both models are the same, whatever was timed
+    if is_tuned:
+        claim, inside = _claim(compared, _DEFAULTS)
+        if compared.verdict in _NO_GAIN:
+            claim = f"No gain: {claim[0].lower()}{claim[1:]}"
+    else:  # both models are the same, whatever was timed
         ratio, interval = ratio_texts(compared.interval)
         claim, inside = (
             f"No gain: as fast as {_DEFAULTS}",
