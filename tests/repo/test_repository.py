@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import tunerd
 from tests.lib import ROOT
@@ -180,3 +182,7 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
 def test_the_version_is_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert tunerd.__version__ == project["version"]
+    cited = yaml.safe_load((ROOT / ".github" / "CITATION.cff").read_text())
+    assert cited["version"] == tunerd.__version__
+    changes = (ROOT / ".github" / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## ([\d.]+)", changes, re.MULTILINE)[0] == tunerd.__version__
