@@ -48,6 +48,7 @@ from tunerd.vocabulary.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
+STOPPING = "stopping: what is under way is measured and kept; Ctrl-C again ends at once"
 _TICK_SECS = 0.5
 WriteReport = Callable[[Paths, Store], None]
 
@@ -128,7 +129,9 @@ def _opened(
 ) -> Iterator[Run]:
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(Stop())  # first: a job may be stopped at any moment
+        say = functools.partial(progress.warn, STOPPING)
+        stop = stack.enter_context(Stop(say))  # first: a job may be stopped at any moment
+        progress.begin("reading the model")
         stack.enter_context(disk_errors_said(settings.out))
         if lent is not None:
             shared = lent
@@ -265,6 +268,7 @@ class Run:
             )
             proofs = self._start_workers(membership)
             self._progress.log_step("the slices have their shares")
+            self._say("the slices have their shares; lowering the model")
             # Refuses a folder that no slice sees, before the search.
             quiet_slice = self._quiet_slice(cluster, membership)
             extracted = lowering.extracted()

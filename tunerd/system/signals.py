@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from collections.abc import Callable
@@ -15,10 +16,15 @@ class Stop:
     """Remembers the first SIGINT or SIGTERM while it is entered; the second one interrupts.
 
     Outside the main thread, where Python takes no signals, it is never requested.
+
+    Args:
+        say: called once, when the first one comes, in a thread of its own: the main thread may hold
+            what it needs, such as the terminal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[], None] | None = None) -> None:
         self.requested = False
+        self._say = say
         self._before: dict[int, Handler] = {}
 
     def __enter__(self) -> Self:
@@ -35,3 +41,5 @@ class Stop:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        if self._say is not None:
+            _thread.start_new_thread(self._say, ())  # Thread.start takes a lock

@@ -137,6 +137,9 @@ class Pace:
 class Progress(ABC):
     """Takes the state of a run as often as it changes. close() is idempotent."""
 
+    def begin(self, message: str) -> None:  # noqa: B027 - most show nothing then
+        """Show on a terminal what is done before there is a state; does nothing elsewhere."""
+
     @abstractmethod
     def update(self, state: ProgressState) -> None:
         """Take the newest state; cheap enough to call for every event."""
@@ -272,6 +275,11 @@ class LiveProgress(Progress):
         # What the run prints on stdout is its result and must not be moved to stderr.
         self._live = Live(
             get_renderable=self._display, console=console, redirect_stdout=False, transient=False
+        )
+
+    def begin(self, message: str) -> None:
+        self.update(
+            ProgressState(0.0, None, 0, 0, None, 0, 0, 0, 0, (), phase="starting", message=message)
         )
 
     def update(self, state: ProgressState) -> None:

@@ -28,6 +28,7 @@ from tunerd.runs.folder import RunFolder
 from tunerd.runs.plan import RunPlan
 from tunerd.slices.neighbors import NONE
 from tunerd.stats.paired import compare
+from tunerd.system.text import duration_text
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
     MODEL,
@@ -111,12 +112,12 @@ def finish(ending: Ending) -> Outcome:
             _compile(ending, outcomes, trials / "tuned")
             for other in others:
                 other.result()
-        trial = _try(ending, quiet, trials / "tuned")
+        trial = _try(ending, quiet, trials / "tuned", outcomes)
         if trial.comparison.verdict is Verdict.SLOWER and any(o.is_tuned for o in outcomes):
             outcomes = tuple(_stay(o, "the whole model is slower with it") for o in outcomes)
             ending.say("compiling the model with the default schedules instead")
             _compile(ending, outcomes, trials / "untuned")
-            trial = _try(ending, quiet, trials / "untuned")
+            trial = _try(ending, quiet, trials / "untuned", outcomes)
         return _kept(ending, outcomes, trial)
     finally:
         shutil.rmtree(trials, ignore_errors=True)
@@ -161,7 +162,9 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
     return outcome
 
 
-def _try(ending: Ending, quiet: QuietSlice, folder: Path) -> _Trial:
+def _try(
+    ending: Ending, quiet: QuietSlice, folder: Path, outcomes: Sequence[TaskOutcome]
+) -> _Trial:
     """Verify a compiled model and time it beside the default."""
     ending.say(f"comparing outputs with {ending.model.graph.reference}")
     expected = expected_of(ending.model, ending.plan.samples)
@@ -171,7 +174,8 @@ def _try(ending: Ending, quiet: QuietSlice, folder: Path) -> _Trial:
         inputs, alone = inputs_for(expected.inputs), str(folder.with_name(_ALONE))
         pairs = pairs_of(quiet.run_model(str(folder), inputs, alone=alone))
         verification = with_lanes(verification, expected, pairs)
-    ending.say("timing the whole model, tuned and default in turns")
+    takes = duration_text(_timing_secs(outcomes))
+    ending.say(f"timing the whole model, tuned and default in turns, for about {takes}")
     results = quiet.compare_models((str(folder.with_name("default")), str(folder)), MODEL)
     default, tuned = results
     return _Trial(
@@ -181,6 +185,19 @@ def _try(ending: Ending, quiet: QuietSlice, folder: Path) -> _Trial:
         _latency("tuned", tuned),
         disturbed_by(results),
     )
+
+
+def _timing_secs(outcomes: Sequence[TaskOutcome]) -> float:
+    """Return about how long two models are timed, by what their kernels take."""
+    secs = 0.0
+    for kernels in (
+        sum(o.weight * (o.default_secs or 0.0) for o in outcomes),
+        sum(o.weight * (o.best_secs or 0.0) for o in outcomes),
+    ):
+        sample_secs = max(kernels, MODEL.min_sample_secs)
+        most_secs = min(MODEL.max_samples * sample_secs, MODEL.max_total_secs)
+        secs += max(MODEL.min_samples * sample_secs, most_secs)
+    return secs
 
 
 def _compile(
