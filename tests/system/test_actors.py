@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -274,6 +276,13 @@ def test_the_first_signal_is_noted_and_the_second_interrupts() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_first_signal_is_answered_at_once_and_from_another_thread() -> None:
+    said: queue.Queue[int] = queue.Queue()
+    with Stop(lambda: said.put(threading.get_ident())):
+        signal.raise_signal(signal.SIGINT)
+        assert said.get(timeout=30) != threading.get_ident()
 
 
 # --- workers -----------------------------------------------------------------------------------
