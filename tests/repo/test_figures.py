@@ -92,10 +92,15 @@ def test_every_figure_of_the_index_of_results_is_in_a_file_below_it() -> None:
 
 
 @pytest.mark.parametrize("folder", EXPERIMENTS, ids=lambda folder: folder.name)
+def test_an_experiment_is_told_in_a_page(folder: Path) -> None:
+    assert len((folder / "README.md").read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("folder", EXPERIMENTS, ids=lambda folder: folder.name)
 def test_every_figure_of_an_experiment_is_in_a_file_of_its_own_or_of_one_it_names(
     folder: Path,
 ) -> None:
-    text = (folder / "README.md").read_text()
+    text = "\n".join(page.read_text() for page in sorted(folder.glob("*.md")))
     links = [(folder / link).resolve() for link in links_of(text)]
     assert all(link.exists() for link in links)
     named = [link for link in links if link.is_dir() and link != folder]
