@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -35,7 +36,8 @@ class Language:
     """Stands for triton.language while one block of threads runs."""
 
     float16, bfloat16, float32 = np.float16, ml_dtypes.bfloat16, np.float32
-    int32, int64, int8, uint8, int1 = np.int32, np.int64, np.int8, np.uint8, np.bool_
+    int64, int32, int16, int8 = np.int64, np.int32, np.int16, np.int8
+    uint8, int1 = np.uint8, np.bool_
     static_range = staticmethod(range)
 
     def __init__(self) -> None:
@@ -66,9 +68,16 @@ class Language:
         flat[at.places] += value
         return old
 
-    def dot(self, x: Any, w: Any, acc: Any, input_precision: str = "") -> np.ndarray:
+    def dot(
+        self, x: Any, w: Any, acc: Any, input_precision: str = "", out_dtype: Any = np.float32
+    ) -> np.ndarray:
+        assert acc.dtype == out_dtype
         assert x.dtype == w.dtype
         assert min(x.shape + w.shape) >= 16
+        if x.dtype == np.int8:
+            assert out_dtype == np.int32
+            assert x.shape[1] >= 32
+            return acc + x.astype(np.int32) @ w.astype(np.int32)
         left, right = x.astype(np.float32), w.astype(np.float32)
         if input_precision == "tf32":
             left, right = _cut(left), _cut(right)
@@ -109,6 +118,7 @@ class Language:
     where, maximum, minimum = map(staticmethod, (np.where, np.maximum, np.minimum))
     exp, log, sqrt_rn, abs = map(staticmethod, (np.exp, np.log, np.sqrt, np.abs))
     floor, ceil = map(staticmethod, (np.floor, np.ceil))
+    extra = SimpleNamespace(cuda=SimpleNamespace(libdevice=SimpleNamespace(rint=np.rint)))
     debug_barrier = staticmethod(lambda: None)
 
 

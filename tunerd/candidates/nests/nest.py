@@ -115,8 +115,9 @@ _BINARY = {
     "And": "and",
     "Or": "or",
 }
+_ROUNDINGS = ("floor", "ceil", "nearbyint")
 CALLS = frozenset(
-    ("exp", "log", "sqrt", "rsqrt", "erf", "tanh", "sigmoid", "fabs", "pow", "floor", "ceil")
+    ("exp", "log", "sqrt", "rsqrt", "erf", "tanh", "sigmoid", "fabs", "pow", *_ROUNDINGS)
 )
 
 
@@ -201,7 +202,9 @@ class _Reader:
         self._reduced[buffer, places] = Expr("reduced")  # a place for it: it names its axes
         found = Reduction(fold, tuple(axes), float(init), self._expr(value.b, inside))
         self._reductions.append(found)
-        reduced = Expr("reduced", value=len(self._reductions) - 1, dtype="float32")
+        dtype = str(buffer.ty.dtype) if hasattr(buffer, "ty") else str(buffer.dtype)
+        left = dtype if dtype == "int32" else "float32"
+        reduced = Expr("reduced", value=len(self._reductions) - 1, dtype=left)
         self._reduced[buffer, places] = reduced
         return reduced
 
@@ -239,14 +242,18 @@ class _Reader:
     def _load(self, node: Any, env: Mapping[Any, Expr], dtype: str) -> Expr:
         indices = tuple(self._expr(i, env) for i in node.indices)
         if node.source in self._params and node.source not in self._blocks:
-            number = self._params[node.source]
-            at = flat(indices, self._tensors[number].strides)
-            return Expr("load", (at,), value=number, dtype=dtype)
+            param = self._params[node.source]
+            at = flat(indices, self._tensors[param].strides)
+            return Expr("load", (at,), value=param, dtype=dtype)
         block = self._blocks.get(node.source)
         if block is None:
             raise NotANest("it reads what nothing writes")
         spatial = [v for v in block.iter_vars if int(v.iter_type) != _REDUCE]
         places = [v.var for v in spatial]
+        if not self._store(block).indices and all(int(v.dom.extent) == 1 for v in spatial):
+            if block.init is not None:
+                raise NotANest("it reduces to one number")
+            return self._expr(self._store(block).value, dict.fromkeys(places, number(0)))
         if [getattr(i, "name", None) for i in self._store(block).indices] != [
             str(v.name) for v in places
         ]:

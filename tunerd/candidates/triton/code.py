@@ -35,6 +35,7 @@ _TYPES = {
     "float32": "tl.float32",
     "int32": "tl.int32",
     "int64": "tl.int64",
+    "int16": "tl.int16",
     "int8": "tl.int8",
     "uint8": "tl.uint8",
     "bool": "tl.int1",
@@ -45,6 +46,7 @@ POINTERS = {
     "float32": "*fp32",
     "int32": "*i32",
     "int64": "*i64",
+    "int16": "*i16",
     "int8": "*i8",
     "uint8": "*u8",
     "bool": "*i1",
@@ -217,6 +219,7 @@ _FUNCTIONS: dict[str, Callable[..., str]] = {
     "fabs": lambda a: f"tl.abs({a})",
     "floor": lambda a: f"tl.floor({a})",
     "ceil": lambda a: f"tl.ceil({a})",
+    "nearbyint": lambda a: f"tl.extra.cuda.libdevice.rint({a})",
 }
 
 
@@ -266,21 +269,28 @@ def by_axes(place: Linear, axes: Mapping[Axis, str], rows: tuple[Axis, ...], who
     return " + ".join(parts)
 
 
-def joined(splits: int, tiles: int, size: int, shape: tuple[int, ...]) -> list[str]:
+def joined(
+    splits: int, tiles: int, size: int, shape: tuple[int, ...], dtype: str = "float32"
+) -> list[str]:
     """Return what follows when each split has its part of `acc`: the last of a tile adds them up.
 
     It adds them in their order, whoever comes last, so that equal inputs give equal bits. `at` are
     the places of a tile's values, `mine` is the number of the tile; what comes after is inside of
-    the condition that this block was the last one.
+    the condition that this block was the last one. The workspace is of float32; what is summed in
+    another type of 32 bits is kept there as its bits.
     """
+    loaded = f'tl.load(workspace + (s * {tiles} + mine) * {size} + at, cache_modifier=".cg")'
+    kept = "acc"
+    if dtype != "float32":
+        kept = "tl.cast(acc, tl.float32, bitcast=True)"
+        loaded = f"tl.cast({loaded}, {_TYPES[dtype]}, bitcast=True)"
     return [
-        f"tl.store(workspace + (split * {tiles} + mine) * {size} + at, acc)",
+        f"tl.store(workspace + (split * {tiles} + mine) * {size} + at, {kept})",
         "tl.debug_barrier()",
         'done = tl.atomic_add(counters + mine, 1, sem="acq_rel")',
         f"if done == {splits - 1}:",
-        f"    acc = tl.zeros({shape}, tl.float32)",
+        f"    acc = tl.zeros({shape}, {_TYPES[dtype]})",
         f"    for s in range({splits}):",
-        f"        acc += tl.load(workspace + (s * {tiles} + mine) * {size} + at, "
-        'cache_modifier=".cg")',
+        f"        acc += {loaded}",
         "    tl.store(counters + mine, 0)",
     ]

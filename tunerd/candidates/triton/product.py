@@ -51,6 +51,8 @@ class Product(Contraction):
         if precision not in TYPES:
             raise NotANest(f"tensor cores do not compute {precision}")
         number = _number(nest)
+        if nest.reductions and is_of_integers(nest.reductions[number]):
+            raise NotANest("it sums integers")
         found = contraction_of(nest, nest.reductions[number] if nest.reductions else None)
         others = [r for r in nest.reductions if r is not nest.reductions[number]]
         powers = tuple(_power(r, found.left, found.depth_axes) for r in others)
@@ -89,8 +91,21 @@ class Product(Contraction):
         return TYPES[self.precision][0]
 
     @property
+    def left_dtype(self) -> str:
+        """The type of the sums, as the epilogue reads them."""
+        return "float32"
+
+    @property
     def item_bytes(self) -> int:
         return TYPES[self.precision][1]
+
+    def operand_dtype(self, tile: Tile) -> str:
+        """The type in which a cut has operands multiplied."""
+        return self.dtype
+
+    def sum_dtype(self, tile: Tile) -> str:
+        """The type in which a cut sums."""
+        return "float32"
 
     # --- the space -----------------------------------------------------------------------------
 
@@ -137,7 +152,7 @@ class Product(Contraction):
         live = max(1, min(SHARED_BYTES // shared, 64 // tile.warps, 65536 // registers))
         busy = min(live, math.ceil(blocks / sms))
         full = min(1, tile.rows / 64) * min(1, tile.columns / 64)
-        peak = 4.0e12 * (0.5 if self.precision == "tf32" else 1.0)  # of an SM, per second
+        peak = 4.0e12 * self.rate(tile)  # of an SM, per second
         arithmetic = 2 * tile.rows * tile.columns * tile.depth / (peak * full)
         # A value is widened, and then multiplied and added by each sum; in the shadow of products
         # that are asynchronous, as the machine code has it.
@@ -149,6 +164,10 @@ class Product(Contraction):
         if tile.splits > 1:
             secs += 1.2e-6 + 2 * tile.splits * tiles * tile.rows * tile.columns * 4 / 2e12
         return secs
+
+    def rate(self, tile: Tile) -> float:
+        """Return how fast tensor cores are, over what they do in 16 bits."""
+        return 0.5 if self.precision == "tf32" else 1.0
 
     def features(self, tile: Tile, sms: float) -> tuple[float, ...]:
         across, splits, batch = self.grid(tile)
@@ -198,6 +217,10 @@ class Product(Contraction):
 
 
 # --- matching ----------------------------------------------------------------------------------
+
+
+def is_of_integers(reduction: Reduction) -> bool:
+    return reduction.value.dtype.startswith("int")
 
 
 def _number(nest: Nest) -> int:

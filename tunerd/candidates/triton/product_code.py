@@ -96,12 +96,14 @@ class ProductCode:
         left, left_at = self._operand("left", product.left, self._rows, left_depth)
         right, right_at = self._operand("right", product.right, self._columns, right_depth)
         how = ', input_precision="tf32"' if product.precision == TF32 else ""
+        if product.sum_dtype(tile) != "float32":
+            how = f", out_dtype=tl.{product.sum_dtype(tile)}"
         return [
             *left_at,
             *right_at,
             f"begin = split * {per}" if tile.splits > 1 else "begin = 0",
             f"end = min(begin + {per}, {steps})" if tile.splits > 1 else f"end = {steps}",
-            f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.float32)",
+            f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.{product.sum_dtype(tile)})",
             *(f"sum{n} = tl.zeros(({tile.rows}, 1), tl.float32)" for n in product.powers),
             "for kt in range(begin, end):",
             *(f"    {line}" for line in inside),
@@ -160,9 +162,12 @@ class ProductCode:
             places[load.value] = f"{name}_at + {Scope(axes).sum_of(Linear(moving))}"
         operand = unwidened(operand)
         text = Scope(axes, masks, places).text(operand)
-        if operand.dtype != product.dtype:
-            text = f"tl.cast({text}, tl.{product.dtype})"
-        if product.precision == TF32 and load.value not in product.weights:  # those are rounded
+        dtype = product.operand_dtype(self.tile)
+        if operand.dtype != dtype:
+            text = f"tl.cast({text}, tl.{dtype})"
+        if (
+            product.precision == TF32 and dtype == "float32" and load.value not in product.weights
+        ):  # those are rounded
             text = nearest_tf32(text)
         return text, before
 
@@ -180,7 +185,13 @@ class ProductCode:
                 f"at = tl.arange(0, {tile.rows})[:, None] * {tile.columns}"
                 f" + tl.arange(0, {tile.columns})[None, :]",
                 f"mine = apart * {tiles} + pid",
-                *joined(tile.splits, tiles * product.batch, tile.rows * tile.columns, shape),
+                *joined(
+                    tile.splits,
+                    tiles * product.batch,
+                    tile.rows * tile.columns,
+                    shape,
+                    product.sum_dtype(tile),
+                ),
             ]
             pad = "    "
         axes = {**self._apart, **self._rows, **self._columns}
@@ -191,7 +202,9 @@ class ProductCode:
             if place is not None and all(o == load for o in loads if o.value == load.value):
                 places[load.value] = by_axes(place, axes, product.row_axes, "rows[:, None]")
         left = [f"sum{n}" for n in product.powers]
-        left.insert(product.number, "acc")
+        is_wide = product.sum_dtype(tile) != product.left_dtype
+        acc = f"tl.cast(acc, tl.{product.left_dtype})" if is_wide else "acc"
+        left.insert(product.number, acc)
         scope = Scope(axes, [*self._row_masks, *self._column_masks], places, left)
         return [*lines, f"{pad}{scope.stored(nest, product.row_axes)}"]
 

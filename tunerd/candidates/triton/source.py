@@ -32,6 +32,7 @@ from tunerd.candidates.template_search import (
 from tunerd.candidates.triton import tenants
 from tunerd.candidates.triton.attention import Attention, Band
 from tunerd.candidates.triton.fold import Fold, Piece
+from tunerd.candidates.triton.integers import Integers, IntegerTile
 from tunerd.candidates.triton.loops import Block, Loops
 from tunerd.candidates.triton.product import MAX_TILES, Product, Tile
 from tunerd.candidates.triton.rows import Rows, Strip
@@ -59,7 +60,14 @@ class Recipe(TemplateRecipe):
 
     VERSION = 1
     CUTS = MappingProxyType(
-        {"attention": Band, "product": Tile, "loops": Block, "fold": Piece, "rows": Strip}
+        {
+            "attention": Band,
+            "integers": IntegerTile,
+            "product": Tile,
+            "loops": Block,
+            "fold": Piece,
+            "rows": Strip,
+        }
     )
 
 
@@ -117,6 +125,7 @@ def _templates(
     reasons = []
     ways: tuple[tuple[str, Callable[[], Template]], ...] = (
         ("attention", lambda: Attention.of(nest, precision)),
+        ("integers", lambda: Integers.of_integers(nest, precision)),
         ("product", lambda: Product.of(nest, precision, weights)),
         ("rows", lambda: Rows.of(nest)),
         ("fold", lambda: Fold.of(nest)),
@@ -129,7 +138,7 @@ def _templates(
             reasons.append(f"{name}: {error}")
             continue
         found[name] = template
-        is_product = name == "product" and template.rows >= _ROWS_OF_TENSOR_CORES
+        is_product = name in ("integers", "product") and template.rows >= _ROWS_OF_TENSOR_CORES
         if is_product or name == "attention":
             break  # nothing else comes near
     return found or f"no template fits: {'; '.join(reasons)}"

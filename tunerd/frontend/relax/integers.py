@@ -1,19 +1,21 @@
-"""Products of whole numbers of 8 bits, in integer arithmetic, on CPUs with instructions for it.
+"""Products of whole numbers of 8 bits in integers, where a device has instructions for that.
 
 `quantizers` leaves a quantized product as one of whole numbers: values of 8 bits less their zero
-point, times constants of which each is a whole number. A CPU with AVX-512 VNNI multiplies 64 pairs
-of 8 bits and adds them up in groups of four by one instruction, where it multiplies 16 of float32.
-The product of the values as they are stored is computed so, exactly, and what the zero point adds
-to it, which is a number for each column, is taken off.
+point, times constants of which each is a whole number. The product of the values as they are stored
+is computed, exactly, and what the zero point adds to it, which is a number for each column, is
+taken off. Padding is the zero point.
 
-An instruction takes values of 0 to 255 on one side and of -128 to 127 on the other. Values of int8
-are moved up by 128, and with them their zero point. Padding is the zero point.
+A CPU with AVX-512 VNNI multiplies 64 pairs of 8 bits and adds them up in groups of four by one
+instruction, where it multiplies 16 of float32. It takes values of 0 to 255 on one side and of -128
+to 127 on the other. Tensor cores take two values of -128 to 127. Values that are stored otherwise
+are moved by 128, and with them their zero point.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +27,10 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tunerd.frontend.relax.movement import Graph, op_name, shape_of
 
-LANES, GROUP = 16, 4  # of an instruction: sums, and products that are added up to each
+LANES, GROUP = 16, 4  # of VNNI: sums, and products that are added up to each
 NAME = "integer_products"  # of the block that adds up
 _TAKES_AN_EPILOGUE = 4  # relay's and Relax's kOutEWiseFusable
 _MAX_TERMS = (1 << 31) // (255 * 128)  # of a sum that int32 holds
-_SHIFT = {"uint8": 0, "int8": 128}
 _TILE = range(4, 17)  # rows that fill registers beside the columns
 _ROWS = 8  # of which a multiple is computed where no such number divides the rows
 
@@ -39,22 +40,35 @@ def has_instructions(target: tvm.target.Target) -> bool:
     return bool(tvm.target.codegen.target_has_features(["avx512vnni", "avx512f"], target))
 
 
-def use_integers(mod: IRModule) -> IRModule:
+@dataclass(frozen=True)
+class Form:
+    """How a device takes a product."""
+
+    dtype: str  # of the values that are multiplied
+    shift: Mapping[str, int]  # what is added to stored values, so that they are of it
+    columns: int  # of which there must be a multiple
+    group: int  # to a multiple of which the depth is filled up with zeros
+    weight: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]  # of [height, width, depth, ...]
+    at: Callable[..., Any]  # of a weight so: column, height, width, depth -> its value
+    rows: Callable[[int], int]  # that are computed of a matrix
+
+
+def use_integers(mod: IRModule, form: Form) -> IRModule:
     """Return `mod` with products of 8 bits in `main` as kernels of integers.
 
     Convolutions must be in NHWC with constant weights, in one group; matrices constant on the
-    right. Columns must fill vectors. Everything else stays as it is.
+    right. Everything else stays as it is.
     """
     graph = Graph(mod)
     found = {}
     for binding in graph.bindings:
-        product = _product_of(graph, binding.value)
+        product = _product_of(graph, binding.value, form)
         if product is not None:
             found[binding.value.__chandle__()] = product
     if not found:
         return mod
     rewriter = _Rewriter(mod)
-    rewriter.found = found
+    rewriter.found, rewriter.form = found, form
     main = rewriter.visit_expr(mod["main"])
     rewriter.builder_.update_func(mod.get_global_var("main"), main)
     canonical = relax.transform.CanonicalizeBindings()(rewriter.builder_.get())
@@ -73,7 +87,7 @@ class _Product:
     conv: Any = None  # the attributes of a convolution; None of a matrix product
 
 
-def _product_of(graph: Graph, call: Any) -> _Product | None:
+def _product_of(graph: Graph, call: Any, form: Form) -> _Product | None:
     if op_name(call) not in ("relax.nn.conv2d", "relax.matmul"):
         return None
     is_conv = op_name(call) == "relax.nn.conv2d"
@@ -84,7 +98,7 @@ def _product_of(graph: Graph, call: Any) -> _Product | None:
     if weight is None or stored is None or weight.ndim != (4 if is_conv else 2):
         return None
     *taps, columns = weight.shape
-    if columns % LANES or math.prod(taps) > _MAX_TERMS or len(shape_of(stored[0]) or ()) < 2:
+    if columns % form.columns or math.prod(taps) > _MAX_TERMS or len(shape_of(stored[0]) or ()) < 2:
         return None
     weight = weight.reshape(weight.shape if is_conv else (1, 1, *weight.shape))
     values, axes, zero = stored
@@ -141,7 +155,7 @@ def _stored(graph: Graph, expr: Any) -> tuple[Any, tuple[int, ...] | None, Any] 
         if number is not None and number != zero:
             return None
     widened = graph.call(expr, "relax.astype")
-    if widened is None or str(widened.args[0].ty.dtype) not in _SHIFT:
+    if widened is None or str(widened.args[0].ty.dtype) not in ("int8", "uint8"):
         return None
     return widened.args[0], axes, zero
 
@@ -149,6 +163,7 @@ def _stored(graph: Graph, expr: Any) -> tuple[Any, tuple[int, ...] | None, Any] 
 @mutator
 class _Rewriter(PyExprMutator):  # type: ignore[misc]
     found: dict[int, _Product]  # by address of the call
+    form: Form
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         product = self.found.get(call.__chandle__())
@@ -157,27 +172,29 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         values = self.visit_expr(product.values)
         if product.axes is not None:
             values = self.builder_.emit(relax.op.permute_dims(values, product.axes))
-        shift = _SHIFT[str(product.values.ty.dtype)]
-        conv = product.conv
+        form, conv = self.form, product.conv
+        shift = form.shift[str(product.values.ty.dtype)]
+        rows = None if conv else int((shape_of(values) or ())[-2])
         made = self.builder_.call_te(
             functools.partial(
                 _sums,
+                form=form,
+                columns=product.weight.shape[-1],
+                taps=product.weight.shape[:2],
                 pad=[int(p) for p in conv.padding] if conv else [0] * 4,
                 strides=[int(s) for s in conv.strides] if conv else [1, 1],
                 dilation=[int(d) for d in conv.dilation] if conv else [1, 1],
                 fill=product.zero + shift if isinstance(product.zero, int) else 0,
-                rows=_padded_rows(values) if conv is None else None,
+                rows=None if rows is None else form.rows(rows),
             ),
             values,
-            relax.const(packed(product.weight)),
+            relax.const(form.weight(product.weight)),
             primfunc_name_hint=NAME,
             primfunc_attrs={"op_pattern": _TAKES_AN_EPILOGUE},
         )
         out = self.builder_.emit(made)
-        if conv is None:
-            *_, rows, _ = shape_of(values) or ()
-            if rows != _padded_rows(values):
-                out = self.builder_.emit(relax.op.strided_slice(out, [-2], [0], [rows]))
+        if rows is not None and rows != form.rows(rows):
+            out = self.builder_.emit(relax.op.strided_slice(out, [-2], [0], [rows]))
         columns = product.weight.sum(axis=(0, 1, 2), dtype=np.int64).astype(np.int32)
         if isinstance(product.zero, int):
             out = self._less(out, product.zero + shift, columns)
@@ -195,12 +212,11 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         return self.builder_.emit(relax.op.subtract(out, relax.const(taken)))
 
 
-def _padded_rows(values: Any) -> int:
+def _rows_to_cut(rows: int) -> int:
     """Return how many rows of a matrix are computed: some more where they cannot be cut."""
-    *_, rows, _ = shape_of(values) or ()
     if rows <= _TILE[-1] or any(rows % n == 0 for n in _TILE):
-        return int(rows)
-    return int(rows + -rows % _ROWS)
+        return rows
+    return rows + -rows % _ROWS
 
 
 def packed(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -215,10 +231,41 @@ def packed(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(apart.transpose(4, 0, 1, 2, 5, 3))
 
 
+def _in_columns(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a weight [height, width, depth, columns] with each column's depth together.
+
+    So tensor cores read 8 bits. Its shape is [columns, height, width, depth].
+    """
+    return np.ascontiguousarray(weight.transpose(3, 0, 1, 2))
+
+
+VNNI = Form(
+    dtype="uint8",
+    shift={"uint8": 0, "int8": 128},
+    columns=LANES,
+    group=GROUP,
+    weight=packed,
+    at=lambda w, o, y, z, k: w(o // LANES, y, z, k // GROUP, o % LANES, k % GROUP),
+    rows=_rows_to_cut,
+)
+TENSOR_CORES = Form(
+    dtype="int8",
+    shift={"int8": 0, "uint8": -128},
+    columns=1,
+    group=1,
+    weight=_in_columns,
+    at=lambda w, o, y, z, k: w(o, y, z, k),
+    rows=lambda rows: rows,
+)
+
+
 def _sums(
     x: te.Tensor,
     w: te.Tensor,
     *,
+    form: Form,
+    columns: int,
+    taps: tuple[int, int],
     pad: list[int],
     strides: list[int],
     dilation: list[int],
@@ -231,17 +278,16 @@ def _sums(
     """
     top, left, bottom, right = pad
     depth = int(x.shape[-1])
-    full = depth + -depth % GROUP
-    blocks, height, width = (int(d) for d in w.shape[:3])
-    columns = blocks * LANES
-    shift = _SHIFT[str(x.dtype)]
+    full = depth + -depth % form.group
+    height, width = taps
+    shift = form.shift[str(x.dtype)]
     is_matrix = rows is not None
     is_longer = is_matrix and rows != int(x.shape[-2])
     is_staged = any(pad) or full > depth or shift or is_longer
 
     def value(*i: Any) -> Any:
         found = x(*i)
-        return (found.astype("int16") + shift).astype("uint8") if shift else found
+        return (found.astype("int16") + shift).astype(form.dtype) if shift else found
 
     def staged(*i: Any) -> Any:
         tests = [i[-1] < depth] if full > depth else []
@@ -255,7 +301,7 @@ def _sums(
                 tests += [place < before + x.shape[size]] if after else []
         if not tests:
             return value(*at)
-        return tirx.if_then_else(tirx.all(*tests), value(*at), tirx.const(fill, "uint8"))
+        return tirx.if_then_else(tirx.all(*tests), value(*at), tirx.const(fill, form.dtype))
 
     shape = [int(d) for d in x.shape]
     if rows is not None:
@@ -264,17 +310,15 @@ def _sums(
         padded = [shape[0], shape[1] + top + bottom, shape[2] + left + right, full]
     source = x
     if is_staged:
-        # Not inlined: an instruction reads bytes that lie together.
-        source = te.compute(
-            padded, staged, name="staged", attrs={"meta_schedule.inline_rule": "disable"}
-        )
+        # Not inlined for VNNI: an instruction reads bytes that lie together.
+        attrs = {"meta_schedule.inline_rule": "disable"} if form.group > 1 else None
+        source = te.compute(padded, staged, name="staged", attrs=attrs)
     k = te.reduce_axis((0, full), name="k")
     if rows is not None:
         return te.compute(
             [*padded[:-1], columns],
             lambda *i: te.sum(
-                source(*i[:-1], k).astype("int32")
-                * w(i[-1] // LANES, 0, 0, k // GROUP, i[-1] % LANES, k % GROUP).astype("int32"),
+                source(*i[:-1], k).astype("int32") * form.at(w, i[-1], 0, 0, k).astype("int32"),
                 axis=k,
             ),
             name=NAME,
@@ -288,7 +332,7 @@ def _sums(
             source(n, h * strides[0] + y * dilation[0], v * strides[1] + z * dilation[1], k).astype(
                 "int32"
             )
-            * w(o // LANES, y, z, k // GROUP, o % LANES, k % GROUP).astype("int32"),
+            * form.at(w, o, y, z, k).astype("int32"),
             axis=[y, z, k],
         ),
         name=NAME,

@@ -263,9 +263,10 @@ def _fuse(target: TargetSpec, precision: str) -> list[Callable[[IRModule], IRMod
 def _for_cpus(target: TargetSpec) -> list[Callable[[IRModule], IRModule]]:
     from tunerd.frontend.relax.channels import fill_vectors
     from tunerd.frontend.relax.fast_math import use_fast_math
-    from tunerd.frontend.relax.integers import has_instructions, use_integers
+    from tunerd.frontend.relax.integers import VNNI, has_instructions, use_integers
 
-    integers = [use_integers] if has_instructions(make_target(target)) else []
+    has_integers = has_instructions(make_target(target))
+    integers = [functools.partial(use_integers, form=VNNI)] if has_integers else []
     return [fill_vectors, *integers, use_fast_math]
 
 
@@ -277,6 +278,7 @@ def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], I
         unit_permutes_to_reshapes,
     )
     from tunerd.frontend.relax.hoisting import hoist_moves_of_rows, sink_moves_of_rows
+    from tunerd.frontend.relax.integers import TENSOR_CORES, use_integers
     from tunerd.frontend.relax.norms import fold_norms
     from tunerd.frontend.relax.precision import DTYPES
 
@@ -284,6 +286,9 @@ def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], I
     has_template = precision in _TENSOR_CORES and importlib.util.find_spec("triton") is not None
     attention = [fuse_attention] if has_template else []
     norms: list[Callable[[IRModule], IRModule]] = []
+    integers: list[Callable[[IRModule], IRModule]] = []
+    if has_template and _has_async_copies(target):
+        integers = [functools.partial(use_integers, form=TENSOR_CORES)]
     if has_template and precision in DTYPES and _has_async_copies(target):
         norms = [functools.partial(fold_norms, precision=precision)]
 
@@ -308,6 +313,7 @@ def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], I
         with_fewest_transposes,
         remove_redundant_reshapes,
         *norms,
+        *integers,
     ]
 
 
