@@ -382,7 +382,7 @@ def run_session(
     if planned is None:
         join_clusters(chaos, ray[0])
     else:
-        preparation.local_layout = lambda _: planned
+        preparation.local_layout = lambda *_: planned
     FaultySlice.chaos = chaos
     fixed = FixedModel("net", "d" * 64, (), graph=None)
     sqlite.BUSY_TIMEOUT_SECS = 0.05

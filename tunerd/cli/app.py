@@ -20,7 +20,8 @@ COMMANDS = {
     "compare": "Say whether NEW is slower than BASE by more than is allowed; for CI.",
     "matrix": "Tune MODEL at each share, run what comes out at every share, and say what the "
     "share is worth.",
-    "colocate": "Run several models on one device: plan who gets what, check a plan, or bench it.",
+    "colocate": "Run several models on one device: plan who gets what, check a plan, or bench it. "
+    "Or place models and tuning runs on several devices.",
     "pack": "Join artifacts of several shares into one, which loads the kernels for the share "
     "it finds.",
     "tenant": "Make another model's weights a tenant of an artifact, whose kernels are tuned "
