@@ -184,9 +184,10 @@ def plan_run(
 
     layout = laid_out(request)
     model = model or read(settings)
-    needed = tuning_bytes(model)
-    if layout.target.is_cuda and needed > needed_bytes(request):
-        layout = laid_out(replace(request, mem_bytes=needed))
+    if layout.target.is_cuda:
+        needed = tuning_bytes(model)
+        if needed > needed_bytes(request):
+            layout = laid_out(replace(request, mem_bytes=needed))
     warm_starts = read_warm_starts(
         settings.warm_start,
         out=settings.out,
