@@ -15,9 +15,9 @@ from tests.lib.artifact_fixtures import model_of, tiny_convnet
 from tunerd.errors import ModelError
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.onnx.reference import Reference
-from tunerd.runs.finals.verify import onnxruntime_latency, verify
+from tunerd.runs.finals.verify import expected_of, onnxruntime_latency, verify
 from tunerd.system.arrays import rounded, verification_inputs
-from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec
+from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec, Ways
 from tunerd.vocabulary.verdict import Correctness, Verdict
 
 Run = Callable[[Arrays], Arrays]
@@ -407,3 +407,34 @@ def test_each_output_says_how_near_it_is_and_whether_the_same_class_is_first(
     scores, _ = verify(changed(right, second_first), model).accuracy
     assert scores.same_first < scores.rows
     assert scores.error > 1e-4
+
+
+@pytest.mark.parametrize(("moving", "verdict"), [(0.002, Verdict.WRONG), (0.1, Verdict.RIGHT)])
+def test_steps_beyond_one_are_right_where_rounding_moves_many_values(
+    moving: float, verdict: Verdict
+) -> None:
+    """A quantised model of many layers: what one value of them is depends on each rounding."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    weights = {"s": np.array(0.05, np.float32), "z": np.array(0, np.int8)}
+    same = [helper.make_node("Identity", ["x"], ["y"])]
+    given = model_of(same, {}, inputs={"x": (1, 2000)}, outputs={"y": (1, 2000)})
+    proto = given.graph.proto
+    proto.graph.ClearField("node")
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in weights.items())
+    expected = expected_of(replace(given, graph=OnnxGraph(proto)))
+    known = tuple(first for first, *_ in expected.answers)
+
+    def off(outputs: Arrays, steps: int, every: int) -> Arrays:
+        moved = outputs["y"].copy()
+        moved[0, ::every] += np.float32(0.05 * steps)
+        return {"y": moved}
+
+    other = tuple(off(one, 1, round(1 / moving)) for one in known)
+    knowing = replace(expected, ways=lambda _: Ways(known, (other,), {"y": 0.05}))
+    run = Reference(proto).run
+    assert knowing.verify(lambda inputs: off(run(inputs), 4, 1999)).verdict is verdict
+    assert knowing.verify(lambda inputs: off(run(inputs), 9, 1999)).verdict is Verdict.WRONG

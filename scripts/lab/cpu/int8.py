@@ -180,11 +180,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for kind, (path, run) in each.items():
             calls |= {f"{who} {kind}": call for who, call in calls_of(path, run).items()}
         notes = json.loads((each["int8"][1] / "artifact" / "manifest.json").read_text())
+        secs = in_turns(calls)
         document["models"][name] = {
             "is_dynamic": name in options.dynamic,
             "load": statistics.fmean(os.getloadavg()),
             "notes": notes.get("notes", []),
-            "secs": in_turns(calls),
+            "median_secs": {who: statistics.median(each) for who, each in secs.items()},
+            "secs": secs,
         }
         print(shown(document["models"]), flush=True)
     write(options.out / "int8.json", document, indent=None)

@@ -37,6 +37,7 @@ MIN_SPREAD = 10.0
 
 _LEAST_CLASSES = 3  # of an output of a rank of two, that its values are scores of classes
 _FEW = 0.01  # of the elements of a quantised output, that may be off by a step
+_MANY = 0.05  # of them, where rounding moves some by several
 _MAX_CALLS_PER_SAMPLE = 10_000
 
 
@@ -53,9 +54,9 @@ def verify(
 
     Where an element is not, the reference is asked how well it knows it: it computes the outputs in
     other ways (`Graph.ways`), and what lies between two of its answers is right, as is what lies
-    beyond them by ROUNDINGS times as far as rounding moves that output, or by one step of a
-    quantised one. Of integers ROUNDINGS times as many may differ as do between those ways, and one
-    of a hundred by a step.
+    beyond them by ROUNDINGS times as far as rounding moves that output, or, of a quantised one of
+    which rounding does not move many values, by one step. Of integers ROUNDINGS times as many may
+    differ as do between those ways, and one of a hundred by a step.
 
     `rtol` and `atol` are the MODEL_TOLERANCES of the lowest floating type among the values that an
     output is computed from: a cast to float32 does not bring back what float16 has rounded off. A
@@ -115,14 +116,23 @@ def _share_apart(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
     return apart / scale if scale else 0.0
 
 
+def _many_move(name: str, ways: Ways, step: float) -> Iterator[bool]:
+    """Say, of two ways to compute an output, whether many of its values differ."""
+    for other in ways.others:
+        for one, same in zip(ways.known, other, strict=True):
+            apart = np.abs(one[name].astype(np.float64) - same[name])
+            yield bool(np.mean(apart > step / 2) > _MANY)
+
+
 def _widened(output: _Output, ways: Ways) -> _Output:
     """Return an output with what is not known of it."""
     step = ways.steps.get(output.name, 0.0)
     first = ways.known[0][output.name]
     if first.dtype.kind == "f":
         moved = max(_moved(output.name, ways.known, other) for other in ways.others)
-        # What moves by steps moves by whole ones.
-        slack = moved if step else ROUNDINGS * moved
+        # What moves by steps moves by whole ones; by several where rounding moves many values.
+        is_firm = step and not any(_many_move(output.name, ways, step))
+        slack = moved if is_firm else ROUNDINGS * moved
         return replace(output, slack=max(output.slack, slack), step=step)
     counts = [
         int(np.count_nonzero(one[output.name] != same[output.name]))
