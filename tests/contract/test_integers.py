@@ -26,6 +26,7 @@ from tunerd.frontend.relax.lowering import Lowered, lower, make_target
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.system import arrays
 from tunerd.vocabulary import Arrays, Candidate, TargetSpec, Task, candidate_id, default_candidate
+from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
 IMAGE = (1, 8, 11, 11)
 
@@ -149,7 +150,7 @@ def with_integers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def products(of: Lowered) -> int:
-    return sum(integers.NAME in name for name in operators(of))
+    return sum(INTEGER_PRODUCTS in name for name in operators(of))
 
 
 def outputs_of(lowered: Lowered, feed: Arrays) -> np.ndarray:
@@ -234,7 +235,7 @@ def test_layers_that_differ_in_scales_alone_are_one_task(
         weight = b("DequantizeLinear", b.whole(8 * 4, 32), np.float32(scale / 9), np.int8(0))
         x = b.fake(b("MatMul", x, weight), np.uint8, round(1000 * scale), scale)
     loaded = load(tmp_path, b.proto(x, {"x": (4, 32)}))
-    found = [t for t in extract_tasks(lower(loaded, LLVM), LLVM) if integers.NAME in t.name]
+    found = [t for t in extract_tasks(lower(loaded, LLVM), LLVM) if INTEGER_PRODUCTS in t.name]
     assert sorted(t.weight for t in found) == [1, 2]  # the last one dequantizes as well
     names = [t.name for t in found]
     assert len(set(names)) == len(names)
@@ -254,7 +255,7 @@ def test_dynamic_layers_that_differ_in_scales_alone_are_one_task(
         x = b("Mul", b("Cast", total, to=onnx.TensorProto.FLOAT), by)
     loaded = load(tmp_path, b.proto(x, {"x": (4, 32)}))
     lowered = check(loaded)
-    found = [t for t in extract_tasks(lowered, LLVM) if integers.NAME in t.name]
+    found = [t for t in extract_tasks(lowered, LLVM) if INTEGER_PRODUCTS in t.name]
     assert [t.weight for t in found] == [3]
 
 

@@ -33,19 +33,21 @@ def quantized_task() -> Task:
     library.load_tvm()
     from tvm import te
 
-    from tunerd.frontend.relax.integers import GROUP, LANES, NAME
+    from tunerd.vocabulary.model import INTEGER_PRODUCTS, VNNI_GROUP, VNNI_LANES
 
     data = te.placeholder((6, 24), "uint8", name="data")
-    weight = te.placeholder((2, 6, LANES, GROUP), "int8", name="weight")
+    weight = te.placeholder((2, 6, VNNI_LANES, VNNI_GROUP), "int8", name="weight")
     k = te.reduce_axis((0, 24), name="k")
     products = te.compute(
-        (6, 2 * LANES),
+        (6, 2 * VNNI_LANES),
         lambda i, j: te.sum(
             data[i, k].astype("int32")
-            * weight[j // LANES, k // GROUP, j % LANES, k % GROUP].astype("int32"),
+            * weight[j // VNNI_LANES, k // VNNI_GROUP, j % VNNI_LANES, k % VNNI_GROUP].astype(
+                "int32"
+            ),
             axis=k,
         ),
-        name=NAME,
+        name=INTEGER_PRODUCTS,
     )
     scaled = te.compute(products.shape, lambda i, j: products[i, j].astype("float32") * 0.5, "y")
     return task_of([data, weight, scaled], vnni_target() or WITH_VNNI)

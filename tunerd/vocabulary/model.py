@@ -32,6 +32,12 @@ class Behind:
     is_input: bool  # whether an input is among them
 
 
+# Blocks by which sources know kernels of quantized products, which the graph's pass writes.
+INTEGER_PRODUCTS = "integer_products"  # sums
+STAGED = "staged"  # padded or moved values that it reads
+VNNI_LANES, VNNI_GROUP = 16, 4  # of an instruction: sums, and products that are added up to each
+
+
 @dataclass(frozen=True)
 class Ways:
     """A model's outputs, by name for each set of inputs, computed in ways that are all right."""

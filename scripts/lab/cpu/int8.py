@@ -13,7 +13,6 @@ the host and the command, and int8.txt.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -179,12 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         calls: dict[str, Callable[[], Any]] = {}
         for kind, (path, run) in each.items():
             calls |= {f"{who} {kind}": call for who, call in calls_of(path, run).items()}
-        notes = json.loads((each["int8"][1] / "artifact" / "manifest.json").read_text())
         secs = in_turns(calls)
         document["models"][name] = {
             "is_dynamic": name in options.dynamic,
             "load": statistics.fmean(os.getloadavg()),
-            "notes": notes.get("notes", []),
             "median_secs": {who: statistics.median(each) for who, each in secs.items()},
             "secs": secs,
         }

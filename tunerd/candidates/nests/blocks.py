@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from tvm.s_tir import SBlock
     from tvm.tirx import PrimFunc
 
+REDUCE = 2  # tirx.IterVar.CommReduce
+
 
 def blocks_of(function: PrimFunc) -> list[tuple[SBlock, Expr | bool]]:
     """Return the blocks below a kernel's root with their predicates, not those inside of them."""

@@ -15,15 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tunerd.candidates.nests.blocks import blocks_of
+from tunerd.candidates.nests.blocks import REDUCE, blocks_of
 from tunerd.candidates.vnni.intrinsic import register_intrinsic
+from tunerd.vocabulary.model import INTEGER_PRODUCTS, STAGED, VNNI_GROUP, VNNI_LANES
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
-
-LANES, GROUP = 16, 4
-SUMS = "integer_products"  # the block, as the graph's pass names it
-STAGED = "staged"  # that of padded inputs
 
 _REGISTERS = 31  # of 32, for sums, weights, and the four bytes of a row
 _MOST_ROWS, _MOST_VECTORS = 16, 16
@@ -63,14 +60,14 @@ class Dots:
         """Read a task's module; raises ValueError where it is none."""
         blocks = [block for block, _ in blocks_of(mod["main"])]
         names = [str(b.name_hint) for b in blocks]
-        if names.count(SUMS) != 1:
+        if names.count(INTEGER_PRODUCTS) != 1:
             raise ValueError("it has no products of 8 bits")
-        place = names.index(SUMS)
+        place = names.index(INTEGER_PRODUCTS)
         block = blocks[place]
         derived = {block.writes[0].source}
         aside: list[Any] = [each for each in blocks[:place] if each.name_hint != STAGED]
         extents = [int(v.dom.extent) for v in block.iter_vars]
-        is_sum = [int(v.iter_type) == _REDUCE for v in block.iter_vars]
+        is_sum = [int(v.iter_type) == REDUCE for v in block.iter_vars]
         spatial = [e for e, s in zip(extents, is_sum, strict=True) if not s]
         depth = [e for e, s in zip(extents, is_sum, strict=True) if s]
         epilogue: list[str] = []
@@ -96,15 +93,14 @@ class Dots:
     @cached_property
     def steps(self) -> int:
         """The instructions that are added to one vector of sums."""
-        return math.prod(self.taps) * self.depth // GROUP
+        return math.prod(self.taps) * self.depth // VNNI_GROUP
 
     def tiles(self) -> Iterator[Cut]:
         high, wide = ([1, 1, *self.rows])[-2:]
-        # Without a second dimension of rows a tile may reach over all of them.
         for height, width in itertools.product(_divisors(high), _divisors(wide)):
             if height * width > _MOST_ROWS:
                 continue
-            for vectors in _divisors(self.columns // LANES):
+            for vectors in _divisors(self.columns // VNNI_LANES):
                 if vectors > _MOST_VECTORS or height * width * vectors + vectors > _REGISTERS:
                     continue
                 for outside, fused in itertools.product((0, 1), (0, 1) if self.epilogue else (1,)):
@@ -114,13 +110,13 @@ class Dots:
         """Return a rough time on the task's cores: what is issued, or what is loaded."""
         rows, sums = tile.height * tile.width, tile.height * tile.width * tile.vectors
         step = max(float(sums), (rows + tile.vectors) / 2, _LATENCY)
-        tiles = math.prod(self.rows) / rows * self.columns / (tile.vectors * LANES)
+        tiles = math.prod(self.rows) / rows * self.columns / (tile.vectors * VNNI_LANES)
         # Behind the depth each vector of sums is rescaled, rounded and stored.
         cycles = tiles * (self.steps * step + 12.0 * sums + 20.0)
         if not tile.fused:
-            cycles += math.prod(self.rows) * self.columns / LANES * 8.0
-        panel = self.steps * GROUP * LANES * tile.vectors  # weights of a tile
-        weights = panel * self.columns / (tile.vectors * LANES)
+            cycles += math.prod(self.rows) * self.columns / VNNI_LANES * 8.0
+        panel = self.steps * VNNI_GROUP * VNNI_LANES * tile.vectors  # weights of a tile
+        weights = panel * self.columns / (tile.vectors * VNNI_LANES)
         far = weights if not tile.columns_outside else panel
         bandwidth = _L2_BYTES_PER_CYCLE if far <= _L2_BYTES else _L3_BYTES_PER_CYCLE
         loaded = tiles * panel / bandwidth if far > _L1_BYTES else 0.0
@@ -142,9 +138,6 @@ class Dots:
         schedule = Schedule(mod, error_render_level="fast")
         _Scheduling(schedule, self, cut).run()
         return schedule.mod
-
-
-_REDUCE = 2  # tirx.IterVar.CommReduce
 
 
 def _is_elementwise(block: Any) -> bool:
@@ -171,7 +164,7 @@ class _Scheduling:
 
     def run(self) -> None:
         s, dots = self._s, self._dots
-        sums = s.get_sblock(SUMS)
+        sums = s.get_sblock(INTEGER_PRODUCTS)
         behind = [*dots.epilogue, *dots.others]
         is_fused = bool(dots.epilogue and self._cut.fused)
         # What is computed by itself, tile by tile or at the end, has all before it in it.
@@ -207,7 +200,7 @@ class _Scheduling:
             whole, part = s.split(loop, [None, size])
             outer.append(whole)
             inner.append(part)
-        panel, inside = s.split(columns, [None, cut.vectors * LANES])
+        panel, inside = s.split(columns, [None, cut.vectors * VNNI_LANES])
         around = [panel, *outer] if cut.columns_outside else [*outer, panel]
         s.reorder(*around, *reduced, *inner, inside)
         fused = s.fuse(*around)
@@ -218,8 +211,8 @@ class _Scheduling:
     def _sums(self, block: Any, loops: Sequence[Any], spatial: int) -> None:
         s = self._s
         inner, columns, reduced = loops[: spatial - 1], loops[spatial - 1], loops[spatial:]
-        vectors, lanes = s.split(columns, [None, LANES])
-        outside, group = s.split(reduced[-1], [None, GROUP])
+        vectors, lanes = s.split(columns, [None, VNNI_LANES])
+        outside, group = s.split(reduced[-1], [None, VNNI_GROUP])
         s.reorder(*reduced[:-1], outside, *inner, vectors, lanes, group)
         for loop in (*inner, vectors):
             s.unroll(loop)
@@ -233,7 +226,7 @@ class _Scheduling:
     def _store(self, loops: Sequence[Any]) -> None:
         """Store a tile by vectors."""
         s = self._s
-        vectors, lanes = s.split(loops[-1], [None, LANES])
+        vectors, lanes = s.split(loops[-1], [None, VNNI_LANES])
         s.vectorize(lanes)
         for loop in (*loops[:-1], vectors):
             s.unroll(loop)

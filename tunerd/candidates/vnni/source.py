@@ -14,8 +14,9 @@ from tunerd.candidates.base import (
     module_of,
 )
 from tunerd.candidates.template_search import TemplateFamily, TemplateRecipe, TemplateSearch
-from tunerd.candidates.vnni.dots import SUMS, Cut, Dots
+from tunerd.candidates.vnni.dots import Cut, Dots
 from tunerd.vocabulary import VNNI, TargetSpec, Task
+from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
 _CACHED_TASKS = 512
 
@@ -54,7 +55,7 @@ def templates_of(task: Task) -> dict[str, Dots] | str:
     """Return the template of a task by its name, or why it has none."""
     if task.target.is_cuda:
         return "VNNI is a CPU's"
-    if SUMS not in task.mod_json:
+    if INTEGER_PRODUCTS not in task.mod_json:
         return "it has no products of 8 bits"
     return _templates(task.mod_json, task.target.json)
 

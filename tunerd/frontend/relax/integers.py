@@ -26,9 +26,8 @@ from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tunerd.frontend.relax.movement import Graph, op_name, shape_of
+from tunerd.vocabulary.model import INTEGER_PRODUCTS, STAGED, VNNI_GROUP, VNNI_LANES
 
-LANES, GROUP = 16, 4  # of VNNI: sums, and products that are added up to each
-NAME = "integer_products"  # of the block that adds up
 _TAKES_AN_EPILOGUE = 4  # relay's and Relax's kOutEWiseFusable
 _MAX_TERMS = (1 << 31) // (255 * 128)  # of a sum that int32 holds
 _TILE = range(4, 17)  # rows that fill registers beside the columns
@@ -189,7 +188,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             ),
             values,
             relax.const(form.weight(product.weight)),
-            primfunc_name_hint=NAME,
+            primfunc_name_hint=INTEGER_PRODUCTS,
             primfunc_attrs={"op_pattern": _TAKES_AN_EPILOGUE},
         )
         out = self.builder_.emit(made)
@@ -226,8 +225,8 @@ def packed(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     of the depth lie together. What is missing of the last four is zero.
     """
     height, width, depth, columns = weight.shape
-    full = np.pad(weight, ((0, 0), (0, 0), (0, -depth % GROUP), (0, 0)))
-    apart = full.reshape(height, width, -1, GROUP, columns // LANES, LANES)
+    full = np.pad(weight, ((0, 0), (0, 0), (0, -depth % VNNI_GROUP), (0, 0)))
+    apart = full.reshape(height, width, -1, VNNI_GROUP, columns // VNNI_LANES, VNNI_LANES)
     return np.ascontiguousarray(apart.transpose(4, 0, 1, 2, 5, 3))
 
 
@@ -242,10 +241,12 @@ def _in_columns(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 VNNI = Form(
     dtype="uint8",
     shift={"uint8": 0, "int8": 128},
-    columns=LANES,
-    group=GROUP,
+    columns=VNNI_LANES,
+    group=VNNI_GROUP,
     weight=packed,
-    at=lambda w, o, y, z, k: w(o // LANES, y, z, k // GROUP, o % LANES, k % GROUP),
+    at=lambda w, o, y, z, k: w(
+        o // VNNI_LANES, y, z, k // VNNI_GROUP, o % VNNI_LANES, k % VNNI_GROUP
+    ),
     rows=_rows_to_cut,
 )
 TENSOR_CORES = Form(
@@ -312,7 +313,7 @@ def _sums(
     if is_staged:
         # Not inlined for VNNI: an instruction reads bytes that lie together.
         attrs = {"meta_schedule.inline_rule": "disable"} if form.group > 1 else None
-        source = te.compute(padded, staged, name="staged", attrs=attrs)
+        source = te.compute(padded, staged, name=STAGED, attrs=attrs)
     k = te.reduce_axis((0, full), name="k")
     if rows is not None:
         return te.compute(
@@ -321,7 +322,7 @@ def _sums(
                 source(*i[:-1], k).astype("int32") * form.at(w, i[-1], 0, 0, k).astype("int32"),
                 axis=k,
             ),
-            name=NAME,
+            name=INTEGER_PRODUCTS,
         )
     reach = [(n - 1) * d + 1 for n, d in zip((height, width), dilation, strict=True)]
     out = [(n - r) // s + 1 for n, r, s in zip(padded[1:3], reach, strides, strict=True)]
@@ -335,5 +336,5 @@ def _sums(
             * form.at(w, o, y, z, k).astype("int32"),
             axis=[y, z, k],
         ),
-        name=NAME,
+        name=INTEGER_PRODUCTS,
     )

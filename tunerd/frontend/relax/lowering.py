@@ -21,6 +21,7 @@ from tunerd.frontend.onnx.reference import last_line
 from tunerd.frontend.relax.importing import WITHOUT_CHOICE
 from tunerd.system.arrays import Array, rounded
 from tunerd.vocabulary import BF16, FP16, TF32, Arrays, Model, TargetSpec, architecture
+from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -117,7 +118,7 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
             notes = (*notes, f"{attentions} attentions are one kernel each, from Q, K and V on")
         if norms := _calls(mod, "norm_matmul"):
             notes = (*notes, f"{norms} products compute the layer norms of what they read")
-        if products := _calls(mod, "integer_products"):
+        if products := _calls(mod, INTEGER_PRODUCTS):
             notes = (*notes, f"{products} products are computed in integers of 8 bits")
         mod, weights = hoist_constants(mod, num_inputs=len(model.inputs))
         if model.precision in DTYPES:

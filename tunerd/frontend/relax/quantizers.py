@@ -47,7 +47,8 @@ class _Scaled:
 class _Expander(PyExprMutator):  # type: ignore[misc]
     def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
-        self._scaled: list[tuple[relax.Var, _Scaled]] = []
+        # By address of the variable, which is kept: another one may not get it.
+        self._scaled: dict[int, tuple[relax.Var, _Scaled]] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         visited = self.visit_expr_post_order(call)
@@ -122,7 +123,7 @@ class _Expander(PyExprMutator):  # type: ignore[misc]
         else:
             value = relax.op.multiply(whole, self._spread(scale, rank, axis))
         kept = self.builder_.emit(value)  # a constant, too, so that it has a name
-        self._scaled.append((kept, scaled))
+        self._scaled[kept.__chandle__()] = kept, scaled
         return kept
 
     def _turned(self, call: relax.Call) -> relax.Expr:
@@ -135,7 +136,7 @@ class _Expander(PyExprMutator):  # type: ignore[misc]
         axis = None if scaled.axis is None else axes.index(scaled.axis)
         kept = self.builder_.emit(call)
         whole = relax.const(turned, "float32")
-        self._scaled.append((kept, _Scaled(whole, scaled.scale, axis)))
+        self._scaled[kept.__chandle__()] = kept, _Scaled(whole, scaled.scale, axis)
         return kept
 
     def _product(self, call: relax.Call) -> relax.Expr:
@@ -166,9 +167,8 @@ class _Expander(PyExprMutator):  # type: ignore[misc]
 
     def _scaled_of(self, expr: relax.Expr) -> _Scaled | None:
         while isinstance(expr, relax.Var):  # it may be of a name of its own
-            for var, scaled in self._scaled:
-                if var.same_as(expr):
-                    return scaled
+            if (known := self._scaled.get(expr.__chandle__())) is not None:
+                return known[1]
             expr = self.lookup_binding(expr)
         return None
 

@@ -279,10 +279,10 @@ def beside_others(found: Plan, facts: HostFacts, request: SliceRequest) -> Plan:
             gpu,
             [spec for spec in found.slices if spec.gpu_uuid == gpu.uuid],
             request,
-            gpu_state(gpu.uuid, samples=2 if room.held_bytes(gpu) else 0),
+            gpu_state(gpu.uuid, samples=2),
         )
         for gpu in facts.gpus
-        if request.if_shared != "ignore"
+        if request.if_shared != "ignore" and room.held_bytes(gpu)
     )
     return replace(found, note=" ".join(filter(None, notes)))
 
