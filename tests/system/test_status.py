@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -27,15 +28,18 @@ from tests.lib.store_places import proposed
 from tests.lib.tune_process import Run
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
+from tunerd.coordinator.budget import Limits
+from tunerd.coordinator.coordinator import Coordinator
 from tunerd.errors import ExitCode, FolderError, Interrupted
 from tunerd.records import Store
 from tunerd.records.paths import Paths, holder
 from tunerd.report.status import status_page
 from tunerd.runs.folder import RunFolder
+from tunerd.runs.progress import RunProgress
 from tunerd.telemetry.progress import ProgressState
 from tunerd.telemetry.run_status import Life, status_of
 from tunerd.telemetry.status_file import Place, StatusFile, read_status
-from tunerd.vocabulary import Failure, Kind, Stage
+from tunerd.vocabulary import Failure, Kind, Stage, default_candidate
 
 Captured = pytest.CaptureFixture[str]
 STATE = ProgressState(5.0, 600.0, 1, 0, 100, 1, 2, 2, 3, (), "tuning", "a message", 4.0)
@@ -312,6 +316,33 @@ def test_the_page_looks_as_the_run_s_own_display(folder: RunFolder) -> None:
     assert TASK.name in text
     assert "2.00 ms" in text
     assert "2 trials waiting or running" in text
+
+
+@pytest.mark.parametrize(("search_secs", "best_secs"), [(2e-3, 1e-3), (5e-4, 5e-4)])
+def test_a_run_shows_the_best_times_that_its_status_and_its_store_have(
+    search_secs: float, best_secs: float, tmp_path: Path
+) -> None:
+    told: list[ProgressState] = []
+    telemetry: Any = SimpleNamespace(update=told.append)
+    plan: Any = SimpleNamespace(settings=SimpleNamespace(budget_secs=None, trials=1), layout=None)
+    membership: Any = SimpleNamespace(slice_ids=(), tuner_ids=())
+    with RunFolder.open(tmp_path / "run", facts=FACTS) as opened:
+        store = opened.store
+        store.register_tasks([TASK])
+        ids = proposed(store, [default_candidate(TASK), candidate(1)])
+        store.start(ids, "cpu-0-0")
+        store.finish_all(dict(zip(ids, map(measurement, (1e-3, search_secs)), strict=True)))
+        coordinator = Coordinator([TASK], Limits(trials=1))
+        ended = [(r.candidate, r.result) for r in store.records() if r.result is not None]
+        coordinator.restore(ended, [])
+        RunProgress(plan, telemetry, started=0.0).show("", coordinator, membership)
+        of_store = store.best(TASK.task_id)
+        assert of_store is not None
+        (of_run,), (of_status,) = (
+            state.tasks for state in (*told, status_of(opened.paths.root).progress)
+        )
+        found = (of_run.best_secs, of_status.best_secs, of_store.run_secs)
+        assert found == (best_secs, best_secs, best_secs)
 
 
 @pytest.mark.parametrize("end", [None, Interrupted("stopped on request; go on"), "killed"])

@@ -73,7 +73,7 @@ def _task_progress(state: TaskState, total_secs: float) -> TaskProgress:
         name=task.name,
         weight=task.weight,
         default_secs=state.default_secs,
-        best_secs=state.best_secs,
+        best_secs=state.known_secs,
         trials=state.ended,
         share=task.weight * state.reference_secs / total_secs if total_secs else 0.0,
         task_id=task.task_id,

@@ -62,7 +62,9 @@ PROOFS = Name(
 )
 SLICE_SMS = Name("tunerd_slice_sms", "SMs, or cores, that a slice obtained.")
 TASK_BEST = Name(
-    "tunerd_task_best_seconds", "Best time of a task's kernel so far.", ("task", "task_id")
+    "tunerd_task_best_seconds",
+    "Best time of a task's kernel so far, at most the default's.",
+    ("task", "task_id"),
 )
 TASK_DEFAULT = Name(
     "tunerd_task_default_seconds",

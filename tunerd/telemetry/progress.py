@@ -31,7 +31,10 @@ _OTHER_LINES = 6  # of a display, beside its tasks
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """One task so far. `share` is its part of the model's time, 0..1."""
+    """One task so far. `share` is its part of the model's time, 0..1.
+
+    best_secs: of all that was measured, the default included, which stays where nothing beats it.
+    """
 
     name: str
     weight: int  # calls per inference
