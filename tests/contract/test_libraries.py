@@ -44,6 +44,7 @@ from tunerd.report.view import View
 from tunerd.runs.plan import plan_run
 from tunerd.settings import TuneSettings
 from tunerd.settings.option import checked
+from tunerd.system.codec import value_from
 from tunerd.system.targets import cuda_target
 from tunerd.vocabulary import (
     CUBLASLT,
@@ -51,6 +52,7 @@ from tunerd.vocabulary import (
     FP32,
     LIBRARIES,
     METASCHEDULE,
+    Build,
     Candidate,
     LibraryCall,
     Measurement,
@@ -58,6 +60,7 @@ from tunerd.vocabulary import (
     Task,
     candidate_id,
     default_candidate,
+    to_json,
 )
 from tunerd.vocabulary.outcome import Finalist, TaskOutcome
 
@@ -308,6 +311,8 @@ def test_a_build_says_what_it_calls() -> None:
     assert MatmulCall.parse(call.text).rank == 1
     assert [s.name for s in build.scratch] == ["workspace"]
     assert call.text.encode() in build.library
+    sent = json.loads(json.dumps(to_json(build)))
+    assert value_from(Build, sent, library=build.library).calls == build.calls
 
 
 def test_compiled_code_finds_the_function_and_hands_over_text_and_pointers(

@@ -68,7 +68,7 @@ class LibraryCall:
     """A call of a library that compiled code makes."""
 
     library: str  # of LIBRARIES
-    text: str = field(repr=False)  # that the library's part of tunerd reads
+    text: str  # that the library's part of tunerd reads; runners are sent it
 
 
 @dataclass(frozen=True)
