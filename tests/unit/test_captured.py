@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tunerd.artifacts.captured import StagedModel
+from tunerd.artifacts import captured
+from tunerd.artifacts.captured import Recorder, StagedModel
+from tunerd.artifacts.manifest import SLOTS
+from tunerd.system.arrays import dtype_of
 from tunerd.vocabulary import TensorSpec
 
 Answer = tuple[Any, ...]
@@ -45,6 +50,9 @@ class Driver:
 
     def cuMemFreeHost(self, address: int) -> Answer:
         self.freed.append(address)
+        return (OK,)
+
+    def cuStreamSynchronize(self, stream: Any) -> Answer:
         return (OK,)
 
     def cuStreamGetCtx(self, stream: Any) -> Answer:
@@ -200,3 +208,52 @@ def test_what_it_had_of_the_driver_is_given_back() -> None:
     memory = staged._memory
     del staged
     assert driver.freed == ["graph", 1, 2, memory]
+
+
+class Machine:
+    """A model that keeps what it is called with."""
+
+    def __init__(self, library: list[Any], devices: object) -> None:
+        self._calls = library
+
+    def __getitem__(self, name: str) -> Callable[..., None]:
+        return lambda *given: self._calls.append([each.numpy() for each in given])
+
+
+def test_before_it_is_captured_a_model_runs_on_zeros_and_not_on_what_memory_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Numbers of rows and slots of tenants that are nowhere end all that runs on the GPU."""
+    cuda_bindings = pytest.importorskip("cuda.bindings")
+    import tvm
+    import tvm.runtime.vm
+
+    empty = tvm.runtime.empty
+
+    def used_before(shape: Any, dtype: str, device: Any) -> Any:
+        made = empty(shape, dtype, device)
+        if 0 not in shape:
+            made.copyfrom(np.full(shape, 77).astype(dtype_of(dtype)))
+        return made
+
+    driver, runs = Driver(), list[list[Any]]()
+    monkeypatch.setattr(cuda_bindings, "driver", driver, raising=False)
+    monkeypatch.setattr(tvm.runtime, "empty", used_before)
+    monkeypatch.setattr(tvm.runtime.vm, "VirtualMachine", Machine)
+    running = contextlib.nullcontext(SimpleNamespace())
+    monkeypatch.setattr(captured, "_kernels_one_by_one", lambda tvm: running)
+    monkeypatch.setattr(Recorder, "queued", lambda self: contextlib.nullcontext())
+    specs = (
+        TensorSpec("row", (), "int64"),
+        TensorSpec("x", (2, 3), "bfloat16"),
+        TensorSpec("none", (0, 4), "float32"),
+        TensorSpec(SLOTS, (4,), "int32"),
+    )
+    weight = tvm.runtime.tensor(np.full(2, 5, "float32"))
+    Recorder(runs, tvm.cpu(), specs, (), [weight], 7)
+    ((*given, kept),) = runs
+    assert [(array.shape, str(array.dtype)) for array in given] == [
+        (s.shape, s.dtype) for s in specs
+    ]
+    assert not any(array.any() for array in given)
+    assert kept.tolist() == [5, 5]

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from tunerd.artifacts.device import zeros
 from tunerd.system.arrays import dtype_of
 from tunerd.system.cuda_driver import checked
 from tunerd.vocabulary import Arrays, TensorSpec
@@ -55,7 +56,9 @@ class Recorder:
         from cuda.bindings import driver
         from tvm.runtime.vm import VirtualMachine
 
-        device.sync()  # the weights are there, and this thread has the device's context
+        # Zeros, for the run below: what memory held before may be rows or slots that are nowhere.
+        self.inputs = {s.name: zeros(tvm, s.shape, s.dtype, device) for s in inputs}
+        device.sync()  # they and the weights are there, and this thread has the device's context
         self.driver = driver
         self._own: Any = None
         if stream is None:
@@ -63,7 +66,6 @@ class Recorder:
         self.stream = int(self._own) if stream is None else stream
         self._device, self._tensor_type = device, tvm.runtime.Tensor
         self.input_specs, self.output_specs = inputs, outputs
-        self.inputs = {s.name: tvm.runtime.empty(s.shape, s.dtype, device) for s in inputs}
         self._arguments = (*self.inputs.values(), *weights)
         with _capturing, _kernels_one_by_one(tvm) as running:
             self._machine = running.machine = VirtualMachine(library, [device])

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tunerd.artifacts.manifest import LoadError, Manifest, obtained_text
+from tunerd.system.arrays import dtype_of
 
 _CONFIG_ONE_CORE_PER_THREAD = -2  # AffinityMode kSpecifyOneCorePerThread, threading_backend.h
 
@@ -32,6 +35,14 @@ def open_device(tvm: Any, is_cuda: bool, index: int | None) -> Any:
             "`tunerd doctor` to see what is missing"
         )
     return device
+
+
+def zeros(tvm: Any, shape: Sequence[int], dtype: str, device: Any) -> Any:
+    """Return a tensor of zeros on a device, which are there when the device is waited for."""
+    made = tvm.runtime.empty(tuple(shape), dtype, device)
+    if 0 not in shape:
+        made.copyfrom(np.zeros(shape, dtype_of(dtype)))
+    return made
 
 
 def sm_count(device: Any, is_cuda: bool) -> int:

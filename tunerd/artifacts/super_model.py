@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tunerd.artifacts.captured import CapturedModel, Recorder
-from tunerd.artifacts.device import open_device, preload_cuda, sm_count
+from tunerd.artifacts.device import open_device, preload_cuda, sm_count, zeros
 from tunerd.artifacts.lanes import Request, StagedLanes, fill, rows, smallest
 from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.manifest import (
@@ -267,10 +267,11 @@ class SuperModel(LoadedModel):
     ) -> LoadedModel:
         """Load the model of one number of lanes: its tensors have a row for each of them."""
         count = variant["tenants"]
-        own = {SLOTS: self._zeros((count,), "int32"), **weights}
+        own = {SLOTS: zeros(self._tvm, (count,), "int32", self._device), **weights}
         names = [SLOTS, *variant["weights"]]
         if counters := variant["counters"]:
-            own[COUNTERS] = self._zeros(counters["shape"], counters["dtype"])
+            shape, dtype = counters["shape"], counters["dtype"]
+            own[COUNTERS] = zeros(self._tvm, shape, dtype, self._device)
             names.append(COUNTERS)
         wide = {
             key: [e | {"shape": [count, *e["shape"]]} for e in variant[key]]
@@ -279,11 +280,6 @@ class SuperModel(LoadedModel):
         variant = variant | wide | {"weights": names}
         known = {variant["files"][WEIGHTS]: own}
         return LoadedModel(self._folder, [variant], device=device, known=known, own=own)
-
-    def _zeros(self, shape: Sequence[int], dtype: str) -> Any:
-        made = self._tvm.runtime.empty(tuple(shape), dtype, self._device)
-        made.copyfrom(np.zeros(shape, dtype))
-        return made
 
     def _launched(self, lanes: LoadedModel, requests: Sequence[Request]) -> list[Arrays]:
         names = [tenant for tenant, _ in requests]
