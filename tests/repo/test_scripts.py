@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,51 @@ def test_models_are_not_made_without_onnx_and_one_sentence_says_how_to_get_it() 
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "run scripts/dev/setup" in line
+
+
+ABORTING = """
+import os
+
+def test_of_a_gpu():
+    assert 1 == 2, "the answer of another tenant"
+
+def pytest_runtest_makereport(call):
+    if call.excinfo:
+        os.abort()
+"""
+
+
+def test_what_failed_on_a_gpu_is_known_where_its_process_aborts(tmp_path: Path) -> None:
+    (tmp_path / "test_aborting.py").write_text(ABORTING)
+    plugins = ["-p", "tests.gpu.conftest", "-p", "test_aborting", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plugins, "-c", "/dev/null", "test_aborting.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGABRT
+    begun, failed = done.stderr.index("test_of_a_gpu"), done.stderr.index("fails in its call")
+    assert begun < failed < done.stderr.index("AssertionError: the answer of another tenant")
+
+
+def test_each_file_of_gpu_tests_has_a_process_and_a_failure_is_not_lost(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\necho "$*"\ncase "$*" in *gpu_lanes*) exit 134;; esac; exit 5\n')
+    python.chmod(0o755)
+    files = {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+
+    def run(*argv: str) -> tuple[int, list[str]]:
+        command = [str(ROOT / "scripts" / "test-gpu"), *argv]
+        env = os.environ | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout.splitlines()
+
+    code, processes = run("-k", "words")
+    assert code == 1
+    assert len(processes) == len(files) + 1
+    assert all(any(name in line for line in processes) for name in files)
+    assert processes[-1].endswith("tests --ignore tests/gpu -k words")
+    code, processes = run("-x", "tests/gpu/test_gpu_models.py")
+    assert (code, len(processes)) == (5, 1)
