@@ -21,6 +21,7 @@ from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import SearchSettings
+from tunerd.candidates.triton.compile import UnsafePipeline, compile_kernel
 from tunerd.candidates.triton.source import Recipe, lowered, templates_of
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax.lowering import lower
@@ -182,6 +183,32 @@ def test_sums_of_rows_leave_copies_and_products_as_they_are(
     one, other = map(accesses, ptx)
     assert [n for n in one if "wgmma" in n]
     assert all(one[n] == other[n] for n in one if "copy" in n or "wgmma" in n)
+
+
+SUMMED = """
+def k(x, w, y, sums):
+    rows, columns, depth = tl.arange(0, 64), tl.arange(0, 64), tl.arange(0, 64)
+    acc, total = tl.zeros((64, 64), tl.float32), tl.zeros((64, 1), tl.float32)
+    for step in range(12):
+        k = step * 64 + depth
+        left = tl.load(x + rows[:, None] * 768 + k[None, :])
+        acc = tl.dot(left, tl.load(w + k[:, None] * 64 + columns[None, :]), acc)
+        total += tl.sum(tl.cast({summed}, tl.float32), axis=1, keep_dims=True)
+    tl.store(y + rows[:, None] * 64 + columns[None, :], acc)
+    tl.store(sums + rows[:, None], total)
+""".lstrip()
+
+
+def test_a_kernel_that_triton_makes_unsafe_is_refused() -> None:
+    def compiled(summed: str) -> object:
+        types = ("float16", "float16", "float32", "float32")
+        text = SUMMED.format(summed=summed)
+        return compile_kernel(text, "k", types, arch="sm_90a", warps=4, stages=3)
+
+    with pytest.raises(UnsafePipeline, match="one step too early"):
+        compiled("left")
+    own = 'tl.load(x + rows[:, None] * 768 + k[None, :], eviction_policy="evict_last")'
+    assert compiled(own)
 
 
 @needs_nvrtc

@@ -283,7 +283,7 @@ def test_a_recipe_says_all_of_a_candidate(product: Task) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '{"template":"product","version":0}', '{"template":"x","version":1}']
+    "text", ["", "{}", '{"template":"product","version":0}', '{"template":"x","version":2}']
 )
 def test_what_is_no_recipe_is_refused(text: str) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):

@@ -74,6 +74,7 @@ class Scope:
     masks: Masks = ()  # holds where these axes are inside
     places: Mapping[int, str] = field(default_factory=dict)  # of a parameter, instead of its sum
     reduced: Sequence[str] = ()  # the text of what each reduction has left
+    loading: str = ""  # further arguments of each load
 
     def text(self, expr: Expr, *, condition: str = "") -> str:
         """Return an expression as text; loads are done where `condition` holds, and are 0 else."""
@@ -141,7 +142,7 @@ class Scope:
         if not at.axes and mask:
             mask = ""  # one element, which is there for all
         how = f", mask={mask}, other=0.0" if mask else ""
-        loaded = f"tl.load(p{expr.value} + ({where}){how})"
+        loaded = f"tl.load(p{expr.value} + ({where}){how}{self.loading})"
         return f"({loaded} != 0)" if expr.dtype == "bool" else loaded
 
     def _select(self, expr: Expr, condition: str) -> str:

@@ -22,6 +22,9 @@ from tunerd.candidates.triton.product import Product, Tile
 from tunerd.vocabulary import TF32
 
 _GROUP = 4  # rows of tiles, whose blocks come together
+_ASYNC_ROWS = 64  # of the least tile that is multiplied asynchronously, from shared memory
+# It makes a second load of the same values another one than the first.
+_AGAIN = ', eviction_policy="evict_last"'
 
 
 @dataclass(frozen=True)
@@ -92,32 +95,55 @@ class ProductCode:
         product, tile = self.product, self.tile
         steps = product.steps(tile.depth)
         per = math.ceil(steps / tile.splits)
-        inside, left_depth, right_depth = self._depth()
+        inside, left_depth, right_depth = self._depth("kt")
         left, left_at = self._operand("left", product.left, self._rows, left_depth)
         right, right_at = self._operand("right", product.right, self._columns, right_depth)
         how = ', input_precision="tf32"' if product.precision == TF32 else ""
         if product.sum_dtype(tile) != "float32":
             how = f", out_dtype=tl.{product.sum_dtype(tile)}"
+        before, summing = self._summing()
         return [
             *left_at,
             *right_at,
             f"begin = split * {per}" if tile.splits > 1 else "begin = 0",
             f"end = min(begin + {per}, {steps})" if tile.splits > 1 else f"end = {steps}",
             f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.{product.sum_dtype(tile)})",
-            *(f"sum{n} = tl.zeros(({tile.rows}, 1), tl.float32)" for n in product.powers),
+            *before,
             "for kt in range(begin, end):",
             *(f"    {line}" for line in inside),
             f"    x = {left}",
             f"    w = {right}",
             f"    acc = tl.dot(x, w, acc{how})",
-            *(["    wide = tl.cast(x, tl.float32)"] if product.powers else []),
-            *(
-                f"    sum{n} += tl.sum({' * '.join(['wide'] * n)}, axis=1, keep_dims=True)"
-                for n in product.powers
-            ),
+            *(f"    {line}" for line in summing),
         ]
 
-    def _depth(self) -> tuple[list[str], dict[Axis, str], dict[Axis, str]]:
+    def _summing(self) -> tuple[list[str], list[str]]:
+        """Return what the loop begins with, and what a step does, to sum powers of the left side.
+
+        Where products are asynchronous, they read shared memory that Triton 3.6 overwrites one step
+        too early if anything else reads it, too (triton-lang/triton, issue 6691): rows of wrong
+        sums, now and then. So the sums have a load of their own there, one step ahead.
+        """
+        product, tile = self.product, self.tile
+        if not product.powers:
+            return [], []
+        before = [f"sum{n} = tl.zeros(({tile.rows}, 1), tl.float32)" for n in product.powers]
+        step = [
+            f"sum{n} += tl.sum({' * '.join(['wide'] * n)}, axis=1, keep_dims=True)"
+            for n in product.powers
+        ]
+        if tile.rows < _ASYNC_ROWS:
+            return before, ["wide = tl.cast(x, tl.float32)", *step]
+        ahead, depth, _ = self._depth("ahead")
+        again, _ = self._operand("left", product.left, self._rows, depth, _AGAIN)
+        first = [line.replace("ahead", "begin") for line in ahead]
+        next_one = ["ahead = min(kt + 1, end - 1)", *ahead, f"again = {again}"]
+        return (
+            [*before, *first, f"again = {again}"],
+            ["wide = tl.cast(again, tl.float32)", *next_one, *step],
+        )
+
+    def _depth(self, step: str) -> tuple[list[str], dict[Axis, str], dict[Axis, str]]:
         """Return what a step begins with, and the text of the sum's axes for either operand.
 
         A step lies within one tap of a convolution, so that the tap is a scalar, and its channels
@@ -127,20 +153,25 @@ class ProductCode:
         if product.is_flat:
             left = split(product.depth_axes, "k", "[None, :]")
             right = split(product.depth_axes, "k", "[:, None]")
-            return [f"k = kt * {tile.depth} + offs_k"], left, right
+            return [f"k = {step} * {tile.depth} + offs_k"], left, right
         *taps, last = product.depth_axes
         along = math.ceil(product.along / tile.depth)
         if not taps:
-            inside = [f"k = kt * {tile.depth} + offs_k"]
+            inside = [f"k = {step} * {tile.depth} + offs_k"]
         elif along > 1:
-            inside = [f"tap = kt // {along}", f"k = (kt % {along}) * {tile.depth} + offs_k"]
+            inside = [f"tap = {step} // {along}", f"k = ({step} % {along}) * {tile.depth} + offs_k"]
         else:
-            inside = ["tap = kt", "k = offs_k"]
+            inside = [f"tap = {step}", "k = offs_k"]
         scalars = split(taps, "tap", "")
         return inside, {**scalars, last: "k[None, :]"}, {**scalars, last: "k[:, None]"}
 
     def _operand(
-        self, name: str, operand: Expr, own: dict[Axis, str], depth: dict[Axis, str]
+        self,
+        name: str,
+        operand: Expr,
+        own: dict[Axis, str],
+        depth: dict[Axis, str],
+        loading: str = "",
     ) -> tuple[str, list[str]]:
         """Return the text of a step's operand, and what is computed of it before the loop."""
         product = self.product
@@ -161,7 +192,7 @@ class ProductCode:
             before.append(f"{name}_at = {start}")
             places[load.value] = f"{name}_at + {Scope(axes).sum_of(Linear(moving))}"
         operand = unwidened(operand)
-        text = Scope(axes, masks, places).text(operand)
+        text = Scope(axes, masks, places, loading=loading).text(operand)
         dtype = product.operand_dtype(self.tile)
         if operand.dtype != dtype:
             text = f"tl.cast({text}, tl.{dtype})"

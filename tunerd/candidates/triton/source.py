@@ -58,7 +58,7 @@ class Template(Cuttable, Protocol):
 class Recipe(TemplateRecipe):
     """A recipe of this source."""
 
-    VERSION = 1
+    VERSION = 2
     CUTS = MappingProxyType(
         {
             "attention": Band,
