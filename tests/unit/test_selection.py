@@ -180,6 +180,18 @@ def test_a_wrong_candidate_is_refused_and_the_next_best_wins(store: Store) -> No
     assert "a faster candidate was refused" in outcome.note
 
 
+def test_where_all_finalists_are_wrong_the_next_best_are_measured(store: Store) -> None:
+    found = searched(store, 1e-3, 1.1e-3, 1.2e-3, 2e-3, 3e-3)
+    wrong = [c.candidate_id for c in found[:3]]
+    cluster = FakeCluster(times(4e-3, 1e-3, 1.1e-3, 1.2e-3, 2e-3, 3e-3), wrong=wrong)
+    (outcome,) = choose(store, cluster)
+    assert outcome.winner == found[3]
+    assert "a faster candidate was refused" in outcome.note
+    results = {f.candidate_id: f.measurement for f in outcome.finalists}
+    assert [results[name] for name in wrong] == [WRONG] * 3
+    assert {c.candidate_id for c in found[3:]} <= set(results)
+
+
 def test_the_default_stays_where_every_faster_candidate_is_wrong(store: Store) -> None:
     found = searched(store, 1e-3, 2e-3)
     cluster = FakeCluster(times(4e-3, 1e-3, 2e-3), wrong=[c.candidate_id for c in found])

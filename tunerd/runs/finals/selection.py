@@ -28,6 +28,7 @@ from tunerd.vocabulary import (
     Build,
     Candidate,
     Failure,
+    Kind,
     Measurement,
     Record,
     Task,
@@ -38,6 +39,7 @@ from tunerd.vocabulary.verdict import Verdict
 
 # Of each task, besides its default; of disturbed trials as many more, and each library's best.
 FINALISTS = 3
+_MORE_HEATS = 3  # of as many of the next best, where all finalists turned out to be wrong
 _T = TypeVar("_T")
 
 
@@ -95,7 +97,19 @@ def choose_winners(
         measured = _measure([entries[t.task_id] for t in part], builds, quiet)
         for task in part:
             own = records.get(task.task_id, ())
-            outcome = _decide(task, own, entries[task.task_id], builds, measured, quiet)
+            entry = entries[task.task_id]
+            outcome = _decide(task, own, entry, builds, measured, quiet)
+            for _ in range(_MORE_HEATS):
+                more = _next_best(allowed.get(task.task_id, ()), entry, measured)
+                if outcome.is_tuned or not more:
+                    break
+                say(f"all finalists of {task.name} are wrong: measuring the next {len(more)}")
+                found = quiet.cluster.build_all(more)
+                builds |= {c.candidate_id: b for c, b in zip(more, found, strict=True)}
+                measured |= _measure([_Entries(entry.default, more, ())], builds, quiet)
+                entry, refused_before = entry.with_more(more), outcome.note
+                outcome = _decide(task, own, entry, builds, measured, quiet)
+                outcome = replace(outcome, note=outcome.note or refused_before)
             if not outcome.trials:
                 outcome = replace(outcome, note=unsearched.get(task.task_id, outcome.note))
             store.propose([outcome.winner])  # the outcome refers to its trial
@@ -116,6 +130,10 @@ class _Entries:
     def all(self) -> tuple[Candidate, ...]:
         return (self.default, *self.finalists, *self.others)
 
+    def with_more(self, finalists: Sequence[Candidate]) -> _Entries:
+        others = tuple(c for c in self.others if c not in finalists)
+        return replace(self, finalists=(*self.finalists, *finalists), others=others)
+
 
 def faults_of(outcomes: Iterable[TaskOutcome]) -> dict[str, Failure]:
     """Return by id the candidates of the search that faulted in finals."""
@@ -135,9 +153,13 @@ def _ended(found: Iterable[Record]) -> dict[str, list[Record]]:
     return by_task
 
 
-def _entries(task: Task, records: Sequence[Record], fidelity: int) -> _Entries:
+def _by_rank(records: Iterable[Record]) -> list[tuple[Measurement, Candidate]]:
     measured = [(r.result, r.candidate) for r in records if isinstance(r.result, Measurement)]
-    measured.sort(key=lambda m: m[0].median_secs)
+    return sorted(measured, key=lambda m: m[0].median_secs)
+
+
+def _entries(task: Task, records: Sequence[Record], fidelity: int) -> _Entries:
+    measured = _by_rank(records)
     quiet = [c for result, c in measured if not result.conditions.is_disturbed]
     disturbed = [c for result, c in measured if result.conditions.is_disturbed]
     ranked = [candidate for _, candidate in measured]
@@ -161,6 +183,18 @@ def spread_over(ranked: Sequence[_T], count: int) -> list[_T]:
     if count < 2:
         return [ranked[len(ranked) // 2]] if count else []
     return [ranked[round(i * (len(ranked) - 1) / (count - 1))] for i in range(count)]
+
+
+def _next_best(
+    records: Sequence[Record], entries: _Entries, measured: Mapping[str, Measurement | Failure]
+) -> tuple[Candidate, ...]:
+    """Return the finalists of another heat, where the last one was lost by wrong answers alone."""
+    results = [measured[c.candidate_id] for c in entries.finalists]
+    wrong = [isinstance(r, Failure) and r.kind is Kind.WRONG_ANSWER for r in results]
+    if not wrong or not all(wrong):
+        return ()
+    ranked = [candidate for _, candidate in _by_rank(records)]
+    return tuple([c for c in ranked if c not in entries.finalists][:FINALISTS])
 
 
 def _measure(
