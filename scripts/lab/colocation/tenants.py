@@ -1,18 +1,19 @@
-#!/usr/bin/env python3
-"""Models of one architecture, each with weights of its own: exported, tuned once, compiled all.
+"""Models of one architecture, each with weights of its own: exported once, tuned once, made all.
 
     PYTHONPATH=.:scripts python3 -m lab.colocation.tenants --model resnet50 --share 25 --count 4
 
-Exports the model with so many seeds, tunes the first for the share with `tunerd tune`, and compiles
-the others with the same winners. What is there is not made again. With --out runs/colocation it
-leaves
+Exports one model and draws the weights of the others from it, tunes the first for the share with
+`tunerd tune`, and gives its kernels the weights of the others: nothing is searched, compiled or
+verified again. What is there is not made again. With --out runs/colocation it leaves
 
     resnet50-0.onnx, resnet50-1.onnx, ...    with a larger batch resnet50-b64-0.onnx
     resnet50-fp16-25/                        the run, and in it tenant-0, tenant-1, ...: artifacts
-    resnet50-fp16-25-by-8/                   with --by 8 the run of kernels for eight at once,
-                                             and in it the weights of each as a tenant; of
+    resnet50-fp16-25-by-8/                   with --by 8 the run of kernels for eight at once; of
                                              --by 1,2,4,8 resnet50-fp16-25-by-1x2x4x8, whose
-                                             artifact has kernels for each of these numbers
+                                             artifact has kernels for each of these numbers. The
+                                             other tenants are artifacts of another share, or
+                                             weights in this folder where there are none
+    resnet50-fp16-25.log                     what `tunerd tune` said
 
 and says how many waves over the share's SMs a launch of its kernels is, on average.
 """
@@ -21,20 +22,27 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
+import multiprocessing
+import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lab.colocation.steps import say
 from tunerd.colocation.planning.features import at_share, features_of
 
 RUNS = Path("runs/colocation")  # where recipes/colocation look
 TOKENS, WIDTH, HEADS, LAYERS = 128, 768, 12, 12  # of the encoder
+TUNE_SECS = 240.0  # of one `tunerd tune`, at most
+MAKE_SECS = 180.0  # of an export, or of making all artifacts of a run
 
 
 def build(name: str, seed: int, batch: int = 1) -> tuple[Any, Any]:
@@ -98,34 +106,64 @@ def made(
     """Return the artifacts of so many tenants, and the seconds that each step took.
 
     Where a launch serves several, the first is that artifact, and the others are weights for it.
+    Raises RuntimeError for a step that failed or took too long.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    moments = [time.monotonic()]
-    files = exported(kind.model, count, folder, batch=kind.batch)
-    moments.append(time.monotonic())
+    took: dict[str, float] = {}
     run = kind.run(folder)
-    tuned(files[0], run, pct=kind.pct, precision=kind.precision, budget=budget, by=kind.by)
-    moments.append(time.monotonic())
-    if kind.by:
-        folders = [run / "artifact", *joined(files[1:], run)]
-    else:
-        folders = compiled(files, run, pct=kind.pct, precision=kind.precision)
-    moments.append(time.monotonic())
-    took = [after - before for before, after in itertools.pairwise(moments)]
-    return folders, dict(zip(("export", "tune", "compile"), took, strict=True))
+
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        say(f"{run.name}: {name}")
+        since = time.monotonic()
+        yield
+        took[name] = time.monotonic() - since
+        say(f"{run.name}: {name} took {took[name]:.1f} s")
+
+    with step("export"):
+        files = exported(kind.model, count, folder, batch=kind.batch)
+    with step("tune"):
+        tuned(files[0], run, pct=kind.pct, precision=kind.precision, budget=budget, by=kind.by)
+    with step("compile"):
+        if kind.by:
+            folders = [run / "artifact", *(_alike(kind, count, folder) or joined(files[1:], run))]
+        else:
+            folders = siblings(files, run)
+    return folders, took
 
 
 def exported(name: str, count: int, folder: Path, *, batch: int = 1) -> list[Path]:
-    """Return the models as ONNX files, each with a seed of its own."""
+    """Return the models as ONNX files, each with weights of its own."""
     stem = Kind(name, 100, batch=batch).stem
-    files = [folder / f"{stem}-{seed}.onnx" for seed in range(count)]
+    first, *others = files = [folder / f"{stem}-{seed}.onnx" for seed in range(count)]
+    if not first.exists():
+        _all_at_once([functools.partial(export, name, 0, batch, first)])
     jobs = [
-        functools.partial(export, name, seed, batch, file)
-        for seed, file in enumerate(files)
+        functools.partial(redraw, first, seed, file)
+        for seed, file in enumerate(others, start=1)
         if not file.exists()
     ]
     _all_at_once(jobs)
     return files
+
+
+def redraw(source: Path, seed: int, path: Path) -> None:
+    """Write a model with other weights: those of each tensor, in another order.
+
+    So they are distributed as they were: variances stay positive, and outputs in their range.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    proto, rng = onnx.load(str(source)), np.random.default_rng(seed)
+    for tensor in proto.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype.kind == "f":
+            drawn = rng.permutation(values.ravel()).reshape(values.shape)
+            tensor.CopyFrom(numpy_helper.from_array(drawn, tensor.name))
+    partial = path.with_suffix(".partial")
+    onnx.save(proto, str(partial))
+    partial.rename(path)
 
 
 def tuned(
@@ -140,20 +178,28 @@ def tuned(
     command = ["tune", str(onnx), "--gpu-pct", str(pct), "--precision", precision]
     command += ["--budget", budget, "--out", str(run)]
     command += ["--tenants", ",".join(map(str, by))] if by else []
-    done = subprocess.run(
-        [sys.executable, "-m", "tunerd", *command], capture_output=True, text=True, check=False
-    )
+    log = run.with_name(f"{run.name}.log")
+    done = None
+    with log.open("w") as said, suppress(subprocess.TimeoutExpired):  # then it can be gone on with
+        done = subprocess.run(
+            [sys.executable, "-m", "tunerd", *command], stdout=said, stderr=said,
+            stdin=subprocess.DEVNULL, timeout=TUNE_SECS, check=False,
+        )  # fmt: skip
     if not (run / "artifact").is_dir():
-        raise RuntimeError(f"tunerd tune ended with {done.returncode}: {done.stderr[-800:]}")
+        ended = f"ended with {done.returncode}" if done else f"did not end in {TUNE_SECS:g} s"
+        raise RuntimeError(f"tunerd tune {ended}: {log.read_text(errors='replace')[-800:]}")
 
 
-def compiled(files: Sequence[Path], run: Path, *, pct: int, precision: str) -> list[Path]:
-    """Return artifacts of all models with the winners of one's run: their tasks are the same."""
+def siblings(files: Sequence[Path], run: Path) -> list[Path]:
+    """Return artifacts of all models with the kernels of one's run: only the weights differ."""
+    library = _library_of(run / "artifact")
     folders = [run / f"tenant-{seed}" for seed in range(len(files))]
+    if not folders[0].exists():
+        folders[0].symlink_to("artifact")
     jobs = [
-        functools.partial(_compile, file, run, folder, pct, precision)
-        for file, folder in zip(files, folders, strict=True)
-        if not (folder / "manifest.json").exists()
+        functools.partial(make_sibling, file, run / "artifact", folder)
+        for file, folder in zip(files[1:], folders[1:], strict=True)
+        if _library_of(folder) != library
     ]
     _all_at_once(jobs)
     return folders
@@ -171,48 +217,96 @@ def joined(files: Sequence[Path], run: Path) -> list[Path]:
     return folders
 
 
+def _alike(kind: Kind, count: int, folder: Path) -> list[Path]:
+    """Return artifacts of another share that are of the architecture; none where one lacks."""
+    from tunerd.artifacts.manifest import read_all_variants, read_tenant
+
+    architecture = read_all_variants(kind.run(folder) / "artifact")[0]["architecture"]
+    for run in sorted(folder.glob(f"{kind.stem}-{kind.precision}-*/")):
+        found = [run / f"tenant-{seed}" for seed in range(1, count)]
+        if all((one / "manifest.json").exists() for one in found) and all(
+            read_tenant(one).get("architecture") == architecture for one in found
+        ):
+            return found
+    return []
+
+
 def _join(onnx: Path, run: Path, folder: Path) -> None:
     from tunerd.studies.tenant import make_tenant
 
     make_tenant(onnx, run, folder, verify=False)  # all of them on one GPU at once: afterwards
 
 
-def _compile(onnx: Path, run: Path, folder: Path, pct: int, precision: str) -> None:
-    import tunerd
-    from tunerd.artifacts.compile import compile_artifact
-    from tunerd.artifacts.manifest import read_manifest
+def make_sibling(onnx: Path, like: Path, folder: Path) -> None:
+    """Write the artifact of a model that has another's kernels.
+
+    Raises RuntimeError for one that is not of its architecture.
+    """
+    from tunerd.artifacts.compile import write_json, write_weights, written_beside
+    from tunerd.artifacts.manifest import (
+        MANIFEST,
+        WEIGHTS,
+        read_manifest,
+        sealed,
+        sha256_of,
+    )
+    from tunerd.artifacts.weights import map_weights
     from tunerd.frontend.kernels import kernels_of
     from tunerd.frontend.model import read_model
-    from tunerd.vocabulary import CapProof, TargetSpec
+    from tunerd.frontend.relax.precision import narrowed
+    from tunerd.frontend.tasks import architecture_of
+    from tunerd.vocabulary import TargetSpec
 
-    said = read_manifest(run / "artifact")
+    said = read_manifest(like)
+    precision = said["precision"] if said["precision"] != "as exported" else ""
     target = TargetSpec(said["target"]["kind"], said["target"]["json"])
-    tuned_run = tunerd.open_run(run)
-    trials = tuned_run.trials()
-    recipes = dict(zip(trials["candidate_id"], trials["trace_json"], strict=True))
-    winners = {
-        task.task_id: replace(task.winner, recipe=recipes[task.winner.candidate_id])
-        for task in tuned_run.tasks
-        if task.is_tuned
-    }
     kernels = kernels_of(read_model(onnx, precision=precision), target)
-    if lacking := set(winners) - {task.task_id for task in kernels.tasks}:
-        raise RuntimeError(f"{onnx.name} has not the tasks of the tuned model: {sorted(lacking)}")
-    proofs = [CapProof(**proof) for proof in said["share"]["proofs"]]
-    compile_artifact(
-        kernels.lowered, kernels.tasks, winners, target, folder,
-        model=kernels.model, pct=pct, proofs=proofs,
-    )  # fmt: skip
+    if architecture_of(kernels.lowered) != said["architecture"]:
+        raise RuntimeError(f"{onnx.name} is not of the architecture of {like}")
+    own = kernels.lowered.weights
+    weights = map_weights(like / WEIGHTS) | own  # counters are as they were
+    weights |= {n: narrowed(own[of], dtype) for n, (of, dtype) in said["casts"].items()}
+    with written_beside(folder) as part:
+        for name in said["files"]:
+            if name != WEIGHTS:
+                shutil.copyfile(like / name, part / name)
+        write_weights({name: weights[name] for name in said["weights"]}, part / WEIGHTS)
+        manifest = said | {
+            "created_at": time.time(),
+            "files": said["files"] | {WEIGHTS: sha256_of(part / WEIGHTS)},
+            "model": {"name": kernels.model.name, "digest": kernels.model.digest},
+        }
+        for of_the_other in ("verification", "end_to_end", "latencies"):
+            manifest.pop(of_the_other, None)
+        write_json(part / MANIFEST, sealed(manifest))
+
+
+def _library_of(artifact: Path) -> str | None:
+    """Return the sha256 of an artifact's kernels; None where there is none."""
+    from tunerd.artifacts.manifest import LIBRARY, read_manifest
+
+    if not (artifact / "manifest.json").exists():
+        return None
+    return str(read_manifest(artifact)["files"][LIBRARY])
 
 
 def _all_at_once(jobs: Iterable[Callable[[], None]]) -> None:
-    """Run jobs in a process each: exporting and compiling hold the interpreter."""
+    """Run jobs in a process each: exporting and lowering hold the interpreter.
+
+    Raises what one of them does, and RuntimeError where they do not end.
+    """
     todo = list(jobs)
     if not todo:
         return
-    with ProcessPoolExecutor(len(todo)) as pool:
-        for job in [pool.submit(each) for each in todo]:
-            job.result()
+    deadline = time.monotonic() + MAKE_SECS
+    # What is left when one has failed is ended with the pool.
+    spawning = multiprocessing.get_context("spawn")  # libraries that are loaded may have threads
+    with spawning.Pool(min(len(todo), len(os.sched_getaffinity(0)))) as pool:
+        for job in [pool.apply_async(each) for each in todo]:
+            try:
+                job.get(max(0.0, deadline - time.monotonic()))
+            except multiprocessing.TimeoutError:
+                raise RuntimeError(f"a process needed over {MAKE_SECS:g} s") from None
 
 
 def numbers(text: str) -> tuple[int, ...]:
