@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from lab.colocation import tenants
+from lab.colocation.contenders import engine_plan
 from lab.colocation.figures import best, p99_ms, ratio, within
 from lab.colocation.gemms_table import key_of
 from lab.colocation.gemms_table import tables as gemm_tables
@@ -22,8 +26,10 @@ from lab.colocation.latency_table import admitted_in_time, spread_of, tables
 from lab.colocation.recovery import silent_secs
 from lab.colocation.regulation import factors, mixes_of, static_members
 from lab.colocation.saturation_table import latencies_of, samples_of, table
+from lab.colocation.steps import Steps
 from lab.colocation.tail_plot import dots_of, front, tails_svg
 from lab.colocation.tenants import RUNS, Kind
+from lab.colocation.ways import Ways, all_ways, chosen
 from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone, close_all, wait_until
 from tests.lib import ROOT
 from tunerd.colocation import Plan
@@ -232,6 +238,75 @@ def test_a_fault_lasts_until_the_last_tenant_is_answered_again() -> None:
     }
     assert silent_secs(ends, 2.0) == pytest.approx(2.5)
     assert silent_secs(ends | {"never": [(1.9, ""), (2.1, "MemberError: lost")]}, 2.0) is None
+
+
+def test_before_the_first_turn_the_table_has_one_sample_of_each_way() -> None:
+    made = document({label: rates for label, rates in RATES.items() if "PyTorch" not in label})
+    first = made.pop("turns")[0]["samples"]
+    shown = table(made | {"turns": [], "first": first})
+    assert "one sample of each way" in shown
+    assert "| tuned at 12%, 8 streams | 700 | - | - | 700 | - |" in shown
+
+
+# --- ways and steps ----------------------------------------------------------------------------
+
+
+def test_ways_are_chosen_by_a_part_of_their_rows_names() -> None:
+    def ways(*only: str) -> list[Ways]:
+        made = all_ways("resnet50", (12,), ("8@100", "2@25"), ("space", "time"), compile=False)
+        return chosen(made, only)
+
+    (first, *_, last) = ways()
+    assert first.labels[0] == "tuned at 12%, one after another"
+    assert last.name == "8 processes without MPS"
+    labels = [label for each in ways() for label in each.labels]
+    assert len(labels) == len(set(labels))
+    (space_time, alone) = ways("8 TOGETHER")
+    assert space_time.labels == ("engine, space-time, 8 together, tuned at 100%",)
+    assert (alone.points, alone.shares) == (("8@100",), ())
+    (mps,) = ways("tuned at 12%, 8 processes in MPS, 25%")
+    assert (mps.count, mps.mps, mps.shares) == (8, 25, (12,))
+    plan = engine_plan(ways("2 together")[0], "cuda")
+    assert plan["policy"] == {"kind": "space-time", "slices": 4, "together": 2}
+
+
+def test_a_step_that_fails_is_noted_with_its_time_and_the_next_goes_on() -> None:
+    found: dict[str, Any] = {}
+    written: list[int] = []
+    steps = Steps(found, lambda: written.append(len(found["took_secs"])))
+    with steps.step("one", "the row"):
+        raise ValueError("no")
+    with steps.step("two"):
+        pass
+    assert found["problems"] == {"the row": "ValueError: no"}
+    assert list(found["took_secs"]) == ["one", "two"]
+    assert written == [1, 2]
+
+
+def test_after_the_last_moment_no_step_is_begun() -> None:
+    with pytest.raises(TimeoutError, match="nothing is begun"):
+        Steps({}, lambda: None, until=0.0).left_secs(1.0)
+    assert Steps({}, lambda: None).left_secs(1.0) == 1.0
+
+
+def test_other_weights_are_the_same_values_in_another_order(tmp_path: Path) -> None:
+    values = np.linspace(0.5, 1.5, 12, dtype=np.float16).reshape(3, 4)
+    shape = numpy_helper.from_array(np.array([2, 6]), "shape")
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["variance", "shape"], ["y"])],
+        "g",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, (2, 6))],
+        [numpy_helper.from_array(values, "variance"), shape],
+    )
+    onnx.save(helper.make_model(graph), str(tmp_path / "0.onnx"))
+    tenants.redraw(tmp_path / "0.onnx", 1, tmp_path / "1.onnx")
+    drawn = onnx.load(str(tmp_path / "1.onnx")).graph.initializer
+    other = numpy_helper.to_array(drawn[0])
+    assert (drawn[0].name, other.shape, other.dtype) == ("variance", (3, 4), np.float16)
+    assert sorted(other.ravel()) == sorted(values.ravel())
+    assert (other != values).any()
+    assert drawn[1] == shape
 
 
 # --- workers -----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Ways in which one process runs eight models, one process runs one of eight, or an engine all.
 
 Each is a worker's body: `prepare` makes what it can and says under which labels, `sample` runs one.
+Labels are those of lab/colocation/ways.py.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.colocation import torch_models
+from lab.colocation import torch_models, ways
 from lab.colocation.queues import Sampler, Slot
+from lab.colocation.steps import say
+from lab.colocation.ways import BATCHES, STREAMS
 from lab.colocation.windowed import Windowed
 
-BATCHES = (8, 32)
-STREAMS = (2, 4, 8)
 _CLIENTS = {"saturated": 2, "closed": 1}  # of each tenant of an engine
 
 Make = Callable[[], Sequence[Slot]]
@@ -26,7 +27,10 @@ Together = dict[str, list[Path]]
 
 
 class InOneProcess:
-    """PyTorch's graphs and the artifacts: one after another, on streams, in green contexts."""
+    """PyTorch's graphs and the artifacts: one after another, on streams, in green contexts.
+
+    labels: which of these are wanted.
+    """
 
     def __init__(
         self,
@@ -35,42 +39,30 @@ class InOneProcess:
         tenants: int,
         artifacts: Artifacts,
         together: Together,
-        *,
-        compile: bool,
+        labels: Sequence[str],
     ) -> None:
         self._model, self._precision, self._tenants = model, precision, tenants
-        self._artifacts, self._together, self._compile = artifacts, together, compile
+        self._artifacts, self._together, self._labels = artifacts, together, labels
         self._slots: dict[str, Sequence[Slot]] = {}
         self._problems: dict[str, str] = {}
         self._kept: list[Any] = []
         self._sampler: Sampler | None = None
 
     def prepare(self, _: dict[str, Any]) -> dict[str, Any]:
-        import torch
-
-        # TVM's models first: what PyTorch keeps of the memory does not matter to them then.
+        said: dict[str, Any] = {}
         for pct, folders in self._artifacts.items():
             self._add_artifacts(pct, folders)
         for point, folders in self._together.items():
             self._add_together(point, folders)
-        torch_models.set_precision(self._precision)
-        self._add_graphs("PyTorch", folded=False)
-        if self._model != "encoder":
-            self._add_graphs("PyTorch, batch norms folded", folded=True)
-        for batch in BATCHES:
-            self._add(
-                f"PyTorch, batch {batch} of one model", functools.partial(self._batched, batch)
-            )
-        self._add(f"PyTorch, vmap of {self._tenants}", self._vmapped)
-        if self._model != "encoder":
-            self._add(f"PyTorch, grouped convolutions of {self._tenants}", self._grouped)
+        if any(label.startswith("PyTorch") for label in self._labels):
+            import torch
+
+            torch.zeros(1, device="cuda")  # a context, which green ones are made in
+            torch_models.set_precision(self._precision)
+            self._add_pytorch()
+            said["torch"] = torch.__version__
         self._sampler = Sampler()
-        return {
-            "labels": list(self._slots),
-            "problems": self._problems,
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-        }
+        return said | {"labels": list(self._slots), "problems": self._problems}
 
     def sample(self, asked: dict[str, Any]) -> dict[str, Any]:
         assert self._sampler is not None
@@ -81,6 +73,9 @@ class InOneProcess:
         return {"per_sec": per_sec, "latencies_us": latencies}
 
     def _add(self, label: str, make: Make) -> None:
+        if label not in self._labels:
+            return
+        say(label)
         try:
             self._slots[label] = make()
         except Exception as error:
@@ -88,38 +83,37 @@ class InOneProcess:
 
     # --- PyTorch -------------------------------------------------------------------------------
 
-    def _add_graphs(self, label: str, *, folded: bool) -> None:
-        made: list[torch_models.Graph] = []
+    def _add_pytorch(self) -> None:
+        self._add_graphs("PyTorch", functools.cache(self._graphs))
+        for count in (8, 4):
+            name = f"PyTorch, {count} green contexts"
+            self._add(name, functools.partial(self._in_green_contexts, count))
+        folded = functools.cache(functools.partial(self._graphs, folded=True))
+        self._add_graphs("PyTorch, batch norms folded", folded)
+        for batch in BATCHES:
+            self._add(
+                f"PyTorch, batch {batch} of one model", functools.partial(self._batched, batch)
+            )
+        self._add(f"PyTorch, vmap of {self._tenants}", self._vmapped)
+        self._add(f"PyTorch, grouped convolutions of {self._tenants}", self._grouped)
+        self._add_graphs("PyTorch compiled", functools.cache(self._compiled))
 
-        def one_after_another() -> Sequence[Slot]:
-            made.extend(self._graphs(folded=folded))
-            return [graph.on(made[0].stream) for graph in made]
+    def _add_graphs(self, label: str, made: Callable[[], list[torch_models.Graph]]) -> None:
+        """Add graphs, which are made when the first of their labels is wanted, on streams."""
 
-        self._add(f"{label}, one after another", one_after_another)
-        self._add_streams(label, made, STREAMS[-1:] if folded else STREAMS)
-        if not folded:
-            for count in (4, 8):
-                name = f"{label}, {count} green contexts"
-                self._add(name, functools.partial(self._in_green_contexts, count))
-        if self._compile and not folded:
-            quick: list[torch_models.Graph] = []
+        def on(count: int) -> Sequence[Slot]:
+            graphs = made()
+            return [g.on(graphs[i % count].stream) for i, g in enumerate(graphs)]
 
-            def compiled() -> Sequence[Slot]:
-                pairs = [self._placed(seed) for seed in range(self._tenants)]
-                quick.extend(torch_models.compiled(*zip(*pairs, strict=True)))
-                return [graph.on(quick[0].stream) for graph in quick]
+        self._add(f"{label}, one after another", lambda: on(1))
+        for count in STREAMS:
+            self._add(f"{label}, {count} streams", functools.partial(on, count))
 
-            self._add(f"{label} compiled, one after another", compiled)
-            self._add_streams(f"{label} compiled", quick, STREAMS[-1:])
+    def _compiled(self) -> list[torch_models.Graph]:
+        pairs = [self._placed(seed) for seed in range(self._tenants)]
+        return torch_models.compiled(*zip(*pairs, strict=True))
 
-    def _add_streams(
-        self, label: str, graphs: Sequence[torch_models.Graph], counts: Sequence[int]
-    ) -> None:
-        for count in counts if graphs else ():
-            slots = [g.on(graphs[i % count].stream) for i, g in enumerate(graphs)]
-            self._add(f"{label}, {count} streams", functools.partial(list, slots))
-
-    def _graphs(self, *, folded: bool) -> list[torch_models.Graph]:
+    def _graphs(self, *, folded: bool = False) -> list[torch_models.Graph]:
         pairs = [self._placed(seed, folded=folded) for seed in range(self._tenants)]
         return [torch_models.captured(model, (x,)) for model, x in pairs]
 
@@ -179,6 +173,7 @@ class InOneProcess:
         import tunerd
 
         label = f"tuned at {pct}%"
+        say(f"loading what was {label}")
         try:
             models = [tunerd.load(folder) for folder in folders]
         except Exception as error:
@@ -201,7 +196,7 @@ class InOneProcess:
             return on(self._green_streams(count))
 
         self._add(f"{label}, one after another", functools.partial(on_streams, 1))
-        for count in STREAMS[1:]:
+        for count in STREAMS:
             self._add(f"{label}, {count} streams", functools.partial(on_streams, count))
         if (count := min(self._tenants, 100 // pct)) > 1:
             name = f"{label}, {count} green contexts"
@@ -212,8 +207,8 @@ class InOneProcess:
         import tunerd
         from tunerd.artifacts.super_model import SuperModel
 
-        by, pct = (int(number) for number in point.split("@"))
-        label = f"{by} together, tuned at {pct}%"
+        (by, pct), label = ways.split(point), ways.together_label(point)
+        say(f"loading {label}")
         try:
             model = tunerd.load(folders[0])
             assert isinstance(model, SuperModel)
@@ -248,94 +243,104 @@ class InOneProcess:
 class OneOfMany(Windowed):
     """One tenant in a process of its own: PyTorch's graph and, where there is one, an artifact."""
 
-    def __init__(self, model: str, precision: str, seed: int, artifact: Path | None) -> None:
+    def __init__(
+        self,
+        model: str,
+        precision: str,
+        seed: int,
+        artifact: Path | None,
+        labels: Sequence[str],
+    ) -> None:
         super().__init__()
         self._model, self._precision, self._seed, self._artifact = model, precision, seed, artifact
+        # As the table has them: "PyTorch, where", "tuned at 12%, where".
+        self._label_of = {label.partition(" ")[0].rstrip(","): label for label in labels}
 
     def prepare(self, _: dict[str, Any]) -> dict[str, Any]:
+        problems: dict[str, str] = {}
+        for kind, load in (("tuned", self._load), ("PyTorch", self._capture)):
+            if label := self._label_of.get(kind):
+                say(label)
+                try:
+                    self._slots[label] = load()
+                except Exception as error:
+                    problems[label] = f"{type(error).__name__}: {error}"[:400]
+        sms = {"sms": _sms()} if self._slots else {}
+        return {"labels": list(self._slots), "problems": problems} | sms
+
+    def _load(self) -> Slot:
+        import tunerd
+
+        assert self._artifact is not None
+        capture = tunerd.load(self._artifact).captured()
+        return Slot(capture.launch, capture.stream)
+
+    def _capture(self) -> Slot:
         import torch
 
         torch.set_num_threads(1)  # there are as many such processes as cores
-        problems: dict[str, str] = {}
-        try:
-            self._load()
-        except Exception as error:
-            problems["tuned"] = f"{type(error).__name__}: {error}"[:400]
         torch_models.set_precision(self._precision)
         model, x = torch_models.placed(self._model, self._seed, precision=self._precision)
-        self._slots["PyTorch"] = torch_models.captured(model, (x,)).on()
-        sms = torch.cuda.get_device_properties(0).multi_processor_count
-        return {"labels": list(self._slots), "problems": problems, "sms": sms}
-
-    def _load(self) -> None:
-        import tunerd
-
-        if self._artifact is not None:
-            capture = tunerd.load(self._artifact).captured()
-            self._slots["tuned"] = Slot(capture.launch, capture.stream)
+        return torch_models.captured(model, (x,)).on()
 
 
-class InEngines:
-    """tunerd's engine under each policy, over artifacts of one share each.
+def _sms() -> int:
+    """Return how many SMs this process is given, which has a context."""
+    from cuda.bindings import driver
 
-    And under space-time for each launch of several models and share, in slices of that share.
+    from tunerd.system.cuda_driver import checked
+
+    count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    return int(checked(driver.cuDeviceGetAttribute(count, checked(driver.cuCtxGetDevice()))))
+
+
+class InEngine:
+    """tunerd's engine over artifacts.
+
+    plan: of an engine but for the members. folders: of these.
     """
 
-    def __init__(
-        self, artifacts: Artifacts, together: Together, policies: Sequence[dict[str, Any]]
-    ) -> None:
-        self._artifacts, self._together, self._policies = artifacts, together, policies
-        self._engines: dict[str, Any] = {}
-        self._problems: dict[str, str] = {}
+    def __init__(self, label: str, plan: dict[str, Any], folders: Sequence[Path]) -> None:
+        self._label, self._plan, self._folders = label, plan, folders
+        self._engine: Any = None
 
     def prepare(self, _: dict[str, Any]) -> dict[str, Any]:
-        for said in self._policies if self._artifacts else ():
-            place = said.get("place", "in-process")
-            # Who has the whole GPU gets what was tuned for most of it, and who has a part, least.
-            pct = (max if said["kind"] == "time" else min)(self._artifacts)
-            where = "" if place == "in-process" else f" in {place}"
-            policy = {key: value for key, value in said.items() if key != "place"}
-            label = f"engine, {said['kind']}{where}, tuned at {pct}%"
-            self._add(label, self._artifacts[pct], policy, place)
-        for point, folders in self._together.items():
-            by, pct = (int(number) for number in point.split("@"))
-            slices = max(1, min(len(folders) // by, 100 // pct))
-            policy = {"kind": "space-time", "slices": slices, "together": by}
-            self._add(f"engine, space-time, {by} together, tuned at {pct}%", folders, policy)
-        return {"labels": list(self._engines), "problems": self._problems}
-
-    def _add(
-        self,
-        label: str,
-        folders: Sequence[Path],
-        policy: dict[str, Any],
-        place: str = "in-process",
-    ) -> None:
         from tunerd.colocation import Engine, Plan
 
-        members = [{"name": f"m{i}", "artifact": str(folder)} for i, folder in enumerate(folders)]
-        plan = {"device": "cuda", "place": place, "policy": policy, "members": members}
-        try:
-            self._engines[label] = Engine(Plan.model_validate(plan)).start()
-        except Exception as error:
-            self._problems[label] = f"{type(error).__name__}: {error}"[:400]
+        members = [
+            {"name": f"m{i}", "artifact": str(folder)} for i, folder in enumerate(self._folders)
+        ]
+        plan = Plan.model_validate(self._plan | {"members": members})
+        self._engine = Engine(plan, on_step=say).start()
+        say("started")
+        return {"labels": [self._label], "problems": {}}
 
     def sample(self, asked: dict[str, Any]) -> dict[str, Any]:
         from tunerd.colocation.bench import sample_inputs
         from tunerd.colocation.load.generator import DONE, run_load
         from tunerd.colocation.plan import LoadChoice
 
-        engine = self._engines[asked["label"]]
         load = LoadChoice(duration=asked["secs"], clients=_CLIENTS[asked["mode"]])
-        observed = run_load(engine, load, sample_inputs(engine.plan))
+        observed = run_load(self._engine, load, sample_inputs(self._engine.plan))
         done = [sample for sample in observed.counted if sample.end == DONE]
         first, last = observed.window
         latencies = [round(sample.latency_secs * 1e6) for sample in done]
         return {"per_sec": len(done) / (last - first), "latencies_us": latencies}
 
     def close(self) -> None:
-        for engine in self._engines.values():
-            engine.close()
+        if self._engine is not None:
+            self._engine.close()
+
+
+def engine_plan(each: ways.Ways, device: str) -> dict[str, Any]:
+    """Return the plan of an engine but for its members: of a policy, or of a launch and share."""
+    if each.policy:
+        place, policy = ways.PLACES.get(each.policy, "in-process"), ways.POLICIES[each.policy]
+    else:
+        by, pct = ways.split(each.points[0])
+        slices = max(1, min(ways.TENANTS // by, 100 // pct))
+        place, policy = "in-process", {"kind": "space-time", "slices": slices, "together": by}
+    return {"device": device, "place": place, "policy": policy}
 
 
 def read_artifacts(text: str) -> Artifacts:

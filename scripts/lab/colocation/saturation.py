@@ -3,25 +3,28 @@
 
     PYTHONPATH=.:scripts python3 -m lab.colocation.saturation --model resnet50 --out FOLDER
 
-Exports the model with eight seeds, tunes the first for each share with `tunerd tune`, and compiles
-the others with the same winners. Then samples every way to run the eight, all in turns:
+Makes the models and their artifacts (lab/colocation/tenants.py) for each share, and with --together
+8@100,2@25 kernels that serve several of the models in a launch, tuned as such at that share. Then
+samples every way to run the eight, all in turns. They are in lab/colocation/ways.py, --list prints
+them, and --only chooses:
 
-- PyTorch, one process: CUDA graphs one after another, on 2, 4 and 8 streams, in green contexts;
-  with batch norms folded, and compiled by Inductor, too; batches of 8 and 32 of one model;
-  all eight as one by vmap and by grouped convolutions
-- the artifacts of each share in the same places
-- with --together 8@100,2@25 kernels that serve several of the models in a launch, tuned as such at
-  that share: on one stream, on one for each launch, and in green contexts
+- the artifacts of each share, and PyTorch's CUDA graphs, in one process: one after another, on
+  streams, in green contexts; PyTorch with batch norms folded, compiled by Inductor, with batches of
+  one model, and with all eight as one by vmap and by grouped convolutions, too
 - eight processes of one model each, PyTorch's or an artifact: without MPS, and under MPS without a
   limit, at 100/8 and at 200/8 percent
+- launches of several models: on one stream, on one for each launch, and in green contexts
 - tunerd's engine under each policy, and space-time for each of --together, whose inputs and outputs
   are copied
 
-A turn samples each: saturated, the queue never empty, and every second turn closed as well, with
-one of each model in flight, for the latencies. Written after each turn: saturation.json, with all
-samples, the GPU's clocks and the facts of the host, and saturation.txt. What was exported, tuned
-and compiled into --runs before is not made again. Runs where PyTorch, torchvision and one
-NVIDIA GPU are, as root.
+Processes are started in the order of importance, and may take --secs to prepare; what fails or
+takes longer is in the table with the reason. Each way is sampled once when it is ready, and when
+all are, in turns. A turn samples each: saturated, the queue never empty, and every
+second turn closed as well, with one of each model in flight, for the latencies. Written after each
+step: saturation.json, with all samples, the GPU's clocks, the facts of the host and the seconds of
+each step, and saturation.txt. What was exported, tuned and made in --runs before is not made again;
+--prepare-only does no more than that. Runs where PyTorch, torchvision and one NVIDIA GPU are, as
+root.
 """
 
 from __future__ import annotations
@@ -30,41 +33,30 @@ import argparse
 import contextlib
 import json
 import re
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lab.colocation import contenders, tenants, workers
 from lab.colocation.saturation_table import table
+from lab.colocation.steps import Steps, say, since_start
 from lab.colocation.tenants import RUNS, Kind
+from lab.colocation.ways import POLICIES, TENANTS, Ways, all_ways, chosen, split, together_label
 from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone
 from lab.lab import made_by
-from tunerd.errors import TunerdError
 
-TENANTS = 8
-MIN_TURNS = 4
 MODES = ("saturated", "closed")
-POLICIES: Mapping[str, dict[str, Any]] = {
-    "time": {"kind": "time"},
-    "streams": {"kind": "streams"},
-    "space": {"kind": "space"},
-    "ordered": {"kind": "ordered"},
-    "regulated": {"kind": "regulated", "lanes": TENANTS},
-    "mps": {"kind": "space", "place": "mps"},  # whose runners take a while to start
-}
-_PREPARE_SECS = 240.0
 _ENGINE_TIMES = 3  # as long a sample as others have: a load has a start and an end
+
+Environment = Callable[[int | None], dict[str, str]]
 
 
 @dataclass
 class Contender:
-    """One way: the group that runs it, and under which label it knows it."""
+    """One way that is ready: the group that runs it, and how long a sample is."""
 
     group: Group
-    label: str
     sample_secs: float
 
 
@@ -72,88 +64,90 @@ class Contender:
 class Bench:
     """All ways that are left, and what was found so far. A group that fails is left out."""
 
+    document: dict[str, Any]
+    steps: Steps
     contenders: dict[str, Contender] = field(default_factory=dict)
-    document: dict[str, Any] = field(default_factory=dict)
 
-    def problem(self, label: str, error: object) -> None:
-        self.document["problems"][label] = str(error)[:600]
-        _say(f"{label}: {error}")
-
-    def add(self, group: Group, name: Callable[[str], str], sample_secs: float) -> None:
-        """Prepare a group, and take in what it can run under `name` of its own labels."""
+    def add(self, ways: Ways, group: Group, secs: float, sample_secs: float) -> None:
+        """Prepare a group, and sample each of its ways once. Raises WorkerError."""
         before = _used_bytes()
-        try:
-            answers = group.prepare(_PREPARE_SECS)
-        except WorkerError as error:
-            self.problem(name(""), error)
-            return
-        self.document["used_bytes"][name("")] = (_used_bytes() - before) / len(answers)
+        answers = group.prepare(secs)
+        self.document["used_bytes"][ways.name] = (_used_bytes() - before) / len(answers)
         for label, problem in answers[0]["problems"].items():
-            self.problem(name(label), problem)
-        for key in ("device", "torch"):
-            if key in answers[0]:
-                self.document[key] = answers[0][key]
+            self.steps.problem(label, problem)
+        if "torch" in answers[0]:
+            self.document["torch"] = answers[0]["torch"]
         if "sms" in answers[0]:
-            self.document["sms"][name("")] = [answer["sms"] for answer in answers]
-        for label in answers[0]["labels"]:
+            self.document["sms"][ways.name] = [answer.get("sms") for answer in answers]
+        for label in ways.labels:
             if all(label in answer["labels"] for answer in answers):
-                self.contenders[name(label)] = Contender(group, label, sample_secs)
+                self.contenders[label] = Contender(group, sample_secs)
+                self._look(label, MODES, self.document["first"])
 
     def turn(self, number: int) -> None:
         """Sample each way once; turns have opposite orders, and every second one latencies."""
         modes = MODES[: 1 if number % 2 else 2]
         found: dict[str, Any] = {}
-        for name in list(self.contenders)[:: 1 if number % 2 else -1]:
-            if name not in self.contenders:
-                continue  # its group has ended meanwhile
-            try:
-                found[name] = {mode: self._sample(self.contenders[name], mode) for mode in modes}
-            except WorkerError as error:
-                self._leave_out(name, error)
+        for label in list(self.contenders)[:: 1 if number % 2 else -1]:
+            if label in self.contenders:  # its group may have ended meanwhile
+                self._look(label, modes, found)
         self.document["turns"].append({"clock": _conditions(), "samples": found})
 
-    def _sample(self, contender: Contender, mode: str) -> dict[str, Any]:
-        answers = contender.group.sample(contender.label, mode, contender.sample_secs)
+    def _look(self, label: str, modes: Sequence[str], found: dict[str, Any]) -> None:
+        try:
+            found[label] = {mode: self._sample(label, mode) for mode in modes}
+        except WorkerError as error:
+            self._leave_out(label, error)
+
+    def _sample(self, label: str, mode: str) -> dict[str, Any]:
+        contender = self.contenders[label]
+        answers = contender.group.sample(label, mode, contender.sample_secs)
         latencies = [us for a in answers for us in a.get("latencies_us", ())]
         made = {"per_sec": sum(a["per_sec"] for a in answers)}
         return made | ({"latencies_us": latencies} if mode == "closed" else {})
 
-    def _leave_out(self, name: str, error: WorkerError) -> None:
-        self.problem(name, error)
-        group = self.contenders.pop(name).group
+    def _leave_out(self, label: str, error: WorkerError) -> None:
+        self.steps.problem(label, error)
+        group = self.contenders.pop(label).group
         if isinstance(error, WorkerGone):
             self.contenders = {n: c for n, c in self.contenders.items() if c.group is not group}
 
 
+# --- what is measured --------------------------------------------------------------------------
+
+
 def prepare(
-    options: argparse.Namespace, bench: Bench
+    options: argparse.Namespace, ways: Sequence[Ways], bench: Bench
 ) -> tuple[contenders.Artifacts, contenders.Together]:
-    """Return the tenants' artifacts by share, and by launch and share; note how long each took."""
-    took: dict[str, float] = bench.document["took_secs"]
+    """Return the tenants' artifacts by share, and by launch and share, that ways need."""
+    if options.artifacts or options.launches:
+        return (
+            contenders.read_artifacts(options.artifacts or "{}"),
+            contenders.read_together(options.launches or "{}"),
+        )
     artifacts: contenders.Artifacts = {}
     together: contenders.Together = {}
-    for pct in options.shares:
-        _say(f"tuning at {pct}%")
-        kind = Kind(options.model, pct, options.precision)
-        artifacts[pct], steps = tenants.made(kind, TENANTS, options.runs, budget=options.budget)
-        took |= {f"{step} at {pct}%": secs for step, secs in steps.items()}
-    for point in options.together:
-        by, pct = point.split("@")
-        _say(f"tuning {by} together at {pct}%")
-        kind = Kind(options.model, int(pct), options.precision, by=tenants.numbers(by))
-        try:
-            together[point], steps = tenants.made(
-                kind, TENANTS, options.runs, budget=options.budget
-            )
-        except (RuntimeError, TunerdError) as error:
-            bench.problem(f"{by} together, tuned at {pct}%", error)
-            continue
-        took |= {f"{step}, {point}%": secs for step, secs in steps.items()}
+
+    def made(kind: Kind) -> list[Path]:
+        bench.steps.left_secs(0.0)
+        folders, took = tenants.made(kind, TENANTS, options.runs, budget=options.budget)
+        name = kind.run(options.runs).name
+        bench.document["took_secs"] |= {f"{name}: {step}": secs for step, secs in took.items()}
+        return folders
+
+    for pct in sorted({pct for each in ways for pct in each.shares}, reverse=True):
+        with bench.steps.step(f"tuned at {pct}%"):
+            artifacts[pct] = made(Kind(options.model, pct, options.precision))
+    for point in dict.fromkeys(point for each in ways for point in each.points):
+        with bench.steps.step(together_label(point)):
+            by, pct = split(point)
+            numbers = tenants.numbers(str(by))
+            together[point] = made(Kind(options.model, pct, options.precision, by=numbers))
     return artifacts, together
 
 
 class Crew:
-    """All workers, started at once: to import what they need takes seconds."""
+    """Starts workers for the ways, and ends them."""
 
     def __init__(
         self,
@@ -162,135 +156,152 @@ class Crew:
         together: contenders.Together,
     ) -> None:
         self._options, self._artifacts, self._together = options, artifacts, together
-        self.groups: list[tuple[Group, Callable[[str], str], float]] = []
+        self._groups: list[Group] = []
 
-    def start_one(self, kind: str, name: str, sample_secs: float) -> None:
-        group = self._started(kind, name, 1, workers.plain_environment())
-        self.groups.append((group, lambda label: label or name, sample_secs))
+    def lacks(self, ways: Ways) -> str:
+        """Return what it has not of what ways need."""
+        lacking = [f"tuned at {pct}%" for pct in ways.shares if pct not in self._artifacts]
+        lacking += [together_label(p) for p in ways.points if p not in self._together]
+        return ", ".join(lacking)
 
-    def start_processes(self, where: str, pct: int | None, environment: dict[str, str]) -> None:
-        """Start a process for each tenant; its artifact is the one for the nearest share."""
-        nearest = min(self._artifacts, key=lambda share: abs(share - (pct or 100)), default=0)
-        group = self._started("process", where, TENANTS, environment, "--pct", nearest)
-        names = {"tuned": f"tuned at {nearest}%, {where}", "PyTorch": f"PyTorch, {where}"}
-        self.groups.append(
-            (group, lambda label: names.get(label, where), self._options.sample_secs)
-        )
-
-    def close(self) -> None:
-        workers.close_all([group for group, _, _ in self.groups])
-
-    def _started(
-        self, kind: str, name: str, count: int, environment: dict[str, str], *more: object
-    ) -> Group:
+    def start(self, ways: Ways, environment: dict[str, str]) -> Group:
         options = self._options
-        texts, launches = (
-            json.dumps({key: [str(p) for p in folders] for key, folders in each.items()})
-            for each in (self._artifacts, self._together)
-        )
-        given = ["--worker", kind, "--model", options.model, "--precision", options.precision]
-        given += ["--artifacts", texts, "--launches", launches, "--out", str(options.out)]
-        given += ["--policies", ",".join(options.policies)]
-        given += [] if options.compile else ["--no-compile"]
-        log = options.out / "logs" / re.sub(r"\W+", "-", name)
+        artifacts = {pct: [str(p) for p in self._artifacts[pct]] for pct in ways.shares}
+        together = {point: [str(p) for p in self._together[point]] for point in ways.points}
+        given: list[object] = ["--worker", ways.kind, "--labels", json.dumps(ways.labels)]
+        given += ["--artifacts", json.dumps(artifacts), "--launches", json.dumps(together)]
+        given += ["--policies", ways.policy]
+        given += ["--model", options.model, "--precision", options.precision]
+        given += ["--device", options.device, "--out", options.out]
+        log = options.out / "logs" / re.sub(r"\W+", "-", ways.name)
         log.mkdir(parents=True, exist_ok=True)
-        return Group(
+        group = Group(
             [
                 Worker(
-                    workers.here("saturation", *given, "--seed", seed, *more),
+                    workers.here("saturation", *given, "--seed", seed),
                     environment,
                     log / f"{seed}.txt",
                 )
-                for seed in range(count)
+                for seed in range(ways.count)
             ]
         )
+        self._groups.append(group)
+        return group
+
+    def end(self, group: Group) -> None:
+        """End one that is of no use, so that it keeps nothing busy."""
+        self._groups.remove(group)
+        workers.close_all([group], timeout_secs=10.0)
+
+    def close(self) -> None:
+        workers.close_all(self._groups)
 
 
 @contextlib.contextmanager
-def started(
-    options: argparse.Namespace,
-    artifacts: contenders.Artifacts,
-    together: contenders.Together,
-    bench: Bench,
-) -> Iterator[Crew]:
-    """Start all workers; end them, and then the MPS daemon."""
-    crew = Crew(options, artifacts, together)
+def environments(ways: Sequence[Ways], steps: Steps) -> Iterator[Environment]:
+    """Yield what makes the environment of a worker; end the MPS daemon where one was needed."""
     with contextlib.ExitStack() as stack:
-        daemon: Callable[[int | None], dict[str, str]] | None = None
-        try:
-            daemon = stack.enter_context(workers.mps_daemon())
-        except TunerdError as error:
-            bench.problem("processes in MPS", error)
-        stack.callback(crew.close)
-        crew.start_one("inside", "one process", options.sample_secs)
-        crew.start_processes(f"{TENANTS} processes without MPS", None, workers.plain_environment())
-        if daemon is not None:
-            for limit in (None, 100 // TENANTS, 200 // TENANTS):
-                what = f"{limit}% each" if limit else "without a limit"
-                where = f"{TENANTS} processes in MPS, {what}"
-                crew.start_processes(where, limit, daemon(limit))
-        if (artifacts and options.policies) or together:
-            crew.start_one("engine", "engines", _ENGINE_TIMES * options.sample_secs)
-        yield crew
+        daemon: Environment | None = None
+        if any(each.mps for each in ways):
+            with steps.step("starting an MPS daemon"):
+                daemon = stack.enter_context(workers.mps_daemon())
+
+        def environment(pct: int | None) -> dict[str, str]:
+            if pct is None:
+                return workers.plain_environment()
+            if daemon is None:
+                raise WorkerError("there is no MPS daemon")
+            return daemon(pct if pct < 100 else None)
+
+        yield environment
 
 
 def measure(
     options: argparse.Namespace,
+    ways: Sequence[Ways],
     bench: Bench,
     artifacts: contenders.Artifacts,
     together: contenders.Together,
 ) -> None:
-    with started(options, artifacts, together, bench) as crew:
-        for group, name, secs in crew.groups:
-            _say(f"preparing {name('')}")
-            bench.add(group, name, secs)
-        bench.document["took_secs"]["until the first turn"] = time.monotonic() - options.began_at
-        since, number = time.monotonic(), 0
-        while bench.contenders and (
-            number < MIN_TURNS or time.monotonic() - since < options.secs
-        ):  # fmt: skip
-            bench.turn(number)
-            number += 1
-            _write(options.out, bench.document)
-            _say(f"turn {number}: {len(bench.contenders)} ways, {time.monotonic() - since:.0f} s")
+    steps, crew = bench.steps, Crew(options, artifacts, together)
+    with environments(ways, steps) as environment, contextlib.closing(crew):
+        for each in ways:
+            with steps.step(f"{each.name}: {each.count} workers, {options.secs:g} s at most"):
+                _measure_first(options, each, bench, crew, environment)
+        for number in range(options.turns):
+            if not bench.contenders or steps.is_late:
+                break
+            with steps.step(f"turn {number + 1} of {len(bench.contenders)} ways"):
+                bench.turn(number)
+
+
+def _measure_first(
+    options: argparse.Namespace, ways: Ways, bench: Bench, crew: Crew, environment: Environment
+) -> None:
+    group = None
+    try:
+        if lacking := crew.lacks(ways):
+            raise WorkerError(f"there is nothing {lacking}")
+        secs = bench.steps.left_secs(options.secs)
+        times = _ENGINE_TIMES if ways.kind == "engine" else 1
+        group = crew.start(ways, environment(ways.mps))
+        bench.add(ways, group, secs, times * options.sample_secs)
+    except (WorkerError, TimeoutError) as error:
+        for label in ways.labels:
+            bench.steps.problem(label, error)
+        if group is not None:
+            crew.end(group)
+
+
+# --- a worker ----------------------------------------------------------------------------------
 
 
 def work(options: argparse.Namespace) -> None:
     """Be a worker."""
     artifacts = contenders.read_artifacts(options.artifacts)
-    body: contenders.InOneProcess | contenders.OneOfMany | contenders.InEngines
+    together = contenders.read_together(options.launches)
+    labels = json.loads(options.labels)
+    body: contenders.InOneProcess | contenders.OneOfMany | contenders.InEngine
     if options.worker == "inside":
         body = contenders.InOneProcess(
-            options.model,
-            options.precision,
-            TENANTS,
-            artifacts,
-            contenders.read_together(options.launches),
-            compile=options.compile,
+            options.model, options.precision, TENANTS, artifacts, together, labels
         )
     elif options.worker == "engine":
-        policies = [POLICIES[name] for name in options.policies]
-        together = contenders.read_together(options.launches)
-        body = contenders.InEngines(artifacts, together, policies)
+        ways = Ways("", "engine", labels, (), tuple(together), policy="".join(options.policies))
+        plan = contenders.engine_plan(ways, options.device)
+        (folders,) = (*artifacts.values(), *together.values())
+        body = contenders.InEngine(labels[0], plan, folders)
     else:
-        mine = artifacts[options.pct][options.seed] if options.pct in artifacts else None
-        body = contenders.OneOfMany(options.model, options.precision, options.seed, mine)
+        mine = next((folders[options.seed] for folders in artifacts.values()), None)
+        body = contenders.OneOfMany(options.model, options.precision, options.seed, mine, labels)
     workers.serve({"prepare": body.prepare, "sample": body.sample})
-    if isinstance(body, contenders.InEngines):
+    if isinstance(body, contenders.InEngine):
         body.close()
+
+
+# --- the whole ---------------------------------------------------------------------------------
 
 
 def _used_bytes() -> int:
     from tunerd.system import gpus, host
 
-    return gpus.gpu_state(host.facts().gpus[0].uuid).mem_used_bytes or 0
+    found = host.facts().gpus
+    return (gpus.gpu_state(found[0].uuid).mem_used_bytes or 0) if found else 0
 
 
-def _conditions() -> dict[str, Any]:
+def _conditions() -> Any:
     from tunerd.system import gpus, host
     from tunerd.vocabulary import to_json
 
-    return dict(to_json(gpus.conditions(host.facts().gpus[0].uuid)))
+    found = host.facts().gpus
+    return to_json(gpus.conditions(found[0].uuid)) if found else None
+
+
+def _device() -> str:
+    from tunerd.system import host
+
+    found = host.facts().gpus
+    return found[0].name if found else host.facts().cpu_model
 
 
 def _write(out: Path, document: dict[str, Any]) -> None:
@@ -298,10 +309,6 @@ def _write(out: Path, document: dict[str, Any]) -> None:
 
     write_whole(out / "saturation.json", json.dumps(document) + "\n", sync=False)
     write_whole(out / "saturation.txt", table(document), sync=False)
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
 
 
 def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -313,18 +320,22 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--together", default="", help="models in a launch and share: 8@100,2@25")
     usual = ",".join(name for name in POLICIES if name != "mps")
     parser.add_argument("--policies", default=usual, help="of the engine; mps is another")
-    parser.add_argument("--budget", default="45s", help="of each search")
-    parser.add_argument("--secs", type=float, default=100.0, help="for the turns, four at least")
-    parser.add_argument("--sample-secs", type=float, default=0.2, help="of each way")
+    parser.add_argument("--only", action="append", default=[], help="rows that contain this text")
+    parser.add_argument("--list", action="store_true", help="print the rows, and end")
+    parser.add_argument("--prepare-only", action="store_true", help="make what the rows need")
+    parser.add_argument("--budget", default="30s", help="of each search")
+    parser.add_argument("--secs", type=float, default=90.0, help="to prepare a way, at most")
+    parser.add_argument("--turns", type=int, default=6, help="in which each way is sampled")
     parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=True, help="by Inductor, too"
+        "--until", type=float, default=float("inf"), help="seconds, after which nothing is begun"
     )
+    parser.add_argument("--sample-secs", type=float, default=0.2, help="of each way")
+    parser.add_argument("--no-compile", action="store_true", help="nothing by Inductor")
     parser.add_argument("--runs", type=Path, default=RUNS, help="for models and artifacts")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--artifacts", default="{}", help=argparse.SUPPRESS)
-    parser.add_argument("--launches", default="{}", help=argparse.SUPPRESS)
-    parser.add_argument("--pct", type=int, default=0, help=argparse.SUPPRESS)
+    for name in ("--worker", "--labels", "--artifacts", "--launches"):
+        parser.add_argument(name, default="", help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.shares = [int(pct) for pct in options.shares.split(",") if pct]
@@ -336,30 +347,43 @@ def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def main() -> None:
-    options = _options()
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _options(argv)
     if options.worker:
         work(options)
         return
 
-    options.began_at = time.monotonic()
-    options.out.mkdir(parents=True, exist_ok=True)
-    bench = Bench(
-        document={
-            **made_by(),
-            "model": options.model,
-            "precision": options.precision,
-            "tenants": TENANTS,
-            "took_secs": {},
-            "sms": {},
-            "used_bytes": {},
-            "problems": {},
-            "turns": [],
-        }
+    made = all_ways(
+        options.model,
+        options.shares,
+        options.together,
+        options.policies,
+        compile=not options.no_compile,
     )
-    artifacts, together = prepare(options, bench)
-    measure(options, bench, artifacts, together)
-    print(table(bench.document), end="")
+    ways = chosen(made, options.only)
+    if options.list:
+        print("\n".join(label for each in ways for label in each.labels))
+        return
+    since_start()
+    options.out.mkdir(parents=True, exist_ok=True)
+    document: dict[str, Any] = {
+        **made_by(),
+        "model": options.model,
+        "precision": options.precision,
+        "tenants": TENANTS,
+        "device": _device(),
+        "sms": {},
+        "used_bytes": {},
+        "first": {},
+        "turns": [],
+    }
+    steps = Steps(document, lambda: _write(options.out, document), options.until)
+    bench = Bench(document, steps)
+    artifacts, together = prepare(options, ways, bench)
+    if not options.prepare_only:
+        measure(options, ways, bench, artifacts, together)
+    say("done")
+    print(table(document), end="")
 
 
 if __name__ == "__main__":

@@ -17,15 +17,20 @@ def samples_of(document: Mapping[str, Any], mode: str) -> dict[str, list[float]]
 
     A way that failed in one of them is left out: it has no pair there.
     """
-    turns = [turn["samples"] for turn in document["turns"]]
-    turns = [turn for turn in turns if any(mode in found for found in turn.values())]
+    turns = [turn for turn in _turns(document) if any(mode in each for each in turn.values())]
     labels = [label for label in turns[0] if all(label in turn for turn in turns)] if turns else []
     return {label: [turn[label][mode]["per_sec"] for turn in turns] for label in labels}
 
 
+def _turns(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the samples of each turn; before there is one, those that were taken at first."""
+    turns = [turn["samples"] for turn in document["turns"]]
+    return turns or [found for found in [document.get("first")] if found]
+
+
 def latencies_of(document: Mapping[str, Any], label: str) -> list[int]:
     """Return the microseconds of all closed samples of a way."""
-    turns = [turn["samples"].get(label, {}).get("closed", {}) for turn in document["turns"]]
+    turns = [turn.get(label, {}).get("closed", {}) for turn in _turns(document)]
     return [us for turn in turns for us in turn.get("latencies_us", ())]
 
 
@@ -37,13 +42,18 @@ def rivals(labels: Sequence[str]) -> list[str]:
 def table(document: Mapping[str, Any]) -> str:
     """Return Markdown: each way's rate, over one after another and over the best of PyTorch."""
     rates = samples_of(document, "saturated")
-    if FIRST not in rates:
+    if not rates:
         return "nothing was sampled\n" + _problems(document)
     closed = samples_of(document, "closed")
-    strongest = best(rates, rivals(list(rates)))
+    known = rivals(list(rates))
+    strongest = best(rates, known) if known else None
+    if not document["turns"]:
+        turns = "one sample of each way, before the first turn"
+    else:
+        turns = f"{len(document['turns'])} turns"
     lines = [
         f"{document['tenants']} x {document['model']}, {document['precision']}, "
-        f"{document.get('device', 'no GPU')}, {len(document['turns'])} turns; the best of PyTorch "
+        f"{document.get('device', 'no GPU')}, {turns}; the best of PyTorch "
         f"with different models is '{strongest}'",
         "",
         "| inferences/s | saturated | over one after another | over the best of PyTorch | "
@@ -55,13 +65,15 @@ def table(document: Mapping[str, Any]) -> str:
         cells = [
             label,
             f"{statistics.median(values):,.0f}",
-            ratio_text(ratio(values, rates[FIRST])),
-            ratio_text(ratio(values, rates[strongest])),
-            f"{statistics.median(closed[label]):,.0f}",
+            *(
+                ratio_text(ratio(values, rates[x])) if x in rates else "-"
+                for x in (FIRST, strongest)
+            ),
+            f"{statistics.median(closed[label]):,.0f}" if label in closed else "-",
             "-" if tail is None else f"{tail:.3g}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", *_answers(rates, strongest)]
+    lines += ["", *(_answers(rates, strongest) if strongest else [])]
     lines += [
         f"- memory of the GPU that each process took, {where}: {used / (1 << 20):,.0f} MiB"
         for where, used in document.get("used_bytes", {}).items()
@@ -85,7 +97,7 @@ def _answers(rates: Mapping[str, Sequence[float]], strongest: str) -> list[str]:
                 f"- '{label}' over '{rival}': {ratio_text(gain)}; {TARGET:g} times: "
                 f"{gain.is_above(TARGET)}"
             )
-    if alone:
+    if alone and FIRST in rates:
         base = best(rates, alone)
         kernels = ratio(rates[base], rates[FIRST])
         policy = ratio(rates[winner], rates[base])
@@ -97,4 +109,5 @@ def _answers(rates: Mapping[str, Sequence[float]], strongest: str) -> list[str]:
 
 
 def _problems(document: Mapping[str, Any]) -> str:
-    return "".join(f"- {label}: {said}\n" for label, said in document["problems"].items())
+    lines = [f"- {label}: {said}\n" for label, said in document["problems"].items()]
+    return "".join(["\ncould not be measured, because\n\n", *lines] if lines else [])

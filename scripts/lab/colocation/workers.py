@@ -72,7 +72,7 @@ class Worker:
             try:
                 line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise WorkerGone(f"no answer within {timeout_secs:g} s") from None
+                raise WorkerGone(f"{self} gave no answer within {timeout_secs:.0f} s") from None
             if line is None:
                 raise WorkerGone(f"it ended: {self._last_words()}")
             if line.startswith(_ANSWER):
@@ -80,6 +80,9 @@ class Worker:
                 if "problem" in said:
                     raise WorkerError(said["problem"])
                 return said
+
+    def __str__(self) -> str:
+        return f"worker {self._log.parent.name}/{self._log.stem}"
 
     def hang_up(self) -> None:
         """Have it end by itself, since the death of a client by signal may end its neighbours."""
@@ -123,27 +126,34 @@ class Group:
         return self._all(secs + 60.0, do="sample", label=label, mode=mode, secs=secs, at=at)
 
     def _all(self, timeout_secs: float, **said: Any) -> list[dict[str, Any]]:
-        """Return all answers; raises the worst of what went wrong when all have answered."""
+        """Return all answers; raises the worst of what went wrong when all have answered.
+
+        All that ended or did not answer in time are named.
+        """
         for worker in self.workers:
             worker.tell(**said)
-        deadline, answers, errors = time.monotonic() + timeout_secs, [], []
+        deadline, answers = time.monotonic() + timeout_secs, []
+        errors: list[WorkerError] = []
         for worker in self.workers:
             try:
                 answers.append(worker.answer(max(0.1, deadline - time.monotonic())))
             except WorkerError as error:
                 errors.append(error)
+        if gone := [error for error in errors if isinstance(error, WorkerGone)]:
+            raise WorkerGone("; ".join(map(str, gone)))
         if errors:
-            raise max(errors, key=lambda error: isinstance(error, WorkerGone))
+            raise errors[0]
         return answers
 
 
-def close_all(groups: Sequence[Group]) -> None:
-    """End all workers at once."""
+def close_all(groups: Sequence[Group], timeout_secs: float = 30.0) -> None:
+    """End all workers at once; those that have not ended by then are killed."""
     everyone = [worker for group in groups for worker in group.workers]
     for worker in everyone:
         worker.hang_up()
+    deadline = time.monotonic() + timeout_secs
     for worker in everyone:
-        worker.close()
+        worker.close(max(0.1, deadline - time.monotonic()))
 
 
 def wait_until(at: float) -> None:
