@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from tests.lib.fake_gpu import FakeContexts, FakeCudaModel, FakeGpu, FakeStaged,
 from tests.lib.fake_mps import FakeMps, left
 from tunerd.artifacts.loading import LoadError, load
 from tunerd.colocation.engine import Engine
-from tunerd.colocation.places.base import Done, Fault, Place
+from tunerd.colocation.places.base import Done, Fault, Loaded, Place
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.green_contexts import units_of
 from tunerd.colocation.places.in_process import InProcessPlace
@@ -424,6 +425,38 @@ def test_what_exceeds_its_time_is_evicted_in_every_place_and_nobody_else_is(
             assert runners_of(subject)[1].pid == neighbour
     assert fault.lost == {Seat("m0", "stream-0")}
     assert fault.recovered_secs is not None
+
+
+def test_whom_an_eviction_keeps_waiting_for_longer_than_its_limit_is_not_evicted(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_loading, may_load = threading.Event(), threading.Event()
+    named = {f"m{seed}": {"limit_ms": 300} for seed in (0, 1)}
+    with opened(in_process, root) as subject:
+        reload = subject.place.reload
+
+        def slowly(seat: Seat) -> Loaded:
+            is_loading.set()
+            may_load.wait(WAIT_SECS)
+            return reload(seat)
+
+        monkeypatch.setattr(subject.place, "reload", slowly)
+        with Engine(plan_of(root, named, kind="streams"), place=subject.place) as engine:
+            try:
+                subject.hang(Seat("m0", "stream-0"))
+                endless = engine.submit("m0", inputs())
+                assert "exceeded its time" in str(endless.exception(WAIT_SECS))
+                assert is_loading.wait(WAIT_SECS)
+                subject.hang(Seat("m1", "stream-1"))  # as if the device stood still for all
+                neighbour = engine.submit("m1", inputs())
+                with pytest.raises(TimeoutError):
+                    neighbour.result(0.6)
+                subject.heal()
+                assert same(neighbour.result(WAIT_SECS), subject.expected(1, inputs()))
+            finally:
+                may_load.set()
+            (fault,) = engine.stats().faults
+    assert fault.lost == {Seat("m0", "stream-0")}
 
 
 def test_what_is_no_artifact_is_not_loaded(subject: Subject, lane: Lane, tmp_path: Path) -> None:

@@ -150,6 +150,54 @@ def test_an_end_that_comes_after_an_eviction_is_nothing() -> None:
     assert world.next_tick() == math.inf
 
 
+def of_two_that_run() -> Scheduler:
+    world = scheduler(limit_ms=100)
+    world.arrive(request(0, "one"), 0.0)
+    world.arrive(request(1, "two"), 0.01)
+    return world
+
+
+def test_of_two_that_exceed_their_time_the_one_that_began_first_is_evicted_alone() -> None:
+    world = of_two_that_run()
+    evict, *_ = out = world.tick(0.2)
+    assert isinstance(evict, Evict)
+    assert (evict.seat, len(out)) == (ONE, 3)
+    assert world.ended(1, TWO, 0.5, 0.5) == [Complete(1)]  # it had waited for the device
+
+
+def test_the_time_of_others_stops_while_a_seat_is_loaded_again() -> None:
+    world = of_two_that_run()
+    world.tick(0.1)
+    assert world.tick(5.0) == []
+    world.ready(ONE, 5.1)
+    world.arrive(request(2, "one"), 5.1)
+    assert world.next_tick() == pytest.approx(5.11)  # it had 90 ms before, of 100
+    assert world.tick(5.1) == []
+    assert isinstance(world.tick(5.12)[0], Evict)
+    assert [fault.member for fault in world.faults] == ["one", "two"]
+
+
+@pytest.mark.parametrize(("began_at", "due_at"), [(0.01, 30.11), (10.0, 30.2)])
+def test_what_lets_nobody_be_loaded_again_is_evicted_in_the_end(
+    began_at: float, due_at: float
+) -> None:
+    world = scheduler(limit_ms=100)
+    world.arrive(request(0, "one"), 0.0)
+    events = [lambda: world.tick(0.1), lambda: world.arrive(request(1, "two"), began_at)]
+    for event in events if began_at > 0.1 else reversed(events):
+        event()
+    assert world.next_tick() == pytest.approx(due_at)
+    assert world.tick(due_at - 0.001) == []
+    assert isinstance(world.tick(due_at + 0.001)[0], Evict)
+
+
+def test_a_seat_that_is_given_up_stops_no_time_any_more() -> None:
+    world = of_two_that_run()
+    world.tick(0.1)
+    world.given_up(ONE, "it cannot be loaded", 1.1)
+    assert world.next_tick() == pytest.approx(1.11)
+
+
 def test_a_fault_fails_its_own_request_and_gives_others_a_second_try() -> None:
     world = scheduler()
     for number, name in enumerate(("one", "two", "two")):

@@ -12,7 +12,9 @@ once. Which request goes where is the policy's. Here is what holds under every p
 - what a fault took from others runs once more, first in its line;
 - where a fault took several seats, or a launch of several requests, and nobody knows whose it was,
   what ran runs alone then: it has a name if it comes again;
-- of several layouts of lanes one is in use, and another one begins when nothing runs in it.
+- of several layouts of lanes one is in use, and another one begins when nothing runs in it;
+- who exceeds its time is evicted, the one that has run for longest first; while seats are loaded
+  again, which may hold up the device, nobody's time runs.
 
 Requests of a group may start in one launch, if the policy says so: together they are one segment of
 one seat. Each has its own answer, and its queue is charged its part. A launch is evicted when all
@@ -50,6 +52,9 @@ from tunerd.colocation.work import (
 
 # A member without a limit of its own is evicted after so many times what it takes.
 _LIMIT_TIMES, _LEAST_LIMIT_SECS = 100.0, 10.0
+# Loading again excuses others for so long at most. Ending a client of MPS that was stopped may take
+# ten; who lets nobody be loaded is evicted then.
+_MOST_EXCUSED_SECS = 30.0
 _MAX_LOSSES = 1  # a request that others' faults hit more often fails
 
 Event = Callable[["Scheduler", float], Sequence[Instruction]]
@@ -93,6 +98,8 @@ class Scheduler(Board):
         self._policy = policy
         self._is_patient = type(policy).lateness is Policy.lateness  # nothing is ever too late
         self._given_up: dict[Seat, str] = {}  # seats that cannot be loaded again, and why
+        self._loading: set[Seat] = set()  # again
+        self._loading_since = math.inf
         self._start_ids = itertools.count()
         self._is_in_turn = False
 
@@ -154,11 +161,13 @@ class Scheduler(Board):
         if not taken:
             return []
         self._ready -= taken
+        if not self._loading:
+            self._loading_since = now
+        self._loading |= taken
         fault = FaultReport(culprit, reason, now, taken)
         self.faults.append(fault)
         out: list[Instruction] = []
-        # One runs in each lane, whatever was started behind it.
-        firsts = [line[0] for line in self._running.values() if line]
+        firsts = self._firsts()
         first = {w.request.request_id for running in firsts for w in running.waits}
         ran = [waiting for running in firsts if running.seat in taken for waiting in running.waits]
         if not culprit and (len(taken) > 1 or len(ran) > 1):  # what takes one alone has a name
@@ -188,6 +197,7 @@ class Scheduler(Board):
     def ready(self, seat: Seat, now: float, *, segments: int | None = None) -> list[Instruction]:
         """A seat was loaded again, in so many segments; as many as before if not given."""
         self._begin(now)
+        self._loaded(seat)
         self._ready.add(seat)
         self._segments[seat] = segments or self._segments[seat]
         self._slots[seat] = self._taken_at_once(seat)
@@ -199,6 +209,7 @@ class Scheduler(Board):
     def given_up(self, seat: Seat, reason: str, now: float) -> list[Instruction]:
         """A seat cannot be loaded again; a member without any other is down."""
         self._begin(now)
+        self._loaded(seat)
         self._given_up[seat] = reason
         return [*self._of_those_down(), *self._decided()]
 
@@ -233,10 +244,9 @@ class Scheduler(Board):
         """Evict what has exceeded its time, and drop what is too late by now."""
         self._begin(now)
         out: list[Instruction] = []
-        for running in [line[0] for line in self._running.values() if line]:
-            limit_secs = self._limit_secs(running)
-            if now >= running.started_at + limit_secs:
-                seat = running.seat
+        for running in sorted(self._firsts(), key=lambda running: running.started_at):
+            if now >= self._evicted_at(running):
+                seat, limit_secs = running.seat, self._limit_secs(running)
                 reason = f"{seat.member} exceeded its time of {limit_secs:.3g} s and was evicted"
                 out.append(Evict(seat, reason))
                 out += self.lost((seat,), now, culprit=running.culprit, reason=reason)
@@ -244,8 +254,7 @@ class Scheduler(Board):
 
     def next_tick(self) -> float:
         """Return the moment at which one is to be evicted or dropped; infinite where none is."""
-        firsts = (line[0] for line in self._running.values() if line)
-        evicted_at = min((r.started_at + self._limit_secs(r) for r in firsts), default=math.inf)
+        evicted_at = min(map(self._evicted_at, self._firsts()), default=math.inf)
         if self._is_patient:
             return evicted_at
         heads = (line[0].request.deadline_at for line in self._lines.values())
@@ -370,6 +379,30 @@ class Scheduler(Board):
     def _refused(self, waiting: Waiting, reason: str) -> Refuse:
         self._accounts.close(waiting.request.queue)
         return Refuse(waiting.request.request_id, reason, was_admitted=True)
+
+    def _firsts(self) -> list[Running]:
+        """Return what runs: one in each lane, whatever was started behind it."""
+        return [line[0] for line in self._running.values() if line]
+
+    def _loaded(self, seat: Seat) -> None:
+        """Note that a seat is loaded again, or is not going to be."""
+        self._loading.discard(seat)
+        if not self._loading:
+            for running in self._firsts():
+                running.excused_secs += self._excused_secs(running, self.now)
+            self._loading_since = math.inf
+
+    def _excused_secs(self, running: Running, until: float) -> float:
+        """Return for how much of its time others are loaded again, up to a moment."""
+        ends_at = min(until, self._loading_since + _MOST_EXCUSED_SECS)
+        return max(0.0, ends_at - max(self._loading_since, running.started_at))
+
+    def _evicted_at(self, running: Running) -> float:
+        """Return when a segment is evicted if it does not end; at the latest, if others load."""
+        excused_secs = running.excused_secs
+        if self._loading:
+            excused_secs += self._excused_secs(running, math.inf)
+        return running.started_at + self._limit_secs(running) + excused_secs
 
     def _limit_secs(self, running: Running) -> float:
         limits = [self.members[waiting.request.member].limit_ms for waiting in running.waits]

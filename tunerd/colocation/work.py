@@ -107,6 +107,7 @@ class Running:
     """A segment that was started. started_at: when, or later when what was before it ended.
 
     waits: whose; several where requests of a group are in one launch.
+    excused_secs: what does not count against its limit, because others were loaded again.
     """
 
     start_id: int
@@ -115,6 +116,7 @@ class Running:
     started_at: float
     more: int = 0  # segments that follow the one with which it started
     is_pausing: bool = False  # it was asked to
+    excused_secs: float = 0.0
 
     @property
     def lane(self) -> str:
