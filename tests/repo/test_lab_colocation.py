@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from lab.colocation import tenants
+from lab.colocation import latency, tenants, workers
 from lab.colocation.contenders import engine_plan
 from lab.colocation.figures import best, p99_ms, ratio, within
 from lab.colocation.gemms_table import key_of
@@ -283,6 +283,35 @@ def test_a_step_that_fails_is_noted_with_its_time_and_the_next_goes_on() -> None
     assert written == [1, 2]
 
 
+def test_a_policy_that_cannot_be_measured_leaves_the_others_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def found(_: str, *given: Any, **__: Any) -> dict[str, Any]:
+        policy = given[1].removeprefix("replicas:")
+        asked.append(policy)
+        if policy == "space" and asked.count(policy) == 1:
+            raise RuntimeError("it did not end")
+        return {"policies": {policy: {"result": {"per_sec": 1.0}, "together": []}}}
+
+    monkeypatch.setattr(latency, "found_by", found)
+    monkeypatch.setattr(latency.tenants, "made", lambda *_, **__: ([], {}))
+    monkeypatch.setattr(latency.latency_table, "tables", lambda _: "")
+    command = ["latency", "--parts", "replicas", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*command, "--only", "space", "--only", "time"])
+    latency.main()
+    document = json.loads((tmp_path / "replicas.json").read_text())
+    assert (list(document["policies"]), document["done"]) == (["time"], ["time"])
+    assert document["problems"] == {"space": "RuntimeError: it did not end"}
+    monkeypatch.setattr(sys, "argv", command)
+    latency.main()
+    document = json.loads((tmp_path / "replicas.json").read_text())
+    assert asked == ["time", "space", "streams", "space"]
+    assert set(document["policies"]) == {"time", "space", "streams"}
+    assert document["problems"] == {}
+
+
 def test_after_the_last_moment_no_step_is_begun() -> None:
     with pytest.raises(TimeoutError, match="nothing is begun"):
         Steps({}, lambda: None, until=0.0).left_secs(1.0)
@@ -364,6 +393,15 @@ def test_a_worker_that_ended_is_named_with_its_last_words(group: Group) -> None:
     group.prepare(60)
     with pytest.raises(WorkerGone, match="exit code 3, out of luck"):
         group.sample("end", "closed", 0.1)
+
+
+def test_a_process_that_is_late_is_ended_and_its_last_words_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "import time; print('loading m3', flush=True); time.sleep(60)"
+    monkeypatch.setattr(workers, "here", lambda *_: [sys.executable, "-c", body])
+    with pytest.raises(WorkerError, match=r"(?s)did not end within 1 s: loading m3"):
+        workers.found_by("any", log=tmp_path / "logs" / "any.txt", secs=1.0)
 
 
 def test_a_worker_waits_for_its_moment() -> None:

@@ -13,7 +13,9 @@
 
 Each of the first four is a plan of recipes/colocation under several policies, as `tunerd colocate
 bench` runs it. Artifacts that are missing in runs/colocation are made first (lab/colocation/
-tenants.py). A part that is in the folder is not run again. Writes PART.json with every latency, and
+tenants.py); --prepare-only does no more. A policy, or a number of replicas, is measured within
+--secs in a process of its own; --only chooses some, and one that is there is not measured again.
+Written after each: PART.json with every latency, the seconds of each step and what failed why, and
 latency.txt. Runs where PyTorch and one NVIDIA GPU are.
 """
 
@@ -21,8 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,9 @@ from typing import Any
 
 from lab.colocation import latency_table, recovery, tenants
 from lab.colocation.resharing import reshares
+from lab.colocation.steps import Steps, say, since_start
 from lab.colocation.tenants import RUNS, Kind
+from lab.colocation.workers import found_by
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes" / "colocation"
@@ -39,7 +41,6 @@ QUARTER, TENTH = Kind("resnet50", 25), Kind("resnet50", 10)
 SHORT, LONG = Kind("mobilenet_v2", 25), Kind("resnet50", 75, batch=64)
 REPLICAS = (10, 30, 60, 120)
 _DENSITY_STREAMS = 8
-_LIMIT_SECS = 500.0  # of one part
 
 
 @dataclass(frozen=True)
@@ -66,34 +67,45 @@ KINDS: Mapping[str, tuple[tuple[Kind, int], ...]] = {
 } | {"reshare": ((QUARTER, 2),), "density": ((TENTH, 10),), "faults": ((TENTH, 10),)}
 
 
-def bench(part: Part, place: str) -> dict[str, Any]:
-    """Bench a recipe under each policy; a policy that cannot be had here is named a problem."""
+# What is measured of each part by itself, the most important first.
+CONFIGURATIONS: Mapping[str, tuple[str, ...]] = {
+    name: part.policies for name, part in BENCHES.items()
+} | {
+    "reshare": ("reshare",),
+    "density": tuple(f"{count} replicas" for count in REPLICAS),
+    "faults": ("faults",),
+}
+
+
+def bench(part: Part, place: str, policy: str, rates: Mapping[str, float]) -> dict[str, Any]:
+    """Bench a recipe under one policy.
+
+    rates: of members, a part of the capacity that was measured before; it is, where there are none.
+    """
     from tunerd import api
     from tunerd.colocation import Plan
     from tunerd.colocation.bench import rated
     from tunerd.report.colocation import bench_json
 
-    plan = Plan.read(RECIPES / f"{part.recipe}.yaml").model_copy(update={"place": place})
-    plan, capacity = rated(plan, _say)  # once, for all policies
-    found: dict[str, Any] = {"capacity": capacity, "policies": {}, "problems": {}}
-    for policy in part.policies:
-        try:
-            benched = api.colocate_bench(plan, policies=[policy], on_step=_say)
-        except Exception as error:
-            found["problems"][policy] = f"{type(error).__name__}: {error}"[:600]
-            continue
-        document = bench_json(benched)
-        (rounds,) = benched.rounds
-        found["policies"][policy] = {
-            "plan": document["plan"],
-            "result": document["results"][0],
-            "together": [_compact(observed) for observed in rounds.together],
-            "alone": {
-                name: [_compact(observed) for observed in each]
-                for name, each in rounds.alone.items()
-            },
-        }
-    return found
+    plan = Plan.read(RECIPES / f"{part.recipe}.yaml")
+    members = tuple(
+        m.model_copy(update={"rate": rates[m.name]}) if m.name in rates else m for m in plan.members
+    )
+    plan, capacity = rated(plan.model_copy(update={"place": place, "members": members}), say)
+    benched = api.colocate_bench(plan, policies=[policy], on_step=say)
+    document = bench_json(benched)
+    (rounds,) = benched.rounds
+    found = {
+        "plan": document["plan"],
+        "result": document["results"][0],
+        "together": [_compact(observed) for observed in rounds.together],
+        "alone": {
+            name: [_compact(observed) for observed in each] for name, each in rounds.alone.items()
+        },
+    }
+    measured = {"capacity": capacity} if capacity is not None else {}
+    new = {m.name: m.rate for m in plan.members if m.rate} if capacity is not None else rates
+    return {"policies": {policy: found}, "rates": new} | measured
 
 
 def _compact(observed: Any) -> dict[str, Any]:
@@ -107,20 +119,8 @@ def _compact(observed: Any) -> dict[str, Any]:
     return {"window_secs": observed.window[1] - observed.window[0], "members": found}
 
 
-def density(folders: Sequence[Path]) -> dict[str, Any]:
-    """Load more and more replicas into one process, until no more fit or all numbers are done."""
-    found: dict[str, Any] = {"replicas": [], "problems": {}}
-    for count in REPLICAS:
-        try:
-            found["replicas"].append(_replicas(count, folders))
-        except Exception as error:
-            found["problems"][f"{count} replicas"] = f"{type(error).__name__}: {error}"[:600]
-            break
-    found["weights_bytes"] = (folders[0] / "weights.bin").stat().st_size
-    return found
-
-
-def _replicas(count: int, folders: Sequence[Path]) -> dict[str, Any]:
+def density(count: int, folders: Sequence[Path]) -> dict[str, Any]:
+    """Load so many replicas into one process, and serve them."""
     from tunerd.colocation import Engine, Plan
     from tunerd.colocation.bench import sample_inputs
     from tunerd.colocation.load.generator import run_load
@@ -138,58 +138,89 @@ def _replicas(count: int, folders: Sequence[Path]) -> dict[str, Any]:
         observed = run_load(engine, LoadChoice(duration=3.0), inputs)
         resident = engine.memory_bytes()
         planned = {name: m.planned_bytes for name, m in engine.stats().members.items()}
-    return {
+    found = {
         "count": count,
         "load_secs": load_secs,
         "resident_bytes": [resident.get(m.name, 0) for m in plan.members],
         "planned_bytes": [planned[m.name] for m in plan.members],
         "observed": _compact(observed),
     }
+    return {"replicas": [found], "weights_bytes": (folders[0] / "weights.bin").stat().st_size}
 
 
 def inside(options: argparse.Namespace) -> None:
-    """Measure one part in this process, and write it."""
-    from tunerd.system import gpus, host
-    from tunerd.system.files import write_whole
-    from tunerd.vocabulary import to_json
-
-    facts = host.facts()
-    document: dict[str, Any] = {
-        "part": options.inside,
-        "place": options.place,
-        "host": to_json(facts),
-        "clock": to_json(gpus.conditions(facts.gpus[0].uuid)) if facts.gpus else None,
-    }
-    since = time.monotonic()
+    """Measure one configuration in this process, and write what was found."""
+    part, _, configuration = options.inside.partition(":")
     folders = [TENTH.run(RUNS.resolve()) / f"tenant-{i}" for i in range(10)]
-    if options.inside == "density":
-        document |= density(folders)
-    elif options.inside == "reshare":
-        document |= reshares(RECIPES / "reshare.yaml")
-    elif options.inside == "faults":
-        culprit = recovery.lookup(RUNS.resolve() / "lookup")
-        document |= recovery.faults(folders[:9], culprit)
+    if part == "density":
+        found = density(int(configuration.partition(" ")[0]), folders)
+    elif part == "reshare":
+        found = reshares(RECIPES / "reshare.yaml")
+    elif part == "faults":
+        found = recovery.faults(folders[:9], recovery.lookup(RUNS.resolve() / "lookup"))
     else:
-        document |= bench(BENCHES[options.inside], options.place)
-    document["secs"] = time.monotonic() - since
-    write_whole(_file(options, options.inside), json.dumps(document) + "\n", sync=False)
+        found = bench(BENCHES[part], options.place, configuration, json.loads(options.rates))
+    options.result.write_text(json.dumps(found))
 
 
 def measured(options: argparse.Namespace, part: str) -> None:
-    """Make what a part needs, and measure it in a process of its own."""
-    if _file(options, part).exists():
-        return
-    for kind, count in KINDS[part]:
-        _say(f"{part}: {count} of {kind.stem}, tuned at {kind.pct}%")
-        tenants.made(kind, count, RUNS.resolve(), budget=options.budget)
-    command = [sys.executable, "-m", "lab.colocation.latency", "--inside", part]
-    command += ["--place", options.place, "--out", str(options.out)]
-    try:
-        done = subprocess.run(command, check=False, timeout=_LIMIT_SECS)
-        if done.returncode:
-            _say(f"{part} ended with {done.returncode}")
-    except subprocess.TimeoutExpired:
-        _say(f"{part} took longer than {_LIMIT_SECS:g} s")
+    """Make what a part needs, and measure its configurations in a process each."""
+    wanted = [c for c in CONFIGURATIONS[part] if not options.only or c in options.only]
+    document = _document(options, part)
+    steps = Steps(document, lambda: _write(options, part, document), options.until)
+    left = [each for each in wanted if each not in document["done"]]
+    for kind, count in KINDS[part] if left else ():
+        with steps.step(f"{part}: {count} of {kind.stem}, tuned at {kind.pct}%"):
+            steps.left_secs(0.0)
+            tenants.made(kind, count, RUNS.resolve(), budget=options.budget)
+    for each in left if not options.prepare_only else ():
+        with steps.step(f"{part}, {each}: {options.secs:g} s at most", each):
+            found = found_by(
+                "latency", "--inside", f"{part}:{each}", "--place", options.place,
+                "--rates", json.dumps(document.get("rates", {})), "--out", options.out,
+                log=options.out / "logs" / f"{part}-{each.replace(' ', '-')}.txt",
+                secs=steps.left_secs(options.secs),
+            )  # fmt: skip
+            add(document, found)
+            document["done"].append(each)
+            document["problems"].pop(each, None)
+
+
+def add(document: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Add what was found of one configuration to what others have."""
+    for key, value in found.items():
+        if isinstance(value, dict):
+            document[key] = document.get(key, {}) | value
+        elif key == "replicas":
+            document[key] = sorted([*document.get(key, []), *value], key=lambda each: each["count"])
+        else:
+            document[key] = value
+
+
+def _document(options: argparse.Namespace, part: str) -> dict[str, Any]:
+    """Return what a part has in the folder, or the beginning of it."""
+    from tunerd.system import gpus, host
+    from tunerd.vocabulary import to_json
+
+    if (path := _file(options, part)).exists():
+        return dict(json.loads(path.read_text()))
+    facts = host.facts()
+    return {
+        "part": part,
+        "place": options.place,
+        "host": to_json(facts),
+        "clock": to_json(gpus.conditions(facts.gpus[0].uuid)) if facts.gpus else None,
+        "done": [],
+        "problems": {},
+    }
+
+
+def _write(options: argparse.Namespace, part: str, document: dict[str, Any]) -> None:
+    from tunerd.system.files import write_whole
+
+    document["secs"] = sum(document["took_secs"].values())
+    write_whole(_file(options, part), json.dumps(document) + "\n", sync=False)
+    write_whole(options.out / "latency.txt", latency_table.tables(options.out), sync=False)
 
 
 def _file(options: argparse.Namespace, part: str) -> Path:
@@ -197,32 +228,34 @@ def _file(options: argparse.Namespace, part: str) -> Path:
     return Path(options.out) / f"{part}{suffix}.json"
 
 
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default=",".join(KINDS), help="several with commas")
+    parser.add_argument("--only", action="append", help="a policy, or '10 replicas'")
+    parser.add_argument("--prepare-only", action="store_true", help="make what the parts need")
     parser.add_argument("--place", default="in-process", help="or mps: of those benched")
     parser.add_argument("--budget", default="30s", help="of each search")
+    parser.add_argument("--secs", type=float, default=120.0, help="of a policy, at most")
+    parser.add_argument("--until", type=float, default=float("inf"),
+                        help="seconds, after which nothing is begun")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--rates", default="{}", help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.out = options.out.resolve()
     if options.inside:
         inside(options)
         return
+    since_start()
     options.out.mkdir(parents=True, exist_ok=True)
     for part in options.parts.split(","):
         if part not in KINDS:
             parser.error(f"there is no part '{part}'; there are {', '.join(KINDS)}")
     for part in options.parts.split(","):
         measured(options, part)
-        text = latency_table.tables(options.out)
-        (options.out / "latency.txt").write_text(text)
-    print(text, end="")
+    print(latency_table.tables(options.out), end="")
 
 
 if __name__ == "__main__":

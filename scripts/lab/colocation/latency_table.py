@@ -21,6 +21,7 @@ ADMITTED, SPREAD, MORE_BYTES, RECOVERY_SECS = 0.995, 0.05, 20 << 20, 5.0
 RESHARE_SECS = 0.005
 
 Document = Mapping[str, Any]
+_FOUND = ("policies", "replicas", "rounds", "change_secs")  # of one part or another
 
 
 def tables(folder: Path) -> str:
@@ -29,8 +30,11 @@ def tables(folder: Path) -> str:
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text())
         if document.get("part") in _TABLES:
-            lines = _TABLES[document["part"]](document)
+            has_some = any(key in document for key in _FOUND)
+            lines = _TABLES[document["part"]](document) if has_some else []
             problems = [f"- {what}: {said}" for what, said in document["problems"].items()]
+            if problems:
+                problems = ["", "could not be measured, because", "", *problems]
             made.append(
                 "\n".join([f"## {path.stem} ({document['secs']:.0f} s)", "", *lines, *problems])
             )

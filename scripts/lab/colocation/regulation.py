@@ -2,17 +2,19 @@
 """Regulate mixes of three different models, and compare with what needs no regulation.
 
     PYTHONPATH=.:scripts python3 -m lab.colocation.regulation --out FOLDER \
-        resnet50=runs/resnet50-cuda100/artifact bert=runs/bert-cuda100/artifact ...
+        resnet50 encoder bert=runs/bert-cuda100/artifact ...
 
-Takes three artifacts or more, for one GPU or, with --device cpu, for this machine's cores. Of each
-mix of three, up to --mixes of them, it finds the best static plan: each in a share of its own, or
-two of them in turns in one, at several divisions of the device. Then the best regulation, and in
+Takes three artifacts or more, for one GPU or, with --device cpu, for this machine's cores. A name
+alone is a model of lab/colocation/tenants.py, tuned at 100% into --runs where it is not there. Of
+each mix of three, up to --mixes of them, it finds the best static plan: each in a share of its own,
+or two of them in turns in one, at several divisions of the device. Then the best regulation, and in
 the end measures all in turns: one after another, streams, that static plan, and the regulation.
 All members are busy all the time, and work is what they get in seconds of each alone.
 
-Written after each mix: regulation.json, with the facts of the host, all static plans that were
-tried, what was measured in turns and the plan that was found. The same command goes on with what
-is there. Five mixes take --minutes 7.5 beside the loading of models.
+Each mix has a process of its own and takes --secs beside the loading of models, the static plans
+half of it at most. Written after each: regulation.json, with the facts of the host, all static
+plans that were tried, what was measured in turns, the plan that was found, and what failed why. The
+same command goes on with what is there.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import sys
+import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.colocation import tenants
+from lab.colocation.steps import Steps, say, since_start
+from lab.colocation.tenants import RUNS, Kind
+from lab.colocation.workers import found_by
 from lab.lab import made_by, write
 from tunerd.api.colocation import without_mismatches
 from tunerd.artifacts import loading
@@ -37,6 +43,7 @@ from tunerd.errors import HostError
 from tunerd.vocabulary import to_json
 
 OF_A_MIX = 3
+_MORE_SECS = 60.0  # for loading, and for the proof where there is no time left
 _SPACE, _ONE_BY_ONE = PolicyChoice(kind="space"), PolicyChoice(kind="time")
 _IN_THREE = ((33, 33, 33), (50, 25, 25), (60, 20, 20))
 _IN_TWO = ((50, 50), (70, 30), (30, 70))
@@ -88,13 +95,14 @@ class Mix:
             "open_model": options.open_model,
         }
 
-    def found(self, until: float) -> RegulatedPlan:
-        """Return the best regulation, by a moment of the monotonic clock."""
-        plan = self._best_static()
+    def found(self, secs: float) -> RegulatedPlan:
+        """Return the best regulation that is found within so many seconds."""
+        until = time.monotonic() + secs
+        plan = self._best_static(until - secs / 2)
         left_secs = max(0.0, until - time.monotonic())
         return regulate(plan, budget_secs=left_secs, say=self._say, **self._measured_with)
 
-    def _best_static(self) -> Plan:
+    def _best_static(self, until: float) -> Plan:
         """Return the static plan with most work within the bounds, of those that the host takes."""
         whole = Plan(device=self._device, members=self._members)
         measurer = EngineMeasurer(whole, **self._measured_with)
@@ -103,6 +111,9 @@ class Mix:
         best: tuple[Plan, Outcome] | None = None
         for members in static_members(self._members):
             said = ", ".join(f"{m.name} {m.share}%{' in turns' if m.lane else ''}" for m in members)
+            if best is not None and time.monotonic() > until:
+                self.problems[said] = "no time was left to try it"
+                continue
             plan = whole.model_copy(update={"members": members, "policy": _SPACE})
             try:
                 busy = EngineMeasurer(plan, **self._measured_with).under(_SPACE)
@@ -117,7 +128,7 @@ class Mix:
         return whole.model_copy(update={"policy": _ONE_BY_ONE}) if best is None else best[0]
 
     def _say(self, message: str) -> None:
-        print(f"{self.name}: {message}", file=sys.stderr, flush=True)
+        say(f"{self.name}: {message}")
 
 
 def factors(found: RegulatedPlan) -> dict[str, dict[str, float]]:
@@ -134,48 +145,88 @@ def factors(found: RegulatedPlan) -> dict[str, dict[str, float]]:
     }
 
 
-def _options() -> argparse.Namespace:
+def _options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="+", metavar="NAME=ARTIFACT")
+    parser.add_argument("models", nargs="+", metavar="NAME[=ARTIFACT]")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--mixes", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=7.5, help="for all mixes")
+    parser.add_argument("--only", action="append", metavar="A+B+C", help="mixes")
+    parser.add_argument("--secs", type=float, default=90.0, help="for each mix")
+    parser.add_argument("--until", type=float, default=float("inf"),
+                        help="seconds, after which nothing is begun")  # fmt: skip
     parser.add_argument("--probe", type=float, default=0.4, help="seconds of each measurement")
-    options = parser.parse_args()
+    parser.add_argument("--prepare-only", action="store_true", help="make the models")
+    parser.add_argument("--budget", default="30s", help="of each search for a model")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="for models and artifacts")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    options.out, options.runs = options.out.resolve(), options.runs.resolve()
     pairs = [each.partition("=") for each in options.models]
-    options.models = {name: Path(path).resolve() for name, _, path in pairs}
-    if len(options.models) < OF_A_MIX or any(not path for _, _, path in pairs):
-        parser.error("give three different models or more, each as NAME=ARTIFACT")
-    options.open_model = functools.cache(loading.load)
+    options.models = {
+        name: Path(path).resolve() if path else Kind(name, 100).run(options.runs) / "tenant-0"
+        for name, _, path in pairs
+    }
+    options.to_make = [name for name, _, path in pairs if not path]
+    if len(options.models) < OF_A_MIX:
+        parser.error("give three different models or more, each as NAME or NAME=ARTIFACT")
     return options
 
 
-def main() -> None:
-    options = _options()
+def inside(options: argparse.Namespace) -> None:
+    """Measure one mix in this process, and write what was found."""
+    options.open_model = functools.cache(loading.load)
+    mix = Mix(options.inside.split("+"), options.models, options)
+    with without_mismatches():
+        found = mix.found(options.secs)
+    document = {
+        "static": mix.static,
+        "problems": mix.problems,
+        "plan": found.plan.model_dump(mode="json"),
+        "tried": found.tried,
+        "bounds_ms": dict(found.bounds_ms),
+        "pays": found.pays,
+        "regulated_over": factors(found),
+    }
+    options.result.write_text(json.dumps(document))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _options(argv)
+    if options.inside:
+        inside(options)
+        return
+    since_start()
     options.out.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {**made_by(), "device": options.device, "mixes": {}}
-    mixes = [Mix(n, options.models, options) for n in mixes_of([*options.models], options.mixes)]
-    began_at = time.monotonic()
-    with without_mismatches():
-        for nth, mix in enumerate(mixes, 1):
-            found = mix.found(began_at + 60 * options.minutes * nth / len(mixes))
-            document["mixes"][mix.name] = {
-                "static": mix.static,
-                "problems": mix.problems,
-                "plan": found.plan.model_dump(mode="json"),
-                "tried": found.tried,
-                "bounds_ms": dict(found.bounds_ms),
-                "pays": found.pays,
-                "regulated_over": factors(found),
-                "took_secs": time.monotonic() - began_at,
-            }
-            write(options.out / "regulation.json", document)
-            for policy, over in factors(found).items():
+    path = options.out / "regulation.json"
+    steps = Steps(document, lambda: write(path, document), options.until)
+    for name in options.to_make:
+        with steps.step(f"making {name}"):
+            steps.left_secs(0.0)
+            tenants.made(Kind(name, 100), 1, options.runs, budget=options.budget)
+    there = {name: model for name, model in options.models.items() if model.exists()}
+    mixes = ["+".join(names) for names in mixes_of([*there], options.mixes)]
+    for mix in mixes if not options.prepare_only else ():
+        if options.only and mix not in options.only:
+            continue
+        with steps.step(f"{mix}: {options.secs:g} s", mix):
+            secs = steps.left_secs(options.secs)
+            found = found_by(
+                "regulation", *(f"{name}={model}" for name, model in there.items()),
+                "--inside", mix, "--secs", secs, "--probe", options.probe,
+                "--device", options.device, "--out", options.out,
+                log=options.out / "logs" / f"{mix}.txt", secs=secs + _MORE_SECS,
+            )  # fmt: skip
+            document["mixes"][mix] = found
+            for policy, over in found["regulated_over"].items():
                 print(
-                    f"{mix.name}: regulated over {policy}: work {over['work']:.2f} times, "
+                    f"{mix}: regulated over {policy}: work {over['work']:.2f} times, "
                     f"p99 {over['p99']:.2f} times at most"
                 )
+    for what, said in document["problems"].items():
+        print(f"{what}: could not be measured, because {said}")
 
 
 if __name__ == "__main__":

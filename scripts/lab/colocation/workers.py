@@ -194,5 +194,23 @@ def here(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", f"lab.colocation.{module}", *map(str, arguments)]
 
 
+def found_by(module: str, *arguments: object, log: Path, secs: float) -> dict[str, Any]:
+    """Return what a module of this folder wrote into --result, in a process of its own.
+
+    What it prints goes to the log. Raises WorkerError where it failed or did not end in time.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    done = None
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "found.json"
+        command = here(module, *arguments, "--result", result)
+        with log.open("w") as said, contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(command, check=False, timeout=secs, stdout=said, stderr=said)
+        if done is None or done.returncode:
+            ended = f"ended with {done.returncode}" if done else f"did not end within {secs:.0f} s"
+            raise WorkerError(f"it {ended}: {log.read_text(errors='replace')[-400:].strip()}")
+        return dict(json.loads(result.read_text()))
+
+
 def plain_environment() -> dict[str, str]:
     return dict(os.environ)
