@@ -26,7 +26,7 @@ from lab.colocation.latency_table import admitted_in_time, spread_of, tables
 from lab.colocation.recovery import silent_secs
 from lab.colocation.regulation import factors, mixes_of, static_members
 from lab.colocation.saturation_table import latencies_of, samples_of, table
-from lab.colocation.steps import Steps
+from lab.colocation.steps import Steps, since_start
 from lab.colocation.tail_plot import dots_of, front, tails_svg
 from lab.colocation.tenants import RUNS, Kind
 from lab.colocation.ways import Ways, all_ways, chosen
@@ -313,9 +313,13 @@ def test_a_policy_that_cannot_be_measured_leaves_the_others_and_is_tried_again(
 
 
 def test_after_the_last_moment_no_step_is_begun() -> None:
-    with pytest.raises(TimeoutError, match="nothing is begun"):
+    with pytest.raises(TimeoutError, match="no time was left"):
         Steps({}, lambda: None, until=0.0).left_secs(1.0)
-    assert Steps({}, lambda: None).left_secs(1.0) == 1.0
+    assert Steps({}, lambda: None).left_secs(1.0, keep=5.0) == 1.0
+    soon = Steps({}, lambda: None, until=since_start() + 100.0)
+    assert 0.0 < soon.left_secs(90.0, keep=20.0) <= 80.0
+    with pytest.raises(TimeoutError, match="101 s are needed"):
+        soon.left_secs(1.0, keep=101.0)
 
 
 def test_other_weights_are_the_same_values_in_another_order(tmp_path: Path) -> None:

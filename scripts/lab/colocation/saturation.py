@@ -18,13 +18,13 @@ them, and --only chooses:
   are copied
 
 Processes are started in the order of importance, and may take --secs to prepare; what fails or
-takes longer is in the table with the reason. Each way is sampled once when it is ready, and when
-all are, in turns. A turn samples each: saturated, the queue never empty, and every
-second turn closed as well, with one of each model in flight, for the latencies. Written after each
-step: saturation.json, with all samples, the GPU's clocks, the facts of the host and the seconds of
-each step, and saturation.txt. What was exported, tuned and made in --runs before is not made again;
---prepare-only does no more than that. Runs where PyTorch, torchvision and one NVIDIA GPU are, as
-root.
+takes longer is in the table with the reason. Each way is sampled once when it is ready, and in
+turns when all are, or when the turns need what is left of --until. A turn samples each: saturated,
+the queue never empty, and every second turn closed as well, with one of each model in flight, for
+the latencies. Written after each step: saturation.json, with all samples, the GPU's clocks, the
+facts of the host and the seconds of each step, and saturation.txt. What was exported, tuned and
+made in --runs before is not made again; --prepare-only does no more than that. Runs where PyTorch,
+torchvision and one NVIDIA GPU are, as root.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import argparse
 import contextlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,7 @@ class Contender:
 
     group: Group
     sample_secs: float
+    took_secs: float = 0.0  # both of its first samples
 
 
 @dataclass
@@ -81,8 +83,15 @@ class Bench:
             self.document["sms"][ways.name] = [answer.get("sms") for answer in answers]
         for label in ways.labels:
             if all(label in answer["labels"] for answer in answers):
-                self.contenders[label] = Contender(group, sample_secs)
+                made = self.contenders[label] = Contender(group, sample_secs)
+                since = time.monotonic()
                 self._look(label, MODES, self.document["first"])
+                made.took_secs = time.monotonic() - since
+
+    @property
+    def turn_secs(self) -> float:
+        """How long a turn of what is ready may take: every second one has one sample of each."""
+        return sum(each.took_secs for each in self.contenders.values())
 
     def turn(self, number: int) -> None:
         """Sample each way once; turns have opposite orders, and every second one latencies."""
@@ -242,7 +251,7 @@ def _measure_first(
     try:
         if lacking := crew.lacks(ways):
             raise WorkerError(f"there is nothing {lacking}")
-        secs = bench.steps.left_secs(options.secs)
+        secs = bench.steps.left_secs(options.secs, keep=options.turns * bench.turn_secs)
         times = _ENGINE_TIMES if ways.kind == "engine" else 1
         group = crew.start(ways, environment(ways.mps))
         bench.add(ways, group, secs, times * options.sample_secs)

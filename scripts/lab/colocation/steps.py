@@ -43,11 +43,16 @@ class Steps:
         """Whether nothing is to be begun any more."""
         return since_start() >= self._until
 
-    def left_secs(self, most: float) -> float:
-        """Return how long a step may take, `most` at most; raises TimeoutError where it is late."""
-        if self.is_late:
-            raise TimeoutError(f"after {self._until:.0f} s nothing is begun")
-        return min(most, self._until - since_start())
+    def left_secs(self, most: float, keep: float = 0.0) -> float:
+        """Return how long a step may take, `most` at most, so that `keep` seconds are left.
+
+        Raises TimeoutError where there is no time for it.
+        """
+        left = self._until - keep - since_start()
+        if left <= 0:
+            kept = f", of which {keep:.0f} s are needed" if keep else ""
+            raise TimeoutError(f"no time was left: all is to end within {self._until:.0f} s{kept}")
+        return min(most, left)
 
     def problem(self, label: str, error: object) -> None:
         self._document["problems"][label] = str(error)[:600]
