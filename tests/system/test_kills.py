@@ -32,7 +32,7 @@ from tunerd.telemetry.status_file import read_status
 from tunerd.vocabulary import Record
 
 EACH = 2
-TRIALS = 120
+TRIALS = 64
 SEED = 20
 GONE_SECS = 15.0
 TO_LIVE_SECS = 30.0  # from SIGTERM to SIGKILL, where a scheduler takes a machine back
@@ -163,7 +163,7 @@ def test_every_trial_of_a_robbed_run_ends_once_and_none_is_blamed(robbed: Killed
 # --- SIGTERM -----------------------------------------------------------------------------------
 
 MOMENTS = ("starting", "tuning", "finishing")
-STOPPED_TRIALS = 60
+STOPPED_TRIALS = 32
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +335,7 @@ def test_a_driver_that_is_killed_while_ray_starts_leaves_nothing(
     run_in: tuple[Path, Path],
 ) -> None:
     model, folder = run_in
-    run = Run(folder / "starting", model, ("--trials", "4"))
+    run = Run(folder / "starting", model, ("--slice", "simulated", "--trials", "4"))
     run.start()
     run.wait_for(lambda: bool(called(run.processes(), "raylet")))
     assert run.process is not None
