@@ -122,3 +122,12 @@ def cores() -> Iterator[Runner]:
     planned = plan(SliceRequest("cpu", -(-100 // host.facts().usable_cores)))
     with member("cpu")(planned.slices[0]) as started:
         yield started.launch()
+
+
+@pytest.fixture(scope="module")
+def kept_cluster() -> Iterator[None]:
+    """Start Ray once for the runs that a file makes in this process."""
+    from tests.lib.kept_cluster import kept_cluster as kept
+
+    with kept():
+        yield

@@ -365,6 +365,7 @@ def test_one_size_is_compared_and_benched_by_its_name(artifact: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_cluster")
 def test_a_run_of_several_sizes_leaves_one_artifact(tmp_path: Path, capsys: Captured) -> None:
     path, out = saved(products(), tmp_path), tmp_path / "run"
     flags = ["--gpu-pct", "50", "--slice", "simulated", "--trials", "2", "--out", str(out)]

@@ -39,13 +39,14 @@ INSTEAD = (
     (r"models/light_\w+\.onnx", "model.onnx"),
     (r"model.onnx (.*--dim batch)", r"sized.onnx \1"),
     (r"--gpu-pct auto", "--cpu-pct auto"),
-    (r"^profile (.*)$", r"profile \1 --cpu --rounds 2 --duration 1s"),
+    (r"^profile (.*)$", r"profile \1 --cpu --rounds 2 --duration 500ms"),
     (r"--batches 1,8 --shares 10,25,50,100", "--batches 64,128 --shares 50,100"),
     (r"^matrix (.*)--shares 10,25,40,50,75,100 (.*)$",
      r"matrix \1--shares 50,100 \2 --slice simulated --trials 8 --rounds 1"),
     (r"^tune (.*)--gpu-pct", r"tune \1--slice simulated --gpu-pct"),
-    (r"^tune (.*)$", r"tune \1 --trials 4"),
-    (r"--trials 2000 --trials 4", "--trials 4"),
+    (r"^tune (.*)--cpu-pct 50", r"tune \1--slice simulated --cpu-pct 50"),
+    (r"^tune (.*)$", r"tune \1 --trials 4 --tuners 1"),
+    (r"--trials 2000 (.*--trials 4)", r"\1"),
     (r"(--store .*)$", r"\1 --out runs/of-a-team"),  # the other runs here are copies of one
     (r"--budget 10m", "--budget 30s"),
     (r"/srv/tunerd/", "{folder}/"),
@@ -56,7 +57,7 @@ INSTEAD = (
     # Two slices of half of the cores are all that there are.
     (r"--replicas 2 --beside", "--replicas 1 --beside"),
     (r"^run recipes/cpu.yaml(?! --dry-run)(.*)$",
-     r"run {recipes}/cpu.yaml --set out={folder}/runs/{name} --set model={folder}/model.onnx"
+     r"run {recipes}/cpu.yaml --set out={folder}/runs/cores/{name} --set model={folder}/model.onnx"
      r" --set trials=4 --set cpu-pct=50 \1"),
     (r"--set trials=100 --set out=runs/short/{name}", ""),
     (r"^run recipes/", r"run {recipes}/"),
@@ -95,7 +96,7 @@ ALSO_GOOD = {
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def world(tmp_path_factory: pytest.TempPathFactory, kept_cluster: None) -> Iterator[Path]:
     """A folder with the model and the runs that the README's commands name."""
     folder = tmp_path_factory.mktemp("readme")
     with pytest.MonkeyPatch.context() as patch:
@@ -105,7 +106,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         onnx.save(with_open_batch(two_products()), folder / "sized.onnx")
         for pct in (25, 40, 50, 100):
             argv = ["tune", "model.onnx", "--gpu-pct", str(pct), "--slice", "simulated"]
-            assert run(app, [*argv, "--trials", "4", "--json"]) in GOOD
+            assert run(app, [*argv, "--trials", "4", "--tuners", "1", "--json"]) in GOOD
         for name, copies in COPIES.items():
             for copy in copies:
                 shutil.copytree(folder / "runs" / name, folder / "runs" / copy)

@@ -106,6 +106,7 @@ def test_tf32_is_judged_by_what_rounding_the_weights_does(
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.usefixtures("kept_cluster")
 def test_a_run_says_everywhere_what_was_chosen_and_keeps_to_it(
     net: Path, tmp_path: Path, capsys: Captured
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_run_says_everywhere_what_was_chosen_and_keeps_to_it(
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.usefixtures("kept_cluster")
 def test_a_tuned_model_that_is_too_far_off_gives_way_to_the_next_precision(
     net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +177,7 @@ def _facts(out: Path) -> Any:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.usefixtures("kept_cluster")
 def test_what_was_moved_aside_is_not_tried_again(
     net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +195,7 @@ def test_what_was_moved_aside_is_not_tried_again(
     assert second.refused.startswith("off by")
 
 
+@pytest.mark.usefixtures("kept_cluster")
 def test_a_run_of_a_given_precision_gets_no_other(net: Path, tmp_path: Path) -> None:
     settings = {"cpu_pct": 100, "slice_kind": "simulated", "trials": 1}
     tunerd.tune(net, out=tmp_path / "run", **settings)  # type: ignore[arg-type]

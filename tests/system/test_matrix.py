@@ -25,6 +25,8 @@ from tests.lib import ROOT
 from tests.lib.matrix_samples import OFF, SHARES, Cells, losses, noisy, samples_of
 from tests.lib.models import conv_net, script
 from tunerd.artifacts.manifest import SAMPLE
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
 from tunerd.errors import ExitCode, InputError
 from tunerd.records import Store
 from tunerd.report.matrix_page import matrix_markdown, matrix_page, matrix_plot, matrix_table
@@ -283,16 +285,14 @@ def test_a_matrix_that_is_interrupted_goes_on_and_measures_nothing_twice(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_cluster")
 def test_a_level_builds_nothing_that_an_earlier_one_keeps_for_the_same_target(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, out = tmp_path / "net.onnx", tmp_path / "m"
     onnx.save(conv_net(), model)
     flags = ("--shares", "50,100", "--trials", "20", "--rounds", "1", "--slice", "simulated")
-    ended = subprocess.run(
-        [*command(model, out, *flags), "--json"], capture_output=True, text=True, env=environment()
-    )
-    assert ended.returncode == 0, ended.stderr
+    assert run(app, ["matrix", str(model), "--out", str(out), *flags]) == 0, capsys.readouterr().err
     first, later = (_build_secs(out / "levels" / f"gpu{pct}") for pct in (50, 100))
     defaults = {i for i, (source, _) in later.items() if source == DEFAULT_SOURCE}
     assert defaults
@@ -308,19 +308,18 @@ def _build_secs(level: Path) -> dict[str, tuple[str, float | None]]:
 
 @pytest.mark.slow
 @needs_two_cores
-def test_independent_shares_have_all_trials_and_their_own_kernels(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("kept_cluster")
+def test_independent_shares_have_all_trials_and_their_own_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, out = tmp_path / "net.onnx", tmp_path / "m"
     onnx.save(conv_net(), model)
     flags = ("--shares", "50,100", "--trials", "8", "--rounds", "1", "--slice", "simulated")
     for more, code in ((["--independent"], 0), ([], ExitCode.BAD_FOLDER)):
-        ended = subprocess.run(
-            [*command(model, out, *flags), *more],
-            capture_output=True,
-            text=True,
-            env=environment(),
-        )
-        assert ended.returncode == code, ended.stderr
-    assert "independent: True there" in ended.stderr
+        ended = run(app, ["matrix", str(model), "--out", str(out), *flags, *more])
+        said = capsys.readouterr().err
+        assert ended == code, said
+    assert "independent: True there" in said
     kept = read(out)
     own = {}
     for level in kept.of(LevelDone):

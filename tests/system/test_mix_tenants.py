@@ -46,6 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+@pytest.mark.usefixtures("kept_cluster")
 def test_models_of_one_architecture_are_tuned_planned_proved_and_served_in_one_launch(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,11 +40,18 @@ def two_convolutions() -> onnx.ModelProto:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "stored"), [("fp16", "float16"), ("bf16", "bfloat16")])
+@pytest.mark.usefixtures("kept_cluster")
 def test_a_run_in_16_bits_leaves_a_right_model_with_weights_of_them(
     tmp_path: Path, precision: str, stored: str
 ) -> None:
     proto = two_convolutions()
-    run = tunerd.tune(proto, cpu_pct=100, trials=12, precision=precision, out=tmp_path / "run")
+    run = tunerd.tune(
+        proto,
+        cpu_pct=100,
+        trials=4,
+        precision=precision,
+        out=tmp_path / "run",
+    )
     assert run.outcome.verification.verdict is Verdict.RIGHT
     assert set(run.trials()["state"]) == {"measured"}
     model = run.artifact.load()

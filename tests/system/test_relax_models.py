@@ -85,6 +85,7 @@ def tune(out: Path, on_progress: Callable[[ProgressState], None] | None = None) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_cluster")
 def test_the_same_call_goes_on_after_a_kill_and_leaves_a_right_artifact(tmp_path: Path) -> None:
     path = f"{ROOT}:{ROOT / 'scripts'}"
     killed = subprocess.run(
@@ -111,6 +112,7 @@ def test_the_same_call_goes_on_after_a_kill_and_leaves_a_right_artifact(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_cluster")
 def test_the_readme_s_module_is_tuned_in_16_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,8 @@ from tests.lib.store_places import proposed
 from tunerd.candidates.metaschedule.knobs import Choices, Location, Option, Tile
 from tunerd.candidates.metaschedule.search import BATCH, Searcher
 from tunerd.candidates.metaschedule.space import DesignSpace, design_space
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
 from tunerd.cluster.layout import local_layout
 from tunerd.errors import ExitCode, FolderError, InputError
 from tunerd.frontend.kernels import Selection, kernels_of
@@ -50,6 +50,7 @@ from tunerd.vocabulary import (
     TransferredResults,
 )
 
+Captured = pytest.CaptureFixture[str]
 ONE_CORE = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 1}))
 TWO_CORES = TargetSpec("llvm", json.dumps({"kind": "llvm", "num-cores": 2}))
 
@@ -410,7 +411,9 @@ class Tuned:
 
 
 @pytest.fixture(scope="module")
-def tuned(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tuned]:
+def tuned(
+    model: Path, tmp_path_factory: pytest.TempPathFactory, kept_cluster: None
+) -> Callable[..., Tuned]:
     def tune(trials: int, **options: Any) -> Tuned:
         folder = options.pop("folder", None) or tmp_path_factory.mktemp("runs") / "run"
         settings = TuneSettings(**{"model": model, "out": folder, "tuners": 1} | options)
@@ -479,24 +482,21 @@ def test_a_run_that_goes_on_does_not_measure_again_what_it_started_from(
     assert len({r.candidate.recipe for r in after}) == len(after) == 12
 
 
-def command(model: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tunerd", "tune", str(model), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def command(model: Path, *options: str) -> ExitCode | int:
+    return run(app, ["tune", str(model), *options])
 
 
-def test_a_dry_run_names_what_it_would_start_from(model: Path, tmp_path: Path) -> None:
+def test_a_dry_run_names_what_it_would_start_from(
+    model: Path, tmp_path: Path, capsys: Captured
+) -> None:
     folder = write_run(tmp_path / "other", 8)
     options = ("--cpu-pct", "100", "--out", str(tmp_path / "run"), "--warm-start", str(folder))
-    done = command(model, *options, "--dry-run", "--json")
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["warm_start"]
+    assert command(model, *options, "--dry-run", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["warm_start"]
     assert found["folder"] == str(folder)
     assert (found["results"], found["tasks"], found["shared_tasks"]) == (8, 1, 0)
-    assert "8 results of 1 task" in " ".join(command(model, *options, "--dry-run").stdout.split())
+    assert command(model, *options, "--dry-run") == 0
+    assert "8 results of 1 task" in " ".join(capsys.readouterr().out.split())
     assert not (tmp_path / "run").exists()
 
 
@@ -504,14 +504,15 @@ def test_a_dry_run_names_what_it_would_start_from(model: Path, tmp_path: Path) -
     ("facts", "code"), [(None, ExitCode.BAD_FOLDER), (CUDA_FACTS, ExitCode.BAD_INPUT)]
 )
 def test_a_wrong_folder_ends_the_command_before_there_is_a_run(
-    model: Path, tmp_path: Path, facts: RunFacts | None, code: ExitCode
+    model: Path, tmp_path: Path, facts: RunFacts | None, code: ExitCode, capsys: Captured
 ) -> None:
     folder = tmp_path / "other"
     if facts is not None:
         write_run(folder, 1, facts=facts)
     out = tmp_path / "run"
-    done = command(model, "--cpu-pct", "100", "--out", str(out), "--warm-start", str(folder))
-    assert done.returncode == code
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert str(folder) in done.stderr
+    options = ("--cpu-pct", "100", "--out", str(out), "--warm-start", str(folder))
+    assert command(model, *options) == code
+    said = capsys.readouterr().err
+    assert len(said.strip().splitlines()) == 1
+    assert str(folder) in said
     assert not out.exists()
