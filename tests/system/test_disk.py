@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import onnx
 import psutil
@@ -16,7 +18,10 @@ from tests.lib import ROOT
 from tests.lib.build_fixtures import default_of, matmul_task
 from tests.lib.models import conv_net
 from tests.lib.tune_process import Run
+from tunerd.artifacts import compile as artifact
 from tunerd.builder.build import build_candidate
+from tunerd.cli.app import app
+from tunerd.cli.errors import run
 from tunerd.errors import DiskError, ExitCode
 from tunerd.records import Store
 from tunerd.studies.matrix.folder import read
@@ -57,54 +62,43 @@ def runners(run: Run) -> list[psutil.Process]:
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of others are Linux's")
 def test_a_run_whose_runners_cannot_write_ends_and_goes_on_with_room(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    run = Run(tmp_path / "run", tmp_path / "net.onnx", ("--trials", "60"))
-    run.start()
-    run.wait_for(lambda: run.measured() >= 8)
-    for runner in runners(run):
+    tuned = Run(tmp_path / "run", tmp_path / "net.onnx", ("--trials", "24"))
+    tuned.start()
+    tuned.wait_for(lambda: tuned.measured() >= 8)
+    for runner in runners(tuned):
         resource.prlimit(runner.pid, resource.RLIMIT_FSIZE, (1024, 1024))
-    code, _, said = run.end()
+    code, _, said = tuned.end()
     assert code == ExitCode.DISK_FULL, said
     assert "cannot be written: File too large; make room" in said
-    assert not any(isinstance(r.result, Failure) for r in run.records())
-    run.start()
-    code, _, said = run.end()
+    assert not any(isinstance(r.result, Failure) for r in tuned.records())
+    tuned.start()
+    code, _, said = tuned.end()
     assert code < 10, said
-    assert not any(isinstance(r.result, Failure) for r in run.records())
-
-
-# The program, whose disk is full when the manifest of a model is written.
-_FULL = """
-import errno, os
-from tunerd.artifacts import compile as artifact
-from tunerd.cli import main
-def full(path, value):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-artifact.write_json = full
-main()
-"""
+    assert not any(isinstance(r.result, Failure) for r in tuned.records())
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_cluster")
 def test_a_run_without_room_for_its_model_ends_without_one_and_goes_on_with_room(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def full(path: Path, value: object) -> NoReturn:  # as the manifest of the model is written
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
     onnx.save(conv_net(), tmp_path / "net.onnx")
     out = tmp_path / "run"
     options = ["tune", str(tmp_path / "net.onnx"), "--cpu-pct", "100", "--trials", "4"]
     options += ["--slice", "simulated", "--out", str(out)]
-    full = subprocess.run(
-        [sys.executable, "-c", _FULL, *options], capture_output=True, text=True, check=False
-    )
-    assert full.returncode == ExitCode.DISK_FULL, full.stderr
-    assert "manifest.json cannot be written: No space left on device; make room" in full.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(artifact, "write_json", full)
+        code, said = run(app, options), capsys.readouterr().err
+    assert code == ExitCode.DISK_FULL, said
+    assert "manifest.json cannot be written: No space left on device; make room" in said
     assert not (out / "artifact").exists()
     assert not (out / "trials").exists()
     with Store.read(out) as store:
         before = {r.trial_id: r.result for r in store.records()}
-    again = subprocess.run(
-        [sys.executable, "-m", "tunerd", *options], capture_output=True, text=True, check=False
-    )
-    assert again.returncode < ExitCode.BAD_INPUT, again.stderr
+    assert run(app, options) < ExitCode.BAD_INPUT, capsys.readouterr().err
     assert (out / "artifact" / "manifest.json").is_file()
     with Store.read(out) as store:
         assert {r.trial_id: r.result for r in store.records()} == before
@@ -131,7 +125,7 @@ main()
 def test_a_matrix_without_room_for_a_cell_ends_and_goes_on_with_room(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
     out = tmp_path / "m"
-    options = ["matrix", str(tmp_path / "net.onnx"), "--shares", "50,100", "--trials", "8"]
+    options = ["matrix", str(tmp_path / "net.onnx"), "--shares", "50,100", "--trials", "4"]
     options += ["--rounds", "1", "--slice", "simulated", "--out", str(out), "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     full = subprocess.run(

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import onnx
 import psutil
@@ -19,15 +20,29 @@ import pytest
 from tests.lib.models import conv_net
 from tests.lib.tune_process import Run, still_there
 from tunerd.artifacts.manifest import read_manifest
+from tunerd.cli.app import app
+from tunerd.cli.errors import run as run_command
 from tunerd.cluster.membership import MAX_FAULTS, MAX_RESTARTS
-from tunerd.errors import ExitCode
+from tunerd.errors import ExitCode, InfrastructureError
+from tunerd.frontend import process
 from tunerd.records import Store
 from tunerd.report.page import report_page
 from tunerd.report.run_view import run_view_of
+from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice
 from tunerd.system import host
-from tunerd.vocabulary import Activity, Failure, Kind, Measurement, Phase, Record, TrialState
+from tunerd.vocabulary import (
+    Activity,
+    Failure,
+    Kind,
+    Measurement,
+    Phase,
+    Record,
+    SliceRequest,
+    TrialState,
+)
 
-TRIALS = 48
+Captured = pytest.CaptureFixture[str]
+TRIALS = 32
 FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
 
 pytestmark = pytest.mark.skipif(
@@ -166,7 +181,7 @@ class Interrupted:
 
 @pytest.fixture(scope="module")
 def interrupted(make_run: MakeRun) -> Interrupted:
-    run = make_run("--slice", "simulated", trials=120)
+    run = make_run("--slice", "simulated", trials=60)
     run.start()
     run.wait_for(lambda: run.measured() >= 4)
     second = Run(run.folder, run.model, run.options)
@@ -209,58 +224,11 @@ def test_nothing_that_ran_is_lost_by_ctrl_c(interrupted: Interrupted) -> None:
 
 def test_the_same_command_goes_on_after_ctrl_c(interrupted: Interrupted) -> None:
     check_finished(interrupted.run, *interrupted.last)
-    assert len(interrupted.run.records()) == 120
+    assert len(interrupted.run.records()) == 60
     assert all(r.result is not None for r in interrupted.run.records())
 
 
-# --- lost workers ------------------------------------------------------------------------------
-
-
-@dataclass
-class Robbed:
-    run: Run
-    last: tuple[int, str, str]
-    replaced: list[str]
-
-
-@pytest.fixture(scope="module")
-def robbed(make_run: MakeRun) -> Robbed:
-    """A run that lost a slice's process, and then a tuner's, with trials left for the next one."""
-    run = make_run(trials=200)
-    run.start()
-    run.wait_for(lambda: run.measured() >= 4)
-    replaced = []
-    for name in ("SliceActor", "TunerActor"):
-        before = run.actors(name)
-        before[0].kill()
-        at_the_kill = run.measured()
-
-        def another(name: str = name, before: list[psutil.Process] = before) -> bool:
-            return any(p not in before for p in run.actors(name))
-
-        run.wait_for(another)
-        replaced.append(name)
-        run.wait_for(lambda least=at_the_kill: run.measured() >= least + 4)  # type: ignore[misc]
-    return Robbed(run, run.end(), replaced)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SliceActor", "TunerActor"])
-def test_a_lost_worker_is_replaced(robbed: Robbed, name: str) -> None:
-    assert name in robbed.replaced
-
-
-@pytest.mark.slow
-def test_a_run_that_lost_workers_finishes_with_every_trial(robbed: Robbed) -> None:
-    check_finished(robbed.run, *robbed.last)
-    records = robbed.run.records()
-    assert len(records) == 200
-    assert all(r.result is not None for r in records)
-
-
-@pytest.mark.slow
-def test_trials_lost_with_a_worker_are_not_blamed(robbed: Robbed) -> None:
-    assert not [r for r in robbed.run.records() if "lost" in getattr(r.result, "message", "")]
+# --- lost workers: more of them in test_kills.py and test_chaos.py -------------------------------
 
 
 @pytest.mark.slow
@@ -342,58 +310,49 @@ def test_no_variable_is_set_while_tvm_is_loaded(make_run: MakeRun) -> None:
     assert seen["meanwhile"] == []
 
 
-# The program, whose model is lost once its tasks are known.
-_LOST_MODEL = """
-from tunerd.frontend import process
-from tunerd.cli import main
-from tunerd.errors import InfrastructureError
-def lost(*_):
-    raise InfrastructureError("no memory for the model")
-process.kernels_from = lost
-main()
-"""
-
-
 @pytest.mark.slow
-def test_a_search_ends_at_once_where_its_model_is_lost(make_run: MakeRun) -> None:
-    run = make_run("--slice", "simulated", trials=100_000)
-    words = [sys.executable, "-c", _LOST_MODEL, *run.command[3:]]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert done.returncode == ExitCode.INFRASTRUCTURE, done.stderr
-    assert "no memory for the model" in done.stdout
+@pytest.mark.usefixtures("kept_cluster")
+def test_a_search_ends_at_once_where_its_model_is_lost(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def lost(*_: Any) -> NoReturn:  # once its tasks are known
+        raise InfrastructureError("no memory for the model")
+
+    monkeypatch.setattr(process, "kernels_from", lost)
+    options = ["--cpu-pct", "50", "--slice", "simulated", "--trials", "100000", "--json"]
+    code = run_command(app, ["tune", str(model), *options, "--out", str(tmp_path / "run")])
+    said = capsys.readouterr()
+    assert code == ExitCode.INFRASTRUCTURE, said.err
+    assert "no memory for the model" in said.out
 
 
-# The program, with simulated slices of which the first faults at each candidate.
-_FAULTY = """
-import dataclasses
-from tunerd.cli import main
-from tunerd.slices.simulated import FAULTS_VARIABLE, SimulatedSlice
-plan = SimulatedSlice.plan
-def faulty(request):
-    found = plan(request)
-    first, *others = found.slices
-    first = dataclasses.replace(first, environment=((FAULTS_VARIABLE, "crash:1"),))
-    return dataclasses.replace(found, slices=(first, *others))
-SimulatedSlice.plan = faulty
-main()
-"""
+@pytest.fixture
+def faulty_slice(monkeypatch: pytest.MonkeyPatch, kept_cluster: None) -> None:
+    """Have the first of simulated slices fault at each candidate."""
+    plan = SimulatedSlice.plan
+
+    def faulty(request: SliceRequest) -> Any:
+        found = plan(request)
+        first, *others = found.slices
+        first = replace(first, environment=((FAULTS_VARIABLE, "crash:1"),))
+        return replace(found, slices=(first, *others))
+
+    monkeypatch.setattr(SimulatedSlice, "plan", faulty)
 
 
-def with_a_faulty_slice(model: Path, out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    options = ["--slice", "simulated", "--trials", "200", "--out", str(out), *flags]
-    return subprocess.run(
-        [sys.executable, "-c", _FAULTY, "tune", str(model), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def tuned(model: Path, out: Path, *flags: str) -> ExitCode | int:
+    options = ["--slice", "simulated", "--trials", "80", "--out", str(out), *flags]
+    return run_command(app, ["tune", str(model), *options])
 
 
-def test_a_device_on_which_everything_faults_ends_the_run(model: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("faulty_slice")
+def test_a_device_on_which_everything_faults_ends_the_run(
+    model: Path, tmp_path: Path, capsys: Captured
+) -> None:
     out = tmp_path / "run"
-    done = with_a_faulty_slice(model, out, "--cpu-pct", "100")
-    assert done.returncode == ExitCode.FAULTY_DEVICE, done.stderr
-    assert "16 trials more have faulted there than one for every 2" in done.stderr
+    code, said = tuned(model, out, "--cpu-pct", "100"), capsys.readouterr().err
+    assert code == ExitCode.FAULTY_DEVICE, said
+    assert "16 trials more have faulted there than one for every 2" in said
     with Store.read(out) as store:
         results = [r.result for r in store.records() if not r.candidate.is_default]
     ended = [r for r in results if r is not None]
@@ -401,13 +360,14 @@ def test_a_device_on_which_everything_faults_ends_the_run(model: Path, tmp_path:
     assert all(isinstance(r, Failure) and r.kind is Kind.CRASH for r in ended)
 
 
+@pytest.mark.usefixtures("faulty_slice")
 def test_a_run_goes_on_without_a_device_on_which_everything_faults(
-    model: Path, tmp_path: Path
+    model: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "run"
-    done = with_a_faulty_slice(model, out, "--cpu-pct", "50")
-    assert done.returncode < ExitCode.BAD_INPUT, done.stderr
-    assert "its device is left alone" in done.stderr
+    code, said = tuned(model, out, "--cpu-pct", "50"), capsys.readouterr().err
+    assert code < ExitCode.BAD_INPUT, said
+    assert "its device is left alone" in said
     assert (out / "artifact" / "manifest.json").is_file()
     with Store.read(out) as store:
         found = [r for r in store.records() if not r.candidate.is_default]
@@ -416,4 +376,4 @@ def test_a_run_goes_on_without_a_device_on_which_everything_faults(
     assert MAX_FAULTS <= len(faulted) < len(found) / 2
     sound = [r for r in found if r.slice_id == "simulated-0-1"]
     assert all(isinstance(r.result, Measurement) for r in sound)
-    assert len(faulted) + len(sound) == len(found) == 200
+    assert len(faulted) + len(sound) == len(found) == 80
