@@ -12,6 +12,7 @@ from pathlib import Path
 import axe_core_python
 import pytest
 
+from tests.lib import gate_runs
 from tests.lib.browser import Tab, opened_browser
 from tests.lib.matrix_samples import OFF, losses, samples_of
 from tests.lib.report_runs import (
@@ -40,6 +41,7 @@ from tunerd.report.calibration import calibration_plot
 from tunerd.report.colocation import bench_page
 from tunerd.report.comparison import NamedRun, named
 from tunerd.report.comparison_page import comparison_page
+from tunerd.report.gate import gate_page
 from tunerd.report.matrix_page import matrix_page
 from tunerd.report.mix import mix_page
 from tunerd.report.page import report_page
@@ -47,10 +49,12 @@ from tunerd.report.run_view import RunView, SliceView, run_view_of
 from tunerd.report.share_page import share_page
 from tunerd.report.sizes_page import sizes_page
 from tunerd.report.view import Plot, Section, View
+from tunerd.studies.compare.decide import decide
+from tunerd.studies.compare.sides import load_sides
 from tunerd.telemetry.history import FailureKind
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import Activity, SliceSpec, Span
-from tunerd.vocabulary.outcome import Latency
+from tunerd.vocabulary.outcome import Latency, Outcome
 from tunerd.vocabulary.verdict import Interval
 
 NAMES = (
@@ -141,7 +145,21 @@ def calibration() -> View:
     return View("Slowdowns", [Section("Estimated and measured", [plot])])
 
 
-def pages() -> dict[str, str]:
+def gate(folder: Path) -> str:
+    """Return the page of a gate between two runs that their names would break."""
+
+    def named(seed: int, **given: float) -> Outcome:
+        ended = gate_runs.outcome(seed, **given)  # type: ignore[arg-type]
+        task = replace(ended.tasks[0], name=NAMES[0])
+        model = replace(ended.model, name=NAMES[1])
+        return replace(ended, model=model, tasks=(task, *ended.tasks[1:]))
+
+    base = gate_runs.run_of(folder / "base", named(1))
+    new = gate_runs.run_of(folder / "new", named(2, slower=1.2))
+    return gate_page(decide(*load_sides(str(base), str(new)), fail_above=0.05))
+
+
+def pages(folder: Path) -> dict[str, str]:
     hostile = hostile_view()
     profile = profiled({10: 10e-3, 40: 2.15e-3, 100: 2e-3}, 5e-3)
     sized = [("batch 1", view(cpu_outcome()), cpu_outcome(), Path(NAMES[1]))]
@@ -164,12 +182,13 @@ def pages() -> dict[str, str]:
         "colocation": bench_page(benched()),
         "mix": mix_page(mix()),
         "calibration": html.page(calibration()),
+        "gate": gate(folder),
     }
 
 
 KINDS = (
     "gpu", "several-gpus", "cpu", "killed", "hostile", "runs", "matrix", "profile", "sizes",
-    "colocation", "mix", "calibration",
+    "colocation", "mix", "calibration", "gate",
 )  # fmt: skip
 
 
@@ -177,7 +196,7 @@ KINDS = (
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     found = {}
-    for name, page in pages().items():
+    for name, page in pages(folder).items():
         found[name] = folder / f"{name}.html"
         found[name].write_text(page, encoding="utf-8")
     return found

@@ -21,6 +21,7 @@ class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
     MARKDOWN = "markdown"
+    HTML = "html"
     BENCHMARK = "github-action-benchmark"
 
 
@@ -76,6 +77,8 @@ def _show(result: GateResult, format: Format, code: ExitCode) -> None:
         print(json_module.dumps(forms.gate_benchmark(result), ensure_ascii=False, indent=2))
     elif format is Format.MARKDOWN:
         print(forms.gate_markdown(result), end="")
+    elif format is Format.HTML:
+        print(forms.gate_page(result), end="")
     else:
         from rich.console import Console
 

@@ -1,4 +1,7 @@
-"""GateResult -> what people and CI read: a table, Markdown, JSON, github-action-benchmark's."""
+"""GateResult -> what people and CI read: a view, JSON, github-action-benchmark's.
+
+A view is shown as a page, on a terminal or as Markdown.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from tunerd.report import terminal
+from tunerd.report import html, svg, terminal
 from tunerd.report.markdown_text import code, folded, grid, text
-from tunerd.report.view import Cell, Grid
+from tunerd.report.view import Cell, Grid, Items, Pairs, Section, Tone, View
 from tunerd.stats.blocks import median_interval
 from tunerd.studies.compare import GateResult, Judgement, TaskJudgement
 from tunerd.system.text import one_line, secs_text
 from tunerd.vocabulary import to_json, unit_name
+from tunerd.vocabulary.outcome import Comparison
 from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
 MAX_TASKS = 10  # shown to people; JSON has all
@@ -25,7 +29,15 @@ _VERDICTS: dict[SpeedVerdict | None, tuple[str, str]] = {
     Verdict.CANNOT_TELL: ("cannot tell", "yellow"),
     None: ("not comparable", "red"),
 }
-_HEADINGS = ("", "base", "new", "change", "interval", "")
+_TONES: dict[SpeedVerdict | None, Tone] = {
+    Verdict.FASTER: "better",
+    Verdict.SAME: "better",
+    Verdict.SLOWER: "bad",
+    Verdict.CANNOT_TELL: "neutral",
+    None: "bad",
+}
+_WORDS = ("", "base", "new", "change", "interval", "verdict")  # what a terminal can show
+_HEADINGS = (*_WORDS, "gain")
 _NUMBERS = range(1, 5)
 
 
@@ -124,6 +136,32 @@ def gate_benchmark(result: GateResult) -> list[dict[str, Any]]:
     ]
 
 
+# --- a page ------------------------------------------------------------------------------------
+
+
+def gate_page(result: GateResult) -> str:
+    """Return the page of a gate, for a job's artifacts or a mail."""
+    judged, tasks, notes = result.end_to_end, result.tasks, result.notes
+    claim, _, grounds = headline(result).partition(": ")
+    sides = Pairs([("BASE", str(result.base.source)), ("NEW", str(result.new.source))])
+    sections = (
+        Section("End to end", [_summary(judged), sides] if judged else [sides]),
+        Section("Tasks", [_tasks(result)], f"{_tasks_text(result)}.") if tasks else None,
+        Section("Notes", [Items(notes)]) if notes else None,
+    )
+    return html.page(
+        View(
+            claim.capitalize(),
+            sections,
+            tone=_TONES[result.verdict],
+            grounds=grounds,
+            name=place_text(result),
+            facts=(_how(result),),
+            title=f"{place_text(result)}: {headline(result)}",
+        )
+    )
+
+
 # --- Markdown ----------------------------------------------------------------------------------
 
 
@@ -135,9 +173,9 @@ def gate_markdown(result: GateResult) -> str:
         f"BASE {code(result.base.source)}, NEW {code(result.new.source)}",
     ]
     if result.end_to_end is not None:
-        lines.append(grid(_summary(result.end_to_end)))
+        lines.append(grid(_summary(result.end_to_end).only(*_WORDS)))
     if result.tasks:
-        lines.append(folded(_tasks_text(result), grid(_tasks(result))))
+        lines.append(folded(_tasks_text(result), grid(_tasks(result).only(*_WORDS))))
     lines.append("\n".join(f"- {text(note)}" for note in result.notes))
     return "\n\n".join(filter(None, lines)) + "\n"
 
@@ -149,9 +187,9 @@ def gate_table(result: GateResult) -> Group:
     """Return the result for a terminal."""
     parts: list[Grid | str | None] = []
     if result.end_to_end is not None:
-        parts.append(_summary(result.end_to_end))
+        parts.append(_summary(result.end_to_end).only(*_WORDS))
     if result.tasks:
-        parts += [" ", _tasks_text(result), _tasks(result)]
+        parts += [" ", _tasks_text(result), _tasks(result).only(*_WORDS)]
     parts += [f"note: {note}" for note in result.notes]
     return Group(
         Text(f"{one_line(place_text(result))}, {_how(result)}", style="bold"),
@@ -164,34 +202,62 @@ def gate_table(result: GateResult) -> Group:
 
 
 def _summary(judged: Judgement) -> Grid:
-    rows = [_row("end to end", judged, verdict_text(judged.verdict))]
-    if len(judged.views) > 1:
-        rows += [
-            (view.name, "", "", f"{view.change.value - 1:+.1%}", _interval(view.change), "")
-            for view in judged.views
-        ]
+    rows = [("end to end", judged, verdict_text(judged.verdict))]
+    views = judged.views if len(judged.views) > 1 else ()
+    changes = [(view.name, view.change) for view in views]
     if judged.control is not None:
-        change = judged.control
-        control = ("default schedules", "", "", f"{change.value - 1:+.1%}")
-        rows.append((*control, _interval(change), ""))
-    return Grid(_HEADINGS, rows, _NUMBERS)
+        changes.append(("default schedules", judged.control))
+    scale = _scale([judged.change, *(change for _, change in changes)])
+    shown = [_row(*row, scale) for row in rows]
+    shown += [
+        (
+            name,
+            "",
+            "",
+            f"{change.value - 1:+.1%}",
+            _interval(change),
+            "",
+            _gain(change, None, scale),
+        )
+        for name, change in changes
+    ]
+    return _grid(shown)
 
 
 def _tasks(result: GateResult) -> Grid:
-    return Grid(_HEADINGS, list(map(_task_row, result.tasks[:MAX_TASKS])), _NUMBERS)
+    tasks = result.tasks[:MAX_TASKS]
+    scale = _scale([task.judgement.change for task in tasks])
+    return _grid([_task_row(task, scale) for task in tasks])
 
 
-def _task_row(task: TaskJudgement) -> tuple[str | Cell, ...]:
+def _grid(rows: list[tuple[str | Cell, ...]]) -> Grid:
+    return Grid(_HEADINGS, rows, _NUMBERS, class_="ranked", styles={"gain": "mark"})
+
+
+def _task_row(task: TaskJudgement, scale: tuple[float, float]) -> tuple[str | Cell, ...]:
     verdict = verdict_text(task.judgement.verdict) + (", same kernel" if task.same_kernel else "")
     calls = f" x{task.weight}" if task.weight > 1 else ""
-    name, *cells = _row(one_line(task.name) + calls, task.judgement, verdict)
-    return (Cell(name, is_code=True), *cells)
+    name, *cells = _row(one_line(task.name) + calls, task.judgement, verdict, scale)
+    return (Cell(str(name), is_code=True), *cells)
 
 
-def _row(name: str, judged: Judgement, verdict: str) -> tuple[str, ...]:
+def _row(
+    name: str, judged: Judgement, verdict: str, scale: tuple[float, float]
+) -> tuple[str | Cell, ...]:
     times = (secs_text(judged.base_secs), secs_text(judged.new_secs))
-    change = judged.change
-    return (name, *times, f"{change.value - 1:+.1%}", _interval(change), verdict)
+    change, mark = judged.change, _gain(judged.change, judged.verdict, scale)
+    return (name, *times, f"{change.value - 1:+.1%}", _interval(change), verdict, mark)
+
+
+def _gain(change: Interval, verdict: SpeedVerdict | None, scale: tuple[float, float]) -> Cell:
+    """Return a change as the gain that a page draws: to the right is faster."""
+    told = verdict or Verdict.CANNOT_TELL
+    gain = Comparison(told, 0.0, 0.0, 1 / change.value, 1 / change.high, 1 / change.low)
+    return Cell(drawn=svg.ratio_mark(gain, scale=scale))
+
+
+def _scale(changes: list[Interval]) -> tuple[float, float]:
+    return svg.ratio_scale([1 / end for change in changes for end in (change.low, change.high)])
 
 
 def _tasks_text(result: GateResult) -> str:

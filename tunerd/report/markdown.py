@@ -83,7 +83,7 @@ def _failures(view: RunView) -> str:
 
 
 def _task_table(view: RunView) -> str:
-    tasks = task_grid(view)
+    tasks = task_grid(view.tasks, view.undecided)
     heads = ("Task", "Share of time", "Calls", "Default", "Best", "Ratio", "Trials", "Winner")
     shown = dataclasses.replace(tasks, rows=tasks.rows[:SHOWN_TASKS]).only(*heads)
     return grid(shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -220,7 +220,7 @@ def _slice_row(each: SliceView, view: RunView) -> tuple[str | Cell, ...]:
 
 def task_section(view: RunView) -> Section:
     """Return the tasks, the heaviest first; those after the 25th fold away."""
-    grid = task_grid(view)
+    grid = task_grid(view.tasks, view.undecided)
     if not grid.rows:
         words = "The model has no task that can be tuned."
         if view.outcome is None:
@@ -252,9 +252,9 @@ def tasks_text(view: RunView) -> str:
     return f"{words}, {undecided} {verb} not decided. The share is of the best time known."
 
 
-def task_grid(view: RunView) -> Grid:
-    """Return all tasks, the heaviest first."""
-    shares = by_share(view.tasks)
+def task_grid(tasks: Sequence[TaskOutcome], undecided: Collection[str] = ()) -> Grid:
+    """Return all tasks, the heaviest first; `undecided` are ids of those with no winner yet."""
+    shares = by_share(tasks)
     compared = [c for s in shares if (c := s.task.comparison) is not None]
     scale = svg.ratio_scale([end for c in compared for end in (c.ratio_low, c.ratio_high)])
     rows = [
@@ -264,10 +264,10 @@ def task_grid(view: RunView) -> Grid:
             f"{task.weight:,}",
             secs_text(task.default_secs),
             secs_text(task.best_secs),
-            ratio_cell(task.comparison),
+            ratio_cell(task.comparison, is_tuned=task.is_tuned),
             Cell(drawn=_mark(task.comparison, scale)),
             _trials(task),
-            _winner(task, is_decided=task.task_id not in view.undecided),
+            _winner(task, is_decided=task.task_id not in undecided),
         )
         for task, share in ((entry.task, entry.share) for entry in shares)
     ]
@@ -277,13 +277,14 @@ def task_grid(view: RunView) -> Grid:
     )
 
 
-def ratio_cell(compared: Comparison | None) -> Cell:
+def ratio_cell(compared: Comparison | None, *, is_tuned: bool = False) -> Cell:
     """Return a ratio over its interval, or that it cannot be told."""
     if compared is None:
         return Cell(UNKNOWN)
     ratio, interval = ratio_texts(compared.interval)
-    unsure = compared.verdict is Verdict.CANNOT_TELL
-    return Cell("cannot tell" if unsure else f"{ratio}{TIMES}", interval)
+    if compared.verdict is Verdict.CANNOT_TELL:
+        return Cell("cannot tell", interval, style="yellow")
+    return Cell(f"{ratio}{TIMES}", interval, style="green" if is_tuned else "")
 
 
 def _mark(compared: Comparison | None, scale: tuple[float, float]) -> Markup | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,33 +13,29 @@ from rich.text import Text
 
 from tunerd.report import terminal
 from tunerd.report.figures import (
-    LATENCY_NAMES,
     TaskShare,
     by_share,
     median_of,
-    ordered,
     outcome_headline,
     weighted_secs,
 )
 from tunerd.report.library_text import library_bars, library_secs
-from tunerd.report.run_sections import ratio_cell
+from tunerd.report.run_sections import latency_bars, task_grid
 from tunerd.report.view import Cell, Grid
 from tunerd.system.text import (
     UNKNOWN,
     count_text,
     duration_text,
-    is_known,
     one_line,
     percent_text,
-    secs_range_text,
     secs_text,
 )
 from tunerd.vocabulary import finite, to_json
-from tunerd.vocabulary.outcome import Comparison, Outcome
-from tunerd.vocabulary.verdict import Verdict
+from tunerd.vocabulary.outcome import Outcome, TaskOutcome
 
 SHOWN_TASKS = 20
 PLANNED_TASKS = 15
+_TASK_HEADS = ("Task", "Share of time", "Calls", "Default", "Best", "Ratio", "Trials")
 _STYLES = {"better": "bold green", "neutral": "bold", "bad": "bold red"}
 
 
@@ -55,7 +52,7 @@ def outcome_table(outcome: Outcome) -> RenderableType:
         _latency_line(outcome),
     ]
     if shares:
-        lines += [Text(""), _task_table(shares[:SHOWN_TASKS])]
+        lines += [Text(""), _task_table(outcome.tasks)]
     rest = shares[SHOWN_TASKS:]
     if rest:
         left = sum(s.share or 0.0 for s in rest)
@@ -68,33 +65,14 @@ def outcome_table(outcome: Outcome) -> RenderableType:
 
 def _latency_line(outcome: Outcome) -> Text:
     """Return the median and its 95% interval of each way to run the model."""
-    parts = []
-    for latency in ordered(outcome.latencies):
-        name = LATENCY_NAMES.get(latency.name, one_line(latency.name))
-        seen = median_of(latency)
-        text = f"{name} {secs_text(seen.value if seen else None)}"
-        if seen and is_known(seen.high):
-            text += f" ({secs_range_text(seen.low, seen.high)})"
-        parts.append(text)
-    return Text("; ".join(parts))
+    bars = latency_bars(outcome.latencies)
+    return Text("; ".join(f"{b.name} {b.value} ({b.small})" for b in (bars.bars if bars else ())))
 
 
-def _task_table(shares: tuple[TaskShare, ...]) -> Table:
-    heads = ("task", "share", "calls", "default", "best", "ratio", "trials", "failed")
-    rows = [
-        (
-            task.name,
-            percent_text(share),
-            f"{task.weight:,}",
-            secs_text(task.default_secs),
-            secs_text(task.best_secs),
-            _ratio_cell(task.comparison, is_tuned=task.is_tuned),
-            "store" if task.taken else f"{task.trials:,}",
-            f"{task.failed:,}",
-        )
-        for task, share in ((entry.task, entry.share) for entry in shares)
-    ]
-    return terminal.table(Grid(heads, rows, range(1, len(heads))), gap=1, least_width=8)
+def _task_table(tasks: Sequence[TaskOutcome]) -> Table:
+    grid = task_grid(tasks)
+    shown = dataclasses.replace(grid, rows=grid.rows[:SHOWN_TASKS])
+    return terminal.table(shown.only(*_TASK_HEADS), gap=1, least_width=8)
 
 
 def _reasons(shares: tuple[TaskShare, ...]) -> list[Text]:
@@ -106,12 +84,6 @@ def _reasons(shares: tuple[TaskShare, ...]) -> list[Text]:
         Text(f"at the default, {reason}: {', '.join(of)}", style="dim")
         for reason, of in names.items()
     ]
-
-
-def _ratio_cell(comparison: Comparison | None, *, is_tuned: bool) -> Cell:
-    unsure = comparison is not None and comparison.verdict is Verdict.CANNOT_TELL
-    style = "yellow" if unsure else "green" if is_tuned else ""
-    return Cell(ratio_cell(comparison).text, style=style)
 
 
 def _totals_line(outcome: Outcome) -> Text:
