@@ -99,7 +99,12 @@ def compile_artifact(
     with written_beside(folder) as part:
         storage_bytes = _compile_library(scheduled, target, part / LIBRARY)
         casts = {n: narrowed(lowered.weights[o], t) for n, (o, t) in scheduled.casts.items()}
-        weights = {**lowered.weights, **casts}
+        orders = {
+            n: np.ascontiguousarray(lowered.weights[o].transpose(axes))
+            for n, (o, axes) in scheduled.orders.items()
+        }
+        kept = {n: w for n, w in lowered.weights.items() if n not in scheduled.gone}
+        weights = {**kept, **casts, **orders}
         of_tenants: dict[str, Any] = {}
         if tenants is None:
             weights |= scheduled.counters

@@ -9,7 +9,7 @@ kernel leaves so: all calls of a model are on one stream, and share it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,12 @@ class WithKernels:
     """A module that calls kernels that TVM did not make, and what it takes in addition."""
 
     mod: IRModule
-    counters: Arrays  # weights
-    casts: Mapping[str, tuple[str, str]]  # weights by name: which one they are, and in which type
+    counters: Arrays = field(default_factory=dict)  # weights
+    # Weights by name: which one they are, and in which type.
+    casts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    # Likewise, with their axes in another order; those that nothing takes as they were are gone.
+    orders: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
 
 
 def with_device_kernels(mod: IRModule, lowered: Mapping[GlobalVar, LoweredKernel]) -> WithKernels:
@@ -40,15 +44,20 @@ def with_device_kernels(mod: IRModule, lowered: Mapping[GlobalVar, LoweredKernel
     mutate = _Calls(mod, {gvar.name_hint: kernel for gvar, kernel in lowered.items()}, var)
     main = mutate.visit_expr(mod["main"])
     cast = {str(v.name): (name, dtype) for (name, dtype), v in mutate.casts.items()}
-    if var is not None or cast:
-        params = [*main.params, *mutate.casts.values(), *([var] if var is not None else [])]
+    ordered = {str(v.name): (name, axes) for (name, axes), v in mutate.orders.items()}
+    used = {str(v.name) for v in relax.analysis.free_vars(main.body)}
+    gone = frozenset(name for name, _ in ordered.values()) - used
+    if var is not None or cast or ordered:
+        params = [p for p in main.params if str(p.name) not in gone]
+        params += [*mutate.casts.values(), *mutate.orders.values()]
+        params += [] if var is None else [var]
         main = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
     mod = mutate.builder_.get()
     mod.update_func(mod.get_global_var("main"), main)
     for gvar in lowered:
         del mod[gvar]
     zeros = {COUNTERS: np.zeros(counters.shape, counters.dtype)} if counters else {}
-    return WithKernels(mod, zeros, cast)
+    return WithKernels(mod, zeros, cast, ordered, gone)
 
 
 def _counters(lowered: Mapping[GlobalVar, LoweredKernel]) -> TensorSpec | None:
@@ -90,6 +99,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         self._mod = mod
         self._weights = {str(p.name) for p in mod["main"].params}
         self.casts: dict[tuple[str, str], relax.Var] = {}  # of weights, by their names and types
+        self.orders: dict[tuple[str, tuple[int, ...]], relax.Var] = {}  # likewise, and axes
         self._added: dict[str, GlobalVar] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -106,6 +116,8 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         arguments = list(visited.args[1])
         for number, dtype in kernel.casts:
             arguments[number] = self._cast(arguments[number], dtype)
+        for number, axes in kernel.orders:
+            arguments[number] = self._ordered(arguments[number], axes)
         if not kernel.scratch:
             return relax.call_tir(self._added[name], relax.Tuple(arguments), call.ty)
         arguments += [self._counters for spec in kernel.scratch if _is_counter(spec)]
@@ -127,3 +139,15 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
                 f"{name}_{dtype}", relax.TensorType(value.ty.shape, dtype)
             )
         return self.casts[name, dtype]
+
+    def _ordered(self, value: relax.Expr, axes: tuple[int, ...]) -> relax.Expr:
+        """Return a weight with its axes in another order: one more weight, or else a kernel."""
+        name = str(getattr(value, "name", ""))
+        if name not in self._weights:
+            return self.builder_.emit_te(topi.transpose, value, axes)
+        if (name, axes) not in self.orders:
+            shape = [value.ty.shape[axis] for axis in axes]
+            self.orders[name, axes] = relax.Var(
+                f"{name}_{''.join(map(str, axes))}", relax.TensorType(shape, value.ty.dtype)
+            )
+        return self.orders[name, axes]

@@ -31,6 +31,8 @@ class Scheduled:
     kernels: tuple[DeviceKernel, ...] = ()  # that TVM did not make
     counters: Arrays = field(default_factory=dict)  # weights that these add to the model's
     casts: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # and weights in other types
+    orders: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)  # of axes
+    gone: frozenset[str] = frozenset()  # weights that it takes no more
     calls: tuple[LibraryCall, ...] = ()
 
 
@@ -84,9 +86,10 @@ def schedule(
         if tenants is not None:
             weights = {var: task.weight_args for var, _, task in covered}
             mod, foreign = _for_tenants(mod, foreign, weights, tenants, tvm_target)
-        made = with_device_kernels(mod, foreign) if foreign else WithKernels(mod, {}, {})
+        made = with_device_kernels(mod, foreign) if foreign else WithKernels(mod)
         mod = default_schedule(made.mod, tvm_target)
-        return Scheduled(mod, hits, kernels, made.counters, made.casts, calls)
+        added = (made.counters, made.casts, made.orders, made.gone)
+        return Scheduled(mod, hits, kernels, *added, calls)
     except ValueError as error:
         raise ModelError(f"{error}; export the model without this operator") from error
 

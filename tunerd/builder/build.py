@@ -15,15 +15,16 @@ import threading
 import time
 import traceback
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tunerd.builder import library, nvrtc
 from tunerd.builder.library import export_library, load_tvm
 from tunerd.builder.lowering import tir_pipeline
 from tunerd.candidates import registry
-from tunerd.candidates.base import ENTRY, LoweredKernel
+from tunerd.candidates.base import ENTRY, LoweredKernel, taken
 from tunerd.errors import DiskError, HostError
 from tunerd.system import files
 from tunerd.vocabulary import (
@@ -111,11 +112,17 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
     if lowered.symbol:
         if (lowered.lanes or 1) != task.tenants:
             raise ValueError(f"the kernel is for {lowered.lanes or 1} models, not {task.tenants}")
-        types = dict(lowered.casts)
-        args = tuple(replace(s, dtype=types.get(i, s.dtype)) for i, s in enumerate(task.args))
         with unchecked:
             module = tvm.tirx.build(lowered.mod, target=tvm.target.Target(task.target.json))
-        return _linked(task, candidate, module, args=args, lowered=lowered, started=started)
+        return _linked(
+            task,
+            candidate,
+            module,
+            args=taken(task.args, lowered.casts, lowered.orders),
+            lowered=lowered,
+            started=started,
+            rewritten=tuple((i, tuple(np.argsort(axes).tolist())) for i, axes in lowered.orders),
+        )
     mod = lowered.mod
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from tunerd.vocabulary import (
@@ -69,6 +69,8 @@ class LoweredKernel:
     scratch: tuple[TensorSpec, ...] = ()
     calls: tuple[LibraryCall, ...] = ()
     casts: tuple[tuple[int, str], ...] = ()  # weights that it takes in another type than the task
+    # Weights that it takes with the task's axes in this order (numpy.transpose).
+    orders: tuple[tuple[int, tuple[int, ...]], ...] = ()
     lanes: int | None = None
 
     @property
@@ -76,6 +78,23 @@ class LoweredKernel:
         """What its host code launches or calls, for names; empty where TVM makes its code."""
         of_kernels = (kernel.symbol for kernel in self.kernels)
         return next(of_kernels, next((call.library for call in self.calls), ""))
+
+
+def taken(
+    args: Sequence[TensorSpec],
+    casts: Sequence[tuple[int, str]],
+    orders: Sequence[tuple[int, tuple[int, ...]]],
+) -> tuple[TensorSpec, ...]:
+    """Return a task's arguments as a kernel takes them that has these of LoweredKernel."""
+    types, axes = dict(casts), dict(orders)
+    return tuple(
+        replace(
+            spec,
+            dtype=types.get(i, spec.dtype),
+            shape=tuple(spec.shape[axis] for axis in axes.get(i, range(len(spec.shape)))),
+        )
+        for i, spec in enumerate(args)
+    )
 
 
 @dataclass(frozen=True)
