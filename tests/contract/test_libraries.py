@@ -34,7 +34,8 @@ from tunerd.candidates.libraries.recipe import Recipe
 from tunerd.errors import HostError, InputError
 from tunerd.frontend.kernels import Kernels
 from tunerd.libraries import calls, cublaslt, packages
-from tunerd.libraries.cublaslt import LibraryCallError, MatmulCall, Matrix
+from tunerd.libraries.cublaslt import MatmulCall, Matrix
+from tunerd.libraries.packages import LibraryCallError
 from tunerd.report import html
 from tunerd.report.library_text import library_bars, library_text
 from tunerd.report.markdown import run_markdown

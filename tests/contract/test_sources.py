@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.lib.build_fixtures import WITH_VNNI, quantized_task
+from tests.lib.build_fixtures import WITH_VNNI, conv_task, quantized_task
 from tests.lib.coordinator_world import measured, task
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
@@ -35,13 +35,15 @@ from tunerd.coordinator.events import (
     StoreEnded,
     WorkerJoined,
 )
-from tunerd.libraries import packages
+from tunerd.libraries import naming, packages
+from tunerd.libraries.cudnn_graphs import Configuration
 from tunerd.slices import plan
 from tunerd.system.targets import cuda_target
 from tunerd.testing import SourceContract
 from tunerd.testing.kernels import built, matmul_task
 from tunerd.testing.sources import for_gpu, proposed
 from tunerd.vocabulary import (
+    CUDNN,
     DEFAULT_SOURCE,
     LIBRARIES,
     METASCHEDULE,
@@ -70,13 +72,18 @@ def on_cpu() -> Task:
     return matmul_task()
 
 
+def convolution() -> Task:
+    """Return a convolution whose filters and bias are weights."""
+    return replace(conv_task(), weight_args=(1, 2))
+
+
 def disagreements(name: str, target: TargetSpec) -> list[str]:
     """Say how candidates of a source differ from the default on this process's GPU."""
     from tunerd.runner.agreement import disagreement
     from tunerd.runner.cuda_device import CudaDevice
 
     load_tvm()
-    task = for_gpu(matmul_task(), target)
+    task = for_gpu(convolution() if name == CUDNN else matmul_task(), target)
     builds = [build_candidate(task, c) for c in proposed(registry.SOURCES[name], task)]
     reference = built(build_candidate(task, default_candidate(task)))
     device = CudaDevice()
@@ -89,9 +96,17 @@ class TestSources(SourceContract):
     def source(self, request: pytest.FixtureRequest) -> CandidateSource:
         return registry.SOURCES[request.param]
 
+    @pytest.fixture(autouse=True)
+    def plans(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have plans of cuDNN where it is not installed."""
+        found = [Configuration(engine, ((2, 8),), 256) for engine in range(8)]
+        monkeypatch.setattr(naming, "named", lambda call, device: found)
+
     @pytest.fixture
     def task(self, source: CandidateSource, on_cpu: Task) -> Task:
-        """Return a product that the source takes: of this machine's CPU, another one or a GPU."""
+        """Return a task that the source takes: of this machine's CPU, another one or a GPU."""
+        if source.name == CUDNN:
+            return for_gpu(convolution(), cuda_target("9.0"))
         known = (on_cpu, quantized_task(), for_gpu(on_cpu, cuda_target("9.0")))
         return next((t for t in known if source.takes(t) is None), known[-1])
 

@@ -1,9 +1,9 @@
-"""cuBLASLt on a real GPU: its calls compute what the defaults do, alone, timed and in a model."""
+"""Libraries on a real GPU: calls compute what the defaults do, alone, timed and in a model."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,24 +12,34 @@ import numpy as np
 import pytest
 
 import tunerd
+from tests.contract.test_cudnn import MATCHED as CONVOLVED
+from tests.contract.test_cudnn import SOURCE as CONVOLUTIONS
+from tests.contract.test_cudnn import by_plan, convolution, two_convolutions
 from tests.contract.test_libraries import MATCHED, SOURCE, gpu_task, pointwise, tensors
 from tests.lib.build_fixtures import built
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.builder.build import build_candidate
+from tunerd.candidates.base import SearchSettings
 from tunerd.candidates.libraries.recipe import Recipe
+from tunerd.frontend.kernels import Kernels
 from tunerd.libraries import packages
+from tunerd.libraries.cudnn_graphs import Configuration
 from tunerd.runner.base import Runner
 from tunerd.slices import plan
 from tunerd.slices.whole import WholeSlice
 from tunerd.vocabulary import (
     CUBLASLT,
+    CUDNN,
+    FP16,
     FP32,
     SEARCH,
     TF32,
     Build,
     Candidate,
+    Failure,
     Measurement,
     SliceRequest,
+    Stage,
     TargetSpec,
     Task,
     candidate_id,
@@ -39,17 +49,31 @@ from tunerd.vocabulary import (
 pytestmark = pytest.mark.gpu
 
 
+Whole = tuple[Runner, TargetSpec, int]
+
+
 @pytest.fixture(scope="module")
-def whole() -> Iterator[tuple[Runner, TargetSpec, int]]:
+def whole() -> Iterator[Whole]:
     """A runner on the first GPU, the target to compile for, and the GPU's SMs."""
     usable = WholeSlice.usability()
-    lacking = packages.missing(CUBLASLT) if usable.ok else usable.why
-    if lacking:
-        pytest.skip(lacking)
+    if not usable.ok:
+        pytest.skip(usable.why)
     planned = plan(SliceRequest("whole", 100))
     with WholeSlice(planned.slices[0]) as measured:
         proof = measured.prove()
         yield measured.launch(), planned.target, proof.sm_count
+
+
+@pytest.fixture
+def for_cublaslt() -> None:
+    if lacking := packages.missing(CUBLASLT):
+        pytest.skip(lacking)
+
+
+@pytest.fixture
+def for_cudnn() -> None:
+    if lacking := packages.missing(CUDNN):
+        pytest.skip(lacking)
 
 
 def by_library(task: Task, rank: int, sms: int) -> Candidate:
@@ -64,19 +88,19 @@ def builds_of(task: Task, rank: int, sms: int) -> tuple[Build, Build]:
     return built(default), built(build_candidate(task, by_library(task, rank, sms)))
 
 
+@pytest.mark.usefixtures("for_cublaslt")
 @pytest.mark.parametrize("precision", [FP32, TF32])
 @pytest.mark.parametrize("name", MATCHED)
-def test_a_call_computes_what_the_default_computes(
-    whole: tuple[Runner, TargetSpec, int], name: str, precision: str
-) -> None:
+def test_a_call_computes_what_the_default_computes(whole: Whole, name: str, precision: str) -> None:
     runner, target, sms = whole
     task = replace(gpu_task(tensors(name), precision), target=target)
     default, call = builds_of(task, 0, sms)
     assert runner.agree(default, call) is None
 
 
+@pytest.mark.usefixtures("for_cublaslt")
 def test_every_algorithm_computes_the_same_and_is_timed_in_graphs(
-    whole: tuple[Runner, TargetSpec, int],
+    whole: Whole,
 ) -> None:
     runner, target, sms = whole
     for task in products(target):
@@ -91,8 +115,9 @@ def test_every_algorithm_computes_the_same_and_is_timed_in_graphs(
         assert any(isinstance(end, Measurement) for end in ends), ends
 
 
+@pytest.mark.usefixtures("for_cublaslt")
 def test_a_rank_that_there_is_not_is_refused_and_the_runner_lives(
-    whole: tuple[Runner, TargetSpec, int],
+    whole: Whole,
 ) -> None:
     runner, target, sms = whole
     task = replace(gpu_task(tensors("plain")), target=target)
@@ -110,11 +135,12 @@ def products(target: TargetSpec) -> list[Task]:
     return [t for t in tasks if SOURCE.takes(t) is None]
 
 
-def model_outputs(folder: str, target: TargetSpec, sms: int) -> list[np.ndarray]:
-    """Return what a model computes with its defaults, by the library, and that in one graph."""
-    found = pointwise()
-    winners = {t.task_id: by_library(t, 0, sms) for t in products(target)}
-    x = np.random.default_rng(0).standard_normal((1, 3, 14, 14)).astype(np.float32)
+def model_outputs(
+    folder: str, found: Kernels, winners: Mapping[str, Candidate], target: TargetSpec
+) -> list[np.ndarray]:
+    """Return what a model computes with its defaults, by a library, and that in one graph."""
+    (given,) = found.model.inputs
+    x = np.random.default_rng(0).standard_normal(given.shape).astype(np.float32)
     outputs = []
     for name, chosen in (("default", {}), ("tuned", winners)):
         made = compile_artifact(
@@ -135,12 +161,83 @@ def model_outputs(folder: str, target: TargetSpec, sms: int) -> list[np.ndarray]
     return [*outputs, captured.read()["y"]]
 
 
-def test_a_model_that_calls_the_library_computes_what_the_default_model_does(
-    whole: tuple[Runner, TargetSpec, int], tmp_path: Path
+def outputs_of_products(folder: str, target: TargetSpec, sms: int) -> list[np.ndarray]:
+    winners = {t.task_id: by_library(t, 0, sms) for t in products(target)}
+    return model_outputs(folder, pointwise(), winners, target)
+
+
+def outputs_of_convolutions(folder: str, target: TargetSpec, sms: int) -> list[np.ndarray]:
+    found = two_convolutions(FP16)
+    winners = {}
+    for task in found.tasks:
+        for candidate in plans(replace(task, target=target), sms, 1):
+            winners[task.task_id] = candidate
+    assert len(winners) >= 2
+    return model_outputs(folder, found, winners, target)
+
+
+@pytest.mark.parametrize("outputs_by", [outputs_of_products, outputs_of_convolutions])
+@pytest.mark.usefixtures("for_cublaslt", "for_cudnn")
+def test_a_model_that_calls_a_library_computes_what_the_default_model_does(
+    whole: Whole, tmp_path: Path, outputs_by: Callable[[str, TargetSpec, int], list[np.ndarray]]
 ) -> None:
     _, target, sms = whole
     spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU
     with ProcessPoolExecutor(1, spawning) as process:
-        outputs = process.submit(model_outputs, str(tmp_path), target, sms).result()
+        outputs = process.submit(outputs_by, str(tmp_path), target, sms).result()
     for output in outputs[1:]:
         np.testing.assert_allclose(output, outputs[0], rtol=1e-2, atol=2e-2)
+
+
+# --- cuDNN -------------------------------------------------------------------------------------
+
+
+def plans(task: Task, sms: int, count: int) -> Sequence[Candidate]:
+    """Return the first plans that cuDNN names for a task, none for what it does not compute."""
+    if CONVOLUTIONS.takes(task) is not None:
+        return ()
+    answer = CONVOLUTIONS.search(SearchSettings(seed=0, threads=1, sms=sms)).propose(task, count)
+    assert answer.candidates or "names no more" in answer.message, answer.message
+    return answer.candidates
+
+
+@pytest.mark.usefixtures("for_cudnn")
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_plans_of_cudnn_compute_what_the_default_computes(whole: Whole, name: str) -> None:
+    """In fp32 and TF32. A plan may be refused where it is made again, and none may differ."""
+    runner, target, sms = whole
+    computed = 0
+    for precision in (FP32, TF32):
+        task = replace(convolution(name), target=target, precision=precision)
+        default = built(build_candidate(task, default_candidate(task)))
+        for candidate in plans(task, sms, 3):
+            build = built(build_candidate(task, candidate))
+            failed = runner.agree(default, build)
+            assert failed is None or failed.stage is not Stage.VERIFY, (candidate.recipe, failed)
+            computed += failed is None
+    if name == "with ReLU":
+        assert computed
+
+
+@pytest.mark.usefixtures("for_cudnn")
+def test_plans_of_cudnn_are_timed_in_graphs(whole: Whole) -> None:
+    runner, target, sms = whole
+    for task in two_convolutions(FP16).tasks:
+        task = replace(task, target=target)
+        builds = [built(build_candidate(task, c)) for c in plans(task, sms, 12)]
+        if builds:
+            ends = runner.measure(builds, SEARCH)
+            assert any(isinstance(end, Measurement) for end in ends), ends
+
+
+@pytest.mark.usefixtures("for_cudnn")
+def test_a_plan_that_there_is_not_is_refused_and_the_runner_lives(whole: Whole) -> None:
+    runner, target, _ = whole
+    task = replace(convolution("with ReLU"), target=target)
+    gone = by_plan(task, Configuration(9999, (), 0))
+    (result,) = runner.measure([built(build_candidate(task, gone))], SEARCH)
+    assert isinstance(result, Failure)
+    assert "the plan by engine 9999 with knobs" in result.message
+    default = built(build_candidate(task, default_candidate(task)))
+    (result,) = runner.measure([default], SEARCH)
+    assert isinstance(result, Measurement)

@@ -48,7 +48,7 @@ class TuneOptions(TypedDict, total=False):
     precision: "fp32", "tf32", "fp16" or "bf16", that kernels compute in; as exported if not given.
         "auto": on a GPU the first of fp16, bf16, tf32 and fp32 whose outputs stay within 1% of an
         output's largest value, on CPUs fp32.
-    libraries: names of libraries whose kernels are tried, too: "cublaslt".
+    libraries: names of libraries whose kernels are tried, too: "cublaslt", "cudnn".
     inputs: an .npz file of the model's inputs, or a folder of them, to verify and time on; random
         values if not given.
     values: numbers by input name, that all elements of the input have.
@@ -77,7 +77,7 @@ class TuneOptions(TypedDict, total=False):
     batch: int | Sequence[int]
     tenants: int | Sequence[int]
     precision: Literal["fp32", "tf32", "fp16", "bf16", "auto"]
-    libraries: Sequence[Literal["cublaslt"]]
+    libraries: Sequence[Literal["cublaslt", "cudnn"]]
     inputs: StrPath
     values: Mapping[str, float]
     constants: Mapping[str, float]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from tunerd.candidates.base import CandidateSource, LoweredKernel, Search, SearchSettings
 from tunerd.candidates.default import DefaultSource
-from tunerd.candidates.libraries.source import CublasLtSource
+from tunerd.candidates.libraries.source import CublasLtSource, CudnnSource
 from tunerd.candidates.metaschedule.source import MetaScheduleSource
 from tunerd.candidates.triton.source import TritonSource
 from tunerd.candidates.vnni.source import VnniSource
@@ -18,6 +18,7 @@ SOURCES: dict[str, CandidateSource] = {
     for source in (
         DefaultSource(),
         CublasLtSource(),
+        CudnnSource(),
         TritonSource(),
         VnniSource(),
         MetaScheduleSource(),

@@ -12,9 +12,11 @@ its algorithms to call, and the library is needed wherever that runs. So a kerne
 
 A call allocates nothing and waits for nothing, so that a CUDA graph can capture it: its workspace
 is scratch memory of the kernel, which TVM's planner lays into the artifact's own, and it goes to
-TVM's current stream. The heuristic is asked where a call is made ready, not where it is proposed,
-because it needs a GPU, which tuners have none of. It names the same algorithms wherever the
-library's version, the GPU and the SMs are the same; the manifest says which version was there.
+TVM's current stream. Tuners have no GPU. cuBLASLt's heuristic needs one, so it is asked where a
+call is made ready; it names the same algorithms wherever the library's version, the GPU and the SMs
+are the same. cuDNN's takes a described GPU, so tuners ask it, and a call says the plan itself. The
+manifest says which version was there.
 
-packages (where libraries are) -> cublaslt (a call by ctypes) -> calls (the packed functions).
+packages (where libraries are) -> cublaslt, cudnn (calls by ctypes) -> calls (the packed functions)
+cudnn_graphs (what is sent)    -> cudnn -> naming (asks for plans, in a process without a GPU)
 """

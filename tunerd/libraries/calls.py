@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from tunerd.libraries import cublaslt, packages
-from tunerd.vocabulary import CUBLASLT, LibraryCall
+from tunerd.libraries import cublaslt, cudnn, packages
+from tunerd.vocabulary import CUBLASLT, CUDNN, LibraryCall
 
 PREFIX = "tunerd.library."
 
@@ -23,7 +23,7 @@ class Handle(Protocol):
         """Make a call ready."""
 
 
-_HANDLES: dict[str, Callable[[], Handle]] = {CUBLASLT: cublaslt.Handle}
+_HANDLES: dict[str, Callable[[], Handle]] = {CUBLASLT: cublaslt.Handle, CUDNN: cudnn.Handle}
 
 _handles: dict[tuple[str, int], Handle] = {}  # by library and device
 _plans: dict[tuple[str, str, int], Plan] = {}  # likewise, with the call's text
@@ -40,7 +40,7 @@ def provide(calls: Iterable[LibraryCall], device: int) -> None:
 
     Handles and plans are kept until the process ends: few calls are distinct, and the artifact that
     makes them may be loaded again. Raises packages.MissingLibraryError for a library that is not
-    there, and cublaslt.LibraryCallError for a call that it does not carry out here.
+    there, and packages.LibraryCallError for a call that it does not carry out here.
     """
     for call in calls:
         packages.load(call.library)

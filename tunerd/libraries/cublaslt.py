@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tunerd.libraries import packages
+from tunerd.libraries.packages import LibraryCallError
 from tunerd.vocabulary import BF16, CUBLASLT, FP16, FP32, TF32
 
 RANKS = 24  # algorithms that the heuristic is asked for
@@ -42,10 +43,6 @@ _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 # cublasLtMatmulPreferenceAttributes_t; the four alignments follow each other
 _MAX_WORKSPACE, _MIN_ALIGNMENT_A = 1, 5
 _SOME_POINTER = 1 << 20  # the heuristic of an epilogue with a bias wants one, and does not read it
-
-
-class LibraryCallError(RuntimeError):
-    """A library refused a call."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.system.host import install_command
-from tunerd.vocabulary import CUBLASLT
+from tunerd.vocabulary import CUBLASLT, CUDNN
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Package:
     soname: str
     version_function: str
     least: int
+    needs: tuple[str, ...] = ()  # names of libraries that it finds only where they are loaded
 
 
 PACKAGES = {
@@ -38,8 +39,21 @@ PACKAGES = {
             "cublasLtGetVersion",
             130000,
         ),
+        Package(
+            CUDNN,
+            "cuDNN",
+            "nvidia-cudnn-cu13",
+            "libcudnn.so.9",
+            "cudnnGetVersion",
+            91200,  # the first for CUDA 13
+            needs=(CUBLASLT,),  # it ends the process where it does not find it
+        ),
     )
 }
+
+
+class LibraryCallError(RuntimeError):
+    """A library refused a call."""
 
 
 class MissingLibraryError(RuntimeError):
@@ -50,6 +64,8 @@ class MissingLibraryError(RuntimeError):
 def load(name: str) -> ctypes.CDLL:
     """Load a library into this process, or raise MissingLibraryError."""
     package = PACKAGES[name]
+    for needed in package.needs:
+        load(needed)
     for path in _places(package):
         with contextlib.suppress(OSError):
             found = ctypes.CDLL(path)
@@ -81,6 +97,8 @@ def version_text(version: int) -> str:
 def missing(name: str) -> str | None:
     """Say what to install to have a library, None where it is there. A wheel's is not loaded."""
     package = PACKAGES[name]
+    if lacking := next(filter(None, map(missing, package.needs)), None):
+        return lacking
     if wheel_version(name) and any(map(Path.is_file, _in_wheels(package))):
         return None
     try:

@@ -38,7 +38,7 @@ Percent = Annotated[int, Field(ge=1, le=100)]
 Secs = Annotated[float, Field(gt=0, le=MAX_SECS)]
 SliceKind = Literal["mps", "whole", "cpu", "simulated"]
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
-Library = Literal["cublaslt"]
+Library = Literal["cublaslt", "cudnn"]
 
 
 def slice_option(help: str, *, is_filled: bool = False) -> Option:
@@ -197,8 +197,8 @@ class TuneSettings(BaseModel):
     libraries: Annotated[
         tuple[Library, ...],
         Option(
-            "Try kernels of these libraries, too: cublaslt. Where they win, serving needs the "
-            "library. [default: none]",
+            "Try kernels of these libraries, too: cublaslt, cudnn. Where they win, serving "
+            "needs the library. [default: none]",
             takes=str,
         ),
         BeforeValidator(texts.libraries),

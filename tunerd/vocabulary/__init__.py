@@ -52,6 +52,7 @@ from tunerd.vocabulary.slices import (
 from tunerd.vocabulary.time_use import Activity, Phase, PhaseTime, Span
 from tunerd.vocabulary.trials import (
     CUBLASLT,
+    CUDNN,
     DEFAULT_SOURCE,
     LIBRARIES,
     METASCHEDULE,
@@ -73,6 +74,7 @@ from tunerd.vocabulary.trials import (
 
 __all__ = [
     "CUBLASLT",
+    "CUDNN",
     "DEFAULT_SOURCE",
     "LIBRARIES",
     "METASCHEDULE",

@@ -14,7 +14,9 @@ METASCHEDULE = "metaschedule"
 TRITON = "triton"
 VNNI = "vnni"  # AVX-512's products of 8 bits
 CUBLASLT = "cublaslt"
-LIBRARIES = (CUBLASLT,)  # sources whose kernels need a library where they run: on request alone
+CUDNN = "cudnn"
+# Sources whose kernels need a library where they run: on request alone.
+LIBRARIES = (CUBLASLT, CUDNN)
 _NAMELESS = (DEFAULT_SOURCE, METASCHEDULE)  # sources whose ids are older than the others
 
 

@@ -6,6 +6,7 @@ the sum than what it is compared with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,21 @@ def _gelu_tanh(x: Values) -> Values:
     return np.asarray(0.5 * x * (1 + np.tanh(inner)))
 
 
+def _erf(x: Values) -> Values:
+    return np.array([math.erf(each) for each in x])
+
+
+def _sigmoid(x: Values) -> Values:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
 _ACTIVATIONS: Mapping[str, Callable[[Values], Values]] = {
     "relu": lambda x: np.maximum(x, 0.0),
+    "relu6": lambda x: np.clip(x, 0.0, 6.0),
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "gelu": lambda x: 0.5 * x * (1 + _erf(x / np.sqrt(2))),
+    "swish": lambda x: x * _sigmoid(x),
     "gelu_tanh": _gelu_tanh,
 }
 
@@ -49,7 +63,8 @@ def epilogue_of(expr: Expr, activations: tuple[str, ...]) -> Epilogue:
         return Epilogue(alpha, added, "")
     found = _evaluated(expr, inner)
     for name in activations:
-        expected = _ACTIVATIONS[name](_POINTS) if name else _POINTS
+        with np.errstate(over="ignore"):
+            expected = _ACTIVATIONS[name](_POINTS) if name else _POINTS
         if np.allclose(found, expected, rtol=_APART, atol=_APART):
             return Epilogue(alpha, added, name)
     raise NotANest("what follows the sum is no function that the library has")
@@ -140,7 +155,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "exp": np.exp,
     "tanh": np.tanh,
     "fabs": np.abs,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "erf": _erf,
+    "sigmoid": _sigmoid,
     "select": np.where,
     "lt": np.less,
     "le": np.less_equal,

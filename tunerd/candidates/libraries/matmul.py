@@ -12,21 +12,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tunerd.candidates.libraries.epilogue import Epilogue, epilogue_of
+from tunerd.candidates.libraries.matched import Matched
 from tunerd.candidates.nests.contraction import Contraction, contraction_of, unwidened
 from tunerd.candidates.nests.nest import Axis, Expr, Linear, Nest, NotANest, linear
 from tunerd.libraries.cublaslt import ACTIVATIONS, MatmulCall, Matrix
 
 
-@dataclass(frozen=True)
-class Matched:
-    """A call, and the parameters of the kernel whose pointers it takes in their order."""
-
-    call: MatmulCall
-    params: tuple[int, ...]
-    casts: tuple[tuple[int, str], ...] = ()  # of weights, into another type
-
-
-def matmul_of(nest: Nest, precision: str, weights: Collection[int]) -> Matched:
+def matmul_of(nest: Nest, precision: str, weights: Collection[int]) -> Matched[MatmulCall]:
     """Return a nest as a product by cuBLASLt; raises NotANest with the reason.
 
     weights: parameters that are constants of the model. A bias among them is taken in the type of
@@ -70,7 +62,7 @@ def _ways(of: Contraction) -> Iterator[_Axes]:
 
 def _matched(
     nest: Nest, axes: _Axes, epilogue: Epilogue, precision: str, weights: Collection[int]
-) -> Matched:
+) -> Matched[MatmulCall]:
     m, n, k = (_size(x) for x in (axes.m, axes.n, axes.k))
     a_param, a_place = _load(unwidened(axes.a))
     b_param, b_place = _load(unwidened(axes.b))

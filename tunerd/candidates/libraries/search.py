@@ -5,11 +5,12 @@ Nothing is learnt: the library has ranked them, and they are few.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tunerd.candidates.base import Search
-from tunerd.candidates.libraries.recipe import Recipe
+from tunerd.libraries.packages import LibraryCallError
 from tunerd.vocabulary import (
     Candidate,
     Proposal,
@@ -20,25 +21,29 @@ from tunerd.vocabulary import (
     candidate_id,
 )
 
-_MOST_FAILED = 4  # of a task: behind the last that the heuristic names, all others fail
+_CACHED_TASKS = 512
 
 
-class RankSearch(Search):
-    """Proposes ranks of a library's heuristic in their order.
+class ListSearch(Search):
+    """Proposes the recipes that a library has for a task, in their order.
 
     Args:
         source: the library's.
-        sms: that the heuristic is to count on; 0: those of the device.
+        recipes: of a task, as text; may raise LibraryCallError.
+        most_failed: candidates of a task that fail before no more are proposed.
     """
 
-    def __init__(self, source: str, ranks: int, *, sms: int, version: str) -> None:
+    def __init__(
+        self, source: str, recipes: Callable[[Task], Sequence[str]], *, most_failed: int
+    ) -> None:
         self._source = source
-        self._recipes = [Recipe(rank, sms, version).text for rank in range(ranks)]
+        self._recipes = functools.lru_cache(_CACHED_TASKS)(recipes)
+        self._most_failed = most_failed
         self._ended: dict[str, dict[str, bool]] = {}  # whether a candidate failed, by task and id
         self._proposed: dict[str, set[str]] = {}
 
     def learn(self, transferred: Sequence[TransferredResults], tasks: Mapping[str, Task]) -> None:
-        """Learn nothing: all ranks are tried."""
+        """Learn nothing: all recipes are tried."""
 
     def propose(
         self,
@@ -54,12 +59,17 @@ class RankSearch(Search):
         ended.update((r.candidate.candidate_id, r.run_secs is None) for r in results)
         proposed = self._proposed.setdefault(task.task_id, set())
         found: list[Candidate] = []
-        if sum(ended.values()) < _MOST_FAILED:
-            for recipe in self._recipes:
+        message = "the library names no more algorithms"
+        try:
+            recipes = self._recipes(task)
+        except LibraryCallError as error:
+            recipes, message = (), str(error)
+        if sum(ended.values()) < self._most_failed:
+            for recipe in recipes:
                 name = candidate_id(task.task_id, recipe, source=self._source)
                 if name not in proposed and name not in ended and name not in exclude:
                     found.append(Candidate(task.task_id, name, self._source, recipe))
         found = found[:count]
         proposed.update(candidate.candidate_id for candidate in found)
-        message = "" if found else "the library names no more algorithms"
+        message = "" if found else message
         return Proposal(tuple(found), not found, message, time.perf_counter() - started)

@@ -1,80 +1,142 @@
-"""Products by cuBLASLt: each algorithm that its heuristic names is a candidate.
+"""Kernels of libraries: whatever their heuristics name for a task is a candidate.
 
-A task is taken where all of it is one call: what the library's epilogue does not do, as the GELU of
-most exported models, leaves a task to other sources.
+A task is taken where all of it is one call: what the library does not do after its sum, as the GELU
+of most exported models in cuBLASLt, leaves a task to other sources.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from tunerd.candidates.base import CandidateSource, LoweredKernel, Search, SearchSettings
+from tunerd.candidates.base import (
+    CandidateSource,
+    LoweredKernel,
+    Search,
+    SearchSettings,
+    taken,
+)
 from tunerd.candidates.host_code import calling, pointer
-from tunerd.candidates.libraries.matmul import Matched, matmul_of
-from tunerd.candidates.libraries.recipe import Recipe
-from tunerd.candidates.libraries.search import RankSearch
+from tunerd.candidates.libraries.convolution import convolution_of
+from tunerd.candidates.libraries.matched import Matched
+from tunerd.candidates.libraries.matmul import matmul_of
+from tunerd.candidates.libraries.recipe import PlanRecipe, Recipe
+from tunerd.candidates.libraries.search import ListSearch
 from tunerd.candidates.nests.nest import NotANest, nest_of
-from tunerd.libraries import cublaslt, packages
+from tunerd.libraries import cublaslt, naming, packages
 from tunerd.libraries.calls import function_name
-from tunerd.vocabulary import CUBLASLT, LibraryCall, Task, TensorSpec
+from tunerd.libraries.cudnn_graphs import device_text
+from tunerd.libraries.packages import PACKAGES, LibraryCallError
+from tunerd.vocabulary import CUBLASLT, CUDNN, LibraryCall, Task, TensorSpec, architecture
 
 _CACHED_TASKS = 512
+_USUAL_SMS, _USUAL_L2_BYTES = 132, 50 << 20  # of an H100
 
 
-class CublasLtSource(CandidateSource):
-    """Takes kernels of GPUs that are one product with what cuBLASLt does after it."""
+class LibrarySource(CandidateSource):
+    """Takes kernels of GPUs that are one call of a library."""
 
-    name = CUBLASLT
+    computes: str  # what the library has, as "product"
+    match: Callable[..., Matched[Any]]
 
     def takes(self, task: Task) -> str | None:
+        title = PACKAGES[self.name].title
         if not task.target.is_cuda:
-            return "cuBLASLt is for GPUs"
+            return f"{title} is for GPUs"
         if task.tenants > 1:
-            return "cuBLASLt takes the weights of one model"
-        if lacking := packages.missing(CUBLASLT):
+            return f"{title} takes the weights of one model"
+        if lacking := packages.missing(self.name):
             return lacking
-        found = _matched(task)
+        found = self.matched(task)
         return found if isinstance(found, str) else None
 
     def lower(self, task: Task, recipe: str, lanes: int | None = None) -> LoweredKernel:
         if lanes is not None:
-            raise ValueError("cuBLASLt takes the weights of one model")
-        parsed = Recipe.parse(recipe)
-        found = _matched(task)
+            raise ValueError(f"{PACKAGES[self.name].title} takes the weights of one model")
+        found = self.matched(task)
         if isinstance(found, str):
             raise ValueError(found)
-        call = replace(found.call, sms=parsed.sms, rank=parsed.rank)
-        values = cublaslt.WORKSPACE_BYTES // 4
-        scratch = (TensorSpec("workspace", (values,), "float32"),)
-        types = dict(found.casts)
-        args = [replace(s, dtype=types.get(i, s.dtype)) for i, s in enumerate(task.args)]
-        specs = (*args, *scratch)
-        passed = [json.dumps(call.text), *map(pointer, (*found.params, len(task.args)))]
-        mod = calling(function_name(CUBLASLT), specs, passed)
-        made = LibraryCall(CUBLASLT, call.text)
-        return LoweredKernel(mod, scratch=scratch, calls=(made,), casts=found.casts)
-
-    def search(self, settings: SearchSettings) -> Search:
-        return RankSearch(
-            CUBLASLT,
-            cublaslt.RANKS,
-            sms=settings.sms or 0,
-            version=packages.wheel_version(CUBLASLT),
+        text, workspace_bytes = self.chosen(found.call, recipe)
+        scratch = (TensorSpec("workspace", (max(1, -(-workspace_bytes // 4)),), "float32"),)
+        specs = (*taken(task.args, found.casts, found.orders), *scratch)
+        passed = [json.dumps(text), *map(pointer, (*found.params, len(task.args)))]
+        return LoweredKernel(
+            calling(function_name(self.name), specs, passed),
+            scratch=scratch,
+            calls=(LibraryCall(self.name, text),),
+            casts=found.casts,
+            orders=found.orders,
         )
 
+    @abstractmethod
+    def chosen(self, call: Any, recipe: str) -> tuple[str, int]:
+        """Return the text of a call by a recipe's kernels, and the bytes of its workspace."""
 
-def _matched(task: Task) -> Matched | str:
-    """Return a task as a call, or why it is none."""
-    return _matched_mod(task.mod_json, task.precision, task.weight_args)
+    def matched(self, task: Task) -> Matched[Any] | str:
+        """Return a task as a call, or why it is none."""
+        weights = tuple(task.weight_args)
+        return _matched(type(self), task.mod_json, task.precision, weights)
+
+
+class CublasLtSource(LibrarySource):
+    """Products by cuBLASLt."""
+
+    name = CUBLASLT
+    computes = "product"
+    match = staticmethod(matmul_of)
+
+    def chosen(self, call: Any, recipe: str) -> tuple[str, int]:
+        parsed = Recipe.parse(recipe)
+        return replace(call, sms=parsed.sms, rank=parsed.rank).text, cublaslt.WORKSPACE_BYTES
+
+    def search(self, settings: SearchSettings) -> Search:
+        version = packages.wheel_version(CUBLASLT)
+        ranks = range(cublaslt.RANKS)
+        recipes = [Recipe(rank, settings.sms or 0, version).text for rank in ranks]
+        # Behind the last that the heuristic names, all others fail.
+        return ListSearch(CUBLASLT, lambda task: recipes, most_failed=4)
+
+
+class CudnnSource(LibrarySource):
+    """Convolutions by cuDNN, whose heuristics are asked where candidates are proposed."""
+
+    name = CUDNN
+    computes = "convolution"
+    match = staticmethod(convolution_of)
+
+    def chosen(self, call: Any, recipe: str) -> tuple[str, int]:
+        configuration = PlanRecipe.parse(recipe).configuration
+        return replace(call, configuration=configuration).text, configuration.workspace_bytes
+
+    def search(self, settings: SearchSettings) -> Search:
+        version = packages.wheel_version(CUDNN)
+
+        def recipes(task: Task) -> list[str]:
+            found = self.matched(task)
+            if isinstance(found, str):
+                raise LibraryCallError(found)
+            target = json.loads(task.target.json)
+            l2_bytes = int(target.get("l2_cache_size_bytes", _USUAL_L2_BYTES))
+            device = device_text(
+                architecture(task.target.json), settings.sms or _USUAL_SMS, l2_bytes
+            )
+            named = naming.named(found.call, device)
+            return [PlanRecipe(each, version).text for each in named]
+
+        return ListSearch(CUDNN, recipes, most_failed=8)
 
 
 @functools.lru_cache(_CACHED_TASKS)
-def _matched_mod(mod_json: str, precision: str, weights: tuple[int, ...]) -> Matched | str:
+def _matched(
+    source: type[LibrarySource], mod_json: str, precision: str, weights: tuple[int, ...]
+) -> Matched[Any] | str:
     import tvm
 
     try:
-        return matmul_of(nest_of(tvm.ir.load_json(mod_json)), precision, weights)
+        return source.match(nest_of(tvm.ir.load_json(mod_json)), precision, weights)
     except NotANest as error:
-        return f"it is no product of cuBLASLt's: {error}"
+        return f"it is no {source.computes} of {PACKAGES[source.name].title}'s: {error}"
