@@ -22,7 +22,7 @@ from tunerd.records import Store
 RECIPE = """\
 model: net.onnx
 cpu-pct: 50
-trials: 32
+trials: 16
 seed: 0
 preflight: {cpu-only: true, max-load: 1000}
 gate: {fail-above: 50%, cannot-tell: pass}
@@ -93,7 +93,7 @@ def test_three_nights_tune_then_hit_the_store_then_fail_at_the_gate(pipeline: Pi
     assert (code, run["exit_code"], run["gate_exit_code"]) == (0, 0, None)
     assert run["is_base"]
     assert pipeline.base() == f"../first/{NAME}"
-    assert pipeline.searched("first") == 32
+    assert pipeline.searched("first") == 16
     assert "faster than the default schedules" in report
 
     # The whole model is in the store: a run that may not tune ends well, without one trial.

@@ -43,7 +43,7 @@ class Seen:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("security")
     onnx.save(conv_net(), folder / "net.onnx")
-    run = Run(folder / "run", folder / "net.onnx", ("--trials", "24"))
+    run = Run(folder / "run", folder / "net.onnx", ("--trials", "8"))
     with short_folder() as runtime, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNERD_RUNTIME_FOLDER", str(runtime))
         before = os.umask(0)  # the folder is private whatever the user's mask says

@@ -400,8 +400,7 @@ def test_watching_ends_with_the_run(folder: RunFolder, capsys: Captured) -> None
 @pytest.mark.slow
 def test_a_real_run_is_seen_alive_then_killed_then_finished(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    trials = 160  # enough for the search to go on while its status is asked for
-    options = ("--slice", "simulated", "--trials", str(trials))
+    options = ("--slice", "simulated", "--budget", "1h")  # it goes on while its status is asked for
     tuned = Run(tmp_path / "run", tmp_path / "net.onnx", options)
     tuned.start()
     tuned.wait_for(lambda: tuned.measured() >= 4)
@@ -413,6 +412,8 @@ def test_a_real_run_is_seen_alive_then_killed_then_finished(tmp_path: Path) -> N
     assert seen["cap_proofs"] == 2
     assert tuned.kill() == []
     assert status(tuned.folder)["life"] == "killed"
+    trials = len(tuned.records()) + 4
+    tuned.options = ("--slice", "simulated", "--trials", str(trials))
     tuned.start()
     code, out, err = tuned.end()
     assert code < 10, err
