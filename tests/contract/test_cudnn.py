@@ -252,6 +252,7 @@ def test_a_plan_that_cannot_be_made_again_is_refused(
     said = f"by engine {chosen.engine} with knobs .* cannot be made again here: .*{sentence}"
     with pytest.raises(LibraryCallError, match=said):
         cudnn.Handle().plan(call.text)
+    assert not fake.made  # nothing of it is left
 
 
 def test_a_call_is_queued_on_the_stream_that_it_is_given(fake: FakeCudnn) -> None:

@@ -190,6 +190,7 @@ class Plan:
         try:
             self._make(call, call.configuration)
         except LibraryCallError as error:
+            self._sent.close()
             raise LibraryCallError(
                 f"the plan by engine {call.configuration.engine} with knobs "
                 f"{dict(call.configuration.knobs)} cannot be made again here: {error}"
