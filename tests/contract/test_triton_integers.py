@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from tests.contract.test_integers import MODELS, product
+from tests.contract.test_integers import MODELS, Graph, product
 from tests.contract.test_triton import require_agreement
-from tests.contract.test_triton_tenants import compiled_ptx
+from tests.contract.test_triton_tenants import accesses, compiled_ptx
 from tests.lib.lowered import load
 from tunerd.builder.library import load_tvm
 from tunerd.candidates.triton.integers import IntegerTile
@@ -31,9 +32,12 @@ def tvm() -> Any:
     return load_tvm()
 
 
-def tasks_of(name: str, folder: Path, precision: str = "fp16") -> list[tuple[Task, Any]]:
+def tasks_of(
+    of: str | onnx.ModelProto, folder: Path, precision: str = "fp16"
+) -> list[tuple[Task, Any]]:
     """Return the tasks of a model that multiply integers, with their templates."""
-    model = replace(load(folder, MODELS[name][0]()), precision=precision)
+    proto = MODELS[of][0]() if isinstance(of, str) else of
+    model = replace(load(folder, proto), precision=precision)
     target = cuda_target("9.0")
     graph = lower(model, target)
     assert any("integers of 8 bits" in note for note in graph.notes)
@@ -42,7 +46,7 @@ def tasks_of(name: str, folder: Path, precision: str = "fp16") -> list[tuple[Tas
         templates = templates_of(task)
         if not isinstance(templates, str) and "integers" in templates:
             found.append((task, templates))
-    assert found, name
+    assert found, of
     return found
 
 
@@ -81,6 +85,24 @@ def test_instructions_are_of_8_bits_where_a_cut_says_so(
         cut = next(c for c in tall if c.is_wide == is_wide)
         lowered(task, templates["integers"], Recipe("integers", cut))
         assert re.search(expected, ptx[-1]), cut
+
+
+def test_what_is_copied_is_multiplied_as_it_is(
+    tmp_path: Path, tvm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = Graph()
+    weight = b("DequantizeLinear", b.whole(64, 64, 3, 3), np.float32(0.002), np.int8(0))
+    x = b.fake("x", np.uint8, 0)  # of which padding with zero points is not zero in int8
+    y = b.fake(b("Conv", x, weight, pads=[1, 1, 1, 1]), np.uint8, 0)
+    ptx = compiled_ptx(monkeypatch)
+    ((task, templates),) = tasks_of(b.proto(y, {"x": (1, 64, 14, 14)}), tmp_path)
+    cut = IntegerTile(64, 64, 64, stages=3)
+    lowered(task, templates["integers"], Recipe("integers", cut))
+    copies = accesses(ptx[-1])
+    assert copies["copy of 0x10"] == 3 * 2 * 2  # of each thread: stages, operands, their bytes
+    operands = re.findall(r"wgmma\.mma\S*s32\.s8\.s8 \{[^}]*\}, (\S+), (\S+),", ptx[-1])
+    assert operands
+    assert all(o.startswith("%rd") for pair in operands for o in pair)
 
 
 def test_a_recipe_says_in_which_arithmetic_it_is() -> None:

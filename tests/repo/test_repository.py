@@ -61,6 +61,7 @@ TVM_MODULES = {
     "frontend.relax.integers",
     "frontend.relax.norms",
     "frontend.relax.quantizers",
+    "frontend.relax.quantizing",
     "frontend.relax.permutes",
     "frontend.relax.powers",
     "records.tvm_database",

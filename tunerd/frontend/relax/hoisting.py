@@ -21,6 +21,8 @@ from tunerd.frontend.relax.movement import OF_ONE, OF_TWO, Graph, op_name, shape
 # Dimensions that their other operands have at most.
 _SINKS = {"relax.matmul": 2, "relax.nn.layer_norm": 1, "relax.add": 1, "relax.multiply": 1}
 
+_OF_QUANTIZERS = frozenset(("relax.astype", "relax.round"))  # of one value each, too
+
 
 @dataclass(frozen=True)
 class _Move:
@@ -129,7 +131,7 @@ def _passes(graph: Graph, call: Any, move: _Move) -> bool:
     name, shape = op_name(call), shape_of(call)
     if shape is None or shape[:-1] != move.before:
         return False
-    if name in OF_ONE:
+    if name in OF_ONE or name in _OF_QUANTIZERS:
         return True
     if name == "relax.matmul":
         weight = graph.constant(call.args[1])

@@ -3,7 +3,8 @@
 `quantizers` leaves a quantized product as one of whole numbers: values of 8 bits less their zero
 point, times constants of which each is a whole number. The product of the values as they are stored
 is computed, exactly, and what the zero point adds to it, which is a number for each column, is
-taken off. Padding is the zero point.
+taken off. Padding is the zero point; or it is zero, where tensor cores are to read what was copied
+as it is, and near the edges less is taken off.
 
 A CPU with AVX-512 VNNI multiplies 64 pairs of 8 bits and adds them up in groups of four by one
 instruction, where it multiplies 16 of float32. It takes values of 0 to 255 on one side and of -128
@@ -30,6 +31,7 @@ from tunerd.vocabulary.model import INTEGER_PRODUCTS, STAGED, VNNI_GROUP, VNNI_L
 
 _TAKES_AN_EPILOGUE = 4  # relay's and Relax's kOutEWiseFusable
 _MAX_TERMS = (1 << 31) // (255 * 128)  # of a sum that int32 holds
+_MOST_EDGES = 16  # kinds of places that read padding, each a vector in the kernel
 _TILE = range(4, 17)  # rows that fill registers beside the columns
 _ROWS = 8  # of which a multiple is computed where no such number divides the rows
 
@@ -50,6 +52,7 @@ class Form:
     weight: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]  # of [height, width, depth, ...]
     at: Callable[..., Any]  # of a weight so: column, height, width, depth -> its value
     rows: Callable[[int], int]  # that are computed of a matrix
+    has_zero_edges: bool  # whether padding is zero, where the edges are apart
 
 
 def use_integers(mod: IRModule, form: Form) -> IRModule:
@@ -79,7 +82,7 @@ class _Product:
     """A product of stored values, less their zero point, and a constant."""
 
     values: Any  # of uint8 or int8
-    axes: tuple[int, ...] | None  # in which the values are turned before that
+    moves: tuple[Any, ...]  # transposes and reshapes of the values before that, the last one first
     zero: Any  # a number, or an expression of one number
     weight: np.ndarray[Any, Any]  # int8 [height, width, depth, columns]
     dtype: str  # of the result
@@ -97,15 +100,17 @@ def _product_of(graph: Graph, call: Any, form: Form) -> _Product | None:
     if weight is None or stored is None or weight.ndim != (4 if is_conv else 2):
         return None
     *taps, columns = weight.shape
-    if columns % form.columns or math.prod(taps) > _MAX_TERMS or len(shape_of(stored[0]) or ()) < 2:
+    values, moves, zero = stored
+    if columns % form.columns or math.prod(taps) > _MAX_TERMS:
+        return None
+    if len(shape_of(call.args[0]) or ()) < 2:
         return None
     weight = weight.reshape(weight.shape if is_conv else (1, 1, *weight.shape))
-    values, axes, zero = stored
     is_padded = is_conv and any(int(p) for p in call.attrs.padding)
     if is_padded and not isinstance(zero, int):
         return None
     dtype = str(call.ty.dtype)
-    return _Product(values, axes, zero, weight, dtype, call.attrs if is_conv else None)
+    return _Product(values, moves, zero, weight, dtype, call.attrs if is_conv else None)
 
 
 def _is_taken(attrs: Any) -> bool:
@@ -133,30 +138,29 @@ def _constant(graph: Graph, expr: Any) -> Any:
     return graph.constant(expr if widened is None else widened.args[0])
 
 
-def _stored(graph: Graph, expr: Any) -> tuple[Any, tuple[int, ...] | None, Any] | None:
+def _stored(graph: Graph, expr: Any) -> tuple[Any, tuple[Any, ...], Any] | None:
     """Return the values of 8 bits that an operand widens, and the zero point that it subtracts.
 
-    Between them: the order in which it turns the axes.
+    Between them: the transposes and reshapes on the way, the last one first.
     """
-    zero: Any = 0
-    axes = None
-    turned = graph.call(expr, "relax.permute_dims")
-    if turned is not None and turned.attrs.axes is not None:
-        axes = tuple(int(a) for a in turned.attrs.axes)
-        expr = turned.args[0]
-    moved = graph.call(expr, "relax.subtract")
-    if moved is not None:
-        expr, at = moved.args
-        if math.prod(shape_of(at) or (1,)) != 1:
+    zero: Any = None
+    moves = []
+    while (widened := graph.call(expr, "relax.astype")) is None:
+        if (move := graph.call(expr, "relax.permute_dims", "relax.reshape")) is not None:
+            moves.append(move)
+            expr = move.args[0]
+            continue
+        less = graph.call(expr, "relax.subtract")
+        if less is None or zero is not None or math.prod(shape_of(less.args[1]) or (1,)) != 1:
             return None
+        expr, at = less.args
         number = graph.number(at)
         zero = at if number is None else int(number)
         if number is not None and number != zero:
             return None
-    widened = graph.call(expr, "relax.astype")
-    if widened is None or str(widened.args[0].ty.dtype) not in ("int8", "uint8"):
+    if str(widened.args[0].ty.dtype) not in ("int8", "uint8"):
         return None
-    return widened.args[0], axes, zero
+    return widened.args[0], tuple(moves), 0 if zero is None else zero
 
 
 @mutator
@@ -169,11 +173,15 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         if product is None:
             return super().visit_call_(call)
         values = self.visit_expr(product.values)
-        if product.axes is not None:
-            values = self.builder_.emit(relax.op.permute_dims(values, product.axes))
+        for move in reversed(product.moves):
+            operands = [values, *move.args[1:]]
+            values = self.builder_.emit(relax.Call(move.op, operands, move.attrs))
         form, conv = self.form, product.conv
         shift = form.shift[str(product.values.ty.dtype)]
         rows = None if conv else int((shape_of(values) or ())[-2])
+        zero = product.zero + shift if isinstance(product.zero, int) else None
+        has_edges = form.has_zero_edges and zero and not shift
+        edges = _edges_of(product, values) if has_edges else None
         made = self.builder_.call_te(
             functools.partial(
                 _sums,
@@ -183,7 +191,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
                 pad=[int(p) for p in conv.padding] if conv else [0] * 4,
                 strides=[int(s) for s in conv.strides] if conv else [1, 1],
                 dilation=[int(d) for d in conv.dilation] if conv else [1, 1],
-                fill=product.zero + shift if isinstance(product.zero, int) else 0,
+                fill=zero or 0 if edges is None else 0,
                 rows=None if rows is None else form.rows(rows),
             ),
             values,
@@ -195,12 +203,14 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         if rows is not None and rows != form.rows(rows):
             out = self.builder_.emit(relax.op.strided_slice(out, [-2], [0], [rows]))
         columns = product.weight.sum(axis=(0, 1, 2), dtype=np.int64).astype(np.int32)
-        if isinstance(product.zero, int):
-            out = self._less(out, product.zero + shift, columns)
+        if zero is not None and edges is not None:
+            out = self._less_at_edges(out, zero, edges)
+        elif zero is not None:
+            out = self._less(out, zero, columns)
         else:
             out = self._less(out, shift, columns)
-            zero = self.builder_.emit(relax.op.astype(self.visit_expr(product.zero), "int32"))
-            taken = self.builder_.emit(relax.op.multiply(zero, relax.const(columns)))
+            number = self.builder_.emit(relax.op.astype(self.visit_expr(product.zero), "int32"))
+            taken = self.builder_.emit(relax.op.multiply(number, relax.const(columns)))
             out = self.builder_.emit(relax.op.subtract(out, taken))
         return out if product.dtype == "int32" else relax.op.astype(out, product.dtype)
 
@@ -209,6 +219,81 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         if not taken.any():
             return out
         return self.builder_.emit(relax.op.subtract(out, relax.const(taken)))
+
+    def _less_at_edges(self, out: relax.Expr, zero: int, edges: _Edges) -> relax.Expr:
+        made = self.builder_.call_te(
+            functools.partial(_less_edges, edges=edges),
+            out,
+            *(relax.const(zero * vector) for vector in edges.sums),
+            primfunc_name_hint="subtract_edges",
+        )
+        return self.builder_.emit(made)
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """What a convolution with padding of zero sums of its weight alone: less near the edges."""
+
+    before: tuple[int, int]  # rows, and places of a row, that read padding at their begin
+    after: tuple[int, int]  # and at their end
+    sums: tuple[np.ndarray[Any, Any], ...]  # int32 [columns], for each kind of row and of place
+
+    @property
+    def kinds(self) -> tuple[int, int]:
+        return self.before[0] + 1 + self.after[0], self.before[1] + 1 + self.after[1]
+
+
+def _edges_of(product: _Product, values: relax.Expr) -> _Edges | None:
+    """Return the edges; None without padding, or where no place is between them."""
+    conv, shape = product.conv, shape_of(values)
+    if conv is None or shape is None or not any(int(p) for p in conv.padding):
+        return None
+    top, left, bottom, right = (int(p) for p in conv.padding)
+    inside, before, after = [], [], []
+    for axis, pad in enumerate(((top, bottom), (left, right))):
+        taps, stride = product.weight.shape[axis], int(conv.strides[axis])
+        dilation, size = int(conv.dilation[axis]), shape[1 + axis]
+        count = (size + sum(pad) - (taps - 1) * dilation - 1) // stride + 1
+        at = np.arange(count)[:, None] * stride + np.arange(taps) * dilation - pad[0]
+        reads = (at >= 0) & (at < size)  # [places, taps]
+        (whole,) = np.nonzero(reads.all(axis=1))
+        if whole.size == 0 or whole[-1] - whole[0] >= whole.size:
+            return None
+        before.append(int(whole[0]))
+        after.append(int(count - 1 - whole[-1]))
+        inside.append(np.concatenate([reads[: whole[0] + 1], reads[whole[-1] + 1 :]]))
+    sums = product.weight.sum(axis=2, dtype=np.int32)
+    made = np.einsum("hy,vz,yzo->hvo", *(i.astype(np.int32) for i in inside), sums)
+    vectors = made.reshape(-1, made.shape[-1]).astype(np.int32)
+    if len(vectors) > _MOST_EDGES:
+        return None
+    return _Edges((before[0], before[1]), (after[0], after[1]), tuple(vectors))
+
+
+def _less_edges(x: te.Tensor, *taken: te.Tensor, edges: _Edges) -> te.Tensor:
+    """Return sums [n, height, width, columns] less what is taken of each kind of place.
+
+    As products with conditions: vectors of columns are an epilogue, and a table of them is none.
+    """
+
+    def is_of(kind: int, at: Any, axis: int) -> Any:
+        before, count = edges.before[axis], edges.kinds[axis]
+        size = int(x.shape[1 + axis])
+        if kind < before:
+            return at == kind
+        if kind > before:
+            return at == size - count + kind
+        return tirx.all(at >= before, at < size - edges.after[axis])
+
+    def less(n: Any, h: Any, v: Any, o: Any) -> Any:
+        value = x(n, h, v, o)
+        for number, vector in enumerate(taken):
+            row, place = divmod(number, edges.kinds[1])
+            is_there = tirx.all(is_of(row, h, 0), is_of(place, v, 1))
+            value = value - is_there.astype("int32") * vector(o)
+        return value
+
+    return te.compute(x.shape, less)
 
 
 def _rows_to_cut(rows: int) -> int:
@@ -248,6 +333,7 @@ VNNI = Form(
         o // VNNI_LANES, y, z, k // VNNI_GROUP, o % VNNI_LANES, k % VNNI_GROUP
     ),
     rows=_rows_to_cut,
+    has_zero_edges=False,
 )
 TENSOR_CORES = Form(
     dtype="int8",
@@ -257,6 +343,7 @@ TENSOR_CORES = Form(
     weight=_in_columns,
     at=lambda w, o, y, z, k: w(o, y, z, k),
     rows=lambda rows: rows,
+    has_zero_edges=True,
 )
 
 

@@ -91,7 +91,7 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
     wide = widen(exported) if model.precision else exported
     with tvm_target, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        clean = _run(wide, _clean_up())
+        clean = _run(wide, _clean_up(has_integers=_has_integer_cores(target, model.precision)))
         preferred, notes = _channels_last(clean)
         preferred = sink_permutes(preferred)
         fuse = _fuse(target, model.precision)
@@ -135,9 +135,9 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
 def _tf32(weight: Array) -> Array:
     """Return a weight as tensor cores take it: they cut bits off, which is no rounding.
 
-    One of one dimension is none of a product's.
+    One of one dimension, or of one that is more than one, is none of a product's.
     """
-    is_operand = weight.ndim > 1 and weight.dtype == np.float32
+    is_operand = weight.size > max(weight.shape, default=1) and weight.dtype == np.float32
     return rounded(weight, TF32) if is_operand else weight
 
 
@@ -188,16 +188,18 @@ def _run(mod: IRModule, passes: Sequence[Callable[[IRModule], IRModule]]) -> IRM
     return mod
 
 
-def _clean_up() -> list[Callable[[IRModule], IRModule]]:
+def _clean_up(*, has_integers: bool) -> list[Callable[[IRModule], IRModule]]:
     from tvm.relax import transform as rt
 
     from tunerd.frontend.relax.constants import fold_constants, remove_redundant_reshapes
     from tunerd.frontend.relax.powers import expand_powers
     from tunerd.frontend.relax.quantizers import expand_quantizers
+    from tunerd.frontend.relax.quantizing import gather_quantizers, store_int8
 
     return [
         rt.DecomposeOpsForInference(),
         rt.CanonicalizeBindings(),
+        *([gather_quantizers, store_int8] if has_integers else []),
         expand_powers,
         expand_quantizers,
         fold_constants,
@@ -284,11 +286,11 @@ def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], I
     from tunerd.frontend.relax.precision import DTYPES
 
     # Without Triton there is no template of an attention, and its parts are faster; so with norms.
-    has_template = precision in _TENSOR_CORES and importlib.util.find_spec("triton") is not None
+    has_template = _has_template(precision)
     attention = [fuse_attention] if has_template else []
     norms: list[Callable[[IRModule], IRModule]] = []
     integers: list[Callable[[IRModule], IRModule]] = []
-    if has_template and _has_async_copies(target):
+    if _has_integer_cores(target, precision):
         integers = [functools.partial(use_integers, form=TENSOR_CORES)]
     if has_template and precision in DTYPES and _has_async_copies(target):
         norms = [functools.partial(fold_norms, precision=precision)]
@@ -315,7 +317,17 @@ def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], I
         remove_redundant_reshapes,
         *norms,
         *integers,
+        *([remove_redundant_reshapes] if integers else []),
     ]
+
+
+def _has_template(precision: str) -> bool:
+    return precision in _TENSOR_CORES and importlib.util.find_spec("triton") is not None
+
+
+def _has_integer_cores(target: TargetSpec, precision: str) -> bool:
+    """Whether products of 8 bits are computed by tensor cores."""
+    return target.is_cuda and _has_template(precision) and _has_async_copies(target)
 
 
 def _has_async_copies(target: TargetSpec) -> bool:
