@@ -20,6 +20,7 @@ from tunerd.frontend.tasks import extract_tasks
 from tunerd.system import arrays
 from tunerd.system.targets import cuda_target
 from tunerd.vocabulary import TF32, Model, Task
+from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
 pytest.importorskip("triton")
 
@@ -69,6 +70,18 @@ def heads() -> onnx.ModelProto:
     return b.proto(linear(b, reshaped(b, y, 90, 6, 32), 32, 16), {"x": (6, 32)})
 
 
+def projections() -> onnx.ModelProto:
+    """Three products of one tensor, with scales and zero points of their own."""
+    b = Graph()
+    x = b.fake("x", np.uint8, 100)
+    parts = [
+        b.fake(linear(b, x, 32, 16), np.uint8, zero, scale)
+        for zero, scale in ((90, 0.02), (128, 0.03), (3, 0.05))
+    ]
+    y = b.fake(b("Add", b("Mul", *parts[:2]), parts[2]), np.uint8, 100, 0.07)
+    return b.proto(y, {"x": (6, 32)})
+
+
 def at_edges() -> onnx.ModelProto:
     """Taps that reach far into the padding, on an image that they nearly cover."""
     b = Graph()
@@ -89,6 +102,7 @@ def all_edges() -> onnx.ModelProto:
 OWN: dict[str, Callable[[], onnx.ModelProto]] = {
     "a block": block,
     "heads": heads,
+    "projections": projections,
     "edges": at_edges,
     "all edges": all_edges,
     **{name: MODELS[name][0] for name in ("uint8", "strides", "operators of integers")},
@@ -103,7 +117,8 @@ def test_a_gpu_computes_the_bits_of_a_cpu(
     model = load(tmp_path, OWN[name]())
     feed = arrays.random_inputs(model.inputs, 0)
     on_gpu, on_cpu = for_gpu(model), lower(model, LLVM)
-    assert products(on_gpu) == products(on_cpu) > 0
+    assert products(on_gpu)
+    assert products(on_cpu)
     found = outputs_of(on_gpu, feed)
     np.testing.assert_array_equal(found, outputs_of(on_cpu, feed))
     assert agree(found, next(iter(Reference(OWN[name]()).run(feed).values())), rtol=1e-3)
@@ -118,6 +133,11 @@ def test_no_product_of_a_gpu_reads_uint8(name: str, tmp_path: Path) -> None:
 def test_what_is_quantized_is_part_of_the_product_before_it(tmp_path: Path) -> None:
     found = tasks_of(for_gpu(load(tmp_path, block())))
     assert sum(t.weight for t in found) == 3  # the input, and the products
+
+
+def test_products_of_one_tensor_are_one(tmp_path: Path) -> None:
+    found = tasks_of(for_gpu(load(tmp_path, projections())))
+    assert sum(t.weight for t in found if INTEGER_PRODUCTS in t.name) == 1
 
 
 def test_a_cpu_keeps_uint8(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ TVM_MODULES = {
     "frontend.relax.relax_graph",
     "frontend.relax.widening",
     "frontend.relax.lowering",
+    "frontend.relax.merging",
     "frontend.relax.movement",
     "frontend.relax.integers",
     "frontend.relax.norms",

@@ -192,14 +192,16 @@ def _clean_up(*, has_integers: bool) -> list[Callable[[IRModule], IRModule]]:
     from tvm.relax import transform as rt
 
     from tunerd.frontend.relax.constants import fold_constants, remove_redundant_reshapes
+    from tunerd.frontend.relax.merging import merge_products
     from tunerd.frontend.relax.powers import expand_powers
     from tunerd.frontend.relax.quantizers import expand_quantizers
     from tunerd.frontend.relax.quantizing import gather_quantizers, store_int8
 
+    quantizers = [gather_quantizers, rt.EliminateCommonSubexpr(), merge_products, store_int8]
     return [
         rt.DecomposeOpsForInference(),
         rt.CanonicalizeBindings(),
-        *([gather_quantizers, store_int8] if has_integers else []),
+        *(quantizers if has_integers else []),
         expand_powers,
         expand_quantizers,
         fold_constants,

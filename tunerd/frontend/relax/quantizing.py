@@ -26,6 +26,7 @@ _QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
 _MOVES = frozenset(
     f"relax.{n}" for n in ("reshape", "permute_dims", "expand_dims", "squeeze", "flatten")
 )
+_SELECTS = "relax.strided_slice"
 _SHIFT = 128  # from uint8 to int8
 
 
@@ -59,7 +60,7 @@ def _is_dequantized(graph: Graph, var: Any) -> bool:
     for user in graph.users.get(var, ()):
         if op_name(user) == _DEQUANTIZE and _has_fixed_zero(graph, user):
             continue
-        if op_name(user) not in _MOVES:
+        if op_name(user) not in (*_MOVES, _SELECTS):
             return False
         (moved,) = (b.var for b in graph.bindings if b.value.same_as(user))
         if not _is_dequantized(graph, moved):
@@ -85,7 +86,7 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
             how = call.attrs
             return relax.op.quantize(data, scale, self._less(zero), how.axis, "int8")
         name = op_name(call)
-        if name not in (_DEQUANTIZE, *_MOVES):
+        if name not in (_DEQUANTIZE, _SELECTS, *_MOVES):
             return visited
         source = visited.args[0]
         if str(call.args[0].ty.dtype) != "uint8" or str(source.ty.dtype) != "int8":
