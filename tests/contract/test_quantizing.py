@@ -140,6 +140,15 @@ def test_products_of_one_tensor_are_one(tmp_path: Path) -> None:
     assert sum(t.weight for t in found if INTEGER_PRODUCTS in t.name) == 1
 
 
+def test_layers_that_differ_in_zero_points_alone_are_one_task(tmp_path: Path) -> None:
+    b = Graph()
+    x = b.fake("x", np.uint8, 100)
+    for zero in (128, 70, 80):  # the first one is none in int8
+        x = b.fake(linear(b, x, 32, 32), np.uint8, zero)
+    found = tasks_of(for_gpu(load(tmp_path, b.proto(x, {"x": (6, 32)}))))
+    assert sorted(t.weight for t in found if INTEGER_PRODUCTS in t.name) == [1, 2]
+
+
 def test_a_cpu_keeps_uint8(tmp_path: Path) -> None:
     lowered = lower(load(tmp_path, MODELS["uint8"][0]()), LLVM)
     assert "uint8" in lowered.mod.script()

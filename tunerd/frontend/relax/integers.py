@@ -71,6 +71,7 @@ def use_integers(mod: IRModule, form: Form) -> IRModule:
         return mod
     rewriter = _Rewriter(mod)
     rewriter.found, rewriter.form = found, form
+    rewriter.keeps_zeros = form.has_zero_edges and any(map(_has_zero_point, found.values()))
     main = rewriter.visit_expr(mod["main"])
     rewriter.builder_.update_func(mod.get_global_var("main"), main)
     canonical = relax.transform.CanonicalizeBindings()(rewriter.builder_.get())
@@ -167,6 +168,7 @@ def _stored(graph: Graph, expr: Any) -> tuple[Any, tuple[Any, ...], Any] | None:
 class _Rewriter(PyExprMutator):  # type: ignore[misc]
     found: dict[int, _Product]  # by address of the call
     form: Form
+    keeps_zeros: bool  # as `quantizers` has it
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         product = self.found.get(call.__chandle__())
@@ -216,7 +218,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
 
     def _less(self, out: relax.Expr, zero: int, columns: np.ndarray[Any, Any]) -> relax.Expr:
         taken = zero * columns
-        if not taken.any():
+        if not taken.any() and not self.keeps_zeros:
             return out
         return self.builder_.emit(relax.op.subtract(out, relax.const(taken)))
 
@@ -228,6 +230,10 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
             primfunc_name_hint="subtract_edges",
         )
         return self.builder_.emit(made)
+
+
+def _has_zero_point(product: _Product) -> bool:
+    return isinstance(product.zero, int) and product.zero != 0
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def _clean_up(*, has_integers: bool) -> list[Callable[[IRModule], IRModule]]:
         rt.CanonicalizeBindings(),
         *(quantizers if has_integers else []),
         expand_powers,
-        expand_quantizers,
+        functools.partial(expand_quantizers, keeps_zeros=has_integers),
         fold_constants,
         rt.EliminateCommonSubexpr(),
         remove_redundant_reshapes,

@@ -18,16 +18,21 @@ from tvm import relax
 from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tunerd.frontend.relax.movement import op_name, shape_of
+from tunerd.frontend.relax.movement import Graph, op_name, shape_of
 
 _RANGES = {d: np.iinfo(d) for d in ("int8", "uint8", "int16", "uint16")}
 _PRODUCTS = frozenset(("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d", "relax.matmul"))
 _CHANNELS = 1  # the axis of a convolution's result; `main` is in NC... here
 
 
-def expand_quantizers(mod: IRModule) -> IRModule:
-    """Return `mod` without the operators `quantize` and `dequantize` of up to 16 bits in `main`."""
+def expand_quantizers(mod: IRModule, *, keeps_zeros: bool = False) -> IRModule:
+    """Return `mod` without the operators `quantize` and `dequantize` of up to 16 bits in `main`.
+
+    keeps_zeros: also add and subtract zero points of 0, if others are not, so that layers that only
+    differ in that are one kernel.
+    """
     expander = _Expander(mod)
+    expander.keeps_zeros = keeps_zeros and _has_zero_points(mod)
     main = expander.visit_expr(mod["main"])
     expander.builder_.update_func(mod.get_global_var("main"), main)
     canonical = relax.transform.CanonicalizeBindings()(expander.builder_.get())
@@ -45,6 +50,8 @@ class _Scaled:
 
 @mutator
 class _Expander(PyExprMutator):  # type: ignore[misc]
+    keeps_zeros: bool
+
     def __init__(self, mod: IRModule) -> None:
         super().__init__(mod)
         # By address of the variable, which is kept: another one may not get it.
@@ -91,7 +98,7 @@ class _Expander(PyExprMutator):  # type: ignore[misc]
             return call
         steps = relax.op.divide(data, self._spread(scale, rank, axis))
         steps = self._emit(relax.op.round(self._emit(steps)))
-        if not self._is_zero(zero):
+        if self.keeps_zeros or not self._is_zero(zero):
             at = self._spread(self._as_float(zero), rank, axis)
             steps = self._emit(relax.op.add(steps, at))
         limits = _RANGES[dtype]
@@ -112,7 +119,7 @@ class _Expander(PyExprMutator):  # type: ignore[misc]
             whole = relax.const(values.astype(np.float32) - at.astype(np.float32), "float32")
         else:
             whole = self._emit(relax.op.astype(data, "float32"))
-            if not self._is_zero(zero):
+            if self.keeps_zeros or not self._is_zero(zero):
                 at_of = self._spread(self._as_float(zero), rank, axis)
                 whole = self._emit(relax.op.subtract(whole, at_of))
         is_one = np.prod(shape_of(scale) or (1,)) == 1
@@ -206,6 +213,16 @@ class _Expander(PyExprMutator):  # type: ignore[misc]
 
     def _emit(self, expr: relax.Expr) -> relax.Expr:
         return expr if isinstance(expr, relax.Var | GenericConst) else self.builder_.emit(expr)
+
+
+def _has_zero_points(mod: IRModule) -> bool:
+    graph = Graph(mod)
+    for binding in graph.bindings:
+        if op_name(binding.value) == "relax.quantize":
+            zero = graph.constant(binding.value.args[2])
+            if zero is not None and zero.any():
+                return True
+    return False
 
 
 def _along(rank: int, axis: int) -> tuple[int, ...]:
