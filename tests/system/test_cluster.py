@@ -243,7 +243,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tune(
     tiny: Path, out: Path, address: str, *more: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    arguments = ["tune", str(tiny), "--out", str(out), "--address", address, "--trials", "16"]
+    arguments = ["tune", str(tiny), "--out", str(out), "--address", address, "--trials", "4"]
     return tunerd(*arguments, "--json", *more, **environment)
 
 

@@ -25,7 +25,7 @@ from tunerd.vocabulary import Record, TrialState
 pytestmark = pytest.mark.slow
 
 MANY = 400  # trials that outlast what is done to a job
-FEW = 16
+FEW = 4
 WAIT_SECS = 240.0
 # Ray asks a stopped job to end by SIGTERM, and after 3 s it kills: a run needs longer to drain.
 PATIENT = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}}
