@@ -135,9 +135,9 @@ def _lower(model: Model, target: TargetSpec) -> Lowered:
 def _tf32(weight: Array) -> Array:
     """Return a weight as tensor cores take it: they cut bits off, which is no rounding.
 
-    One of one dimension, or of one that is more than one, is none of a product's.
+    One of one dimension is none of a product's.
     """
-    is_operand = weight.size > max(weight.shape, default=1) and weight.dtype == np.float32
+    is_operand = weight.ndim > 1 and weight.dtype == np.float32
     return rounded(weight, TF32) if is_operand else weight
 
 
