@@ -248,6 +248,24 @@ def test_a_layout_that_would_add_transposes_is_not_used(tmp_path: Path) -> None:
     assert lowered.notes == ("convolutions stay in NCHW: NHWC would add 8 transposes",)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (6,), (4, 1, 1), (1, 4, 1, 1)], ids=str)
+def test_a_constant_of_any_rank_joins_its_convolution(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("Mul", ["a", "c"], ["b"]),
+        helper.make_node("Conv", ["b", "w"], ["d"]),
+        helper.make_node("Add", ["c", "d"], ["out"]),
+    ]
+    weights = {"w": floats(4, 4, 1, 1), "c": np.asarray(floats(*shape), np.float32)}
+    size = (1, 4, 6, 6)
+    proto = model(nodes, inputs={"x": size}, outputs={"out": size}, weights=weights)
+    names = operators(check(load(tmp_path, proto)))
+    assert not [n for n in names if "transpose" in n and n.startswith("fused")], names
+    assert "fused_conv2d_add" in names
+
+
 def test_a_graph_that_tvm_cannot_convert_stays_in_its_layout(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w1"], ["a"]),

@@ -32,6 +32,13 @@ _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
     "relax.divide": np.divide,
     "relax.sqrt": np.sqrt,
 }
+_COMMUTATIVE = frozenset(
+    f"relax.{name}" for name in ("add", "multiply", "maximum", "minimum", "equal", "not_equal")
+)
+_ELEMENTWISE = _COMMUTATIVE | {
+    f"relax.{name}"
+    for name in ("subtract", "divide", "power", "greater", "greater_equal", "less", "less_equal")
+}
 _MOVES: dict[str, _Fold] = {
     "relax.reshape": lambda call, a: a[0].reshape(_shape(call)),
     "relax.expand_dims": lambda call, a: a[0].reshape(_shape(call)),
@@ -114,6 +121,16 @@ def round_constants(mod: IRModule, precision: str) -> IRModule:
 def nudge_constants(mod: IRModule, rng: np.random.Generator) -> IRModule:
     """Return `mod` with each weight of `main` moved by its last bit, up or down."""
     return _mutated(mod, _Nudger(mod, rng))
+
+
+def second_operands(mod: IRModule) -> IRModule:
+    """Return `mod` with constants as second operands, as scalars or of the rank of the result.
+
+    ConvertLayout takes the layout of a result from the first operand or from the one of lower rank,
+    and leaves scalars alone: a constant of rank 1, as TensorFlow and PaddlePaddle write scalars,
+    would keep what it meets in NCHW.
+    """
+    return _mutated(mod, _SecondOperands(mod))
 
 
 def unit_permutes_to_reshapes(mod: IRModule) -> IRModule:
@@ -292,6 +309,28 @@ class _Renamer(PyExprMutator):  # type: ignore[misc]
 
     def visit_var_(self, var: relax.Var) -> relax.Expr:
         return self.new.get(var.__chandle__(), var)
+
+
+@mutator
+class _SecondOperands(PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        visited = self.visit_expr_post_order(call)
+        name, shape = getattr(call.op, "name", ""), _fixed_shape(call)
+        if name not in _ELEMENTWISE or shape is None:
+            return visited
+        operands = [_of_rank(a, len(shape)) for a in visited.args]
+        is_first = isinstance(operands[0], GenericConst) and operands[0].value.shape
+        if name in _COMMUTATIVE and is_first:
+            operands.reverse()
+        return relax.Call(visited.op, operands, visited.attrs, ty_args=visited.ty_args)
+
+
+def _of_rank(operand: relax.Expr, rank: int) -> relax.Expr:
+    if not isinstance(operand, GenericConst) or not operand.value.shape:
+        return operand
+    value = operand.value.numpy()
+    shape = () if value.size == 1 else (1,) * (rank - value.ndim) + value.shape
+    return relax.const(value.reshape(shape), str(operand.value.dtype))
 
 
 @mutator
