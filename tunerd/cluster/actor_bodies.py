@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunerd.errors import TunerdError
-from tunerd.runner.base import UNKNOWN, Company, Runner
+from tunerd.runner.base import UNKNOWN, Company, Runner, TorchModule
 from tunerd.runner.load import Load, Repeats
 from tunerd.slices.base import Slice
 from tunerd.system import clock
@@ -171,6 +171,16 @@ class SliceActor:
         self, artifacts: tuple[str, ...], profile: Profile
     ) -> list[Measurement | Failure]:
         return self._runner.compare_models(artifacts, profile)
+
+    def prepare_pytorch(
+        self, way: str, module: TorchModule, anew: bool, limit_secs: float
+    ) -> str | Failure:
+        return self._runner.prepare_pytorch(way, module, anew=anew, limit_secs=limit_secs)
+
+    def compare_with_pytorch(
+        self, artifact: str, ways: tuple[str, ...], profile: Profile
+    ) -> list[Measurement | Failure]:
+        return self._runner.compare_with_pytorch(artifact, ways, profile)
 
     def load(self, load: Load) -> float | Failure:
         return self._runner.load(load)

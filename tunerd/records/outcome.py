@@ -26,6 +26,7 @@ def outcome_from_json(value: Mapping[str, Any]) -> Outcome:
         artifact=typed.of_kind(str, value["artifact"]),
         proofs=typed.of_kind(tuple[CapProof, ...], value["proofs"]),
         disturbed_by=typed.of_kind(str, value.get("disturbed_by", "")),
+        remarks=typed.of_kind(tuple[str, ...], value.get("remarks", [])),
     )
 
 

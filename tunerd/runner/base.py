@@ -37,6 +37,16 @@ UNKNOWN = Company()
 ALONE = Company(neighbours=0, is_alone=True)
 
 
+@dataclass(frozen=True)
+class TorchModule:
+    """A PyTorch module, and what makes sure that it is the model."""
+
+    made_by: str  # FILE.py:FUNCTION
+    precision: str
+    inputs: Arrays  # by name, in the order in which it takes them
+    outputs: Arrays  # of the model's reference, likewise
+
+
 class Runner(ABC):
     """What works in a slice, one request after the other. Paths that it gets are absolute."""
 
@@ -86,6 +96,23 @@ class Runner(ABC):
         self, artifacts: Sequence[str], profile: Profile, *, company: Company = UNKNOWN
     ) -> list[Measurement | Failure]:
         """Measure whole models end to end, interleaved, on seeded random inputs."""
+
+    @abstractmethod
+    def prepare_pytorch(
+        self, way: str, module: TorchModule, *, anew: bool, limit_secs: float
+    ) -> str | Failure:
+        """Make a way to run a PyTorch module ready to be timed; return how, for people.
+
+        Args:
+            way: a key of `vocabulary.outcome.PYTORCH`.
+            anew: in a process of its own, to which nothing was asked before.
+        """
+
+    @abstractmethod
+    def compare_with_pytorch(
+        self, artifact: str, ways: Sequence[str], profile: Profile
+    ) -> list[Measurement | Failure]:
+        """Measure an artifact and the ways that are ready interleaved, the artifact first."""
 
     @abstractmethod
     def load(self, load: Load) -> float | Failure:

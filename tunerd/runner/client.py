@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunerd.errors import DiskError, HostError, InfrastructureError, TunerdError
-from tunerd.runner.base import UNKNOWN, Company, Runner
+from tunerd.runner.base import ALONE, UNKNOWN, Company, Runner, TorchModule
 from tunerd.runner.host import START_SECS, Blame, RunnerHost, is_fatal, is_mps_error
 from tunerd.runner.load import Load, Repeats
 from tunerd.system import processes, wire
@@ -156,6 +156,30 @@ class RunnerClient(Runner):
     ) -> list[Measurement | Failure]:
         body = {"op": "compare_models", "artifacts": list(artifacts)}
         return self._compared(body, [], len(artifacts), profile, MODEL_SECS, company)
+
+    def prepare_pytorch(
+        self, way: str, module: TorchModule, *, anew: bool, limit_secs: float
+    ) -> str | Failure:
+        if anew:
+            self.close()
+        inputs, blobs = arrays_to(module.inputs)
+        outputs, more = arrays_to(module.outputs)
+        body = {"op": "prepare_pytorch", "way": way, "inputs": inputs, "outputs": outputs}
+        body |= {"made_by": module.made_by, "precision": module.precision}
+        try:
+            self._ask(body, [*blobs, *more], timeout_secs=limit_secs, company=ALONE)
+            answer = self._receive()
+        except (OSError, ValueError) as error:
+            return self._lost(error, ALONE)
+        if "failure" in answer:
+            return self._checked(value_from(Failure, answer["failure"]), ALONE)
+        return str(answer["said"])
+
+    def compare_with_pytorch(
+        self, artifact: str, ways: Sequence[str], profile: Profile
+    ) -> list[Measurement | Failure]:
+        body = {"op": "compare_with_pytorch", "artifact": artifact, "ways": list(ways)}
+        return self._compared(body, [], 1 + len(ways), profile, MODEL_SECS, ALONE)
 
     def _compared(
         self,

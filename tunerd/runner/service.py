@@ -8,6 +8,9 @@ Requests are JSON with binary blobs (`wire`):
     agree     two builds              -> null, or how the second differs from the first
     run_model artifact, inputs, alone -> outputs
     compare_models artifacts, profile -> results of whole models sampled in turns
+    prepare_pytorch way, module       -> how it is ready to be timed, or a failure
+    compare_with_pytorch artifact, ways, profile
+                                      -> results of the model and the ways sampled in turns
     load      artifact or build       -> seconds of a repeat, or a failure
     repeat    start_at, stop_at       -> at once that it was heard; when it has stopped, how it ran
     stop                              -> stops what repeats without stop_at; has no answer
@@ -16,13 +19,14 @@ Requests are JSON with binary blobs (`wire`):
                                          `seat_service` says, to the end of the connection
     close                             -> the process ends
 
-Before the results of `compare` and `compare_models` come signs, one a second at most, that samples
+Before the results of what is sampled in turns come signs, one a second at most, that samples
 are being taken: {"goes_on": true}. A failure says what it did: a "crash" has left a context that
 answers nothing any more, and only another runner can go on.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import select
@@ -30,7 +34,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +44,14 @@ from tunerd.artifacts.segments import segmented
 from tunerd.errors import DiskError
 from tunerd.runner import sampling
 from tunerd.runner.agreement import disagreement
+from tunerd.runner.base import TorchModule
 from tunerd.runner.load import Repeated, repeated_kernel, repeated_model
+from tunerd.runner.pytorch import PyTorchWays, UnfitError
 from tunerd.runner.seat_service import SeatService, SharedTensors
 from tunerd.system import wire
 from tunerd.system.codec import arrays_from, arrays_to, value_from
 from tunerd.system.files import disk_errors_said
-from tunerd.vocabulary import Build, Failure, Profile, Stage, TensorSpec, to_json
+from tunerd.vocabulary import Build, Failure, Kind, Profile, Stage, TensorSpec, to_json
 
 _SIGN_SECS = 1.0  # seldom: whoever reads them may work on the cores that are measured
 
@@ -75,6 +81,7 @@ class RunnerService:
         except Exception as error:  # told to whoever asks for a proof
             self._problem = f"{type(error).__name__}: {error}"
         self._models: dict[str, Any] = {}
+        self._pytorch = PyTorchWays(device, cores)
         self._repeated: Repeated | None = None
         self._said_at = 0.0  # time.monotonic() of the last request or sign
 
@@ -96,6 +103,8 @@ class RunnerService:
                 "agree": self._agree,
                 "run_model": self._run_model,
                 "compare_models": self._compare_models,
+                "prepare_pytorch": self._prepare_pytorch,
+                "compare_with_pytorch": self._compare_with_pytorch,
                 "load": self._load,
                 "repeat": self._repeat,
                 "seat": self._seat,
@@ -160,13 +169,45 @@ class RunnerService:
 
     def _compare_models(self, body: Any, _: list[bytearray]) -> None:
         profile = Profile(**body["profile"])
-        ready: list[Any] = []
-        for artifact in body["artifacts"]:
-            try:
-                ready.append(sampling.TimedModel(self._loaded(artifact), profile))
-            except Exception as error:
-                ready.append(sampling.failure_on(self._device, Stage.LOAD, error))
+        self._sample_in_turns([self._timed(a, profile) for a in body["artifacts"]], profile)
+
+    def _prepare_pytorch(self, body: Any, blobs: list[bytearray]) -> None:
+        inputs = len(body["inputs"])
+        module = TorchModule(
+            body["made_by"],
+            body["precision"],
+            arrays_from(body["inputs"], blobs[:inputs]),
+            arrays_from(body["outputs"], blobs[inputs:]),
+        )
+        try:
+            said = self._pytorch.prepare(body["way"], module)
+        except UnfitError as error:
+            failed = Failure(Stage.LOAD, Kind.REFUSED, str(error))
+            wire.send(self._connection, {"failure": to_json(failed)})
+        except Exception as error:
+            self._send_failure(Stage.LOAD, error)
+        else:
+            wire.send(self._connection, {"said": said})
+
+    def _compare_with_pytorch(self, body: Any, _: list[bytearray]) -> None:
+        profile = Profile(**body["profile"])
+        ways = [functools.partial(self._pytorch.timed, way, profile) for way in body["ways"]]
+        ready = [self._timed(body["artifact"], profile), *map(self._made, ways)]
+        self._sample_in_turns(ready, profile)
+
+    def _timed(self, artifact: str, profile: Profile) -> Any:
+        return self._made(lambda: sampling.TimedModel(self._loaded(artifact), profile))
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        """Return what is ready to be sampled, or why it is not."""
+        try:
+            return make()
+        except Exception as error:
+            return sampling.failure_on(self._device, Stage.LOAD, error)
+        finally:
             self._goes_on()
+
+    def _sample_in_turns(self, ready: Sequence[Any], profile: Profile) -> None:
         results = sampling.interleaved(self._device, ready, profile=profile, goes_on=self._goes_on)
         assert all(isinstance(r, Failure | tuple) for r in results)
         wire.send(self._connection, {"results": [_result_json(r) for r in results]})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tunerd.runner.base import UNKNOWN, Company, Runner
+from tunerd.runner.base import UNKNOWN, Company, Runner, TorchModule
 from tunerd.runner.load import Load, Repeats
 from tunerd.runner.profiles import LOAD
 from tunerd.slices.base import Plan, Slice, Usability
@@ -139,6 +139,17 @@ class SimulatedRunner(Runner):
     ) -> list[Measurement | Failure]:
         """Return the sums of the models' simulated kernels, from their manifests."""
         return [self._sum(artifact, profile, company) for artifact in artifacts]
+
+    def prepare_pytorch(
+        self, way: str, module: TorchModule, *, anew: bool, limit_secs: float
+    ) -> str | Failure:
+        return Failure(Stage.LOAD, Kind.REFUSED, "a simulated slice runs nothing, and no PyTorch")
+
+    def compare_with_pytorch(
+        self, artifact: str, ways: Sequence[str], profile: Profile
+    ) -> list[Measurement | Failure]:
+        lacking = Failure(Stage.LOAD, Kind.REFUSED, "a simulated slice runs no PyTorch")
+        return [self._sum(artifact, profile), *(lacking for _ in ways)]
 
     def load(self, load: Load) -> float | Failure:
         if load.build is not None:

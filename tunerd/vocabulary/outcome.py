@@ -17,6 +17,14 @@ from tunerd.vocabulary import (
 from tunerd.vocabulary.verdict import Correctness, Interval, SpeedVerdict
 
 ONNX_RUNTIME = "ONNX Runtime"  # the reference of ONNX models
+# Ways to run a PyTorch module, by the names of their latencies.
+EAGER, CHANNELS_LAST, COMPILED = "pytorch eager", "pytorch eager channels last", "pytorch compiled"
+PYTORCH = {
+    EAGER: "PyTorch eager",
+    CHANNELS_LAST: "PyTorch eager, channels last",
+    COMPILED: "torch.compile",
+}
+TUNED_BESIDE_PYTORCH = "tuned beside pytorch"  # the tuned model's, in turns with these
 
 
 @dataclass(frozen=True)
@@ -153,9 +161,12 @@ class TriedPrecision:
 
 @dataclass(frozen=True)
 class Latency:
-    """End-to-end samples of a model: tuned and default in turns, ONNX Runtime after both."""
+    """End-to-end samples of a model: tuned and default in turns, ONNX Runtime after both.
 
-    name: str  # "tuned", "default", "onnxruntime"
+    PyTorch comes after them all, in turns with the tuned model once more.
+    """
+
+    name: str  # "tuned", "default", "onnxruntime", those of PYTORCH, TUNED_BESIDE_PYTORCH
     run_secs: tuple[float, ...]
 
 
@@ -172,6 +183,7 @@ class Outcome:
     artifact: str  # path of the folder
     proofs: tuple[CapProof, ...] = ()
     disturbed_by: str = ""  # while the whole model was timed, as in Conditions
+    remarks: tuple[str, ...] = ()  # on PyTorch: how each way was timed, or why it was not
 
     @property
     def hit_rate(self) -> float:

@@ -33,6 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from lab.lab import made_by, ratio, table, write
+from tunerd.runner.pytorch import TimedCall, as_graph, compiled, placed
 
 MODELS = (
     "resnet50",
@@ -133,7 +134,6 @@ class Contenders:
         import torch
 
         self._torch, self._name, self._batch, self._without = torch, name, batch, without
-        self._kept: list[Any] = []  # what graphs read
         self.runs: dict[str, Callable[[int], float]] = {}
         self.ready_secs: dict[str, float] = {}
         self.problems: dict[str, str] = {}
@@ -153,25 +153,11 @@ class Contenders:
         self.runs[label] = run
 
     def eager(self, precision: str, *, channels_last: bool) -> Callable[[int], float]:
-        return self._as_graph(*self._placed(precision, channels_last=channels_last))
-
-    def _as_graph(self, model: Any, inputs: tuple[Any, ...]) -> Callable[[int], float]:
-        torch = self._torch
-        stream = torch.cuda.Stream()
-        with torch.no_grad(), torch.cuda.stream(stream):
-            for _ in range(5):
-                model(*inputs)
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
-                model(*inputs)
-        return self._timed(graph.replay)
+        return self._timed(as_graph(*self._placed(precision, channels_last=channels_last)))
 
     def compiled(self, precision: str) -> Callable[[int], float]:
-        torch = self._torch
-        model, inputs = self._placed(precision, channels_last=True)
-        # One graph of ours around it: in its own, each call waits for Python's part of it.
-        return self._as_graph(torch.compile(model, mode="max-autotune-no-cudagraphs"), inputs)
+        module, inputs = self._placed(precision, channels_last=True)
+        return self._timed(as_graph(compiled(module), inputs))
 
     def artifact(self, folder: Path) -> Callable[[int], float]:
         import numpy as np
@@ -189,34 +175,12 @@ class Contenders:
         return lambda calls: model.timed_calls(inputs, calls) / calls
 
     def _placed(self, precision: str, *, channels_last: bool) -> tuple[Any, tuple[Any, ...]]:
-        torch = self._torch
-        is_tf32 = precision == "tf32"
-        torch.backends.cuda.matmul.allow_tf32 = is_tf32
-        torch.backends.cudnn.allow_tf32 = is_tf32
-        torch.backends.cudnn.benchmark = True
         model, inputs, _ = build(self._name, self._batch)
-        model, inputs = model.cuda(), tuple(x.cuda() for x in inputs)
-        if channels_last and self._name != "bert_base":
-            model = model.to(memory_format=torch.channels_last)
-            inputs = tuple(x.contiguous(memory_format=torch.channels_last) for x in inputs)
-        if precision == "fp16":
-            model = model.half()
-            inputs = tuple(x.half() if x.is_floating_point() else x for x in inputs)
-        self._kept.append((model, inputs))
-        return model, inputs
+        last = channels_last and self._name != "bert_base"
+        return placed(model, inputs, precision, device="cuda", channels_last=last)
 
     def _timed(self, call: Callable[[], None]) -> Callable[[int], float]:
-        torch = self._torch
-
-        def run(calls: int) -> float:
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for _ in range(calls):
-                call()
-            torch.cuda.synchronize()
-            return (time.perf_counter() - started) / calls
-
-        return run
+        return TimedCall(call, self._torch.cuda.synchronize).secs
 
     def sampled(self, rounds: int) -> dict[str, list[float]]:
         """Time all in turns; the order is turned round each time."""

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from tunerd.cluster.ray_cluster import Cluster
 from tunerd.coordinator.isolation import MAX_ATTEMPTS
 from tunerd.errors import InfrastructureError
-from tunerd.runner.base import ALONE, Company
+from tunerd.runner.base import ALONE, Company, TorchModule
 from tunerd.runner.load import Load
 from tunerd.runner.profiles import final_profile, within
 from tunerd.runs.finals.faults import Results, is_final, without_cause
@@ -152,6 +152,28 @@ class QuietSlice:
             ]
 
         return self._undisturbed([artifacts], lambda of: self._attempted(of, measure))[0]
+
+    def prepare_pytorch(
+        self, way: str, module: TorchModule, *, anew: bool, limit_secs: float
+    ) -> str | Failure:
+        """Make a way to run a PyTorch module ready, as `Runner.prepare_pytorch` does."""
+        made: str | Failure = self.cluster.call(
+            self.slice_id, "prepare_pytorch", way, module, anew, limit_secs
+        )
+        return made
+
+    def compare_with_pytorch(
+        self, artifact: str, ways: tuple[str, ...], profile: Profile
+    ) -> Results:
+        """Time a model and the ways that are ready in turns, again where others disturbed it."""
+
+        def measure(contests: Sequence[tuple[str, ...]]) -> list[Results]:
+            method = "compare_with_pytorch"
+            return [
+                self.cluster.call(self.slice_id, method, artifact, w, profile) for w in contests
+            ]
+
+        return self._undisturbed([ways], measure)[0]
 
     def run_model(self, artifact: str, inputs: Arrays, *, alone: str = "") -> Arrays:
         """Run a model on inputs, by their names, and return its outputs.
