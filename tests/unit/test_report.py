@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,11 +16,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.lib.report_runs import HOSTILE, conditions, cpu_outcome, gpu_outcome, untried, view
+from tests.lib.report_runs import (
+    HOSTILE,
+    conditions,
+    cpu_outcome,
+    gpu_outcome,
+    sampled,
+    untried,
+    view,
+)
 from tunerd.records.tally import Disturbed
 from tunerd.report.disturbance_text import disturbance_json, disturbance_sentences
-from tunerd.report.figures import by_share, outcome_headline
+from tunerd.report.figures import by_share, headline, outcome_headline, rivals
 from tunerd.report.html import write_page
+from tunerd.report.markdown import run_markdown
 from tunerd.report.page import report_page
 from tunerd.report.plot import history_plot
 from tunerd.report.run_result import next_try
@@ -30,7 +40,17 @@ from tunerd.system.text import duration_text, percent_text, ratio_texts, secs_ra
 from tunerd.telemetry.history import ConditionPoint, FailureKind, HistoryPoint
 from tunerd.telemetry.time_use import time_use
 from tunerd.vocabulary import DEFAULT_SOURCE, Activity, Conditions, Measurement, Span
-from tunerd.vocabulary.outcome import Accuracy, Comparison, Finalist, Latency, Outcome, Verification
+from tunerd.vocabulary.outcome import (
+    COMPILED,
+    EAGER,
+    TUNED_BESIDE_PYTORCH,
+    Accuracy,
+    Comparison,
+    Finalist,
+    Latency,
+    Outcome,
+    Verification,
+)
 from tunerd.vocabulary.verdict import Interval, Verdict
 
 
@@ -217,6 +237,50 @@ def test_on_cpus_the_headline_compares_with_onnx_runtime_first(tmp_path: Path) -
     shown = terminal(cpu_outcome())
     assert shown.startswith("0.517× the speed of ONNX Runtime, slower")
     assert said.small in shown
+
+
+def with_pytorch(outcome: Outcome, *, tuned_secs: float) -> Outcome:
+    """Return an outcome of which PyTorch was timed beside the tuned model, eager and compiled."""
+    ways = ((EAGER, 3e-3), (COMPILED, 1.5e-3), (TUNED_BESIDE_PYTORCH, tuned_secs))
+    rng = random.Random(5)
+    timed = [Latency(way, sampled(secs, rng)) for way, secs in ways]
+    remarks = ("PyTorch eager: torch 2.14.1, one CUDA graph", "<b>a remark</b>")
+    return dataclasses.replace(outcome, latencies=(*outcome.latencies, *timed), remarks=remarks)
+
+
+def test_where_pytorch_was_timed_the_headline_compares_with_its_fastest_way(tmp_path: Path) -> None:
+    outcome = with_pytorch(gpu_outcome(), tuned_secs=1e-3)
+    said = headline(view(outcome))
+    assert re.fullmatch(r"1\.[45]\d*× faster than torch\.compile at 40% of NVIDIA H200", said.claim)
+    assert said.tone == "better"
+    assert said.small.startswith("2.10× faster than the default schedules")
+    page = Page(write(tmp_path, outcome))
+    assert re.search(r"torch\.compile 1\.\d+ ms", page.text)
+    assert "<b>a remark</b>" in page.text
+    shown = terminal(outcome)
+    assert re.search(r"torch\.compile 1\.\d+ ms", shown)
+    assert "PyTorch eager: torch 2.14.1, one CUDA graph" in shown
+    assert "- PyTorch eager: torch 2.14.1, one CUDA graph" in run_markdown(view(outcome))
+    document = outcome_json(outcome)
+    assert [rival["name"] for rival in document["rivals"]] == ["torch.compile"]
+    assert document["remarks"] == list(outcome.remarks)
+
+
+@pytest.mark.parametrize(("tuned_secs", "first"), [(1e-3, "ONNX Runtime"), (9e-3, "torch.compile")])
+def test_of_two_rivals_the_headline_compares_with_the_one_ahead(
+    tuned_secs: float, first: str
+) -> None:
+    outcome = with_pytorch(cpu_outcome(), tuned_secs=tuned_secs)
+    assert next(iter(rivals(outcome))).name == first
+    assert first in outcome_headline(outcome).claim
+
+
+def test_pytorch_that_could_not_be_timed_is_said_and_changes_no_verdict() -> None:
+    outcome = gpu_outcome()
+    said = "PyTorch was not timed: net.py has no function net"
+    without = dataclasses.replace(outcome, remarks=(said,))
+    assert outcome_headline(without) == outcome_headline(outcome)
+    assert said in terminal(without)
 
 
 def test_onnx_runtime_that_is_overtaken_is_the_good_news() -> None:

@@ -123,7 +123,7 @@ class Run:
 
     @property
     def latencies(self) -> tuple[Latency, ...]:
-        """Samples of the whole model: tuned, default, and ONNX Runtime's of an ONNX model."""
+        """Samples of the whole model: tuned, default, ONNX Runtime's on CPUs, and PyTorch's."""
         return self.outcome.latencies
 
     @property

@@ -9,7 +9,7 @@ from tunerd.report.comparison import NamedRun, against_first, task_rows
 from tunerd.report.disturbance_text import disturbance_json
 from tunerd.report.drift_section import drift_json
 from tunerd.report.fidelity_section import fidelity_json
-from tunerd.report.figures import headline
+from tunerd.report.figures import headline, share_words
 from tunerd.report.run_view import RunView
 from tunerd.report.table import outcome_json
 from tunerd.report.time_section import time_json
@@ -30,7 +30,7 @@ def run_view_json(view: RunView) -> dict[str, Any]:
             "trials_failed": view.failed,
             "trials_open": view.open_trials,
             "attempts_repeated": view.repeated,
-            "result": outcome_json(view.outcome) if view.outcome else None,
+            "result": outcome_json(view.outcome, share=share_words(view)) if view.outcome else None,
             "tasks": [
                 to_json(task)
                 | {"is_tuned": task.is_tuned, "is_decided": task.task_id not in view.undecided}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tunerd.report.view import Tone
 from tunerd.stats.gate import Timing, judge
 from tunerd.stats.interval import median_interval
-from tunerd.stats.paired import SAME_WITHIN
+from tunerd.stats.paired import SAME_WITHIN, compare
 from tunerd.system.text import TIMES, count_text, duration_text, is_known, ratio_texts, significant
 from tunerd.vocabulary import unit_name
 from tunerd.vocabulary.outcome import (
     ONNX_RUNTIME,
+    PYTORCH,
+    TUNED_BESIDE_PYTORCH,
     Accuracy,
     Comparison,
     Latency,
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from tunerd.report.run_view import RunView  # which needs the store, and the terminal does not
 
 LATENCY_NAMES = {  # in the order in which they are shown
+    **PYTORCH,
+    TUNED_BESIDE_PYTORCH: "Tuned by tunerd, in turns with PyTorch",
     "onnxruntime": ONNX_RUNTIME,
     "tuned": "Tuned by tunerd",
     "default": "Default schedules",
@@ -103,7 +108,7 @@ def headline(view: RunView) -> Headline:
         return Headline(
             "No result yet", f"(the run has not come to its end), with {got}", "neutral"
         )
-    verdict = outcome_headline(view.outcome)
+    verdict = outcome_headline(view.outcome, share=share_words(view))
     if not view.is_stale:
         return verdict
     later = "a later session has gone on from there and has not come to its end"
@@ -146,15 +151,45 @@ def not_in_turns(base: Timing, new: Timing) -> Comparison | None:
     )
 
 
-def against_onnxruntime(outcome: Outcome) -> Comparison | None:
-    """Compare the tuned model with ONNX Runtime; None where that was not measured."""
-    return not_in_turns(timing(outcome, "onnxruntime"), timing(outcome, "tuned"))
+@dataclass(frozen=True)
+class Rival:
+    """What a reader would otherwise run, and how the tuned model compares with it."""
+
+    name: str  # in words
+    compared: Comparison
 
 
-def outcome_headline(outcome: Outcome) -> Headline:
-    """Return the verdict on a run: against ONNX Runtime where measured, else the defaults."""
+def rivals(outcome: Outcome) -> tuple[Rival, ...]:
+    """Return those that were measured, of PyTorch's ways the fastest; the fastest of all first.
+
+    ONNX Runtime was timed after the tuned model, and PyTorch in turns with it.
+    """
+    found = []
+    beside = timing(outcome, TUNED_BESIDE_PYTORCH).run_secs
+    ways = {name: secs for name in PYTORCH if (secs := timing(outcome, name).run_secs)}
+    if beside and ways:
+        way = min(ways, key=lambda name: statistics.median(ways[name]))
+        found.append(Rival(PYTORCH[way], compare(ways[way], beside)))
+    after = not_in_turns(timing(outcome, "onnxruntime"), timing(outcome, "tuned"))
+    if after is not None:
+        found.append(Rival(ONNX_RUNTIME, after))
+    return tuple(sorted(found, key=lambda rival: rival.compared.ratio))
+
+
+def share_words(view: RunView) -> str:
+    """Return `40% of NVIDIA H200`, "" where no share was obtained."""
+    devices = sorted({proof.device for proof in view.proofs})
+    pct = view.settings.get("gpu_pct") or view.settings.get("cpu_pct")
+    return f"{pct}% of {', '.join(devices)}" if devices and pct is not None else ""
+
+
+def outcome_headline(outcome: Outcome, *, share: str = "") -> Headline:
+    """Return the verdict on a run: against the fastest rival that was measured, else the defaults.
+
+    share: of what it was tuned for, as `share_words` has it; PyTorch ran at that, too.
+    """
     verification = outcome.verification
-    compared, beside = outcome.end_to_end, against_onnxruntime(outcome)
+    compared, beside = outcome.end_to_end, next(iter(rivals(outcome)), None)
     if verification.verdict is Verdict.WRONG:
         claim = f"Wrong result: the tuned model disagrees with {verification.reference}"
         return Headline(claim, _verified(verification, compared.verdict), "bad")
@@ -173,8 +208,10 @@ def outcome_headline(outcome: Outcome) -> Headline:
         stays = "every task stays at its default schedule, "
     if beside is not None:
         small = f"{claim} ({inside}){stays and ': ' + stays.removesuffix(', ')}"
-        claim, inside = _claim(beside, ONNX_RUNTIME)
-        stays, compared, is_tuned = "", beside, True
+        is_onnxruntime = beside.name == ONNX_RUNTIME
+        at = f" at {share}" if share and not is_onnxruntime else ""
+        claim, inside = _claim(beside.compared, f"{beside.name}{at}")
+        stays, compared, is_tuned = "", beside.compared, True
     else:
         small = ""
     verified = _verified(verification, compared.verdict if is_tuned else None)

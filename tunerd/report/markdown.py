@@ -24,6 +24,7 @@ def run_markdown(view: RunView) -> str:
     parts = [
         _verdict(view),
         _latency_table(view),
+        "\n".join(f"- {text(said)}" for said in view.outcome.remarks) if view.outcome else "",
         "\n".join(text(f"{bar.text}.") for bar in library_bars(view.tasks)),
         _failures(view),
         "\n".join(f"- {text(said)}" for said in precision_sentences(view.settings)),

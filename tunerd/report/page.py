@@ -8,7 +8,7 @@ from tunerd.report import html
 from tunerd.report.condition_section import condition_section
 from tunerd.report.drift_section import drift_section
 from tunerd.report.fidelity_section import fidelity_section
-from tunerd.report.figures import against_onnxruntime, headline, obtained_texts, share_asked
+from tunerd.report.figures import headline, obtained_texts, rivals, share_asked
 from tunerd.report.run_sections import (
     correctness_section,
     facts_section,
@@ -23,7 +23,6 @@ from tunerd.report.run_view import RunView, run_view_of
 from tunerd.report.time_section import time_section
 from tunerd.report.view import View
 from tunerd.system.text import duration_text, secs_text
-from tunerd.vocabulary.outcome import ONNX_RUNTIME
 
 
 def write_report(paths: Paths, store: Store) -> None:
@@ -66,9 +65,9 @@ def report_page(view: RunView) -> str:
 def _key_figures(view: RunView) -> list[tuple[str, str]]:
     figures = []
     if view.outcome is not None:
-        compared, beside = view.outcome.end_to_end, against_onnxruntime(view.outcome)
+        compared = view.outcome.end_to_end
         figures += [
-            *([(ONNX_RUNTIME, secs_text(beside.base_secs))] if beside else []),
+            *((each.name, secs_text(each.compared.base_secs)) for each in rivals(view.outcome)),
             ("Tuned", secs_text(compared.new_secs)),
             ("Default", secs_text(compared.base_secs)),
         ]

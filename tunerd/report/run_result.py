@@ -10,6 +10,7 @@ from rich.text import Text
 from tunerd.report.disturbance_text import disturbance_json, disturbance_sentences
 from tunerd.report.drift_section import drift_json, drift_warnings
 from tunerd.report.fidelity_section import fidelity_json, fidelity_text
+from tunerd.report.figures import share_words
 from tunerd.report.precision_text import precision_json
 from tunerd.report.run_view import RunView
 from tunerd.report.table import outcome_json, outcome_table
@@ -22,7 +23,7 @@ from tunerd.vocabulary.verdict import Verdict
 
 def run_json(view: RunView, outcome: Outcome) -> dict[str, Any]:
     """Return a run's outcome, and what it says of its own measuring, for json.dumps."""
-    return outcome_json(outcome) | {
+    return outcome_json(outcome, share=share_words(view)) | {
         "precision": precision_json(view.settings),
         "time_use": time_json(view.time_use) if view.time_use else None,
         "fidelity": fidelity_json(outcome.tasks),
@@ -33,7 +34,7 @@ def run_json(view: RunView, outcome: Outcome) -> dict[str, Any]:
 
 def run_result(view: RunView, outcome: Outcome, *, fidelity: bool) -> RenderableType:
     """Return the same for rich to print; `fidelity`: what was asked to judge the ranking, too."""
-    lines: list[RenderableType] = [outcome_table(outcome)]
+    lines: list[RenderableType] = [outcome_table(outcome, share=share_words(view))]
     if view.time_use:
         lines += [Text(""), time_table(view.time_use), Text("")]
     if outcome.verification.verdict is Verdict.CANNOT_TELL:

@@ -12,13 +12,13 @@ from tunerd.report import svg
 from tunerd.report.figures import (
     LATENCY_NAMES,
     accuracy_text,
-    against_onnxruntime,
     by_share,
     error_text,
     limits_asked,
     median_of,
     obtained_texts,
     ordered,
+    rivals,
     share_asked,
     unit,
     weighted_secs,
@@ -27,7 +27,19 @@ from tunerd.report.library_text import library_bars, library_text
 from tunerd.report.plot import history_plot
 from tunerd.report.precision_text import precision_sentences
 from tunerd.report.run_view import RunView, SliceView
-from tunerd.report.view import Bar, Bars, Cell, Fold, Grid, Pairs, Plot, Section, Words, caption
+from tunerd.report.view import (
+    Bar,
+    Bars,
+    Cell,
+    Fold,
+    Grid,
+    Items,
+    Pairs,
+    Plot,
+    Section,
+    Words,
+    caption,
+)
 from tunerd.system.text import (
     TIMES,
     UNKNOWN,
@@ -59,6 +71,7 @@ _ENDINGS: dict[SpeedVerdict, str] = {
     Verdict.SAME: ": no difference of more than 1%",
     Verdict.CANNOT_TELL: ": the samples cannot tell which is faster",
 }
+_STYLED = ("tuned", "default", "onnxruntime")  # latencies with a colour of their own
 _TASK_STYLES = {
     "Task": "task",
     "Share of time": "share",
@@ -87,20 +100,26 @@ def latency_section(outcome: Outcome | None) -> Section:
     bars = latency_bars(outcome.latencies)
     if bars is None:
         return Section(title, lead="No end-to-end latency was measured.")
-    beside = against_onnxruntime(outcome)
-    said = [_over_tuned(ONNX_RUNTIME, beside)] if beside is not None else []
+    beside = rivals(outcome)
+    names = [rival.name for rival in beside]
+    said = [_over_tuned(rival.name, rival.compared) for rival in beside]
     said.append(_over_tuned("Default", outcome.end_to_end))
     about = (
         "One inference, end to end. Bars are medians, ticks are samples, brackets hold the median "
         "with 95%. Tuned and default were timed in turns"
     )
-    if beside is not None:
+    if ONNX_RUNTIME in names:
         about += ", ONNX Runtime after them on the same cores"
+    if any(name != ONNX_RUNTIME for name in names):
+        about += ", PyTorch at the end, in turns with the tuned model once more"
+    if beside:
+        pass
     elif outcome.verification.reference != ONNX_RUNTIME:
         said.append("It is not compared with ONNX Runtime: the model is a Relax module.")
     else:
         said.append("Nothing but the default schedules was timed beside it.")
-    return Section(title, (bars, caption(f"{about}.")), lead=" ".join(said))
+    remarks = Items(outcome.remarks) if outcome.remarks else None
+    return Section(title, (bars, caption(f"{about}."), remarks), lead=" ".join(said))
 
 
 def _over_tuned(name: str, compared: Comparison) -> str:
@@ -124,7 +143,7 @@ def latency_bars(
 
 def _bar(latency: Latency, seen: Interval, scale_secs: float) -> Bar:
     name = LATENCY_NAMES.get(latency.name, latency.name)
-    style = latency.name if latency.name in LATENCY_NAMES else "other"
+    style = latency.name if latency.name in _STYLED else "other"
     samples = [s for s in latency.run_secs if is_known(s)]
     bounded = is_known(seen.high)
     spoken = secs_range_text(seen.low, seen.high) if bounded else count_text(len(samples), "sample")

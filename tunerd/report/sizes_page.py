@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from tunerd.report import html
-from tunerd.report.figures import against_onnxruntime
+from tunerd.report.figures import rivals
 from tunerd.report.run_result import run_json
 from tunerd.report.run_sections import ratio_cell
 from tunerd.report.run_view import RunView
@@ -20,7 +20,7 @@ from tunerd.system.text import count_text, secs_text
 from tunerd.vocabulary.outcome import Outcome
 
 _HEADS = (
-    "size", "ONNX Runtime / tuned", "tuned", "default", "default / tuned", "tasks tuned",
+    "size", "tuned", "default", "default / tuned", "tasks tuned",
     "from the store", "trials",
 )  # fmt: skip
 
@@ -75,11 +75,11 @@ def padding_sentence(padded: Sequence[str]) -> str:
 
 
 def _grid(results: Sequence[SizeResult]) -> Grid:
-    beside = [against_onnxruntime(outcome) for _, _, outcome, _ in results]
+    beside = [next(iter(rivals(outcome)), None) for _, _, outcome, _ in results]
     rows = [
         (
             size,
-            ratio_cell(compared).text,
+            ratio_cell(rival.compared if rival else None).text,
             secs_text(outcome.end_to_end.new_secs),
             secs_text(outcome.end_to_end.base_secs),
             ratio_cell(outcome.end_to_end).text,
@@ -87,7 +87,9 @@ def _grid(results: Sequence[SizeResult]) -> Grid:
             str(sum(task.taken is not None for task in outcome.tasks)),
             f"{view.trials:,}",
         )
-        for (size, view, outcome, _), compared in zip(results, beside, strict=True)
+        for (size, view, outcome, _), rival in zip(results, beside, strict=True)
     ]
-    grid = Grid(_HEADS, rows, range(1, len(_HEADS)))
-    return grid if any(beside) else grid.only(_HEADS[0], *_HEADS[2:])
+    names = dict.fromkeys(rival.name for rival in beside if rival)
+    heads = (_HEADS[0], f"{' or '.join(names)} / tuned", *_HEADS[1:])
+    grid = Grid(heads, rows, range(1, len(heads)))
+    return grid if names else grid.only(*_HEADS)

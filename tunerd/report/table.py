@@ -17,6 +17,7 @@ from tunerd.report.figures import (
     by_share,
     median_of,
     outcome_headline,
+    rivals,
     weighted_secs,
 )
 from tunerd.report.library_text import library_bars, library_secs
@@ -42,14 +43,18 @@ _STYLES = {"better": "bold green", "neutral": "bold", "bad": "bold red"}
 # --- the end -----------------------------------------------------------------------------------
 
 
-def outcome_table(outcome: Outcome) -> RenderableType:
-    """Return the verdict, before and after, and the heaviest tasks, for rich to print."""
-    verdict = outcome_headline(outcome)
+def outcome_table(outcome: Outcome, *, share: str = "") -> RenderableType:
+    """Return the verdict, before and after, and the heaviest tasks, for rich to print.
+
+    share: as `outcome_headline` takes it.
+    """
+    verdict = outcome_headline(outcome, share=share)
     shares = by_share(outcome.tasks)
     lines: list[RenderableType] = [
         Text(f"{verdict.claim} {verdict.grounds}", style=_STYLES[verdict.tone]),
         *([Text(verdict.small, style="dim")] if verdict.small else []),
         _latency_line(outcome),
+        *(Text(one_line(remark), style="dim") for remark in outcome.remarks),
     ]
     if shares:
         lines += [Text(""), _task_table(outcome.tasks)]
@@ -203,12 +208,12 @@ def _plain(value: Any) -> str:
 # --- the document ------------------------------------------------------------------------------
 
 
-def outcome_json(outcome: Outcome) -> dict[str, Any]:
+def outcome_json(outcome: Outcome, *, share: str = "") -> dict[str, Any]:
     """Return `outcome` for json.dumps, with the figures that the page shows beside the raw values.
 
     Numbers that are infinite or NaN become None: JSON has no word for them.
     """
-    verdict = outcome_headline(outcome)
+    verdict = outcome_headline(outcome, share=share)
     default, best = weighted_secs(outcome.tasks)
     shares = {s.task.task_id: s.share for s in by_share(outcome.tasks)}
     document: dict[str, Any] = to_json(outcome)
@@ -230,6 +235,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "verdict": outcome.end_to_end.verdict,
         "ratio": outcome.end_to_end.ratio,
         "headline": verdict.text,
+        "rivals": [{"name": rival.name} | to_json(rival.compared) for rival in rivals(outcome)],
         "hit_rate": outcome.hit_rate,
         "tasks_tuned": sum(t.is_tuned for t in outcome.tasks),
         "tasks_from_store": sum(t.taken is not None for t in outcome.tasks),
