@@ -54,6 +54,9 @@ class TuneOptions(TypedDict, total=False):
     values: numbers by input name, that all elements of the input have.
     constants: likewise, of inputs that always have them: kernels are made for them, and the
         artifact has no such input.
+    against: "FILE.py:FUNCTION", which returns the torch.nn.Module that the file was exported from;
+        PyTorch is timed beside the tuned model, where each way to run it is ready in
+        `against_limit_secs`.
     slice_kind: mps for GPUs and cpu for cores, if not given.
     mps: "external" uses the MPS daemon that is there.
     address: of a Ray cluster, HOST:PORT, "auto" or "local"; a private local one if not given.
@@ -81,6 +84,8 @@ class TuneOptions(TypedDict, total=False):
     inputs: StrPath
     values: Mapping[str, float]
     constants: Mapping[str, float]
+    against: str
+    against_limit_secs: float
     seed: int
     slice_kind: SliceKind
     mps: Literal["own", "external"]

@@ -14,7 +14,7 @@ from tunerd.cluster.layout import (
     local_layout,
     open_cluster,
 )
-from tunerd.errors import HostError
+from tunerd.errors import HostError, InputError
 from tunerd.frontend.kernels import Kernels, Selection
 from tunerd.frontend.model import FixedModel, read_model
 from tunerd.frontend.samples import read_samples
@@ -171,6 +171,7 @@ def plan_run(
     model, its inputs or a run to learn from cannot be used, and FolderError where the latter is
     damaged.
     """
+    _require_module(settings)
     if cluster is None:
         _require_libraries(settings)
     request = settings.slice_request
@@ -210,6 +211,16 @@ def tuning_bytes(model: FixedModel) -> int:
     its kernels, with no more than that again.
     """
     return _CONTEXT_BYTES + 4 * model.tenants * model.graph.weight_bytes()
+
+
+def _require_module(settings: TuneSettings) -> None:
+    if settings.against is not None:
+        path, _, function = settings.against.rpartition(":")
+        if not Path(path).is_file():
+            raise InputError(
+                f"--against: there is no file {path}; give the one in which {function}() returns "
+                "the torch.nn.Module that the ONNX file was exported from"
+            )
 
 
 def _require_libraries(settings: TuneSettings) -> None:

@@ -31,6 +31,7 @@ class Option:
         panel: the section of the command's help in which it stands; the first if not given.
         research: what the end of help says of a value that results do not need, which `metavar`
             leaves out.
+        is_path: whether a text begins with a path.
         is_filled: whether the model fills in a value that is not given.
     """
 
@@ -45,6 +46,7 @@ class Option:
     parser: Callable[[str], Any] | None = None
     is_argument: bool = False
     is_repeatable: bool = False
+    is_path: bool = False
     is_filled: bool = False
 
 
@@ -79,7 +81,7 @@ class Key:
     @property
     def is_path(self) -> bool:
         """Say whether a value is a path; what a command takes without a flag is one, too."""
-        return self.takes is Path or self.option.is_argument
+        return self.takes is Path or self.option.is_argument or self.option.is_path
 
     def words(self, text: str) -> list[str]:
         """Return what stands for one value on a command line."""

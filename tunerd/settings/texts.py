@@ -6,6 +6,7 @@ Each function takes a value that is parsed already as it is, and raises ValueErr
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -45,6 +46,27 @@ def budget(value: Any) -> Any:
     secs = duration(value)
     if isinstance(value, str) and secs <= 0:
         raise ValueError(f"{value} leaves no time; give more than 0s")
+    return secs
+
+
+def against(value: Any) -> Any:
+    """Read FILE.py:FUNCTION, where a PyTorch module is made, and return it with a whole path."""
+    if not isinstance(value, str):
+        return value
+    path, _, function = value.rpartition(":")
+    if not path.endswith(".py") or not function.isidentifier():
+        raise ValueError(
+            f"'{value}' names no function; give FILE.py:FUNCTION, where FUNCTION() returns the "
+            "torch.nn.Module that the ONNX file was exported from"
+        )
+    return f"{os.path.abspath(path)}:{function}"
+
+
+def against_limit(value: Any) -> Any:
+    """Read how long one way to run PyTorch may take to be ready."""
+    secs = duration(value)
+    if isinstance(secs, int | float) and not 1 <= secs <= 3000:
+        raise ValueError(f"{value} of a limit must be 1s to 50m")
     return secs
 
 

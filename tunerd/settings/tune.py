@@ -206,6 +206,26 @@ class TuneSettings(BaseModel):
     inputs: Inputs = None
     values: Values = Field(default_factory=dict)  # by input name
     constants: Constants = Field(default_factory=dict)  # likewise
+    against: Annotated[
+        str | None,
+        Option(
+            "Time PyTorch beside the tuned model, too: FUNCTION() of FILE.py returns the module "
+            "that the ONNX file was exported from.",
+            metavar="FILE.py:FUNCTION",
+            is_path=True,
+        ),
+        BeforeValidator(texts.against),
+    ] = None
+    against_limit_secs: Annotated[
+        float,
+        Option(
+            "How long each way to run PyTorch may take to be ready; most of it is torch.compile's.",
+            flag="--against-limit",
+            takes=str,
+            default="10m",
+        ),
+        BeforeValidator(texts.against_limit),
+    ] = 600.0
     seed: Annotated[int, Option("Seed of the search."), Field(ge=0, le=MAX_COUNT)] = 0
     slice_kind: Annotated[
         SliceKind,
@@ -335,6 +355,11 @@ class TuneSettings(BaseModel):
             raise ValueError(
                 "--tenants is of one size, and --dim or --batch lists several; tune each size on "
                 "its own"
+            )
+        if self.against is not None:
+            raise ValueError(
+                "--against times the module of one model, and --tenants serves several; leave one "
+                "of the two out"
             )
         if self.libraries:
             raise ValueError(

@@ -18,12 +18,14 @@ from tunerd.artifacts.lane_check import inputs_for, pairs_of
 from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Kernels
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
+from tunerd.runner.base import TorchModule
+from tunerd.runs.finals.pytorch import timed_beside
 from tunerd.runs.finals.quiet_slice import (
     QuietSlice,
     disturbed_by,
 )
 from tunerd.runs.finals.selection import Say, choose_winners
-from tunerd.runs.finals.verify import expected_of, onnxruntime_latency, with_lanes
+from tunerd.runs.finals.verify import Expected, expected_of, onnxruntime_latency, with_lanes
 from tunerd.runs.folder import RunFolder
 from tunerd.runs.plan import RunPlan
 from tunerd.slices.neighbors import NONE
@@ -76,6 +78,7 @@ class _Trial:
     """The whole model, tuned, beside its default."""
 
     folder: Path
+    expected: Expected
     verification: Verification
     default: Latency
     tuned: Latency
@@ -118,7 +121,8 @@ def finish(ending: Ending) -> Outcome:
             ending.say("compiling the model with the default schedules instead")
             _compile(ending, outcomes, trials / "untuned")
             trial = _try(ending, quiet, trials / "untuned", outcomes)
-        return _kept(ending, outcomes, trial)
+        outcome = _kept(ending, outcomes, trial)
+        return _beside_pytorch(ending, quiet, outcome, trial.expected)
     finally:
         shutil.rmtree(trials, ignore_errors=True)
 
@@ -162,6 +166,33 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
     return outcome
 
 
+def _beside_pytorch(
+    ending: Ending, quiet: QuietSlice, outcome: Outcome, expected: Expected
+) -> Outcome:
+    """Time PyTorch, where that is asked for; what was kept stays, whatever comes of it."""
+    settings = ending.plan.settings
+    if settings.against is None or outcome.verification.verdict is Verdict.WRONG:
+        return outcome
+    model = outcome.model
+    module = TorchModule(
+        settings.against,
+        model.precision,
+        {spec.name: expected.inputs[0][spec.name] for spec in model.inputs},
+        {spec.name: expected.answers[0][0][spec.name] for spec in model.outputs},
+    )
+    latencies, remarks = timed_beside(
+        quiet,
+        str(Path(outcome.artifact).resolve()),
+        module,
+        limit_secs=settings.against_limit_secs,
+        say=ending.say,
+    )
+    outcome = replace(outcome, latencies=(*outcome.latencies, *latencies), remarks=remarks)
+    finish_manifest(Path(outcome.artifact), outcome, precision_tried=settings.precision_tried)
+    ending.folder.store.save_outcome(outcome)
+    return outcome
+
+
 def _try(
     ending: Ending, quiet: QuietSlice, folder: Path, outcomes: Sequence[TaskOutcome]
 ) -> _Trial:
@@ -180,6 +211,7 @@ def _try(
     default, tuned = results
     return _Trial(
         folder,
+        expected,
         verification,
         _latency("default", default),
         _latency("tuned", tuned),
