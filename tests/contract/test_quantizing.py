@@ -155,6 +155,16 @@ def test_layers_that_differ_in_zero_points_alone_are_one_task(tmp_path: Path) ->
     assert sorted(t.weight for t in found if INTEGER_PRODUCTS in t.name) == [1, 2]
 
 
+def test_convolutions_that_differ_in_scales_alone_are_one_task(tmp_path: Path) -> None:
+    b = Graph()
+    x = b.fake("x", np.uint8, 100)
+    for scale in (0.03, 0.05, 0.07):
+        weight = b("DequantizeLinear", b.whole(8, 8, 3, 3), np.float32(scale / 9), np.int8(0))
+        x = b.fake(b("Conv", x, weight, pads=[1, 1, 1, 1]), np.uint8, 90, scale)
+    found = tasks_of(for_gpu(load(tmp_path, b.proto(x, {"x": (1, 8, 6, 6)}))))
+    assert sorted(t.weight for t in found if INTEGER_PRODUCTS in t.name) == [1, 2]
+
+
 def test_a_cpu_keeps_uint8(tmp_path: Path) -> None:
     lowered = lower(load(tmp_path, MODELS["uint8"][0]()), LLVM)
     assert "uint8" in lowered.mod.script()

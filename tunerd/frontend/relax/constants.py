@@ -128,7 +128,8 @@ def second_operands(mod: IRModule) -> IRModule:
 
     ConvertLayout takes the layout of a result from the first operand or from the one of lower rank,
     and leaves scalars alone: a constant of rank 1, as TensorFlow and PaddlePaddle write scalars,
-    would keep what it meets in NCHW.
+    would keep what it meets in NCHW. What has the rank stays: scales of quantizers are no scalars,
+    so that layers that differ in them are one kernel.
     """
     return _mutated(mod, _SecondOperands(mod))
 
@@ -326,7 +327,7 @@ class _SecondOperands(PyExprMutator):  # type: ignore[misc]
 
 
 def _of_rank(operand: relax.Expr, rank: int) -> relax.Expr:
-    if not isinstance(operand, GenericConst) or not operand.value.shape:
+    if not isinstance(operand, GenericConst) or len(operand.value.shape) in (0, rank):
         return operand
     value = operand.value.numpy()
     shape = () if value.size == 1 else (1,) * (rank - value.ndim) + value.shape
