@@ -2,7 +2,7 @@
 
 schema (tables) <- opened (files and servers) <- rows (values to rows and back) <- store (the one
 writer, any reader) <- export (a line per trial), tvm_database (TVM's own format), merge (runs
-into one).
+into one). points: what plans of mixes measured, in a team's store.
 """
 
 from __future__ import annotations

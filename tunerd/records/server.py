@@ -78,9 +78,8 @@ def _checked(connection: Connection, address: StoreAddress, *, creates: bool) ->
     """Return the connection if the tables are this version's; a reader's stays in a transaction."""
     try:
         connection.begin()
-        if creates:  # two that came at once would both create the tables
-            lock = sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK))
-            connection.execute(lock)
+        if creates:
+            lock_schema(connection)
         _require_tables(connection, address, creates=creates)
         if creates:
             connection.commit()
@@ -91,6 +90,15 @@ def _checked(connection: Connection, address: StoreAddress, *, creates: bool) ->
         connection.close()
         raise
     return connection
+
+
+def lock_schema(connection: Connection) -> None:
+    """Hold a server's tables until the transaction ends: two at once would both create them.
+
+    A file's transaction has it to itself.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
 
 
 def _require_tables(connection: Connection, address: StoreAddress, *, creates: bool) -> None:
