@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +23,15 @@ from tunerd import api
 from tunerd.artifacts.manifest import MANIFEST
 from tunerd.colocation import Plan
 from tunerd.colocation.planning import launched
+from tunerd.colocation.planning.curves import Point
+from tunerd.colocation.planning.engine_cost import EngineCost
 from tunerd.colocation.planning.features import features_of
 from tunerd.colocation.planning.kept import kept
 from tunerd.colocation.planning.mix import Mix
 from tunerd.colocation.planning.pairs import Pair, Side, append
 from tunerd.errors import ExitCode, InputError
 from tunerd.records.paths import Paths
+from tunerd.records.points import MachineKind
 from tunerd.report.mix import mix_json, mix_page
 from tunerd.system import host
 from tunerd.vocabulary.verdict import Interval
@@ -225,6 +229,97 @@ def test_what_was_measured_of_a_runs_artifact_is_not_measured_again(
         kept(Paths(run).artifact, host.facts().cpu_model, "one")
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have mixes measured by a law, without a device; return what was, in order."""
+    done: list[str] = []
+
+    def profile(_: Any, *, shares: list[int], out: Path, **__: Any) -> Any:
+        done.append(f"{out.name[:3]} at {shares}")
+        return SimpleNamespace(profile=shares)
+
+    def points_of(shares: list[int], of: str, source: str) -> list[Point]:
+        return [
+            Point(of, share, 1, 1, Interval(secs, secs, secs), secs, source)
+            for share in shares
+            for secs in [1.0 if share == 100 else 0.001]  # so that halves are chosen
+        ]
+
+    def pair(one: Any, two: Any, *, device: str, **_: Any) -> tuple[Pair, Pair]:
+        done.append("a pair")
+        slower = Interval(1.1, 1.1, 1.1)
+        return tuple(
+            Pair(of, beside, device, slower, "a law")
+            for of, beside in itertools.permutations((one[0], two[0]))
+        )
+
+    def cost(*_: Any, architecture: str, device: str, rate: float, **__: Any) -> EngineCost:
+        done.append("the engine")
+        return EngineCost(architecture, device, rate, 1e-5, 2e-5)
+
+    monkeypatch.setattr("tunerd.api.studies.profile", profile)
+    monkeypatch.setattr("tunerd.api.mixes.points_of", points_of)
+    monkeypatch.setattr("tunerd.colocation.planning.pairs.measure", pair)
+    monkeypatch.setattr("tunerd.colocation.planning.engine_cost.measure", cost)
+    return done
+
+
+@needs_two_cores
+def test_what_one_plan_measured_the_next_takes_from_the_teams_store(
+    folder: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mix = written(folder, curves=[], store="sqlite:///team.sqlite")
+    first = api.colocate_plan(mix, out=folder / "first", prove_it=False)
+    # Both have the same kernels: the engine with them is measured once.
+    assert measured == ["one at [50, 100]", "two at [50, 100]", "the engine", "a pair"]
+    assert {point.origin for point in first.curves} == {None}
+    again = api.colocate_plan(mix, out=folder / "first", dry_run=True)
+    assert {pair.origin for pair in again.pairs.measured} == {None}  # its own, not the team's
+    measured.clear()
+    foreseen = api.colocate_plan(mix, out=folder / "second", dry_run=True)
+    assert foreseen.answer.to_measure == ()
+    assert not (folder / "second").exists()
+
+    found = api.colocate_plan(mix, out=folder / "second", prove_it=False)
+    assert measured == []
+    assert found.plan == first.plan
+    assert found.answer.chosen is not None
+    assert {e.slowdown.how for e in found.answer.chosen.expected} == {"measured"}
+    store = f"sqlite:///{folder / 'team.sqlite'}"
+    for each in (*found.curves, *found.pairs.measured):
+        assert each.origin is not None
+        assert (each.origin.where, each.origin.host) == (store, host.facts().hostname)
+    assert all(said["origin"]["measured_at"] for said in mix_json(found)["curves"])
+    assert mix_page(found).count(f"taken from {store}, measured 20") >= 5
+
+    kind = MachineKind("CPU of another kind", 2, "", "")
+    monkeypatch.setattr("tunerd.api.mixes.kind_of_machine", lambda *_: kind)
+    api.colocate_plan(mix, out=folder / "third", prove_it=False)
+    assert len(measured) == 4
+
+
+@needs_two_cores
+def test_a_store_that_is_away_is_a_note_and_gets_later_what_it_missed(
+    folder: Path, measured: list[str], capsys: Captured
+) -> None:
+    mix, out, store = written(folder, curves=[]), folder / "out", f"sqlite:///{folder}/team"
+    (folder / "team").mkdir()  # where a file should be
+    assert colocate(mix, "--out", out, "--no-proof", "--json", "--store", store) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert [note.split(":")[0] for note in notes] == [
+        "no point was taken",
+        "no point was written, and the same command does it later",
+    ]
+    measured.clear()
+    (folder / "team").rmdir()
+    assert colocate(mix, "--out", out, "--no-proof", "--store", store) == 0
+    capsys.readouterr()
+    measured.clear()
+    assert colocate(mix, "--out", folder / "other", "--no-proof", "--store", store) == 0
+    assert measured == []
+    assert "5 taken from sqlite:" in " ".join(capsys.readouterr().out.split())
+
+
 def test_measuring_goes_on_after_a_kill(folder: Path) -> None:
     search = {"shares": [100], "rounds": 3, "visit": "300ms", "pairs": "none"}
     alone = MIX["members"][:1]
@@ -269,6 +364,7 @@ def visits(out: Path) -> list[str]:
         ),
         ({"search": {"share": [50]}}, "is no key of a mix"),
         ({"search": {"shares": [0]}}, r"search.shares\[0\]"),
+        ({"store": "mysql://u:secret@h/d"}, r"store: (?!.*secret).*no store that tunerd knows"),
     ],
 )
 def test_a_mistake_in_a_mix_is_named(said: dict[str, Any], problem: str, tmp_path: Path) -> None:

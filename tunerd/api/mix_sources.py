@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +13,15 @@ from tunerd.api.run import open_run
 from tunerd.colocation.planning.curves import Point, with_ends
 from tunerd.colocation.planning.mix import Mix
 from tunerd.errors import FolderError, HostError, InputError
+from tunerd.libraries.packages import PACKAGES, MissingLibraryError, version, version_text
+from tunerd.records.points import MachineKind
 from tunerd.stats.rounds import mean_over_rounds
+from tunerd.system.version import __version__
 
 if TYPE_CHECKING:
     from tunerd.studies.bench.artifact import BenchResult
     from tunerd.studies.profile.profile import Profile
+    from tunerd.system.host import HostFacts
 
 _HEADROOM = 0.9  # of the memory, as the engine plans it
 
@@ -42,6 +47,27 @@ def device_of(mix: Mix) -> str:
 
     found, _ = visible_gpus()
     return found[0].name if found else "a GPU"
+
+
+def kind_of_machine(mix: Mix, facts: HostFacts) -> MachineKind | str:
+    """Return what points may be shared on; why there is none where it cannot be told."""
+    known = dict(facts.packages)
+    versions = [f"tunerd {__version__}", f"TVM FFI {known.get('apache-tvm-ffi', 'none')}"]
+    if mix.device == "cpu":
+        # As many hardware threads may be of fewer cores.
+        device = f"{facts.cpu_model}, {len(facts.core_siblings)} cores"
+        return MachineKind(device, facts.usable_cores, "", ", ".join(versions))
+    if not facts.gpus:
+        return facts.no_gpu
+    gpu = facts.gpus[0]
+    if gpu.mig or gpu.sm_count is None:
+        return f"nobody tells how many SMs of {gpu.name} there are here"
+    for name, package in PACKAGES.items():
+        here = "none"
+        with contextlib.suppress(MissingLibraryError):
+            here = version_text(version(name))
+        versions.append(f"{package.title} {here}")
+    return MachineKind(gpu.name, gpu.sm_count, facts.driver, ", ".join(versions))
 
 
 def memory_of(mix: Mix) -> int | None:

@@ -15,6 +15,7 @@ from tunerd.api.colocation import without_mismatches
 from tunerd.api.mix_artifacts import MixArtifacts, Steps
 from tunerd.api.mix_sources import (
     device_of,
+    kind_of_machine,
     memory_of,
     points_in,
     points_of,
@@ -27,7 +28,7 @@ from tunerd.colocation.places.base import PROCESS_BYTES
 from tunerd.colocation.plan import Member, Plan
 from tunerd.colocation.planning import engine_cost, features, launched, pairs
 from tunerd.colocation.planning.answer import Answer, answer, plan_of, unknown
-from tunerd.colocation.planning.curves import Curves, Point, read_points
+from tunerd.colocation.planning.curves import Curves, Origin, Point, read_points
 from tunerd.colocation.planning.engine_cost import EngineCost
 from tunerd.colocation.planning.estimates import model_of
 from tunerd.colocation.planning.kept import keep, kept
@@ -36,9 +37,13 @@ from tunerd.colocation.planning.pairs import PAIRS, Pairs, Side
 from tunerd.colocation.planning.placement import WHOLE, Placement, Subject, World
 from tunerd.colocation.planning.planned import ANSWER, PLAN, PlannedMix
 from tunerd.colocation.planning.proof import prove
+from tunerd.colocation.planning.team import Team
 from tunerd.errors import InputError, Interrupted
 from tunerd.studies.profile.folder import FACTS
+from tunerd.system import host
+from tunerd.system.store_address import StoreAddress
 
+PROFILE = "tunerd profile"  # how points of one tenant are measured
 _MOST_PASSES = 4  # in which pairs of a new plan are measured
 
 
@@ -48,6 +53,7 @@ def colocate_plan(
     out: StrPath | None = None,
     dry_run: bool = False,
     prove_it: bool = True,
+    store: str | StoreAddress | None = None,
     on_step: OnStep | None = None,
 ) -> PlannedMix:
     """Say which share and lane each model of a mix gets; measure what that takes, and prove it.
@@ -60,12 +66,16 @@ def colocate_plan(
         out: the folder; mixes/NAME if not given.
         dry_run: measure and write nothing; answer by what was measured before.
         prove_it: run the plan with the rates of the mix, and compare.
+        store: a team's store, whose points are taken and which gets those that are measured; that
+            of the mix if not given. One that cannot be reached is a note.
 
     Raises TunerdError, and Interrupted after SIGINT or SIGTERM, with what was measured kept.
     """
     from tunerd.system.signals import Stop
 
     given = mix if isinstance(mix, Mix) else Mix.read(os.fspath(mix))
+    if store is not None:
+        given = given.model_copy(update={"store": _address(store)})
     name = "mix" if isinstance(mix, Mix) else Path(os.fspath(mix)).stem
     folder = Path(out) if out is not None else Path("mixes") / name
     if dry_run:
@@ -105,8 +115,24 @@ class _Work:
         self.curves = Curves()
         for pct, why in left_out:
             self._say(f"{pct}% is left out: {why}")
+        here = host.facts()
+        self._team = Team(
+            mix.store,
+            kind_of_machine(mix, here),
+            place=mix.place,
+            host=here.hostname,
+            folder=folder,
+            say=say,
+        )
 
     def planned(self) -> PlannedMix:
+        self._team.ask(is_dry=self._is_dry)
+        found = self._found()
+        if not self._is_dry:
+            self._team.publish()
+        return dataclasses.replace(found, notes=tuple(self._team.notes))
+
+    def _found(self) -> PlannedMix:
         mix = self._mix
         makes = MixArtifacts(
             mix, self._folder, self._shares, self._steps, self._to_measure, is_dry=self._is_dry
@@ -121,7 +147,12 @@ class _Work:
             for entry in mix.members
             for subject in self._subjects(entry, artifacts[entry.name])
         ]
-        known = [p for path in mix.pairs for p in pairs.read_pairs(path)]
+        known = [
+            dataclasses.replace(pair, origin=Origin(str(path)))
+            for path in mix.pairs
+            for pair in pairs.read_pairs(path)
+        ]
+        known += self._team.pairs({subject.architecture for subject in subjects}, self._device)
         known += pairs.read_pairs(self._folder / PAIRS)
         table, no_estimate = self._pairs(known, self._device)
         if any(not self.curves.shares(entry.name) for entry in mix.members):
@@ -171,6 +202,11 @@ class _Work:
             return []
         before = [p for p in kept(artifacts[0], self._device, entry.name) if p.share in lacking]
         lacking -= {point.share for point in before}
+        digest = sha256_of(artifacts[0] / MANIFEST)
+        before += self._team.points(
+            entry.name, digest, [(share, 1) for share in sorted(lacking)], how=PROFILE
+        )
+        lacking -= {point.share for point in before}
         return before + (self._profiled(entry, artifacts, lacking) if lacking else [])
 
     def _profiled(self, entry: Entry, artifacts: Sequence[Path], lacking: set[int]) -> list[Point]:
@@ -197,7 +233,9 @@ class _Work:
             on_step=functools.partial(self._steps.say_of, f"measuring {entry.name}"),
         )
         found = points_of(result.profile, entry.name, str(root))
-        return [point for point in found if point.share in lacking]
+        found = [point for point in found if point.share in lacking]
+        self._team.keep_points(sha256_of(artifacts[0] / MANIFEST), found, how=PROFILE)
+        return found
 
     def _launched(
         self, entry: Entry, artifacts: Sequence[Path], kernels: Path, counts: Sequence[int]
@@ -206,32 +244,38 @@ class _Work:
         path = self._folder / launched.LAUNCHES
         digest = sha256_of(kernels / MANIFEST)
         found = launched.read_launches(path, digest)
-        given = {(p.share, p.together) for p in self.curves if p.of == entry.name}
+        known = {(p.share, p.together) for p in self.curves if p.of == entry.name}
+        known |= {(p.share, p.together) for p in found}
         before = kept(kernels, self._device, entry.name)
-        found += [p for p in before if (p.share, p.together) not in given]
-        known = given | {(p.share, p.together) for p in found}
-        wanted = {1, *self._mix.search.together} & set(counts)
+        found += [p for p in before if (p.share, p.together) not in known]
+        known |= {(p.share, p.together) for p in found}
+        together = {1, *self._mix.search.together} & set(counts)
+        wanted = [(s, c) for s in self._shares for c in sorted(together) if c <= len(artifacts)]
+        lacking = [each for each in wanted if each not in known]
+        how = f"{launched.SOURCE}, {self._mix.place}"
+        found += self._team.points(entry.name, digest, lacking, how=how)
+        known |= {(p.share, p.together) for p in found}
         others = [artifact for artifact in artifacts if artifact != kernels]
-        for share in self._shares:
-            for count in sorted(wanted):
-                if (share, count) in known or count > len(artifacts):
-                    continue
-                what = f"{entry.name} at {share}%, {count} in a launch"
-                if self._is_dry:
-                    self._to_measure.append(f"measure {what}")
-                    continue
-                point = launched.measure(
-                    entry.name,
-                    [kernels, *others][:count],
-                    share,
-                    like=_like(self._mix, kernels),
-                    rounds=self._mix.search.rounds,
-                    round_secs=max(1.0, self._mix.search.visit),
-                    say=functools.partial(self._steps.say_of, f"measuring {what}"),
-                )
-                launched.append(path, digest, point)
-                keep(kernels, self._device, [point])
-                found.append(point)
+        for share, count in lacking:
+            if (share, count) in known:
+                continue
+            what = f"{entry.name} at {share}%, {count} in a launch"
+            if self._is_dry:
+                self._to_measure.append(f"measure {what}")
+                continue
+            point = launched.measure(
+                entry.name,
+                [kernels, *others][:count],
+                share,
+                like=_like(self._mix, kernels),
+                rounds=self._mix.search.rounds,
+                round_secs=max(1.0, self._mix.search.visit),
+                say=functools.partial(self._steps.say_of, f"measuring {what}"),
+            )
+            launched.append(path, digest, point)
+            keep(kernels, self._device, [point])
+            self._team.keep_points(digest, [point], how=how)
+            found.append(point)
         return found
 
     def _given_points(self, path: Path, artifacts: dict[str, tuple[Path, ...]]) -> list[Point]:
@@ -246,7 +290,8 @@ class _Work:
         digest = profiled(path)
         for name, folders in artifacts.items():
             if folders and subject_of_artifact(folders[0]).digest == digest:
-                return points_in(path, name)
+                found = points_in(path, name)
+                return [dataclasses.replace(point, origin=Origin(str(path))) for point in found]
         raise InputError(f"{path} is a profile of none of the mix's artifacts; leave it out")
 
     def _costs(self, subjects: Sequence[Subject], device: str) -> dict[str, EngineCost]:
@@ -260,6 +305,8 @@ class _Work:
                 continue
             rate = engine_cost.rate_of(subject.rate, point)
             key = subject.architecture, device, rate
+            if key not in known and (shared := self._team.cost(key)) is not None:
+                known[key] = shared
             if key not in known and self._is_dry:
                 self._to_measure.append(f"serve {subject.of} alone: what the engine takes")
                 continue
@@ -274,6 +321,7 @@ class _Work:
                     say=functools.partial(self._steps.say_of, f"the engine with {subject.of}"),
                 )
                 engine_cost.append(path, known[key])
+                self._team.keep_cost(known[key])
             found[subject.of] = known[key]
         return found
 
@@ -332,6 +380,7 @@ class _Work:
                 say=self._say,
             )
             pairs.append(self._folder / PAIRS, measured)
+            self._team.keep_pairs(measured)
             table.add(measured)
             is_new = True
         return is_new
@@ -358,6 +407,13 @@ def _neighbours(
 def _side(subject: Subject, share: int) -> Side:
     of = features.at_share(subject.features, share)
     return Side(subject.name, subject.architecture or subject.of, share, of)
+
+
+def _address(store: str | StoreAddress) -> StoreAddress:
+    try:
+        return StoreAddress.parse(store) if isinstance(store, str) else store
+    except ValueError as error:
+        raise InputError(f"--store cannot be used: {error}") from None
 
 
 def _like(mix: Mix, artifact: Path) -> Plan:

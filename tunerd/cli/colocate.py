@@ -5,13 +5,16 @@ from __future__ import annotations
 import json as json_module
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tunerd.cli.consoles import stdout_console, steps_shown
 from tunerd.cli.group import MARKUP, Command, Group
-from tunerd.cli.options import AsJson, Debug
+from tunerd.cli.options import AsJson, Debug, hidden_password
+
+if TYPE_CHECKING:
+    from tunerd.system.store_address import StoreAddress
 
 
 class _Colocate(Group):
@@ -73,6 +76,15 @@ def plan(
     no_proof: Annotated[
         bool, typer.Option("--no-proof", help="Do not run the plan with the mix's rates.")
     ] = False,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="A team's store, as of `tunerd tune`: points that others measured are taken, and "
+            "new ones go there. [default: the mix's]",
+            envvar="TUNERD_STORE",
+            show_default=False,
+        ),
+    ] = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> int:
@@ -92,7 +104,12 @@ def plan(
 
     with steps_shown(quiet=json) as show:
         found = api.colocate_plan(
-            mix, out=out, dry_run=dry_run, prove_it=not no_proof, on_step=show
+            mix,
+            out=out,
+            dry_run=dry_run,
+            prove_it=not no_proof,
+            store=_address(store),
+            on_step=show,
         )
     if json:
         print(json_module.dumps(mix_json(found)))
@@ -302,6 +319,19 @@ def regulate(
         console.print(regulated_table(found))
         console.print(f"plan      {path}", soft_wrap=True)
     return ExitCode.BETTER if found.pays else ExitCode.NO_GAIN
+
+
+def _address(store: str | None) -> StoreAddress | None:
+    from tunerd.errors import InputError
+    from tunerd.system.store_address import StoreAddress
+
+    if store is None:
+        return None
+    password = hidden_password()
+    try:
+        return StoreAddress.parse(store, password)
+    except ValueError as error:
+        raise InputError(f"--store cannot be used: {error}") from None
 
 
 def _secs(text: str | None, flag: str = "--duration") -> float | None:

@@ -9,12 +9,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from pydantic import BaseModel, SecretStr
 
     from tunerd.settings.option import Key
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def hidden_password() -> SecretStr | None:
+    """Return the password of the team's store that --store came with, which nobody else sees.
+
+    Runs this program again where it is in the command line. Raises InputError where it has been
+    shown already.
+    """
+    import os
+
+    from tunerd.errors import InputError
+    from tunerd.system.store_address import hide_password, password_from
+
+    try:
+        hide_password()
+    except ValueError as error:
+        raise InputError(f"--store cannot be used: {error}") from None
+    os.environ.pop("TUNERD_STORE", None)  # processes would have it, and its password
+    return password_from(os.environ)
 
 
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:

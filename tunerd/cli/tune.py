@@ -10,7 +10,7 @@ import typer
 
 from tunerd.cli.consoles import steps_shown
 from tunerd.cli.options import AsJson, Debug
-from tunerd.errors import ExitCode, InputError
+from tunerd.errors import ExitCode
 from tunerd.settings import TuneSettings
 
 if TYPE_CHECKING:
@@ -178,18 +178,10 @@ def _here(settings: TuneSettings) -> TuneSettings:
 
     Runs this program again to hide a password in its command line.
     """
-    import os
-
+    from tunerd.cli.options import hidden_password
     from tunerd.cluster.job import cluster_address
-    from tunerd.system.store_address import hide_password, password_from
 
     found: dict[str, object] = {"address": cluster_address(settings.address)}
-    if settings.store is not None:
-        try:
-            hide_password()
-        except ValueError as error:
-            raise InputError(f"--store cannot be used: {error}") from None
-        os.environ.pop("TUNERD_STORE", None)  # Ray's processes would have it, and its password
-        if password := password_from(os.environ):
-            found["store_password"] = password
+    if settings.store is not None and (password := hidden_password()) is not None:
+        found["store_password"] = password
     return settings.model_copy(update=found)

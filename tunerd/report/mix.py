@@ -17,6 +17,7 @@ from tunerd.colocation.planning.proof import Proof, Proven
 from tunerd.report import html
 from tunerd.report.calibration import calibration_plot
 from tunerd.report.colocation import bench_json
+from tunerd.report.origins import origin_text, origins_text, points_grid
 from tunerd.report.terminal import shown, table
 from tunerd.report.view import Grid, Items, Plot, Section, View, caption
 from tunerd.system.text import (
@@ -79,6 +80,7 @@ def mix_json(found: PlannedMix) -> dict[str, Any]:
         "curves": found.curves.json(),
         "pairs": [to_json(pair) for pair in found.pairs.measured],
         "no_estimate": found.no_estimate,
+        "notes": list(found.notes),
     }
     if answer.searched is not None:
         searched = answer.searched
@@ -121,6 +123,7 @@ def mix_page(found: PlannedMix) -> str:
         ),
         Section("Expected and measured", [_proof(proof)], proof_text(proof)) if proof else None,
         Section("What was rejected", [others]) if others else None,
+        Section("What was measured", [points_grid(found)]) if [*found.curves] else None,
         Section("Not measured yet", [Items(answer.to_measure)]) if answer.to_measure else None,
     ]
     if model is not None:
@@ -190,6 +193,9 @@ def _sentences(found: PlannedMix) -> list[str]:
     if points:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(points.items()))
         said.append(f"Measured: {count_text(sum(points.values()), 'point')} of curves ({counts}).")
+        known = [*found.curves, *found.pairs.measured]
+        said.append(origins_text(point.origin for point in known))
+    said += [f"The team's store: {note}." for note in found.notes]
     chosen = answer.chosen
     if chosen is not None:
         hows = Counter(each.slowdown.how for each in chosen.expected)
@@ -237,6 +243,7 @@ def _engine_text(forecast: Forecast) -> str:
     known = {
         each.point.of: f"{each.point.of} {secs_text(each.engine.p50_secs)}, in tails "
         f"{secs_text(each.engine.tail_secs)}"
+        + (f" ({origin_text(each.engine.origin)})" if each.engine.origin else "")
         for each in forecast.expected
         if each.engine is not None
     }

@@ -8,6 +8,8 @@ Parts, in the order in which a mix meets them:
     engine_cost.py  what the engine itself takes
     features.py     what an artifact's manifest says of its work and its memory
     pairs.py        what one costs another: measured, estimated, or assumed to be none
+    kept.py         points of an artifact that were measured before, beside it
+    team.py         all of that as a team shares it
     estimates.py    the estimate: boosted trees over measured pairs, intervals, and a refusal
     queueing.py     waiting times of a lane: M/G/1, and launches of several requests
     placement.py    one placement -> what each member may expect, and what it breaks

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from tunerd.errors import InputError
 from tunerd.vocabulary.verdict import Interval
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a point was found that this plan did not measure itself."""
+
+    where: str  # a store or a file
+    host: str = ""  # the machine that measured it; "" where nobody noted it
+    measured_at: float | None = None  # seconds since the epoch
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class Point:
     secs: Interval  # of a launch, its median
     tail_secs: float  # that 95 of 100 launches take at most
     source: str  # where it was measured, for people
+    origin: Origin | None = None  # None: this plan measured it
 
     def __post_init__(self) -> None:
         if not (0 < self.secs.low <= self.secs.value <= self.secs.high and self.tail_secs > 0):
@@ -66,7 +76,10 @@ class Curves:
         return tuple(sorted(t for o, s, t in self._points if (o, s) == (of, share)))
 
     def json(self) -> list[dict[str, Any]]:
-        return [point_json(point) for point in self._points.values()]
+        return [
+            point_json(point) | {"origin": asdict(point.origin) if point.origin else None}
+            for point in self
+        ]
 
 
 def with_ends(interval: Interval) -> Interval:
@@ -94,7 +107,8 @@ _ENTRY = TypeAdapter(Mapping[str, Any])
 def read_points(path: Path) -> list[Point]:
     """Read a file of points; InputError where it is none."""
     try:
-        return [point_of(entry) for entry in json.loads(path.read_bytes())]
+        origin = Origin(str(path))
+        return [replace(point_of(entry), origin=origin) for entry in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path} cannot be read: {reason}; give measured points in JSON") from None

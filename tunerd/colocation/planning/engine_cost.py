@@ -18,7 +18,7 @@ from tunerd.colocation.bench import bench
 from tunerd.colocation.load.generator import DONE
 from tunerd.colocation.plan import LoadChoice, Member, Plan, PolicyChoice
 from tunerd.colocation.planning import queueing
-from tunerd.colocation.planning.curves import Point
+from tunerd.colocation.planning.curves import Origin, Point
 from tunerd.errors import InputError
 from tunerd.system.jsonl import Journal
 
@@ -38,6 +38,7 @@ class EngineCost:
     rate: float  # requests per second
     p50_secs: float
     tail_secs: float
+    origin: Origin | None = None  # None: this plan measured it
 
     @property
     def key(self) -> tuple[str, str, float]:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+import platform
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tunerd.artifacts.manifest import MANIFEST, sha256_of
-from tunerd.colocation.planning.curves import Point, point_json, point_of
+from tunerd.colocation.planning.curves import Origin, Point, point_json, point_of
 from tunerd.errors import InputError
 from tunerd.records.paths import Paths
+from tunerd.system import clock
 from tunerd.system.jsonl import Journal
 
 POINTS = "points.jsonl"
@@ -27,7 +30,12 @@ def keep(artifact: Path, device: str, points: Iterable[Point]) -> None:
     journal = _journal(artifact)
     if journal is None:
         return
-    own = {"digest": sha256_of(artifact / MANIFEST), "device": device}
+    own = {
+        "digest": sha256_of(artifact / MANIFEST),
+        "device": device,
+        "host": platform.node(),
+        "measured_at": clock.now(),
+    }
     with contextlib.suppress(OSError):
         for point in points:
             journal.append(json.dumps(own | point_json(point)))
@@ -45,7 +53,7 @@ def kept(artifact: Path, device: str, of: str) -> list[Point]:
     try:
         lines = [json.loads(line) for line in journal.read().splitlines()]
         return [
-            replace(point_of(line), of=of)
+            replace(point_of(line), of=of, origin=_origin(journal, line))
             for line in lines
             if (line.get("digest"), line.get("device")) == own
         ]
@@ -53,6 +61,11 @@ def kept(artifact: Path, device: str, of: str) -> list[Point]:
         raise InputError(
             f"{journal.path} holds a line that is no point: {error}; remove it"
         ) from None
+
+
+def _origin(journal: Journal, line: Mapping[str, Any]) -> Origin:
+    at = line.get("measured_at")  # older lines have neither
+    return Origin(str(journal.path), str(line.get("host", "")), None if at is None else float(at))
 
 
 def _journal(artifact: Path) -> Journal | None:

@@ -28,6 +28,7 @@
     curves: [points.json]      # measured points, profile folders
     pairs: [pairs.jsonl]       # measured pairs, also of other mixes: what estimates learn from
     memory_gib: 16             # of the device; what there is if not given
+    store: sqlite:////srv/team.sqlite      # a team's, as of `tunerd tune --store`
     load: {kind: bursts}       # of the proof: poisson if not given, at the rates above
 
 Paths are relative to the file, and absolute once it is read.
@@ -35,6 +36,7 @@ Paths are relative to the file, and absolute once it is read.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -51,6 +53,7 @@ from tunerd.colocation.plan import (
 )
 from tunerd.errors import InputError
 from tunerd.settings import texts
+from tunerd.system.store_address import StoreAddress
 
 Share = Annotated[int, Field(ge=1, le=100)]
 PairsChoice = Literal["measure", "estimate", "none"]
@@ -110,6 +113,10 @@ class ProofLoad(Part):
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
 
 
+def _address(given: Any) -> Any:
+    return StoreAddress.parse(given) if isinstance(given, str) else given
+
+
 class Mix(Part):
     """Models that are to share a device. Paths are absolute once it is read from a file."""
 
@@ -122,6 +129,7 @@ class Mix(Part):
     pairs: tuple[Path, ...] = ()
     memory_gib: Annotated[float, Field(gt=0)] | None = None
     load: ProofLoad = ProofLoad()
+    store: Annotated[StoreAddress | None, BeforeValidator(_address)] = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -146,11 +154,14 @@ class Mix(Part):
         """Read a mix; InputError says what is wrong in it, and what to do."""
         path = Path(path)
         document: dict[str, Any] = read_yaml(path, "mix", "members")
+        folder = path.absolute().parent
+        file = re.match("sqlite:///(.+)", str(document.get("store")))
+        if file is not None:
+            document["store"] = f"sqlite:///{absolute(Path(file[1]), folder)}"
         try:
             mix = cls.model_validate(document)
         except ValidationError as error:
             raise InputError(f"{path}: {sentence(error, 'mix')}") from None
-        folder = path.absolute().parent
 
         def moved(given: Path | None) -> Path | None:
             return None if given is None else absolute(given, folder)

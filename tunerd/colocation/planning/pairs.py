@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tunerd.colocation.bench import bench
 from tunerd.colocation.plan import LoadChoice, Member, Plan, PolicyChoice
+from tunerd.colocation.planning.curves import Origin
 from tunerd.errors import InputError
 from tunerd.system.jsonl import Journal
 from tunerd.vocabulary.verdict import Interval
@@ -53,6 +54,7 @@ class Pair:
     device: str
     slowdown: Interval
     source: str
+    origin: Origin | None = None  # None: this plan measured it
 
     @property
     def models(self) -> tuple[str, str]:

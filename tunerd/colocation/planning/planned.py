@@ -30,6 +30,7 @@ class PlannedMix:
     curves: Curves
     pairs: Pairs
     no_estimate: str  # why pairs are not estimated, "" where they are
+    notes: tuple[str, ...] = ()  # of the team's store
 
     @property
     def report(self) -> Path:
