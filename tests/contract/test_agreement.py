@@ -22,8 +22,9 @@ from tunerd.builder.build import build_candidate
 from tunerd.candidates.metaschedule.search import Searcher
 from tunerd.runner.agreement import SEEDS
 from tunerd.runner.base import Runner
+from tunerd.slices.simulated import SimulatedSlice
 from tunerd.system.arrays import KERNEL_TOLERANCES, comparison_values
-from tunerd.vocabulary import Build, Failure, Kind, Stage, Task, TensorSpec
+from tunerd.vocabulary import Build, Failure, Kind, SliceSpec, Stage, Task, TensorSpec
 
 ROWS, DEPTH, COLUMNS = 32, 64, 48
 
@@ -51,6 +52,17 @@ def test_a_library_that_computes_something_else_is_a_wrong_answer(cores: Runner)
     assert failure is not None
     assert (failure.stage, failure.kind) == (Stage.VERIFY, Kind.WRONG_ANSWER)
     assert "1536 of 1536 elements" in failure.message
+
+
+def test_a_simulated_slice_compares_real_results() -> None:
+    task = matmul_task()
+    runner = SimulatedSlice(SliceSpec("simulated-0-0", "simulated", 50)).launch()
+    default = default_build(task)
+    wrong = planted(matmul_task(after="negative"), task)
+    assert runner.agree(default, default) is None
+    assert isinstance(failure := runner.agree(default, wrong), Failure)
+    assert failure.kind is Kind.WRONG_ANSWER
+    assert runner.agree(replace(default, library=b""), wrong) is None  # made up
 
 
 def test_a_library_that_does_not_load_is_a_failure_after_which_the_slice_works_on(

@@ -9,6 +9,7 @@ first eight hex digits. Nothing that such a slice says is a measurement of anyth
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 
 from tunerd.runner.base import UNKNOWN, Company, Runner, TorchModule
@@ -122,8 +123,16 @@ class SimulatedRunner(Runner):
     def agree(
         self, reference: Build, build: Build, *, company: Company = UNKNOWN
     ) -> Failure | None:
-        """Agree always: a simulated slice runs nothing."""
-        return None
+        """Compare what both compute on this machine's CPU, as the model is run: results are real.
+
+        A build without a library, as tests make them up, agrees with all others.
+        """
+        if not (reference.library and build.library):
+            return None
+        from tunerd.runner.agreement import disagreement
+        from tunerd.runner.sampling import CpuDevice
+
+        return disagreement(CpuDevice(sorted(os.sched_getaffinity(0))), reference, build)
 
     def run_model(
         self, artifact: str, inputs: Arrays, *, alone: str = "", company: Company = UNKNOWN
