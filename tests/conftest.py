@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,3 +133,19 @@ def kept_cluster() -> Iterator[None]:
 
     with kept():
         yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how long each file took in all, the longest first, where durations are asked for."""
+    shown = terminalreporter.config.getoption("durations")
+    if not shown:
+        return
+    secs: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                secs[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("seconds by file")
+    for name, total in secs.most_common(shown):
+        terminalreporter.write_line(f"{total:7.1f}  {name}")
+    terminalreporter.write_line(f"{sum(secs.values()):7.1f}  all {len(secs)} files")
