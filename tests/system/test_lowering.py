@@ -266,6 +266,23 @@ def test_a_constant_of_any_rank_joins_its_convolution(
     assert "fused_conv2d_add" in names
 
 
+def test_an_axis_that_counts_from_the_end_leaves_convolutions_in_channels_last(
+    tmp_path: Path,
+) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Reshape", ["b", "rows"], ["c"]),
+        helper.make_node("Squeeze", ["c", "axis"], ["out"]),
+    ]
+    weights = {"w": floats(4, 4, 1, 1), "rows": ints(4, 1, 36), "axis": ints(-2)}
+    size = (1, 4, 6, 6)
+    proto = model(nodes, inputs={"x": size}, outputs={"out": (4, 36)}, weights=weights)
+    lowered = check(load(tmp_path, proto))
+    assert not lowered.notes
+    assert "fused_conv2d_relu" in operators(lowered)
+
+
 def test_a_graph_that_tvm_cannot_convert_stays_in_its_layout(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w1"], ["a"]),

@@ -134,6 +134,15 @@ def second_operands(mod: IRModule) -> IRModule:
     return _mutated(mod, _SecondOperands(mod))
 
 
+def positive_axes(mod: IRModule) -> IRModule:
+    """Return `mod` with axes that count from the front where ConvertLayout fails on others.
+
+    A squeeze of axis -2 is in each multi-head attention of PyTorch: a network with one would keep
+    all of its convolutions in NCHW.
+    """
+    return _mutated(mod, _PositiveAxes(mod))
+
+
 def unit_permutes_to_reshapes(mod: IRModule) -> IRModule:
     """Return `mod` with transposes that only move dimensions of one as reshapes, which are free."""
     return _mutated(mod, _UnitPermutes(mod))
@@ -332,6 +341,20 @@ def _of_rank(operand: relax.Expr, rank: int) -> relax.Expr:
     value = operand.value.numpy()
     shape = () if value.size == 1 else (1,) * (rank - value.ndim) + value.shape
     return relax.const(value.reshape(shape), str(operand.value.dtype))
+
+
+@mutator
+class _PositiveAxes(PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        visited = self.visit_expr_post_order(call)
+        name = getattr(call.op, "name", "")
+        if name == "relax.squeeze" and call.attrs.axis is not None:
+            rank = len(call.args[0].ty.shape.values)
+            return relax.op.squeeze(visited.args[0], [int(a) % rank for a in call.attrs.axis])
+        if name == "relax.stack" and call.attrs.axis is not None:
+            rank = len(call.ty.shape.values)
+            return relax.op.stack(visited.args[0], int(call.attrs.axis) % rank)
+        return visited
 
 
 @mutator

@@ -221,6 +221,7 @@ def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
 
     from tunerd.frontend.relax.constants import (
         fold_constants,
+        positive_axes,
         remove_redundant_reshapes,
         second_operands,
         unit_permutes_to_reshapes,
@@ -238,7 +239,9 @@ def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
     if not convolutions:
         return mod, ()
     try:
-        converted = _run(mod, [second_operands, rt.ConvertLayout(_CONV_LAYOUTS), *tidy])
+        converted = _run(
+            mod, [positive_axes, second_operands, rt.ConvertLayout(_CONV_LAYOUTS), *tidy]
+        )
     except tvm.error.InternalError as error:  # of an operator whose layout rule is wrong
         log.info("NHWC failed", exc_info=True)
         return mod, (f"convolutions stay in NCHW: TVM cannot convert them: {last_line(error)}",)
