@@ -266,6 +266,26 @@ def test_a_constant_of_any_rank_joins_its_convolution(
     assert "fused_conv2d_add" in names
 
 
+def test_an_image_becomes_rows_of_channels_without_a_transpose(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("Reshape", ["a", "flat"], ["b"]),
+        helper.make_node("Transpose", ["b"], ["rows"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["rows", "m"], ["c"]),
+        helper.make_node("Transpose", ["c"], ["d"], perm=[0, 2, 1]),
+        helper.make_node("Reshape", ["d", "image"], ["e"]),
+        helper.make_node("Conv", ["e", "w"], ["out"]),
+    ]
+    weights = {"w": floats(4, 4, 1, 1), "m": floats(4, 4)}
+    weights |= {"flat": ints(1, 4, 36), "image": ints(1, 4, 6, 6)}
+    size = (1, 4, 6, 6)
+    proto = model(nodes, inputs={"x": size}, outputs={"out": size}, weights=weights)
+    lowered = check(load(tmp_path, proto))
+    assert not lowered.notes
+    moved = {name for name in operators(lowered) if "transpose" in name}
+    assert moved <= {"transpose", "transpose1"}  # the input and the output
+
+
 def test_an_axis_that_counts_from_the_end_leaves_convolutions_in_channels_last(
     tmp_path: Path,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,6 +48,11 @@ _MOVES: dict[str, _Fold] = {
 }
 
 _FEW_INDICES = 1 << 16
+_FEW_PLACES = 1 << 24  # of a tensor, whose order is followed
+_MOST_MOVES = 6
+_REORDERS = frozenset(
+    f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "permute_dims")
+)
 _SELECTIONS = frozenset(("relax.take", "relax.gather_nd"))
 _OF_INDICES: dict[str, _Compute] = {
     "relax.shape_to_tensor": lambda call, a: a[0],
@@ -143,9 +148,13 @@ def positive_axes(mod: IRModule) -> IRModule:
     return _mutated(mod, _PositiveAxes(mod))
 
 
-def unit_permutes_to_reshapes(mod: IRModule) -> IRModule:
-    """Return `mod` with transposes that only move dimensions of one as reshapes, which are free."""
-    return _mutated(mod, _UnitPermutes(mod))
+def idle_permutes_to_reshapes(mod: IRModule) -> IRModule:
+    """Return `mod` with transposes that leave values in their order as reshapes, which are free.
+
+    Such move dimensions of one only, or undo each other over a reshape, as where an image in NHWC
+    becomes rows of channels by way of NCHW.
+    """
+    return _mutated(mod, _IdlePermutes(mod))
 
 
 def remove_redundant_reshapes(mod: IRModule) -> IRModule:
@@ -376,13 +385,33 @@ class _Reshapes(PyExprMutator):  # type: ignore[misc]
 
 
 @mutator
-class _UnitPermutes(PyExprMutator):  # type: ignore[misc]
+class _IdlePermutes(PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         visited = self.visit_expr_post_order(call)
-        if getattr(call.op, "name", "") != "relax.permute_dims" or call.attrs.axes is None:
+        if getattr(call.op, "name", "") != "relax.permute_dims":
             return visited
-        source = tuple(int(d) for d in call.args[0].ty.shape.values)
-        moved = [int(i) for i in call.attrs.axes if source[int(i)] != 1]
-        if moved != sorted(moved):
-            return visited
-        return relax.op.reshape(visited.args[0], _shape(call))
+        moves, source = [call], visited.args[0]
+        for _ in range(_MOST_MOVES):
+            if _leaves_order(moves):
+                return relax.op.reshape(source, _shape(call))
+            before = self.lookup_binding(source) if isinstance(source, relax.Var) else None
+            if before is None or getattr(getattr(before, "op", None), "name", "") not in _REORDERS:
+                break
+            moves.insert(0, before)
+            source = before.args[0]
+        return visited
+
+
+def _leaves_order(moves: Sequence[relax.Call]) -> bool:
+    """Whether calls one after the other leave values where they are."""
+    shape = _fixed_shape(moves[0].args[0])
+    if shape is None or math.prod(shape) > _FEW_PLACES:
+        return False
+    places = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+    for move in moves:
+        name = move.op.name
+        if name == "relax.permute_dims":
+            places = places.transpose(_axes(move, places))
+        else:
+            places = places.reshape(_shape(move))
+    return bool((np.diff(places.ravel()) == 1).all())

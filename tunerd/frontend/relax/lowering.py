@@ -221,16 +221,16 @@ def _channels_last(mod: IRModule) -> tuple[IRModule, tuple[str, ...]]:
 
     from tunerd.frontend.relax.constants import (
         fold_constants,
+        idle_permutes_to_reshapes,
         positive_axes,
         remove_redundant_reshapes,
         second_operands,
-        unit_permutes_to_reshapes,
     )
 
     tidy = [
         rt.CanonicalizeBindings(),
         fold_constants,
-        unit_permutes_to_reshapes,
+        idle_permutes_to_reshapes,
         remove_redundant_reshapes,
         rt.EliminateCommonSubexpr(),
         rt.DeadCodeElimination(),
@@ -283,8 +283,8 @@ def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], I
     from tunerd.frontend.relax.attention import fuse_attention
     from tunerd.frontend.relax.constants import (
         fold_shapes,
+        idle_permutes_to_reshapes,
         remove_redundant_reshapes,
-        unit_permutes_to_reshapes,
     )
     from tunerd.frontend.relax.hoisting import hoist_moves_of_rows, sink_moves_of_rows
     from tunerd.frontend.relax.integers import TENSOR_CORES, use_integers
@@ -317,7 +317,7 @@ def _for_gpus(target: TargetSpec, precision: str) -> list[Callable[[IRModule], I
 
     return [
         fold_shapes,
-        unit_permutes_to_reshapes,
+        idle_permutes_to_reshapes,
         remove_redundant_reshapes,
         with_fewest_transposes,
         remove_redundant_reshapes,
