@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tunerd
-from tests.contract.test_libraries import gpu_task, on_host
+from tests.contract.test_libraries import default_and_tuned, gpu_task, on_host
 from tests.contract.test_triton import kernels
 from tests.lib.build_fixtures import LLVM, built
 from tests.lib.fake_cudnn import FakeCudnn
-from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import map_weights
 from tunerd.builder.build import build_candidate
 from tunerd.candidates.base import SearchSettings
@@ -302,29 +300,18 @@ def test_a_model_that_calls_cudnn_computes_what_the_default_model_does(
     found = two_convolutions(precision)
     winners = {t.task_id: by_plan(t) for t in found.tasks if not isinstance(SOURCE.matched(t), str)}
     x = np.random.default_rng(0).standard_normal((1, 8, 12, 12)).astype(np.float32)
-    outputs, manifests = [], []
-    for name, chosen in (("default", {}), ("tuned", winners)):
-        folder = compile_artifact(
-            found.lowered,
-            found.tasks,
-            chosen,
-            LLVM,
-            tmp_path / name,
-            model=found.model,
-            pct=40,
-        )
-        outputs.append(tunerd.load(folder)(x)["y"])
-        manifests.append(json.loads((folder / "manifest.json").read_text()))
+    outputs = default_and_tuned(found, winners, tmp_path, x)
+    manifest = json.loads((tmp_path / "tuned" / "manifest.json").read_text())
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-2, atol=1e-2)
     assert len(fake.ran) == len(winners) >= 2
-    (need,) = manifests[1]["libraries"]
+    (need,) = manifest["libraries"]
     assert (need["name"], need["package"]) == (CUDNN, "nvidia-cudnn-cu13")
-    ordered = [name for name in manifests[1]["weights"] if name.endswith("_3012")]
+    ordered = [name for name in manifest["weights"] if name.endswith("_3012")]
     weights = [map_weights(tmp_path / n / "weights.bin") for n in ("default", "tuned")]
     for name in ordered:
         origin = name.removesuffix("_3012")
         np.testing.assert_array_equal(weights[1][name], weights[0][origin].transpose(3, 0, 1, 2))
-    assert any(name.removesuffix("_3012") not in manifests[1]["weights"] for name in ordered)
+    assert any(name.removesuffix("_3012") not in manifest["weights"] for name in ordered)
 
 
 def test_a_convolution_of_one_tap_is_for_both_libraries() -> None:

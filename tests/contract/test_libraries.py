@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,25 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_cudart", Runtime)
     monkeypatch.setattr(calls, "_handles", {})
     monkeypatch.setattr(calls, "_plans", {})
+
+
+def default_and_tuned(
+    found: Kernels, winners: Mapping[str, Candidate], folder: Path, x: Any
+) -> list[Any]:
+    """Compile a model in two folders, `default` and `tuned`, and return the output of each."""
+    outputs = []
+    for name, chosen in (("default", {}), ("tuned", winners)):
+        made = compile_artifact(
+            found.lowered,
+            found.tasks,
+            chosen,
+            LLVM,
+            folder / name,
+            model=found.model,
+            pct=40,
+        )
+        outputs.append(tunerd.load(made)(x)["y"])
+    return outputs
 
 
 def product(left: Any, right: Any, transposed: str = "NN") -> Any:
@@ -433,19 +452,8 @@ def test_a_model_that_calls_a_library_computes_what_the_default_model_does(
     on_host(monkeypatch)
     found = pointwise()
     winners = {t.task_id: w for t in found.tasks if (w := winner(t)) is not None}
-    outputs = []
-    for name, chosen in (("default", {}), ("tuned", winners)):
-        folder = compile_artifact(
-            found.lowered,
-            found.tasks,
-            chosen,
-            LLVM,
-            tmp_path / name,
-            model=found.model,
-            pct=40,
-        )
-        x = np.random.default_rng(0).standard_normal((1, 3, 14, 14)).astype(np.float32)
-        outputs.append(tunerd.load(folder)(x)["y"])
+    x = np.random.default_rng(0).standard_normal((1, 3, 14, 14)).astype(np.float32)
+    outputs = default_and_tuned(found, winners, tmp_path, x)
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-2, atol=1e-2)
     assert fake.ranks == [2, 2]
 

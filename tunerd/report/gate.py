@@ -202,26 +202,16 @@ def gate_table(result: GateResult) -> Group:
 
 
 def _summary(judged: Judgement) -> Grid:
-    rows = [("end to end", judged, verdict_text(judged.verdict))]
     views = judged.views if len(judged.views) > 1 else ()
     changes = [(view.name, view.change) for view in views]
     if judged.control is not None:
         changes.append(("default schedules", judged.control))
     scale = _scale([judged.change, *(change for _, change in changes)])
-    shown = [_row(*row, scale) for row in rows]
-    shown += [
-        (
-            name,
-            "",
-            "",
-            f"{change.value - 1:+.1%}",
-            _interval(change),
-            "",
-            _gain(change, None, scale),
-        )
-        for name, change in changes
-    ]
-    return _grid(shown)
+    rows = [_row("end to end", judged, verdict_text(judged.verdict), scale)]
+    for name, change in changes:
+        texts = (f"{change.value - 1:+.1%}", _interval(change), "")
+        rows.append((name, "", "", *texts, _gain(change, Verdict.CANNOT_TELL, scale)))
+    return _grid(rows)
 
 
 def _tasks(result: GateResult) -> Grid:
@@ -249,10 +239,9 @@ def _row(
     return (name, *times, f"{change.value - 1:+.1%}", _interval(change), verdict, mark)
 
 
-def _gain(change: Interval, verdict: SpeedVerdict | None, scale: tuple[float, float]) -> Cell:
+def _gain(change: Interval, verdict: SpeedVerdict, scale: tuple[float, float]) -> Cell:
     """Return a change as the gain that a page draws: to the right is faster."""
-    told = verdict or Verdict.CANNOT_TELL
-    gain = Comparison(told, 0.0, 0.0, 1 / change.value, 1 / change.high, 1 / change.low)
+    gain = Comparison(verdict, 0.0, 0.0, 1 / change.value, 1 / change.high, 1 / change.low)
     return Cell(drawn=svg.ratio_mark(gain, scale=scale))
 
 

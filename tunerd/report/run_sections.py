@@ -112,12 +112,13 @@ def latency_section(outcome: Outcome | None) -> Section:
         about += ", ONNX Runtime after them on the same cores"
     if any(name != ONNX_RUNTIME for name in names):
         about += ", PyTorch at the end, in turns with the tuned model once more"
-    if beside:
-        pass
-    elif outcome.verification.reference != ONNX_RUNTIME:
-        said.append("It is not compared with ONNX Runtime: the model is a Relax module.")
-    else:
-        said.append("Nothing but the default schedules was timed beside it.")
+    if not beside:
+        is_onnx = outcome.verification.reference == ONNX_RUNTIME
+        said.append(
+            "Nothing but the default schedules was timed beside it."
+            if is_onnx
+            else "It is not compared with ONNX Runtime: the model is a Relax module."
+        )
     remarks = Items(outcome.remarks) if outcome.remarks else None
     return Section(title, (bars, caption(f"{about}."), remarks), lead=" ".join(said))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tvm import relax
@@ -13,7 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import FloatImm, IntImm
 
 from tunerd.frontend.onnx.uncertainty import nudged_by_a_bit
-from tunerd.frontend.relax.movement import cut_of
+from tunerd.frontend.relax.movement import Graph, Moved, cut_of, move_of, op_name, shape_of
 from tunerd.system.arrays import MODEL_TOLERANCES, rounded
 from tunerd.vocabulary import Arrays
 
@@ -50,9 +50,6 @@ _MOVES: dict[str, _Fold] = {
 _FEW_INDICES = 1 << 16
 _FEW_PLACES = 1 << 24  # of a tensor, whose order is followed
 _MOST_MOVES = 6
-_REORDERS = frozenset(
-    f"relax.{name}" for name in ("reshape", "expand_dims", "squeeze", "permute_dims")
-)
 _SELECTIONS = frozenset(("relax.take", "relax.gather_nd"))
 _OF_INDICES: dict[str, _Compute] = {
     "relax.shape_to_tensor": lambda call, a: a[0],
@@ -154,7 +151,9 @@ def idle_permutes_to_reshapes(mod: IRModule) -> IRModule:
     Such move dimensions of one only, or undo each other over a reshape, as where an image in NHWC
     becomes rows of channels by way of NCHW.
     """
-    return _mutated(mod, _IdlePermutes(mod))
+    idle = _IdlePermutes(mod)
+    idle.graph = Graph(mod)
+    return _mutated(mod, idle)
 
 
 def remove_redundant_reshapes(mod: IRModule) -> IRModule:
@@ -181,6 +180,14 @@ def name_inputs(mod: IRModule) -> IRModule:
     return mod
 
 
+def rewritten(mod: IRModule, mutate: PyExprMutator) -> IRModule:
+    """Return `mod` with `main` as a mutator has it that emits bindings of its own, tidied."""
+    main = mutate.visit_expr(mod["main"])
+    mutate.builder_.update_func(mod.get_global_var("main"), main)
+    canonical = relax.transform.CanonicalizeBindings()(mutate.builder_.get())
+    return relax.transform.DeadCodeElimination()(canonical)
+
+
 def _mutated(mod: IRModule, mutate: PyExprMutator) -> IRModule:
     main = mutate.visit_expr(mod["main"])
     mod = mod.clone()
@@ -195,12 +202,6 @@ def _tensor(operand: relax.Expr) -> relax.Expr:
 
 def _shape(call: relax.Call) -> tuple[int, ...]:
     return tuple(int(d) for d in call.ty.shape.values)
-
-
-def _fixed_shape(expr: relax.Expr) -> tuple[int, ...] | None:
-    shape = getattr(expr.ty, "shape", None)
-    sizes = shape.values if isinstance(shape, relax.ShapeExpr) else [None]
-    return tuple(map(int, sizes)) if all(isinstance(n, IntImm) for n in sizes) else None
 
 
 def _axes(call: relax.Call, a: np.ndarray) -> list[int]:
@@ -246,11 +247,11 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
 class _ShapeFolder(PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         visited = self.visit_expr_post_order(call)
-        name, shape = getattr(call.op, "name", ""), _fixed_shape(call)
+        name, shape = getattr(call.op, "name", ""), shape_of(call)
         if name not in _OF_INDICES or shape is None or math.prod(shape) > _FEW_INDICES:
             return visited
         operands = [self._integers(a) for a in visited.args]
-        source = _fixed_shape(call.args[0])
+        source = shape_of(call.args[0])
         if name in _SELECTIONS and operands[0] is None and source is not None:
             # Of a tensor: its places are numbers, too.
             places = np.arange(math.prod(source), dtype=np.int64).reshape(source)
@@ -272,7 +273,7 @@ class _ShapeFolder(PyExprMutator):  # type: ignore[misc]
             value: np.ndarray = bound.value.numpy()
             return None if value.dtype.kind == "f" else value
         if getattr(getattr(bound, "op", None), "name", "") == "relax.shape_of":
-            sizes = _fixed_shape(bound.args[0])
+            sizes = shape_of(bound.args[0])
             return None if sizes is None else np.array(sizes, np.int64)
         return np.empty(0) if isinstance(bound, relax.Tuple) else None
 
@@ -334,7 +335,7 @@ class _Renamer(PyExprMutator):  # type: ignore[misc]
 class _SecondOperands(PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         visited = self.visit_expr_post_order(call)
-        name, shape = getattr(call.op, "name", ""), _fixed_shape(call)
+        name, shape = getattr(call.op, "name", ""), shape_of(call)
         if name not in _ELEMENTWISE or shape is None:
             return visited
         operands = [_of_rank(a, len(shape)) for a in visited.args]
@@ -376,42 +377,29 @@ class _Reshapes(PyExprMutator):  # type: ignore[misc]
         before = self.lookup_binding(source) if isinstance(source, relax.Var) else None
         if isinstance(before, relax.Call) and getattr(before.op, "name", "") == "relax.reshape":
             source = before.args[0]
-        shape = _fixed_shape(call)
+        shape = shape_of(call)
         if shape is None:
             return visited
-        if _fixed_shape(source) == shape:
+        if shape_of(source) == shape:
             return source
         return visited if source is visited.args[0] else relax.op.reshape(source, shape)
 
 
 @mutator
 class _IdlePermutes(PyExprMutator):  # type: ignore[misc]
+    graph: Graph
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        visited = self.visit_expr_post_order(call)
-        if getattr(call.op, "name", "") != "relax.permute_dims":
-            return visited
-        moves, source = [call], visited.args[0]
-        for _ in range(_MOST_MOVES):
-            if _leaves_order(moves):
-                return relax.op.reshape(source, _shape(call))
-            before = self.lookup_binding(source) if isinstance(source, relax.Var) else None
-            if before is None or getattr(getattr(before, "op", None), "name", "") not in _REORDERS:
-                break
-            moves.insert(0, before)
-            source = before.args[0]
-        return visited
-
-
-def _leaves_order(moves: Sequence[relax.Call]) -> bool:
-    """Whether calls one after the other leave values where they are."""
-    shape = _fixed_shape(moves[0].args[0])
-    if shape is None or math.prod(shape) > _FEW_PLACES:
-        return False
-    places = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
-    for move in moves:
-        name = move.op.name
-        if name == "relax.permute_dims":
-            places = places.transpose(_axes(move, places))
-        else:
-            places = places.reshape(_shape(move))
-    return bool((np.diff(places.ravel()) == 1).all())
+        if op_name(call) == "relax.permute_dims":
+            source: relax.Expr = call
+            moves: tuple[Any, ...] = ()
+            for _ in range(_MOST_MOVES):
+                found = move_of(self.graph, source)
+                shape = None if found is None else shape_of(found[0])
+                if found is None or shape is None or math.prod(shape) > _FEW_PLACES:
+                    break
+                source, moves = found[0], (found[1], *moves)
+                places = Moved(source, moves).places().ravel()
+                if places.size == math.prod(shape) and (np.diff(places) == 1).all():
+                    return relax.op.reshape(self.visit_expr(source), _shape(call))
+        return self.visit_expr_post_order(call)

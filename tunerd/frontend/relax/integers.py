@@ -26,6 +26,7 @@ from tvm import relax, te, tirx
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tunerd.frontend.relax.constants import rewritten
 from tunerd.frontend.relax.movement import Graph, op_name, shape_of
 from tunerd.vocabulary.model import INTEGER_PRODUCTS, STAGED, VNNI_GROUP, VNNI_LANES
 
@@ -72,10 +73,7 @@ def use_integers(mod: IRModule, form: Form) -> IRModule:
     rewriter = _Rewriter(mod)
     rewriter.found, rewriter.form = found, form
     rewriter.keeps_zeros = form.has_zero_edges and any(map(_has_zero_point, found.values()))
-    main = rewriter.visit_expr(mod["main"])
-    rewriter.builder_.update_func(mod.get_global_var("main"), main)
-    canonical = relax.transform.CanonicalizeBindings()(rewriter.builder_.get())
-    return relax.transform.DeadCodeElimination()(canonical)
+    return rewritten(mod, rewriter)
 
 
 @dataclass(frozen=True)

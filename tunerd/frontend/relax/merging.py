@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tunerd.frontend.relax.constants import rewritten
 from tunerd.frontend.relax.movement import Graph, op_name, shape_of
 
 _Array = np.ndarray[Any, Any]
@@ -36,10 +37,7 @@ def merge_products(mod: IRModule) -> IRModule:
     merger.places = {
         part.last.__chandle__(): (parts, n) for parts in found for n, part in enumerate(parts)
     }
-    main = merger.visit_expr(mod["main"])
-    merger.builder_.update_func(mod.get_global_var("main"), main)
-    canonical = relax.transform.CanonicalizeBindings()(merger.builder_.get())
-    return relax.transform.DeadCodeElimination()(canonical)
+    return rewritten(mod, merger)
 
 
 @dataclass(frozen=True)
@@ -105,8 +103,7 @@ def _part(graph: Graph, data: Any, product: Any) -> _Part | None:
 
 
 def _only_user(graph: Graph, call: Any) -> Any:
-    (var,) = (b.var for b in graph.bindings if b.value.same_as(call))
-    users = graph.users.get(var, ())
+    users = graph.users.get(graph.var_of(call), ())
     return users[0] if len(users) == 1 else None
 
 

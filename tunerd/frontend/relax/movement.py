@@ -39,6 +39,7 @@ class Graph:
     def __init__(self, mod: IRModule) -> None:
         self.bindings = [b for block in mod["main"].body.blocks for b in block.bindings]
         self._values = {b.var: b.value for b in self.bindings}
+        self._vars = {b.value.__chandle__(): b.var for b in self.bindings}
         self.users: dict[Any, list[Any]] = {}  # what variables are bound to that read one
         for expr in (*self._values.values(), mod["main"].body.body):
 
@@ -47,6 +48,10 @@ class Graph:
                     self.users.setdefault(node, []).append(user)
 
             relax.analysis.post_order_visit(expr, note)
+
+    def var_of(self, call: Any) -> Any:
+        """Return the variable that a call is bound to."""
+        return self._vars[call.__chandle__()]
 
     def is_used_once(self, var: Any) -> bool:
         return len(self.users.get(var, ())) == 1

@@ -20,6 +20,7 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tunerd.frontend.relax.constants import rewritten
 from tunerd.frontend.relax.movement import Graph, op_name, shape_of
 
 _QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
@@ -32,7 +33,7 @@ _SHIFT = 128  # from uint8 to int8
 
 def gather_quantizers(mod: IRModule) -> IRModule:
     """Return `mod` with moves of `main` between dequantizers and quantizers as moves of 8 bits."""
-    return _rewritten(mod, _Gatherer(mod))
+    return rewritten(mod, _Gatherer(mod))
 
 
 def store_int8(mod: IRModule) -> IRModule:
@@ -45,14 +46,7 @@ def store_int8(mod: IRModule) -> IRModule:
         is_one = op_name(call) == _QUANTIZE and _has_fixed_zero(graph, call)
         if is_one and _is_dequantized(graph, binding.var):
             narrower.kept.add(call.__chandle__())
-    return _rewritten(mod, narrower) if narrower.kept else mod
-
-
-def _rewritten(mod: IRModule, mutate: PyExprMutator) -> IRModule:
-    main = mutate.visit_expr(mod["main"])
-    mutate.builder_.update_func(mod.get_global_var("main"), main)
-    canonical = relax.transform.CanonicalizeBindings()(mutate.builder_.get())
-    return relax.transform.DeadCodeElimination()(canonical)
+    return rewritten(mod, narrower) if narrower.kept else mod
 
 
 def _is_dequantized(graph: Graph, var: Any) -> bool:
@@ -62,8 +56,7 @@ def _is_dequantized(graph: Graph, var: Any) -> bool:
             continue
         if op_name(user) not in (*_MOVES, _SELECTS):
             return False
-        (moved,) = (b.var for b in graph.bindings if b.value.same_as(user))
-        if not _is_dequantized(graph, moved):
+        if not _is_dequantized(graph, graph.var_of(user)):
             return False
     return bool(graph.users.get(var))
 
