@@ -15,6 +15,7 @@ from typing import Any
 from tunerd.candidates.triton.code import POINTERS
 
 _ALIGNED = 16  # bytes, to which each tensor of TVM's lies at least
+_MAX_SHARED_BYTES = 227 << 10  # of a block of threads
 
 
 # A tile's place among those of a loop, in Triton's representation for GPUs, and who reads it.
@@ -39,27 +40,30 @@ class Compiled:
 
 
 def compile_kernel(
-    text: str,
-    name: str,
-    dtypes: Sequence[str],
-    *,
-    arch: str,
-    warps: int,
-    stages: int,
-    max_shared_bytes: int = 227 << 10,
+    text: str, name: str, dtypes: Sequence[str], *, arch: str, warps: int, stages: int
 ) -> Compiled:
     """Compile a kernel whose parameters are pointers to tensors of these types.
 
     Raises what Triton raises, TooMuchSharedMemory and UnsafePipeline.
+    """
+    types = [POINTERS[d] for d in dtypes]
+    built = build(text, name, types, arch=arch, warps=warps, stages=stages)
+    return Compiled(built.asm["cubin"], built.metadata.shared, 32 * built.metadata.num_warps)
+
+
+def build(text: str, name: str, types: Sequence[str], *, arch: str, warps: int, stages: int) -> Any:
+    """Return what Triton makes of a kernel, with each step's text; raises as `compile_kernel`.
+
+    types: Triton's, of each parameter.
     """
     triton = load()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = _function(text, name)
-    names = function.arg_names
-    signature = {n: POINTERS[d] for n, d in zip(names, dtypes, strict=True)}
-    attrs = {(i,): [["tt.divisibility", _ALIGNED]] for i in range(len(names))}
+    signature = dict(zip(function.arg_names, types, strict=True))
+    aligned = [i for i, t in enumerate(types) if t.startswith("*")]
+    attrs = {(i,): [["tt.divisibility", _ALIGNED]] for i in aligned}
     source = ASTSource(function, signature, constexprs={}, attrs=attrs)
     target = GPUTarget("cuda", int(arch.removeprefix("sm_").rstrip("af")), 32)
     options = {"num_warps": warps, "num_stages": stages}
@@ -67,17 +71,17 @@ def compile_kernel(
     facts = built.metadata
     if facts.global_scratch_size or facts.profile_scratch_size:
         raise ValueError("the kernel wants scratch memory of Triton's own, which nobody gives it")
-    if facts.shared > max_shared_bytes:
+    if facts.shared > _MAX_SHARED_BYTES:
         raise TooMuchSharedMemory(
             f"the kernel needs {facts.shared} bytes of shared memory, and a block has "
-            f"{max_shared_bytes}"
+            f"{_MAX_SHARED_BYTES}"
         )
     if shared := _read_twice(built.asm["ttgir"]):
         raise UnsafePipeline(
             f"asynchronous products and other instructions read the tiles {', '.join(shared)},"
             " which Triton overwrites one step too early (triton-lang/triton, issue 6691)"
         )
-    return Compiled(built.asm["cubin"], facts.shared, 32 * facts.num_warps)
+    return built
 
 
 def _read_twice(ttgir: str) -> list[str]:
