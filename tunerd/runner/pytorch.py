@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ class UnfitError(Exception):
 # --- one way to run a module -------------------------------------------------------------------
 
 
+def set_precision(precision: str) -> None:
+    """Allow TF32 where it is asked for alone, and have cuDNN measure its algorithms."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
 def placed(
     module: Any, inputs: Sequence[Any], precision: str, *, device: str, channels_last: bool = False
 ) -> tuple[Any, tuple[Any, ...]]:
@@ -49,10 +59,7 @@ def placed(
     """
     import torch
 
-    is_tf32 = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = is_tf32
-    torch.backends.cudnn.allow_tf32 = is_tf32
-    torch.backends.cudnn.benchmark = True
+    set_precision(precision)
     module, tensors = module.eval().to(device), [x.to(device) for x in inputs]
     if precision in _HALF:
         half = getattr(torch, _HALF[precision])
@@ -65,23 +72,31 @@ def placed(
     return module, tuple(tensors)
 
 
-def as_graph(module: Any, inputs: Sequence[Any]) -> Callable[[], None]:
-    """Return what replays a call of a module as one CUDA graph."""
+@dataclass(frozen=True)
+class Graph:
+    """A captured call, which calling it replays on the current stream, and what it lives by."""
+
+    graph: Any
+    stream: Any  # on which it was captured
+    kept: Any  # whose memory the graph uses
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def as_graph(call: Callable[..., Any], inputs: Sequence[Any], stream: Any = None) -> Graph:
+    """Capture a call as one CUDA graph, on a stream of its own if none is given."""
     import torch
 
-    stream = torch.cuda.Stream()
+    stream = stream or torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
-            module(*inputs)
+            call(*inputs)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            kept = module(*inputs)
-
-    def replay(_: Any = (module, inputs, kept)) -> None:  # whose memory the graph uses
-        graph.replay()
-
-    return replay
+            made = call(*inputs)
+    return Graph(graph, stream, (call, inputs, made))
 
 
 def compiled(module: Any, mode: str = "max-autotune-no-cudagraphs") -> Any:

@@ -15,8 +15,10 @@ from typing import Any
 from lab.colocation import torch_models, ways
 from lab.colocation.queues import Sampler, Slot
 from lab.colocation.steps import say
+from lab.colocation.torch_models import slot
 from lab.colocation.ways import BATCHES, STREAMS
 from lab.colocation.windowed import Windowed
+from tunerd.runner.pytorch import Graph, as_graph, set_precision
 
 _CLIENTS = {"saturated": 2, "closed": 1}  # of each tenant of an engine
 
@@ -58,7 +60,6 @@ class InOneProcess:
             import torch
 
             torch.zeros(1, device="cuda")  # a context, which green ones are made in
-            torch_models.set_precision(self._precision)
             self._add_pytorch()
             said["torch"] = torch.__version__
         self._sampler = Sampler()
@@ -98,24 +99,24 @@ class InOneProcess:
         self._add(f"PyTorch, grouped convolutions of {self._tenants}", self._grouped)
         self._add_graphs("PyTorch compiled", functools.cache(self._compiled))
 
-    def _add_graphs(self, label: str, made: Callable[[], list[torch_models.Graph]]) -> None:
+    def _add_graphs(self, label: str, made: Callable[[], list[Graph]]) -> None:
         """Add graphs, which are made when the first of their labels is wanted, on streams."""
 
         def on(count: int) -> Sequence[Slot]:
             graphs = made()
-            return [g.on(graphs[i % count].stream) for i, g in enumerate(graphs)]
+            return [slot(g, graphs[i % count].stream) for i, g in enumerate(graphs)]
 
         self._add(f"{label}, one after another", lambda: on(1))
         for count in STREAMS:
             self._add(f"{label}, {count} streams", functools.partial(on, count))
 
-    def _compiled(self) -> list[torch_models.Graph]:
+    def _compiled(self) -> list[Graph]:
         pairs = [self._placed(seed) for seed in range(self._tenants)]
         return torch_models.compiled(*zip(*pairs, strict=True))
 
-    def _graphs(self, *, folded: bool = False) -> list[torch_models.Graph]:
+    def _graphs(self, *, folded: bool = False) -> list[Graph]:
         pairs = [self._placed(seed, folded=folded) for seed in range(self._tenants)]
-        return [torch_models.captured(model, (x,)) for model, x in pairs]
+        return [as_graph(model, (x,)) for model, x in pairs]
 
     def _in_green_contexts(self, count: int) -> Sequence[Slot]:
         import torch
@@ -124,8 +125,8 @@ class InOneProcess:
         for seed, stream in enumerate(self._green_streams(count)):
             model, x = self._placed(seed)
             outside = torch.cuda.ExternalStream(stream)
-            graphs.append(torch_models.captured(model, (x,), outside))
-        return [graph.on() for graph in graphs]
+            graphs.append(as_graph(model, (x,), outside))
+        return [slot(graph) for graph in graphs]
 
     def _green_streams(self, count: int) -> list[int]:
         """Return a stream for each tenant, in so many equal green contexts by turns."""
@@ -143,7 +144,7 @@ class InOneProcess:
 
     def _batched(self, batch: int) -> Sequence[Slot]:
         model, x = self._placed(0, batch)
-        return [torch_models.captured(model, (x,)).on(inferences=batch)]
+        return [slot(as_graph(model, (x,)), inferences=batch)]
 
     def _vmapped(self) -> Sequence[Slot]:
         import torch
@@ -151,7 +152,7 @@ class InOneProcess:
         pairs = [self._placed(seed) for seed in range(self._tenants)]
         try:
             call, arguments = torch_models.vmapped(*zip(*pairs, strict=True))
-            return [torch_models.captured(call, arguments).on(inferences=self._tenants)]
+            return [slot(as_graph(call, arguments), inferences=self._tenants)]
         finally:
             torch.backends.mha.set_fastpath_enabled(True)
 
@@ -161,11 +162,12 @@ class InOneProcess:
         from lab.colocation.tenants import build
 
         pairs = [build(self._model, seed) for seed in range(self._tenants)]
+        set_precision(self._precision)
         model, x = torch_models.grouped(*zip(*pairs, strict=True))
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self._precision, torch.float32)
         model = model.cuda().to(dtype).to(memory_format=torch.channels_last)
         x = x.cuda().to(dtype).contiguous(memory_format=torch.channels_last)
-        return [torch_models.captured(model, (x,)).on(inferences=self._tenants)]
+        return [slot(as_graph(model, (x,)), inferences=self._tenants)]
 
     # --- artifacts -----------------------------------------------------------------------------
 
@@ -279,9 +281,8 @@ class OneOfMany(Windowed):
         import torch
 
         torch.set_num_threads(1)  # there are as many such processes as cores
-        torch_models.set_precision(self._precision)
         model, x = torch_models.placed(self._model, self._seed, precision=self._precision)
-        return torch_models.captured(model, (x,)).on()
+        return slot(as_graph(model, (x,)))
 
 
 def _sms() -> int:

@@ -38,6 +38,7 @@ from lab.colocation.windowed import Windowed
 from lab.colocation.workers import Group, Worker, WorkerError
 from lab.lab import made_by, write
 from tunerd.errors import TunerdError
+from tunerd.runner.pytorch import as_graph, set_precision
 
 COUNTS = (2, 5, 10, 20, 40, 80, 120, 240, 480)
 TURNS = 10
@@ -164,9 +165,8 @@ def as_one_kernel(
 
 def _slot(call: Callable[[], Any], kept: Any, count: int) -> Slot:
     """Capture a call that solves so many problems."""
-    graph = torch_models.captured(call, ())
-    slot = graph.on()
-    return Slot(_keeping(slot.launch, kept), slot.stream, count)
+    made = torch_models.slot(as_graph(call, ()))
+    return Slot(_keeping(made.launch, kept), made.stream, count)
 
 
 def _keeping(launch: Callable[[], None], kept: Any) -> Callable[[], None]:
@@ -185,7 +185,7 @@ class Tenth(Windowed):
 
     def prepare(self, _: dict[str, Any]) -> dict[str, Any]:
         for precision in self._precisions:
-            torch_models.set_precision(precision)
+            set_precision(precision)
             for shape in SHAPES:
                 for count in self._counts:
                     if count % PROCESSES == 0:
@@ -303,7 +303,7 @@ def measure_all(options: argparse.Namespace, group: Group | None) -> dict[str, A
     torch.zeros(1, device="cuda")
     sampler = Sampler()
     for precision in options.precisions:
-        torch_models.set_precision(precision)
+        set_precision(precision)
         for shape, count in itertools.product(SHAPES, options.counts):
             key = key_of(precision, shape, count)
             if key in document["found"]:

@@ -3,60 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lab.colocation.queues import Slot
 from lab.colocation.tenants import build
-
-_WARM = 4  # calls before a capture: cuDNN chooses its algorithms, allocators fill
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A captured call, and what it reads and writes, which must outlive it."""
-
-    graph: Any
-    stream: Any
-    kept: Any
-
-    def on(self, stream: Any = None, inferences: int = 1) -> Slot:
-        """Return it as a slot on a stream, its own if none is given."""
-        import torch
-
-        stream = stream or self.stream
-
-        def launch() -> None:
-            with torch.cuda.stream(stream):
-                self.graph.replay()
-
-        return Slot(launch, int(stream.cuda_stream), inferences)
+from tunerd.runner import pytorch
+from tunerd.runner.pytorch import Graph, as_graph
 
 
-def set_precision(precision: str) -> None:
+def slot(graph: Graph, stream: Any = None, inferences: int = 1) -> Slot:
+    """Return a graph as a slot on a stream, that of its capture if none is given."""
     import torch
 
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    stream = stream or graph.stream
+
+    def launch() -> None:
+        with torch.cuda.stream(stream):
+            graph()
+
+    return Slot(launch, int(stream.cuda_stream), inferences)
 
 
 def placed(
     name: str, seed: int, *, batch: int = 1, precision: str, folded: bool = False
 ) -> tuple[Any, Any]:
     """Return a model and its input on the GPU. folded: batch norms are part of convolutions."""
-    import torch
-
     model, x = build(name, seed, batch)
-    if folded:
-        model = fold(model)
-    model, x = model.cuda(), x.cuda()
-    if precision in ("fp16", "bf16"):
-        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-        model, x = model.to(dtype), x.to(dtype)
-    if x.ndim == 4:
-        model = model.to(memory_format=torch.channels_last)
-        x = x.contiguous(memory_format=torch.channels_last)
+    model = fold(model) if folded else model
+    model, (x,) = pytorch.placed(model, (x,), precision, device="cuda", channels_last=x.ndim == 4)
     return model, x
 
 
@@ -67,37 +41,32 @@ def fold(model: Any) -> Any:
     return fuse(model)
 
 
-def captured(call: Callable[..., Any], arguments: Sequence[Any], stream: Any = None) -> Graph:
-    """Capture a call on a stream, a new one if none is given."""
-    import torch
-
-    stream = stream or torch.cuda.Stream()
-    with torch.no_grad(), torch.cuda.stream(stream):
-        for _ in range(_WARM):
-            call(*arguments)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            made = call(*arguments)
-    return Graph(graph, stream, (call, arguments, made))
-
-
 def compiled(models: Sequence[Any], inputs: Sequence[Any]) -> list[Graph]:
     """Compile one model's code with Inductor, and capture it with the weights of each."""
+    quick = compiled_call(models[0])
+    pairs = zip(map(state_of, models), inputs, strict=True)
+    return [as_graph(quick, each) for each in pairs]
+
+
+def compiled_call(model: Any) -> Callable[[dict[str, Any], Any], Any]:
+    """Return a model's code, compiled by Inductor, as a function of its weights and its input."""
     import copy
 
-    import torch
     from torch.func import functional_call
 
     # No weights of its own: those of the first would be compiled as the same, and others again.
-    shell = copy.deepcopy(models[0])
+    shell = copy.deepcopy(model)
 
     def call(state: dict[str, Any], x: Any) -> Any:
         return functional_call(shell, state, (x,))
 
-    quick = torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
-    states = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in models]
-    return [captured(quick, each) for each in zip(states, inputs, strict=True)]
+    quick: Callable[[dict[str, Any], Any], Any] = pytorch.compiled(call)
+    return quick
+
+
+def state_of(model: Any) -> dict[str, Any]:
+    """Return a model's weights and buffers by their names."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 # --- several models as one ---------------------------------------------------------------------
