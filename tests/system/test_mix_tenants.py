@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,12 @@ import pytest
 import yaml
 from onnx import numpy_helper
 
+from tests.lib.artifact_fixtures import CORES, tiny_artifact
 from tests.lib.colocation_plans import colocate
 from tests.lib.models import conv_net, floats
 from tunerd import api
+from tunerd.api.mix_artifacts import MixArtifacts, Steps
+from tunerd.artifacts.manifest import pcts_of, read_variants
 from tunerd.colocation import Engine, Plan
 from tunerd.colocation.planning.mix import Mix, names_of
 from tunerd.errors import ExitCode, InputError
@@ -108,3 +113,24 @@ def test_a_place_that_has_no_launches_of_several_is_refused(folder: Path) -> Non
     (folder / "mix.yaml").write_text(yaml.safe_dump(MIX | {"place": "processes"}))
     with pytest.raises(InputError, match="the place in-process alone has"):
         Mix.read(folder / "mix.yaml")
+
+
+def test_a_model_of_its_own_is_tuned_at_each_share_and_has_no_tenants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def tune(model: Path, *, cpu_pct: int, **_: Any) -> Any:
+        asked.append(cpu_pct)
+        folder = tmp_path / f"run-{cpu_pct}" / "artifact"
+        tiny_artifact(folder, pct=cpu_pct, proof=replace(CORES, sm_count=cpu_pct // 50))
+        return SimpleNamespace(artifact=SimpleNamespace(path=folder))
+
+    monkeypatch.setattr("tunerd.api.tuning.tune", tune)
+    mix = Mix.model_validate({
+        "members": [{"name": "one", "model": "one.onnx", "rate": 1}], "search": {"shares": [50]}
+    })  # fmt: skip
+    makes = MixArtifacts(mix, tmp_path / "out", (50, 100), Steps(lambda _: None), [], is_dry=False)
+    (artifact,) = makes.of(mix.members[0])
+    assert asked == [50, 100]
+    assert pcts_of(read_variants(artifact)) == (50, 100)

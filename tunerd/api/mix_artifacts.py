@@ -64,8 +64,8 @@ class MixArtifacts:
         if not tuned:
             return ()
         kernels = self._packed(entry, tuned) if len(tuned) > 1 else tuned[0]
-        if self._is_dry and len(tuned) < len(self._shares):
-            return (kernels,)  # which its tenants are not like yet
+        if not entry.models or (self._is_dry and len(tuned) < len(self._shares)):
+            return (kernels,)  # which has no tenants, or which they are not like yet
         return (kernels, *self._tenants(entry, kernels))
 
     def _tuned(self, entry: Entry, pct: int) -> Path | None:
