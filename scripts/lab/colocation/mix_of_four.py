@@ -90,7 +90,8 @@ def mix_of(models: Mapping[str, Path], options: argparse.Namespace) -> dict[str,
         "rounds": options.rounds,
         "visit": options.visit,
     }
-    return {"version": 1, "device": options.device, "members": members, "search": search}
+    made = {"version": 1, "device": options.device, "members": members, "search": search}
+    return made | {"load": {"duration": options.proof}}
 
 
 def inside(options: argparse.Namespace) -> None:
@@ -181,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", default="15s", help="of each search")
     parser.add_argument("--rounds", type=int, default=3, help="in which a share is visited")
     parser.add_argument("--visit", default="0.5s", help="of a share in a round")
+    parser.add_argument("--proof", default="15s", help="how long the plan is run")
     parser.add_argument("--prepare-only", action="store_true", help="export the models")
     parser.add_argument(
         "--until", type=float, default=580.0, help="seconds, after which it is stopped"
