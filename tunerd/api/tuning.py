@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from tunerd.api.run import OnStep, ReviewedShare, Run, StrPath, nothing, open_run
+from tunerd.api.serving import beside_serving
 from tunerd.errors import InputError
 from tunerd.frontend.given import path_or_graph, save_in
 from tunerd.records.paths import Paths
@@ -65,6 +66,9 @@ class TuneOptions(TypedDict, total=False):
     store: a team's, as a URL of SQLAlchemy; `require_hit` builds from its records, with no search.
     no_wait: measure finalists at once, also on a device that is not quiet.
     if_shared: what is done where others hold memory of a GPU.
+    serving: the file of a plan that serves on this device, and pairs.jsonl beside it: there are as
+        many slices as slow none of its members by more than `serving_loss` (0.1), as far as that is
+        measured or estimated.
     neighbours, l2, fidelity: how finalists are measured, and how many more for judging the search.
     """
 
@@ -96,6 +100,8 @@ class TuneOptions(TypedDict, total=False):
     require_hit: bool
     no_wait: bool
     if_shared: Literal["narrow", "refuse", "ignore"]
+    serving: StrPath
+    serving_loss: float
     neighbours: Literal["none", "busy", "as-tuned"]
     l2: Literal["model", "cold", "warm"]
     fidelity: int
@@ -184,6 +190,7 @@ def plan_of(settings: TuneSettings, warn: OnStep) -> Plan:
             "--dry-run runs nothing, and an automatic precision is chosen by running the model; "
             "name one"
         )
+    settings = beside_serving(settings, warn)
     planned = plan_tasks(settings)
     if planned.warning:
         warn(planned.warning)
@@ -265,6 +272,7 @@ def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | Non
 
     require_no_ray()
     if planned is None:
+        settings = beside_serving(settings, progress.warn)
         outcome = runs.tune(settings, progress, write_report=write_report)
     else:
         outcome = runs.execute(planned, progress, write_report=write_report)
@@ -348,6 +356,8 @@ def _settings(given: Path | Graph, options: TuneOptions) -> TuneSettings:
     values["constants"] = dict(options.get("constants", {}))
     if "inputs" in options:
         values["inputs"] = Path(options["inputs"])
+    if "serving" in options:
+        values["serving"] = Path(options["serving"])
     values["warm_start"] = tuple(Path(run) for run in options.get("warm_start", ()))
     values["libraries"] = tuple(options.get("libraries", ()))
     settings = checked(TuneSettings, values)

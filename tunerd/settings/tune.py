@@ -242,6 +242,24 @@ class TuneSettings(BaseModel):
             "not use it, or do not look."
         ),
     ] = "narrow"
+    serving: Annotated[
+        Path | None,
+        Option(
+            "The plan that serves on this device: have as many slices as slow none of its members "
+            "by more than --serving-loss, by the pairs in pairs.jsonl beside it."
+        ),
+    ] = None
+    serving_loss: Annotated[
+        float,
+        Option(
+            "How much slower a member may be beside the slices.",
+            metavar="PERCENT",
+            takes=str,
+            default="10%",
+        ),
+        BeforeValidator(texts.fraction(least="above 0")),
+        Field(gt=0),
+    ] = 0.1
     address: Annotated[
         str | None,
         Option(
@@ -338,6 +356,11 @@ class TuneSettings(BaseModel):
             raise ValueError(
                 f"--mps external is for slices of kind mps, and these are {self.slice_kind}; leave "
                 "one of the two out"
+            )
+        if self.serving is not None and self.address is not None:
+            raise ValueError(
+                "--serving names what serves on this machine, and --address tunes on a cluster; "
+                "leave one of the two out"
             )
         if self.libraries and self.gpu_pct is None:
             raise ValueError("--libraries are for GPUs; give --gpu-pct, or leave them out")

@@ -1,8 +1,8 @@
 """What others leave of a GPU's memory, and what slices beside them may cost them. No CUDA context.
 
 Nobody here knows what the others run, so that the slowdown is a bound: what a share, or turns,
-take of a GPU from who would have all of it. Measured slowdowns of models beside each other are
-`tunerd.colocation.planning.pairs`; a tuning run is none of those models.
+take of a GPU from who would have all of it. Where a run is told which plan serves there, it goes
+by measured and estimated slowdowns as well (`tunerd.api.serving`).
 """
 
 from __future__ import annotations
