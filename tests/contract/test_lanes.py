@@ -15,6 +15,7 @@ from tunerd.artifacts.lane_check import inputs_for, launches, outputs_of, pairs_
 from tunerd.artifacts.lanes import StagedLanes
 from tunerd.artifacts.manifest import SLOTS
 from tunerd.artifacts.pieces import Pieces
+from tunerd.artifacts.staging import PinnedArrays
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.artifacts.tenants import Foreign, model_for_tenants
 from tunerd.candidates.base import ENTRY, DeviceKernel, LoweredKernel
@@ -121,7 +122,7 @@ class Lanes:
     def executable(self, graph: Any) -> Any:
         return graph
 
-    def recorded(self, before: Any, after: Any) -> Any:
+    def recorded(self, after: Any) -> Any:
         outputs = {"y": Tensor((2, 3), "float32")}
         flat = self._memory.of.reshape(-1)
         base = self._memory.of[2].ctypes.data - flat.ctypes.data
@@ -132,7 +133,6 @@ class Lanes:
                 outputs["y"].array[lane] = self.inputs["x"].array[lane] * weight
 
         self.driver.captured = []
-        before()
         self.driver.captured.append(kernel)
         after(outputs)
         return self.driver.captured, outputs
@@ -161,6 +161,16 @@ def test_a_launch_stages_slots_and_inputs_and_reads_each_lane() -> None:
     assert [found["y"].tolist() for found in lanes.read()] == [[6, 6, 6]]
     lanes.launch([("a", x(1)), ("a", x(2))], 7)
     assert [float(found["y"][0]) for found in lanes.read()] == [2, 4]
+
+
+def test_lanes_take_requests_from_where_they_wait_beside_others() -> None:
+    lanes, _, driver = staged()
+    waiting = PinnedArrays(driver, (TensorSpec("x", (3,), "float32"),))
+    waiting.write(x(4))
+    lanes.launch([("b", x(10)), ("c", waiting)], 7)
+    assert [float(found["y"][0]) for found in lanes.read()] == [30, 20]
+    lanes.launch([("c", waiting)], 7)
+    assert [found["y"].tolist() for found in lanes.read()] == [[20, 20, 20]]
 
 
 def test_a_tenant_that_is_gone_leaves_nothing_to_the_next_of_its_name() -> None:

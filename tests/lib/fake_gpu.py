@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,31 @@ from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import Part, units_of
 from tunerd.vocabulary import Arrays
 
+SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
+
+
+class HostMemory:
+    """A driver whose pinned memory is any."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+
+    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[Any, int]:
+        made = (ctypes.c_uint8 * size)()
+        self._made[ctypes.addressof(made)] = made
+        return SUCCESS, ctypes.addressof(made)
+
+    def cuMemFreeHost(self, address: int) -> tuple[Any]:
+        del self._made[address]
+        return (SUCCESS,)
+
 
 class FakeGpu(GpuContext):
     """A GPU without a driver."""
 
     def __init__(self) -> None:
         self.name, self.uuid, self.sm_count, self.dead = "a GPU", "GPU-0", 132, False
+        self._driver = HostMemory()
 
     def make_current(self) -> None: ...
 

@@ -15,6 +15,7 @@ import pytest
 from tunerd.artifacts import captured
 from tunerd.artifacts.captured import Recorder, StagedModel
 from tunerd.artifacts.manifest import SLOTS
+from tunerd.artifacts.staging import PinnedArrays
 from tunerd.system.arrays import dtype_of
 from tunerd.vocabulary import TensorSpec
 
@@ -31,7 +32,7 @@ OK = Status.CUDA_SUCCESS
 
 
 class Driver:
-    """Copies that are captured run when the graph is launched; events are done when a test says."""
+    """Copies of outputs run when the graph is launched; events are done when a test says."""
 
     CUresult = Status
 
@@ -84,7 +85,7 @@ class Driver:
         return OK, 1000.0 * (end - begin)
 
     def cuMemcpyHtoDAsync(self, there: int, here: int, size: int, stream: Any) -> Answer:
-        self.captured.append(lambda: ctypes.memmove(there, here, size))
+        ctypes.memmove(there, here, size)
         return (OK,)
 
     def cuMemcpyDtoHAsync(self, here: int, there: int, size: int, stream: Any) -> Answer:
@@ -130,7 +131,7 @@ class Doubling:
     def executable(self, graph: Any) -> Any:
         return graph
 
-    def recorded(self, before: Callable[[], None], after: Callable[[dict[str, Any]], None]) -> Any:
+    def recorded(self, after: Callable[[dict[str, Any]], None]) -> Any:
         outputs = {s.name: Tensor(s.shape, s.dtype) for s in self.output_specs}
 
         def kernel() -> None:
@@ -138,7 +139,6 @@ class Doubling:
             np.copyto(outputs["z"].array, self.inputs["offset"].array)
 
         self.driver.captured = []
-        before()
         self.driver.captured.append(kernel)
         after(outputs)
         return self.driver.captured, outputs
@@ -161,6 +161,18 @@ def test_a_launch_brings_the_inputs_and_fetches_the_outputs() -> None:
         assert outputs["none"].shape == (0, 4)
     assert one.secs() == 1.0
     assert driver.recorded == [(1, 7), (2, 7), (3, 7), (4, 7)]
+
+
+def test_inputs_in_pinned_memory_are_taken_from_there() -> None:
+    driver = Driver()
+    recorder: Any = Doubling(driver)
+    staged = StagedModel(recorder)
+    waiting = PinnedArrays(driver, recorder.input_specs)
+    waiting.write(inputs(3))
+    staged.launch(inputs(1), 7)
+    staged.launch(waiting, 7)
+    assert staged.read()["z"] == 3
+    assert staged._inputs["offset"] == 1
 
 
 def test_outputs_that_were_read_stay_when_it_is_launched_again() -> None:
@@ -205,9 +217,10 @@ def test_what_it_had_of_the_driver_is_given_back() -> None:
     recorder: Any = Doubling(driver)
     del recorder, driver.captured
     staged = StagedModel(Doubling(driver))  # type: ignore[arg-type]
-    memory = staged._memory
+    memory = {staged._inputs._memory, staged._outputs._memory}
     del staged
-    assert driver.freed == ["graph", 1, 2, memory]
+    assert driver.freed[:3] == ["graph", 1, 2]
+    assert {*driver.freed[3:]} == memory
 
 
 class Machine:

@@ -7,31 +7,25 @@ it queues the kernels on the stream that is being captured. The graph's intermed
 to that machine: several captures of one model run at once, and nobody else gets their memory.
 
 A graph comes in two forms. A CapturedModel has its inputs and outputs on the device. A StagedModel
-begins and ends in host memory that the driver knows (pinned): the copies are nodes of the graph, so
-that one launch is all that a request costs the host, and no call waits.
+begins and ends in pinned memory of the host, so that no call waits: the inputs are copied from
+where the request has them, and to copy the outputs is part of the graph.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tunerd.artifacts.device import zeros
-from tunerd.system.arrays import dtype_of
+from tunerd.artifacts.staging import PinnedArrays
 from tunerd.system.cuda_driver import checked
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
-_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
-_ALIGNMENT = 256  # bytes, of each array in a staging buffer
 _capturing = threading.Lock()  # what a virtual machine finds under a name is one for the process
 
 
@@ -76,13 +70,11 @@ class Recorder:
 
     def recorded(
         self,
-        before: Callable[[], None] = lambda: None,
         after: Callable[[dict[str, Any]], None] = lambda outputs: None,
     ) -> tuple[Any, dict[str, Any]]:
         """Return a graph, which is the caller's, and its outputs by name, tensors of its own.
 
-        before, after: queue what the graph does before and after the model; `after` is given the
-        outputs.
+        after: queues what the graph does after the model, and is given the outputs.
         """
         driver = self.driver
         # Of this thread alone: others may allocate meanwhile. No collection, because unloading an
@@ -93,7 +85,6 @@ class Recorder:
             with self.queued():
                 checked(driver.cuStreamBeginCapture(self.stream, mode))
                 try:
-                    before()
                     outputs = self._named(self._main(*self._arguments))
                     after(outputs)
                 finally:
@@ -196,20 +187,9 @@ class StagedModel:
         self._recorder = recorder
         success, waits = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_NOT_READY
         self._success, self._waits = success, waits
-        specs = (*recorder.input_specs, *recorder.output_specs)
-        sizes = [math.prod(s.shape) * dtype_of(s.dtype).itemsize for s in specs]
-        places = [0]
-        for size in sizes:
-            places.append(places[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-        self._memory = checked(driver.cuMemHostAlloc(max(places[-1], 1), _PORTABLE))
-        base = int(self._memory)
-        arrays = [
-            _array_at(base + place, size, spec)
-            for place, size, spec in zip(places, sizes, specs, strict=False)
-        ]
-        first = len(recorder.input_specs)
-        self._inputs = {s.name: a for s, a in zip(specs[:first], arrays[:first], strict=True)}
-        self._outputs = {s.name: a for s, a in zip(specs[first:], arrays[first:], strict=True)}
+        self._inputs = PinnedArrays(driver, recorder.input_specs)
+        self._outputs = PinnedArrays(driver, recorder.output_specs)
+        self._there = {name: recorder.inputs[name].data_ptr() for name in self._inputs.places}
         stream = recorder.stream
         # Events are of the context that their stream is of, which may be a green one.
         checked(driver.cuCtxPushCurrent(checked(driver.cuStreamGetCtx(stream))))
@@ -221,39 +201,37 @@ class StagedModel:
         finally:
             checked(driver.cuCtxPopCurrent())
 
-        def bring() -> None:
-            for name, array in self._inputs.items():
-                if array.nbytes:
-                    there = recorder.inputs[name].data_ptr()
-                    checked(
-                        driver.cuMemcpyHtoDAsync(there, array.ctypes.data, array.nbytes, stream)
-                    )
-
         def fetch(outputs: dict[str, Any]) -> None:
-            for name, array in self._outputs.items():
-                if array.nbytes:
-                    there = outputs[name].data_ptr()
-                    checked(
-                        driver.cuMemcpyDtoHAsync(array.ctypes.data, there, array.nbytes, stream)
-                    )
+            for name, (here, size) in self._outputs.places.items():
+                there = outputs[name].data_ptr()
+                checked(driver.cuMemcpyDtoHAsync(here, there, size, stream))
 
-        graph, self._tensors = recorder.recorded(bring, fetch)
+        graph, self._tensors = recorder.recorded(after=fetch)
         self._executable = recorder.executable(graph)
         checked(driver.cuGraphDestroy(graph))
 
     def launch(self, inputs: Mapping[str, Any], stream: int) -> None:
-        """Copy the inputs by name, and queue an inference on a stream of the recorder's context."""
-        for name, array in self._inputs.items():
-            np.copyto(array, inputs[name], casting="no")
-        self._queue(stream)
+        """Queue an inference on a stream of the recorder's context, with inputs by name.
 
-    def _queue(self, stream: int) -> None:
+        PinnedArrays are read until it has ended; what is elsewhere is copied first.
+        """
+        if isinstance(inputs, PinnedArrays):
+            held = inputs
+        else:
+            held = self._inputs
+            held.write(inputs)
+        places = held.places
+        self._queue(stream, [(there, *places[name]) for name, there in self._there.items()])
+
+    def _queue(self, stream: int, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Queue copies, each to an address of the device, from one of the host, of so many bytes,
+        and the graph."""
         driver = self._driver
-        for (status,) in (
-            driver.cuEventRecord(self._begin, stream),
-            driver.cuGraphLaunch(self._executable, stream),
-            driver.cuEventRecord(self._end, stream),
-        ):
+        statuses = [driver.cuEventRecord(self._begin, stream)]
+        statuses += [driver.cuMemcpyHtoDAsync(*copy, stream) for copy in copies]
+        statuses.append(driver.cuGraphLaunch(self._executable, stream))
+        statuses.append(driver.cuEventRecord(self._end, stream))
+        for (status,) in statuses:
             if status != self._success:
                 raise RuntimeError(f"CUDA: {status.name}")
 
@@ -277,7 +255,7 @@ class StagedModel:
 
     def read(self) -> Arrays:
         """Return copies of the outputs by name."""
-        return {name: array.copy() for name, array in self._outputs.items()}
+        return self._outputs.copies()
 
     def __del__(self) -> None:
         # Of a context that is gone, all is gone: what these answer does not matter.
@@ -286,13 +264,6 @@ class StagedModel:
         for event in (getattr(self, "_begin", None), getattr(self, "_end", None)):
             if event is not None:
                 self._driver.cuEventDestroy(event)
-        if memory := getattr(self, "_memory", None):
-            self._driver.cuMemFreeHost(memory)
-
-
-def _array_at(address: int, size: int, spec: TensorSpec) -> np.ndarray[Any, Any]:
-    memory: Any = (ctypes.c_uint8 * size).from_address(address)
-    return np.ndarray(spec.shape, dtype_of(spec.dtype), buffer=memory)
 
 
 class _Running:

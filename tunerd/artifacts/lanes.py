@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from tunerd.artifacts.captured import Recorder, StagedModel
 from tunerd.artifacts.manifest import SLOTS
 from tunerd.artifacts.pieces import Pieces
+from tunerd.artifacts.staging import PinnedArrays
 from tunerd.vocabulary import Arrays
 
 Request = tuple[str, Mapping[str, Any]]  # a tenant, and its inputs by name
@@ -26,13 +27,15 @@ class StagedLanes(StagedModel):
         super().__init__(recorder)
         self._pieces = pieces
         self._slots = self._inputs.pop(SLOTS)
+        self._slots_there = self._there.pop(SLOTS)
         self.count = len(self._slots)
         self._held: list[str] = []
         self._filled = 0
 
     def launch(self, requests: Any, stream: int) -> None:
-        """Copy requests into the lanes, and queue them on a stream of the recorder's context.
+        """Queue requests on a stream of the recorder's context.
 
+        Inputs are read as those of a StagedModel; lanes that are left over compute the first slot.
         A tenant whose weights are not on the device waits for their copy, and who calls with it.
         Raises ValueError for more requests than lanes, or none, KeyError for a tenant that there is
         not, RuntimeError where there is no room for its weights.
@@ -45,9 +48,13 @@ class StagedLanes(StagedModel):
         slots = self._pieces.hold(names)
         self._held = names
         try:
-            fill(self._slots, self._inputs, slots, [inputs for _, inputs in given])
+            self._slots[: len(slots)] = slots
+            self._slots[len(slots) :] = slots[0]
+            copies = [(self._slots_there, *self._inputs.places[SLOTS])]
+            for lane, (_, inputs) in enumerate(given):
+                copies += self._copies(lane, inputs)
             self._filled = len(given)
-            self._queue(stream)
+            self._queue(stream, copies)
         except BaseException:
             self._let_go()
             raise
@@ -67,6 +74,17 @@ class StagedLanes(StagedModel):
     def read(self) -> Any:
         """Return copies of the outputs by name, for each request of the last launch."""
         return rows(self._outputs, self._filled)
+
+    def _copies(self, lane: int, inputs: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
+        for name, there in self._there.items():
+            here, size = self._inputs.places[name]
+            size //= self.count
+            if isinstance(inputs, PinnedArrays):
+                here, _ = inputs.places[name]
+            else:
+                np.copyto(self._inputs[name][lane, ...], inputs[name], casting="no")
+                here += lane * size
+            yield there + lane * size, here, size
 
     def _let_go(self) -> None:
         held, self._held = self._held, []

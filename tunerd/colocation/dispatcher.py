@@ -295,6 +295,7 @@ class Dispatcher:
         for asked, answer in answers:
             if self._asked.pop(asked.request.request_id, None) is None:
                 continue  # it was refused with all others
+            self._place.give_back(asked.request.member, asked.inputs)
             is_wanted = asked.still_wanted()
             self.counters[asked.request.member].add(
                 answer if is_wanted else None, now - asked.request.arrived_at

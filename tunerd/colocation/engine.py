@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,10 @@ from tunerd.errors import InputError
 from tunerd.vocabulary import Arrays, TensorSpec
 
 OnStep = Callable[[str], None]
+
+# A caller's thread that computes has the interpreter for no longer while an engine is open: usually
+# 5 ms, and the device would wait.
+_TURN_SECS = 5e-4
 
 
 class Engine:
@@ -65,6 +70,7 @@ class Engine:
         self._needed: dict[str, int] = {}
         self._scheduler: Scheduler | None = None
         self._dispatcher: Dispatcher | None = None
+        self._usual_turn_secs = 0.0
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -92,6 +98,8 @@ class Engine:
             self._place.close()
             raise
         self._dispatcher = Dispatcher(self._scheduler, self._place, on_failure=self._stop_taking)
+        self._usual_turn_secs = sys.getswitchinterval()
+        sys.setswitchinterval(min(_TURN_SECS, self._usual_turn_secs))
         self._is_open = True
         return self
 
@@ -165,6 +173,7 @@ class Engine:
             with self._closing:
                 self._dispatcher.close()
                 self._place.close()
+            sys.setswitchinterval(self._usual_turn_secs)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -239,13 +248,15 @@ class Engine:
         arrays = artifacts.checked_inputs(model, self._specs[model], inputs)
         if deadline_secs is None and member.slo_ms is not None:
             deadline_secs = member.slo_ms / 1e3
+        now = time.monotonic()  # to copy the inputs is part of the answer's time
+        held = self._place.holding(model, arrays)
         with self._gate:
             if not self._is_open:
+                self._place.give_back(model, held)
                 raise RefusedError("the engine takes no requests any more")
-            now = time.monotonic()
             deadline_at = math.inf if deadline_secs is None else now + deadline_secs
             request = Request(next(self._ids), model, tenant, now, deadline_at)
-            self._dispatcher.take(request, arrays, future)
+            self._dispatcher.take(request, held, future)
 
     def reshare(self, shares: Mapping[str, int], *, timeout_secs: float | None = None) -> float:
         """Give members other shares while they serve; return after how many seconds they have them.

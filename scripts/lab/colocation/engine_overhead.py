@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import json
 import tempfile
 import time
@@ -25,10 +26,12 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from lab.lab import write
 from tunerd.artifacts.segments import Cut
+from tunerd.artifacts.staging import PinnedArrays
 from tunerd.colocation import Engine, Plan, artifacts
 from tunerd.colocation.places.base import Done, Loaded, Place, Told
 from tunerd.colocation.places.cuda_seats import Captured
@@ -75,8 +78,22 @@ class FreePlace(Place):
     def close(self) -> None: ...
 
 
+class HostMemory:
+    """Memory that nobody has pinned, by the names of the driver."""
+
+    def __init__(self) -> None:
+        self._made: list[Any] = []
+
+    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[Any, int]:
+        self._made.append((ctypes.c_uint8 * size)())
+        return SimpleNamespace(name="CUDA_SUCCESS"), ctypes.addressof(self._made[-1])
+
+    def cuMemFreeHost(self, address: int) -> None: ...
+
+
 class SimulatedGpu(GpuContext):
     def __init__(self) -> None:
+        self._driver = HostMemory()
         self.name, self.uuid, self.sm_count = "simulated", "GPU-0", 132
         self.busy_until: list[float] = []  # by stream
 
@@ -96,7 +113,7 @@ class SimulatedGpu(GpuContext):
 
 
 class SimulatedGraph:
-    """Ends so long after what was launched before it on its stream. The copies are real."""
+    """Ends so long after what was launched before it on its stream. The host's copies are real."""
 
     def __init__(self, gpu: SimulatedGpu, inputs: Arrays, secs: float) -> None:
         self._gpu = gpu
@@ -104,8 +121,9 @@ class SimulatedGraph:
         self._secs, self._ends_at = secs, 0.0
 
     def launch(self, inputs: Mapping[str, Any], stream: int) -> None:
-        for name, buffer in self._buffers.items():
-            buffer[...] = inputs[name]
+        if not isinstance(inputs, PinnedArrays):
+            for name, buffer in self._buffers.items():
+                buffer[...] = inputs[name]
         busy_until = self._gpu.busy_until
         self._ends_at = max(busy_until[stream], time.monotonic()) + self._secs
         busy_until[stream] = self._ends_at

@@ -9,20 +9,26 @@ is cut off: the engine was filling or emptying then.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tunerd.colocation.engine import Engine
 from tunerd.colocation.load.arrivals import Arrival, arrivals_of
+from tunerd.colocation.places.completions import sleep_exactly
 from tunerd.colocation.plan import LoadChoice, Member
 from tunerd.colocation.work import MemberError, RefusedError
 from tunerd.vocabulary import Arrays
 
 TRIM = 0.1  # of the duration, at either end
 _LEAD_SECS = 0.1  # before the first request, for every thread to be ready
+_AWAKE_SECS = 2e-4  # a sleep may take so much longer
+_LOOK_SECS = 1e-3  # whether the last answers are there
 
 DONE, REFUSED, DROPPED, FAILED = "done", "refused", "dropped", "failed"
 
@@ -57,22 +63,21 @@ class Observed:
 
 
 class _Log:
-    """Collects samples from many threads."""
+    """Sends requests and notes what comes of them, from any thread."""
 
     def __init__(self, members: Sequence[Member], inputs: Mapping[str, Arrays]) -> None:
-        self.samples: list[Sample] = []
-        self._sent = 0
-        self._changed = threading.Condition()
+        self._ends: list[tuple[Arrival, float, float, Future[Arrays]]] = []
+        self._sent = itertools.count()
         self._slo_secs = {m.name: m.slo_ms / 1e3 if m.slo_ms else None for m in members}
         self._inputs = inputs
         self.start_at = time.monotonic() + _LEAD_SECS
 
-    def send(self, engine: Engine, arrival: Arrival) -> Future[Arrays]:
+    def send(
+        self, engine: Engine, arrival: Arrival, then: Callable[[], None] = lambda: None
+    ) -> None:
         sent_at = time.monotonic() - self.start_at
         slo_secs = self._slo_secs[arrival.member]
         left_secs = None if slo_secs is None else slo_secs - (sent_at - arrival.at_secs)
-        with self._changed:
-            self._sent += 1
         future = engine.submit(
             arrival.member,
             self._inputs[arrival.member],
@@ -80,21 +85,22 @@ class _Log:
             tenant=arrival.tenant,
         )
 
-        def ended(answered: Future[Arrays]) -> None:
-            ended_at = time.monotonic() - self.start_at
-            end = _end_of(answered.exception())
-            sample = Sample(arrival.member, arrival.tenant, arrival.at_secs, sent_at, ended_at, end)
-            with self._changed:
-                self.samples.append(sample)
-                self._changed.notify_all()
+        def ended(answered: Future[Arrays]) -> None:  # in the engine's thread: as little as can be
+            self._ends.append((arrival, sent_at, time.monotonic() - self.start_at, answered))
+            then()
 
+        next(self._sent)
         future.add_done_callback(ended)
-        return future
 
-    def wait(self) -> None:
-        """Wait for the sample of each request that was sent: it comes after the answer."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self.samples) == self._sent)
+    def samples(self) -> tuple[Sample, ...]:
+        """Wait for the answers of all that was sent, and return what came of each."""
+        sent = next(self._sent)
+        while len(self._ends) < sent:
+            time.sleep(_LOOK_SECS)
+        return tuple(
+            Sample(arrival.member, arrival.tenant, arrival.at_secs, sent_at, ended_at, _end_of(of))
+            for arrival, sent_at, ended_at, of in self._ends
+        )
 
 
 def run_load(
@@ -126,38 +132,59 @@ def run_load(
         for at, call in zip(window, (on_start, on_end), strict=True)
     ]
     clients = [
-        threading.Thread(
-            target=_send_closed, args=(engine, member.name, tenant, load.duration, log), daemon=True
-        )
+        (member.name, tenant)
         for member in members
         for tenant in member.tenants
         for _ in range(member.clients or (load.clients if is_closed else 0))
     ]
-    for thread in (*timers, *clients):
-        thread.start()
-    _send_open(engine, arrivals, log)
-    for client in clients:
-        client.join()
-    log.wait()
+    for timer in timers:
+        timer.start()
+    with ThreadPoolExecutor(1, thread_name_prefix="tunerd-clients") as executor:
+        closed = executor.submit(_send_closed, engine, clients, load.duration, log)
+        _send_open(engine, arrivals, log)
+        closed.result()
+    samples = log.samples()
     for timer in timers:
         timer.join()
-    return Observed(tuple(log.samples), window)
+    return Observed(samples, window)
 
 
 def _send_open(engine: Engine, arrivals: Sequence[Arrival], log: _Log) -> None:
+    sleep_exactly()
     for arrival in arrivals:
-        if (wait_secs := log.start_at + arrival.at_secs - time.monotonic()) > 0:
-            time.sleep(wait_secs)
+        _wait_until(log.start_at + arrival.at_secs)
         log.send(engine, arrival)
 
 
-def _send_closed(engine: Engine, member: str, tenant: str, duration_secs: float, log: _Log) -> None:
-    time.sleep(max(0.0, log.start_at - time.monotonic()))
-    while (now := time.monotonic() - log.start_at) < duration_secs:
-        log.send(engine, Arrival(max(0.0, now), member, tenant)).exception()
+def _send_closed(
+    engine: Engine, clients: Sequence[tuple[str, str]], duration_secs: float, log: _Log
+) -> None:
+    """Send for all clients from one thread.
+
+    Threads that wait for each other's turn in the interpreter would be what is measured.
+    """
+    sleep_exactly()
+    free: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    for client in clients:
+        free.put(client)
+    _wait_until(log.start_at)
+    left = len(clients)
+    while left:
+        client = free.get()
+        if (now := time.monotonic() - log.start_at) >= duration_secs:
+            left -= 1
+        else:
+            log.send(engine, Arrival(now, *client), functools.partial(free.put, client))
 
 
-def _end_of(error: BaseException | None) -> str:
+def _wait_until(at: float) -> None:
+    """Sleep, and let others have their turn without sleeping for the last of it."""
+    while (wait_secs := at - time.monotonic()) > 0:
+        time.sleep(max(0.0, wait_secs - _AWAKE_SECS))
+
+
+def _end_of(answered: Future[Arrays]) -> str:
+    error = answered.exception()
     if error is None:
         return DONE
     if isinstance(error, RefusedError):

@@ -122,6 +122,16 @@ class Place(ABC):
         Raises LoadError or InfrastructureError.
         """
 
+    def holding(self, member: str, inputs: Arrays) -> Arrays:
+        """Return a request's inputs where `start` has least to do with them, or as they are.
+
+        Called by who sends the request, at the same time as by others.
+        """
+        return inputs
+
+    def give_back(self, member: str, inputs: Arrays) -> None:  # noqa: B027
+        """Take back what `holding` returned: the request has its answer."""
+
     @abstractmethod
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         """Have a seat run a segment and those that follow, and return.

@@ -5,7 +5,8 @@ it at each end, and two threads that call a driver in turns wait for the interpr
 work. To look is to ask, without waiting: who waited for one end would not see the others, nor what
 arrives. The next look is due after half of the time that is left to the next end that is expected,
 and after a sixteenth of what takes so long at least: an end is seen about that much late at most,
-and a launch costs few looks.
+and a launch costs few looks. What is due sooner than a sleeping thread may wake, above all in a
+virtual machine, is looked at again at once: the thread takes a core for that long.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 _PART = 1 / 16  # of what a launch takes
-_LEAST_SECS, _MOST_SECS = 20e-6, 200e-6  # between two looks
+_AWAKE_SECS = 100e-6  # a sleep of so little may take more
+_MOST_SECS = 200e-6  # between two looks
 _PR_SET_TIMERSLACK, _SLACK_NANOSECS = 29, 1000  # prctl(2)
 
 
@@ -86,7 +88,9 @@ class Completions:
                 if left_secs > secs / 2 or not self._has_ended(work, ended, line, now):
                     least = min(least, max(left_secs / 2, secs * _PART))
                     break
-        return None if math.isinf(least) else min(max(least, _LEAST_SECS), _MOST_SECS)
+        if math.isinf(least):
+            return None
+        return 0.0 if least < _AWAKE_SECS else min(least, _MOST_SECS)
 
     def _has_ended(
         self,

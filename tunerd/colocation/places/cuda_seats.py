@@ -1,10 +1,10 @@
 """A member on a lane of a GPU: as a whole, without a thread, or in segments, with one.
 
-A whole one is launched by whoever starts it: its inputs are written into a staging buffer in host
-memory, and one graph has the copies to and from the device in it. There are as many buffers and
-graphs as the lane's depth, all on the lane's stream: the second is queued behind the first on the
-device, which begins it without waiting for the host. On the device they have their memory in
-common, which the order of the stream allows. A group has such graphs for each number of requests
+A whole one is launched by whoever starts it: the copies of its inputs, from the pinned memory that
+the request has, and one graph with the copies of the outputs in it. There are as many graphs as the
+lane's depth, all on the lane's stream: the second is queued behind the first on the device, which
+begins it without waiting for the host. On the device they have their memory in common, which the
+order of the stream allows. A group has such graphs for each number of requests
 that its kernels are for, and a launch takes the smallest that fits.
 
 One in segments is launched segment by segment, and asked between them whether to pause: a thread

@@ -19,6 +19,7 @@ from typing import ClassVar, Protocol
 
 from tunerd.artifacts import loading
 from tunerd.artifacts.segments import Cut, SegmentedCapture
+from tunerd.artifacts.staging import PinnedPool
 from tunerd.colocation import artifacts
 from tunerd.colocation.groups import add_tenants, load_for_tenants
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
@@ -39,7 +40,8 @@ from tunerd.colocation.places.green_contexts import GreenContexts, Part
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.errors import HostError, InfrastructureError
-from tunerd.vocabulary import Arrays
+from tunerd.system.arrays import dtype_of
+from tunerd.vocabulary import Arrays, TensorSpec
 
 _CLOSE_SECS = 5.0
 
@@ -74,6 +76,8 @@ class CudaStreamsPlace(Place):
         self._models: dict[str, CudaModel] = {}
         self._groups: dict[str, tuple[CudaGroup, dict[str, str]]] = {}  # and their tenants
         self._seats: dict[Seat, CudaSeat] = {}
+        self._pools: dict[tuple[TensorSpec, ...], PinnedPool] = {}  # by the inputs of a request
+        self._pool_of: dict[str, PinnedPool] = {}  # by member
         self._resident: dict[Seat, int] = {}
         self._completions = Completions()
         self._entered = 0  # the thread that starts segments, when this GPU is current there
@@ -105,6 +109,7 @@ class CudaStreamsPlace(Place):
         before = self._gpu.free_bytes()
         if member.name not in self._models:
             self._models[member.name] = self._open_model(member.artifact)
+            self._pool(member.name, member.artifact)
         made = self._made(member, lane, cut)
         return self._loaded(Seat(member.name, lane.name), made, before)
 
@@ -114,8 +119,16 @@ class CudaStreamsPlace(Place):
             self._groups[group.name] = self._open_for_tenants(group.kernels), {}
         model, tenants = self._groups[group.name]
         tenants |= add_tenants(model, group, [m for m in members if m.name not in tenants])
+        for member in members:
+            self._pool(member.name, group.kernels)
         made = GroupSeat(group, lane, model, tenants, self._track(lane), self.depth)
         return self._loaded(Seat(group.name, lane.name), made, before)
+
+    def holding(self, member: str, inputs: Arrays) -> Arrays:
+        return self._pool_of[member].holding(inputs)
+
+    def give_back(self, member: str, inputs: Arrays) -> None:
+        self._pool_of[member].give_back(inputs)
 
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         self._enter()
@@ -168,12 +181,22 @@ class CudaStreamsPlace(Place):
             held.close()
         self._models.clear()
         self._groups.clear()
+        self._pools.clear()
         tracks, self._tracks = self._tracks, {}
         for track in tracks.values():
             self._gpu.destroy_stream(track.stream)
             self._gpu.destroy_stream(track.capture_stream)
         while self._contexts:
             self._contexts.pop().close()
+
+    def _pool(self, member: str, kernels: Path) -> None:
+        """Give a member's requests pinned memory, together with all that take such inputs."""
+        specs = artifacts.inputs_of(kernels)
+        if specs not in self._pools:
+            request_bytes = sum(math.prod(s.shape) * dtype_of(s.dtype).itemsize for s in specs)
+            make = functools.partial(self._gpu.pinned, specs)
+            self._pools[specs] = PinnedPool(make, request_bytes)
+        self._pool_of[member] = self._pools[specs]
 
     def _enter(self) -> None:
         """Prepare the thread that starts segments, when it does so first."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
+from tunerd.artifacts.staging import PinnedArrays
 from tunerd.errors import HostError
 from tunerd.system.cuda_driver import checked
+from tunerd.vocabulary import TensorSpec
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
@@ -58,6 +61,11 @@ class GpuContext:
         error, free, _ = self._driver.cuMemGetInfo()
         checked((error,))
         return int(free)
+
+    def pinned(self, specs: Sequence[TensorSpec]) -> PinnedArrays:
+        """Return arrays from which this GPU copies while nobody waits."""
+        self.make_current()
+        return PinnedArrays(self._driver, specs)
 
     def is_dead(self) -> bool:
         """Say whether an error has left the context so that it answers nothing any more."""

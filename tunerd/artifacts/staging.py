@@ -1,0 +1,80 @@
+"""Where requests wait for a GPU: pinned memory, from which it copies without anybody waiting."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tunerd.system.arrays import dtype_of
+from tunerd.system.cuda_driver import checked
+from tunerd.vocabulary import Arrays, TensorSpec
+
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+_ALIGNMENT = 256  # bytes, of each array
+_POOL_BYTES, _POOL_ARRAYS = 64 << 20, 64  # at most, in one pool
+
+
+class PinnedArrays(dict[str, np.ndarray[Any, Any]]):
+    """Arrays by name in one piece of pinned memory. The calling thread has a context.
+
+    places: the address and the bytes of each that has any.
+
+    Raises RuntimeError where there is no memory.
+    """
+
+    def __init__(self, driver: Any, specs: Sequence[TensorSpec]) -> None:
+        self._driver = driver
+        sizes = [math.prod(s.shape) * dtype_of(s.dtype).itemsize for s in specs]
+        total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+        self._memory = checked(driver.cuMemHostAlloc(max(total, 1), _PORTABLE))
+        self.places: dict[str, tuple[int, int]] = {}
+        at = int(self._memory)
+        for spec, size in zip(specs, sizes, strict=True):
+            memory: Any = (ctypes.c_uint8 * size).from_address(at)
+            self[spec.name] = np.ndarray(spec.shape, dtype_of(spec.dtype), buffer=memory)
+            if size:
+                self.places[spec.name] = at, size
+            at += -(-size // _ALIGNMENT) * _ALIGNMENT
+
+    def write(self, given: Mapping[str, Any]) -> None:
+        """Copy arrays by name; TypeError for one of another type."""
+        for name, array in self.items():
+            np.copyto(array, given[name], casting="no")
+
+    def copies(self) -> Arrays:
+        """Return copies of the arrays in usual memory."""
+        return {name: array.copy() for name, array in self.items()}
+
+    def __del__(self) -> None:
+        if memory := getattr(self, "_memory", None):
+            self._driver.cuMemFreeHost(memory)
+
+
+class PinnedPool:
+    """Arrays for requests that wait, as many as fit into 64 MiB, at most 64; thread-safe.
+
+    So who sends a request copies its inputs, beside others, and who starts it has no more to copy.
+    """
+
+    def __init__(self, make: Callable[[], PinnedArrays], request_bytes: int) -> None:
+        count = min(_POOL_ARRAYS, _POOL_BYTES // max(request_bytes, 1))
+        self._free = deque(make() for _ in range(count))
+
+    def holding(self, inputs: Arrays) -> Arrays:
+        """Return a copy of a request's inputs in pinned memory; itself where none is left."""
+        try:
+            held = self._free.pop()
+        except IndexError:
+            return inputs
+        held.write(inputs)
+        return held
+
+    def give_back(self, inputs: Arrays) -> None:
+        """Take back what `holding` returned, which nobody reads any more."""
+        if isinstance(inputs, PinnedArrays):
+            self._free.append(inputs)
