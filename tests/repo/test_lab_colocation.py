@@ -133,6 +133,15 @@ def test_the_table_compares_with_the_best_way_to_run_different_models() -> None:
     assert "PyTorch, vmap of 8: RuntimeError: no" in shown
 
 
+def test_launches_of_several_are_compared_with_the_best_way_to_run_them_apart() -> None:
+    turns = {"PyTorch, 8 processes without MPS": [120.0] * 4, "PyTorch, vmap of 8": [3000.0] * 4}
+    launched = {"8 together, tuned at 100%, one after another": [1400.0] * 4}
+    shown = table(document(RATES | turns | launched))
+    winner = "'8 together, tuned at 100%, one after another'"
+    assert f"{winner} over 'tuned at 12%, 8 streams': 2.00 (2.00 to 2.00); 1.2 times: yes" in shown
+    assert "over 'PyTorch, 8 processes without MPS': 11.67 (11.67 to 11.67); 6 times: yes" in shown
+
+
 def test_a_way_that_ended_on_the_way_is_not_compared() -> None:
     made = document(RATES)
     assert "engine, space, tuned at 12%" not in samples_of(made, "saturated")
@@ -228,6 +237,12 @@ def test_a_plot_has_a_dot_for_each_way_and_names_those_that_none_beats() -> None
     assert "8 streams, tuned at 12%" in texts
     with pytest.raises(ValueError, match="nothing to draw"):
         tails_svg("none", {"8 x resnet50": []})
+
+
+def test_launches_of_several_are_in_the_plot_by_their_whole_name() -> None:
+    labels = ("8 together, tuned at 100%, one after another", "engine, space-time, 8 together")
+    dots = dots_of(document({label: [1000.0] * 4 for label in labels}))
+    assert [dot.name for dot in dots] == [labels[0], "space-time, 8 together"]
 
 
 def test_a_fault_lasts_until_the_last_tenant_is_answered_again() -> None:

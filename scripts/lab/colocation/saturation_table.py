@@ -10,6 +10,10 @@ from lab.colocation.figures import best, p99_ms, ratio, ratio_text
 
 TARGET = 1.5  # times the best of PyTorch's ways to run different models
 FIRST = "PyTorch, one after another"
+PROCESSES, OVER_PROCESSES = "PyTorch, 8 processes without MPS", 6.0  # which take turns
+IN_A_LAUNCH = {"encoder": 1.5}  # times the best way to run them apart, and of others
+_OTHERS_IN_A_LAUNCH = 1.2
+_APART = (" streams", " in MPS", " green contexts")
 
 
 def samples_of(document: Mapping[str, Any], mode: str) -> dict[str, list[float]]:
@@ -74,6 +78,7 @@ def table(document: Mapping[str, Any]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(_answers(rates, strongest) if strongest else [])]
+    lines += _of_launches(rates, IN_A_LAUNCH.get(document["model"], _OTHERS_IN_A_LAUNCH))
     lines += [
         f"- memory of the GPU that each process took, {where}: {used / (1 << 20):,.0f} MiB"
         for where, used in document.get("used_bytes", {}).items()
@@ -82,7 +87,7 @@ def table(document: Mapping[str, Any]) -> str:
 
 
 def _answers(rates: Mapping[str, Sequence[float]], strongest: str) -> list[str]:
-    ours = [x for x in rates if x.startswith(("tuned", "engine"))]
+    ours = [x for x in rates if not x.startswith("PyTorch")]
     if not ours:
         return []
     alone = [x for x in ours if x.endswith("one after another")]
@@ -91,12 +96,9 @@ def _answers(rates: Mapping[str, Sequence[float]], strongest: str) -> list[str]:
     eager = best(rates, [x for x in rivals(list(rates)) if "compiled" not in x])
     said = []
     for label in dict.fromkeys([winner, *([best(rates, engines)] if engines else [])]):
-        for rival in dict.fromkeys([strongest, eager]):
-            gain = ratio(rates[label], rates[rival])
-            said.append(
-                f"- '{label}' over '{rival}': {ratio_text(gain)}; {TARGET:g} times: "
-                f"{gain.is_above(TARGET)}"
-            )
+        said += [_over(rates, label, rival, TARGET) for rival in dict.fromkeys([strongest, eager])]
+    if PROCESSES in rates:
+        said.append(_over(rates, winner, PROCESSES, OVER_PROCESSES))
     if alone and FIRST in rates:
         base = best(rates, alone)
         kernels = ratio(rates[base], rates[FIRST])
@@ -106,6 +108,20 @@ def _answers(rates: Mapping[str, Sequence[float]], strongest: str) -> list[str]:
             f"them {ratio_text(policy)}"
         )
     return said
+
+
+def _of_launches(rates: Mapping[str, Sequence[float]], aim: float) -> list[str]:
+    """Say what launches of several models bring over the best way to run them apart."""
+    launched = [x for x in rates if " together" in x]
+    apart = [x for x in rates if x not in launched and any(way in x for way in _APART)]
+    if not launched or not apart:
+        return []
+    return [_over(rates, best(rates, launched), best(rates, apart), aim)]
+
+
+def _over(rates: Mapping[str, Sequence[float]], label: str, rival: str, aim: float) -> str:
+    gain = ratio(rates[label], rates[rival])
+    return f"- '{label}' over '{rival}': {ratio_text(gain)}; {aim:g} times: {gain.is_above(aim)}"
 
 
 def _problems(document: Mapping[str, Any]) -> str:

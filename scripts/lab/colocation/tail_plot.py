@@ -11,7 +11,6 @@ there is room.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,13 @@ from markupsafe import Markup
 
 from lab.colocation.figures import p99_ms
 from lab.colocation.saturation_table import latencies_of, samples_of
+from lab.lab import load
 from lab.series_style import FONT, SERIES_STYLE
 from tunerd.report.scales import Scale, latency_tick_text, ticks
 from tunerd.report.svg import element, join, svg_file
 from tunerd.system.text import secs_text, significant
 
-FAMILIES = {"PyTorch": "PyTorch", "tuned": "artifacts in the same places", "engine": "the engine"}
+FAMILIES = ("PyTorch", "artifacts in the same places", "the engine")
 _NAMED = ", one after another"
 _WIDTH, _HEIGHT = 860, 400  # of a panel
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 30, 40  # around a plot in its panel
@@ -54,16 +54,18 @@ class Dot:
     def name(self) -> str:
         """What stands beside it: its way, without what its colour says."""
         first, _, rest = self.label.partition(", ")
-        return f"{rest}, {first}" if first.startswith("tuned") else rest
+        if self.family != 1:
+            return rest
+        return f"{rest}, {first}" if first.startswith("tuned") else self.label
 
 
 def dots_of(document: Mapping[str, Any]) -> list[Dot]:
     """Return the ways whose tail is known."""
     found = []
     for label, rates in samples_of(document, "closed").items():
-        family = next((i for i, kind in enumerate(FAMILIES) if label.startswith(kind)), None)
+        family = 0 if label.startswith("PyTorch") else 2 if label.startswith("engine") else 1
         tail = p99_ms(latencies_of(document, label))
-        if family is not None and tail is not None and ", batch " not in label:
+        if tail is not None and ", batch " not in label:
             found.append(Dot(label, family, statistics.median(rates), tail / 1e3))
     return found
 
@@ -90,7 +92,7 @@ def tails_svg(title: str, panels: Mapping[str, Sequence[Dot]]) -> str:
     )  # fmt: skip
     families = join(
         element("tspan", name, class_=f"family fill-{i}", dx=0 if i == 0 else 18)
-        for i, name in enumerate(FAMILIES.values())
+        for i, name in enumerate(FAMILIES)
     )
     return svg_file(
         title, _STYLE, _WIDTH, _HEAD + len(panels) * _HEIGHT,
@@ -172,7 +174,7 @@ def main() -> None:
     options = parser.parse_args()
     panels = {}
     for path in options.files:
-        document = json.loads(path.read_text())
+        document = load(path)
         name = f"8 x {document['model']}, {document['precision']}, {document.get('device', '')}"
         panels[name] = dots_of(document)
     options.out.write_text(tails_svg(options.title, panels) + "\n")
