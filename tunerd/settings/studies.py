@@ -8,9 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from tunerd.settings import texts
-from tunerd.settings.option import Option
-from tunerd.settings.texts import MAX_COUNT, MAX_SECS
-from tunerd.settings.tune import (
+from tunerd.settings.fields import (
     FROZEN,
     Batch,
     Cache,
@@ -21,10 +19,12 @@ from tunerd.settings.tune import (
     Shapes,
     SliceKind,
     Tuners,
-    TuneSettings,
     Values,
     slice_option,
 )
+from tunerd.settings.option import Option
+from tunerd.settings.texts import MAX_COUNT, MAX_SECS
+from tunerd.settings.tune import TuneSettings
 
 
 class ProfileSettings(BaseModel):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     field_validator,
@@ -17,6 +16,24 @@ from pydantic import (
 )
 
 from tunerd.settings import texts
+from tunerd.settings.fields import (
+    FROZEN,
+    RESEARCH,
+    Cache,
+    Constants,
+    Dims,
+    Inputs,
+    Library,
+    Percent,
+    Precision,
+    Secs,
+    Shapes,
+    SliceKind,
+    Tuners,
+    Values,
+    slice_option,
+)
+from tunerd.settings.filled import filled
 from tunerd.settings.option import Option
 from tunerd.settings.texts import AUTO, MAX_COUNT, MAX_SECS
 from tunerd.vocabulary import Share, SliceRequest
@@ -24,92 +41,6 @@ from tunerd.vocabulary.outcome import TriedPrecision
 
 if TYPE_CHECKING:
     from tunerd.system.store_address import StoreAddress
-
-FROZEN = ConfigDict(
-    frozen=True,
-    extra="forbid",
-    strict=True,
-    hide_input_in_errors=True,
-    protected_namespaces=(),
-)
-RESEARCH = "Research"  # the panel of flags that results do not need
-
-Percent = Annotated[int, Field(ge=1, le=100)]
-Secs = Annotated[float, Field(gt=0, le=MAX_SECS)]
-SliceKind = Literal["mps", "whole", "cpu", "simulated"]
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
-Library = Literal["cublaslt", "cudnn"]
-
-
-def slice_option(help: str, *, is_filled: bool = False) -> Option:
-    """Return `--slice`, which shows the kinds that measure, and names the other one apart."""
-    return Option(
-        help,
-        flag="--slice",
-        metavar="<mps|whole|cpu>",
-        research="--slice simulated measures nothing: its times follow from names, to try tunerd "
-        "itself without a device.",
-        is_filled=is_filled,
-    )
-
-
-Level2 = Literal["model", "cold", "warm"]
-Shapes = Annotated[
-    dict[str, tuple[int, ...]],
-    Option(
-        "An input's shape: images:1,3,224,224. Repeatable.",
-        flag="--shape",
-        takes=str,
-        is_repeatable=True,
-    ),
-    BeforeValidator(texts.shapes),
-]
-Dims = Annotated[
-    dict[str, int],
-    Option(
-        "An open dimension's size: batch=1; for `tunerd tune` also sizes, batch=1,4,8. Repeatable.",
-        flag="--dim",
-        takes=str,
-        is_repeatable=True,
-    ),
-    BeforeValidator(texts.dims),
-]
-Batch = Annotated[int | None, Option("Another batch size."), Field(ge=1, le=MAX_COUNT)]
-Tuners = Annotated[
-    int | None, Option("Search and build processes. [default: by cores]"), Field(ge=1)
-]
-Cache = Annotated[
-    Level2, Option("What of their weights finalists find in the cache.", panel=RESEARCH)
-]
-
-
-Inputs = Annotated[
-    Path | None,
-    Option(
-        "An .npz of the model's inputs, or a folder of them, for verifying and timing. "
-        "[default: random]"
-    ),
-]
-Values = Annotated[
-    dict[str, float],
-    Option(
-        "A number for an input: sr=16000. Repeatable.",
-        flag="--value",
-        takes=str,
-        is_repeatable=True,
-    ),
-    BeforeValidator(texts.values("--value")),
-]
-Constants = Annotated[
-    dict[str, float],
-    Option(
-        "An input that always has one value, which kernels are made for: sr=16000. Repeatable.",
-        flag="--constant",
-        takes=str,
-        is_repeatable=True,
-    ),
-    BeforeValidator(texts.values("--constant")),
-]
 
 
 class TuneSettings(BaseModel):
@@ -310,19 +241,7 @@ class TuneSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        values = {name: value for name, value in given.items() if value is not None}
-        if "model" in values:
-            values.setdefault("out", _default_out(values))
-        values |= _with_sizes(values)
-        values.setdefault("slice_kind", "mps" if "gpu_pct" in values else "cpu")
-        for share in ("gpu_pct", "cpu_pct"):
-            if values.get(share) == AUTO:
-                values |= {share: 100, "share_from": AUTO}
-        if values.get("precision") == AUTO:
-            values |= {"precision": None, "precision_from": AUTO}
-        return _with_password_apart(values)
+        return filled(given) if isinstance(given, Mapping) else given
 
     @field_validator("model", "out")
     @classmethod
@@ -458,61 +377,3 @@ class TuneSettings(BaseModel):
             mps=self.mps,
             if_shared=self.if_shared,
         )
-
-
-def _with_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what sizes that are listed give: of the first run, and of all."""
-    tenants = texts.tenants(values.get("tenants", ()))
-    if len(tenants) > 1 and not values.get("sizes"):
-        return {"sizes": tuple({texts.TENANTS: count} for count in tenants)} | (
-            _with_sizes({**values, "tenants": ()})
-        )
-    dims, batches = values.get("dims", ()), texts.listed_batches(values.get("batch"))
-    if len(batches) == 1:
-        return {"batch": batches[0]} | _with_sizes({"dims": dims})
-    if batches:
-        named = (
-            dims if isinstance(dims, Mapping) else dict(text.rpartition("=")[::2] for text in dims)
-        )
-        if texts.BATCH in named:
-            raise ValueError(
-                f"--batch and --dim {texts.BATCH} both list the batch; leave one of the two out"
-            )
-        of_batch = f"{texts.BATCH}={','.join(map(str, batches))}"
-        is_named = isinstance(dims, Mapping)
-        dims = {texts.BATCH: batches, **dims} if is_named else [of_batch, *dims]
-    sizes = texts.listed_sizes(dims)
-    if not sizes:
-        return {}
-    found: dict[str, Any] = {"dims": sizes[0]} | ({"sizes": sizes} if len(sizes) > 1 else {})
-    if batches:
-        first = {name: size for name, size in sizes[0].items() if name != texts.BATCH}
-        found |= {"dims": first, "batch": sizes[0][texts.BATCH]}
-        found |= {"batches": batches} if len(sizes) > 1 else {}
-    return found
-
-
-def _default_out(values: Mapping[str, Any]) -> Path:
-    unit = "gpu" if "gpu_pct" in values else "cpu"
-    name = texts.sized_name(
-        Path(str(values["model"])).stem,
-        batch=values.get("batch"),
-        shapes=values.get("shapes"),
-        dims=values.get("dims"),
-        tenants=texts.tenants(values.get("tenants", ())),
-    )
-    precision = f"-{values['precision']}" if values.get("precision") else ""
-    return Path("runs") / f"{name}{precision}-{unit}{values.get(f'{unit}_pct')}"
-
-
-def _with_password_apart(values: dict[str, Any]) -> dict[str, Any]:
-    given = values.get("store")
-    if not isinstance(given, str):
-        return values
-    from tunerd.system.store_address import StoreAddress
-
-    try:
-        address = StoreAddress.parse(given, values.get("store_password"))
-    except ValueError as error:
-        raise ValueError(f"--store cannot be used: {error}") from None
-    return values | {"store": address.shown, "store_password": address.password}
