@@ -39,8 +39,8 @@ from tunerd.libraries.packages import LibraryCallError
 from tunerd.report import html
 from tunerd.report.library_text import library_bars, library_text
 from tunerd.report.markdown import run_markdown
-from tunerd.report.run_sections import task_section
 from tunerd.report.table import outcome_json
+from tunerd.report.task_section import task_section
 from tunerd.report.view import View
 from tunerd.runs.plan import plan_run
 from tunerd.settings import TuneSettings

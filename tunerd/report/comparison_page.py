@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from tunerd.report import html
 from tunerd.report.comparison import AgainstFirst, NamedRun, TaskRow, against_first, task_rows
+from tunerd.report.facts_section import version_pairs
 from tunerd.report.figures import headline, obtained_texts, share_asked
 from tunerd.report.plot import MOST_LINES, histories_plot
-from tunerd.report.run_sections import latency_bars, ratio_cell, version_pairs
+from tunerd.report.run_sections import latency_bars
+from tunerd.report.task_section import ratio_cell
 from tunerd.report.view import Cell, Fold, Grid, Pairs, Plot, Section, View, caption
 from tunerd.system.text import UNKNOWN, count_text, duration_text, moment_text, secs_text
 from tunerd.vocabulary.outcome import TaskOutcome

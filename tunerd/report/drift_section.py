@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunerd.report.run_sections import left_out
-from tunerd.report.view import Grid, Section, Words, caption
+from tunerd.report.view import Grid, Section, Words, caption, left_out
 from tunerd.stats.drift import WARN_ABOVE, SliceDrift
 from tunerd.system.text import (
     EN_DASH,

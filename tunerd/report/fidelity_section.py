@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tunerd.report.run_sections import left_out
-from tunerd.report.view import Cell, Grid, Section, caption
+from tunerd.report.view import Cell, Grid, Section, caption, left_out
 from tunerd.stats.ranking import NEAR, TOP_K, Fidelity, TaskFidelity, fidelity
 from tunerd.system.text import UNKNOWN, count_text, percent_text, significant
 from tunerd.vocabulary import to_json

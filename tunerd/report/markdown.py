@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from tunerd.report.comparison import NamedRun, against_first, task_rows
 from tunerd.report.comparison_page import kernel_grid, runs_grid, title_text
+from tunerd.report.facts_section import version_pairs
 from tunerd.report.figures import headline, obtained_texts, share_asked
 from tunerd.report.library_text import library_bars
 from tunerd.report.markdown_text import code, folded, grid, text
 from tunerd.report.precision_text import precision_sentences
-from tunerd.report.run_sections import latency_bars, task_grid, tasks_text, version_pairs
+from tunerd.report.run_sections import latency_bars
 from tunerd.report.run_view import RunView
+from tunerd.report.task_section import task_grid, tasks_text
 from tunerd.report.view import Grid
 from tunerd.system.text import UNKNOWN, count_text, duration_text
 

@@ -7,19 +7,18 @@ from tunerd.records.paths import Paths
 from tunerd.report import html
 from tunerd.report.condition_section import condition_section
 from tunerd.report.drift_section import drift_section
+from tunerd.report.facts_section import facts_section, model_section
 from tunerd.report.fidelity_section import fidelity_section
 from tunerd.report.figures import headline, obtained_texts, rivals, share_asked
 from tunerd.report.run_sections import (
     correctness_section,
-    facts_section,
     failure_section,
     history_section,
     latency_section,
-    model_section,
-    slice_section,
-    task_section,
 )
 from tunerd.report.run_view import RunView, run_view_of
+from tunerd.report.slice_section import slice_section
+from tunerd.report.task_section import task_section
 from tunerd.report.time_section import time_section
 from tunerd.report.view import View
 from tunerd.system.text import duration_text, secs_text

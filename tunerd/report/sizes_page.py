@@ -11,8 +11,8 @@ from rich.console import RenderableType
 from tunerd.report import html
 from tunerd.report.figures import rivals
 from tunerd.report.run_result import run_json
-from tunerd.report.run_sections import ratio_cell
 from tunerd.report.run_view import RunView
+from tunerd.report.task_section import ratio_cell
 from tunerd.report.terminal import shown
 from tunerd.report.view import Grid, Items, Section, View
 from tunerd.settings.texts import TENANTS

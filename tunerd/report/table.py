@@ -21,7 +21,8 @@ from tunerd.report.figures import (
     weighted_secs,
 )
 from tunerd.report.library_text import library_bars, library_secs
-from tunerd.report.run_sections import latency_bars, task_grid
+from tunerd.report.run_sections import latency_bars
+from tunerd.report.task_section import task_grid
 from tunerd.report.view import Cell, Grid
 from tunerd.system.text import (
     UNKNOWN,

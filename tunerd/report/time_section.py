@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tunerd.report import svg
-from tunerd.report.run_sections import left_out
 from tunerd.report.terminal import table
-from tunerd.report.view import Cell, Grid, Section, caption
+from tunerd.report.view import Cell, Grid, Section, caption, left_out
 from tunerd.system.text import count_text, duration_text, percent_text
 from tunerd.telemetry.time_use import WORK, TimeUse, WorkerTime
 from tunerd.vocabulary import Activity, Phase

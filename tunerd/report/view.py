@@ -12,6 +12,8 @@ from typing import ClassVar, Literal
 
 from markupsafe import Markup
 
+from tunerd.system.text import count_text
+
 Tone = Literal["better", "neutral", "bad"]
 
 
@@ -158,3 +160,8 @@ class View:
 
 def caption(text: str) -> Words:
     return Words(text, "caption")
+
+
+def left_out(count: int, one: str) -> Words | None:
+    """Say how many lines are not shown; None where all are."""
+    return caption(f"And {count_text(count, f'more {one}')}.") if count > 0 else None
