@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunerd.report.figures import weighted_secs
+from tunerd.report.figures import median_of, weighted_secs
 from tunerd.report.precision_text import precision_sentences
 from tunerd.report.run_view import RunView
 from tunerd.report.view import Fold, Pairs, Section
 from tunerd.system.text import UNKNOWN, moment_text, percent_text, secs_text
+from tunerd.vocabulary.outcome import Outcome
 
 
 def model_section(view: RunView) -> Section:
@@ -23,12 +24,29 @@ def model_section(view: RunView) -> Section:
             *((f"Output {t.name}", f"{list(t.shape)} {t.dtype}") for t in model.outputs),
             ("Hit rate", f"{percent_text(view.outcome.hit_rate)} of the tasks use a tuned record"),
             ("Sum of kernels", kernels),
+            *(("Whole model", said) for said in _beside_kernels(view.outcome, best)),
             ("Artifact", view.outcome.artifact),
             *(("Changed on import", note) for note in model.notes),
         ]
     rows += [("Precision", said) for said in precision_sentences(view.settings)]
     rows.append(("Digest", view.facts.model_digest))
     return Section("Model", [Pairs(rows, "pairs facts")])
+
+
+def _beside_kernels(outcome: Outcome, kernels_secs: float | None) -> tuple[str, ...]:
+    """Say why the whole model does not take what its kernels take together; nothing if unknown."""
+    tuned = next((latency for latency in outcome.latencies if latency.name == "tuned"), None)
+    median = None if tuned is None else median_of(tuned)
+    if median is None or kernels_secs is None:
+        return ()
+    more = median.value - kernels_secs
+    why = (
+        "more than its kernels: there its inputs and outputs are copied, too, and one kernel waits "
+        "for the other"
+        if more > 0
+        else "less than its kernels: each finds in the cache what the one before has left"
+    )
+    return (f"{secs_text(median.value)}, {secs_text(abs(more))} {why}",)
 
 
 def facts_section(view: RunView) -> Section:
