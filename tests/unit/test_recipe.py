@@ -28,7 +28,7 @@ from tunerd.system import gpus
 Captured = pytest.CaptureFixture[str]
 Read = Callable[..., Recipe]
 # scripts/reproduce has recipes of other commands, too.
-OF_OTHER_COMMANDS = {"claims.yaml", "shares.yaml"}
+OF_OTHER_COMMANDS = {"claims.yaml", "claims-fp16.yaml", "shares.yaml"}
 RECIPES = sorted(p for p in (ROOT / "recipes").glob("*.yaml") if p.name not in OF_OTHER_COMMANDS)
 
 
