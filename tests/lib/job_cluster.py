@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH
 from tests.lib.ray_processes import GONE_SECS, child, clean_environment, short_folder
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
@@ -129,12 +129,11 @@ class Job:
 def job_cluster() -> Iterator[JobCluster]:
     """Start a cluster, and leave nothing of it."""
     token = secrets.token_hex(32)
-    here = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
         "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONPATH": here,
+        "PYTHONPATH": PYTHON_PATH,
     }
     with short_folder() as folder:
         try:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH, ROOT
 from tests.lib.colocation_plans import CORES, colocate, with_two_members
 from tunerd import api
 from tunerd.artifacts.manifest import MANIFEST
@@ -325,7 +325,7 @@ def test_measuring_goes_on_after_a_kill(folder: Path) -> None:
     alone = MIX["members"][:1]
     mix, out = written(folder, curves=[], search=search, members=alone), folder / "out"
     argv = [sys.executable, "-m", "tunerd", "colocate", "plan", mix, "--out", out, "--no-proof"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": PYTHON_PATH}
     process = subprocess.Popen(
         argv, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )

@@ -17,9 +17,10 @@ import onnx
 import pytest
 import yaml
 
+from tests.lib import PYTHON_PATH
 from tests.lib.colocation_plans import CORES, artifact, colocate
 from tests.lib.fake_nvml import FakeNvml
-from tests.lib.models import ROOT, conv_net
+from tests.lib.models import conv_net
 from tunerd.colocation.artifacts import needed_memory
 from tunerd.colocation.placement import host as hosts
 from tunerd.colocation.placement import placing
@@ -180,7 +181,7 @@ def test_what_runs_ends_with_the_placement_however_that_ends(number: int, tmp_pa
     argv = [sys.executable, "-m", "tunerd", "colocate", "place", str(path)]
     process = subprocess.Popen(
         [*argv, "--out", str(tmp_path / "out")],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": PYTHON_PATH},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

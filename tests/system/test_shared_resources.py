@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH
 from tests.lib.models import conv_net
 from tests.lib.ray_processes import short_folder
 from tunerd.errors import InfrastructureError
@@ -60,7 +60,7 @@ def test_sessions_share_ray_and_its_tuners_and_leave_no_slice(tmp_path: Path) ->
             [sys.executable, "-c", TWO, str(tmp_path / "net.onnx"), str(tmp_path)],
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TUNERD_RUNTIME_FOLDER": str(runtime)},
+            env={**os.environ, "PYTHONPATH": PYTHON_PATH, "TUNERD_RUNTIME_FOLDER": str(runtime)},
         )
     assert ended.returncode == 0, ended.stderr
     first, second, is_up = map(json.loads, ended.stdout.splitlines())
