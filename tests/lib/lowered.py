@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,12 +71,15 @@ def innermost_output_loop(mod: IRModule) -> IRModule:
 
 
 def compiled(lowered: Lowered) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
-    """Compile with TVM's own lowering; the result runs on this machine, for any inputs."""
+    """Compile with TVM's own lowering; the result runs on this machine, for any inputs.
+
+    LLVM optimizes nothing: that is most of what a compilation takes, and no kernel runs often.
+    """
     import tvm
     from tvm import relax
     from tvm.relax.backend.cpu_generic import pipeline
 
-    target = make_target(LLVM)
+    target = make_target(replace(LLVM, json=json.dumps(json.loads(LLVM.json) | {"opt-level": 0})))
     with target:
         passes = pipeline.get_default_pipeline(target)
         mod = innermost_output_loop(lowered.mod)
