@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lab.models import backend_suite
+from tests.lib import IS_NIGHTLY
 
-PASSED = (
+PASSED: tuple[str, ...] = (
     "test_affine_grid_2d_expanded",
     "test_attention_causal_boolmask_nan_robustness",
     "test_bitshift_left_int32_shift_ge_width",
@@ -39,6 +40,8 @@ PASSED = (
     "test_tile",
     "test_top_k_same_values_2d",
 )
+if not IS_NIGHTLY:
+    PASSED = PASSED[::3]
 REFUSED = {
     "test_if_seq": "is not a tensor",
     "test_unique_sorted_with_axis": "depends on the values of the inputs",

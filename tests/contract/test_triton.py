@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.lib import triton_in_numpy
+from tests.lib import IS_NIGHTLY, triton_in_numpy
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import DeviceKernel, SearchSettings
@@ -129,8 +129,8 @@ CASES: dict[str, tuple[list[Node], dict[str, tuple[int, ...]], dict[str, tuple[i
     ),
     "product with a vector": (
         [("MatMul", ["x", "w"], "m", {}), ("Add", ["m", "b"], "y", {})],
-        {"x": (1, 640)},
-        {"w": (640, 100), "b": (100,)},
+        {"x": (1, 320)},
+        {"w": (320, 36), "b": (36,)},
     ),
     "max pool": (
         [
@@ -164,8 +164,19 @@ def tvm() -> Any:
     return load_tvm()
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32", "fp32"])
-@pytest.mark.parametrize("case", CASES)
+def with_precisions(*others: str) -> list[tuple[str, str]]:
+    """Return each case in fp16 and in one of the others, which read and round otherwise.
+
+    Nightly in all of them.
+    """
+    return [
+        (case, precision)
+        for nth, case in enumerate(CASES)
+        for precision in ("fp16", *(others if IS_NIGHTLY else [others[nth % len(others)]]))
+    ]
+
+
+@pytest.mark.parametrize(("case", "precision"), with_precisions("bf16", "tf32", "fp32"))
 def test_a_kernel_computes_its_task(case: str, precision: str, tvm: Any) -> None:
     nodes, inputs, weights = CASES[case]
     task = task_of(nodes, inputs, weights, precision=precision)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.contract.test_attention import attention_task, exported, of_transformers
-from tests.contract.test_triton import CASES, conv, task_of
+from tests.contract.test_triton import CASES, conv, task_of, with_precisions
 from tests.lib import triton_in_numpy
 from tests.lib.lowered import CUDA
 from tests.lib.triton_in_numpy import Pointer
@@ -30,8 +30,7 @@ LANES = [0, 3, 3, 1]  # the tenant of each; 2 is the base piece's, and nobody's
 TENANTS, BASE = 4, 2
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "precision"), with_precisions("bf16", "tf32"))
 def test_each_lane_computes_what_a_kernel_of_its_tenant_does(case: str, precision: str) -> None:
     nodes, inputs, weights = CASES[case]
     several = 2 if precision == "fp16" else 1  # where a lane reads and writes is the same in each

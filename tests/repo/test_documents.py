@@ -23,6 +23,7 @@ FOREIGN_FLAGS = {
     "--head",
     "--metrics-export-port",
     "--no-deps",
+    "--nightly",
     "--quick",
     "--runtime-env-json",
     "--unit",

@@ -13,6 +13,7 @@ import tvm_ffi
 from onnx import TensorProto, helper
 from tvm import relax
 
+from tests.lib import IS_NIGHTLY
 from tests.lib.lowered import EXAMPLES, LLVM, check, load, operators, run
 from tests.lib.models import conv_net, floats, ints, model, not_imported, shape_arithmetic_net
 from tunerd.errors import ModelError
@@ -419,6 +420,9 @@ def test_a_small_encoder_agrees_with_onnx_runtime(tmp_path: Path) -> None:
     assert "fused_matmul_add_add" in operators(lowered)
 
 
+LARGE = (("light_inception_v2", 60), ("light_densenet121", 189), ("light_bvlc_alexnet", 20))
+
+
 @pytest.mark.parametrize(
     ("name", "tasks"),
     [
@@ -426,10 +430,8 @@ def test_a_small_encoder_agrees_with_onnx_runtime(tmp_path: Path) -> None:
         pytest.param("light_shufflenet", 32, marks=pytest.mark.slow),
         pytest.param("light_resnet50", 29, marks=pytest.mark.slow),
         pytest.param("light_inception_v1", 78, marks=pytest.mark.slow),
-        pytest.param("light_inception_v2", 60, marks=pytest.mark.slow),
-        pytest.param("light_densenet121", 189, marks=pytest.mark.slow),
-        pytest.param("light_bvlc_alexnet", 20, marks=pytest.mark.slow),
         pytest.param("encoder12", 11, marks=pytest.mark.slow),
+        *(LARGE if IS_NIGHTLY else ()),
     ],
 )
 def test_an_example_model_agrees_with_onnx_runtime(tmp_path: Path, name: str, tasks: int) -> None:
