@@ -291,7 +291,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     onnx.save(conv_net(channels=4), place / "net.onnx")
     for pct in (50, 100):
         argv = [sys.executable, "-m", "tunerd", "tune", str(place / "net.onnx")]
-        argv += ["--cpu-pct", str(pct), "--trials", "2", "--out", str(place / str(pct))]
+        argv += ["--cpu-pct", str(pct), "--out", str(place / str(pct))]
+        argv += ["--trials", "2", "--tuners", "1"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode < ExitCode.BAD_INPUT, done.stderr
     return {pct: place / str(pct) for pct in (50, 100)}

@@ -369,7 +369,7 @@ def test_one_size_is_compared_and_benched_by_its_name(artifact: Path) -> None:
 def test_a_run_of_several_sizes_leaves_one_artifact(tmp_path: Path, capsys: Captured) -> None:
     path, out = saved(products(), tmp_path), tmp_path / "run"
     flags = ["--gpu-pct", "50", "--slice", "simulated", "--trials", "2", "--out", str(out)]
-    code = run(app, ["tune", str(path), *flags, "--dim", "batch=1,4", "--json"])
+    code = run(app, ["tune", str(path), *flags, "--tuners", "1", "--dim", "batch=1,4", "--json"])
     document = json.loads(capsys.readouterr().out)
     assert code == document["exit_code"]
     assert code in (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)

@@ -57,6 +57,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
             gpu_pct=40,
             slice_kind="simulated",
             trials=8,
+            tuners=1,
             on_progress=states.append,
         )
         assert logging.getLogger().handlers == handlers
@@ -122,7 +123,9 @@ def test_the_same_call_goes_on_in_the_same_folder(
     tuned: Tuned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tuned.folder)
-    again = tunerd.plan(two_products(), gpu_pct=40, slice_kind="simulated", trials=8).execute()
+    again = tunerd.plan(
+        two_products(), gpu_pct=40, slice_kind="simulated", trials=8, tuners=1
+    ).execute()
     assert again.folder == tuned.run.folder
     assert again.view.sessions == 2
     assert sum(task.trials for task in again.tasks) == 8  # none was repeated
@@ -150,6 +153,7 @@ def test_a_matrix_is_values_and_the_same_call_goes_on(tmp_path: Path) -> None:
             shares=(100, 50),
             slice_kind="simulated",
             trials=8,
+            tuners=1,
             rounds=1,
             out=tmp_path / "matrix",
             on_step=steps.append,
@@ -198,7 +202,9 @@ def test_a_plan_of_a_model_that_was_no_file_is_planned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    plan = tunerd.plan(two_products(), gpu_pct=40, slice_kind="simulated", trials=4, out=out)
+    plan = tunerd.plan(
+        two_products(), gpu_pct=40, slice_kind="simulated", trials=4, tuners=1, out=out
+    )
 
     def plan_again(*_: object, **__: object) -> None:
         raise AssertionError("it was planned again")

@@ -112,7 +112,7 @@ def test_a_run_says_everywhere_what_was_chosen_and_keeps_to_it(
 ) -> None:
     out = tmp_path / "run"
     argv = ["tune", str(net), "--cpu-pct", "100", "--slice", "simulated", "--precision", "auto"]
-    argv += ["--trials", "8", "--out", str(out)]
+    argv += ["--trials", "8", "--tuners", "1", "--out", str(out)]
     assert run(app, [*argv, "--json"]) in (0, 1, 2)
     document = json.loads(capsys.readouterr().out)["precision"]
     assert (document["precision"], document["from"]) == ("fp16", "auto")
@@ -154,6 +154,7 @@ def test_a_tuned_model_that_is_too_far_off_gives_way_to_the_next_precision(
         cpu_pct=100,
         slice_kind="simulated",
         trials=8,
+        tuners=1,
         precision="auto",
         out=tmp_path / "run",
         on_warning=warnings.append,

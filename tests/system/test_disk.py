@@ -14,7 +14,7 @@ import onnx
 import psutil
 import pytest
 
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH
 from tests.lib.build_fixtures import default_of, matmul_task
 from tests.lib.models import conv_net
 from tests.lib.tune_process import Run
@@ -62,7 +62,7 @@ def runners(run: Run) -> list[psutil.Process]:
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of others are Linux's")
 def test_a_run_whose_runners_cannot_write_ends_and_goes_on_with_room(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
-    tuned = Run(tmp_path / "run", tmp_path / "net.onnx", ("--trials", "24"))
+    tuned = Run(tmp_path / "run", tmp_path / "net.onnx", ("--trials", "24", "--tuners", "1"))
     tuned.start()
     tuned.wait_for(lambda: tuned.measured() >= 8)
     for runner in runners(tuned):
@@ -88,7 +88,7 @@ def test_a_run_without_room_for_its_model_ends_without_one_and_goes_on_with_room
     onnx.save(conv_net(), tmp_path / "net.onnx")
     out = tmp_path / "run"
     options = ["tune", str(tmp_path / "net.onnx"), "--cpu-pct", "100", "--trials", "4"]
-    options += ["--slice", "simulated", "--out", str(out)]
+    options += ["--slice", "simulated", "--tuners", "1", "--out", str(out)]
     with monkeypatch.context() as patch:
         patch.setattr(artifact, "write_json", full)
         code, said = run(app, options), capsys.readouterr().err
@@ -126,8 +126,18 @@ def test_a_matrix_without_room_for_a_cell_ends_and_goes_on_with_room(tmp_path: P
     onnx.save(conv_net(), tmp_path / "net.onnx")
     out = tmp_path / "m"
     options = ["matrix", str(tmp_path / "net.onnx"), "--shares", "50,100", "--trials", "4"]
-    options += ["--rounds", "1", "--slice", "simulated", "--out", str(out), "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options += [
+        "--rounds",
+        "1",
+        "--slice",
+        "simulated",
+        "--tuners",
+        "1",
+        "--out",
+        str(out),
+        "--json",
+    ]
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     full = subprocess.run(
         [sys.executable, "-c", _FULL_AT_A_CELL, *options],
         capture_output=True,

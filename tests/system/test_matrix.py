@@ -21,7 +21,7 @@ import onnx
 import pytest
 from rich.console import Console
 
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH, ROOT
 from tests.lib.matrix_samples import OFF, SHARES, Cells, losses, noisy, samples_of
 from tests.lib.models import conv_net, script
 from tunerd.artifacts.manifest import SAMPLE
@@ -234,11 +234,12 @@ needs_two_cores = pytest.mark.skipif(
 
 
 def command(model: Path, out: Path, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "tunerd", "matrix", str(model), "--out", str(out), *flags]
+    given = [str(model), "--out", str(out), "--tuners", "1", *flags]
+    return [sys.executable, "-m", "tunerd", "matrix", *given]
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": PYTHON_PATH}
 
 
 @pytest.mark.slow
@@ -295,7 +296,7 @@ def test_a_level_builds_nothing_that_an_earlier_one_keeps_for_the_same_target(
     model, out = tmp_path / "net.onnx", tmp_path / "m"
     onnx.save(conv_net(), model)
     flags = ("--shares", "50,100", "--trials", "20", "--rounds", "1", "--slice", "simulated")
-    assert run(app, ["matrix", str(model), "--out", str(out), *flags]) == 0, capsys.readouterr().err
+    assert run(app, command(model, out, *flags)[3:]) == 0, capsys.readouterr().err
     first, later = (_build_secs(out / "levels" / f"gpu{pct}") for pct in (50, 100))
     defaults = {i for i, (source, _) in later.items() if source == DEFAULT_SOURCE}
     assert defaults
@@ -319,7 +320,7 @@ def test_independent_shares_have_all_trials_and_their_own_kernels(
     onnx.save(conv_net(), model)
     flags = ("--shares", "50,100", "--trials", "8", "--rounds", "1", "--slice", "simulated")
     for more, code in ((["--independent"], 0), ([], ExitCode.BAD_FOLDER)):
-        ended = run(app, ["matrix", str(model), "--out", str(out), *flags, *more])
+        ended = run(app, command(model, out, *flags, *more)[3:])
         said = capsys.readouterr().err
         assert ended == code, said
     assert "independent: True there" in said

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH, ROOT
 from tests.lib.models import floats, model
 from tunerd.errors import ExitCode
 from tunerd.records import Store
@@ -23,6 +23,7 @@ RECIPE = """\
 model: net.onnx
 cpu-pct: 50
 trials: 16
+tuners: 1
 seed: 0
 preflight: {cpu-only: true, max-load: 1000}
 gate: {fail-above: 50%, cannot-tell: pass}
@@ -54,7 +55,7 @@ class Pipeline:
             env=os.environ
             | {
                 "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": PYTHON_PATH,
                 "TUNERD_NIGHT": name,
                 "TUNERD_NIGHTLY": "kept",
                 "TUNERD_STORE": f"sqlite:///{self.folder / 'team.sqlite'}",

@@ -42,7 +42,7 @@ from tunerd.vocabulary import (
 )
 
 Captured = pytest.CaptureFixture[str]
-TRIALS = 32
+TRIALS = 20
 FINISHED = {ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL}
 
 pytestmark = pytest.mark.skipif(
@@ -66,7 +66,7 @@ def make_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
     def make(*options: str, trials: int = TRIALS) -> Run:
         folder = tmp_path_factory.mktemp("runs") / "run"
-        made.append(Run(folder, model, (*options, "--trials", str(trials))))
+        made.append(Run(folder, model, ("--tuners", "1", *options, "--trials", str(trials))))
         return made[-1]
 
     yield make
@@ -181,7 +181,7 @@ class Interrupted:
 
 @pytest.fixture(scope="module")
 def interrupted(make_run: MakeRun) -> Interrupted:
-    run = make_run("--slice", "simulated", trials=60)
+    run = make_run("--slice", "simulated", trials=32)
     run.start()
     run.wait_for(lambda: run.measured() >= 4)
     second = Run(run.folder, run.model, run.options)
@@ -224,7 +224,7 @@ def test_nothing_that_ran_is_lost_by_ctrl_c(interrupted: Interrupted) -> None:
 
 def test_the_same_command_goes_on_after_ctrl_c(interrupted: Interrupted) -> None:
     check_finished(interrupted.run, *interrupted.last)
-    assert len(interrupted.run.records()) == 60
+    assert len(interrupted.run.records()) == 32
     assert all(r.result is not None for r in interrupted.run.records())
 
 
@@ -259,7 +259,7 @@ def test_a_run_whose_only_tuner_always_ends_stops_and_says_why(make_run: MakeRun
 def test_a_seed_repeats_a_run_on_simulated_slices_with_one_tuner(make_run: MakeRun) -> None:
     proposals = []
     for _ in range(2):
-        run = make_run("--slice", "simulated", "--tuners", "1", "--seed", "7", trials=32)
+        run = make_run("--slice", "simulated", "--tuners", "1", "--seed", "7", trials=16)
         run.start()
         check_finished(run, *run.end())
         proposals.append([(r.candidate, r.run_secs) for r in run.records()])

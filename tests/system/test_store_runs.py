@@ -50,7 +50,7 @@ class Night:
 
 
 def night(folder: Path, model: Path, address: str, *options: str) -> Night:
-    given = ("--slice", "simulated", "--trials", str(TRIALS), "--store", address)
+    given = ("--slice", "simulated", "--tuners", "1", "--trials", str(TRIALS), "--store", address)
     run = Run(folder, model, (*given, *options))
     run.start()
     assert run.process is not None
