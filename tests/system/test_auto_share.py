@@ -164,7 +164,7 @@ def test_a_run_with_an_automatic_share_is_tuned_at_it_and_says_how_right_it_was(
 ) -> None:
     out = tmp_path / "run"
     argv = ["tune", str(net), "--cpu-pct", "auto", "--slo-ms", "8", "--slice", "simulated"]
-    argv += ["--trials", "12", "--out", str(out), "--json"]
+    argv += ["--trials", "12", "--tuners", "1", "--out", str(out), "--json"]
     assert run(app, argv) in (0, 1, 2)
     document = json.loads(capsys.readouterr().out)
     assert document["share"]["pct"] == 40

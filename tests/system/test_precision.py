@@ -49,6 +49,7 @@ def test_a_run_in_16_bits_leaves_a_right_model_with_weights_of_them(
         proto,
         cpu_pct=100,
         trials=4,
+        tuners=1,
         precision=precision,
         out=tmp_path / "run",
     )

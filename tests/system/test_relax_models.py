@@ -76,6 +76,7 @@ def tune(out: Path, on_progress: Callable[[ProgressState], None] | None = None) 
         gpu_pct=40,
         slice_kind="simulated",
         trials=8,
+        tuners=1,
         out=out,
         on_progress=on_progress,
     )

@@ -413,7 +413,7 @@ def test_a_real_run_is_seen_alive_then_killed_then_finished(tmp_path: Path) -> N
     assert tuned.kill() == []
     assert status(tuned.folder)["life"] == "killed"
     trials = len(tuned.records()) + 4
-    tuned.options = ("--slice", "simulated", "--trials", str(trials))
+    tuned.options = ("--slice", "simulated", "--tuners", "1", "--trials", str(trials))
     tuned.start()
     code, out, err = tuned.end()
     assert code < 10, err
