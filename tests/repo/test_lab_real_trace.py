@@ -21,7 +21,17 @@ def test_a_trace_is_carried_out_once_under_a_policy(
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'scripts'}")
     tiny_artifact(tmp_path / "artifact")
     given = [f"net={tmp_path / 'artifact'}", "--cores", "2", "--jobs", "2", "--grace", "0s"]
-    given += ["--median-secs", "0.1", "--between-secs", "0.1", "--gib", "0.1", "0.2"]
+    given += [
+        "--median-secs",
+        "0.1",
+        "--alone-secs",
+        "0.1",
+        "--between-secs",
+        "0.1",
+        "--gib",
+        "0.1",
+        "0.2",
+    ]
     given += ["--policies", "round-robin", "--out", str(tmp_path / "out")]
     real_trace.main(given)
     path = tmp_path / "out" / "real-trace.json"

@@ -72,9 +72,9 @@ def trace(
     return jobs
 
 
-def rate_of(artifact: Path) -> float:
+def rate_of(artifact: Path, secs: float) -> float:
     """Return how often a second an artifact runs alone. Raises RuntimeError where it does not."""
-    command = [sys.executable, "-m", "lab.placement.work", str(artifact)]
+    command = [sys.executable, "-m", "lab.placement.work", str(artifact), "--secs", str(secs)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_RATE_SECS, check=False)
     if done.returncode:
         raise RuntimeError(f"{artifact}: {done.stderr[-400:]}")
@@ -138,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0, help="of the trace")
     parser.add_argument("--median-secs", type=float, default=3.0, help="of a job alone")
+    parser.add_argument("--alone-secs", type=float, default=2.0, help="an artifact is timed alone")
     parser.add_argument("--between-secs", type=float, default=6.0, help="of bursts, in the mean")
     parser.add_argument("--gib", type=float, nargs=2, default=(5.0, 35.0), help="that a job says")
     parser.add_argument("--wrong", type=float, default=0.15, help="part of jobs that hold more")
@@ -169,7 +170,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name, _, of in (each.partition("=") for each in options.artifacts)
         }
         with steps.step("timing each artifact alone"):
-            rates = {name: rate_of(artifact) for name, artifact in artifacts.items()}
+            rates = {
+                name: rate_of(artifact, options.alone_secs) for name, artifact in artifacts.items()
+            }
             jobs = trace(options, artifacts, rates)
             devices = {"cores": options.cores} if options.cores else "gpus"
             made = {"version": 1, "devices": devices, "grace": options.grace, "jobs": jobs}
