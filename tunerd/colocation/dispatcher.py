@@ -161,6 +161,8 @@ class Dispatcher:
         inbox = self._inbox
         events: list[Event] = []
         secs = self._place.poll()  # what it tells is in the inbox now
+        if secs == 0.0 and not inbox.qsize():
+            time.sleep(0)  # callers have the interpreter meanwhile
         try:
             event = inbox.get_nowait() if inbox.qsize() else inbox.get(timeout=self._limited(secs))
         except queue.Empty:

@@ -6,7 +6,8 @@ work. To look is to ask, without waiting: who waited for one end would not see t
 arrives. The next look is due after half of the time that is left to the next end that is expected,
 and after a sixteenth of what takes so long at least: an end is seen about that much late at most,
 and a launch costs few looks. What is due sooner than a sleeping thread may wake, above all in a
-virtual machine, is looked at again at once: the thread takes a core for that long.
+virtual machine, is looked at again at once: the thread takes a core for that long. What is late
+is looked at the more seldom the later it is.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class Completions:
                 work, secs, ended = entries[0]
                 left_secs = line.began_at + secs - now
                 if left_secs > secs / 2 or not self._has_ended(work, ended, line, now):
-                    least = min(least, max(left_secs / 2, secs * _PART))
+                    late_secs = -left_secs * _PART
+                    least = min(least, max(left_secs / 2, secs * _PART, late_secs))
                     break
         if math.isinf(least):
             return None
