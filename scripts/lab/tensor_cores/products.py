@@ -128,7 +128,7 @@ def alike(found: dict[str, Any]) -> str:
 
 
 def run_capped(options: argparse.Namespace) -> None:
-    """Run the process under the cap; one that a kernel ends is started again without it."""
+    """Run the process under the cap; one that a kernel ends goes on without kernels of its kind."""
     place = options.out / "found.json"
     place.unlink(missing_ok=True)
     command = [sys.executable, __file__, *sys.argv[1:], "--inside"]
