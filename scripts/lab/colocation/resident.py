@@ -160,7 +160,7 @@ def shown(document: Mapping[str, Any]) -> str:
         f"{document['together']} requests in a launch, room for {document['resident']} in cold "
         "and skewed",
         "",
-        table(("requests", "a second", "weights were there"), rows, numbers=(1, 2)),
+        table(("requests", "a second", "weights were there"), rows, numbers=range(1, 3)),
         f"- a tenant that is not there costs {cold_ms:.3g} ms, the median",
         f"- each answers as before, and as no other: {'yes' if document['is_right'] else 'NO'}",
     ]
