@@ -11,6 +11,7 @@ import pytest
 import tunerd
 from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
 from tests.unit.test_captured import OK, Driver, Status, Tensor
+from tunerd.artifacts.captured import Recorder
 from tunerd.artifacts.lane_check import inputs_for, launches, outputs_of, pairs_of, varied
 from tunerd.artifacts.lanes import StagedLanes
 from tunerd.artifacts.manifest import SLOTS
@@ -118,6 +119,8 @@ class Lanes:
         self.input_specs = (TensorSpec("x", (2, 3), "float32"), TensorSpec(SLOTS, (2,), "int32"))
         self.output_specs = (TensorSpec("y", (2, 3), "float32"),)
         self.inputs = {s.name: Tensor(s.shape, s.dtype) for s in self.input_specs}
+
+    entered = Recorder.entered
 
     def executable(self, graph: Any) -> Any:
         return graph

@@ -190,7 +190,13 @@ class FakeDriver:
         return SUCCESS, 1e3 * (self._moments[other] - self._moments[one])
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("cuGraphDestroy", "cuGraphUpload", "cuEventSynchronize", "cuEventDestroy"):
+        if name not in (
+            "cuGraphDestroy",
+            "cuGraphUpload",
+            "cuEventSynchronize",
+            "cuEventDestroy",
+            "cuStreamSynchronize",
+        ):
             raise AttributeError(name)
         return lambda *_: (SUCCESS,)
 

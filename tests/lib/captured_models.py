@@ -40,6 +40,7 @@ def main() -> None:
             same(each.read(), usual[(first + i) % len(batches)])
     same(model(batches[1]), usual[1])  # beside its captures
     staged(model, batches, usual)
+    in_segments(model, batches, usual)
     print("all the same")
 
 
@@ -65,6 +66,26 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array)
+
+
+def in_segments(model: Any, batches: list[dict[str, Any]], usual: list[dict[str, Any]]) -> None:
+    """Two models in turns on one stream, a piece of each, as an engine's lane has them."""
+    made_on, run_on = (int(driver.cuStreamCreate(1)[1]) for _ in range(2))
+    pair = [model.staged_segments(made_on, 1e-6) for _ in range(2)]
+    assert len(pair[0].pieces) == len(pair[0].segment_secs) == len(pair[0].ends) > 1
+    assert all(secs > 0 for secs in pair[0].segment_secs)
+    for turn in range(20):
+        numbers = [(turn + i) % len(batches) for i in range(2)]
+        for each, number in zip(pair, numbers, strict=True):
+            each.launch(batches[number], run_on)
+        for one, other in zip(*(each.pieces[1:] for each in pair), strict=True):
+            one.launch(run_on)
+            other.launch(run_on)
+        for each, number in zip(pair, numbers, strict=True):
+            while not all(piece.is_done() for piece in each.pieces):
+                pass
+            assert all(0 < piece.secs() < 1 for piece in each.pieces)
+            same(each.read(), usual[number])
 
 
 if __name__ == "__main__":

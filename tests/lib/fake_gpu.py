@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from tests.lib.colocation_plans import Script, ScriptedModel
-from tunerd.artifacts.segments import Cut, Pauses
+from tunerd.artifacts.segments import Cut
 from tunerd.colocation.groups import ForTenants
-from tunerd.colocation.places.cuda_seats import Captured
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import Part, units_of
@@ -87,50 +86,57 @@ class FakeStaged:
         return {name: np.array(array) for name, array in self._launched.result().items()}
 
 
-class FakeCaptured:
-    """What stands for a graph that may be cut: the model runs on the CPU when it is launched."""
+class FakePiece:
+    """What stands for one of several graphs: does its part in the order of launches."""
 
-    graph, stream = None, 0
+    def __init__(self, worker: Executor, part: Callable[[], object]) -> None:
+        self._worker, self._part = worker, part
+        self._launched: Future[object] = Future()
 
-    def __init__(self, model: ScriptedModel) -> None:
-        self._model = model
-        self._inputs: dict[str, Any] = {}
+    def launch(self, stream: Any) -> None:
+        self._launched = self._worker.submit(self._part)
 
-    def write(self, given: Mapping[str, Any]) -> None:
-        self._inputs = {name: np.array(array) for name, array in given.items()}
+    def is_done(self) -> bool:
+        if not self._launched.done():
+            return False
+        self._launched.result()
+        return True
 
-    def launch(self) -> None:
-        self._outputs = self._model(self._inputs)
-
-    def wait(self) -> None: ...
-
-    def read(self) -> dict[str, Any]:
-        return {name: np.array(array) for name, array in self._outputs.items()}
+    def secs(self) -> float:
+        return 1e-4
 
 
 class FakeSegments:
     """What stands for graphs in sequence: the first one does everything."""
 
-    def __init__(self, captured: Captured, given: Mapping[str, Any], cut: Cut) -> None:
-        self._captured = captured
-        self.ends = (*cut, 4) if isinstance(cut, Sequence) else (1, 2, 3, 4)
+    def __init__(self, model: ScriptedModel, worker: Executor, limits: Cut) -> None:
+        self._model = model
+        self.ends = (*limits, 4) if isinstance(limits, Sequence) else (1, 2, 3, 4)
         self.segment_secs = (1e-4,) * len(self.ends)
+        self.pieces = tuple(
+            FakePiece(worker, (lambda: None) if number else self._run)
+            for number in range(len(self.ends))
+        )
+        self._inputs: Arrays = {}
+        self._outputs: Arrays = {}
 
-    def __call__(self, given: Mapping[str, Any], pauses: Pauses) -> dict[str, Any]:
-        self._captured.write(given)
-        self._captured.launch()
-        for segment in range(1, len(self.segment_secs)):
-            if pauses.wanted():
-                pauses.pause(segment)
-        return self._captured.read()
+    def launch(self, given: Mapping[str, Any], stream: Any) -> None:
+        self._inputs = {name: np.array(array) for name, array in given.items()}
+        self.pieces[0].launch(stream)
+
+    def read(self) -> Arrays:
+        return {name: np.array(array) for name, array in self._outputs.items()}
+
+    def _run(self) -> None:
+        self._outputs = self._model(self._inputs)
 
 
 class FakeCudaModel:
     def __init__(self, model: ScriptedModel) -> None:
         self._model = model
 
-    def captured(self, stream: int | None = None) -> FakeCaptured:
-        return FakeCaptured(self._model)
+    def staged_segments(self, stream: Any, limits: Cut) -> FakeSegments:
+        return FakeSegments(self._model, ThreadPoolExecutor(1), limits)
 
     def staged(self, stream: Any, count: int = 1) -> tuple[FakeStaged, ...]:
         worker = ThreadPoolExecutor(1)
@@ -209,4 +215,4 @@ def fake_cuda_place(script: Script, **more: Any) -> CudaStreamsPlace:
     def open_model(path: Path) -> FakeCudaModel:
         return FakeCudaModel(script.open_model(path))
 
-    return CudaStreamsPlace(FakeGpu(), open_model, make_segments=FakeSegments, **more)
+    return CudaStreamsPlace(FakeGpu(), open_model, **more)

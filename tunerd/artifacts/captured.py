@@ -20,12 +20,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tunerd.artifacts.device import zeros
+from tunerd.artifacts.segments import Cut, GraphPieces
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.system.cuda_driver import checked
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
+# To an address of the device, from one of the host, so many bytes.
+Copy = tuple[int, int, int]
+
 _capturing = threading.Lock()  # what a virtual machine finds under a name is one for the process
 
 
@@ -104,6 +108,16 @@ class Recorder:
         """Wait until all that was queued on the stream has ended."""
         checked(self.driver.cuStreamSynchronize(self.stream))
 
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Have the stream's context, which may be a green one, as the current one in this block."""
+        context = checked(self.driver.cuStreamGetCtx(self.stream))
+        checked(self.driver.cuCtxPushCurrent(context))
+        try:
+            yield
+        finally:
+            checked(self.driver.cuCtxPopCurrent())
+
     def queued(self) -> contextlib.AbstractContextManager[Any]:
         """Have what TVM queues in this block go to the stream."""
         import tvm_ffi
@@ -169,63 +183,26 @@ class CapturedModel:
             self._driver.cuGraphDestroy(graph)
 
 
-class StagedModel:
-    """A model that is launched with arrays of the host, and leaves its outputs there.
+class MarkedGraph:
+    """A graph that says when its last launch has ended, and how long that took.
 
-    After `launch`, `is_done` says without waiting whether the outputs are there; then `secs` and
-    `read` say how long it had its stream, and what came of it. It takes the next launch after
-    that. Of several that one recorder made, each has host memory of its own and the device's in
-    common, so all are to be launched on one stream at a time: they run in the order of launching,
-    and the second's inputs are written while the first runs. `launch` and what follows may be
-    called from different threads, in this order, with the device's context current.
-
-    Raises RuntimeError with CUDA's name for an error.
+    keeps: what it reads and writes. Raises RuntimeError with CUDA's name for an error.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, executable: Any, keeps: Any = ()) -> None:
+        """Take a graph that a recorder made; its events are of the context of its stream."""
         driver = self._driver = recorder.driver
-        self._recorder = recorder
+        self._executable, self._keeps = executable, keeps
         success, waits = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_NOT_READY
         self._success, self._waits = success, waits
-        self._inputs = PinnedArrays(driver, recorder.input_specs)
-        self._outputs = PinnedArrays(driver, recorder.output_specs)
-        self._there = {name: recorder.inputs[name].data_ptr() for name in self._inputs.places}
-        stream = recorder.stream
-        # Events are of the context that their stream is of, which may be a green one.
-        checked(driver.cuCtxPushCurrent(checked(driver.cuStreamGetCtx(stream))))
-        try:
+        with recorder.entered():
             self._begin, self._end = (
                 checked(driver.cuEventCreate(0)),
                 checked(driver.cuEventCreate(0)),
             )
-        finally:
-            checked(driver.cuCtxPopCurrent())
 
-        def fetch(outputs: dict[str, Any]) -> None:
-            for name, (here, size) in self._outputs.places.items():
-                there = outputs[name].data_ptr()
-                checked(driver.cuMemcpyDtoHAsync(here, there, size, stream))
-
-        graph, self._tensors = recorder.recorded(after=fetch)
-        self._executable = recorder.executable(graph)
-        checked(driver.cuGraphDestroy(graph))
-
-    def launch(self, inputs: Mapping[str, Any], stream: int) -> None:
-        """Queue an inference on a stream of the recorder's context, with inputs by name.
-
-        PinnedArrays are read until it has ended; what is elsewhere is copied first.
-        """
-        if isinstance(inputs, PinnedArrays):
-            held = inputs
-        else:
-            held = self._inputs
-            held.write(inputs)
-        places = held.places
-        self._queue(stream, [(there, *places[name]) for name, there in self._there.items()])
-
-    def _queue(self, stream: int, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Queue copies, each to an address of the device, from one of the host, of so many bytes,
-        and the graph."""
+    def launch(self, stream: int, copies: Sequence[Copy] = ()) -> None:
+        """Queue copies and the graph on a stream of the recorder's context."""
         driver = self._driver
         statuses = [driver.cuEventRecord(self._begin, stream)]
         statuses += [driver.cuMemcpyHtoDAsync(*copy, stream) for copy in copies]
@@ -253,10 +230,6 @@ class StagedModel:
         elapsed_ms: float = checked(self._driver.cuEventElapsedTime(self._begin, self._end))
         return elapsed_ms / 1e3
 
-    def read(self) -> Arrays:
-        """Return copies of the outputs by name."""
-        return self._outputs.copies()
-
     def __del__(self) -> None:
         # Of a context that is gone, all is gone: what these answer does not matter.
         if executable := getattr(self, "_executable", None):
@@ -264,6 +237,103 @@ class StagedModel:
         for event in (getattr(self, "_begin", None), getattr(self, "_end", None)):
             if event is not None:
                 self._driver.cuEventDestroy(event)
+
+
+class _Staging:
+    """Pinned memory for a model's inputs and outputs, and where the inputs are on the device."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder, self._driver = recorder, recorder.driver
+        self._inputs = PinnedArrays(self._driver, recorder.input_specs)
+        self._outputs = PinnedArrays(self._driver, recorder.output_specs)
+        self._there = {name: recorder.inputs[name].data_ptr() for name in self._inputs.places}
+
+    def read(self) -> Arrays:
+        """Return copies of the outputs by name."""
+        return self._outputs.copies()
+
+    def _recorded(self) -> tuple[Any, Any]:
+        """Return a graph that ends with the copies of the outputs, and what it keeps."""
+        driver, stream = self._driver, self._recorder.stream
+
+        def fetch(outputs: dict[str, Any]) -> None:
+            for name, (here, size) in self._outputs.places.items():
+                there = outputs[name].data_ptr()
+                checked(driver.cuMemcpyDtoHAsync(here, there, size, stream))
+
+        graph, tensors = self._recorder.recorded(after=fetch)
+        return graph, (self._recorder, self._inputs, self._outputs, tensors)
+
+    def _copies_of(self, inputs: Mapping[str, Any]) -> list[Copy]:
+        """Return what brings inputs to the device: PinnedArrays as they are, others copied here."""
+        if isinstance(inputs, PinnedArrays):
+            held = inputs
+        else:
+            held = self._inputs
+            held.write(inputs)
+        places = held.places
+        return [(there, *places[name]) for name, there in self._there.items()]
+
+
+class StagedModel(_Staging):
+    """A model that is launched with arrays of the host, and leaves its outputs there.
+
+    After `launch`, `is_done` says without waiting whether the outputs are there; then `secs` and
+    `read` say how long it had its stream, and what came of it. It takes the next launch after
+    that. Of several that one recorder made, each has host memory of its own and the device's in
+    common, so all are to be launched on one stream at a time: they run in the order of launching,
+    and the second's inputs are brought while the first runs. `launch` and what follows may be
+    called from different threads, in this order, with the device's context current.
+
+    Raises RuntimeError with CUDA's name for an error.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        graph, kept = self._recorded()
+        self._marked = MarkedGraph(recorder, recorder.executable(graph), kept)
+        checked(self._driver.cuGraphDestroy(graph))
+
+    def launch(self, inputs: Mapping[str, Any], stream: int) -> None:
+        """Queue an inference on a stream of the recorder's context, with inputs by name.
+
+        PinnedArrays are read until it has ended; what is elsewhere is copied first.
+        """
+        self._marked.launch(stream, self._copies_of(inputs))
+
+    def is_done(self) -> bool:
+        """Say whether the last launch has ended; raises what the stream has met."""
+        return self._marked.is_done()
+
+    def wait(self) -> None:
+        """Wait until the last launch has ended."""
+        self._marked.wait()
+
+    def secs(self) -> float:
+        """Return how long the last launch had its stream, with its copies, by the GPU's clock."""
+        return self._marked.secs()
+
+
+class StagedSegments(_Staging):
+    """A StagedModel in several graphs: who launches one decides when the next one follows.
+
+    pieces: to be launched in their order on one stream, the first by `launch`. segment_secs: of
+    each, as it was tried. ends: after which kernels they end.
+    """
+
+    def __init__(self, recorder: Recorder, limits: Cut) -> None:
+        """Run pieces some times on the recorder's stream to find where the model is to be cut."""
+        super().__init__(recorder)
+        graph, kept = self._recorded()
+        with recorder.entered():
+            made = GraphPieces(self._driver, graph, recorder.stream, limits)
+        self.ends, self.segment_secs = made.ends, made.segment_secs
+        self.pieces = tuple(MarkedGraph(recorder, each, kept) for each in made.graphs)
+        checked(self._driver.cuGraphDestroy(graph))
+
+    def launch(self, inputs: Mapping[str, Any], stream: int) -> None:
+        """Queue the first piece with inputs by name, as a StagedModel does."""
+        self.pieces[0].launch(stream, self._copies_of(inputs))
 
 
 class _Running:

@@ -54,7 +54,7 @@ class StagedLanes(StagedModel):
             for lane, (_, inputs) in enumerate(given):
                 copies += self._copies(lane, inputs)
             self._filled = len(given)
-            self._queue(stream, copies)
+            self._marked.launch(stream, copies)
         except BaseException:
             self._let_go()
             raise

@@ -47,7 +47,8 @@ from tunerd.artifacts.weights import in_one_piece, map_weights
 from tunerd.vocabulary import Arrays, TensorSpec
 
 if TYPE_CHECKING:
-    from tunerd.artifacts.captured import CapturedModel, Recorder, StagedModel
+    from tunerd.artifacts.captured import CapturedModel, Recorder, StagedModel, StagedSegments
+    from tunerd.artifacts.segments import Cut
 
 __all__ = ["LoadError", "LoadedModel", "MismatchWarning", "load", "map_weights"]
 
@@ -230,6 +231,16 @@ class LoadedModel:
 
         recorder = self.recorder(stream)
         return tuple(StagedModel(recorder) for _ in range(count))
+
+    def staged_segments(self, stream: Any, limits: Cut) -> StagedSegments:
+        """Return the model as `staged` does, in several graphs.
+
+        Args:
+            limits: how long segments may be in seconds, or after which kernels they end.
+        """
+        from tunerd.artifacts.captured import StagedSegments
+
+        return StagedSegments(self.recorder(stream), limits)
 
     def recorder(self, stream: Any) -> Recorder:
         """Return what makes graphs of the model on a stream; takes and raises what `captured` does.

@@ -211,6 +211,61 @@ class Recorded(Protocol):
     def read(self) -> dict[str, Any]: ...
 
 
+class GraphPieces:
+    """A captured graph as several in sequence.
+
+    ends: after which nodes they end. segment_secs: of each, as it was tried. graphs: ready to be
+    launched, the caller's.
+    """
+
+    def __init__(self, driver: Any, graph: Any, stream: int, limits: Cut) -> None:
+        """Run pieces of the graph on a stream some times to find where it is to be cut."""
+        self._driver, self._graph, self._stream = driver, graph, stream
+        self._made: dict[tuple[int, int], Any] = {}
+        self._nodes = _in_order(driver, graph)
+        count = len(self._nodes)
+        ends = (
+            ends_of(limits, count)
+            if isinstance(limits, Sequence)
+            else cut(count, limits, self._timed)
+        )
+        self.ends = tuple(ends)
+        self.segment_secs = tuple(self._timed(ends))
+        self.graphs = [self._piece(*bounds) for bounds in itertools.pairwise([0, *ends])]
+        for bounds in self._made.keys() - set(itertools.pairwise([0, *ends])):
+            driver.cuGraphExecDestroy(self._made.pop(bounds))
+
+    def _timed(self, ends: Sequence[int]) -> list[float]:
+        driver, stream = self._driver, self._stream
+        pieces = [self._piece(*bounds) for bounds in itertools.pairwise([0, *ends])]
+        events = [checked(driver.cuEventCreate(0)) for _ in range(len(pieces) + 1)]
+        best = [float("inf")] * len(pieces)
+        for _ in range(_TRIES):
+            checked(driver.cuEventRecord(events[0], stream))
+            for piece, event in zip(pieces, events[1:], strict=True):
+                checked(driver.cuGraphLaunch(piece, stream))
+                checked(driver.cuEventRecord(event, stream))
+            checked(driver.cuStreamSynchronize(stream))
+            for i, (one, other) in enumerate(itertools.pairwise(events)):
+                best[i] = min(best[i], checked(driver.cuEventElapsedTime(one, other)) / 1e3)
+        for event in events:
+            driver.cuEventDestroy(event)
+        return best
+
+    def _piece(self, first: int, end: int) -> Any:
+        """Return an executable graph of some nodes in a row: a copy without the others."""
+        if (first, end) not in self._made:
+            driver = self._driver
+            graph = checked(driver.cuGraphClone(self._graph))
+            for node in (*self._nodes[:first], *self._nodes[end:]):
+                copied = checked(driver.cuGraphNodeFindInClone(node, graph))
+                checked(driver.cuGraphDestroyNode(copied))
+            self._made[first, end] = made = checked(driver.cuGraphInstantiate(graph, 0))
+            checked(driver.cuGraphDestroy(graph))
+            checked(driver.cuGraphUpload(made, self._stream))
+        return self._made[first, end]
+
+
 class SegmentedCapture:
     """A captured model as several graphs in sequence. One thread at a time.
 
@@ -223,21 +278,11 @@ class SegmentedCapture:
         from cuda.bindings import driver
 
         self._driver, self._captured = driver, captured
-        self._made: dict[tuple[int, int], Any] = {}
         self._events = [checked(driver.cuEventCreate(_NO_TIMES)) for _ in range(2)]
-        self._nodes = _in_order(driver, captured.graph)
         captured.write(inputs)
-        count = len(self._nodes)
-        ends = (
-            ends_of(limits, count)
-            if isinstance(limits, Sequence)
-            else cut(count, limits, self._timed)
-        )
-        self.ends = tuple(ends)
-        self.segment_secs = tuple(self._timed(ends))
-        self._graphs = [self._piece(*bounds) for bounds in itertools.pairwise([0, *ends])]
-        for bounds in self._made.keys() - set(itertools.pairwise([0, *ends])):
-            driver.cuGraphExecDestroy(self._made.pop(bounds))
+        pieces = GraphPieces(driver, captured.graph, captured.stream, limits)
+        self.ends, self.segment_secs = pieces.ends, pieces.segment_secs
+        self._graphs = pieces.graphs
 
     def __call__(self, inputs: Mapping[str, Any], pauses: Pauses) -> dict[str, Any]:
         """Run the model, with pauses where they are wanted; return its outputs as NumPy arrays."""
@@ -258,38 +303,8 @@ class SegmentedCapture:
                 queued = 0
         return captured.read()
 
-    def _timed(self, ends: Sequence[int]) -> list[float]:
-        driver, stream = self._driver, self._captured.stream
-        pieces = [self._piece(*bounds) for bounds in itertools.pairwise([0, *ends])]
-        events = [checked(driver.cuEventCreate(0)) for _ in range(len(pieces) + 1)]
-        best = [float("inf")] * len(pieces)
-        for _ in range(_TRIES):
-            checked(driver.cuEventRecord(events[0], stream))
-            for piece, event in zip(pieces, events[1:], strict=True):
-                checked(driver.cuGraphLaunch(piece, stream))
-                checked(driver.cuEventRecord(event, stream))
-            self._captured.wait()
-            for i, (one, other) in enumerate(itertools.pairwise(events)):
-                best[i] = min(best[i], checked(driver.cuEventElapsedTime(one, other)) / 1e3)
-        for event in events:
-            driver.cuEventDestroy(event)
-        return best
-
-    def _piece(self, first: int, end: int) -> Any:
-        """Return an executable graph of some nodes in a row: a copy without the others."""
-        if (first, end) not in self._made:
-            driver = self._driver
-            graph = checked(driver.cuGraphClone(self._captured.graph))
-            for node in (*self._nodes[:first], *self._nodes[end:]):
-                copied = checked(driver.cuGraphNodeFindInClone(node, graph))
-                checked(driver.cuGraphDestroyNode(copied))
-            self._made[first, end] = made = checked(driver.cuGraphInstantiate(graph, 0))
-            checked(driver.cuGraphDestroy(graph))
-            checked(driver.cuGraphUpload(made, self._captured.stream))
-        return self._made[first, end]
-
     def __del__(self) -> None:
-        for made in getattr(self, "_made", {}).values():
+        for made in getattr(self, "_graphs", ()):
             self._driver.cuGraphExecDestroy(made)
         for event in getattr(self, "_events", ()):
             self._driver.cuEventDestroy(event)

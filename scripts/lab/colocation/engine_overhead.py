@@ -34,7 +34,7 @@ from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.colocation import Engine, Plan, artifacts
 from tunerd.colocation.places.base import Done, Loaded, Place, Told
-from tunerd.colocation.places.cuda_seats import Captured
+from tunerd.colocation.places.cuda_seats import InPieces
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.plan import Member, Proof
@@ -149,7 +149,7 @@ class SimulatedModel:
         self._gpu = gpu
         self._inputs, self._secs = artifacts.sample_inputs(folder), secs
 
-    def captured(self, stream: int | None = None) -> Captured:
+    def staged_segments(self, stream: int, limits: Cut) -> InPieces:
         raise NotImplementedError
 
     def staged(self, stream: int, count: int = 1) -> tuple[SimulatedGraph, ...]:

@@ -1,4 +1,4 @@
-"""A member on a lane of a GPU: as a whole, without a thread, or in segments, with one.
+"""A member on a lane of a GPU, as a whole or in segments, without a thread of its own.
 
 A whole one is launched by whoever starts it: the copies of its inputs, from the pinned memory that
 the request has, and one graph with the copies of the outputs in it. There are as many graphs as the
@@ -7,8 +7,8 @@ begins it without waiting for the host. On the device they have their memory in 
 order of the stream allows. A group has such graphs for each number of requests
 that its kernels are for, and a launch takes the smallest that fits.
 
-One in segments is launched segment by segment, and asked between them whether to pause: a thread
-waits for each.
+One in segments is a graph for each: where one has ended, who starts segments launches the one after
+the next, unless a pause is wanted.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from tunerd.artifacts.segments import Pauses, Recorded
+from tunerd.artifacts.segments import Cut
 from tunerd.colocation import artifacts
 from tunerd.colocation.groups import ForTenants
 from tunerd.colocation.places.base import Done, Fault, Told
-from tunerd.colocation.places.completions import Completions, Entry
-from tunerd.colocation.places.seat_thread import SeatThread
+from tunerd.colocation.places.completions import Completions, Entry, Launched
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.vocabulary import Arrays
 
 _TRIES = 5  # of a seat that was just loaded: the clocks of an idle GPU rise; the fastest counts
-_CLOSE_SECS = 5.0
 
 FaultOf = Callable[[BaseException], Fault]
 Requests = Sequence[tuple[str, Arrays]]  # of members
@@ -47,26 +45,31 @@ class Staged(Protocol):
     def read(self) -> Any: ...
 
 
-class Captured(Recorded, Protocol):
-    """What is cut into segments: a CapturedModel."""
+class Piece(Protocol):
+    """One of several graphs of a model: a MarkedGraph."""
 
-    def launch(self) -> None: ...
+    def launch(self, stream: int) -> None: ...
+    def is_done(self) -> bool: ...
+    def secs(self) -> float: ...
 
 
-class InSegments(Protocol):
-    """A capture that may pause: a SegmentedCapture."""
+class InPieces(Protocol):
+    """A member in segments: StagedSegments."""
 
     segment_secs: tuple[float, ...]
     ends: tuple[int, ...]
 
-    def __call__(self, inputs: Arrays, pauses: Pauses, /) -> Arrays: ...
+    @property
+    def pieces(self) -> Sequence[Piece]: ...
+    def launch(self, inputs: Arrays, stream: int) -> None: ...
+    def read(self) -> Arrays: ...
 
 
 class CudaModel(Protocol):
     """What a member is loaded as: a LoadedModel for a GPU."""
 
     def staged(self, stream: int, count: int = 1) -> Sequence[Staged]: ...
-    def captured(self, stream: int | None = None) -> Captured: ...
+    def staged_segments(self, stream: int, limits: Cut) -> InPieces: ...
 
 
 class CudaGroup(ForTenants, Protocol):
@@ -86,7 +89,7 @@ class Track:
         self.under_way: deque[_OnTrack] = deque()
 
     def add(
-        self, seat: _OnTrack, work: Staged, secs: float, ended: Callable[[Exception | None], None]
+        self, seat: _OnTrack, work: Launched, secs: float, ended: Callable[[Exception | None], None]
     ) -> None:
         self.under_way.append(seat)
         self._completions.add(self.line, Entry(work, secs, ended))
@@ -161,9 +164,8 @@ class _OnTrack(CudaSeat):
         told: Told,
     ) -> None:
         """Launch the first of those that are free, and tell what comes of it."""
-        if self._is_lost:  # with another, of which the scheduler hears next
-            seat = Seat(self._name, self.lane.name)
-            told(Fault("its lane was left to what hangs there", (seat,), is_own=False))
+        if self._is_lost:
+            told(self._lost())
             return
         staged, under_way = free.popleft(), self._track.under_way
 
@@ -185,6 +187,11 @@ class _OnTrack(CudaSeat):
             told(fault_of(error))
         else:
             self._track.add(self, staged, secs, ended)
+
+    def _lost(self) -> Fault:
+        """Say that it went with another, of which the scheduler hears next."""
+        seat = Seat(self._name, self.lane.name)
+        return Fault("its lane was left to what hangs there", (seat,), is_own=False)
 
     def _tried(self, staged: Staged, given: Any) -> float:
         """Launch what was just made some times; return the least seconds."""
@@ -272,52 +279,84 @@ class GroupSeat(_OnTrack):
         self._free.clear()
 
 
-class SegmentedSeat(CudaSeat):
-    """cut: makes segments of a capture. make_stream: on which it is, None for one of its own."""
+class SegmentedSeat(_OnTrack):
+    """Segments are launched one by one, and where no pause is wanted one behind the one that runs.
+
+    The first one alone: a pause that is asked for at once has no more before it.
+    """
 
     def __init__(
-        self,
-        member: Member,
-        lane: Lane,
-        model: CudaModel,
-        make_stream: Callable[[], int | None],
-        cut: Callable[[Captured, Arrays], InSegments],
+        self, member: Member, lane: Lane, model: CudaModel, track: Track, limits: Cut
     ) -> None:
-        self.lane = lane
-        self._member, self._model, self._make_stream, self._cut = member, model, make_stream, cut
-        self._thread = SeatThread(f"{member.name}@{lane.name}")
-        self._in_segments: InSegments | None = None
+        super().__init__(member.name, lane, track)
+        self._member, self._model, self._limits = member, model, limits
+        self._run: InPieces | None = None
+        self._is_wanted = False  # a pause
+        self._next = 0  # to be launched
 
     def load(self) -> tuple[float, ...]:
-        return self._thread.loaded(self._load)
+        run = self._model.staged_segments(self._track.capture_stream, self._limits)
+        self._run, self.ends = run, run.ends
+        return run.segment_secs
 
     def start(self, segment: int, inputs: Arrays, fault_of: FaultOf, told: Told) -> None:
-        run = self._in_segments
+        run, track = self._run, self._track
         assert run is not None
-        count = len(run.segment_secs)
-        self._thread.start(segment, count, lambda pauses: run(inputs, pauses), fault_of, told)
+        if self._is_lost:
+            told(self._lost())
+            return
+        under_way, last, secs = track.under_way, len(run.pieces) - 1, 0.0
+        self._is_wanted, self._next = False, segment
+        has_failed = False
+
+        def failed(error: Exception) -> None:
+            nonlocal has_failed
+            if not has_failed:  # what was launched behind fails as well
+                has_failed = True
+                told(fault_of(error))
+
+        def launch() -> None:
+            number, self._next = self._next, self._next + 1
+            try:
+                if number:
+                    run.pieces[number].launch(track.stream)
+                else:
+                    run.launch(inputs, track.stream)
+            except Exception as error:
+                failed(error)
+            else:
+                track.add(
+                    self, run.pieces[number], run.segment_secs[number],
+                    lambda error: ended(number, error),
+                )  # fmt: skip
+
+        def ended(number: int, error: Exception | None) -> None:
+            nonlocal secs
+            under_way.popleft()
+            if has_failed:
+                return
+            try:
+                if error is not None:
+                    raise error
+                secs += run.pieces[number].secs()
+                outputs = run.read() if number == last else None
+            except Exception as found:
+                failed(found)
+                return
+            is_alone = self._next == number + 1
+            if number == last or (is_alone and self._is_wanted):
+                told(Done(secs, outputs, number + 1 - segment))
+                return
+            while self._next <= min(last, number + 2) and not (self._is_wanted or has_failed):
+                launch()
+
+        launch()
 
     def pause(self) -> None:
-        self._thread.pause()
-
-    def leave(self) -> list[CudaSeat]:
-        self._thread.leave()
-        return [self]
+        self._is_wanted = True
 
     def anew(self) -> CudaSeat:
-        self._thread.leave()
-        return SegmentedSeat(self._member, self.lane, self._model, self._make_stream, self._cut)
+        return SegmentedSeat(self._member, self.lane, self._model, self._track, self._limits)
 
     def close(self) -> None:
-        self._thread.close(_CLOSE_SECS)
-
-    def _load(self) -> tuple[float, ...]:
-        captured = self._model.captured(self._make_stream())
-        inputs = artifacts.sample_inputs(self._member.artifact)
-        for _ in range(_TRIES):
-            captured.write(inputs)
-            captured.launch()
-            captured.read()
-        self._in_segments = self._cut(captured, inputs)
-        self.ends = self._in_segments.ends
-        return self._in_segments.segment_secs
+        self._run = None

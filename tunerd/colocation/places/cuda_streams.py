@@ -3,8 +3,8 @@
 A member is loaded once, its weights are shared by its seats. The hardware divides the GPU among
 the streams of lanes of the whole; a lane of less is a green context with SMs of its own. A kernel
 cannot be ended but with the process, and an error that leaves the context dead takes all seats with
-it: only a new process goes on then. Whole members need no threads, and a lane takes two of their
-requests at a time (places/cuda_seats.py).
+it: only a new process goes on then. Members need no threads, and a lane takes two requests of whole
+ones at a time (places/cuda_seats.py).
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from tunerd.artifacts import loading
-from tunerd.artifacts.segments import Cut, SegmentedCapture
+from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedPool
 from tunerd.colocation import artifacts
 from tunerd.colocation.groups import add_tenants, load_for_tenants
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
 from tunerd.colocation.places.completions import Completions, sleep_exactly
 from tunerd.colocation.places.cuda_seats import (
-    Captured,
     CudaGroup,
     CudaModel,
     CudaSeat,
     GroupSeat,
-    InSegments,
     SegmentedSeat,
     Track,
     WholeSeat,
@@ -63,12 +61,11 @@ class CudaStreamsPlace(Place):
         gpu: GpuContext | None = None,
         open_model: Callable[[Path], CudaModel] = loading.load,
         make_contexts: Callable[[], Contexts] = GreenContexts,
-        make_segments: Callable[[Captured, Arrays, Cut], InSegments] = SegmentedCapture,
         open_for_tenants: Callable[[Path], CudaGroup] = load_for_tenants,
     ) -> None:
         self._gpu = gpu or GpuContext()
         self._open_model = open_model
-        self._make_contexts, self._make_segments = make_contexts, make_segments
+        self._make_contexts = make_contexts
         self._contexts: list[Contexts] = []  # of each call of `cut`
         self._parts: dict[str, tuple[Contexts, Part]] = {}
         self._tracks: dict[str, Track] = {}
@@ -217,12 +214,8 @@ class CudaStreamsPlace(Place):
 
     def _made(self, member: Member, lane: Lane, cut: Cut | None) -> CudaSeat:
         model = self._models[member.name]
-
-        def segments(captured: Captured, inputs: Arrays) -> InSegments:
-            return self._make_segments(captured, inputs, math.inf if cut is None else cut)
-
         if cut is not None:
-            return SegmentedSeat(member, lane, model, lambda: self._own_stream(lane), segments)
+            return SegmentedSeat(member, lane, model, self._track(lane), cut)
         return WholeSeat(member, lane, model, self._track(lane), self.depth)
 
     def _own_stream(self, lane: Lane) -> int | None:
