@@ -19,6 +19,11 @@ _ALIGNMENT = 256  # bytes, of each array
 _POOL_BYTES, _POOL_ARRAYS = 64 << 20, 64  # at most, in one pool
 
 
+def bytes_of(spec: TensorSpec) -> int:
+    """Return the bytes of an array."""
+    return math.prod(spec.shape) * dtype_of(spec.dtype).itemsize
+
+
 class PinnedArrays(dict[str, np.ndarray[Any, Any]]):
     """Arrays by name in one piece of pinned memory. The calling thread has a context.
 
@@ -29,7 +34,7 @@ class PinnedArrays(dict[str, np.ndarray[Any, Any]]):
 
     def __init__(self, driver: Any, specs: Sequence[TensorSpec]) -> None:
         self._driver = driver
-        sizes = [math.prod(s.shape) * dtype_of(s.dtype).itemsize for s in specs]
+        sizes = [bytes_of(spec) for spec in specs]
         total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
         self._memory = checked(driver.cuMemHostAlloc(max(total, 1), _PORTABLE))
         self.places: dict[str, tuple[int, int]] = {}

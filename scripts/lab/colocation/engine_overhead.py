@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import json
 import tempfile
 import time
@@ -26,10 +25,10 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from lab.lab import write
+from tests.lib.fake_gpu import HostMemory
 from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.colocation import Engine, Plan, artifacts
@@ -73,22 +72,9 @@ class FreePlace(Place):
         return (seat,)
 
     def reload(self, seat: Seat) -> Loaded:
-        raise NotImplementedError
+        raise NotImplementedError("nothing is lost here")
 
     def close(self) -> None: ...
-
-
-class HostMemory:
-    """Memory that nobody has pinned, by the names of the driver."""
-
-    def __init__(self) -> None:
-        self._made: list[Any] = []
-
-    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[Any, int]:
-        self._made.append((ctypes.c_uint8 * size)())
-        return SimpleNamespace(name="CUDA_SUCCESS"), ctypes.addressof(self._made[-1])
-
-    def cuMemFreeHost(self, address: int) -> None: ...
 
 
 class SimulatedGpu(GpuContext):
@@ -150,7 +136,7 @@ class SimulatedModel:
         self._inputs, self._secs = artifacts.sample_inputs(folder), secs
 
     def staged_segments(self, stream: int, limits: Cut) -> InPieces:
-        raise NotImplementedError
+        raise NotImplementedError("members are whole here")
 
     def staged(self, stream: int, count: int = 1) -> tuple[SimulatedGraph, ...]:
         return tuple(SimulatedGraph(self._gpu, self._inputs, self._secs) for _ in range(count))

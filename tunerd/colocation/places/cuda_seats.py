@@ -4,8 +4,8 @@ A whole one is launched by whoever starts it: the copies of its inputs, from the
 the request has, and one graph with the copies of the outputs in it. There are as many graphs as the
 lane's depth, all on the lane's stream: the second is queued behind the first on the device, which
 begins it without waiting for the host. On the device they have their memory in common, which the
-order of the stream allows. A group has such graphs for each number of requests
-that its kernels are for, and a launch takes the smallest that fits.
+order of the stream allows. A group has such graphs for each number of requests that its kernels are
+for, and a launch takes the smallest that fits.
 
 One in segments is a graph for each: where one has ended, who starts segments launches the one after
 the next, unless a pause is wanted.

@@ -10,7 +10,6 @@ ones at a time (places/cuda_seats.py).
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import ClassVar, Protocol
 
 from tunerd.artifacts import loading
 from tunerd.artifacts.segments import Cut
-from tunerd.artifacts.staging import PinnedPool
+from tunerd.artifacts.staging import PinnedPool, bytes_of
 from tunerd.colocation import artifacts
 from tunerd.colocation.groups import add_tenants, load_for_tenants
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told
@@ -38,7 +37,6 @@ from tunerd.colocation.places.green_contexts import GreenContexts, Part
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.errors import HostError, InfrastructureError
-from tunerd.system.arrays import dtype_of
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _CLOSE_SECS = 5.0
@@ -122,10 +120,12 @@ class CudaStreamsPlace(Place):
         return self._loaded(Seat(group.name, lane.name), made, before)
 
     def holding(self, member: str, inputs: Arrays) -> Arrays:
-        return self._pool_of[member].holding(inputs)
+        pool = self._pool_of.get(member)  # none where it was closed meanwhile
+        return inputs if pool is None else pool.holding(inputs)
 
     def give_back(self, member: str, inputs: Arrays) -> None:
-        self._pool_of[member].give_back(inputs)
+        if (pool := self._pool_of.get(member)) is not None:
+            pool.give_back(inputs)
 
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         self._enter()
@@ -179,6 +179,7 @@ class CudaStreamsPlace(Place):
         self._models.clear()
         self._groups.clear()
         self._pools.clear()
+        self._pool_of.clear()
         tracks, self._tracks = self._tracks, {}
         for track in tracks.values():
             self._gpu.destroy_stream(track.stream)
@@ -190,9 +191,8 @@ class CudaStreamsPlace(Place):
         """Give a member's requests pinned memory, together with all that take such inputs."""
         specs = artifacts.inputs_of(kernels)
         if specs not in self._pools:
-            request_bytes = sum(math.prod(s.shape) * dtype_of(s.dtype).itemsize for s in specs)
             make = functools.partial(self._gpu.pinned, specs)
-            self._pools[specs] = PinnedPool(make, request_bytes)
+            self._pools[specs] = PinnedPool(make, sum(map(bytes_of, specs)))
         self._pool_of[member] = self._pools[specs]
 
     def _enter(self) -> None:
