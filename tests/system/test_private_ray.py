@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 import threading
 from contextlib import redirect_stdout
@@ -32,6 +33,8 @@ USES = {
     "asking for the node often": ("get_node",),
     "what is asked of the node": ("GlobalState", "_get_gcs_client_options"),
     "no agent that serves jobs": ("get_dashboard_dependency_error",),
+    "no agents": ("persist_port",),
+    "no command of agents": ("_build_python_executable_command_memory_profileable",),
     "no API server": ("Node.start_api_server",),
     "no monitors": ("Node.start_monitor", "Node.start_log_monitor"),
     "reading the token anew": ("Config.initialize", "AuthenticationTokenLoader.instance"),
@@ -55,6 +58,18 @@ def test_a_cluster_starts_without_a_private_name_of_ray(use: str) -> None:
         assert {"raylet", "gcs_server"} <= names(started)
     assert started.process.returncode == 0
     assert living(family) == []
+
+
+def test_a_private_cluster_runs_no_agent_of_ray() -> None:
+    with (
+        short_folder() as runtime,
+        child(CLUSTER, TUNERD_RUNTIME_FOLDER=str(runtime)) as started,
+    ):
+        commands = {p: p.cmdline() for p in started.family()}
+        idle = [p for p, c in commands.items() if any(w.endswith("idle_agent.py") for w in c[:4])]
+        assert len(idle) == 2
+        assert not [c for c in commands.values() if c and re.match("ray::.*Agent", c[0])]
+    assert living(idle) == []
 
 
 def test_a_cluster_starts_and_leaves_nothing_without_any_of_them() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
+from pathlib import Path
 from typing import Any
 
 from tunerd.errors import InfrastructureError
@@ -23,6 +25,16 @@ from tunerd.errors import InfrastructureError
 log = logging.getLogger(__name__)
 
 _NODE_LOOK_SECS = 0.02
+# The function that begins the command of each agent, and the files in which that leaves its ports.
+_COMMAND_OF_AGENT = "_build_python_executable_command_memory_profileable"
+_AGENT_PORTS = {
+    "PROCESS_TYPE_DASHBOARD_AGENT": (
+        "METRICS_AGENT_PORT_NAME",
+        "METRICS_EXPORT_PORT_NAME",
+        "DASHBOARD_AGENT_LISTEN_PORT_NAME",
+    ),
+    "PROCESS_TYPE_RUNTIME_ENV_AGENT": ("RUNTIME_ENV_AGENT_PORT_NAME",),
+}
 _TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -60,7 +72,8 @@ def bare() -> Iterator[None]:
     Without the API server, the autoscaler and the monitor of logs, which nobody asks here, Ray
     starts and ends seconds sooner (results, "What a start takes"). With Ray's extra `default`
     the agent of the node would serve jobs, on a fixed port that a second private cluster could not
-    have, and `include_dashboard` leaves out the page alone (node.py and services.py of Ray).
+    have, and `include_dashboard` leaves out the page alone (node.py and services.py of Ray). Where
+    nodes wait for files with their agents' ports, `idle_agent` writes them instead of agents.
     """
 
     def no_api_server(node: Any, *_: Any, **__: Any) -> None:
@@ -74,7 +87,10 @@ def bare() -> Iterator[None]:
             ("ray._private.node", "Node.start_api_server", no_api_server),
             ("ray._private.node", "Node.start_monitor", _nothing),
             ("ray._private.node", "Node.start_log_monitor", _nothing),
+            ("ray._private.services", _COMMAND_OF_AGENT, _idle_agents()),
         ):
+            if value is None:
+                continue
             if undo := _replace(module, name, value):
                 stack.callback(undo)
         yield
@@ -97,6 +113,29 @@ def _asked_often(get_node: Callable[[str, str], Any], gcs_address: str, node_id:
             raise RuntimeError(f"no node {node_id} yet")
         time.sleep(_NODE_LOOK_SECS)
     return get_node(gcs_address, node_id)
+
+
+def _idle_agents() -> Callable[..., list[str]] | None:
+    """Return what stands for the function that begins an agent's command; None: agents are Ray's.
+
+    Port files are of the Rays that have `persist_port`; earlier ones wait for the agents.
+    """
+    command: Any = _found("ray._private.services", _COMMAND_OF_AGENT)
+    names: dict[Any, list[Any]] = {
+        _found("ray._private.ray_constants", process): [_found("ray._raylet", p) for p in ports]
+        for process, ports in _AGENT_PORTS.items()
+    }
+    known = (_found("ray._raylet", "persist_port"), *names, *itertools.chain(*names.values()))
+    if command is None or None in known:
+        return None
+
+    def idle(component: str, *given: Any, **named: Any) -> list[str]:
+        if component not in names:
+            return list(command(component, *given, **named))
+        script = Path(__file__).with_name("idle_agent.py")
+        return [sys.executable, "-S", "-E", str(script), ",".join(names[component])]
+
+    return idle
 
 
 def _no_dashboard(*_: Any, **__: Any) -> ImportError:
