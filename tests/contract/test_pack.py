@@ -299,6 +299,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_for_one_core_and_two_are_packed_loaded_benched_and_compared(
     runs: dict[int, Path], tmp_path: Path, capsys: Captured
 ) -> None:

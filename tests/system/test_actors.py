@@ -193,6 +193,7 @@ def test_a_folder_that_its_driver_had_no_time_to_lock_goes_once_it_is_old(runtim
 # --- signals; of Ctrl-C, test_session.py -------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_signal_to_stop_drains_the_run_and_the_same_command_goes_on(
     runtime: Path, tmp_path: Path
 ) -> None:

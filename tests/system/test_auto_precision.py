@@ -179,6 +179,7 @@ def _facts(out: Path) -> Any:
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.usefixtures("kept_cluster")
+@pytest.mark.nightly
 def test_what_was_moved_aside_is_not_tried_again(
     net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,7 +249,10 @@ def tune(
 
 @pytest.mark.parametrize(
     ("kind", "device"),
-    [("simulated", "simulated device"), ("cpu", host.facts().cpu_model)],
+    [
+        pytest.param("simulated", "simulated device", marks=pytest.mark.nightly),
+        ("cpu", host.facts().cpu_model),
+    ],
 )
 def test_a_model_is_tuned_on_a_cluster_of_two_nodes(
     kind: str, device: str, cluster: Child, tiny: Path, tmp_path: Path
@@ -302,6 +305,7 @@ def test_a_token_that_is_missing_is_one_sentence(
     assert "does not let us in; set RAY_AUTH_TOKEN" in line
 
 
+@pytest.mark.nightly
 def test_a_cluster_that_asks_for_no_token_is_joined_with_a_warning(
     tiny: Path, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ main()
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_matrix_without_room_for_a_cell_ends_and_goes_on_with_room(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
     out = tmp_path / "m"

@@ -262,6 +262,7 @@ def workers(run: Run) -> set[str]:
         return {s.worker for s in store.spans() if s.items}
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_without_a_node_that_left_and_with_one_that_joined(
     run_in: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +357,7 @@ def test_a_driver_that_is_killed_while_ray_starts_leaves_nothing(
     assert outlived(folder) == []
 
 
+@pytest.mark.nightly
 def test_nothing_is_left_15_s_after_a_driver_or_a_raylet_was_killed(cut_off: Killed) -> None:
     assert cut_off.kills == {"driver": EACH, "raylet": EACH}
     assert cut_off.left == [[]] * len(cut_off.left)

@@ -244,6 +244,7 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.slow
 @needs_two_cores
+@pytest.mark.nightly
 def test_a_matrix_that_is_interrupted_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None:
     model, out = tmp_path / "net.onnx", tmp_path / "m"
     onnx.save(conv_net(), model)

@@ -89,6 +89,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_three_nights_tune_then_hit_the_store_then_fail_at_the_gate(pipeline: Pipeline) -> None:
     code, run, report = pipeline.night("first")
     assert (code, run["exit_code"], run["gate_exit_code"]) == (0, 0, None)

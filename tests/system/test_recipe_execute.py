@@ -251,6 +251,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_command_that_was_killed_leaves_no_run_and_goes_on(tmp_path: Path) -> None:
     model = tmp_path / "net.onnx"
     onnx.save(conv_net(), model)

@@ -87,6 +87,7 @@ def tune(out: Path, on_progress: Callable[[ProgressState], None] | None = None) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kept_cluster")
+@pytest.mark.nightly
 def test_the_same_call_goes_on_after_a_kill_and_leaves_a_right_artifact(tmp_path: Path) -> None:
     path = f"{ROOT}:{ROOT / 'scripts'}"
     killed = subprocess.run(

@@ -256,6 +256,7 @@ def test_a_run_whose_only_tuner_always_ends_stops_and_says_why(make_run: MakeRun
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_seed_repeats_a_run_on_simulated_slices_with_one_tuner(make_run: MakeRun) -> None:
     proposals = []
     for _ in range(2):

@@ -53,6 +53,7 @@ with SharedResources(plan.read(settings(50))) as shared:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_sessions_share_ray_and_its_tuners_and_leave_no_slice(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
     with short_folder() as runtime:

@@ -398,6 +398,7 @@ def test_watching_ends_with_the_run(folder: RunFolder, capsys: Captured) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_real_run_is_seen_alive_then_killed_then_finished(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
     options = ("--slice", "simulated", "--budget", "1h")  # it goes on while its status is asked for

@@ -467,6 +467,7 @@ def test_a_run_says_what_it_starts_from(measured: Tuned, warm: Tuned) -> None:
 
 
 @needs_two_cores
+@pytest.mark.nightly
 def test_a_run_that_goes_on_does_not_measure_again_what_it_started_from(
     tuned: Callable[..., Tuned], measured: Tuned, warm: Tuned
 ) -> None:
