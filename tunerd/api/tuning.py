@@ -46,6 +46,8 @@ class TuneOptions(TypedDict, total=False):
         Several sizes of a dimension are for `tunerd.tune_sizes`.
     tenants: how many models of this architecture one launch of the artifact serves, each with
         weights of its own. Several numbers are for `tunerd.tune_sizes`.
+    io_precision: "fp32" or "fp16", that inputs and outputs of floating point have; the file's types
+        if not given.
     precision: "fp32", "tf32", "fp16" or "bf16", that kernels compute in; as exported if not given.
         "auto": on a GPU the first of fp16, bf16, tf32 and fp32 whose outputs stay within 1% of an
         output's largest value, on CPUs fp32.
@@ -84,6 +86,7 @@ class TuneOptions(TypedDict, total=False):
     batch: int | Sequence[int]
     tenants: int | Sequence[int]
     precision: Literal["fp32", "tf32", "fp16", "bf16", "auto"]
+    io_precision: Literal["fp32", "fp16"]
     libraries: Sequence[Literal["cublaslt", "cudnn"]]
     inputs: StrPath
     values: Mapping[str, float]

@@ -26,6 +26,6 @@ def main() -> None:
     from tunerd.system.without_torch import keep_torch_from_tvm
 
     keep_torch_from_tvm()
-    # At its end Python looks for garbage among all that was imported: a third of a second, for nothing.
+    # At its end Python looks for garbage among all that was imported, a third of a second.
     atexit.register(gc.freeze)
     sys.exit(run(app, sys.argv[1:]))

@@ -15,6 +15,7 @@ from tunerd.errors import InputError, ModelError
 from tunerd.frontend.onnx.batch import exported_batch, open_batch_shapes, with_batch
 from tunerd.frontend.onnx.constants import fix_inputs
 from tunerd.frontend.onnx.file import read_proto
+from tunerd.frontend.onnx.io_types import with_io_precision
 from tunerd.frontend.onnx.memory import require_memory
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph, spec_of
 from tunerd.frontend.onnx.repairs import repaired, widened
@@ -47,6 +48,7 @@ def read_model(
     dims: Mapping[str, int] = MappingProxyType({}),
     batch: int | None = None,
     precision: str = "",
+    io_precision: str = "",
     constants: Mapping[str, float] = MappingProxyType({}),
     tenants: int = 1,
 ) -> FixedModel:
@@ -56,6 +58,7 @@ def read_model(
     dims: sizes by the name of an open dimension.
     batch: the leading dimension of every input, where it is open or other than the exported one.
     precision: fp32, tf32, fp16 or bf16, that kernels are to compute in; "": as exported.
+    io_precision: fp32 or fp16, that inputs and outputs of floating point have; "": the file's.
     constants: numbers by input name, of inputs that always have them.
     tenants: how many models of its architecture a kernel is to serve at once.
 
@@ -68,12 +71,19 @@ def read_model(
                 f"--shape, --dim, --batch and --constant are of ONNX files, and {path} is a Relax "
                 "module of fixed sizes; leave them out"
             )
+        if io_precision:
+            raise InputError(
+                f"--io-precision is of ONNX files, and {path} is a Relax module, with types of "
+                "its own; leave it out"
+            )
         module = RelaxGraph.read(path)
         inputs = module.inputs()
         return FixedModel(path.stem, module.digest, inputs, module, (), precision, tenants)
     proto, weights = read_proto(path)
     fixed = fix_inputs(proto, constants)
     widening = widened(proto)
+    if io_precision:
+        widening += with_io_precision(proto, io_precision)
     declared = declared_inputs(proto.graph)
     notes: tuple[str, ...] = ()
     if batch is None:

@@ -121,12 +121,14 @@ def refuse_other_run(found: RunFacts, asked: RunFacts, folder: Path | str) -> No
 
 
 def _sizes(facts: RunFacts) -> str:
-    """Return the flags that gave the model of a run its sizes."""
+    """Return the flags that gave the model of a run its sizes and types."""
     settings = facts.settings
     said = [f"--batch {settings['batch']}"] if settings.get("batch") is not None else []
     shapes = dict(settings.get("shapes") or {})
     said += [f"--shape {name}:{','.join(map(str, shape))}" for name, shape in shapes.items()]
     said += [f"--dim {name}={size}" for name, size in dict(settings.get("dims") or {}).items()]
+    if settings.get("io_precision"):
+        said.append(f"--io-precision {settings['io_precision']}")
     return f"with {' '.join(said)}" if said else "as exported"
 
 

@@ -53,6 +53,8 @@ def placed(
 ) -> tuple[Any, tuple[Any, ...]]:
     """Return a module in evaluation mode, and its inputs, on a device and in a precision.
 
+    Inputs of floating point get the type of the module's parameters.
+
     Args:
         precision: "fp32", "tf32", "fp16" or "bf16"; "" leaves the module as it is, and has no TF32.
         channels_last: whether tensors of four dimensions have their channels last.
@@ -62,9 +64,12 @@ def placed(
     set_precision(precision)
     module, tensors = module.eval().to(device), [x.to(device) for x in inputs]
     if precision in _HALF:
-        half = getattr(torch, _HALF[precision])
-        module = module.to(half)
-        tensors = [x.to(half) if x.is_floating_point() else x for x in tensors]
+        dtype = getattr(torch, _HALF[precision])
+        module = module.to(dtype)
+    else:
+        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+    if dtype is not None:
+        tensors = [x.to(dtype) if x.is_floating_point() else x for x in tensors]
     if channels_last:
         last = torch.channels_last
         module = module.to(memory_format=last)

@@ -237,6 +237,7 @@ def read(settings: TuneSettings) -> FixedModel:
         dims=settings.dims,
         batch=settings.batch,
         precision=settings.precision or "",
+        io_precision=settings.io_precision or "",
         constants=settings.constants,
         tenants=settings.lanes or 1,
     )

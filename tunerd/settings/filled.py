@@ -67,6 +67,7 @@ def _default_out(values: Mapping[str, Any]) -> Path:
         tenants=texts.tenants(values.get("tenants", ())),
     )
     precision = f"-{values['precision']}" if values.get("precision") else ""
+    precision += f"-io-{values['io_precision']}" if values.get("io_precision") else ""
     return Path("runs") / f"{name}{precision}-{unit}{values.get(f'{unit}_pct')}"
 
 

@@ -125,6 +125,13 @@ class TuneSettings(BaseModel):
             takes=Literal["fp32", "tf32", "fp16", "bf16", "auto"],
         ),
     ] = None
+    io_precision: Annotated[
+        Literal["fp32", "fp16"] | None,
+        Option(
+            "What inputs and outputs of floating point are given and taken in: fp32, fp16. "
+            "[default: the file's types]"
+        ),
+    ] = None
     libraries: Annotated[
         tuple[Library, ...],
         Option(

@@ -30,7 +30,9 @@ from tunerd.artifacts.super_model import SuperModel
 from tunerd.errors import InputError, WrongResultError
 from tunerd.frontend.kernels import Kernels, kernels_of
 from tunerd.frontend.model import read_model
+from tunerd.frontend.onnx.io_types import io_precision_of
 from tunerd.frontend.relax.precision import narrowed
+from tunerd.frontend.relax.relax_graph import SUFFIX
 from tunerd.frontend.tasks import architecture_of
 from tunerd.records.paths import Paths
 from tunerd.runs.finals.verify import expected_of
@@ -109,7 +111,10 @@ def _kernels_like(path: Path, artifact: Path, said: Manifest) -> Kernels:
     precision = said["precision"] if said["precision"] != "as exported" else ""
     shapes = {spec["name"]: tuple(spec["shape"]) for spec in said["inputs"]}
     target = TargetSpec(said["target"]["kind"], said["target"]["json"])
-    kernels = kernels_of(read_model(path, shapes=shapes, precision=precision), target)
+    dtypes = [spec["dtype"] for spec in (*said["inputs"], *said["outputs"])]
+    io_precision = "" if path.suffix == SUFFIX else io_precision_of(dtypes)
+    model = read_model(path, shapes=shapes, precision=precision, io_precision=io_precision)
+    kernels = kernels_of(model, target)
     if architecture_of(kernels.lowered) == said["architecture"]:
         return kernels
     raise InputError(

@@ -7,6 +7,7 @@ Put this folder on such a process's path. A module that a test writes computes i
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,6 +67,9 @@ class Module:
 
     def eval(self) -> Module:
         return self
+
+    def parameters(self) -> Iterator[Tensor]:
+        return iter(())
 
     def to(self, *place: Any, memory_format: str = "") -> Module:
         return self

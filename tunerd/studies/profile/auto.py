@@ -148,6 +148,7 @@ def _subject(settings: TuneSettings) -> Subject:
         shapes=settings.shapes,
         dims=settings.dims,
         precision=settings.precision or "",
+        io_precision=settings.io_precision or "",
         constants=settings.constants,
     )
 

@@ -76,11 +76,13 @@ def subject_of_model(
     shapes: Mapping[str, Shape] = MappingProxyType({}),
     dims: Mapping[str, int] = MappingProxyType({}),
     precision: str = "",
+    io_precision: str = "",
     constants: Mapping[str, float] = MappingProxyType({}),
 ) -> Subject:
     """Read an ONNX file for each batch, the exported one if none is named.
 
     precision: fp32, tf32, fp16 or bf16, that kernels compute in; "": as exported.
+    io_precision: fp32 or fp16, that inputs and outputs have; "": the file's.
     constants: numbers of inputs that always have them.
 
     Raises ModelError where the file cannot be used, also where its graph does not allow a batch.
@@ -89,7 +91,13 @@ def subject_of_model(
     wanted: list[int | None] = [*sorted(set(batches))] or [None]
     for batch in wanted:
         model = read_model(
-            path, shapes=shapes, dims=dims, batch=batch, precision=precision, constants=constants
+            path,
+            shapes=shapes,
+            dims=dims,
+            batch=batch,
+            precision=precision,
+            io_precision=io_precision,
+            constants=constants,
         )
         models.append((batch_of(model.inputs) if batch is None else batch, model))
     # One digest for any batches: another call may add one.
@@ -97,7 +105,7 @@ def subject_of_model(
         content = hashlib.file_digest(file, "sha256")
     content.update(repr((sorted(shapes.items()), sorted(dims.items()))).encode())
     # Nothing where they are as exported, as in older profiles.
-    content.update(f"{precision}{sorted(constants.items()) or ''}".encode())
+    content.update(f"{precision}{io_precision}{sorted(constants.items()) or ''}".encode())
     return Subject(models[0][1].name, content.hexdigest(), False, "", tuple(models))
 
 
