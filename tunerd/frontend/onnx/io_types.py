@@ -77,7 +77,7 @@ def io_precision_of(dtypes: Iterable[str]) -> str:
 
 
 def _names(graph: onnx.GraphProto) -> set[str]:
-    found = set()
+    found: set[str] = set()
     for each in subgraphs(graph):
         found.update(v.name for v in (*each.input, *each.output, *each.initializer))
         found.update(name for node in each.node for name in (*node.input, *node.output))
