@@ -94,6 +94,14 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+def connections(process: psutil.Process) -> list[psutil._common.pconn]:
+    """Return the sockets of a process; none of one that has just ended."""
+    try:
+        return list(process.net_connections("inet"))
+    except psutil.Error:
+        return []
+
+
 def living(processes: list[psutil.Process]) -> list[str]:
     """Wait for processes to end, and describe those that do not."""
     _, alive = psutil.wait_procs(processes, timeout=GONE_SECS)

@@ -22,7 +22,15 @@ import psutil
 import pytest
 
 from tests.lib.models import conv_net
-from tests.lib.ray_processes import DRIVER, Child, child, clean_environment, living, short_folder
+from tests.lib.ray_processes import (
+    DRIVER,
+    Child,
+    child,
+    clean_environment,
+    connections,
+    living,
+    short_folder,
+)
 from tunerd.cluster import ray_cluster
 from tunerd.cluster.actor_bodies import WorkerReply
 from tunerd.cluster.connection import gpu_ids
@@ -76,7 +84,7 @@ def test_every_socket_of_every_process_is_on_loopback(driver: Child) -> None:
     open_sockets = [
         connection
         for process in driver.family()
-        for connection in process.net_connections("inet")
+        for connection in connections(process)
         if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM
     ]
     addresses = {c.laddr.ip.removeprefix("::ffff:") for c in open_sockets if c.laddr}
@@ -98,7 +106,7 @@ def test_no_dashboard_answers_and_no_usage_is_reported(driver: Child) -> None:
     for port in {
         c.laddr.port
         for p in driver.family()
-        for c in p.net_connections("inet")
+        for c in connections(p)
         if c.status == psutil.CONN_LISTEN
     }:
         request = urllib.request.Request(

@@ -159,6 +159,7 @@ def test_a_folder_that_no_run_may_use_is_refused_before_it_is_measured_for(
 
 
 @pytest.mark.usefixtures("knee_at_40")
+@pytest.mark.nightly
 def test_a_run_with_an_automatic_share_is_tuned_at_it_and_says_how_right_it_was(
     net: Path, tmp_path: Path, capsys: Captured
 ) -> None:

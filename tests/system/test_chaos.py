@@ -27,6 +27,8 @@ from tests.lib.ray_processes import short_folder
 from tunerd.errors import ExitCode
 
 QUIET = "0"
+pytestmark = pytest.mark.nightly
+
 SEEDS = ("1", "2") if IS_NIGHTLY else ("1",)
 LEAST_FAULTS = 500  # of each run
 # What may differ between two runs: when, where, and after how many losses.

@@ -60,6 +60,7 @@ def runners(run: Run) -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of others are Linux's")
+@pytest.mark.nightly
 def test_a_run_whose_runners_cannot_write_ends_and_goes_on_with_room(tmp_path: Path) -> None:
     onnx.save(conv_net(), tmp_path / "net.onnx")
     tuned = Run(tmp_path / "run", tmp_path / "net.onnx", ("--trials", "24", "--tuners", "1"))

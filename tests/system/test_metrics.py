@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from tests.lib.models import conv_net
-from tests.lib.ray_processes import Child, child, living, short_folder
+from tests.lib.ray_processes import Child, child, connections, living, short_folder
 from tests.lib.tune_process import Run
 from tunerd.records import Store
 from tunerd.telemetry.metrics import CATALOG, COMMON_LABELS, Metrics, Name
@@ -344,7 +344,7 @@ def test_a_cluster_that_is_scraped_listens_on_loopback_alone(scraped: Scraped) -
     addresses = {
         c.laddr.ip.removeprefix("::ffff:")
         for p in scraped.cluster.family()
-        for c in p.net_connections("inet")
+        for c in connections(p)
         if c.status == psutil.CONN_LISTEN
     }
     assert addresses == {"127.0.0.1"}

@@ -124,22 +124,26 @@ def life(cluster: JobCluster, tmp_path_factory: pytest.TempPathFactory) -> Life:
     return found
 
 
+@pytest.mark.nightly
 def test_a_second_job_in_the_same_run_folder_is_refused(life: Life) -> None:
     last = life.logs["second"].splitlines()[-1]
     assert "life is in use by the tunerd with pid" in last
     assert "wait until it ends" in last
 
 
+@pytest.mark.nightly
 def test_the_exit_code_of_tunerd_is_in_the_job_s_status(life: Life) -> None:
     details = life.details["second"]
     assert (details["status"], details["driver_exit_code"]) == ("FAILED", ExitCode.BAD_FOLDER)
     assert f"exit code {int(ExitCode.BAD_FOLDER)}" in details["message"]
 
 
+@pytest.mark.nightly
 def test_the_job_of_a_driver_that_was_killed_has_failed(life: Life) -> None:
     assert life.details["crashed"]["status"] == "FAILED"
 
 
+@pytest.mark.nightly
 def test_a_job_that_is_stopped_drains_and_ends_with_16(life: Life) -> None:
     assert life.details["stopped"]["status"] == "STOPPED"
     assert "stopped on request; what was measured is stored" in life.logs["stopped"]
@@ -147,6 +151,7 @@ def test_a_job_that_is_stopped_drains_and_ends_with_16(life: Life) -> None:
     assert TrialState.RUNNING not in life.states["stopped"]
 
 
+@pytest.mark.nightly
 def test_a_job_that_is_submitted_again_goes_on_and_pays_nothing_twice(life: Life) -> None:
     last = life.ended["finished"]
     for name in ("crashed", "stopped"):
@@ -156,12 +161,14 @@ def test_a_job_that_is_submitted_again_goes_on_and_pays_nothing_twice(life: Life
     assert len(last) >= len(life.ended["stopped"]) + FEW
 
 
+@pytest.mark.nightly
 def test_a_job_with_an_artifact_succeeds_if_its_shell_says_so(life: Life) -> None:
     assert life.details["finished"]["status"] == "SUCCEEDED", life.logs["finished"]
     assert life.waited is not None
     assert life.waited.returncode == 0
 
 
+@pytest.mark.nightly
 def test_a_job_tunes_on_all_nodes_of_its_own_cluster(cluster: JobCluster, life: Life) -> None:
     assert (cluster.folder / "life" / "artifact" / "manifest.json").exists(), life.logs
     with Store.read(cluster.folder / "life") as store:
@@ -169,6 +176,7 @@ def test_a_job_tunes_on_all_nodes_of_its_own_cluster(cluster: JobCluster, life: 
     assert tuners == {"tuner-0-0", "tuner-1-0"}  # one on each node
 
 
+@pytest.mark.nightly
 def test_a_job_s_log_has_lines_and_no_live_display(life: Life) -> None:
     lines = life.logs["finished"].splitlines()
     said = [line for line in lines if line.startswith("tunerd: ")]
@@ -180,6 +188,7 @@ def test_a_job_s_log_has_lines_and_no_live_display(life: Life) -> None:
     assert set(said) <= set(life.waited.stdout.splitlines())
 
 
+@pytest.mark.nightly
 def test_the_token_is_in_no_log_and_no_file(cluster: JobCluster, life: Life) -> None:
     assert cluster.token not in "".join(life.logs.values())
     for path in (cluster.folder / "life").rglob("*"):

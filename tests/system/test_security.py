@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.lib.models import conv_net
-from tests.lib.ray_processes import clean_environment, short_folder
+from tests.lib.ray_processes import clean_environment, connections, short_folder
 from tests.lib.tune_process import Run
 from tests.system.test_host import H200
 from tunerd.doctor import checks
@@ -63,13 +63,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         code, _, said = run.end()
         assert code < 10, said
     return Seen(sockets, run.folder)
-
-
-def connections(process: psutil.Process) -> list[psutil._common.pconn]:
-    try:
-        return list(process.net_connections("inet"))
-    except psutil.Error:  # it has just ended
-        return []
 
 
 def test_no_process_of_a_run_listens_beyond_loopback(seen: Seen) -> None:
