@@ -314,6 +314,7 @@ def _build_secs(level: Path) -> dict[str, tuple[str, float | None]]:
 @pytest.mark.slow
 @needs_two_cores
 @pytest.mark.usefixtures("kept_cluster")
+@pytest.mark.nightly
 def test_independent_shares_have_all_trials_and_their_own_kernels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -362,6 +362,7 @@ def test_a_device_on_which_everything_faults_ends_the_run(
 
 
 @pytest.mark.usefixtures("faulty_slice")
+@pytest.mark.nightly
 def test_a_run_goes_on_without_a_device_on_which_everything_faults(
     model: Path, tmp_path: Path, capsys: Captured
 ) -> None:

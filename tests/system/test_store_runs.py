@@ -24,9 +24,12 @@ from tunerd.system import host
 TRIALS = 40
 SECRETS = (PASSWORD, quote(PASSWORD, safe=""), PASSWORD[:6])
 
-pytestmark = pytest.mark.skipif(
-    host.facts().usable_cores < 2, reason="these runs use two slices of a core each"
-)
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(
+        host.facts().usable_cores < 2, reason="these runs use two slices of a core each"
+    ),
+]
 
 
 @dataclass(frozen=True)

@@ -440,6 +440,7 @@ def warm(tuned: Callable[..., Tuned], measured: Tuned) -> Tuned:
 
 
 @needs_two_cores
+@pytest.mark.nightly
 def test_a_run_measures_first_what_was_best_at_another_share(measured: Tuned, warm: Tuned) -> None:
     ranked = sorted(measured.trials(), key=lambda r: r.run_secs or 1.0)
     assert warm.trials()[0].candidate.recipe == ranked[0].candidate.recipe

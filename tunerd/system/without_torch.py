@@ -3,6 +3,10 @@
 TVM imports PyTorch wherever it is installed, to pass PyTorch's tensors faster (tvm_ffi/__init__.py
 and tvm/relax/base_py_module.py). No tensor here is PyTorch's, and the import is most of what a
 slice's runner starts with (results, "What a start takes").
+
+Nor does TVM find its own `disco` there. It imports that before the library that it is of is loaded,
+fails, and goes on without it (tvm/runtime/__init__.py). To fail takes a quarter of a second, in
+which all libraries are read for the backtrace of an error that nobody sees.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ class _WithoutTorch(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> None:
+        if fullname == "tvm.runtime.disco":
+            raise ModuleNotFoundError("TVM does without it, sooner so", name=fullname)
         if fullname == "torch" and _importer().partition(".")[0] in ("tvm", "tvm_ffi"):
             raise ModuleNotFoundError("TVM does without PyTorch here", name="torch")
 

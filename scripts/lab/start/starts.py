@@ -3,10 +3,10 @@
 
     scripts/lab/start/starts.py --repeats 10 --out start.json
 
-The cluster as tunerd has it and as Ray comes, TVM's runtime alone, all of TVM and, where PyTorch
-is installed, TVM's runtime with what it imports of that; each in a new process, in turns. The start
-of a cluster is over when a task has answered. Writes every sample, with the processes that there
-are a second later, their memory and the time that they have had of the cores.
+The cluster as tunerd has it, with Ray's agents, and as Ray comes, TVM's runtime alone, all of TVM
+and, where PyTorch is installed, TVM's runtime with what it imports of that; each in a new process,
+in turns. The start of a cluster is over when a task has answered. Writes every sample, with the
+processes that there are a second later, their memory and the time that they have had of the cores.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ TICK = os.sysconf("SC_CLK_TCK")
 Sample = dict[str, float]
 
 
-def cluster(is_bare: bool) -> Sample:
+def cluster(is_bare: bool, *, has_agents: bool = False) -> Sample:
     """Start a cluster in this process, and end it."""
     from tunerd.cluster import private_ray
     from tunerd.cluster.ray_cluster import Cluster
 
     if not is_bare:
         private_ray.bare = contextlib.nullcontext  # type: ignore[assignment]
+    if has_agents:
+        private_ray._idle_agents = lambda: None
     since = time.monotonic()
     with Cluster(address=None, run="start", cpus=host.facts().usable_cores, gpus=0) as started:
         remote: Any = started._ray.remote(_answer)
@@ -68,6 +70,7 @@ def runner(is_runtime: bool, *, has_torch: bool = False) -> Sample:
 
 WAYS: dict[str, Callable[[], Sample]] = {
     "cluster, as Ray comes": lambda: cluster(False),
+    "cluster, bare, with agents": lambda: cluster(True, has_agents=True),
     "cluster, bare": lambda: cluster(True),
     "runner, all of TVM": lambda: runner(False),
     "runner, its runtime": lambda: runner(True),

@@ -6,8 +6,9 @@
 Exports six models of torchvision and transformers with random weights, tunes each with
 `tunerd tune`, and then, in one process per model under the same MPS cap, times in turns: PyTorch
 eager in fp32, TF32 and fp16 in either memory layout, torch.compile (max-autotune) in fp16, each as
-one CUDA graph, and the tuned artifact. All are ready before the first sample is taken; a sample is
-the mean of as many inferences in a row as fill 5 ms, with the inputs on the device.
+one CUDA graph, TensorRT where `pip install tensorrt` was done, and the tuned artifact. All are
+ready before the first sample is taken; a sample is the mean of as many inferences in a row as fill
+5 ms, with the inputs on the device.
 
 Runs where PyTorch, torchvision, transformers and one NVIDIA GPU are. Writes comparison.json with
 every sample, the seconds that tuning and compiling took and the facts of the host, and
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import statistics
@@ -33,6 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from lab.lab import made_by, ratio, table, write
+from lab.tensor_cores.tensorrt_engine import engine_of
 from tunerd.runner.pytorch import TimedCall, as_graph, compiled, placed
 
 MODELS = (
@@ -105,12 +108,15 @@ def enliven(model: Any, images: Any) -> None:
                 parameter.normal_(0, 0.02)
 
 
-def export(name: str, batch: int, path: Path) -> None:
+def export(name: str, batch: int, path: Path, *, half: bool = False) -> None:
     import torch
 
     model, inputs, names = build(name, batch)
     if name != "bert_base":
         enliven(model, inputs[0])
+    if half:
+        model = model.half()
+        inputs = tuple(x.half() if x.is_floating_point() else x for x in inputs)
     with torch.no_grad():
         torch.onnx.export(
             model,
@@ -158,6 +164,15 @@ class Contenders:
     def compiled(self, precision: str) -> Callable[[int], float]:
         module, inputs = self._placed(precision, channels_last=True)
         return self._timed(as_graph(compiled(module), inputs))
+
+    def tensorrt(self, path: Path, precision: str) -> Callable[[int], float]:
+        _, inputs, _ = build(self._name, self._batch)
+        if precision == "fp16":
+            path = path.with_stem(f"{path.stem}-fp16")
+            if not path.exists():
+                export(self._name, self._batch, path, half=True)
+        call = engine_of(path, [x.cuda() for x in inputs], tf32=precision == "tf32")
+        return self._timed(as_graph(call, ()))
 
     def artifact(self, folder: Path) -> Callable[[int], float]:
         import numpy as np
@@ -212,6 +227,11 @@ def inside(options: argparse.Namespace) -> None:
             contenders.add(f"eager {precision}{layout}", make)
     if options.compile:
         contenders.add("compiled fp16", lambda: contenders.compiled("fp16"))
+    if importlib.util.find_spec("tensorrt"):
+        path = exported(options, options.inside)
+        for precision in EAGER:
+            make = functools.partial(contenders.tensorrt, path, precision)
+            contenders.add(f"TensorRT {precision}", make)
     secs = contenders.sampled(options.rounds)
     found = {
         "median_secs": {label: statistics.median(samples) for label, samples in secs.items()},
@@ -322,7 +342,10 @@ def measure(options: argparse.Namespace, name: str, env: dict[str, str]) -> dict
 def shown(document: dict[str, Any]) -> str:
     """Return medians in ms, and how many times faster tuned models are than the best others."""
     tuned = f"tunerd {document['precision']}"
-    labels = ("eager fp32", "eager tf32", "eager fp16", "compiled fp16", tuned)
+    labels = ["eager fp32", "eager tf32", "eager fp16", "compiled fp16", tuned]
+    measured = [found["measured"].get("secs", {}) for found in document["models"].values()]
+    if any("TensorRT" in label for secs in measured for label in secs):
+        labels.insert(-1, "TensorRT")
     heads = ("ms", *labels, "faster than the best of the others", "tuning")
     lines = []
     for name, found in document["models"].items():

@@ -7,6 +7,7 @@ it changes the constants below as soon as their module has been imported.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 from collections.abc import Callable, Sequence
@@ -67,4 +68,5 @@ class _Finder(MetaPathFinder):
 
 # Imports make many objects and no garbage: looking for it took a seventh of them.
 gc.set_threshold(100_000, 20, 50)
+atexit.register(gc.freeze)
 sys.meta_path.insert(0, _Finder())
