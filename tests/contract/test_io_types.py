@@ -46,6 +46,7 @@ def proto() -> onnx.ModelProto:
             VALUE("w", TensorProto.FLOAT, [3]),  # a weight
         ],
         [numpy_helper.from_array(np.array([0.1, 2, -3], "f4"), "w")],
+        value_info=[VALUE("y", TensorProto.FLOAT, SHAPE)],  # as some exporters say once more
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 

@@ -61,7 +61,7 @@ def test_tvm_by_itself_imports_torch(machine: Machine) -> None:
 
 def test_tvm_finds_no_torch_and_others_do(machine: Machine) -> None:
     keep = "from tunerd.system.without_torch import keep_torch_from_tvm as keep; keep(); keep()"
-    machine.python("-c", f"{keep}; import tvm, tvm.relax")
+    machine.python("-c", f"{keep}; import tvm, tvm.relax; assert tvm.runtime.disco is None")
     assert not machine.imports()
     machine.python("-c", f"{keep}\ntry: import torch\nexcept ImportError: pass")
     assert machine.imports() == 1

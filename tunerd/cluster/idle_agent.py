@@ -7,7 +7,6 @@ the arguments of the agent before whose script it stands; it imports nothing tha
 """
 
 import os
-import signal
 import sys
 import time
 
@@ -26,7 +25,6 @@ def main() -> None:
         with open(f"{path}.new", "w") as file:
             file.write(str(UNUSED))
         os.replace(f"{path}.new", path)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while os.getppid() == parent:
         time.sleep(_LOOK_SECS)
 

@@ -18,7 +18,9 @@ from types import ModuleType
 
 
 def keep_torch_from_tvm() -> None:
-    """Let TVM, and nobody else in this process, find no PyTorch. Call it before TVM is imported.
+    """Let TVM, and nobody else in this process, find no PyTorch, and no `disco`.
+
+    Call it before TVM is imported.
 
     Not for processes of users, who may give their tensors to TVM: `tunerd.load` does not call it.
     """

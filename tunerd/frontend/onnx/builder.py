@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS, replace_nodes
+from tunerd.frontend.onnx.graphs import STANDARD_DOMAINS, names_made, rename_inputs, replace_nodes
 from tunerd.frontend.onnx.weights import values_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Builder:
             if node.op_type == "Constant" and node.attribute[0].HasField("t"):
                 self._tensors[node.output[0]] = node.attribute[0].t
         self._made: dict[str, np.ndarray] = {}  # constants that were written
-        self._taken = {*self._types, *self._tensors, *_names(self.graph)}
+        self._taken = {*self._types, *self._tensors, *names_made(self.graph)}
 
     # --- what is known
 
@@ -152,7 +152,7 @@ class Builder:
         """Write a node of another graph, whose values have other `names` here; its own get some."""
         new = type(node)()
         new.CopyFrom(node)
-        _rename_inputs(new, names)
+        rename_inputs(new, names)
         for i, output in enumerate(node.output):
             if output:
                 new.output[i] = names[output] = self._fresh(output)
@@ -236,22 +236,3 @@ def _text(value: Any) -> Any:
 def inputs_of(node: onnx.NodeProto, count: int) -> list[str]:
     """Return the names of a node's inputs, "" for those that it does not have."""
     return [*node.input, *[""] * (count - len(node.input))]
-
-
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    for node in graph.node:
-        yield from node.output
-
-
-def _rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Rename what a node reads, and what its subgraphs read from outside of them."""
-    for i, name in enumerate(node.input):
-        node.input[i] = names.get(name, name)
-    for attribute in node.attribute:
-        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-            own = {v.name for v in (*graph.input, *graph.initializer)} | set(_names(graph))
-            outer = {k: v for k, v in names.items() if k not in own}
-            for inner in graph.node:
-                _rename_inputs(inner, outer)
-            for output in graph.output:
-                output.name = outer.get(output.name, output.name)

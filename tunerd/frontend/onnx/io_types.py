@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tunerd.errors import InputError
-from tunerd.frontend.onnx.graphs import subgraphs
-from tunerd.vocabulary import FP32
+from tunerd.frontend.onnx.graphs import names_made, rename_inputs, replace_nodes, subgraphs
+from tunerd.vocabulary import FP16, FP32
 
 if TYPE_CHECKING:
     import onnx
 
 # NumPy has no bfloat16, and TF32 is no type that is stored.
-_TYPES = {FP32: ("float32", "FLOAT"), "fp16": ("float16", "FLOAT16")}
+_TYPES = {FP32: ("float32", "FLOAT"), FP16: ("float16", "FLOAT16")}
 
 
 def with_io_precision(proto: onnx.ModelProto, precision: str) -> tuple[str, ...]:
@@ -29,41 +29,46 @@ def with_io_precision(proto: onnx.ModelProto, precision: str) -> tuple[str, ...]
     name, wanted = _TYPES[precision][0], getattr(TensorProto, _TYPES[precision][1])
     others = {getattr(TensorProto, each) for _, each in _TYPES.values()} - {wanted}
     graph = proto.graph
-    taken = _names(graph)
-    is_given = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in is_given]
+    given = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in given]
     if all(v.type.tensor_type.elem_type not in (*others, wanted) for v in (*inputs, *graph.output)):
         raise InputError(
             "--io-precision changes inputs and outputs of float32 and float16, and the model has "
             "none; leave it out"
         )
+    taken = {*given, *(v.name for v in graph.input)}
+    taken.update(name for each in subgraphs(graph) for name in names_made(each))
+    inner: dict[str, str] = {}  # names of what stays as exported
     before, after, changed = [], [], []
+
+    def apart(name: str) -> str:
+        inner[name] = f"{name}_as_exported"
+        while inner[name] in taken:
+            inner[name] += "_"
+        taken.add(inner[name])
+        return inner[name]
+
     for value in inputs:
         exported = value.type.tensor_type.elem_type
         if exported in others:
-            inner = _fresh(f"{value.name}_as_exported", taken)
-            _rename_uses(graph, value.name, inner)
-            before.append(helper.make_node("Cast", [value.name], [inner], inner, to=exported))
+            own = apart(value.name)
+            before.append(helper.make_node("Cast", [value.name], [own], own, to=exported))
             value.type.tensor_type.elem_type = wanted
             changed.append(value.name)
     passed_on = {value.name for value in graph.input}
     for value in graph.output:
-        if value.type.tensor_type.elem_type not in others:
-            continue
-        value.type.tensor_type.elem_type = wanted
-        changed.append(value.name)
-        if value.name in passed_on:  # an input as it is, which has its new type already
-            continue
-        inner = _fresh(f"{value.name}_as_exported", taken)
-        _rename_uses(graph, value.name, inner)
-        for node in graph.node:
-            _replace(node.output, value.name, inner)
-        for tensor in graph.initializer:
-            tensor.name = inner if tensor.name == value.name else tensor.name
-        after.append(helper.make_node("Cast", [inner], [value.name], inner, to=wanted))
-    nodes = [*before, *graph.node, *after]
-    del graph.node[:]
-    graph.node.extend(nodes)
+        if value.type.tensor_type.elem_type in others:
+            value.type.tensor_type.elem_type = wanted
+            changed.append(value.name)
+            if value.name not in passed_on:  # else it has its new type already
+                own = apart(value.name)
+                after.append(helper.make_node("Cast", [own], [value.name], own, to=wanted))
+    for node in graph.node:
+        rename_inputs(node, inner)
+        node.output[:] = [inner.get(name, name) for name in node.output]
+    for held in (*graph.initializer, *graph.value_info):
+        held.name = inner.get(held.name, held.name)
+    replace_nodes(graph, [*before, *graph.node, *after])
     return (f"{', '.join(changed)}: of {name}, as --io-precision says",) if changed else ()
 
 
@@ -74,33 +79,3 @@ def io_precision_of(dtypes: Iterable[str]) -> str:
     """
     floating = set(dtypes) & dict(_TYPES.values()).keys()
     return next((p for p, (name, _) in _TYPES.items() if floating == {name}), "")
-
-
-def _names(graph: onnx.GraphProto) -> set[str]:
-    found: set[str] = set()
-    for each in subgraphs(graph):
-        found.update(v.name for v in (*each.input, *each.output, *each.initializer))
-        found.update(name for node in each.node for name in (*node.input, *node.output))
-    return found
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
-
-
-def _rename_uses(graph: onnx.GraphProto, name: str, new: str) -> None:
-    for each in subgraphs(graph):
-        for node in each.node:
-            _replace(node.input, name, new)
-        if each is not graph:
-            for value in each.output:
-                value.name = new if value.name == name else value.name
-
-
-def _replace(names: Sequence[str], name: str, new: str) -> None:
-    for nth, each in enumerate(names):
-        if each == name:
-            names[nth] = new  # type: ignore[index]  # protobuf's list

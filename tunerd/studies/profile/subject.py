@@ -105,7 +105,8 @@ def subject_of_model(
         content = hashlib.file_digest(file, "sha256")
     content.update(repr((sorted(shapes.items()), sorted(dims.items()))).encode())
     # Nothing where they are as exported, as in older profiles.
-    content.update(f"{precision}{io_precision}{sorted(constants.items()) or ''}".encode())
+    io = f" io {io_precision}" if io_precision else ""
+    content.update(f"{precision}{io}{sorted(constants.items()) or ''}".encode())
     return Subject(models[0][1].name, content.hexdigest(), False, "", tuple(models))
 
 
