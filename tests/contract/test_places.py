@@ -35,7 +35,7 @@ from tunerd.colocation.places.in_process import InProcessPlace
 from tunerd.colocation.places.mps import MpsPlace
 from tunerd.colocation.places.processes import ProcessesPlace, RunnersPlace
 from tunerd.colocation.plan import Member, Plan
-from tunerd.colocation.work import Lane, Seat
+from tunerd.colocation.work import Lane, RefusedError, Seat
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.slices.mps import mps_slice
 from tunerd.slices.mps.guard_client import Lease
@@ -425,6 +425,28 @@ def test_what_exceeds_its_time_is_evicted_in_every_place_and_nobody_else_is(
             assert runners_of(subject)[1].pid == neighbour
     assert fault.lost == {Seat("m0", "stream-0")}
     assert fault.recovered_secs is not None
+
+
+def test_in_every_place_a_caller_may_write_where_the_device_reads(subject: Subject) -> None:
+    members = [subject.member(seed).model_dump() for seed in (0, 1)]
+    device = "cuda" if subject.compiled is cuda_artifact else "cpu"
+    plan = Plan.model_validate(
+        {"members": members, "policy": {"kind": "streams"}, "device": device}
+    )
+    with Engine(plan, place=subject.place) as engine:
+        buffers = engine.input_buffers("m0")
+        assert all(not array.any() for array in buffers.values())
+        for seed in range(3):
+            for name, array in inputs(seed).items():
+                buffers[name][...] = array
+            asked = [(n, engine.submit(f"m{n}", buffers)) for n in (0, 1, 0)]
+            for number, future in asked:
+                assert same(future.result(WAIT_SECS), subject.expected(number, inputs(seed)))
+        again = [engine.submit("m0", inputs(seed)) for seed in range(3)]  # not from the buffers
+        for seed, future in enumerate(again):
+            assert same(future.result(WAIT_SECS), subject.expected(0, inputs(seed)))
+    with pytest.raises(RefusedError):
+        engine.input_buffers("m0")
 
 
 def test_whom_an_eviction_keeps_waiting_for_longer_than_its_limit_is_not_evicted(

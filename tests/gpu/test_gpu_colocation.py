@@ -85,6 +85,23 @@ def test_outputs_of_tenants_are_never_mixed_on_a_gpu(
     assert resident.keys() == set(paths)
 
 
+def test_a_caller_may_write_where_the_gpu_reads(root: Path) -> None:
+    paths = names_and_paths(root)
+    with Engine(plan_of(paths, {"kind": "streams"}, "in-process")) as engine:
+        buffers = [engine.input_buffers("a0") for _ in range(3)]
+        for seed, buffer in enumerate(buffers):
+            for name, array in inputs(seed).items():
+                buffer[name][...] = array
+        asked = [
+            ((name, seed), engine.submit(name, buffers[seed]))
+            for name, seed in itertools.product(paths, range(3))
+        ]
+        answers = [(key, future.result(WAIT_SECS)) for key, future in asked]
+    for (name, seed), answer in answers:
+        known = tunerd.load(paths[name])(inputs(seed))
+        assert all(np.array_equal(answer[output], known[output]) for output in known)
+
+
 def plan_of(paths: Mapping[str, Path], policy: Mapping[str, Any], place: str, **said: Any) -> Plan:
     members = [{"name": name, "artifact": path} | said for name, path in paths.items()]
     document = {"device": "cuda", "place": place, "policy": policy, "members": members}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from tunerd.artifacts.captured import Recorder, StagedModel
 from tunerd.artifacts.manifest import SLOTS
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.system.arrays import dtype_of
+from tunerd.system.cuda_driver import ShortCalls
 from tunerd.vocabulary import TensorSpec
 
 Answer = tuple[Any, ...]
@@ -38,6 +40,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.captured: list[Callable[[], object]] = []
+        self.graphs: list[list[Callable[[], object]]] = []
         self.status = OK
         self.current: list[str] = ["primary"]
         self.events: list[str] = []  # in which context each was made
@@ -74,27 +77,8 @@ class Driver:
         self.freed.append(event)
         return (OK,)
 
-    def cuEventRecord(self, event: int, stream: Any) -> Answer:
-        self.recorded.append((event, stream))
-        return (OK,)
-
-    def cuEventQuery(self, event: int) -> Answer:
-        return (self.status,)
-
-    def cuEventElapsedTime(self, begin: int, end: int) -> Answer:
-        return OK, 1000.0 * (end - begin)
-
-    def cuMemcpyHtoDAsync(self, there: int, here: int, size: int, stream: Any) -> Answer:
-        ctypes.memmove(there, here, size)
-        return (OK,)
-
     def cuMemcpyDtoHAsync(self, here: int, there: int, size: int, stream: Any) -> Answer:
         self.captured.append(lambda: ctypes.memmove(here, there, size))
-        return (OK,)
-
-    def cuGraphLaunch(self, graph: list[Callable[[], object]], stream: Any) -> Answer:
-        for node in graph:
-            node()
         return (OK,)
 
     def cuGraphDestroy(self, graph: object) -> Answer:
@@ -103,6 +87,36 @@ class Driver:
     def cuGraphExecDestroy(self, graph: object) -> Answer:
         self.freed.append("graph")
         return (OK,)
+
+
+class Library:
+    """The driver's functions that a launch calls, as ctypes finds them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        for name in ("EventRecord", "EventQuery", "EventElapsedTime", "GraphLaunch"):
+            setattr(self, f"cu{name}", functools.partial(getattr(self, name)))
+        self.cuMemcpyHtoDAsync_v2 = functools.partial(self.MemcpyHtoDAsync)
+
+    def EventRecord(self, event: int, stream: int) -> int:
+        self._driver.recorded.append((event, stream))
+        return OK.value
+
+    def EventQuery(self, event: int) -> int:
+        return self._driver.status.value
+
+    def EventElapsedTime(self, found: Any, begin: int, end: int) -> int:
+        found._obj.value = 1000.0 * (end - begin)
+        return OK.value
+
+    def MemcpyHtoDAsync(self, there: int, here: int, size: int, stream: int) -> int:
+        ctypes.memmove(there, here, size)
+        return OK.value
+
+    def GraphLaunch(self, graph: int, stream: int) -> int:
+        for node in self._driver.graphs[graph - 1]:
+            node()
+        return self._driver.status.value
 
 
 class Tensor:
@@ -120,6 +134,7 @@ class Doubling:
 
     def __init__(self, driver: Driver) -> None:
         self.driver, self.stream = driver, 7
+        self.short = ShortCalls(Status, Library(driver))
         self.input_specs = (TensorSpec("x", (2, 3), "float16"), TensorSpec("offset", (), "int64"))
         self.output_specs = (
             TensorSpec("y", (2, 3), "float16"),
@@ -130,8 +145,9 @@ class Doubling:
 
     entered = Recorder.entered
 
-    def executable(self, graph: Any) -> Any:
-        return graph
+    def executable(self, graph: Any) -> int:
+        self.driver.graphs.append(graph)
+        return len(self.driver.graphs)  # a handle is not zero
 
     def recorded(self, after: Callable[[dict[str, Any]], None]) -> Any:
         outputs = {s.name: Tensor(s.shape, s.dtype) for s in self.output_specs}
@@ -206,6 +222,8 @@ def test_what_the_device_met_is_raised_by_its_name() -> None:
     driver.status = Status.CUDA_ERROR_ILLEGAL_ADDRESS
     with pytest.raises(RuntimeError, match="CUDA: CUDA_ERROR_ILLEGAL_ADDRESS"):
         staged.is_done()
+    with pytest.raises(RuntimeError, match="CUDA: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        staged.launch(inputs(1), 7)
 
 
 def test_inputs_of_another_type_are_not_converted_on_the_way() -> None:

@@ -24,8 +24,8 @@ def inputs(value: int) -> Arrays:
     }
 
 
-def made() -> PinnedArrays:
-    return PinnedArrays(HostMemory(), SPECS)
+def made(*, is_lent: bool = False) -> PinnedArrays:
+    return PinnedArrays(HostMemory(), SPECS, is_lent=is_lent)
 
 
 def test_arrays_lie_where_their_places_say() -> None:
@@ -61,3 +61,12 @@ def test_what_is_larger_than_the_pool_stays_where_it_is() -> None:
     assert pool.holding(given) is given
     pool.give_back(given)
     assert pool.holding(given) is given
+
+
+def test_what_was_lent_to_a_caller_is_taken_as_it_is_and_never_given_to_another() -> None:
+    pool = PinnedPool(made, request_bytes=32 << 20)
+    lent = made(is_lent=True)
+    assert pool.holding(lent) is lent
+    pool.give_back(lent)
+    held = [pool.holding(inputs(1)) for _ in range(3)]
+    assert all(each is not lent for each in held)

@@ -14,6 +14,7 @@ where the request has them, and to copy the outputs is part of the graph.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 from tunerd.artifacts.device import zeros
 from tunerd.artifacts.segments import Cut, GraphPieces
 from tunerd.artifacts.staging import PinnedArrays
-from tunerd.system.cuda_driver import checked
+from tunerd.system.cuda_driver import ShortCalls, checked
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
@@ -71,6 +72,10 @@ class Recorder:
         with self.queued():
             self._main(*self._arguments)  # loads the kernels, and makes the memory they need
             self.wait()
+
+    @functools.cached_property
+    def short(self) -> ShortCalls:
+        return ShortCalls(self.driver.CUresult)
 
     def recorded(
         self,
@@ -192,51 +197,38 @@ class MarkedGraph:
     def __init__(self, recorder: Recorder, executable: Any, keeps: Any = ()) -> None:
         """Take a graph that a recorder made; its events are of the context of its stream."""
         driver = self._driver = recorder.driver
-        self._executable, self._keeps = executable, keeps
-        success, waits = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_NOT_READY
-        self._success, self._waits = success, waits
+        self._executable, self._keeps, self._short = executable, keeps, recorder.short
         with recorder.entered():
-            self._begin, self._end = (
-                checked(driver.cuEventCreate(0)),
-                checked(driver.cuEventCreate(0)),
-            )
+            self._events = checked(driver.cuEventCreate(0)), checked(driver.cuEventCreate(0))
+        self._graph, self._begin, self._end = int(executable), *map(int, self._events)
 
     def launch(self, stream: int, copies: Sequence[Copy] = ()) -> None:
         """Queue copies and the graph on a stream of the recorder's context."""
-        driver = self._driver
-        statuses = [driver.cuEventRecord(self._begin, stream)]
-        statuses += [driver.cuMemcpyHtoDAsync(*copy, stream) for copy in copies]
-        statuses.append(driver.cuGraphLaunch(self._executable, stream))
-        statuses.append(driver.cuEventRecord(self._end, stream))
-        for (status,) in statuses:
-            if status != self._success:
-                raise RuntimeError(f"CUDA: {status.name}")
+        short = self._short
+        short.record(self._begin, stream)
+        for there, here, size in copies:
+            short.copy_to_device(there, here, size, stream)
+        short.launch(self._graph, stream)
+        short.record(self._end, stream)
 
     def is_done(self) -> bool:
         """Say whether the last launch has ended; raises what the stream has met."""
-        (status,) = self._driver.cuEventQuery(self._end)
-        if status == self._success:
-            return True
-        if status == self._waits:
-            return False
-        raise RuntimeError(f"CUDA: {status.name}")
+        return self._short.has_ended(self._end)
 
     def wait(self) -> None:
         """Wait until the last launch has ended."""
-        checked(self._driver.cuEventSynchronize(self._end))
+        checked(self._driver.cuEventSynchronize(self._events[1]))
 
     def secs(self) -> float:
         """Return how long the last launch had its stream, with its copies, by the GPU's clock."""
-        elapsed_ms: float = checked(self._driver.cuEventElapsedTime(self._begin, self._end))
-        return elapsed_ms / 1e3
+        return self._short.elapsed_ms(self._begin, self._end) / 1e3
 
     def __del__(self) -> None:
         # Of a context that is gone, all is gone: what these answer does not matter.
         if executable := getattr(self, "_executable", None):
             self._driver.cuGraphExecDestroy(executable)
-        for event in (getattr(self, "_begin", None), getattr(self, "_end", None)):
-            if event is not None:
-                self._driver.cuEventDestroy(event)
+        for event in getattr(self, "_events", ()):
+            self._driver.cuEventDestroy(event)
 
 
 class _Staging:

@@ -28,12 +28,15 @@ class PinnedArrays(dict[str, np.ndarray[Any, Any]]):
     """Arrays by name in one piece of pinned memory. The calling thread has a context.
 
     places: the address and the bytes of each that has any.
+    is_lent: to a caller, who sends it as often as they like; no pool takes it back.
 
     Raises RuntimeError where there is no memory.
     """
 
-    def __init__(self, driver: Any, specs: Sequence[TensorSpec]) -> None:
-        self._driver = driver
+    def __init__(
+        self, driver: Any, specs: Sequence[TensorSpec], *, is_lent: bool = False
+    ) -> None:
+        self._driver, self.is_lent = driver, is_lent
         sizes = [bytes_of(spec) for spec in specs]
         total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
         self._memory = checked(driver.cuMemHostAlloc(max(total, 1), _PORTABLE))
@@ -71,7 +74,12 @@ class PinnedPool:
         self._free = deque(make() for _ in range(count))
 
     def holding(self, inputs: Arrays) -> Arrays:
-        """Return a copy of a request's inputs in pinned memory; itself where none is left."""
+        """Return a copy of a request's inputs in pinned memory; itself where none is left.
+
+        What is in pinned memory stays where it is.
+        """
+        if isinstance(inputs, PinnedArrays):
+            return inputs
         try:
             held = self._free.pop()
         except IndexError:
@@ -81,5 +89,5 @@ class PinnedPool:
 
     def give_back(self, inputs: Arrays) -> None:
         """Take back what `holding` returned, which nobody reads any more."""
-        if isinstance(inputs, PinnedArrays):
+        if isinstance(inputs, PinnedArrays) and not inputs.is_lent:
             self._free.append(inputs)

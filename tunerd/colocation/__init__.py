@@ -15,6 +15,7 @@ Parts, in the order in which a request meets them:
     accounts.py    what each queue has had of the device's time
     regulation/    where models stop, and which parts do not run at once, found by measuring
     groups.py      members of one architecture that are loaded as one, by their artifacts
+    buffers.py     memory for inputs that the device reads itself
     estimates.py   how long a member takes on a lane, learned from what it took
     rates.py       how soon a request comes that may have company, by the last ones
     places/        where members run: threads of this process, streams of a GPU, runner processes

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tunerd.colocation import artifacts
+from tunerd.colocation.buffers import InputBuffers
 from tunerd.colocation.dispatcher import Dispatcher
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.groups import groups_of, kernels_of
@@ -203,8 +204,8 @@ class Engine:
         """Have a member run once; return the future of its outputs by name, NumPy arrays.
 
         Args:
-            inputs: arrays by name, or in the model's order. They are read until the future is
-                done.
+            inputs: arrays by name, or in the model's order, or what `input_buffers` returned, which
+                is not copied on the way. They are read until the future is done.
             deadline_secs: from now; the member's SLO if not given, none where it has none.
             tenant: one of the member's; its first if not given.
 
@@ -245,7 +246,11 @@ class Engine:
             raise InputError(f"{model} has no tenant '{tenant}'; it has {known}")
         if self._dispatcher is None:
             raise RefusedError("the engine was not started; call start(), or use `with`")
-        arrays = artifacts.checked_inputs(model, self._specs[model], inputs)
+        specs = self._specs[model]
+        if isinstance(inputs, InputBuffers) and inputs.specs == specs:
+            arrays = inputs.arrays
+        else:
+            arrays = artifacts.checked_inputs(model, specs, inputs)
         if deadline_secs is None and member.slo_ms is not None:
             deadline_secs = member.slo_ms / 1e3
         now = time.monotonic()  # to copy the inputs is part of the answer's time
@@ -289,6 +294,18 @@ class Engine:
         """Return the names, shapes and types of a member's inputs, in order."""
         member = self._member(model)
         return artifacts.inputs_of(self._kernels.get(model, member.artifact))
+
+    def input_buffers(self, model: str) -> InputBuffers:
+        """Return arrays for a member's inputs, zeros at first, that the device reads itself.
+
+        On a GPU they are pinned memory, as much as the inputs take, until nobody holds them. Who
+        receives or decodes inputs writes them there, and `submit` has no more to copy. Raises
+        InputError for a member that there is not, RefusedError where the engine does not run.
+        """
+        specs = self.inputs_of(model)
+        if not self._is_open:
+            raise RefusedError("the engine does not run")
+        return InputBuffers(specs, self._place.lent(specs))
 
     def _member(self, name: str) -> Member:
         if name not in self._members:

@@ -1,8 +1,13 @@
-"""What CUDA's driver API answers, through cuda.bindings."""
+"""What CUDA's driver API answers, through cuda.bindings, and the few calls that do without it."""
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
+
+_LIBRARY = "libcuda.so.1"
+_SUCCESS, _NOT_READY = 0, 600  # CUresult
+_HANDLE = ctypes.c_void_p
 
 
 def checked(answer: Any) -> Any:
@@ -11,3 +16,59 @@ def checked(answer: Any) -> Any:
     if status.name != "CUDA_SUCCESS":
         raise RuntimeError(f"CUDA: {status.name}")
     return values[0] if values else None
+
+
+class ShortCalls:
+    """The calls of each launch. None waits for the device, so each keeps the interpreter.
+
+    cuda.bindings gives it away at every call, and a thread that computes has it then for a whole
+    turn: a launch of five calls would wait for five of them. Handles are ints. Raises RuntimeError
+    with CUDA's name for an error.
+    """
+
+    def __init__(self, results: Any, library: Any = None) -> None:
+        """Take CUresult of cuda.bindings; library: the driver, which is there, if not given."""
+        library = ctypes.PyDLL(_LIBRARY) if library is None else library
+        self._results = results
+        self._record = _function(library.cuEventRecord, _HANDLE, _HANDLE)
+        self._query = _function(library.cuEventQuery, _HANDLE)
+        self._launch = _function(library.cuGraphLaunch, _HANDLE, _HANDLE)
+        self._copy = _function(
+            library.cuMemcpyHtoDAsync_v2, ctypes.c_uint64, _HANDLE, ctypes.c_size_t, _HANDLE
+        )
+        self._elapsed = _function(
+            library.cuEventElapsedTime, ctypes.POINTER(ctypes.c_float), _HANDLE, _HANDLE
+        )
+
+    def record(self, event: int, stream: int) -> None:
+        self._check(self._record(event, stream))
+
+    def launch(self, graph: int, stream: int) -> None:
+        self._check(self._launch(graph, stream))
+
+    def copy_to_device(self, there: int, here: int, size: int, stream: int) -> None:
+        """Queue a copy of `size` bytes; from memory that is not pinned it would wait."""
+        self._check(self._copy(there, here, size, stream))
+
+    def has_ended(self, event: int) -> bool:
+        """Say whether what was queued before an event has ended."""
+        status: int = self._query(event)
+        if status == _NOT_READY:
+            return False
+        self._check(status)
+        return True
+
+    def elapsed_ms(self, begin: int, end: int) -> float:
+        """Return the milliseconds between two events that have come."""
+        found = ctypes.c_float()
+        self._check(self._elapsed(ctypes.byref(found), begin, end))
+        return found.value
+
+    def _check(self, status: int) -> None:
+        if status != _SUCCESS:
+            raise RuntimeError(f"CUDA: {self._results(status).name}")
+
+
+def _function(function: Any, *argtypes: Any) -> Any:
+    function.argtypes, function.restype = argtypes, ctypes.c_int
+    return function

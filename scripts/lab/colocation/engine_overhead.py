@@ -32,6 +32,7 @@ from tests.lib.fake_gpu import HostMemory
 from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.colocation import Engine, Plan, artifacts
+from tunerd.colocation.buffers import InputBuffers
 from tunerd.colocation.places.base import Done, Loaded, Place, Told
 from tunerd.colocation.places.cuda_seats import InPieces
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
@@ -39,6 +40,8 @@ from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.vocabulary import Arrays, TargetSpec
+
+Given = tuple[str, Any]  # a member, and inputs
 
 WARM = 0.2  # of the time, before what is counted
 
@@ -206,7 +209,7 @@ class Meter:
 
 
 def from_thread(
-    engine: Engine, given: Sequence[tuple[str, Arrays]], window: int, secs: float
+    engine: Engine, given: Sequence[Given], window: int, secs: float
 ) -> Any:
     meter, under_way, nth = Meter(secs), deque[Any](), 0
     while True:
@@ -223,8 +226,8 @@ def from_thread(
     return found
 
 
-def from_loop(engine: Engine, given: list[tuple[str, Arrays]], window: int, secs: float) -> Any:
-    async def client(name: str, inputs: Arrays, meter: Meter) -> None:
+def from_loop(engine: Engine, given: list[Given], window: int, secs: float) -> Any:
+    async def client(name: str, inputs: Any, meter: Meter) -> None:
         while True:
             await engine.asubmit(name, inputs)
             if not meter.answered():
@@ -265,6 +268,8 @@ def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[s
             plan = Plan.model_validate(document)
             given = [(m.name, artifacts.sample_inputs(m.artifact)) for m in plan.members]
             with Engine(plan, place=make()) as engine:
+                if options.buffers:
+                    given = [(name, _buffered(engine, name, inputs)) for name, inputs in given]
                 for client in options.client:
                     row = {"place": engine.stats().place, "members": count, "client": client}
                     row |= CLIENTS[client](engine, given, options.window, options.secs)
@@ -277,6 +282,13 @@ def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[s
     return found
 
 
+def _buffered(engine: Engine, name: str, inputs: Arrays) -> InputBuffers:
+    buffers = engine.input_buffers(name)
+    for each, array in buffers.items():
+        array[...] = inputs[each]
+    return buffers
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--artifact", type=Path, nargs="+", help="of a GPU")
@@ -287,6 +299,7 @@ def main() -> None:
     parser.add_argument("--segment-us", type=float, default=500.0, help="of a simulated graph")
     parser.add_argument("--side", type=int, default=32, help="of a simulated member's image")
     parser.add_argument("--window", type=int, default=4, help="requests of a member at a time")
+    parser.add_argument("--buffers", action="store_true", help="inputs are where the device reads")
     parser.add_argument("--secs", type=float, default=3.0, help="of each row")
     parser.add_argument("--json", type=Path, help="a file for the numbers")
     options = parser.parse_args()

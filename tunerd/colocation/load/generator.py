@@ -4,7 +4,8 @@ Open loads (Poisson, bursts, traces) do not wait for answers, and a latency coun
 at which the request was meant to come: what an overloaded engine or a late sender delays is not
 left out (coordinated omission). A closed load sends when it has its answer, from all clients at one
 moment, and so do members with clients of their own beside an open load. What came first and last
-is cut off: the engine was filling or emptying then.
+is cut off: the engine was filling or emptying then. Inputs lie where the device reads them, as a
+server receives them there: who sends has nothing to copy.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from tunerd.colocation.buffers import InputBuffers
 from tunerd.colocation.engine import Engine
 from tunerd.colocation.load.arrivals import Arrival, arrivals_of
 from tunerd.colocation.places.completions import sleep_exactly
@@ -65,7 +67,7 @@ class Observed:
 class _Log:
     """Sends requests and notes what comes of them, from any thread."""
 
-    def __init__(self, members: Sequence[Member], inputs: Mapping[str, Arrays]) -> None:
+    def __init__(self, members: Sequence[Member], inputs: Mapping[str, InputBuffers]) -> None:
         self._ends: list[tuple[Arrival, float, float, Future[Arrays]]] = []
         self._sent = itertools.count()
         self._slo_secs = {m.name: m.slo_ms / 1e3 if m.slo_ms else None for m in members}
@@ -126,7 +128,7 @@ def run_load(
     window = (trim_secs, load.duration - trim_secs)
     is_closed = load.kind == "closed"
     arrivals = [] if is_closed else arrivals_of(members, load)
-    log = _Log(members, inputs)
+    log = _Log(members, {m.name: _buffered(engine, m.name, inputs[m.name]) for m in members})
     timers = [
         threading.Timer(_LEAD_SECS + at, call)
         for at, call in zip(window, (on_start, on_end), strict=True)
@@ -147,6 +149,13 @@ def run_load(
     for timer in timers:
         timer.join()
     return Observed(samples, window)
+
+
+def _buffered(engine: Engine, member: str, inputs: Arrays) -> InputBuffers:
+    buffers = engine.input_buffers(member)
+    for name, buffer in buffers.items():
+        buffer[...] = inputs[name]
+    return buffers
 
 
 def _send_open(engine: Engine, arrivals: Sequence[Arrival], log: _Log) -> None:

@@ -25,11 +25,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+import numpy as np
+
 from tunerd.artifacts.segments import Cut
 from tunerd.colocation.plan import Member, PlaceKind, Proof
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.errors import HostError
-from tunerd.vocabulary import Arrays
+from tunerd.system.arrays import dtype_of
+from tunerd.vocabulary import Arrays, TensorSpec
 
 # What each seat takes beside its tensors, by the kind of place.
 PROCESS_BYTES: Mapping[PlaceKind, int] = {
@@ -121,6 +124,10 @@ class Place(ABC):
 
         Raises LoadError or InfrastructureError.
         """
+
+    def lent(self, specs: Sequence[TensorSpec]) -> Arrays:
+        """Return arrays for a caller's inputs, whence `start` has least to do with them."""
+        return {spec.name: np.zeros(spec.shape, dtype_of(spec.dtype)) for spec in specs}
 
     def holding(self, member: str, inputs: Arrays) -> Arrays:
         """Return a request's inputs where `start` has least to do with them, or as they are.

@@ -119,6 +119,9 @@ class CudaStreamsPlace(Place):
         made = GroupSeat(group, lane, model, tenants, self._track(lane), self.depth)
         return self._loaded(Seat(group.name, lane.name), made, before)
 
+    def lent(self, specs: Sequence[TensorSpec]) -> Arrays:
+        return self._gpu.pinned(specs, is_lent=True)
+
     def holding(self, member: str, inputs: Arrays) -> Arrays:
         pool = self._pool_of.get(member)  # none where it was closed meanwhile
         return inputs if pool is None else pool.holding(inputs)

@@ -62,10 +62,10 @@ class GpuContext:
         checked((error,))
         return int(free)
 
-    def pinned(self, specs: Sequence[TensorSpec]) -> PinnedArrays:
+    def pinned(self, specs: Sequence[TensorSpec], *, is_lent: bool = False) -> PinnedArrays:
         """Return arrays from which this GPU copies while nobody waits."""
         self.make_current()
-        return PinnedArrays(self._driver, specs)
+        return PinnedArrays(self._driver, specs, is_lent=is_lent)
 
     def is_dead(self) -> bool:
         """Say whether an error has left the context so that it answers nothing any more."""
