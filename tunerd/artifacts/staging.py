@@ -33,9 +33,7 @@ class PinnedArrays(dict[str, np.ndarray[Any, Any]]):
     Raises RuntimeError where there is no memory.
     """
 
-    def __init__(
-        self, driver: Any, specs: Sequence[TensorSpec], *, is_lent: bool = False
-    ) -> None:
+    def __init__(self, driver: Any, specs: Sequence[TensorSpec], *, is_lent: bool = False) -> None:
         self._driver, self.is_lent = driver, is_lent
         sizes = [bytes_of(spec) for spec in specs]
         total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)

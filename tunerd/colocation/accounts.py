@@ -17,8 +17,8 @@ _LEAST_KEPT = 64  # entries of a heap, below which it is not swept
 class Accounts:
     """Each call takes O(log n) of n queues, amortised: two heaps know who has had least and most.
 
-    An account that grows gets a new entry in both. The old one is dropped when it comes to the top,
-    or with all others like it, once they are more than those that count.
+    An account that has grown gets a new entry in both when somebody asks. The old one is dropped
+    when it comes to the top, or with all others like it, once they are more than those that count.
     """
 
     def __init__(self, queues: Iterable[Queue]) -> None:
@@ -28,6 +28,7 @@ class Accounts:
         self._queues = list(self._active)
         self._least: list[tuple[float, int]] = []  # (seconds, number of the queue)
         self._most: list[tuple[float, int]] = []  # (minus seconds, number of the queue)
+        self._grown: dict[Queue, None] = {}  # since somebody asked
 
     def open(self, queue: Queue) -> None:
         """Note a request. Being idle has saved nothing up."""
@@ -36,7 +37,7 @@ class Accounts:
             if least is not None:
                 self._secs[queue] = max(self._secs[queue], least)
             self._active[queue] = 1
-            self._enter(queue)
+            self._grown[queue] = None
         else:
             self._active[queue] += 1
 
@@ -47,8 +48,7 @@ class Accounts:
     def charge(self, queue: Queue, secs: float) -> None:
         """Note what a request has had, over its queue's weight."""
         self._secs[queue] += secs
-        if self._active[queue]:
-            self._enter(queue)
+        self._grown[queue] = None
 
     def lag_secs(self, queue: Queue) -> float:
         """Return by how much less a queue has had than the active one that had most."""
@@ -65,6 +65,10 @@ class Accounts:
 
     def _top(self, heap: list[tuple[float, int]], sign: int) -> float | None:
         """Return the account at a heap's top, None where no queue is active."""
+        while self._grown:
+            queue, _ = self._grown.popitem()
+            if self._active[queue]:
+                self._enter(queue)
         while heap and not self._counts(heap[0], sign):
             heapq.heappop(heap)
         return sign * heap[0][0] if heap else None

@@ -49,6 +49,9 @@ class Board(View):
         every = [lane for each in self._layouts for lane in each.values()]
         self._room = {lane.name: depth for lane in every}  # segments that a lane takes
         self._depth = depth
+        self._seats = {
+            x.name: {m.name: Seat(self.loaded_as[m.name], x.name) for m in members} for x in every
+        }
         self._slots = {seat: self._taken_at_once(seat) for seat in segments}  # 0: it is fenced
         self._homes_in = [  # where a member runs in each layout, in the order of lanes
             {
@@ -124,6 +127,14 @@ class Board(View):
                 if room[lane.name] > 0 and slots[seat] > 0:
                     yield line[0], lane
 
+    def next_of(self, queue: Queue) -> Iterator[Choice]:
+        line = self._lines.get(queue)
+        if line and not self._suspects and self._wanted is None:
+            room, slots = self._room, self._slots
+            for lane, seat in self._homes_in[self._layout][queue.member]:
+                if room[lane.name] > 0 and slots[seat] > 0:
+                    yield line[0], lane
+
     def _startable_suspects(self) -> Iterator[Choice]:
         for waiting in self.heads:
             for lane, _ in self._homes_in[self._layout][waiting.request.member]:
@@ -183,7 +194,7 @@ class Board(View):
             self._left_secs.clear()
 
     def _seat(self, member: str, lane: Lane) -> Seat:
-        return Seat(self.loaded_as[member], lane.name)
+        return self._seats[lane.name][member]
 
     def _taken_at_once(self, seat: Seat) -> int:
         return self._depth if self._segments[seat] == 1 else 1

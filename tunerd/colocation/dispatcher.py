@@ -188,11 +188,11 @@ class Dispatcher:
         match instruction:
             case Start():
                 self._start(instruction)
-            case Pause(seat=seat):
-                self._place.pause(seat)
             case Complete(request_id=request_id):
                 asked = self._asked[request_id]
                 self._answers.append((asked, asked.outputs or {}))
+            case Pause(seat=seat):
+                self._place.pause(seat)
             case Refuse(request_id, reason, was_admitted):
                 refused = RefusedError(reason, was_admitted=was_admitted)
                 self._answers.append((self._asked[request_id], refused))

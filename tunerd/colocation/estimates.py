@@ -68,7 +68,11 @@ class Estimates:
 
     def observe(self, seat: Seat, segment: int, secs: float, *, now: float, count: int = 1) -> None:
         """Take what a segment of a launch of `count` requests has had."""
-        self._seen.setdefault(self._key(seat, segment, count), _Seen()).add(secs, now)
+        key = self._key(seat, segment, count)
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = _Seen()
+        seen.add(secs, now)
 
     def observe_together(
         self, seat: Seat, segments: range, secs: float, *, now: float, count: int = 1

@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from tunerd.colocation.board import Board
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
-from tunerd.colocation.policies.base import Policy, Together
+from tunerd.colocation.policies.base import Choice, Policy, Together
 from tunerd.colocation.work import (
     Complete,
     Evict,
@@ -97,6 +97,7 @@ class Scheduler(Board):
         self.faults: list[FaultReport] = []
         self._policy = policy
         self._is_patient = type(policy).lateness is Policy.lateness  # nothing is ever too late
+        self._takes_all = type(policy).refusal is Policy.refusal
         self._given_up: dict[Seat, str] = {}  # seats that cannot be loaded again, and why
         self._loading: set[Seat] = set()  # again
         self._loading_since = math.inf
@@ -119,8 +120,8 @@ class Scheduler(Board):
     def arrive(self, request: Request, now: float) -> list[Instruction]:
         self._begin(now)
         waiting = Waiting(request)
-        reason = self._why_down(request.member) or self._policy.refusal(waiting, self)
-        if reason:
+        reason = self._why_down(request.member) if self._given_up else ""
+        if reason or (not self._takes_all and (reason := self._policy.refusal(waiting, self))):
             return [Refuse(request.request_id, reason, was_admitted=False)]
         queue = request.queue
         self._accounts.open(queue)
@@ -272,21 +273,20 @@ class Scheduler(Board):
         out += [] if self._is_patient else list(self._dropped())
         if self._suspects:
             self._suspects.keep([*self.waiting, *(running.waiting for running in self.running)])
-        while (self._lines or self._paused) and (choice := self._choice()) is not None:
-            if choice.at > self.now:
-                self.look_at = choice.at
-                for waiting in choice.waits:
-                    waiting.is_held = True
+        for chosen in self._policy.starts(self):
+            if isinstance(chosen, Together):
+                waits, lane = chosen.waits, chosen.lane
+                if chosen.at > self.now:
+                    self.look_at = chosen.at
+                    for waiting in waits:
+                        waiting.is_held = True
+                    break
+            else:
+                waits, lane = (chosen[0],), chosen[1]
+            out += self._started(waits, lane)
+            if not (self._lines or self._paused):
                 break
-            out += self._started(choice)
         return [*out, *self._pauses()] if self._lines or self._paused else out
-
-    def _choice(self) -> Together | None:
-        choice = self._policy.choose(self)
-        if choice is None or isinstance(choice, Together):
-            return choice
-        waiting, lane = choice
-        return Together((waiting,), lane)
 
     def _changed(self) -> list[Instruction]:
         """Change to the layout that is wanted, when nothing is open in this one."""
@@ -322,11 +322,11 @@ class Scheduler(Board):
             request_id = running.waiting.request.request_id
             self._paused[request_id] = running.waiting
             self._room[name] += 1
-            choice = self._choice()
+            choice = self._policy.choose(self)
             self._room[name] -= 1
             del self._paused[request_id]
             line.append(running)
-            if choice is not None and choice.waits[0] is not running.waiting:
+            if choice is not None and _first_of(choice) is not running.waiting:
                 running.is_pausing = True
                 yield Pause(running.seat)
 
@@ -338,17 +338,17 @@ class Scheduler(Board):
             if not line:
                 del self._lines[queue]
 
-    def _started(self, choice: Together) -> list[Instruction]:
-        (first, *company), lane = choice.waits, choice.lane
+    def _started(self, waits: tuple[Waiting, ...], lane: Lane) -> list[Instruction]:
+        first, *company = waits
         name = type(self._policy).__name__
         seat = self._seat(first.request.member, lane)
         if not self.can_start(first, lane):
             raise ValueError(f"{name} starts what cannot: {first}")
-        if company and len(choice.waits) > self.together(first):
-            raise ValueError(f"{name} starts {len(choice.waits)} in one launch of {seat.member}")
+        if company and len(waits) > self.together(first):
+            raise ValueError(f"{name} starts {len(waits)} in one launch of {seat.member}")
         if first.lane is None:
             self._slots[seat] -= 1
-            for waiting in choice.waits:
+            for waiting in waits:
                 queue = waiting.request.queue
                 line = self._queues[queue]
                 if line[0] is not waiting:
@@ -365,7 +365,7 @@ class Scheduler(Board):
         start_id = next(self._start_ids)
         more = self._segments[seat] - first.segment - 1
         is_pausing = bool(more) and self._policy.stops_always
-        running = Running(start_id, choice.waits, seat, self.now, more, is_pausing)
+        running = Running(start_id, waits, seat, self.now, more, is_pausing)
         self._running[lane.name].append(running)
         self._room[lane.name] -= 1
         ids = tuple(waiting.request.request_id for waiting in company)
@@ -414,6 +414,10 @@ class Scheduler(Board):
         lane, count = self.lanes[running.lane], len(running.waits)
         usual = self.left_secs(running.waiting, lane, likely=True, count=count)
         return max(_LEAST_LIMIT_SECS, _LIMIT_TIMES * usual)
+
+
+def _first_of(choice: Choice | Together) -> Waiting:
+    return choice.waits[0] if isinstance(choice, Together) else choice[0]
 
 
 def _completed(waits: Iterable[Waiting]) -> list[Complete]:

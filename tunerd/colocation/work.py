@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,19 +75,22 @@ class Queue(NamedTuple):
     tenant: str
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Request:
-    """Moments are seconds of the engine's clock. `request_id` grows with the arrival."""
+    """Moments are seconds of the engine's clock. `request_id` grows with the arrival.
+
+    It stays as it was made. No `frozen`: that takes three times as long to make.
+    """
 
     request_id: int
     member: str
     tenant: str
     arrived_at: float
     deadline_at: float = math.inf
+    queue: Queue = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def queue(self) -> Queue:
-        return Queue(self.member, self.tenant)
+    def __post_init__(self) -> None:
+        self.queue = Queue(self.member, self.tenant)
 
 
 @dataclass(eq=False, slots=True)
@@ -135,8 +137,7 @@ class Running:
 # --- instructions, which the scheduler gives ----------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """Run a request's segments on a lane, from this one on, until a pause or the end.
 
     company: requests that are in the same launch, where the seat is a group's.
@@ -160,8 +161,7 @@ class Pause:
     seat: Seat
 
 
-@dataclass(frozen=True)
-class Complete:
+class Complete(NamedTuple):
     request_id: int
 
 

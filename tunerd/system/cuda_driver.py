@@ -19,20 +19,22 @@ def checked(answer: Any) -> Any:
 
 
 class ShortCalls:
-    """The calls of each launch. None waits for the device, so each keeps the interpreter.
+    """The calls of each launch, none of which waits for the device.
 
-    cuda.bindings gives it away at every call, and a thread that computes has it then for a whole
-    turn: a launch of five calls would wait for five of them. Handles are ints. Raises RuntimeError
-    with CUDA's name for an error.
+    cuda.bindings gives the interpreter away at every call, and a thread that computes has it then
+    for a whole turn: a launch of five calls would wait for five of them. Here `launch` alone does,
+    which takes longest, so that who sends requests has a turn between two launches. Handles are
+    ints. Raises RuntimeError with CUDA's name for an error.
     """
 
     def __init__(self, results: Any, library: Any = None) -> None:
         """Take CUresult of cuda.bindings; library: the driver, which is there, if not given."""
+        sharing = ctypes.CDLL(_LIBRARY) if library is None else library
         library = ctypes.PyDLL(_LIBRARY) if library is None else library
         self._results = results
         self._record = _function(library.cuEventRecord, _HANDLE, _HANDLE)
         self._query = _function(library.cuEventQuery, _HANDLE)
-        self._launch = _function(library.cuGraphLaunch, _HANDLE, _HANDLE)
+        self._launch = _function(sharing.cuGraphLaunch, _HANDLE, _HANDLE)
         self._copy = _function(
             library.cuMemcpyHtoDAsync_v2, ctypes.c_uint64, _HANDLE, ctypes.c_size_t, _HANDLE
         )

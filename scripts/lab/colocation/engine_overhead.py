@@ -208,9 +208,7 @@ class Meter:
         return {"per_sec": self._done / wall_secs, "cpu_us": 1e6 * cpu_secs / max(self._done, 1)}
 
 
-def from_thread(
-    engine: Engine, given: Sequence[Given], window: int, secs: float
-) -> Any:
+def from_thread(engine: Engine, given: Sequence[Given], window: int, secs: float) -> Any:
     meter, under_way, nth = Meter(secs), deque[Any](), 0
     while True:
         name, inputs = given[nth % len(given)]

@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -59,8 +59,7 @@ class Loaded:
     ends: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """Segments have ended.
 
     secs: that they had their lane.

@@ -6,9 +6,11 @@ clock. Members: time, streams, space, ordered, regulated, space-time.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,6 +65,10 @@ class View(ABC):
     @abstractmethod
     def startable(self) -> Iterable[Choice]:
         """Return each head with each lane on which it can start now, in the order of lanes."""
+
+    @abstractmethod
+    def next_of(self, queue: Queue) -> Iterable[Choice]:
+        """Return the first of a queue with each lane on which it can start now."""
 
     @abstractmethod
     def can_start(self, waiting: Waiting, lane: Lane) -> bool:
@@ -149,6 +155,11 @@ class Policy(BaseModel, ABC):
         something has happened.
         """
 
+    def starts(self, view: View) -> Iterator[Choice | Together]:
+        """Yield what to start, one after the other: each has started when the next is asked for."""
+        while (choice := self.choose(view)) is not None:
+            yield choice
+
     def refusal(self, waiting: Waiting, view: View) -> str:
         """Say why a request that has just arrived cannot be met, "" where it can."""
         return ""
@@ -173,6 +184,19 @@ def own_lanes(members: Sequence[Member]) -> tuple[Lane, ...]:
 def first_come(view: View) -> Choice | None:
     """Return the earliest arrival that can start, and the first idle lane that it can have."""
     return min(view.startable(), key=_number, default=None)
+
+
+def in_order_of_arrival(view: View) -> Iterator[Choice]:
+    """Yield what `first_come` would return after each start, without looking at all again."""
+    count = itertools.count()  # lanes of one request, in their order
+    able = [(_number(choice), next(count), choice) for choice in view.startable()]
+    heapq.heapify(able)
+    while able:
+        _, _, choice = heapq.heappop(able)
+        if view.can_start(*choice):
+            yield choice
+            for another in view.next_of(choice[0].request.queue):
+                heapq.heappush(able, (_number(another), next(count), another))
 
 
 def _number(choice: Choice) -> int:

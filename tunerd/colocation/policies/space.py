@@ -5,11 +5,18 @@ Members that name one `lane` have its share together, and turns in it in the ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from tunerd.colocation.plan import Member
-from tunerd.colocation.policies.base import Choice, Policy, View, first_come, own_lanes
+from tunerd.colocation.policies.base import (
+    Choice,
+    Policy,
+    View,
+    first_come,
+    in_order_of_arrival,
+    own_lanes,
+)
 from tunerd.colocation.work import Lane
 
 
@@ -26,3 +33,6 @@ class Space(Policy):
 
     def choose(self, view: View) -> Choice | None:
         return first_come(view)
+
+    def starts(self, view: View) -> Iterator[Choice]:
+        return in_order_of_arrival(view)

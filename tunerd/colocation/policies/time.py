@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from tunerd.colocation.plan import Member
-from tunerd.colocation.policies.base import Choice, Policy, View, first_come
+from tunerd.colocation.policies.base import Choice, Policy, View, first_come, in_order_of_arrival
 from tunerd.colocation.work import Lane
 
 
@@ -23,3 +23,6 @@ class Time(Policy):
 
     def choose(self, view: View) -> Choice | None:
         return first_come(view)
+
+    def starts(self, view: View) -> Iterator[Choice]:
+        return in_order_of_arrival(view)
