@@ -264,7 +264,9 @@ def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[s
                 ],
             }
             plan = Plan.model_validate(document)
-            given = [(m.name, artifacts.sample_inputs(m.artifact)) for m in plan.members]
+            given: list[Given] = [
+                (m.name, artifacts.sample_inputs(m.artifact)) for m in plan.members
+            ]
             with Engine(plan, place=make()) as engine:
                 if options.buffers:
                     given = [(name, _buffered(engine, name, inputs)) for name, inputs in given]

@@ -156,7 +156,10 @@ class Policy(BaseModel, ABC):
         """
 
     def starts(self, view: View) -> Iterator[Choice | Together]:
-        """Yield what to start, one after the other: each has started when the next is asked for."""
+        """Yield what to start, one after the other: each has started when the next is asked for.
+
+        What is held ends it. A policy that knows more than one at a time says so here.
+        """
         while (choice := self.choose(view)) is not None:
             yield choice
 

@@ -12,8 +12,9 @@ would pass behind what is before it, or if it would push one that was admitted p
 from __future__ import annotations
 
 import functools
+import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -54,20 +55,42 @@ class Ordered(Policy):
     def choose(self, view: View) -> Choice | Together | None:
         return self._chosen(view, view.startable())
 
+    def starts(self, view: View) -> Iterator[Choice | Together]:
+        """Yield what `choose` would, each request ranked once by the lanes that it can have then."""
+        seen = self._forecast(view)
+        able: list[tuple[tuple[float, ...], Waiting, list[Lane]]] = []
+
+        def enter(choices: Iterable[Choice]) -> None:
+            for waiting, lanes in self._usable(view, choices):
+                heapq.heappush(able, (self._rank(waiting, lanes, view, seen), waiting, lanes))
+
+        enter(view.startable())
+        while able:
+            _, waiting, lanes = heapq.heappop(able)
+            if left := [lane for lane in lanes if view.can_start(waiting, lane)]:
+                yield self._with_company(waiting, self._least(left, waiting, view), view, seen)
+                enter(view.next_of(waiting.request.queue))
+
     def _chosen(self, view: View, choices: Iterable[Choice]) -> Choice | Together | None:
         """Return what to start next of these."""
+        usable = self._usable(view, choices)
+        if not usable:
+            return None
+        seen = self._forecast(view)
+        waiting, lanes = min(usable, key=lambda each: self._rank(each[0], each[1], view, seen))
+        return self._with_company(waiting, self._least(lanes, waiting, view), view, seen)
+
+    def _usable(self, view: View, choices: Iterable[Choice]) -> list[tuple[Waiting, list[Lane]]]:
+        """Return each request with the lanes that it may have."""
         can: dict[int, tuple[Waiting, list[Lane]]] = {}
         for waiting, lane in choices:
             if self._may_use(view, waiting, lane):
                 can.setdefault(id(waiting), (waiting, []))[1].append(lane)
-        if not can:
-            return None
-        seen = self._forecast(view)
-        waiting, lanes = min(
-            can.values(), key=lambda each: self._rank(each[0], each[1], view, seen)
-        )
-        lane = min(lanes, key=lambda lane: self._cost(waiting, lane, view))
-        return self._with_company(waiting, lane, view, seen)
+        return [*can.values()]
+
+    def _least(self, lanes: Sequence[Lane], waiting: Waiting, view: View) -> Lane:
+        """Return where a request costs least."""
+        return min(lanes, key=lambda lane: self._cost(waiting, lane, view))
 
     def _with_company(
         self, waiting: Waiting, lane: Lane, view: View, seen: Forecast

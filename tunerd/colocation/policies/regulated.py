@@ -13,14 +13,14 @@ before it can.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from tunerd.colocation.plan import Member, Name
-from tunerd.colocation.policies.base import Choice, Together, View
+from tunerd.colocation.policies.base import Choice, Policy, Together, View
 from tunerd.colocation.policies.ordered import Ordered
 from tunerd.colocation.regulation.values import Part, Regulation
 from tunerd.colocation.work import Lane, Waiting
@@ -86,6 +86,9 @@ class Regulated(Ordered):
         if any(view.lag_secs(w.request.queue) > self.patience_ms / 1e3 for w in passed):
             return None
         return self._chosen(view, free)
+
+    def starts(self, view: View) -> Iterator[Choice | Together]:
+        return Policy.starts(self, view) if self.apart else super().starts(view)
 
     def _length(self, left_secs: float) -> float:
         return left_secs

@@ -34,7 +34,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 
 from tunerd.colocation.plan import Member
-from tunerd.colocation.policies.base import Choice, Together, View
+from tunerd.colocation.policies.base import Choice, Policy, Together, View
 from tunerd.colocation.policies.forecast import Forecast
 from tunerd.colocation.policies.ordered import Ordered
 from tunerd.colocation.work import Lane, Running, Waiting
@@ -83,6 +83,8 @@ class SpaceTime(Ordered):
         if isinstance(behind, tuple):
             behind = Together((behind[0],), behind[1])
         return behind if behind is not None and self._may_be_behind(behind, view) else None
+
+    starts = Policy.starts  # who comes along changes with each launch
 
     def _may_be_behind(self, launch: Together, view: View) -> bool:
         """Say whether a launch is full, and delays nobody who may come much."""
