@@ -56,7 +56,7 @@ class Ordered(Policy):
         return self._chosen(view, view.startable())
 
     def starts(self, view: View) -> Iterator[Choice | Together]:
-        """Yield what `choose` would, each request ranked once by the lanes that it can have then."""
+        """Yield what `choose` would return, each request ranked once."""
         seen = self._forecast(view)
         able: list[tuple[tuple[float, ...], Waiting, list[Lane]]] = []
 
