@@ -10,6 +10,7 @@ Parts, in the order in which a request meets them:
     engine.py      loads the members, takes requests, counts
     dispatcher.py  the one thread that decides, and the one that loads again after faults
     scheduler.py   events in, instructions out; no clock, no thread
+    undisturbed.py what the process has that would hold all up
     board.py       what waits and what runs: what the scheduler changes, and policies see
     policies/      which waiting request goes to which idle lane; one file each
     accounts.py    what each queue has had of the device's time

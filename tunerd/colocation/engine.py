@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from tunerd.colocation import artifacts
+from tunerd.colocation import artifacts, undisturbed
 from tunerd.colocation.buffers import InputBuffers
 from tunerd.colocation.dispatcher import Dispatcher
 from tunerd.colocation.estimates import Estimates
@@ -36,10 +35,6 @@ from tunerd.errors import InputError
 from tunerd.vocabulary import Arrays, TensorSpec
 
 OnStep = Callable[[str], None]
-
-# A caller's thread that computes has the interpreter for no longer while an engine is open: usually
-# 5 ms, and the device would wait.
-_TURN_SECS = 5e-4
 
 
 class Engine:
@@ -63,6 +58,7 @@ class Engine:
         self._closing = threading.Lock()
         self._is_open = False
         self._is_started = False
+        self._is_undisturbed = False
         self._members = {m.name: m for m in self.plan.members}
         self._groups: tuple[Group, ...] = ()
         self._kernels: dict[str, Path] = {}  # by member: the artifact by which it runs
@@ -71,7 +67,6 @@ class Engine:
         self._needed: dict[str, int] = {}
         self._scheduler: Scheduler | None = None
         self._dispatcher: Dispatcher | None = None
-        self._usual_turn_secs = 0.0
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -99,9 +94,8 @@ class Engine:
             self._place.close()
             raise
         self._dispatcher = Dispatcher(self._scheduler, self._place, on_failure=self._stop_taking)
-        self._usual_turn_secs = sys.getswitchinterval()
-        sys.setswitchinterval(min(_TURN_SECS, self._usual_turn_secs))
-        self._is_open = True
+        undisturbed.begin()
+        self._is_undisturbed = self._is_open = True
         return self
 
     def _layouts(self) -> list[tuple[Lane, ...]]:
@@ -174,7 +168,9 @@ class Engine:
             with self._closing:
                 self._dispatcher.close()
                 self._place.close()
-            sys.setswitchinterval(self._usual_turn_secs)
+                if self._is_undisturbed:
+                    self._is_undisturbed = False
+                    undisturbed.end()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -37,9 +37,14 @@ def _engine_load(module: Any) -> None:
     module._MOST_SECS = 2 * module._LEAST_SECS
 
 
+def _no_collection(module: Any) -> None:
+    module._collect = lambda: None  # no test serves for long
+
+
 _CHANGES: dict[str, Callable[[Any], None]] = {
     "tunerd.vocabulary.measurement": _model_samples,
     "tunerd.colocation.planning.engine_cost": _engine_load,
+    "tunerd.colocation.undisturbed": _no_collection,
     "tunerd.studies.matrix.profiles": _rounds,
     "tunerd.studies.profile.measuring": _first_warm_up,
 }

@@ -68,7 +68,8 @@ class _Log:
     """Sends requests and notes what comes of them, from any thread."""
 
     def __init__(self, members: Sequence[Member], inputs: Mapping[str, InputBuffers]) -> None:
-        self._ends: list[tuple[Arrival, float, float, Future[Arrays]]] = []
+        # Tuples of plain values, of which the collector keeps none in mind.
+        self._ends: list[tuple[str, str, float, float, float, str]] = []
         self._sent = itertools.count()
         self._slo_secs = {m.name: m.slo_ms / 1e3 if m.slo_ms else None for m in members}
         self._inputs = inputs
@@ -78,17 +79,14 @@ class _Log:
         self, engine: Engine, arrival: Arrival, then: Callable[[], None] = lambda: None
     ) -> None:
         sent_at = time.monotonic() - self.start_at
-        slo_secs = self._slo_secs[arrival.member]
-        left_secs = None if slo_secs is None else slo_secs - (sent_at - arrival.at_secs)
-        future = engine.submit(
-            arrival.member,
-            self._inputs[arrival.member],
-            deadline_secs=left_secs,
-            tenant=arrival.tenant,
-        )
+        member, tenant, at_secs = arrival.member, arrival.tenant, arrival.at_secs
+        slo_secs = self._slo_secs[member]
+        left_secs = None if slo_secs is None else slo_secs - (sent_at - at_secs)
+        future = engine.submit(member, self._inputs[member], deadline_secs=left_secs, tenant=tenant)
 
         def ended(answered: Future[Arrays]) -> None:  # in the engine's thread: as little as can be
-            self._ends.append((arrival, sent_at, time.monotonic() - self.start_at, answered))
+            ended_at = time.monotonic() - self.start_at
+            self._ends.append((member, tenant, at_secs, sent_at, ended_at, _end_of(answered)))
             then()
 
         next(self._sent)
@@ -99,10 +97,7 @@ class _Log:
         sent = next(self._sent)
         while len(self._ends) < sent:
             time.sleep(_LOOK_SECS)
-        return tuple(
-            Sample(arrival.member, arrival.tenant, arrival.at_secs, sent_at, ended_at, _end_of(of))
-            for arrival, sent_at, ended_at, of in self._ends
-        )
+        return tuple(Sample(*end) for end in self._ends)
 
 
 def run_load(
