@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tunerd.artifacts.compile import write_json, write_piece, written_beside
 from tunerd.artifacts.loading import load
 from tunerd.artifacts.manifest import (
+    COUNTERS,
     LIBRARY,
     MANIFEST,
     TENANT_VERSION,
@@ -132,6 +133,11 @@ def _difference(kernels: Kernels, said: Manifest) -> str:
     other = [t.name for t in kernels.tasks if t.for_tenants(said["tenants"]).task_id not in known]
     if other:
         return f"{len(other)} of its kernels are others, as {other[0]}"
+    count = len(kernels.lowered.weights)
+    casts: Mapping[str, Any] = said["casts"]
+    there = {casts[name][0] if name in casts else name for name in said["weights"]} - {COUNTERS}
+    if count != len(there):
+        return f"it has {count} weights and that one {len(there)}, where equal ones count once"
     return "constants inside of its kernels are others, or its kernels are called in another order"
 
 

@@ -7,8 +7,9 @@
 Without an artifact the places are simulated and named so: one whose segments end when they are
 started, so that the engine alone is measured, and one with streams of a GPU whose graphs end after
 `--segment-us` without doing anything. With artifacts each is a member, and repeated in turn where
-there are fewer than members. Requests come from one thread or from one event loop, as many at a
-time as `--window` says for each member. CPU time is that of the whole process, so it has the
+there are fewer than members. Requests come from one thread, from one event loop, or from the load
+generator, which tells latencies, and here how long the collector of garbage stopped the process; as
+many at a time as `--window` says for each member. CPU time is that of the whole process, so it has the
 client's part in it: making the request and taking the answer.
 
 Prints a table, and with --json every number.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import tempfile
 import time
@@ -27,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lab.lab import write
+from lab.lab import made_by, write
 from tests.lib.fake_gpu import HostMemory
 from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedArrays
@@ -37,10 +39,12 @@ from tunerd.colocation.places.base import Done, Loaded, Place, Told
 from tunerd.colocation.places.cuda_seats import InPieces
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
-from tunerd.colocation.plan import Member, Proof
+from tunerd.colocation.load.generator import run_load
+from tunerd.colocation.plan import LoadChoice, Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.vocabulary import Arrays, TargetSpec
 
+LATENCIES = ("p99_ms", "longest_ms", "longest_pause_ms")
 Given = tuple[str, Any]  # a member, and inputs
 
 WARM = 0.2  # of the time, before what is counted
@@ -242,7 +246,45 @@ def from_loop(engine: Engine, given: list[Given], window: int, secs: float) -> A
     return asyncio.run(all_clients())
 
 
-CLIENTS = {"thread": from_thread, "asyncio": from_loop}
+class Pauses:
+    """How long the collector of garbage stops the process, in this block."""
+
+    def __enter__(self) -> Pauses:
+        self.secs: list[float] = []
+        gc.callbacks.append(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        else:
+            self.secs.append(time.perf_counter() - self._began)
+
+
+def from_generator(
+    engine: Engine, given: Sequence[Given], window: int, secs: float
+) -> dict[str, float]:
+    load = LoadChoice(kind="closed", duration=secs, clients=window)
+    cpu_secs = time.process_time()
+    with Pauses() as pauses:
+        observed = run_load(engine, load, {name: dict(inputs) for name, inputs in given})
+    cpu_secs = time.process_time() - cpu_secs
+    first, last = observed.window
+    took = sorted(sample.latency_secs for sample in observed.counted)
+    return {
+        "per_sec": len(took) / (last - first),
+        "cpu_us": 1e6 * cpu_secs / len(observed.samples),
+        "p99_ms": 1e3 * took[int(0.99 * len(took))],
+        "longest_ms": 1e3 * took[-1],
+        "longest_pause_ms": 1e3 * max(pauses.secs, default=0.0),
+        "pauses_secs": sum(pauses.secs),
+    }
+
+
+CLIENTS = {"thread": from_thread, "asyncio": from_loop, "generator": from_generator}
 
 
 # --- the table ---------------------------------------------------------------------------------
@@ -276,7 +318,8 @@ def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[s
                     found.append(row)
                     print(
                         f"{row['place']:32} {count:3} members  {client:8} "
-                        f"{row['per_sec']:9.0f}/s {row['cpu_us']:7.1f} us CPU a request",
+                        f"{row['per_sec']:9.0f}/s {row['cpu_us']:7.1f} us CPU a request"
+                        + "".join(f", {n} {row[n]:.1f}" for n in LATENCIES if n in row),
                         flush=True,
                     )
     return found
@@ -308,7 +351,7 @@ def main() -> None:
         folders = options.artifact or [make_artifact(Path(scratch) / "relu", options.side)]
         found = measure(options, folders)
     if options.json:
-        write(options.json, found)
+        write(options.json, {**made_by(), "rows": found})
 
 
 if __name__ == "__main__":

@@ -55,6 +55,9 @@ def build(name: str, seed: int, batch: int = 1) -> tuple[Any, Any]:
             WIDTH, HEADS, 4 * WIDTH, batch_first=True, activation="gelu", dropout=0.0
         )
         encoder = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        with torch.no_grad():  # its layers are copies of one, and weights that are equal are one
+            for weights in encoder.parameters():
+                weights.add_(torch.randn_like(weights), alpha=0.02)
         return encoder.eval(), torch.randn(batch, TOKENS, WIDTH)
     import torchvision
 

@@ -27,6 +27,9 @@ MPS_SERVER = "nvidia-cuda-mps-server"
 PIPE_FOLDER = "CUDA_MPS_PIPE_DIRECTORY"
 EXTERNAL_PIPE_FOLDER = Path("/tmp/nvidia-mps")  # its default
 _COMMAND_SECS = 5.0
+# Who gives up sooner has to kill the client, and its neighbours with it: one that was stopped took
+# up to ten seconds (one H200, driver 580).
+_TERMINATE_SECS = 20.0
 _START_SECS = 15.0
 _QUIT_SECS = 3.0
 
@@ -127,7 +130,8 @@ class MpsControl:
 
         Only afterwards may the process be killed: NVIDIA MPS, "Client Early Termination".
         """
-        answer = self._run(f"terminate_client {server} {client}")
+        command = f"terminate_client {server} {client}"
+        answer = self._run(command, timeout_secs=_TERMINATE_SECS)
         log.info("terminate_client %d %d: %s", server, client, answer)
         return answer is not None and not re.search(r"CUDA_ERROR|[Ff]ail|[Ii]nvalid", answer)
 
