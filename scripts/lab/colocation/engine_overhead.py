@@ -9,8 +9,8 @@ started, so that the engine alone is measured, and one with streams of a GPU who
 `--segment-us` without doing anything. With artifacts each is a member, and repeated in turn where
 there are fewer than members. Requests come from one thread, from one event loop, or from the load
 generator, which tells latencies, and here how long the collector of garbage stopped the process; as
-many at a time as `--window` says for each member. CPU time is that of the whole process, so it has the
-client's part in it: making the request and taking the answer.
+many at a time as `--window` says for each member. CPU time is that of the whole process, so it has
+the client's part in it: making the request and taking the answer.
 
 Prints a table, and with --json every number.
 """
@@ -35,11 +35,11 @@ from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.colocation import Engine, Plan, artifacts
 from tunerd.colocation.buffers import InputBuffers
+from tunerd.colocation.load.generator import run_load
 from tunerd.colocation.places.base import Done, Loaded, Place, Told
 from tunerd.colocation.places.cuda_seats import InPieces
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
-from tunerd.colocation.load.generator import run_load
 from tunerd.colocation.plan import LoadChoice, Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.vocabulary import Arrays, TargetSpec
