@@ -287,6 +287,7 @@ def test_jobs_are_placed_on_the_nodes_of_a_cluster(cluster: Child, tmp_path: Pat
     assert all((tmp_path / each["name"]).exists() for each in jobs)
 
 
+@pytest.mark.nightly
 def test_a_wrong_token_is_one_sentence(cluster: Child, tiny: Path, tmp_path: Path) -> None:
     done = tune(tiny, tmp_path / "run", cluster.said["address"], "--cpu-pct", "50",
                 RAY_AUTH_TOKEN="8" * 64)  # fmt: skip

@@ -363,6 +363,7 @@ def test_nothing_is_left_15_s_after_a_driver_or_a_raylet_was_killed(cut_off: Kil
     assert cut_off.left == [[]] * len(cut_off.left)
 
 
+@pytest.mark.nightly
 def test_a_run_without_its_raylet_says_so_and_has_its_exit_code(cut_off: Killed) -> None:
     for kind, code, err in cut_off.ends:
         if kind == "raylet":
@@ -370,6 +371,7 @@ def test_a_run_without_its_raylet_says_so_and_has_its_exit_code(cut_off: Killed)
             assert "Ray's raylet on this machine ended" in err.splitlines()[-1]
 
 
+@pytest.mark.nightly
 def test_no_trial_is_lost_or_paid_twice_over_these_kills(cut_off: Killed) -> None:
     code, out, err = cut_off.last
     assert code in FINISHED, err
