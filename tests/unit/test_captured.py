@@ -46,7 +46,13 @@ class Driver:
         self.events: list[str] = []  # in which context each was made
         self.recorded: list[tuple[int, Any]] = []
         self.freed: list[object] = []
+        self.short = ShortCalls(Status, Library(self))
         self._memory: list[Any] = []
+
+    def ready(self, graph: list[Callable[[], object]]) -> int:
+        """Return the handle of a graph that can be launched."""
+        self.graphs.append(graph)
+        return len(self.graphs)  # which is not zero
 
     def cuMemHostAlloc(self, size: int, flags: int) -> Answer:
         self._memory.append((ctypes.c_uint8 * size)())
@@ -134,7 +140,7 @@ class Doubling:
 
     def __init__(self, driver: Driver) -> None:
         self.driver, self.stream = driver, 7
-        self.short = ShortCalls(Status, Library(driver))
+        self.short = driver.short
         self.input_specs = (TensorSpec("x", (2, 3), "float16"), TensorSpec("offset", (), "int64"))
         self.output_specs = (
             TensorSpec("y", (2, 3), "float16"),
@@ -146,8 +152,7 @@ class Doubling:
     entered = Recorder.entered
 
     def executable(self, graph: Any) -> int:
-        self.driver.graphs.append(graph)
-        return len(self.driver.graphs)  # a handle is not zero
+        return self.driver.ready(graph)
 
     def recorded(self, after: Callable[[dict[str, Any]], None]) -> Any:
         outputs = {s.name: Tensor(s.shape, s.dtype) for s in self.output_specs}
