@@ -39,7 +39,7 @@ from lab.colocation import capacity_table, contenders, tenants, torch_models
 from lab.colocation.open_loop import StreamLane, served
 from lab.colocation.steps import Steps, say, since_start
 from lab.colocation.tenants import RUNS, Kind
-from lab.colocation.workers import found_by
+from lab.colocation.workers import exempt_from_collections, found_by
 from lab.lab import made_by
 from tunerd.colocation import Engine, Plan
 from tunerd.colocation.bench import sample_inputs
@@ -253,6 +253,7 @@ def inside(options: argparse.Namespace) -> None:
         else InEngine(way, contenders.read_together(options.artifacts)[_key(way)], options)
     )
     ready_secs = time.monotonic() - since
+    exempt_from_collections()
     try:
         found = most_served(body.serve, options.most, until=until)
     finally:

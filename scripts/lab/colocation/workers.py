@@ -7,6 +7,7 @@ them are told the moment at which to begin.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import queue
@@ -37,11 +38,23 @@ def serve(answers: Answers) -> None:
     """Be a worker: answer the lines of stdin until it ends. `answers`: by the key `do`."""
     for line in sys.stdin:
         asked = json.loads(line)
+        if asked["do"] != "prepare":
+            exempt_from_collections()
         try:
             said = answers[asked["do"]](asked)
         except Exception as error:
             said = {"problem": f"{type(error).__name__}: {error}"[:600]}
         print(_ANSWER + json.dumps(said), flush=True)
+
+
+def exempt_from_collections() -> None:
+    """Keep the collector of garbage from stopping this process while it is measured.
+
+    tunerd's engine does so for itself; whatever it is compared with has to have it as well.
+    """
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 class Worker:
