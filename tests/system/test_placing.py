@@ -26,7 +26,13 @@ from tunerd.colocation.placement import host as hosts
 from tunerd.colocation.placement import placing
 from tunerd.colocation.placement.fleet import Fleet, here
 from tunerd.colocation.placement.host import Found, Host, devices_here
-from tunerd.colocation.placement.job_file import CONTEXT_BYTES, GIB, CoresChoice, JobFile
+from tunerd.colocation.placement.job_file import (
+    CONTEXT_BYTES,
+    GIB,
+    TUNING_BYTES,
+    CoresChoice,
+    JobFile,
+)
 from tunerd.colocation.placement.policies.round_robin import RoundRobin
 from tunerd.colocation.placement.values import Device
 from tunerd.errors import ExitCode, HostError, InputError
@@ -172,6 +178,35 @@ def test_a_tuning_run_has_the_cores_of_its_device(tmp_path: Path, capsys: Captur
     assert set(at.values()) == set(cores)
     told = json.loads((tmp_path / "out/jobs/tell/try-1.log").read_text())
     assert told == sorted(cores[at["tell"]])
+
+
+def test_a_tuning_run_needs_what_the_same_run_was_seen_to_hold(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing, "READ_SECS", 0.05)
+    onnx.save(conv_net(), tmp_path / "net.onnx")
+    flags = {"cpu-pct": 50, "slice": "simulated", "trials": 2, "dry-run": True}
+    job = {"name": "net", "tune": "net.onnx", "with": flags}
+
+    def needed(*jobs: dict[str, Any], **said: Any) -> dict[str, int]:
+        path = written(tmp_path, jobs, devices={"cores": 1}, **said)
+        assert colocate("place", path, "--dry-run", "--json") == 0
+        found: dict[str, int] = json.loads(capsys.readouterr().out)["memory_bytes"]
+        return found
+
+    assert needed(job) == {"net": TUNING_BYTES}
+    code, said = place(written(tmp_path, [job], devices={"cores": 1}), capsys)
+    assert code == ExitCode.BETTER
+    (tried,) = said["tries"]
+    assert 30 << 20 < tried["peak_bytes"] < TUNING_BYTES
+    others = {**job, "name": "other", "with": flags | {"trials": 3}}
+    with_room = {**job, "name": "with-room", "memory_gib": 2}
+    found = needed({**job, "name": "again"}, others, with_room, measured=["out/tries.jsonl"])
+    assert found == {
+        "again": int(1.1 * tried["peak_bytes"]),
+        "other": TUNING_BYTES,
+        "with-room": 2 * GIB,
+    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -6,6 +6,7 @@
     #        {simulated: 4, memory_gib: 80, units: 132}    # or devices in name alone
     grace: 60s                 # after a placement, in which a shared device gets no further job
     pairs: [pairs.jsonl]       # measured pairs: what the policy `estimated` estimates from
+    measured: [placements/tries.jsonl]    # earlier placements: what the same jobs held of a device
     jobs:
       - name: squeezenet
         tune: models/squeezenet.onnx    # a run of `tunerd tune` with these flags
@@ -23,7 +24,7 @@ Paths are relative to the file, and absolute once it is read; a command runs in 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -40,11 +41,25 @@ from tunerd.settings import texts
 GIB = 1 << 30
 # Of a process that loads one artifact: context, kernels, workspaces, as a seat of MPS takes.
 CONTEXT_BYTES = 600 << 20
-# Of a tuning run that says nothing: runners with their contexts, rotating weights, finals.
+# Of a tuning run that says nothing and was not measured: runners with their contexts, rotating
+# weights, finals.
 TUNING_BYTES = 8 * GIB
+_HEADROOM = 1.1  # over the most that was seen, as one looks every few seconds
 _Secs = Annotated[float, BeforeValidator(texts.duration), Field(ge=0, le=86400)]
 _Busy = Annotated[float, BeforeValidator(texts.fraction(least="above 0")), Field(gt=0, le=1)]
 _Scalar = bool | int | float | str
+
+
+Work = tuple[str, ...]  # the words of a program, wherever it leaves its results
+
+
+def work_of(words: Sequence[str]) -> Work:
+    """Return what a program does, by its words: a tuning run does the same into any folder."""
+    found = list(words)
+    if found[:2] == ["tunerd", "tune"] and "--out" in found:
+        at = found.index("--out")
+        del found[at : at + 2]
+    return tuple(found)
 
 
 class CoresChoice(Part):
@@ -84,15 +99,18 @@ class JobEntry(Part):
             raise ValueError(f"{self.name} needs `memory_gib`, or the `artifact` that it loads")
         return self
 
-    @property
-    def memory_bytes(self) -> int:
-        """What it needs of a device. Raises LoadError where the artifact is none."""
+    def memory_bytes(self, peaks: Mapping[Work, int]) -> int:
+        """Return what it needs of a device. Raises LoadError where the artifact is none.
+
+        peaks: the most that was seen of work, in bytes.
+        """
         if self.memory_gib is not None:
             return int(self.memory_gib * GIB)
         if self.artifact is not None:
             needed = needed_memory(self.artifact)
             return needed.shared_bytes + needed.each_bytes + CONTEXT_BYTES
-        return TUNING_BYTES
+        peak = peaks.get(work_of(self.words(Path())), 0)
+        return int(_HEADROOM * peak) if peak else TUNING_BYTES
 
     def words(self, out: Path) -> tuple[str, ...]:
         """Return what is run: `tunerd` as the first word is this package.
@@ -111,11 +129,14 @@ class JobEntry(Part):
                     words += [f"--{flag}", str(each)]
         return tuple(words)
 
-    def job(self, units: int, instances: Iterable[str] = ()) -> Job:
+    def job(
+        self, units: int, instances: Iterable[str] = (), peaks: Mapping[Work, int] | None = None
+    ) -> Job:
         """Return it as the placer takes it.
 
         Args:
             units: of a device.
+            peaks: of memory, by work that was measured.
             instances: of MIG, which tuning runs do not take: their slices are of whole GPUs.
         """
         side = None
@@ -123,7 +144,8 @@ class JobEntry(Part):
             named = features_of(self.artifact).named()
             side = Side(self.name, architecture_of(self.artifact), 100, named)
         not_on = frozenset(instances) if self.tune is not None else frozenset()
-        return Job(self.name, self.memory_bytes, self.busy * units, side, not_on)
+        memory_bytes = self.memory_bytes(peaks or {})
+        return Job(self.name, memory_bytes, self.busy * units, side, not_on)
 
 
 class JobFile(Part):
@@ -133,6 +155,7 @@ class JobFile(Part):
     devices: DevicesChoice = "gpus"
     grace: _Secs = 60.0
     pairs: tuple[Path, ...] = ()
+    measured: tuple[Path, ...] = ()
     jobs: Annotated[tuple[JobEntry, ...], Field(min_length=1, max_length=10_000)]
 
     @model_validator(mode="after")
@@ -159,5 +182,8 @@ class JobFile(Part):
             job.model_copy(update={"tune": moved(job.tune), "artifact": moved(job.artifact)})
             for job in found.jobs
         )
-        pairs = tuple(absolute(each, folder) for each in found.pairs)
-        return found.model_copy(update={"jobs": jobs, "pairs": pairs})
+        pairs, measured = (
+            tuple(absolute(each, folder) for each in paths)
+            for paths in (found.pairs, found.measured)
+        )
+        return found.model_copy(update={"jobs": jobs, "pairs": pairs, "measured": measured})

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tunerd.colocation.placement.fleet import Fleet
 from tunerd.colocation.placement.host import Ended
-from tunerd.colocation.placement.job_file import JobEntry, JobFile
+from tunerd.colocation.placement.job_file import JobEntry, JobFile, Work, work_of
 from tunerd.colocation.placement.placer import Placer
 from tunerd.colocation.placement.policies.base import Policy
 from tunerd.colocation.placement.values import Device, Fail, Instruction, Job, Place, Reading
@@ -43,6 +43,7 @@ class Try:
     status: int
     note: str  # of the policy
     words: tuple[str, ...]
+    peak_bytes: int = 0  # the most that it was seen to hold of its device; 0: nobody could tell
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,21 @@ class Foreseen:
         return not any(isinstance(each, Fail) for _, each in self.placed)
 
 
-def jobs_of(file: JobFile, fleet: Fleet) -> dict[str, Job]:
-    """Return the jobs of a file as the placer takes them; raises LoadError as artifacts do."""
+def jobs_of(file: JobFile, fleet: Fleet, out: Path | None = None) -> dict[str, Job]:
+    """Return the jobs of a file as the placer takes them; raises LoadError as artifacts do.
+
+    out: of an earlier placement, whose tries say what was held; as the file's `measured` do.
+    """
     devices = fleet.devices
+    peaks: dict[Work, int] = {}
+    for path in (*file.measured, *([out / TRIES] if out is not None else [])):
+        for one in read_tries(path):
+            if one.what == "ended":
+                work = work_of(one.words)
+                peaks[work] = max(peaks.get(work, 0), one.peak_bytes)
     units = max(one.device.units for one in devices.values())
     instances = [name for name, one in devices.items() if one.is_instance]
-    return {entry.name: entry.job(units, instances) for entry in file.jobs}
+    return {entry.name: entry.job(units, instances, peaks) for entry in file.jobs}
 
 
 def foresee(file: JobFile, fleet: Fleet, policy: Policy) -> Foreseen:
@@ -126,7 +136,8 @@ class Placing:
         self._say, self._clock, self._sleep = say, clock, sleep
         self._placer = Placer(_devices(fleet), policy, grace_secs=file.grace)
         self._entries = {entry.name: entry for entry in file.jobs}
-        self._jobs = jobs_of(file, fleet)
+        self._jobs = jobs_of(file, fleet, out)
+        self._peaks: dict[str, int] = {}  # of jobs that run
         self._journal = Journal(out / TRIES)
         self._running: dict[str, Try] = {}
         self._tries: list[Try] = []
@@ -192,7 +203,10 @@ class Placing:
         what: What = "ended" if is_well else "failed"
         if not is_well and (status == _KILLED or _OUT_OF_MEMORY.search(ended.tail)):
             what = "out of memory"
-        this = replace(self._running.pop(name), end=now, what=what, status=status)
+        peak_bytes = self._peaks.pop(name, 0)
+        this = replace(
+            self._running.pop(name), end=now, what=what, status=status, peak_bytes=peak_bytes
+        )
         self._tries.append(this)
         self._journal.append(json.dumps(asdict(this)))
         held = self._seen.pop(name, None)
@@ -215,6 +229,8 @@ class Placing:
             for name, seen in self._fleet.seen().items()
             if name in self._running
         }
+        for name, reading in self._seen.items():
+            self._peaks[name] = max(self._peaks.get(name, 0), reading.memory_bytes)
 
 
 def _devices(fleet: Fleet) -> tuple[Device, ...]:
