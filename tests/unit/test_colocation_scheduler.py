@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -29,11 +30,16 @@ ONE, TWO = Seat("one", "stream-0"), Seat("two", "stream-1")
 
 
 def scheduler(
-    kind: str = "streams", *, of_one: int = 1, depth: int = 1, **said: object
+    kind: str = "streams",
+    *,
+    of_one: int = 1,
+    depth: int = 1,
+    parameters: Mapping[str, object] | None = None,
+    **said: object,
 ) -> Scheduler:
     """Return one for two members; the first has `of_one` segments, each of 10 ms."""
     members = [member("one", **said), member("two", **said)]
-    policy = policy_of(kind, {})
+    policy = policy_of(kind, parameters or {})
     lanes = policy.lay_out(members)
     counts = {"one": of_one, "two": 1}
     segments = {Seat(m, lane.name): counts[m] for lane in lanes for m in lane.members}
@@ -295,6 +301,35 @@ def test_the_time_of_what_was_started_behind_another_begins_when_that_ends() -> 
     assert world.next_tick() == pytest.approx(0.19)
     assert world.tick(0.15) == []
     assert isinstance(world.tick(0.2)[0], Evict)
+
+
+def test_what_goes_on_and_what_is_behind_it_in_its_queue_start_at_one_moment() -> None:
+    world = scheduler("regulated", of_one=2, parameters={"lanes": 2})
+    first, second = Seat("one", "whole-0"), Seat("one", "whole-1")
+    assert world.arrive(request(0, "one"), 0.0) == [Start(0, 0, first, 0)]
+    assert world.arrive(request(1, "two"), 0.0) == [Start(1, 1, Seat("two", "whole-1"), 0)]
+    assert world.arrive(request(2, "one"), 0.0) == []
+    out = world.turn(
+        [
+            lambda s, at: s.ended(0, first, 0.01, at),
+            lambda s, at: s.ended(1, Seat("two", "whole-1"), 0.01, at),
+        ],
+        0.01,
+    )
+    assert out == [Complete(1), Start(2, 0, first, 1), Start(3, 2, second, 0)]
+
+
+def test_requests_that_start_at_one_moment_do_so_in_the_order_of_their_arrival() -> None:
+    world = scheduler("time", depth=2)
+    names = ("one", "one", "two", "one")
+    arrivals = [
+        lambda s, at, n=n, name=name: s.arrive(request(n, name), at) for n, name in enumerate(names)
+    ]
+    one, two = Seat("one", "whole"), Seat("two", "whole")
+    assert world.turn(arrivals, 0.0) == [Start(0, 0, one, 0), Start(1, 1, one, 0)]
+    ends = [lambda s, at, n=n: s.ended(n, one, 0.01, at) for n in (0, 1)]
+    out = world.turn(ends, 0.02)
+    assert out == [Complete(0), Complete(1), Start(2, 2, two, 0), Start(3, 3, one, 0)]
 
 
 def test_what_came_together_is_decided_about_together() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -57,16 +58,17 @@ class Ordered(Policy):
 
     def starts(self, view: View) -> Iterator[Choice | Together]:
         """Yield what `choose` would return, each request ranked once."""
-        seen = self._forecast(view)
-        able: list[tuple[tuple[float, ...], Waiting, list[Lane]]] = []
+        seen, count = self._forecast(view), itertools.count()
+        able: list[tuple[tuple[float, ...], int, Waiting, list[Lane]]] = []
 
         def enter(choices: Iterable[Choice]) -> None:
             for waiting, lanes in self._usable(view, choices):
-                heapq.heappush(able, (self._rank(waiting, lanes, view, seen), waiting, lanes))
+                rank = self._rank(waiting, lanes, view, seen)
+                heapq.heappush(able, (rank, next(count), waiting, lanes))
 
         enter(view.startable())
         while able:
-            _, waiting, lanes = heapq.heappop(able)
+            _, _, waiting, lanes = heapq.heappop(able)
             if left := [lane for lane in lanes if view.can_start(waiting, lane)]:
                 yield self._with_company(waiting, self._least(left, waiting, view), view, seen)
                 enter(view.next_of(waiting.request.queue))
