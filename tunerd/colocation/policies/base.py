@@ -184,22 +184,26 @@ def own_lanes(members: Sequence[Member]) -> tuple[Lane, ...]:
     )
 
 
-def first_come(view: View) -> Choice | None:
-    """Return the earliest arrival that can start, and the first idle lane that it can have."""
-    return min(view.startable(), key=_number, default=None)
+class InOrder(Policy, ABC):
+    """Requests start in the order of their arrival, each on the first lane that it can have."""
 
+    @property
+    def depth(self) -> int:
+        return 2
 
-def in_order_of_arrival(view: View) -> Iterator[Choice]:
-    """Yield what `first_come` would return after each start, without looking at all again."""
-    count = itertools.count()  # lanes of one request, in their order
-    able = [(_number(choice), next(count), choice) for choice in view.startable()]
-    heapq.heapify(able)
-    while able:
-        _, _, choice = heapq.heappop(able)
-        if view.can_start(*choice):
-            yield choice
-            for another in view.next_of(choice[0].request.queue):
-                heapq.heappush(able, (_number(another), next(count), another))
+    def choose(self, view: View) -> Choice | None:
+        return next(self.starts(view), None)
+
+    def starts(self, view: View) -> Iterator[Choice]:
+        count = itertools.count()  # lanes of one request, in their order
+        able = [(_number(choice), next(count), choice) for choice in view.startable()]
+        heapq.heapify(able)
+        while able:
+            _, _, choice = heapq.heappop(able)
+            if view.can_start(*choice):
+                yield choice
+                for another in view.next_of(choice[0].request.queue):
+                    heapq.heappush(able, (_number(another), next(count), another))
 
 
 def _number(choice: Choice) -> int:
