@@ -123,6 +123,18 @@ def lookup() -> Model:
     return Model("lookup", "lookup", ins, outs, OnnxGraph(proto))
 
 
+@pytest.mark.parametrize(("policy", "count"), [("streams", 12), ("space", 8)])
+def test_all_lanes_run_at_once(policy: str, count: int, root: Path) -> None:
+    alike = list(names_and_paths(root).values())
+    paths = {f"m{nth}": alike[nth % len(alike)] for nth in range(count)}
+    plan_of(paths, {"kind": policy}, "in-process").write(root / "at-once.yaml")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.lib.at_once", str(root / "at-once.yaml")],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(count), str(count)], done.stderr
+
+
 def test_a_fault_among_clients_of_mps_is_named_and_all_serve_again(root: Path) -> None:
     bad = compiled_for_the_gpu(lookup(), root / "lookup")
     paths = names_and_paths(root) | {"bad": bad}

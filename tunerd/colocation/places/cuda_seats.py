@@ -79,13 +79,18 @@ class CudaGroup(ForTenants, Protocol):
 
 
 class Track:
-    """The stream of a lane, and the seats whose graphs are on it."""
+    """The stream of a lane, and the seats whose graphs are on it.
 
-    def __init__(self, make_stream: Callable[[], int], completions: Completions) -> None:
+    capture_stream: where graphs are captured: what another seat launches meanwhile must not be in
+    them.
+    """
+
+    def __init__(
+        self, make_stream: Callable[[], int], capture_stream: int, completions: Completions
+    ) -> None:
         self._make_stream, self._completions = make_stream, completions
+        self.capture_stream = capture_stream
         self.stream, self.line = make_stream(), completions.line()
-        # Graphs are captured here: what another seat launches meanwhile must not be in them.
-        self.capture_stream = make_stream()
         self.under_way: deque[_OnTrack] = deque()
 
     def add(

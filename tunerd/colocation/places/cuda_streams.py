@@ -40,6 +40,7 @@ from tunerd.errors import HostError, InfrastructureError
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _CLOSE_SECS = 5.0
+_WHOLE = ""  # of the GPU, among its parts by lane
 
 
 class Contexts(Protocol):
@@ -67,6 +68,7 @@ class CudaStreamsPlace(Place):
         self._contexts: list[Contexts] = []  # of each call of `cut`
         self._parts: dict[str, tuple[Contexts, Part]] = {}
         self._tracks: dict[str, Track] = {}
+        self._capture_streams: dict[str, int] = {}  # of parts by lane, and of the whole GPU
         self._open_for_tenants = open_for_tenants
         self._models: dict[str, CudaModel] = {}
         self._groups: dict[str, tuple[CudaGroup, dict[str, str]]] = {}  # and their tenants
@@ -186,7 +188,8 @@ class CudaStreamsPlace(Place):
         tracks, self._tracks = self._tracks, {}
         for track in tracks.values():
             self._gpu.destroy_stream(track.stream)
-            self._gpu.destroy_stream(track.capture_stream)
+        while self._capture_streams:
+            self._gpu.destroy_stream(self._capture_streams.popitem()[1])
         while self._contexts:
             self._contexts.pop().close()
 
@@ -221,16 +224,19 @@ class CudaStreamsPlace(Place):
             return SegmentedSeat(member, lane, model, self._track(lane), cut)
         return WholeSeat(member, lane, model, self._track(lane), self.depth)
 
-    def _own_stream(self, lane: Lane) -> int | None:
-        """Return a new stream of a lane's part of the GPU; None where it has none."""
-        held = self._parts.get(lane.name)
-        return held[0].stream(held[1]) if held else None
+    def _stream(self, part: str) -> int:
+        """Return a new stream of a lane's part of the GPU, or of the whole."""
+        held = self._parts.get(part)
+        return held[0].stream(held[1]) if held else self._gpu.stream()
 
     def _track(self, lane: Lane) -> Track:
         if lane.name not in self._tracks:
-            self._tracks[lane.name] = Track(
-                lambda: self._own_stream(lane) or self._gpu.stream(), self._completions
-            )
+            part = lane.name if lane.name in self._parts else _WHOLE
+            make = functools.partial(self._stream, part)
+            # One for all of a part: streams are not many, and two may be one queue to the GPU.
+            if part not in self._capture_streams:
+                self._capture_streams[part] = make()
+            self._tracks[lane.name] = Track(make, self._capture_streams[part], self._completions)
         return self._tracks[lane.name]
 
     def _proof(self, lane: Lane) -> Proof:

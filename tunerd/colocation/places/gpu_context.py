@@ -7,7 +7,7 @@ from uuid import UUID
 
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.errors import HostError
-from tunerd.system.cuda_driver import checked
+from tunerd.system.cuda_driver import ask_for_connections, checked
 from tunerd.vocabulary import TensorSpec
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -24,6 +24,7 @@ class GpuContext:
                 "the package cuda-bindings is not installed; run pip install 'tunerd[cuda]'"
             ) from None
         self._driver = driver
+        ask_for_connections()
         try:
             checked(driver.cuInit(0))
             self._device = checked(driver.cuDeviceGet(0))

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -120,7 +122,12 @@ class GpuRunner:
 
 
 def end_client(control: MpsControl, pid: int) -> bool:
-    """Have the MPS server destroy what `pid` holds on the GPU; True where no work of it is left."""
+    """Have the MPS server destroy what `pid` holds on the GPU; True where no work of it is left.
+
+    A process that was stopped goes on first: the server waits for what it has to say.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGCONT)
     server = control.server_of(pid)
     if server is not None:
         return control.terminate(server, pid)
