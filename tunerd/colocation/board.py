@@ -162,7 +162,8 @@ class Board(View):
         if secs is None:
             ask = self._estimates.likely_secs if likely else self._estimates.secs
             segments = range(waiting.segment, self._segments.get(seat, 1))
-            secs = math.fsum(ask(seat, segment, now=self.now, count=count) for segment in segments)
+            each = [ask(seat, segment, now=self.now, count=count) for segment in segments]
+            secs = each[0] if len(each) == 1 else math.fsum(each)
             self._left_secs[key] = secs
         return secs
 

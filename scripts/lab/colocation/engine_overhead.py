@@ -25,12 +25,13 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lab.lab import made_by, write
 from tests.lib.fake_gpu import HostMemory
+from tests.lib.super_models import CONVNET, super_artifact, tenant
 from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.colocation import Engine, Plan, artifacts
@@ -108,15 +109,19 @@ class SimulatedGpu(GpuContext):
 class SimulatedGraph:
     """Ends so long after what was launched before it on its stream. The host's copies are real."""
 
+    fetches_apart = False
+
     def __init__(self, gpu: SimulatedGpu, inputs: Arrays, secs: float) -> None:
         self._gpu = gpu
         self._buffers = {name: array.copy() for name, array in inputs.items()}
         self._secs, self._ends_at = secs, 0.0
 
-    def launch(self, inputs: Mapping[str, Any], stream: int) -> None:
-        if not isinstance(inputs, PinnedArrays):
+    def launch(
+        self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+    ) -> None:
+        if not isinstance(given, PinnedArrays):
             for name, buffer in self._buffers.items():
-                buffer[...] = inputs[name]
+                buffer[...] = given[name]
         busy_until = self._gpu.busy_until
         self._ends_at = max(busy_until[stream], time.monotonic()) + self._secs
         busy_until[stream] = self._ends_at
@@ -135,6 +140,49 @@ class SimulatedGraph:
         return {"y": next(iter(self._buffers.values())).reshape(-1)[:1000].copy()}
 
 
+class SimulatedLanes(SimulatedGraph):
+    """Takes requests of several tenants, and has the host's work of a launch for each."""
+
+    def __init__(self, gpu: SimulatedGpu, inputs: Arrays, secs: float, count: int) -> None:
+        super().__init__(gpu, inputs, secs)
+        self._count = count
+
+    def launch(
+        self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+    ) -> None:
+        self._filled = len(given)
+        for _, inputs in given:
+            super().launch(inputs, stream)
+            self._gpu.busy_until[stream] -= self._secs
+        self._gpu.busy_until[stream] += self._secs
+
+    def read(self) -> Any:
+        return [super(SimulatedLanes, self).read() for _ in range(self._filled)]
+
+
+class SimulatedGroup:
+    """Serves several tenants in a launch, which takes no longer for more of them."""
+
+    own = "own"
+
+    def __init__(self, gpu: SimulatedGpu, folder: Path, secs: float, counts: Sequence[int]) -> None:
+        self._gpu, self._secs, self.counts = gpu, secs, tuple(counts)
+        self._inputs = artifacts.sample_inputs(folder)
+
+    def add(self, name: str, source: Path) -> None: ...
+
+    def bring(self, names: Sequence[str]) -> None: ...
+
+    def run(self, requests: Any) -> Any:
+        raise NotImplementedError("members are launched here")
+
+    def staged_lanes(self, stream: int, count: int = 1) -> dict[int, tuple[SimulatedLanes, ...]]:
+        def made(lanes: int) -> SimulatedLanes:
+            return SimulatedLanes(self._gpu, self._inputs, self._secs, lanes)
+
+        return {lanes: tuple(made(lanes) for _ in range(count)) for lanes in self.counts}
+
+
 class SimulatedModel:
     """Runs whole only."""
 
@@ -149,18 +197,24 @@ class SimulatedModel:
         return tuple(SimulatedGraph(self._gpu, self._inputs, self._secs) for _ in range(count))
 
 
-def simulated_places(segment_us: float) -> dict[str, Any]:
+def simulated_places(segment_us: float, together: int) -> dict[str, Any]:
     def streams() -> Place:
-        gpu = SimulatedGpu()
-        place = CudaStreamsPlace(gpu, lambda path: SimulatedModel(gpu, path, segment_us / 1e6))
+        gpu, secs = SimulatedGpu(), segment_us / 1e6
+        place = CudaStreamsPlace(
+            gpu,
+            lambda path: SimulatedModel(gpu, path, secs),
+            open_for_tenants=lambda path: SimulatedGroup(gpu, path, secs, (1, together)),
+        )
         vars(place)["kind"] = f"simulated: graphs of {segment_us:g} us"
         return place
 
     return {"free": FreePlace, "graphs": streams}
 
 
-def make_artifact(folder: Path, side: int) -> Path:
-    """Compile one small layer, which no place here runs."""
+def make_artifact(folder: Path, side: int, together: int) -> Path:
+    """Compile what no place here runs: one small layer, or what serves some tenants in a launch."""
+    if together > 1:
+        return super_artifact(tenant(CONVNET, 0, folder), folder, (1, together))
     import onnx
     from onnx import TensorProto, helper
 
@@ -291,7 +345,9 @@ CLIENTS = {"thread": from_thread, "asyncio": from_loop, "generator": from_genera
 
 
 def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[str, Any]]:
-    places = {"gpu": lambda: None} if options.artifact else simulated_places(options.segment_us)
+    places: dict[str, Any] = {"gpu": lambda: None}
+    if not options.artifact:
+        places = simulated_places(options.segment_us, options.together)
     found = []
     for place, make in places.items():
         if options.place and place not in options.place:
@@ -299,7 +355,7 @@ def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[s
         for count in options.members:
             document = {
                 "device": "cuda" if options.artifact else "cpu",
-                "policy": {"kind": options.policy},
+                "policy": {"kind": options.policy} | _together(options),
                 "members": [
                     {"name": f"m{i}", "artifact": str(folders[i % len(folders)].resolve())}
                     for i in range(count)
@@ -325,6 +381,10 @@ def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[s
     return found
 
 
+def _together(options: argparse.Namespace) -> dict[str, int]:
+    return {"together": options.together} if options.together > 1 else {}
+
+
 def _buffered(engine: Engine, name: str, inputs: Arrays) -> InputBuffers:
     buffers = engine.input_buffers(name)
     for each, array in buffers.items():
@@ -340,6 +400,8 @@ def main() -> None:
     parser.add_argument("--place", nargs="+", choices=["free", "graphs"], help="simulated ones")
     parser.add_argument("--policy", default="streams")
     parser.add_argument("--segment-us", type=float, default=500.0, help="of a simulated graph")
+    parser.add_argument("--together", type=int, default=1,
+                        help="requests of a simulated launch, for --policy space-time")  # fmt: skip
     parser.add_argument("--side", type=int, default=32, help="of a simulated member's image")
     parser.add_argument("--window", type=int, default=4, help="requests of a member at a time")
     parser.add_argument("--buffers", action="store_true", help="inputs are where the device reads")
@@ -348,7 +410,9 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as scratch:
-        folders = options.artifact or [make_artifact(Path(scratch) / "relu", options.side)]
+        folders = options.artifact or [
+            make_artifact(Path(scratch) / "made", options.side, options.together)
+        ]
         found = measure(options, folders)
     if options.json:
         write(options.json, {**made_by(), "rows": found})

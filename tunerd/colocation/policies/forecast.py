@@ -7,7 +7,6 @@ with all that waits; what requests of one member have in common is asked once.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -48,9 +47,9 @@ class Forecast:
     ) -> None:
         self._view, self._may_use, self._together = view, may_use, together
         self._patience_secs = patience_secs
+        self._owed: dict[Queue, float] = {}
         self._kinds: dict[tuple[str, int, str | None], tuple[tuple[tuple[str, float], ...], float]]
         self._kinds = {}
-        self._lag_secs = functools.cache(view.lag_secs)
 
     def ends(self, waits: Sequence[Waiting]) -> tuple[dict[int, float], float]:
         """Return when each would end, and the seconds of work that come before the last of them.
@@ -98,14 +97,13 @@ class Forecast:
         end_at = launch.begins_at + secs
         return end_at if end_at <= min(launch.due_at, waiting.request.deadline_at) else math.inf
 
-    def is_owed(self, waiting: Waiting) -> bool:
-        """Say whether what has no deadline has waited for its turn long enough."""
-        if math.isfinite(waiting.request.deadline_at):
-            return False
-        return self.lag_secs(waiting.request.queue) > self._patience_secs
-
-    def lag_secs(self, queue: Queue) -> float:
-        return self._lag_secs(queue)
+    def owed_secs(self, queue: Queue) -> float:
+        """Return by how much a queue lags, where that is long enough to go first; 0 otherwise."""
+        owed = self._owed.get(queue)
+        if owed is None:
+            lag_secs = self._view.lag_secs(queue)
+            owed = self._owed[queue] = lag_secs if lag_secs > self._patience_secs else 0.0
+        return owed
 
     def least_secs(self, waiting: Waiting) -> float:
         """Return what a request takes from now on, on the lane where it takes least."""
@@ -134,8 +132,10 @@ class Forecast:
 
     def _turn(self, waiting: Waiting) -> tuple[bool, bool, float, int]:
         request = waiting.request
+        has_deadline = request.deadline_at < math.inf
+        is_owed = not has_deadline and self.owed_secs(request.queue) > 0
         slack_secs = request.deadline_at - self.least_secs(waiting)
-        return not waiting.is_held, not self.is_owed(waiting), slack_secs, request.request_id
+        return not waiting.is_held, not is_owed, slack_secs, request.request_id
 
     def _kind(self, waiting: Waiting) -> tuple[tuple[tuple[str, float], ...], float]:
         """Return each lane that a request may use with what it seldom exceeds there, and the least.

@@ -92,6 +92,8 @@ class Ordered(Policy):
 
     def _least(self, lanes: Sequence[Lane], waiting: Waiting, view: View) -> Lane:
         """Return where a request costs least."""
+        if len(lanes) == 1:
+            return lanes[0]
         return min(lanes, key=lambda lane: self._cost(waiting, lane, view))
 
     def _with_company(
@@ -150,17 +152,25 @@ class Ordered(Policy):
     def _rank(
         self, waiting: Waiting, lanes: Sequence[Lane], view: View, seen: Forecast
     ) -> tuple[float, ...]:
+        """Return what is least of who goes first: what is held, who is owed, the least slack."""
         request = waiting.request
-        is_owed = seen.is_owed(waiting)
-        lag_secs = seen.lag_secs(request.queue) if is_owed else 0.0
-        left_secs = min(view.left_secs(waiting, lane) for lane in lanes)
-        slack_secs = request.deadline_at - view.now - left_secs
-        return not is_owed, -lag_secs, slack_secs, self._length(left_secs), request.request_id
+        owed_secs, slack_secs = 0.0, request.deadline_at
+        if slack_secs < math.inf:
+            slack_secs -= view.now + least_secs(waiting, lanes, view)
+        else:
+            owed_secs = seen.owed_secs(request.queue)
+        length = self._length(waiting, lanes, view)
+        return not waiting.is_held, -owed_secs, slack_secs, length, request.request_id
 
-    def _length(self, left_secs: float) -> float:
+    def _length(self, waiting: Waiting, lanes: Sequence[Lane], view: View) -> float:
         """Return what decides between requests of the same slack, as those without deadlines."""
         return 0.0
 
     def _cost(self, waiting: Waiting, lane: Lane, view: View) -> tuple[bool, float]:
         is_guest = waiting.request.member not in lane.home
         return is_guest, view.left_secs(waiting, lane)
+
+
+def least_secs(waiting: Waiting, lanes: Sequence[Lane], view: View) -> float:
+    """Return what a request takes from now on, on the lane where it takes least."""
+    return min(view.left_secs(waiting, lane) for lane in lanes)

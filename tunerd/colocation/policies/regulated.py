@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from tunerd.colocation.plan import Member, Name
 from tunerd.colocation.policies.base import Choice, Policy, Together, View
-from tunerd.colocation.policies.ordered import Ordered
+from tunerd.colocation.policies.ordered import Ordered, least_secs
 from tunerd.colocation.regulation.values import Part, Regulation
 from tunerd.colocation.work import Lane, Waiting
 from tunerd.errors import InputError
@@ -90,8 +90,8 @@ class Regulated(Ordered):
     def starts(self, view: View) -> Iterator[Choice | Together]:
         return Policy.starts(self, view) if self.apart else super().starts(view)
 
-    def _length(self, left_secs: float) -> float:
-        return left_secs
+    def _length(self, waiting: Waiting, lanes: Sequence[Lane], view: View) -> float:
+        return least_secs(waiting, lanes, view)
 
 
 def _part(waiting: Waiting) -> Part:

@@ -79,7 +79,10 @@ class SpaceTime(Ordered):
         chosen = self._chosen(view, [c for c in choices if c[1].name not in busy])
         if chosen is not None or not busy:
             return chosen
-        behind = self._chosen(view, [c for c in choices if c[1].name in busy])
+        waiting = sum(1 for _ in itertools.islice(view.waiting, self.together))
+        # Of a group only what fills a launch goes behind another one.
+        full = [c for c in choices if c[1].name in busy and self._together(c[0], view) <= waiting]
+        behind = self._chosen(view, full)
         if isinstance(behind, tuple):
             behind = Together((behind[0],), behind[1])
         return behind if behind is not None and self._may_be_behind(behind, view) else None
@@ -153,11 +156,6 @@ class SpaceTime(Ordered):
             return -math.inf
         return min(ends_at, launch.due_at - launch.likely_secs(more) - _LATE_SECS)
 
-    def _rank(
-        self, waiting: Waiting, lanes: Sequence[Lane], view: View, seen: Forecast
-    ) -> tuple[float, ...]:
-        return float(not waiting.is_held), *super()._rank(waiting, lanes, view, seen)
-
     def _together(self, waiting: Waiting, view: View) -> int:
         return min(self.together, view.together(waiting))
 
@@ -180,25 +178,30 @@ class _Launch:
         self.waits: list[Waiting] = []
         self.due_at = math.inf
         self._begins_at = begins_at
-        self._alone_at = begins_at + self.likely_secs(1)
+        self._alone_at = self._end_at(1)
         self.add(first)
 
     def add(self, waiting: Waiting) -> bool:
         """Add one, unless it or another would be late by that; return whether it was added."""
-        deadline_at = waiting.request.deadline_at
-        is_in_time = self._alone_at <= deadline_at
-        due_at = min(self.due_at, deadline_at) if is_in_time else self.due_at
-        if self.waits and self._begins_at + self.likely_secs(len(self.waits) + 1) > due_at:
+        due_at, deadline_at = self.due_at, waiting.request.deadline_at
+        if self._alone_at <= deadline_at < due_at:
+            due_at = deadline_at
+        if self.waits and due_at < math.inf and self._end_at(len(self.waits) + 1) > due_at:
             return False
         self.waits.append(waiting)
         self.due_at = due_at
         return True
 
+    def _end_at(self, count: int) -> float:
+        return self._begins_at + self.likely_secs(count)
+
     def fastest(self) -> tuple[Waiting, ...]:
         """Return the first of them, as many as give about the most requests per second."""
-        counts = range(len(self.waits), 0, -1)
-        enough = _ABOUT * max(map(self.per_sec, counts))
-        return tuple(self.waits[: next(n for n in counts if self.per_sec(n) >= enough)])
+        per_sec = [self.per_sec(count + 1) for count in range(len(self.waits))]
+        enough = _ABOUT * max(per_sec)
+        while per_sec[-1] < enough:
+            per_sec.pop()
+        return tuple(self.waits[: len(per_sec)])
 
     def likely_secs(self, count: int) -> float:
         return self.view.left_secs(self.first, self.lane, likely=True, count=count)
