@@ -62,13 +62,15 @@ class FakeGpu(GpuContext):
 class FakeStaged:
     """What stands for a graph: the model runs on the CPU, in the order of launches of its seat."""
 
+    fetches_apart = False
+
     def __init__(self, model: ScriptedModel, worker: Executor, stream: Any) -> None:
         self._model, self._worker = model, worker
         self.captured_on, self.launched_on = stream, set[Any]()
         self._buffer: dict[str, Any] = {}
         self._launched: Future[Arrays] = Future()
 
-    def launch(self, given: Mapping[str, Any], stream: Any) -> None:
+    def launch(self, given: Mapping[str, Any], stream: Any, **_: Any) -> None:
         self.launched_on.add(stream)
         self._buffer = {name: np.array(array) for name, array in given.items()}
         self._launched = self._worker.submit(lambda: self._model(self._buffer))
@@ -146,13 +148,15 @@ class FakeCudaModel:
 class FakeLanes:
     """What stands for a graph of some lanes: notes how many it has, and how many were filled."""
 
+    fetches_apart = False
+
     def __init__(
         self, model: ForTenants, count: int, worker: Executor, launched: list[tuple[int, int]]
     ) -> None:
         self._model, self._count, self._worker, self._noted = model, count, worker, launched
         self._launched: Future[Any] = Future()
 
-    def launch(self, requests: Sequence[tuple[str, Arrays]], stream: Any) -> None:
+    def launch(self, requests: Sequence[tuple[str, Arrays]], stream: Any, **_: Any) -> None:
         self._noted.append((self._count, len(requests)))
         self._launched = self._worker.submit(lambda: self._model.run(requests))
 

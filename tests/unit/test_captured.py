@@ -45,6 +45,8 @@ class Driver:
         self.current: list[str] = ["primary"]
         self.events: list[str] = []  # in which context each was made
         self.recorded: list[tuple[int, Any]] = []
+        self.copied_on: list[tuple[str, int]] = []  # to the device or to the host, and the stream
+        self.waits: list[tuple[int, int]] = []  # of a stream for an event
         self.freed: list[object] = []
         self.short = ShortCalls(Status, Library(self))
         self._memory: list[Any] = []
@@ -87,6 +89,10 @@ class Driver:
         self.captured.append(lambda: ctypes.memmove(here, there, size))
         return (OK,)
 
+    def cuMemcpyDtoDAsync(self, read: int, there: int, size: int, stream: Any) -> Answer:
+        self.captured.append(lambda: ctypes.memmove(read, there, size))
+        return (OK,)
+
     def cuGraphDestroy(self, graph: object) -> Answer:
         return (OK,)
 
@@ -100,9 +106,12 @@ class Library:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        for name in ("EventRecord", "EventQuery", "EventElapsedTime", "GraphLaunch"):
+        for name in (
+            "EventRecord", "EventQuery", "EventElapsedTime", "GraphLaunch", "StreamWaitEvent"
+        ):  # fmt: skip
             setattr(self, f"cu{name}", functools.partial(getattr(self, name)))
         self.cuMemcpyHtoDAsync_v2 = functools.partial(self.MemcpyHtoDAsync)
+        self.cuMemcpyDtoHAsync_v2 = functools.partial(self.MemcpyDtoHAsync)
 
     def EventRecord(self, event: int, stream: int) -> int:
         self._driver.recorded.append((event, stream))
@@ -115,8 +124,18 @@ class Library:
         found._obj.value = 1000.0 * (end - begin)
         return OK.value
 
+    def StreamWaitEvent(self, stream: int, event: int, flags: int) -> int:
+        self._driver.waits.append((stream, event))
+        return OK.value
+
     def MemcpyHtoDAsync(self, there: int, here: int, size: int, stream: int) -> int:
+        self._driver.copied_on.append(("device", stream))
         ctypes.memmove(there, here, size)
+        return OK.value
+
+    def MemcpyDtoHAsync(self, here: int, there: int, size: int, stream: int) -> int:
+        self._driver.copied_on.append(("host", stream))
+        ctypes.memmove(here, there, size)
         return OK.value
 
     def GraphLaunch(self, graph: int, stream: int) -> int:
@@ -154,7 +173,10 @@ class Doubling:
     def executable(self, graph: Any) -> int:
         return self.driver.ready(graph)
 
-    def recorded(self, after: Callable[[dict[str, Any]], None]) -> Any:
+    def more_inputs(self) -> dict[str, Any]:
+        return {s.name: Tensor(s.shape, s.dtype) for s in self.input_specs}
+
+    def recorded(self, after: Callable[[dict[str, Any]], None], before: Callable[[], None]) -> Any:
         outputs = {s.name: Tensor(s.shape, s.dtype) for s in self.output_specs}
 
         def kernel() -> None:
@@ -162,6 +184,7 @@ class Doubling:
             np.copyto(outputs["z"].array, self.inputs["offset"].array)
 
         self.driver.captured = []
+        before()
         self.driver.captured.append(kernel)
         after(outputs)
         return self.driver.captured, outputs
@@ -183,7 +206,41 @@ def test_a_launch_brings_the_inputs_and_fetches_the_outputs() -> None:
         assert outputs["z"] == value
         assert outputs["none"].shape == (0, 4)
     assert one.secs() == 1.0
-    assert driver.recorded == [(1, 7), (2, 7), (3, 7), (4, 7)]
+    assert driver.recorded == [(1, 7), (2, 7), (5, 7), (6, 7)]
+    assert {stream for _, stream in driver.copied_on} == {7}
+
+
+def test_large_arrays_are_copied_beside_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "_LARGE_BYTES", 1)
+    driver = Driver()
+    recorder: Any = Doubling(driver)
+    one, two = StagedModel(recorder, is_ahead=True), StagedModel(recorder, is_ahead=True)
+    one.launch(inputs(1), 7, fetch=9)  # nothing runs: its inputs need no stream of their own
+    assert driver.waits == [(9, 2)]
+    read_by_one = recorder.inputs["x"].array.copy()
+    two._marked._bring(two._copies_of(inputs(5)), 8)
+    assert np.array_equal(recorder.inputs["x"].array, read_by_one)  # brought, and not yet taken
+    driver.copied_on.clear()
+    driver.waits.clear()
+    driver.recorded.clear()
+    two.launch(inputs(5), 7, bring=8, fetch=9)
+    assert driver.copied_on == [("device", 8)] * 2 + [("host", 9)] * 2
+    assert driver.recorded == [(8, 8), (5, 7), (6, 7), (7, 9)]
+    assert driver.waits == [(7, 8), (9, 6)]
+    for staged, value in ((two, 5), (one, 1)):
+        assert np.array_equal(staged.read()["y"], np.full((2, 3), 2 * value, "float16"))
+    assert one.fetches_apart
+
+
+def test_small_arrays_stay_on_the_stream_of_the_graph() -> None:
+    driver = Driver()
+    recorder: Any = Doubling(driver)
+    staged = StagedModel(recorder, is_ahead=True)
+    staged.launch(inputs(3), 7, bring=8)
+    assert {stream for _, stream in driver.copied_on} == {7}
+    assert driver.waits == []
+    assert staged.read()["z"] == 3
+    assert not staged.fetches_apart
 
 
 def test_inputs_in_pinned_memory_are_taken_from_there() -> None:
@@ -211,7 +268,7 @@ def test_events_are_of_the_context_of_their_stream() -> None:
     driver = Driver()
     recorder: Any = Doubling(driver)
     StagedModel(recorder)
-    assert driver.events == ["green", "green"]
+    assert driver.events == ["green", "green", "green", "primary"]  # the last: of what is brought
     assert driver.current == ["primary"]
 
 
@@ -244,8 +301,8 @@ def test_what_it_had_of_the_driver_is_given_back() -> None:
     staged = StagedModel(Doubling(driver))  # type: ignore[arg-type]
     memory = {staged._inputs._memory, staged._outputs._memory}
     del staged
-    assert driver.freed[:3] == ["graph", 1, 2]
-    assert {*driver.freed[3:]} == memory
+    assert driver.freed[:5] == ["graph", 1, 2, 3, 4]
+    assert {*driver.freed[5:]} == memory
 
 
 class Machine:

@@ -8,7 +8,8 @@ to that machine: several captures of one model run at once, and nobody else gets
 
 A graph comes in two forms. A CapturedModel has its inputs and outputs on the device. A StagedModel
 begins and ends in pinned memory of the host, so that no call waits: the inputs are copied from
-where the request has them, and to copy the outputs is part of the graph.
+where the request has them, and to copy the outputs is part of the graph. Large ones are copied on
+streams of their own, while the stream of the graphs has other work.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from typing import Any
 
 from tunerd.artifacts.device import zeros
 from tunerd.artifacts.segments import Cut, GraphPieces
-from tunerd.artifacts.staging import PinnedArrays
+from tunerd.artifacts.staging import PinnedArrays, bytes_of
 from tunerd.system.cuda_driver import ShortCalls, checked
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
-# To an address of the device, from one of the host, so many bytes.
+_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
+# What takes less time to copy than it takes two streams to agree.
+_LARGE_BYTES = 128 << 10
+# To an address, from one, so many bytes; one of them is on the device.
 Copy = tuple[int, int, int]
 
 _capturing = threading.Lock()  # what a virtual machine finds under a name is one for the process
@@ -64,6 +68,7 @@ class Recorder:
             self._own = checked(driver.cuStreamCreate(_NON_BLOCKING))
         self.stream = int(self._own) if stream is None else stream
         self._device, self._tensor_type = device, tvm.runtime.Tensor
+        self._zeros = functools.partial(zeros, tvm)
         self.input_specs, self.output_specs = inputs, outputs
         self._arguments = (*self.inputs.values(), *weights)
         with _capturing, _kernels_one_by_one(tvm) as running:
@@ -77,13 +82,20 @@ class Recorder:
     def short(self) -> ShortCalls:
         return ShortCalls(self.driver.CUresult)
 
+    def more_inputs(self) -> dict[str, Any]:
+        """Return tensors on the device like the inputs, the caller's."""
+        return {s.name: self._zeros(s.shape, s.dtype, self._device) for s in self.input_specs}
+
     def recorded(
         self,
         after: Callable[[dict[str, Any]], None] = lambda outputs: None,
+        *,
+        before: Callable[[], None] = lambda: None,
     ) -> tuple[Any, dict[str, Any]]:
         """Return a graph, which is the caller's, and its outputs by name, tensors of its own.
 
-        after: queues what the graph does after the model, and is given the outputs.
+        before, after: queue what the graph does before the model and after it; the one after is
+        given the outputs.
         """
         driver = self.driver
         # Of this thread alone: others may allocate meanwhile. No collection, because unloading an
@@ -94,6 +106,7 @@ class Recorder:
             with self.queued():
                 checked(driver.cuStreamBeginCapture(self.stream, mode))
                 try:
+                    before()
                     outputs = self._named(self._main(*self._arguments))
                     after(outputs)
                 finally:
@@ -195,32 +208,74 @@ class MarkedGraph:
     """
 
     def __init__(self, recorder: Recorder, executable: Any, keeps: Any = ()) -> None:
-        """Take a graph that a recorder made; its events are of the context of its stream."""
+        """Take a graph that a recorder made; its events are of the context of its stream.
+
+        The one for what is brought is of the thread's, as that stream is.
+        """
         driver = self._driver = recorder.driver
         self._executable, self._keeps, self._short = executable, keeps, recorder.short
         with recorder.entered():
-            self._events = checked(driver.cuEventCreate(0)), checked(driver.cuEventCreate(0))
-        self._graph, self._begin, self._end = int(executable), *map(int, self._events)
+            made = [checked(driver.cuEventCreate(flags)) for flags in (0, 0, _NO_TIMES)]
+        self._events = [*made, checked(driver.cuEventCreate(_NO_TIMES))]
+        self._graph = int(executable)
+        self._begin, self._end, self._fetched, self._brought = map(int, self._events)
+        self._last = self._end
 
-    def launch(self, stream: int, copies: Sequence[Copy] = ()) -> None:
-        """Queue copies and the graph on a stream of the recorder's context."""
+    def launch(
+        self,
+        stream: int,
+        copies: Sequence[Copy] = (),
+        *,
+        bring: int | None = None,
+        fetch: int | None = None,
+        back: Sequence[Copy] = (),
+    ) -> None:
+        """Queue copies to the device, the graph, and copies to the host.
+
+        Args:
+            stream: of the recorder's context, for the graph.
+            bring: a stream of this device on which nothing waits, for the copies before it.
+            fetch: one for those after it, of which the next graph need not wait for the end.
+        """
         short = self._short
-        short.record(self._begin, stream)
-        for there, here, size in copies:
-            short.copy_to_device(there, here, size, stream)
+        if bring is None:
+            short.record(self._begin, stream)
+            self._bring(copies, stream)
+        else:
+            self._bring(copies, bring)
+            short.record(self._brought, bring)
+            short.wait(stream, self._brought)
+            short.record(self._begin, stream)
         short.launch(self._graph, stream)
         short.record(self._end, stream)
+        self._last = self._end
+        if back:
+            if fetch is None:
+                fetch = stream
+            else:
+                short.wait(fetch, self._end)
+            for here, there, size in back:
+                short.copy_to_host(here, there, size, fetch)
+            self._last = self._fetched
+            short.record(self._last, fetch)
+
+    def _bring(self, copies: Sequence[Copy], stream: int) -> None:
+        for there, here, size in copies:
+            self._short.copy_to_device(there, here, size, stream)
 
     def is_done(self) -> bool:
         """Say whether the last launch has ended; raises what the stream has met."""
-        return self._short.has_ended(self._end)
+        return self._short.has_ended(self._last)
 
     def wait(self) -> None:
         """Wait until the last launch has ended."""
-        checked(self._driver.cuEventSynchronize(self._events[1]))
+        checked(self._driver.cuEventSynchronize(self._last))
 
     def secs(self) -> float:
-        """Return how long the last launch had its stream, with its copies, by the GPU's clock."""
+        """Return how long the last launch had its stream, by the GPU's clock.
+
+        Copies are in it that were on this stream, too.
+        """
         return self._short.elapsed_ms(self._begin, self._end) / 1e3
 
     def __del__(self) -> None:
@@ -232,13 +287,21 @@ class MarkedGraph:
 
 
 class _Staging:
-    """Pinned memory for a model's inputs and outputs, and where the inputs are on the device."""
+    """Pinned memory for a model's inputs and outputs, and where the inputs are on the device.
 
-    def __init__(self, recorder: Recorder) -> None:
+    is_ahead: large inputs are brought while the launch before reads its own, and large outputs are
+    fetched while the next one runs.
+    """
+
+    def __init__(self, recorder: Recorder, *, is_ahead: bool = False) -> None:
         self._recorder, self._driver = recorder, recorder.driver
         self._inputs = PinnedArrays(self._driver, recorder.input_specs)
         self._outputs = PinnedArrays(self._driver, recorder.output_specs)
-        self._there = {name: recorder.inputs[name].data_ptr() for name in self._inputs.places}
+        self._brings_apart = is_ahead and _are_large(recorder.input_specs)
+        self.fetches_apart = is_ahead and _are_large(recorder.output_specs)
+        self._brought = recorder.more_inputs() if self._brings_apart else recorder.inputs
+        self._there = {name: self._brought[name].data_ptr() for name in self._inputs.places}
+        self._back: list[Copy] = []
 
     def read(self) -> Arrays:
         """Return copies of the outputs by name."""
@@ -248,13 +311,25 @@ class _Staging:
         """Return a graph that ends with the copies of the outputs, and what it keeps."""
         driver, stream = self._driver, self._recorder.stream
 
-        def fetch(outputs: dict[str, Any]) -> None:
-            for name, (here, size) in self._outputs.places.items():
-                there = outputs[name].data_ptr()
-                checked(driver.cuMemcpyDtoHAsync(here, there, size, stream))
+        def take() -> None:
+            for name, there in self._there.items() if self._brings_apart else ():
+                read = self._recorder.inputs[name].data_ptr()
+                _, size = self._inputs.places[name]
+                checked(driver.cuMemcpyDtoDAsync(read, there, size, stream))
 
-        graph, tensors = self._recorder.recorded(after=fetch)
-        return graph, (self._recorder, self._inputs, self._outputs, tensors)
+        def fetch(outputs: dict[str, Any]) -> None:
+            copies = [
+                (here, outputs[name].data_ptr(), size)
+                for name, (here, size) in self._outputs.places.items()
+            ]
+            if self.fetches_apart:
+                self._back = copies
+                return
+            for copy in copies:
+                checked(driver.cuMemcpyDtoHAsync(*copy, stream))
+
+        graph, tensors = self._recorder.recorded(after=fetch, before=take)
+        return graph, (self._recorder, self._inputs, self._outputs, self._brought, tensors)
 
     def _copies_of(self, inputs: Mapping[str, Any]) -> list[Copy]:
         """Return what brings inputs to the device: PinnedArrays as they are, others copied here."""
@@ -267,31 +342,56 @@ class _Staging:
         return [(there, *places[name]) for name, there in self._there.items()]
 
 
+def _are_large(specs: Sequence[TensorSpec]) -> bool:
+    return sum(map(bytes_of, specs)) >= _LARGE_BYTES
+
+
 class StagedModel(_Staging):
     """A model that is launched with arrays of the host, and leaves its outputs there.
 
     After `launch`, `is_done` says without waiting whether the outputs are there; then `secs` and
     `read` say how long it had its stream, and what came of it. It takes the next launch after
     that. Of several that one recorder made, each has host memory of its own and the device's in
-    common, so all are to be launched on one stream at a time: they run in the order of launching,
-    and the second's inputs are brought while the first runs. `launch` and what follows may be
-    called from different threads, in this order, with the device's context current.
+    common, so all are to be launched on one stream at a time: they run in the order of launching.
+    The second's inputs are brought while the first runs if it `is_ahead`. `launch` and what follows
+    may be called from different threads, in this order, with the device's context current.
+
+    fetches_apart: it can use a stream of its own for its outputs.
 
     Raises RuntimeError with CUDA's name for an error.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__(recorder)
+    def __init__(self, recorder: Recorder, *, is_ahead: bool = False) -> None:
+        super().__init__(recorder, is_ahead=is_ahead)
         graph, kept = self._recorded()
         self._marked = MarkedGraph(recorder, recorder.executable(graph), kept)
         checked(self._driver.cuGraphDestroy(graph))
 
-    def launch(self, inputs: Mapping[str, Any], stream: int) -> None:
-        """Queue an inference on a stream of the recorder's context, with inputs by name.
+    def launch(
+        self,
+        inputs: Mapping[str, Any],
+        stream: int,
+        *,
+        bring: int | None = None,
+        fetch: int | None = None,
+    ) -> None:
+        """Queue an inference with inputs by name.
 
         PinnedArrays are read until it has ended; what is elsewhere is copied first.
+
+        Args:
+            stream: of the recorder's context.
+            bring: for inputs, a stream of this device on which nothing waits; while `stream` has
+                work, it saves the time of their copies.
+            fetch: for outputs, a stream on which others of these models do the same.
         """
-        self._marked.launch(stream, self._copies_of(inputs))
+        self._launch(self._copies_of(inputs), stream, bring, fetch)
+
+    def _launch(
+        self, copies: Sequence[Copy], stream: int, bring: int | None, fetch: int | None
+    ) -> None:
+        bring = bring if self._brings_apart else None
+        self._marked.launch(stream, copies, bring=bring, fetch=fetch, back=self._back)
 
     def is_done(self) -> bool:
         """Say whether the last launch has ended; raises what the stream has met."""
@@ -302,7 +402,7 @@ class StagedModel(_Staging):
         self._marked.wait()
 
     def secs(self) -> float:
-        """Return how long the last launch had its stream, with its copies, by the GPU's clock."""
+        """Return how long the last launch had its stream, by the GPU's clock."""
         return self._marked.secs()
 
 

@@ -23,8 +23,8 @@ class StagedLanes(StagedModel):
     is to be asked until they say so.
     """
 
-    def __init__(self, recorder: Recorder, pieces: Pieces) -> None:
-        super().__init__(recorder)
+    def __init__(self, recorder: Recorder, pieces: Pieces, *, is_ahead: bool = False) -> None:
+        super().__init__(recorder, is_ahead=is_ahead)
         self._pieces = pieces
         self._slots = self._inputs.pop(SLOTS)
         self._slots_there = self._there.pop(SLOTS)
@@ -32,10 +32,12 @@ class StagedLanes(StagedModel):
         self._held: list[str] = []
         self._filled = 0
 
-    def launch(self, requests: Any, stream: int) -> None:
-        """Queue requests on a stream of the recorder's context.
+    def launch(
+        self, requests: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+    ) -> None:
+        """Queue requests, on streams and with inputs as a StagedModel takes them.
 
-        Inputs are read as those of a StagedModel; lanes that are left over compute the first slot.
+        Lanes that are left over compute the first slot.
         A tenant whose weights are not on the device waits for their copy, and who calls with it.
         Raises ValueError for more requests than lanes, or none, KeyError for a tenant that there is
         not, RuntimeError where there is no room for its weights.
@@ -54,7 +56,7 @@ class StagedLanes(StagedModel):
             for lane, (_, inputs) in enumerate(given):
                 copies += self._copies(lane, inputs)
             self._filled = len(given)
-            self._marked.launch(stream, copies)
+            self._launch(copies, stream, bring, fetch)
         except BaseException:
             self._let_go()
             raise

@@ -224,13 +224,13 @@ class LoadedModel:
     def staged(self, stream: Any, count: int = 1) -> tuple[StagedModel, ...]:
         """Return the model as CUDA graphs that begin and end in host memory, as engines use them.
 
-        They run on `stream` one after the other: with two, the inputs of one are written while the
-        other runs. Takes and raises what `captured` does.
+        They run on `stream` one after the other: with two, the inputs of one may be written while
+        the other runs. Takes and raises what `captured` does.
         """
         from tunerd.artifacts.captured import StagedModel
 
         recorder = self.recorder(stream)
-        return tuple(StagedModel(recorder) for _ in range(count))
+        return tuple(StagedModel(recorder, is_ahead=count > 1) for _ in range(count))
 
     def staged_segments(self, stream: Any, limits: Cut) -> StagedSegments:
         """Return the model as `staged` does, in several graphs.

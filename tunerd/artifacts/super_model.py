@@ -201,7 +201,9 @@ class SuperModel(LoadedModel):
         They run on `stream` one after the other. Raises what `LoadedModel.captured` does.
         """
         return {
-            lanes: tuple(StagedLanes(recorder, self._pieces) for _ in range(count))
+            lanes: tuple(
+                StagedLanes(recorder, self._pieces, is_ahead=count > 1) for _ in range(count)
+            )
             for lanes, recorder in ((n, of.recorder(stream)) for n, of in self._lanes.items())
         }
 

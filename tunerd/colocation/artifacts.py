@@ -84,6 +84,7 @@ class Needed:
 
     shared_bytes: int  # weights and code
     each_bytes: int  # inputs, outputs, and the planned storage between kernels
+    input_bytes: int = 0  # those among them
 
 
 def needed_memory(path: Path, weights: int = 1) -> Needed:
@@ -96,17 +97,18 @@ def needed_memory(path: Path, weights: int = 1) -> Needed:
         weights: of how many tenants.
     """
     shared: dict[int, int] = {}
-    each: dict[int, int] = {}
+    each: dict[int, tuple[int, int]] = {}  # all, and the inputs
     variants = _variants(path)
     for variant in variants:
         count = int(variant.get("tenants", 1))
         library = stored_at(path, variant, LIBRARY).stat().st_size
-        tensors = sum(map(_bytes_of, (*variant["inputs"], *variant["outputs"])))
-        own = count * tensors + int(variant.get("storage_bytes", 0))
+        inputs, outputs = (sum(map(_bytes_of, variant[kind])) for kind in ("inputs", "outputs"))
+        own = count * (inputs + outputs) + int(variant.get("storage_bytes", 0))
         shared[count] = max(shared.get(count, 0), library)
-        each[count] = max(each.get(count, 0), own)
+        each[count] = max(each.get(count, (0, 0)), (own, count * inputs))
     one = max(stored_at(path, variant, WEIGHTS).stat().st_size for variant in variants)
-    return Needed(sum(shared.values()) + weights * one, sum(each.values()))
+    own, inputs = (sum(of) for of in zip(*each.values(), strict=True))
+    return Needed(sum(shared.values()) + weights * one, own, inputs)
 
 
 def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arrays:

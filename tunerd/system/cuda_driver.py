@@ -50,6 +50,10 @@ class ShortCalls:
         self._copy = _function(
             library.cuMemcpyHtoDAsync_v2, ctypes.c_uint64, _HANDLE, ctypes.c_size_t, _HANDLE
         )
+        self._fetch = _function(
+            library.cuMemcpyDtoHAsync_v2, _HANDLE, ctypes.c_uint64, ctypes.c_size_t, _HANDLE
+        )
+        self._wait = _function(library.cuStreamWaitEvent, _HANDLE, _HANDLE, ctypes.c_uint)
         self._elapsed = _function(
             library.cuEventElapsedTime, ctypes.POINTER(ctypes.c_float), _HANDLE, _HANDLE
         )
@@ -63,6 +67,14 @@ class ShortCalls:
     def copy_to_device(self, there: int, here: int, size: int, stream: int) -> None:
         """Queue a copy of `size` bytes; from memory that is not pinned it would wait."""
         self._check(self._copy(there, here, size, stream))
+
+    def copy_to_host(self, here: int, there: int, size: int, stream: int) -> None:
+        """Queue a copy of `size` bytes; to memory that is not pinned it would wait."""
+        self._check(self._fetch(here, there, size, stream))
+
+    def wait(self, stream: int, event: int) -> None:
+        """Have what is queued on a stream from now on wait for an event."""
+        self._check(self._wait(stream, event, 0))
 
     def has_ended(self, event: int) -> bool:
         """Say whether what was queued before an event has ended."""

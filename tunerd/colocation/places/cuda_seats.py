@@ -38,7 +38,11 @@ Requests = Sequence[tuple[str, Arrays]]  # of members
 class Staged(Protocol):
     """What a whole member launches, or a group: a StagedModel, or StagedLanes."""
 
-    def launch(self, given: Any, stream: int) -> None: ...
+    fetches_apart: bool
+
+    def launch(
+        self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
+    ) -> None: ...
     def is_done(self) -> bool: ...
     def wait(self) -> None: ...
     def secs(self) -> float: ...
@@ -83,13 +87,19 @@ class Track:
 
     capture_stream: where graphs are captured: what another seat launches meanwhile must not be in
     them.
+    bring_stream: for the inputs of what waits behind another one.
     """
 
     def __init__(
-        self, make_stream: Callable[[], int], capture_stream: int, completions: Completions
+        self,
+        make_stream: Callable[[], int],
+        capture_stream: int,
+        bring_stream: int,
+        completions: Completions,
     ) -> None:
         self._make_stream, self._completions = make_stream, completions
-        self.capture_stream = capture_stream
+        self.capture_stream, self.bring_stream = capture_stream, bring_stream
+        self._fetch_stream: int | None = None
         self.stream, self.line = make_stream(), completions.line()
         self.under_way: deque[_OnTrack] = deque()
 
@@ -99,11 +109,24 @@ class Track:
         self.under_way.append(seat)
         self._completions.add(self.line, Entry(work, secs, ended))
 
+    @property
+    def fetch_stream(self) -> int:
+        """The stream for large outputs: the next one's kernels need not wait for their copies."""
+        if self._fetch_stream is None:
+            self._fetch_stream = self._make_stream()
+        return self._fetch_stream
+
+    @property
+    def streams(self) -> list[int]:
+        """Return those that are of this track alone."""
+        return [self.stream, *([] if self._fetch_stream is None else [self._fetch_stream])]
+
     def leave(self) -> list[_OnTrack]:
         """Begin anew beside what hangs; return the seats that hang with it."""
         left = list(self.under_way)
         self.line.is_left = True
-        self.stream, self.line = self._make_stream(), self._completions.line()
+        self.stream, self._fetch_stream = self._make_stream(), None
+        self.line = self._completions.line()
         self.under_way = deque()
         return left
 
@@ -172,7 +195,8 @@ class _OnTrack(CudaSeat):
         if self._is_lost:
             told(self._lost())
             return
-        staged, under_way = free.popleft(), self._track.under_way
+        staged, track = free.popleft(), self._track
+        under_way = track.under_way
 
         def ended(error: Exception | None) -> None:
             under_way.popleft()
@@ -187,11 +211,16 @@ class _OnTrack(CudaSeat):
             told(answer)
 
         try:
-            staged.launch(given, self._track.stream)
+            staged.launch(
+                given,
+                track.stream,
+                bring=track.bring_stream if under_way else None,
+                fetch=track.fetch_stream if staged.fetches_apart else None,
+            )
         except Exception as error:
             told(fault_of(error))
         else:
-            self._track.add(self, staged, secs, ended)
+            track.add(self, staged, secs, ended)
 
     def _lost(self) -> Fault:
         """Say that it went with another, of which the scheduler hears next."""

@@ -68,7 +68,7 @@ class CudaStreamsPlace(Place):
         self._contexts: list[Contexts] = []  # of each call of `cut`
         self._parts: dict[str, tuple[Contexts, Part]] = {}
         self._tracks: dict[str, Track] = {}
-        self._capture_streams: dict[str, int] = {}  # of parts by lane, and of the whole GPU
+        self._shared_streams: dict[tuple[str, str], int] = {}  # by the part, and for what
         self._open_for_tenants = open_for_tenants
         self._models: dict[str, CudaModel] = {}
         self._groups: dict[str, tuple[CudaGroup, dict[str, str]]] = {}  # and their tenants
@@ -95,12 +95,15 @@ class CudaStreamsPlace(Place):
         return self._gpu.free_bytes()
 
     def needed_bytes(self, member: Member, seats: int) -> int:
-        needed = artifacts.needed_memory(member.artifact)
-        return needed.shared_bytes + seats * needed.each_bytes
+        return self._needed(artifacts.needed_memory(member.artifact), seats)
 
     def needed_together_bytes(self, group: Group, seats: int) -> int:
-        needed = artifacts.needed_memory(group.kernels, len(group.members))
-        return needed.shared_bytes + seats * needed.each_bytes
+        return self._needed(artifacts.needed_memory(group.kernels, len(group.members)), seats)
+
+    def _needed(self, needed: artifacts.Needed, seats: int) -> int:
+        # Inputs of each request that is started at a time, beside those that kernels read.
+        each_bytes = needed.each_bytes + self.depth * needed.input_bytes
+        return needed.shared_bytes + seats * each_bytes
 
     def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
         before = self._gpu.free_bytes()
@@ -187,9 +190,10 @@ class CudaStreamsPlace(Place):
         self._pool_of.clear()
         tracks, self._tracks = self._tracks, {}
         for track in tracks.values():
-            self._gpu.destroy_stream(track.stream)
-        while self._capture_streams:
-            self._gpu.destroy_stream(self._capture_streams.popitem()[1])
+            for stream in track.streams:
+                self._gpu.destroy_stream(stream)
+        while self._shared_streams:
+            self._gpu.destroy_stream(self._shared_streams.popitem()[1])
         while self._contexts:
             self._contexts.pop().close()
 
@@ -233,11 +237,16 @@ class CudaStreamsPlace(Place):
         if lane.name not in self._tracks:
             part = lane.name if lane.name in self._parts else _WHOLE
             make = functools.partial(self._stream, part)
-            # One for all of a part: streams are not many, and two may be one queue to the GPU.
-            if part not in self._capture_streams:
-                self._capture_streams[part] = make()
-            self._tracks[lane.name] = Track(make, self._capture_streams[part], self._completions)
+            # Few, because two streams may be one queue to the GPU.
+            capture, bring = self._shared(part, "capture"), self._shared(_WHOLE, "bring")
+            self._tracks[lane.name] = Track(make, capture, bring, self._completions)
         return self._tracks[lane.name]
+
+    def _shared(self, part: str, use: str) -> int:
+        """Return the stream of a part that all its lanes have for a use."""
+        if (part, use) not in self._shared_streams:
+            self._shared_streams[part, use] = self._stream(part)
+        return self._shared_streams[part, use]
 
     def _proof(self, lane: Lane) -> Proof:
         _, part = self._parts.get(lane.name, (None, None))
