@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
 from tests.lib.colocation_plans import compiled_for_the_gpu, cuda_artifact, inputs
+from tunerd.artifacts import captured
 from tunerd.artifacts.segments import Pauses, SegmentedCapture
 from tunerd.colocation import Engine, Plan
 from tunerd.colocation.places.gpu_context import GpuContext
@@ -83,6 +84,30 @@ def test_outputs_of_tenants_are_never_mixed_on_a_gpu(
     mechanism = "mps" if place == "mps" else "green context" if in_parts else "stream"
     assert {p.mechanism for p in stats.proofs} == {mechanism}
     assert resident.keys() == set(paths)
+
+
+@pytest.mark.parametrize("policy", ["time", "streams", "space"])
+def test_copies_beside_what_runs_are_those_of_their_request(
+    policy: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured, "_LARGE_BYTES", 1)  # as if the arrays were large
+    paths = names_and_paths(root)
+    seeds = range(8)
+    expected = {
+        (name, seed): tunerd.load(path)(inputs(seed))
+        for name, path in paths.items()
+        for seed in seeds
+    }
+    with Engine(plan_of(paths, {"kind": policy}, "in-process")) as engine:
+        asked = [
+            ((name, seed), engine.submit(name, inputs(seed)))
+            for _ in range(20)
+            for seed in seeds
+            for name in paths
+        ]
+        answers = [(key, future.result(WAIT_SECS)) for key, future in asked]
+    for key, answer in answers:
+        assert all(np.array_equal(answer[n], expected[key][n]) for n in expected[key])
 
 
 def test_a_caller_may_write_where_the_gpu_reads(root: Path) -> None:

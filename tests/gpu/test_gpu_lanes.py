@@ -10,6 +10,7 @@ import pytest
 
 import tunerd
 from tests.lib.super_models import CONVNET, ENCODER, artifact_of, super_artifact, tenant
+from tunerd.artifacts import captured
 from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.candidates import registry
@@ -105,15 +106,19 @@ def test_each_request_has_the_answer_of_its_own_tenant(
         assert not any(is_near(outputs, other) for other in others)
 
 
+@pytest.mark.parametrize("large_bytes", [1, 1 << 30], ids=["beside", "on one stream"])
 def test_staged_launches_one_behind_the_other_mix_no_answers(
     world: tuple[SuperModel, dict[str, LoadedModel]],
+    large_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from cuda.bindings import driver
 
     from tunerd.system.cuda_driver import checked
 
+    monkeypatch.setattr(captured, "_LARGE_BYTES", large_bytes)
     together, alone = world
-    stream = int(checked(driver.cuStreamCreate(1)))
+    stream, bring, fetch = (int(checked(driver.cuStreamCreate(1))) for _ in range(3))
     lanes = together.staged_lanes(stream, 2)
     for turn in range(3):
         under_way = []
@@ -121,7 +126,10 @@ def test_staged_launches_one_behind_the_other_mix_no_answers(
             given = [random_inputs(together.inputs, 10 * turn + i) for i in range(len(names))]
             staged = lanes[4][number]
             staged.launch(
-                [(own(together, n), x) for n, x in zip(names, given, strict=True)], stream
+                [(own(together, n), x) for n, x in zip(names, given, strict=True)],
+                stream,
+                bring=bring,
+                fetch=fetch,
             )
             under_way.append((names, given, staged))
         for names, given, staged in under_way:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunerd.system.cuda_driver import CONNECTIONS, ask_for_connections
+
 _ANSWER = "ANSWER "  # before what is meant for us: libraries print, too
 LEAD_SECS = 0.05  # between the word and the moment at which a group begins
 
@@ -192,6 +194,7 @@ def mps_daemon() -> Iterator[Callable[[int | None], dict[str, str]]]:
 
     def environment(pct: int | None) -> dict[str, str]:
         made = clean_environment() | client_environment(control.pipe_folder, gpu.uuid, pct or 100)
+        made[CONNECTIONS] = plain_environment()[CONNECTIONS]
         if pct is None:
             del made["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
         return made
@@ -226,4 +229,6 @@ def found_by(module: str, *arguments: object, log: Path, secs: float) -> dict[st
 
 
 def plain_environment() -> dict[str, str]:
+    """Return this process's, with as many queues to the GPU for everyone as the engine asks for."""
+    ask_for_connections()
     return dict(os.environ)
