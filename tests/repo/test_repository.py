@@ -17,6 +17,7 @@ from tests.lib.repository import PACKAGE
 TVM_MODULES = {
     "artifacts.captured",
     "artifacts.compile",
+    "artifacts.in_place",
     "artifacts.launches",
     "artifacts.loading",
     "artifacts.scheduling",
@@ -63,6 +64,7 @@ TVM_MODULES = {
     "frontend.relax.norms",
     "frontend.relax.quantizers",
     "frontend.relax.quantizing",
+    "frontend.relax.joins",
     "frontend.relax.permutes",
     "frontend.relax.powers",
     "records.tvm_database",

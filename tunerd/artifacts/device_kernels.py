@@ -21,6 +21,9 @@ from tunerd.artifacts.manifest import COUNTERS
 from tunerd.candidates.base import ENTRY, LoweredKernel
 from tunerd.vocabulary import Arrays, TensorSpec
 
+# The second has the tensor that it writes as its last argument.
+CALLS = ("relax.call_tir", IN_PLACE := "relax.call_tir_inplace")
+
 
 @dataclass(frozen=True)
 class WithKernels:
@@ -104,7 +107,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         visited = self.visit_expr_post_order(call)
-        if getattr(call.op, "name", "") != "relax.call_tir":
+        if getattr(call.op, "name", "") not in CALLS:
             return visited
         name = str(call.args[0].name_hint)
         kernel = self._kernels.get(name)
@@ -114,20 +117,25 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             function = _function(self._mod[name], kernel)
             self._added[name] = self.builder_.add_func(function, f"{name}_{kernel.symbol}")
         arguments = list(visited.args[1])
+        written = [arguments.pop()] if call.op.name == IN_PLACE else []
         for number, dtype in kernel.casts:
             arguments[number] = self._cast(arguments[number], dtype)
         for number, axes in kernel.orders:
             arguments[number] = self._ordered(arguments[number], axes)
-        if not kernel.scratch:
-            return relax.call_tir(self._added[name], relax.Tuple(arguments), call.ty)
         arguments += [self._counters for spec in kernel.scratch if _is_counter(spec)]
         results = [call.ty] + [
             relax.TensorType(spec.shape, spec.dtype)
             for spec in kernel.scratch
             if not _is_counter(spec)
         ]
-        made = relax.call_tir(self._added[name], relax.Tuple(arguments), results)
-        return relax.TupleGetItem(self.builder_.emit(made), 0)
+        of = results if len(results) > 1 else call.ty
+        given = relax.Tuple([*arguments, *written])
+        if written:
+            own = [len(arguments), *[-1] * (len(results) - 1)]
+            made = relax.op.call_tir_inplace(self._added[name], given, own, of)
+        else:
+            made = relax.call_tir(self._added[name], given, of)
+        return made if len(results) == 1 else relax.TupleGetItem(self.builder_.emit(made), 0)
 
     def _cast(self, value: relax.Expr, dtype: str) -> relax.Expr:
         """Return a weight in another type: one more weight, or else a kernel that casts it."""

@@ -20,10 +20,12 @@ def launches_of(mod: IRModule, symbols: Collection[str]) -> list[dict[str, int]]
     """
     from tvm import relax, tirx
 
+    from tunerd.artifacts.device_kernels import CALLS
+
     calls: Counter[Any] = Counter()
 
     def visit(node: Any) -> None:
-        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == "relax.call_tir":
+        if isinstance(node, relax.Call) and getattr(node.op, "name", "") in CALLS:
             calls[node.args[0]] += 1
 
     relax.analysis.post_order_visit(mod["main"], visit)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tunerd.artifacts.device_kernels import WithKernels, with_device_kernels
+from tunerd.artifacts.in_place import InPlace, NotInPlace, in_place
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import ENTRY, DeviceKernel, LoweredKernel
 from tunerd.candidates.default import default_schedule
 from tunerd.errors import InputError, ModelError
+from tunerd.frontend.relax.joins import Joins, joins_of
+from tunerd.frontend.tasks import like
 from tunerd.vocabulary import Arrays, Candidate, LibraryCall, TargetSpec, Task
 
 if TYPE_CHECKING:
     from tvm.ir import GlobalVar, IRModule
     from tvm.target import Target
     from tvm.tirx import PrimFunc
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,16 @@ class Scheduled:
     calls: tuple[LibraryCall, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Covered:
+    """A kernel of the model with a winner."""
+
+    var: GlobalVar
+    task: Task  # as the kernel is called: where it reaches into roots, no task of the run
+    winner: Candidate
+    roots: frozenset[Any]
+
+
 def schedule(
     mod: IRModule,
     tasks: Sequence[Task],
@@ -46,31 +62,60 @@ def schedule(
 ) -> Scheduled:
     """Return `mod` with every kernel scheduled, and for so many tenants where some are given.
 
+    Concatenations are left out where `frontend.relax.joins` finds nothing in the way, and where
+    each kernel around them has a schedule for where it reads and writes then.
+
     A kernel belongs to the task whose workload equals it structurally, as in MetaSchedule's own
     database. Raises InputError for a winner whose task covers no kernel of `mod`, or whose trace
     does not apply, and ModelError for a kernel that has no default.
     """
-    tvm = load_tvm()
     wanted = {task_id: c for task_id, c in winners.items() if is_tuned(c)}
+    refused: frozenset[Any] = frozenset()  # roots of joins, in which a kernel has no schedule
+    lowered: dict[str, LoweredKernel] = {}
+    while True:
+        joins = joins_of(mod, refused) if tenants is None else Joins({}, frozenset())
+        try:
+            placed = in_place(mod, joins)
+            return _scheduled(placed, mod, tasks, wanted, target, tenants, lowered)
+        except NotInPlace as error:
+            log.info("not joined in place: %s", error)
+            refused |= error.roots or {part.root for part in joins.parts.values()}
+
+
+def _scheduled(
+    placed: InPlace,
+    original: IRModule,
+    tasks: Sequence[Task],
+    wanted: Mapping[str, Candidate],
+    target: TargetSpec,
+    tenants: int | None,
+    lowered: dict[str, LoweredKernel],
+) -> Scheduled:
+    tvm = load_tvm()
+    mod = placed.mod
     find_task = _task_finder(tasks)
     hits = dict.fromkeys((*(t.task_id for t in tasks), *wanted), 0)
-    covered: list[tuple[GlobalVar, PrimFunc, Task]] = []
+    covered: list[_Covered] = []
     for global_var, func in mod.functions_items():
-        task = find_task(func) if isinstance(func, tvm.tirx.PrimFunc) else None
+        if not isinstance(func, tvm.tirx.PrimFunc):
+            continue
+        name, roots = placed.made_of.get(str(global_var.name_hint), ("", frozenset()))
+        task = find_task(original[name] if roots else func)
         if task is None:
             continue
         hits[task.task_id] += 1
         if task.task_id in wanted:
-            covered.append((global_var, func, task))
-    lowered = _lower_each({task.task_id: task for _, _, task in covered}, wanted, tenants)
+            own = like(task, func) if roots else task
+            covered.append(_Covered(global_var, own, wanted[task.task_id], roots))
+    _lower_each(covered, tenants, lowered)
     scheduled = {}
     foreign: dict[GlobalVar, LoweredKernel] = {}
-    for global_var, func, task in covered:
-        kernel = lowered[task.task_id]
+    for each in covered:
+        kernel = lowered[each.task.task_id]
         if kernel.symbol:
-            foreign[global_var] = kernel
+            foreign[each.var] = kernel
         else:
-            scheduled[global_var] = _scheduled_kernel(func, kernel)
+            scheduled[each.var] = _scheduled_kernel(mod[each.var], kernel)
     missing = sorted(task_id for task_id in wanted if hits[task_id] == 0)
     if missing:
         raise InputError(
@@ -84,13 +129,15 @@ def schedule(
     tvm_target = tvm.target.Target(target.json)
     try:
         if tenants is not None:
-            weights = {var: task.weight_args for var, _, task in covered}
+            weights = {each.var: each.task.weight_args for each in covered}
             mod, foreign = _for_tenants(mod, foreign, weights, tenants, tvm_target)
         made = with_device_kernels(mod, foreign) if foreign else WithKernels(mod)
         mod = default_schedule(made.mod, tvm_target)
         added = (made.counters, made.casts, made.orders, made.gone)
         return Scheduled(mod, hits, kernels, *added, calls)
     except ValueError as error:
+        if placed.made_of:
+            raise NotInPlace(str(error)) from error
         raise ModelError(f"{error}; export the model without this operator") from error
 
 
@@ -138,21 +185,34 @@ def _task_finder(tasks: Sequence[Task]) -> Callable[[PrimFunc], Task | None]:
 
 
 def _lower_each(
-    tasks: Mapping[str, Task], winners: Mapping[str, Candidate], lanes: int | None
-) -> dict[str, LoweredKernel]:
-    """Lower the winner of each task, several at once: some sources compile meanwhile."""
+    covered: Sequence[_Covered], lanes: int | None, lowered: dict[str, LoweredKernel]
+) -> None:
+    """Lower the winner of each task, several at once: some sources compile meanwhile.
+
+    lowered: by task_id, where they come; what is there already stays.
+    """
+    wanted = {each.task.task_id: each for each in covered if each.task.task_id not in lowered}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        lowered = pool.map(
-            lambda task: _lowered(task, winners[task.task_id], lanes), tasks.values()
-        )
-        return dict(zip(tasks, lowered, strict=True))
+        made = list(pool.map(lambda each: _lowered(each, lanes), wanted.values()))
+    failed = [each for each in made if isinstance(each, NotInPlace)]
+    lowered |= {
+        task_id: each
+        for task_id, each in zip(wanted, made, strict=True)
+        if not isinstance(each, NotInPlace)
+    }
+    if failed:
+        roots = frozenset[Any]().union(*(each.roots for each in failed))
+        raise NotInPlace("; ".join(map(str, failed)), roots)
 
 
-def _lowered(task: Task, winner: Candidate, lanes: int | None) -> LoweredKernel:
+def _lowered(each: _Covered, lanes: int | None) -> LoweredKernel | NotInPlace:
+    task, winner = each.task, each.winner
     try:
         return registry.lower(task, winner, lanes)
     except Exception as error:  # whatever TVM throws belongs to this trace
         reason = next(iter(reversed(str(error).strip().splitlines())), type(error).__name__)
+        if each.roots:
+            return NotInPlace(f"{task.name}: {reason}", each.roots)
         raise InputError(
             f"the schedule {winner.candidate_id} does not apply to task {task.name} "
             f"({task.task_id}): {reason}; tune the task again"

@@ -38,7 +38,8 @@ class FixedModel:
     graph: Graph = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()  # what fixing had to change
     precision: str = ""  # that kernels are to compute in; "": as exported
-    tenants: int = 1  # models of its architecture that a kernel is to serve at once
+    # Models of its architecture that a kernel is to serve at once; None: it serves one alone.
+    tenants: int | None = None
 
 
 def read_model(
@@ -50,7 +51,7 @@ def read_model(
     precision: str = "",
     io_precision: str = "",
     constants: Mapping[str, float] = MappingProxyType({}),
-    tenants: int = 1,
+    tenants: int | None = None,
 ) -> FixedModel:
     """Read an ONNX file, check it and fix every shape; or a Relax module, which has its own.
 
@@ -60,7 +61,7 @@ def read_model(
     precision: fp32, tf32, fp16 or bf16, that kernels are to compute in; "": as exported.
     io_precision: fp32 or fp16, that inputs and outputs of floating point have; "": the file's.
     constants: numbers by input name, of inputs that always have them.
-    tenants: how many models of its architecture a kernel is to serve at once.
+    tenants: how many models of its architecture a kernel is to serve at once, in lanes.
 
     Raises ModelError where the file cannot be used or leaves dimensions open, and InputError where
     `shapes`, `dims` or `constants` do not fit it.

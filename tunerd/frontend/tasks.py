@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from tunerd.frontend.relax.lowering import Lowered, make_target
 from tunerd.vocabulary import FP16, FP32, TargetSpec, Task, TensorSpec
@@ -18,33 +19,36 @@ _LONGEST_NAME = 60
 
 
 def extract_tasks(
-    lowered: Lowered, target: TargetSpec, *, precision: str = "", tenants: int = 1
+    lowered: Lowered, target: TargetSpec, *, precision: str = "", tenants: int | None = None
 ) -> tuple[Task, ...]:
     """Return the kernels of `lowered`, each once, in the order in which the model first calls them.
 
     Where no precision is given, a task has that of its tensors. `tenants` is how many models of the
-    architecture its kernels serve at once.
+    architecture its kernels serve at once, in lanes.
 
     A kernel that only copies, as a reshape of an output does, is no task: nothing can be gained.
+    Nor is a concatenation that is left out, as it is without lanes.
     """
     import tvm
     from tvm import relax
     from tvm.s_tir import meta_schedule as ms
 
-    calls = _calls(lowered)
+    from tunerd.frontend.relax.joins import joins_of
+
+    calls = _calls(lowered, joins_of(lowered.mod).joined if tenants is None else frozenset())
     tasks = {}
     labels: Counter[str] = Counter()
     for each in ms.relax_integration.extract_tasks(lowered.mod, make_target(target)):
         mod = each.dispatched[0]
         func = mod["main"]
-        called = calls[_workload(mod)]
-        if relax.analysis.has_reshape_pattern(func):
+        called = calls.get(_workload(mod))
+        if called is None or relax.analysis.has_reshape_pattern(func):
             continue
         args = _args(func)
         task = Task(
             task_id=_task_id(mod, args),
             name=_label(str(each.task_name), labels),
-            weight=int(each.weight),
+            weight=called.count,
             flops=_flops(mod),
             args=args,
             weight_args=tuple(sorted(called.weight_args)),
@@ -52,8 +56,17 @@ def extract_tasks(
             mod_json=tvm.ir.save_json(mod),
             precision=precision or _exported_precision(args),
         )
-        tasks[called.position] = task.for_tenants(tenants)
+        tasks[called.position] = task.for_tenants(tenants or 1)
     return tuple(task for _, task in sorted(tasks.items()))
+
+
+def like(task: Task, func: PrimFunc) -> Task:
+    """Return the task of a kernel that computes what another's does, from or into other tensors."""
+    import tvm
+
+    mod = tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")(func)
+    args = _args(mod["main"])
+    return replace(task, task_id=_task_id(mod, args), args=args, mod_json=tvm.ir.save_json(mod))
 
 
 def _label(name: str, known: Counter[str]) -> str:
@@ -79,10 +92,14 @@ def architecture_of(lowered: Lowered) -> str:
 class _Calls:
     position: int  # of the first call in the model
     weight_args: set[int]  # arguments that are hoisted weights in every call
+    count: int = 0
 
 
-def _calls(lowered: Lowered) -> dict[int, _Calls]:
-    """Return how `main` calls each workload, by the hash of its normalized function."""
+def _calls(lowered: Lowered, left_out: Collection[Any]) -> dict[int, _Calls]:
+    """Return how `main` calls each workload, by the hash of its normalized function.
+
+    left_out: variables that are bound to calls that an artifact does not make.
+    """
     import tvm
     from tvm import relax
 
@@ -94,7 +111,8 @@ def _calls(lowered: Lowered) -> dict[int, _Calls]:
     for block in main.body.blocks:
         for binding in block.bindings:
             call = binding.value
-            if not isinstance(call, relax.Call) or call.op.name != "relax.call_tir":
+            is_call = isinstance(call, relax.Call) and call.op.name == "relax.call_tir"
+            if not is_call or binding.var in left_out:
                 continue
             name = call.args[0].name_hint
             if name not in workloads:
@@ -106,6 +124,7 @@ def _calls(lowered: Lowered) -> dict[int, _Calls]:
             }
             known = calls.setdefault(workloads[name], _Calls(len(calls), constant))
             known.weight_args &= constant
+            known.count += 1
     return calls
 
 

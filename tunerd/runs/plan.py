@@ -194,7 +194,7 @@ def plan_run(
         out=settings.out,
         target=layout.target,
         slice_kind=settings.slice_kind,
-        tenants=model.tenants,
+        tenants=model.tenants or 1,
     )
     facts = RunFacts.of(
         settings, model, target=layout.target, device=layout.device, host=host.facts()
@@ -210,7 +210,7 @@ def tuning_bytes(model: FixedModel) -> int:
     artifacts side by side, the default's and the tuned one's: each with its weights and, between
     its kernels, with no more than that again.
     """
-    return _CONTEXT_BYTES + 4 * model.tenants * model.graph.weight_bytes()
+    return _CONTEXT_BYTES + 4 * (model.tenants or 1) * model.graph.weight_bytes()
 
 
 def _require_module(settings: TuneSettings) -> None:
@@ -239,5 +239,5 @@ def read(settings: TuneSettings) -> FixedModel:
         precision=settings.precision or "",
         io_precision=settings.io_precision or "",
         constants=settings.constants,
-        tenants=settings.lanes or 1,
+        tenants=settings.lanes,
     )

@@ -7,7 +7,7 @@ operands, summed in fp32, is what tensor cores compute. Nothing else decides wha
 
 - inputs and outputs of the model, which keep the file's types;
 - what has few values, as means, variances, the features before the last layer and the scores after
-  it: their bytes are nothing, and their digits matter;
+  it: their bytes are nothing, and their digits matter; unless they only become a part of many;
 - weights with one dimension, as biases and scales, and those that 16 bits cannot hold;
 - results of kernels with several, and all that is no fp32.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FEW = 4096  # values, up to which a tensor stays fp32
 DTYPES = {FP16: "float16", BF16: "bfloat16"}
 
-_WIDE = "float32"
+_WIDE, _FEW = "float32", "few values"
 _FP16_MAX = 65504.0
 
 
@@ -77,7 +77,7 @@ class _Plan:
                 if not isinstance(var.ty, relax.TensorType):
                     self._wide[var] = "of a kernel with several results"
                 elif math.prod(int(d) for d in var.ty.shape) <= FEW:
-                    self._wide[var] = "few values"
+                    self._wide[var] = _FEW
             elif _is_view(value):
                 self._root[var] = self._root_of(value.args[0])
             else:  # a tuple, a field of one, another name of an output
@@ -87,6 +87,24 @@ class _Plan:
                     self._keep(used, "an output of the model, or used as it is")
         for used in _variables(self._main.body.body):
             self._keep(used, "an output of the model")
+        self._round_what_is_joined()
+
+    def _round_what_is_joined(self) -> None:
+        """Round few values where they are made that nothing but a concatenation reads.
+
+        It rounds them otherwise, and could not be left out.
+        """
+        from tunerd.frontend.relax.joins import joined_axis
+
+        calls = [(b.var, b.value) for b in self._bindings() if _is_kernel(b.value)]
+        values = [*(b.value for b in self._bindings()), self._main.body.body]
+        reads = Counter(var for value in values for var in _variables(value))
+        for whole, call in calls:
+            if self._stored(whole) != self._dtype or joined_axis(self._mod[call.args[0]]) is None:
+                continue
+            for piece in call.args[1]:
+                if reads[piece] == 1 and self._wide.get(piece) == _FEW:
+                    del self._wide[piece]
 
     def _root_of(self, var: Any) -> Any:
         return self._root.setdefault(var, var)
