@@ -53,6 +53,26 @@ def chain(*operators: tuple[str, dict[str, Any]], **constants: Any) -> Model:
 
 
 RNG = np.random.default_rng(0)
+
+
+def joining() -> Model:
+    """Return convolutions that write into one tensor, and read what is part of it there."""
+    nodes, joined, weights = [], "x", {}
+    for i in range(2):
+        channels = SHAPE[1] + 8 * i
+        weights |= {f"w{i}": RNG.normal(size=(4, channels, 3, 3)) / 8}
+        weights |= {f"p{i}": RNG.normal(size=(4 if i else 8, channels, 1, 1)) / 4}
+        nodes += [
+            helper.make_node("Conv", [joined, f"p{i}"], [f"a{i}"]),
+            helper.make_node("Conv", [joined, f"w{i}"], [f"b{i}"], pads=[1] * 4),
+            helper.make_node("Concat", [*([joined] * i), f"a{i}", f"b{i}"], [f"j{i}"], axis=1),
+        ]
+        joined = f"j{i}"
+    weights["last"] = RNG.normal(size=(SHAPE[1], 20, 1, 1)) / 4
+    nodes.append(helper.make_node("Conv", [joined, "last"], ["y"]))
+    return model_of(nodes, weights, inputs={"x": SHAPE}, outputs={"y": SHAPE})
+
+
 MODELS = {
     "several kernels": tiny_convnet(),
     "square of what is below zero": chain(("Pow", {}), Pow=2.0),
@@ -67,6 +87,7 @@ MODELS = {
     "depthwise convolution": chain(
         ("Conv", {"group": 4, "pads": [1, 1, 1, 1]}), Conv=RNG.normal(size=(4, 1, 3, 3))
     ),
+    "joined in place": joining(),
     "nothing": chain(("Identity", {})),
 }
 
@@ -85,11 +106,12 @@ def test_the_default_schedules_agree_with_onnx_runtime(
     assert found.verdict is Verdict.RIGHT, found.message
 
 
+@pytest.mark.parametrize("name", ["several kernels", "joined in place"])
 def test_a_model_gives_the_same_on_streams_and_captured(
-    whole: tuple[Runner, TargetSpec], tmp_path: Path
+    whole: tuple[Runner, TargetSpec], tmp_path: Path, name: str
 ) -> None:
     _, target = whole
-    model = MODELS["several kernels"]
+    model = MODELS[name]
     lowered = lower(model, target)
     tasks = extract_tasks(lowered, target)
     compile_artifact(lowered, tasks, {}, target, tmp_path / "a", model=model, pct=100)
