@@ -109,13 +109,15 @@ def bench(part: Part, place: str, policy: str, rates: Mapping[str, float]) -> di
 
 
 def _compact(observed: Any) -> dict[str, Any]:
-    """Return by member the microseconds of what was answered, and how everything ended."""
+    """Return by member the sorted microseconds of what was answered, and how all ended."""
     found: dict[str, Any] = {}
     for sample in observed.counted:
         mine = found.setdefault(sample.member, {"latencies_us": [], "ends": {}})
         mine["ends"][sample.end] = mine["ends"].get(sample.end, 0) + 1
         if sample.end == "done":
             mine["latencies_us"].append(round(sample.latency_secs * 1e6))
+    for mine in found.values():
+        mine["latencies_us"].sort()  # a fifth of the bytes, when it is compressed
     return {"window_secs": observed.window[1] - observed.window[0], "members": found}
 
 

@@ -111,7 +111,7 @@ class Bench:
     def _sample(self, label: str, mode: str) -> dict[str, Any]:
         contender = self.contenders[label]
         answers = contender.group.sample(label, mode, contender.sample_secs)
-        latencies = [us for a in answers for us in a.get("latencies_us", ())]
+        latencies = sorted(us for a in answers for us in a.get("latencies_us", ()))
         made = {"per_sec": sum(a["per_sec"] for a in answers)}
         return made | ({"latencies_us": latencies} if mode == "closed" else {})
 
