@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,16 @@ def test_a_winner_reaches_into_roots_by_its_own_schedule(tmp_path: Path, name: s
     assert not joining(lowered) & {v.name_hint for v, _ in scheduled.mod.functions_items()}
     compiled(tmp_path / "a", of, LLVM, winners)
     require_right(tmp_path / "a", of)
+
+
+def test_a_model_is_scheduled_several_times_at_once(tmp_path: Path) -> None:
+    """As at the end of a run: with the winners, and with default schedules."""
+    lowered = lower(loaded(tmp_path, nested), LLVM)
+    tasks = extract_tasks(lowered, LLVM)
+    with ThreadPoolExecutor(4) as pool:
+        made = [pool.submit(schedule, lowered.mod, tasks, {}, LLVM) for _ in range(8)]
+    counts = {len(each.result().mod.functions_items()) for each in made}
+    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("form", STAYS)

@@ -15,6 +15,7 @@ from tvm import ir, relax, tirx
 from tvm.ir import GlobalVar, IRModule
 from tvm_ffi import structural_map, structural_walk
 
+from tunerd.builder.library import building
 from tunerd.frontend.relax.joins import Joins, Part
 from tunerd.frontend.relax.movement import op_name
 
@@ -41,7 +42,10 @@ def in_place(mod: IRModule, joins: Joins) -> InPlace:
 
     Raises NotInPlace for a kernel that reaches a part in another way than by its elements.
     """
-    return _Rewriter(mod, joins).result() if joins.joined else InPlace(mod)
+    if not joins.joined:
+        return InPlace(mod)
+    with building:
+        return _Rewriter(mod, joins).result()
 
 
 class _Rewriter:

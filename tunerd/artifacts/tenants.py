@@ -13,7 +13,6 @@ of these; whoever calls `main` keeps them, as the weights, where they are.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from tvm.target import Target
 from tvm.tirx import PrimFunc
 
 from tunerd.artifacts.manifest import SLOTS
+from tunerd.builder.library import building
 from tunerd.builder.tenants import for_tenants
 from tunerd.candidates.base import ENTRY, LoweredKernel
 from tunerd.candidates.default import default_schedule
@@ -33,9 +33,6 @@ from tunerd.vocabulary import TensorSpec, in_lanes
 
 if TYPE_CHECKING:
     from tvm.ir import GlobalVar
-
-
-_building = threading.Lock()  # TVM has one stack of builders for all threads
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def model_for_tenants(
 
     Raises ValueError where `main` does what no lowered model does.
     """
-    with _building:
+    with building:
         return _Lanes(mod, foreign, count, target).model()
 
 
