@@ -299,7 +299,7 @@ print(json.dumps(changed | {"loading": loading, "code": code}), file=sys.stderr)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_variable_is_set_while_tvm_is_loaded(make_run: MakeRun) -> None:
     run = make_run("--slice", "simulated", trials=4)
     words = [sys.executable, "-c", _WATCHED, *run.command[3:]]
