@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tunerd
 from lab.colocation import latency, tenants, workers
 from lab.colocation.contenders import engine_plan
 from lab.colocation.figures import best, p99_ms, ratio, within
@@ -32,9 +33,12 @@ from lab.colocation.tenants import RUNS, Kind
 from lab.colocation.ways import Ways, all_ways, chosen
 from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone, close_all, wait_until
 from tests.lib import ROOT
+from tests.lib.super_models import ENCODER, artifact_of, tenant
+from tunerd.artifacts.super_model import SuperModel
 from tunerd.colocation import Plan
 from tunerd.colocation.plan import Measured, Member
 from tunerd.colocation.regulation.find import RegulatedPlan
+from tunerd.system.arrays import random_inputs
 
 # --- mixes of three ----------------------------------------------------------------------------
 
@@ -449,3 +453,26 @@ def test_tenants_of_one_launch_are_tuned_by_the_flag_that_users_have(
         tenants.tuned(Path("a.onnx"), run, pct=25, precision="fp16", budget="1s", by=kind.by)
     assert [argv[-2:] for argv in asked[1:]] == [["--tenants", "8"], ["--tenants", "1,4"]]
     assert "--tenants" not in asked[0]
+
+
+@pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
+@pytest.mark.parametrize("count", [None, 4])
+def test_kernels_that_were_kept_are_the_same_artifact_elsewhere(
+    tmp_path: Path, count: int | None
+) -> None:
+    model, kind = tenant(ENCODER, 0, tmp_path), Kind("encoder", 50, by=(count,) if count else ())
+    there, here = kind.run(tmp_path / "there"), kind.run(tmp_path / "here")
+    artifact_of(model, there / "artifact", tenants=count)
+    kept = tmp_path / "here" / tenants.KERNELS / there.name
+    tenants.keep(there / "artifact", kept)
+    assert (kept / "weights.bin").stat().st_size < 1000
+    tenants.tuned(tmp_path / "encoder-0.onnx", here, pct=50, precision="", budget="1s", by=kind.by)
+    answers = []
+    for run in (there, here):
+        loaded = tunerd.load(run / "artifact")
+        given = random_inputs(loaded.inputs, 3)
+        if isinstance(loaded, SuperModel):
+            answers += loaded.run([(loaded.own, given)])
+        else:
+            answers.append(loaded(given))
+    assert all(np.array_equal(answers[0][name], answers[1][name]) for name in answers[0])

@@ -14,6 +14,8 @@ verified again. What is there is not made again. With --out runs/colocation it l
                                              other tenants are artifacts of another share, or
                                              weights in this folder where there are none
     resnet50-fp16-25.log                     what `tunerd tune` said
+    kernels/resnet50-fp16-25/                its artifact without the weights, a MB: where this is
+                                             brought along, the kernels are not tuned again
 
 and says how many waves over the share's SMs a launch of its kernels is, on average.
 """
@@ -40,6 +42,7 @@ from lab.colocation.steps import say
 from tunerd.colocation.planning.features import at_share, features_of
 
 RUNS = Path("runs/colocation")  # where recipes/colocation look
+KERNELS = "kernels"  # the folder beside runs where artifacts are without weights
 TOKENS, WIDTH, HEADS, LAYERS = 128, 768, 12, 12  # of the encoder
 TUNE_SECS = 240.0  # of one `tunerd tune`, at most
 MAKE_SECS = 180.0  # of an export, or of making all artifacts of a run
@@ -127,6 +130,7 @@ def made(
         files = exported(kind.model, count, folder, batch=kind.batch)
     with step("tune"):
         tuned(files[0], run, pct=kind.pct, precision=kind.precision, budget=budget, by=kind.by)
+        keep(run / "artifact", folder / KERNELS / run.name)
     with step("compile"):
         if kind.by:
             folders = [run / "artifact", *(_alike(kind, count, folder) or joined(files[1:], run))]
@@ -172,11 +176,15 @@ def redraw(source: Path, seed: int, path: Path) -> None:
 def tuned(
     onnx: Path, run: Path, *, pct: int, precision: str, budget: str, by: Sequence[int] = ()
 ) -> None:
-    """Tune a model for a share into a run folder.
+    """Tune a model for a share into a run folder, or take the kernels that were kept of it.
 
     Raises RuntimeError with what tunerd said where there is no artifact then.
     """
     if (run / "artifact").is_dir():
+        return
+    kept = run.parent / KERNELS / run.name
+    if kept.is_dir():
+        make_sibling(onnx, kept, run / "artifact")
         return
     command = ["tune", str(onnx), "--gpu-pct", str(pct), "--precision", precision]
     command += ["--budget", budget, "--out", str(run)]
@@ -191,6 +199,19 @@ def tuned(
     if not (run / "artifact").is_dir():
         ended = f"ended with {done.returncode}" if done else f"did not end in {TUNE_SECS:g} s"
         raise RuntimeError(f"tunerd tune {ended}: {log.read_text(errors='replace')[-800:]}")
+
+
+def keep(artifact: Path, folder: Path) -> None:
+    """Write an artifact without the weights that come with a model; not one of several variants."""
+    from tunerd.artifacts.compile import write_weights
+    from tunerd.artifacts.manifest import WEIGHTS, is_counter, read_all_variants
+    from tunerd.artifacts.weights import map_weights
+
+    if len(read_all_variants(artifact)) > 1:
+        return
+    shutil.copytree(artifact, folder, ignore=shutil.ignore_patterns(WEIGHTS), dirs_exist_ok=True)
+    weights = map_weights(artifact / WEIGHTS)
+    write_weights({n: w for n, w in weights.items() if is_counter(n)}, folder / WEIGHTS)
 
 
 def siblings(files: Sequence[Path], run: Path) -> list[Path]:
@@ -241,11 +262,11 @@ def _join(onnx: Path, run: Path, folder: Path) -> None:
 
 
 def make_sibling(onnx: Path, like: Path, folder: Path) -> None:
-    """Write the artifact of a model that has another's kernels.
+    """Write the artifact of a model that has another's kernels, whose weights need not be there.
 
     Raises RuntimeError for one that is not of its architecture.
     """
-    from tunerd.artifacts.compile import write_json, write_weights, written_beside
+    from tunerd.artifacts.compile import write_json, write_piece, write_weights, written_beside
     from tunerd.artifacts.manifest import (
         MANIFEST,
         WEIGHTS,
@@ -273,7 +294,8 @@ def make_sibling(onnx: Path, like: Path, folder: Path) -> None:
         for name in said["files"]:
             if name != WEIGHTS:
                 shutil.copyfile(like / name, part / name)
-        write_weights({name: weights[name] for name in said["weights"]}, part / WEIGHTS)
+        wrote = write_piece if "tenants" in said else write_weights
+        wrote({name: weights[name] for name in said["weights"]}, part / WEIGHTS)
         manifest = said | {
             "created_at": time.time(),
             "files": said["files"] | {WEIGHTS: sha256_of(part / WEIGHTS)},
