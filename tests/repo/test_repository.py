@@ -67,6 +67,7 @@ TVM_MODULES = {
     "frontend.relax.joins",
     "frontend.relax.permutes",
     "frontend.relax.powers",
+    "frontend.relax.rewriting",
     "records.tvm_database",
     "candidates.metaschedule.search",
     "candidates.metaschedule.access",

@@ -15,9 +15,9 @@ from tvm import ir, relax, tirx
 from tvm.ir import GlobalVar, IRModule
 from tvm_ffi import structural_map, structural_walk
 
-from tunerd.builder.library import building
 from tunerd.frontend.relax.joins import Joins, Part
 from tunerd.frontend.relax.movement import op_name
+from tunerd.frontend.relax.rewriting import written
 
 
 class NotInPlace(ValueError):
@@ -42,10 +42,7 @@ def in_place(mod: IRModule, joins: Joins) -> InPlace:
 
     Raises NotInPlace for a kernel that reaches a part in another way than by its elements.
     """
-    if not joins.joined:
-        return InPlace(mod)
-    with building:
-        return _Rewriter(mod, joins).result()
+    return _Rewriter(mod, joins).result() if joins.joined else InPlace(mod)
 
 
 class _Rewriter:
@@ -58,17 +55,10 @@ class _Rewriter:
         self._made_of: dict[str, tuple[str, frozenset[Any]]] = {}
 
     def result(self) -> InPlace:
-        main, builder = self._mod["main"], self._builder
+        main = self._mod["main"]
         for param in main.params:
             self._new[param] = param
-        with builder.function("main", list(main.params), attrs=dict(main.attrs or {})):
-            with builder.dataflow():
-                for block in main.body.blocks:
-                    for binding in block.bindings:
-                        self._bind(binding.var, binding.value)
-                out = builder.emit_output(self._value(main.body.body))
-            builder.emit_func_output(out)
-        made = builder.get()
+        made = written(self._builder, main, main.params, self._bind, self._value)
         return InPlace(made, self._made_of)
 
     def _bind(self, var: Any, value: Any) -> None:
@@ -119,13 +109,10 @@ class _Rewriter:
         key = (name, *((i, p.root.ty.shape, p.axis, p.offset) for i, p in inside.items()))
         if key not in self._kernels:
             self._kernels[key] = self._builder.add_func(_reaching(function, inside), name)
+        if inside:
             made = str(self._kernels[key].name_hint)
-            if inside:
-                self._made_of[made] = (name, frozenset(p.root for p in inside.values()))
-        elif inside:
-            made = str(self._kernels[key].name_hint)
-            roots = self._made_of[made][1] | {p.root for p in inside.values()}
-            self._made_of[made] = (name, roots)
+            _, roots = self._made_of.get(made, (name, frozenset()))
+            self._made_of[made] = (name, roots | {part.root for part in inside.values()})
         return self._kernels[key]
 
 

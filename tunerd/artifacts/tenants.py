@@ -24,11 +24,11 @@ from tvm.target import Target
 from tvm.tirx import PrimFunc
 
 from tunerd.artifacts.manifest import SLOTS
-from tunerd.builder.library import building
 from tunerd.builder.tenants import for_tenants
 from tunerd.candidates.base import ENTRY, LoweredKernel
 from tunerd.candidates.default import default_schedule
 from tunerd.candidates.host_code import calling
+from tunerd.frontend.relax.rewriting import written
 from tunerd.vocabulary import TensorSpec, in_lanes
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def model_for_tenants(
 
     Raises ValueError where `main` does what no lowered model does.
     """
-    with building:
-        return _Lanes(mod, foreign, count, target).model()
+    return _Lanes(mod, foreign, count, target).model()
 
 
 class _Lanes:
@@ -98,18 +97,7 @@ class _Lanes:
             self._flat[var] = relax.Var(str(var.name), flat)
         params = [self._lanes[v] for v in inputs] + [self._slots]
         params += [self._flat[v] for v in weights]
-        builder = self._builder
-        with builder.function("main", params):
-            with builder.dataflow():
-                for block in main.body.blocks:
-                    for binding in block.bindings:
-                        self._bind(binding.var, binding.value)
-                outputs = builder.emit_output(self._value(main.body.body))
-            builder.emit_func_output(outputs)
-        made = builder.get()
-        made.update_func(
-            made.get_global_var("main"), made["main"].with_attr("num_input", num_inputs)
-        )
+        made = written(self._builder, main, params, self._bind, self._value)
         return ForTenants(
             made, {made.get_global_var(name): kernel for name, kernel in self._foreign.items()}
         )

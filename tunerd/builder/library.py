@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from tvm.runtime import Executable, Module
 
 _CUDA_MODULE = "ffi.Module.create.cuda"  # without it, TVM takes its stand-in, which holds source
-building = threading.Lock()  # to be held with a Relax builder: TVM has one stack for all threads
 NO_LINKER = (
     "Builds need a linker: neither `ld` nor a C compiler is on the PATH. "
     "Install one, for example with: apt-get install binutils"

@@ -52,8 +52,8 @@ from tunerd.colocation.work import (
 
 # A member without a limit of its own is evicted after so many times what it takes.
 _LIMIT_TIMES, _LEAST_LIMIT_SECS = 100.0, 10.0
-# Loading again excuses others for so long at most. Ending a client of MPS that was stopped may take
-# ten; who lets nobody be loaded is evicted then.
+# Loading again excuses others for so long at most: who lets nobody be loaded is evicted then. To
+# end a client of MPS may take twenty.
 _MOST_EXCUSED_SECS = 30.0
 _MAX_LOSSES = 1  # a request that others' faults hit more often fails
 

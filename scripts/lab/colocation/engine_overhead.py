@@ -143,18 +143,15 @@ class SimulatedGraph:
 class SimulatedLanes(SimulatedGraph):
     """Takes requests of several tenants, and has the host's work of a launch for each."""
 
-    def __init__(self, gpu: SimulatedGpu, inputs: Arrays, secs: float, count: int) -> None:
-        super().__init__(gpu, inputs, secs)
-        self._count = count
+    _filled = 0
 
     def launch(
         self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
     ) -> None:
-        self._filled = len(given)
+        self._filled, before = len(given), self._gpu.busy_until[stream]
         for _, inputs in given:
+            self._gpu.busy_until[stream] = before  # one launch for all of them
             super().launch(inputs, stream)
-            self._gpu.busy_until[stream] -= self._secs
-        self._gpu.busy_until[stream] += self._secs
 
     def read(self) -> Any:
         return [super(SimulatedLanes, self).read() for _ in range(self._filled)]
@@ -177,10 +174,10 @@ class SimulatedGroup:
         raise NotImplementedError("members are launched here")
 
     def staged_lanes(self, stream: int, count: int = 1) -> dict[int, tuple[SimulatedLanes, ...]]:
-        def made(lanes: int) -> SimulatedLanes:
-            return SimulatedLanes(self._gpu, self._inputs, self._secs, lanes)
+        def made() -> SimulatedLanes:
+            return SimulatedLanes(self._gpu, self._inputs, self._secs)
 
-        return {lanes: tuple(made(lanes) for _ in range(count)) for lanes in self.counts}
+        return {lanes: tuple(made() for _ in range(count)) for lanes in self.counts}
 
 
 class SimulatedModel:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tunerd.frontend.relax.rewriting import written
 from tunerd.vocabulary import BF16, FP16, Arrays
 
 if TYPE_CHECKING:
@@ -135,20 +136,11 @@ class _Plan:
             new[param] = own
         builder = relax.BlockBuilder()
         names: dict[str, int] = {}
-        attrs = dict(self._main.attrs or {})
-        with builder.function("main", params, attrs=attrs):
-            with builder.dataflow():
-                for binding in self._bindings():
-                    var, value = binding.var, binding.value
-                    new[var] = builder.emit(self._value(value, var, new, builder, names), var.name)
-                body = _substituted(self._main.body.body, new)
-                out = builder.emit_output(body)
-            builder.emit_func_output(out)
-        mod = builder.get()
-        main = mod["main"]
-        for key, value in attrs.items():
-            main = main.with_attr(key, value)
-        mod.update_func(mod.get_global_var("main"), main)
+
+        def bind(var: Any, value: Any) -> None:
+            new[var] = builder.emit(self._value(value, var, new, builder, names), var.name)
+
+        mod = written(builder, self._main, params, bind, lambda body: _substituted(body, new))
         weights = {
             name: narrowed(array, self._stored(param))
             for param, (name, array) in zip(

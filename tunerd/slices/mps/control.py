@@ -27,8 +27,7 @@ MPS_SERVER = "nvidia-cuda-mps-server"
 PIPE_FOLDER = "CUDA_MPS_PIPE_DIRECTORY"
 EXTERNAL_PIPE_FOLDER = Path("/tmp/nvidia-mps")  # its default
 _COMMAND_SECS = 5.0
-# Who gives up sooner has to kill the client, and its neighbours with it: one that was stopped took
-# up to ten seconds (one H200, driver 580).
+# Who gives up has to kill the client, and its neighbours with it.
 _TERMINATE_SECS = 20.0
 _START_SECS = 15.0
 _QUIT_SECS = 3.0
