@@ -319,6 +319,8 @@ def tune(options: argparse.Namespace, name: str) -> dict[str, Any]:
 def measure(options: argparse.Namespace, name: str, env: dict[str, str]) -> dict[str, Any]:
     """Time all contenders; one that ends the process is named a problem, and the others go on."""
     command = [sys.executable, __file__, *sys.argv[1:], "--inside", name]
+    # What torch.compile found fastest at another share is no choice for this one.
+    env = env | {"TORCHINDUCTOR_CACHE_DIR": str(run_folder(options, name) / "inductor")}
     faults: dict[str, str] = {}
     while len(faults) < len(EAGER):
         without = ",".join([*filter(None, [options.without]), *faults])
