@@ -1,4 +1,4 @@
-"""Concatenations are left out: kernels write into their parts of what is joined."""
+"""Concatenations and splits are left out: kernels write and read parts of what is joined."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -33,6 +34,9 @@ from tunerd.frontend.relax.lowering import Lowered, lower
 from tunerd.frontend.tasks import extract_tasks, like
 from tunerd.system.arrays import random_inputs
 from tunerd.vocabulary import METASCHEDULE, TRITON, Candidate, Model, TargetSpec, Task
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
 
 pytestmark = pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
 needs_cuda = pytest.mark.skipif(
@@ -66,6 +70,22 @@ class Net:
         name = f"w{len(self.nodes)}"
         self.weights[name] = floats(depth, 32, seed=len(self.nodes))
         return self("MatMul", x, name)
+
+    def halves(self, x: str, *, has_slices: bool = False) -> list[str]:
+        half = self._channels[x] // 2
+        name = f"halves{len(self.nodes)}"
+        if has_slices:
+            made = []
+            for n in range(2):
+                self.weights |= {f"{name}.{n}": np.array([n * half]), "axis": np.array([1])}
+                self.weights[f"{name}.{n + 1}"] = np.array([(n + 1) * half])
+                limits = (f"{name}.{n}", f"{name}.{n + 1}")
+                made.append(self("Slice", x, *limits, "axis", channels=half))
+            return made
+        outs = [f"{name}.a", f"{name}.b"]
+        self.nodes.append(helper.make_node("Split", [x], outs, axis=1))
+        self._channels |= dict.fromkeys(outs, half)
+        return outs
 
     def join(self, *pieces: str) -> str:
         channels = sum(self._channels[each] for each in pieces)
@@ -139,6 +159,62 @@ LEFT_OUT: dict[str, tuple[Callable[[Net], tuple[str, ...]], int]] = {
 }
 
 
+def c2f(net: Net, *, has_shortcuts: bool = True, has_slices: bool = False) -> tuple[str, ...]:
+    """A block of YOLOv8: one half goes through two bottlenecks, and all that is made is joined."""
+    parts = net.halves(net.conv(net.conv("x"), 32, size=1), has_slices=has_slices)
+    for _ in range(2):
+        made = net.conv(net.conv(parts[-1]))
+        parts.append(net("Add", parts[-1], made) if has_shortcuts else made)
+    return (net.conv(net.join(*parts), 32, size=1),)
+
+
+def shuffled(net: Net) -> tuple[str, ...]:
+    """A block of ShuffleNet: a half is computed, and a group's channels are between the other's."""
+    first, second = net.halves(net.conv("x", 32))
+    x = net.join(first, net.conv(net.conv(second, size=1)))
+    shapes = {"groups": (1, 2, 16, SIZE, SIZE), "channels": (1, 32, SIZE, SIZE)}
+    net.weights |= {name: np.array(shape) for name, shape in shapes.items()}
+    x = net("Transpose", net("Reshape", x, "groups"), perm=[0, 2, 1, 3, 4])
+    return (net.conv(net("Reshape", x, "channels", channels=32)),)
+
+
+def cut_again(net: Net) -> tuple[str, ...]:
+    """Halves of halves, which nobody joins."""
+    first, second = net.halves(net.conv("x", 32))
+    third, fourth = net.halves(second)
+    return net.conv(net.conv(first)), net.conv(net.conv(third, 8)), net.conv(fourth)
+
+
+def cut_and_joined_twice(net: Net) -> tuple[str, ...]:
+    """Halves that two concatenations join, one of them with more."""
+    parts = net.halves(net.conv("x", 32))
+    parts.append(net.conv(parts[0]))
+    return (net.conv(net.join(*parts, net.conv(net.join(*parts)))),)
+
+
+def joined_in_another_order(net: Net) -> tuple[str, ...]:
+    first, second = net.halves(net.conv("x", 32))
+    return (net.conv(net.join(second, first, net.conv(second))),)
+
+
+def one_of_two_joined(net: Net) -> tuple[str, ...]:
+    first, second = net.halves(net.conv("x", 32))
+    return (net.conv(net.join(second, net.conv(first))),)
+
+
+# By name: what cuts, how many kernels that cut are left out, and how many that join.
+CUT: dict[str, tuple[Callable[[Net], tuple[str, ...]], int, int]] = {
+    "C2f": (c2f, 1, 1),
+    "C2f without shortcuts": (partial(c2f, has_shortcuts=False), 1, 1),
+    "C2f of slices": (partial(c2f, has_slices=True), 1, 1),
+    "shuffled": (shuffled, 1, 0),
+    "cut again": (cut_again, 2, 0),
+    "cut and joined twice": (cut_and_joined_twice, 1, 2),
+    "joined in another order": (joined_in_another_order, 1, 0),
+    "one of two joined": (one_of_two_joined, 1, 0),
+}
+
+
 def of_an_input(net: Net) -> tuple[str, ...]:
     net.nodes.append(helper.make_node("Concat", ["x", net.conv("x")], ["joined"], axis=1))
     net._channels["joined"] = 19
@@ -164,8 +240,27 @@ def of_channels_that_are_not_aligned(net: Net) -> tuple[str, ...]:
     return (net.conv(net.join(net.conv(x, 5), net.conv(x, 6))),)
 
 
+def cut_out_of_an_input(net: Net) -> tuple[str, ...]:
+    net.weights |= {"from": np.array([0]), "to": np.array([2]), "axis": np.array([1])}
+    part = net("Slice", "x", "from", "to", "axis", channels=2)
+    return net("MaxPool", part, kernel_shape=[2, 2]), net.linear(part)
+
+
+def cut_into_an_output(net: Net) -> tuple[str, ...]:
+    x = net.linear("x")
+    net.weights |= {"from": np.array([0]), "to": np.array([16]), "axis": np.array([3])}
+    part = net("Slice", x, "from", "to", "axis")
+    return net.linear(part, depth=16), part
+
+
+def cut_into_pieces_that_are_not_aligned(net: Net) -> tuple[str, ...]:
+    first, second = net.halves(net.conv("x", 12))
+    return net.conv(first), net.conv(second)
+
+
 STAYS = [of_an_input, of_an_output, that_is_an_output, of_one_twice]
-STAYS += [of_channels_that_are_not_aligned]
+STAYS += [of_channels_that_are_not_aligned, cut_out_of_an_input, cut_into_an_output]
+STAYS += [cut_into_pieces_that_are_not_aligned]
 
 
 def loaded(tmp_path: Path, form: Callable[[Net], tuple[str, ...]]) -> Model:
@@ -177,6 +272,10 @@ def joining(lowered: Lowered) -> set[str]:
     """Return the kernels that do nothing but join."""
     names = {v.name_hint for v, _ in lowered.mod.functions_items()}
     return {name for name in names if name.startswith("concatenate")}
+
+
+def calls(mod: IRModule) -> int:
+    return str(mod["main"].script()).count("R.call_tir")
 
 
 def left(lowered: Lowered, tasks: tuple[Task, ...], target: TargetSpec) -> set[str]:
@@ -235,9 +334,23 @@ def test_a_model_without_its_concatenations_agrees_with_onnx_runtime(
     require_right(tmp_path / "a", of)
 
 
-@pytest.mark.parametrize("name", ["fire", "nested"])
+@pytest.mark.parametrize("name", CUT)
+def test_a_model_without_its_splits_agrees_with_onnx_runtime(tmp_path: Path, name: str) -> None:
+    form, cuts, joined = CUT[name]
+    of = loaded(tmp_path, form)
+    lowered = lower(of, LLVM)
+    found = joins_of(lowered.mod)
+    assert len(found.joined) == joined
+    left = calls(in_place(lowered.mod, found).mod)
+    assert left == calls(lowered.mod) - cuts - joined
+    assert left == sum(task.weight for task in extract_tasks(lowered, LLVM))
+    compiled(tmp_path / "a", of, LLVM, {})
+    require_right(tmp_path / "a", of)
+
+
+@pytest.mark.parametrize("name", ["fire", "nested", "C2f", "cut again"])
 def test_a_winner_reaches_into_roots_by_its_own_schedule(tmp_path: Path, name: str) -> None:
-    of = loaded(tmp_path, LEFT_OUT[name][0])
+    of = loaded(tmp_path, (LEFT_OUT | CUT)[name][0])
     lowered = lower(of, LLVM)
     tasks = extract_tasks(lowered, LLVM)
     winners = proposed(tasks, METASCHEDULE)
@@ -264,7 +377,7 @@ def test_a_concatenation_stays_that_something_else_needs(
 ) -> None:
     of = loaded(tmp_path, form)
     lowered = lower(of, LLVM)
-    assert not joins_of(lowered.mod).joined
+    assert not joins_of(lowered.mod).left_out
     compiled(tmp_path / "a", of, LLVM, {})
     require_right(tmp_path / "a", of)
 
@@ -310,6 +423,17 @@ def test_16_bits_between_kernels_leave_out_the_same(tmp_path: Path, name: str) -
     assert len(joins_of(lower(of, CUDA).mod).joined) == count
 
 
+@pytest.mark.parametrize("name", CUT)
+def test_16_bits_between_kernels_leave_out_the_same_splits(tmp_path: Path, name: str) -> None:
+    """Pieces are stored as what they are cut out of."""
+    form, cuts, joined = CUT[name]
+    of = replace(loaded(tmp_path, form), precision="fp16")
+    mod = lower(of, CUDA).mod
+    found = joins_of(mod)
+    assert len(found.joined) == joined
+    assert calls(in_place(mod, found).mod) == calls(mod) - cuts - joined
+
+
 def test_few_values_that_are_joined_are_rounded_where_they_are_made(tmp_path: Path) -> None:
     def small(net: Net) -> tuple[str, ...]:
         x = net.conv("x")
@@ -348,10 +472,10 @@ def test_kernels_of_templates_write_in_place_with_their_scratch_memory(tmp_path:
     )
 
 
-@pytest.mark.parametrize("name", ["fire", "nested"])
+@pytest.mark.parametrize("name", ["fire", "nested", "C2f"])
 def test_a_template_computes_its_part_and_leaves_the_rest_alone(tmp_path: Path, name: str) -> None:
     tvm = load_tvm()
-    of = replace(loaded(tmp_path, LEFT_OUT[name][0]), precision="fp16")
+    of = replace(loaded(tmp_path, (LEFT_OUT | CUT)[name][0]), precision="fp16")
     lowered = lower(of, CUDA)
     placed = in_place(lowered.mod, joins_of(lowered.mod))
     tasks = {task.name: task for task in extract_tasks(lowered, CUDA, precision="fp16")}

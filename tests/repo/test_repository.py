@@ -68,6 +68,7 @@ TVM_MODULES = {
     "frontend.relax.permutes",
     "frontend.relax.powers",
     "frontend.relax.rewriting",
+    "frontend.relax.slices",
     "records.tvm_database",
     "candidates.metaschedule.search",
     "candidates.metaschedule.access",

@@ -1,4 +1,4 @@
-"""A model whose kernels write into the parts of what concatenations would join.
+"""A model whose kernels write into the parts of what concatenations would join, and read parts.
 
 `frontend.relax.joins` says what lies where. A kernel that reads or writes a part takes the root in
 its place, and reaches its own elements of it; so each place makes another kernel, with the schedule
@@ -30,7 +30,7 @@ class NotInPlace(ValueError):
 
 @dataclass(frozen=True)
 class InPlace:
-    """A module without some of its concatenations."""
+    """A module without some of its concatenations and splits."""
 
     mod: IRModule
     # Kernels that reach into roots, by their names: what they were, and the roots.
@@ -38,11 +38,11 @@ class InPlace:
 
 
 def in_place(mod: IRModule, joins: Joins) -> InPlace:
-    """Return `mod`, with nothing scheduled yet, with parts in place of what is joined.
+    """Return `mod`, with nothing scheduled yet, with parts in place of what is joined or cut.
 
     Raises NotInPlace for a kernel that reaches a part in another way than by its elements.
     """
-    return _Rewriter(mod, joins).result() if joins.joined else InPlace(mod)
+    return _Rewriter(mod, joins).result() if joins.left_out else InPlace(mod)
 
 
 class _Rewriter:
@@ -62,7 +62,7 @@ class _Rewriter:
         return InPlace(made, self._made_of)
 
     def _bind(self, var: Any, value: Any) -> None:
-        if var in self._joins.joined:
+        if var in self._joins.left_out:
             return
         if op_name(value) != "relax.call_tir":
             self._new[var] = self._builder.emit(self._value(value), str(var.name))

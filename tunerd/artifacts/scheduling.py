@@ -62,8 +62,8 @@ def schedule(
 ) -> Scheduled:
     """Return `mod` with every kernel scheduled, and for so many tenants where some are given.
 
-    Concatenations are left out where `frontend.relax.joins` finds nothing in the way, and where
-    each kernel around them has a schedule for where it reads and writes then.
+    Concatenations and splits are left out where `frontend.relax.joins` finds nothing in the way,
+    and where each kernel around them has a schedule for where it reads and writes then.
 
     A kernel belongs to the task whose workload equals it structurally, as in MetaSchedule's own
     database. Raises InputError for a winner whose task covers no kernel of `mod`, or whose trace

@@ -27,7 +27,7 @@ def extract_tasks(
     architecture its kernels serve at once, in lanes.
 
     A kernel that only copies, as a reshape of an output does, is no task: nothing can be gained.
-    Nor is a concatenation that is left out, as it is without lanes.
+    Nor is a concatenation or a split that is left out, as it is without lanes.
     """
     import tvm
     from tvm import relax
@@ -35,7 +35,7 @@ def extract_tasks(
 
     from tunerd.frontend.relax.joins import joins_of
 
-    calls = _calls(lowered, joins_of(lowered.mod).joined if tenants is None else frozenset())
+    calls = _calls(lowered, joins_of(lowered.mod).left_out if tenants is None else frozenset())
     tasks = {}
     labels: Counter[str] = Counter()
     for each in ms.relax_integration.extract_tasks(lowered.mod, make_target(target)):

@@ -1,10 +1,13 @@
-"""Concatenations that nobody computes: each kernel writes into its part of what they join.
+"""Concatenations and splits that nobody computes: each kernel writes and reads parts in place.
 
 A part is read and written by kernels alone, which know where it lies in its root, the tensor that
 all is joined in. What is joined again later, as the features of a dense block are, has one root.
 
-It is worth it where a kernel that only joins is left: a concatenation that was fused into what
-follows stays there. Parts begin at, and come in steps of, what a thread loads at once.
+What a split or a slice cuts out of a tensor is a part of it, too: its readers find it there, and
+where all pieces of a tensor are joined in order, the whole of it is one part of what they join.
+
+It is worth it where a kernel that only joins or cuts is left: one that was fused into what follows
+stays there. Parts begin at, and come in steps of, what a thread loads at once.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tvm import relax
+
 from tunerd.frontend.relax.movement import Graph, op_name, shape_of
-from tunerd.frontend.relax.precision import with_types
+from tunerd.frontend.relax.precision import DTYPES, with_types
 from tunerd.system.arrays import dtype_of
 
 if TYPE_CHECKING:
@@ -39,10 +44,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Joins:
-    """Which concatenations of `main` are left out."""
+    """Which concatenations and splits of `main` are left out."""
 
     parts: dict[Any, Part]  # by variable, also of roots
     joined: frozenset[Any]  # variables that a concatenation was bound to
+    cut: frozenset[Any] = frozenset()  # those that a split or a slice was, and their fields
+
+    @property
+    def left_out(self) -> frozenset[Any]:
+        """All variables whose bindings an artifact does not have."""
+        return self.joined | self.cut
 
 
 def joins_of(mod: IRModule, refused: Collection[Any] = ()) -> Joins:
@@ -54,8 +65,14 @@ def joins_of(mod: IRModule, refused: Collection[Any] = ()) -> Joins:
     for binding in reversed(found.graph.bindings):
         axis = found.axis_of(binding.value)
         if axis is not None:
-            found.join(binding.var, axis, list(binding.value.args[1]))
-    return Joins(found.parts, frozenset(found.joined))
+            pieces = list(binding.value.args[1])
+            found.join(binding.var, axis, found.uncut(pieces, axis))
+            if binding.var not in found.joined:
+                found.join(binding.var, axis, pieces)
+    for binding in found.graph.bindings:
+        if op_name(binding.value) == "relax.call_tir":
+            found.cut_out(binding.var)
+    return Joins(found.parts, frozenset(found.joined), frozenset(found.cut))
 
 
 class _Finder:
@@ -63,6 +80,7 @@ class _Finder:
         self.graph = Graph(mod)
         self.parts: dict[Any, Part] = {}
         self.joined: set[Any] = set()
+        self.cut: set[Any] = set()
         self._mod, self._refused = mod, refused
 
     def axis_of(self, value: Any) -> int | None:
@@ -98,6 +116,72 @@ class _Finder:
         for piece, offset in zip(pieces, offsets, strict=True):
             self.parts[piece] = Part(own.root, axis, offset)
 
+    def uncut(self, pieces: Sequence[Any], axis: int) -> list[Any]:
+        """Return pieces, with a tensor itself where it follows cut into all of its pieces."""
+        found: list[Any] = []
+        left = list(pieces)
+        while left:
+            first = self._cut_from(left[0])
+            run = 0 if first is None else self._run(first.root, left, axis)
+            found.append(first.root if first is not None and run else left[0])
+            left = left[run or 1 :]
+        return found
+
+    def _run(self, whole: Any, pieces: Sequence[Any], axis: int) -> int:
+        """Return how many of the first pieces are all of `whole`, cut; 0 where they are not."""
+        size, offset = (shape_of(whole) or ())[axis], 0
+        for count, piece in enumerate(pieces, 1):
+            if self._cut_from(piece) != Part(whole, axis, offset):
+                return 0
+            offset += (shape_of(piece) or ())[axis]
+            if offset == size:
+                return count
+        return 0
+
+    def _cut_from(self, piece: Any) -> Part | None:
+        """Return the tensor that a split or a slice cut a piece out of, and where it was there."""
+        value, index = self.graph.value(piece), 0
+        if isinstance(value, relax.TupleGetItem):
+            value, index = self.graph.value(value.tuple_value), int(value.index)
+        if op_name(value) != "relax.call_tir" or len(value.args[1]) != 1:
+            return None
+        cut = cut_by(self._mod[value.args[0]])
+        return None if cut is None else Part(value.args[1][0], cut[0], cut[1][index])
+
+    def cut_out(self, var: Any) -> None:
+        """Give each piece that a call bound to `var` cuts its part, unless something is in the way.
+
+        What is cut first comes first, and after all that is joined.
+        """
+        pieces = [var]
+        if isinstance(var.ty, relax.TupleType):
+            users = self.graph.users.get(var, ())
+            if not all(isinstance(user, relax.TupleGetItem) for user in users):
+                return
+            pieces = [self.graph.var_of(user) for user in users]
+        parts: dict[Any, Part] = {}
+        for piece in pieces:
+            place = self._cut_from(piece)
+            own = None if place is None else self._source(place)
+            if place is None or own is None or piece in self.parts or own.axis != place.axis:
+                return
+            parts[place.root] = own
+            parts[piece] = Part(own.root, own.axis, own.offset + place.offset)
+            if not self._is_inside(piece) or not _is_aligned(own, parts[piece].offset):
+                return
+        self.parts |= parts
+        self.cut |= {var, *pieces} if parts else set()
+
+    def _source(self, place: Part) -> Part | None:
+        """Return where a tensor lies that something was cut out of: where it is, if in nothing."""
+        whole = place.root
+        if whole in self.parts:
+            return self.parts[whole]
+        is_made = op_name(self.graph.value(whole)) == "relax.call_tir"
+        if not is_made or whole in self._refused or not self._is_inside(whole, has_views=True):
+            return None
+        return Part(whole, place.axis, 0)
+
     def _is_run(self, parts: Sequence[Part], pieces: Sequence[Any], axis: int) -> bool:
         """Say whether pieces lie one after the other in one root already."""
         offset = parts[0].offset
@@ -131,7 +215,7 @@ def _is_aligned(part: Part, offset: int) -> bool:
     return offset * step % _ALIGNMENT == 0 and shape[part.axis] * step % _ALIGNMENT == 0
 
 
-# --- which kernels join --------------------------------------------------------------------------
+# --- which kernels join, and which cut -----------------------------------------------------------
 
 
 def joined_axis(kernel: PrimFunc) -> int | None:
@@ -171,3 +255,53 @@ def _joining(specs: tuple[_Spec, ...], axis: int, dtype: str) -> PrimFunc:
     made = te.create_prim_func([*pieces, topi.concatenate(pieces, axis)])
     made = with_types(made, [own for _, own in specs])
     return tirx.PrimFunc(made.params, made.body, made.ret_type)
+
+
+def cut_by(kernel: PrimFunc) -> tuple[int, tuple[int, ...]] | None:
+    """Return along which axis a kernel cuts its tensor, and where each of its results begins.
+
+    None of a kernel that does anything else.
+    """
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    source, *pieces = kernel.params
+    if any(str(piece.ty.dtype) != str(source.ty.dtype) for piece in pieces):
+        return None
+    axes = {_cut_axis(source, piece) for piece in pieces}
+    axis = axes.pop() if len(axes) == 1 else None
+    stores: list[Any] = []
+    structural_walk(kernel.body, (tirx.BufferStore, stores.append))
+    if axis is None or len(stores) != len(pieces):
+        return None
+    found = [_offset(*each, source, axis) for each in zip(stores, pieces, strict=True)]
+    offsets = tuple(offset for offset in found if offset is not None)
+    return (axis, offsets) if len(offsets) == len(found) else None
+
+
+def _cut_axis(source: Any, piece: Any) -> int | None:
+    """Return the only axis along which a piece is smaller."""
+    sizes, own = ([int(size) for size in each.ty.shape] for each in (source, piece))
+    axes = [n for n, size in enumerate(sizes) if own[n : n + 1] != [size]]
+    return axes[0] if len(axes) == 1 and len(own) == len(sizes) else None
+
+
+def _offset(store: Any, piece: Any, source: Any, axis: int) -> int | None:
+    """Return how far along an axis of `source` a piece is read; None if in any other way."""
+    from tvm import ir, tirx
+
+    value, dtype = store.value, str(source.ty.dtype)
+    exact = ("float32", dtype) if dtype in DTYPES.values() else ()
+    while isinstance(value, tirx.Cast) and str(value.ty.dtype) in exact:
+        value = value.value
+    if not isinstance(value, ir.TensorLoad) or not value.source.same_as(source):
+        return None
+    if not store.buffer.same_as(piece):
+        return None
+    offset = 0
+    for n, (to, at) in enumerate(zip(store.indices, value.indices, strict=True)):
+        if n == axis and isinstance(at, tirx.Add) and isinstance(at.b, tirx.IntImm):
+            offset, at = int(at.b), at.a
+        if not isinstance(to, tirx.Var) or not to.same_as(at):
+            return None
+    return offset

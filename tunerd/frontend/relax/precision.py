@@ -9,7 +9,8 @@ operands, summed in fp32, is what tensor cores compute. Nothing else decides wha
 - what has few values, as means, variances, the features before the last layer and the scores after
   it: their bytes are nothing, and their digits matter; unless they only become a part of many;
 - weights with one dimension, as biases and scales, and those that 16 bits cannot hold;
-- results of kernels with several, and all that is no fp32.
+- results of kernels with several, unless these are what it only cuts a tensor into, and all that
+  is no fp32.
 """
 
 from __future__ import annotations
@@ -81,14 +82,38 @@ class _Plan:
                     self._wide[var] = _FEW
             elif _is_view(value):
                 self._root[var] = self._root_of(value.args[0])
-            else:  # a tuple, a field of one, another name of an output
+            elif isinstance(value, relax.TupleGetItem):
+                self._root[var] = var
+            else:  # a tuple, another name of an output
                 self._root[var] = var
                 self._wide.setdefault(var, "used as it is")
                 for used in _variables(value):
                     self._keep(used, "an output of the model, or used as it is")
         for used in _variables(self._main.body.body):
             self._keep(used, "an output of the model")
+        self._store_fields()
         self._round_what_is_joined()
+
+    def _store_fields(self) -> None:
+        """Store all pieces of a tensor as it is stored, and fields of other tuples as they are."""
+        from tvm import relax
+
+        from tunerd.frontend.relax.joins import cut_by
+
+        values = {b.var: b.value for b in self._bindings()}
+        fields: dict[Any, list[Any]] = {}
+        for var, value in values.items():
+            if isinstance(value, relax.TupleGetItem):
+                fields.setdefault(value.tuple_value, []).append(var)
+        for whole, pieces in fields.items():
+            call: Any = values.get(whole)
+            is_cut = _is_kernel(call) and cut_by(self._mod[call.args[0]]) is not None
+            is_kept = not is_cut or any(piece in self._wide for piece in pieces)
+            if is_kept or self._stored(call.args[1][0]) != self._dtype:
+                for piece in pieces:
+                    self._keep(piece, "used as it is")
+            else:
+                del self._wide[whole]
 
     def _round_what_is_joined(self) -> None:
         """Round few values where they are made that nothing but a concatenation reads.
@@ -163,7 +188,10 @@ class _Plan:
         gvar, arguments = value.args[0], list(value.args[1])
         several = not isinstance(var.ty, relax.TensorType)
         stored = [self._stored(a) for a in arguments]
-        results = [str(f.dtype) for f in var.ty.fields] if several else [self._stored(var)]
+        results = [self._stored(var)]
+        if several:
+            is_kept = var in self._wide
+            results = [str(f.dtype) if is_kept else self._dtype for f in var.ty.fields]
         function = self._function(gvar, (*stored, *results), builder, names, results=len(results))
         types = [
             relax.TensorType(t.shape, dtype)
