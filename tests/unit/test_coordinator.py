@@ -150,6 +150,52 @@ def test_the_first_batch_of_a_task_is_proposed_by_one_tuner() -> None:
     assert len(of_type(Propose, started(coordinator, tuners=3))) == 1
 
 
+def test_a_search_of_few_trials_reaches_every_task() -> None:
+    tasks = [task(f"t{i}", weight=1 + i % 4) for i in range(12)]
+    coordinator = Coordinator(tasks, Limits(trials=len(tasks) * BATCH // 2))
+    out = started(coordinator)
+    while not of_type(Finish, out):
+        match coordinator.workers["tuner-0"].work:
+            case Propose(task=of, count=count):
+                first = coordinator.tasks[of.task_id].committed
+                found = candidates(of, range(first, first + count))
+                out = coordinator.handle(Proposed("tuner-0", of.task_id, found, False))
+            case BuildThem(candidates=found):
+                out = coordinator.handle(
+                    BuildsEnded("tuner-0", tuple((c, build(c)) for c in found))
+                )
+        while isinstance(work := coordinator.workers["slice-0"].work, Measure):
+            ended = tuple((b.candidate, measured(1e-4)) for b in work.builds)
+            out += coordinator.handle(MeasurementsEnded("slice-0", ended))
+    assert not coordinator.unsearched()
+    assert {s.ended for s in coordinator.tasks.values()} == {BATCH // 2}
+
+
+def test_the_first_batch_of_a_task_comes_in_two_halves() -> None:
+    coordinator = Coordinator([CONV], Limits(trials=1000))
+    out, counts = started(coordinator, slices=0), []
+    while len(counts) < 4:
+        (asked,) = of_type(Propose, out)
+        first = sum(counts)
+        counts.append(asked.count)
+        found = candidates(CONV, range(first, first + asked.count))
+        out = coordinator.handle(Proposed("tuner-0", CONV.task_id, found, False))
+        while isinstance(work := coordinator.workers["tuner-0"].work, BuildThem):
+            ended = tuple((c, failed(Stage.BUILD, Kind.COMPILE)) for c in work.candidates)
+            out = coordinator.handle(BuildsEnded("tuner-0", ended))
+    assert counts == [BATCH // 2, BATCH // 2, BATCH, BATCH]
+
+
+def test_a_later_session_begins_with_the_task_that_has_no_trials() -> None:
+    known, fresh = task("known"), task("fresh")
+    coordinator = Coordinator([known, fresh], Limits(trials=1000))
+    ended = [(c, measured(1e-3)) for c in candidates(known, range(BATCH // 2))]
+    ended += [(default_candidate(t), measured(1e-3)) for t in (known, fresh)]
+    coordinator.restore(ended, [])
+    (work,) = of_type(Propose, coordinator.handle(WorkerJoined("tuner-0", "tuner")))
+    assert work.task == fresh
+
+
 def test_a_third_batch_of_a_task_waits_for_what_the_first_two_taught() -> None:
     coordinator = Coordinator([CONV], Limits(trials=1000))
     (first,) = of_type(Propose, started(coordinator, tuners=24))

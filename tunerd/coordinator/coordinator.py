@@ -217,7 +217,7 @@ class Coordinator:
         source.exhausted = source.exhausted or event.exhausted
         source.message = event.message or source.message
         self._count_proposing(state, source, -1)
-        state.proposed(source)
+        state.proposed(source, asked.count)
         fresh = tuple(c for c in event.candidates if self._open(c))
         self._training_rows[source.name].opened(fresh, event)
         if fresh:
@@ -420,7 +420,7 @@ class Coordinator:
         source = None if state is None else state.next_source()
         if state is None or source is None:
             return False
-        count = min(count, state.room(BATCH))
+        count = min(count, source.next_count, state.room(BATCH))
         island = worker.islands.setdefault(state.task.task_id, {})
         results = source.results.since(island.get(source.name, 0))
         island[source.name] = source.results.count

@@ -10,6 +10,7 @@ from tunerd.coordinator.isolation import MAX_ATTEMPTS
 from tunerd.coordinator.results import MAX_RESULTS, Results
 from tunerd.vocabulary import METASCHEDULE
 
+_FIRST_HALF = BATCH // 2  # of its first batch, so that a short search reaches every task
 _WINDOW = 3  # batches that the recent gain is taken over, as in MetaSchedule's task scheduler
 # For MetaSchedule, where another source has found something already. Of 480 tasks of six models at
 # shares of an H100 that templates and MetaSchedule both searched, it found the faster kernel in 18,
@@ -30,7 +31,7 @@ class SourceState:
     open: set[str] = field(default_factory=set)  # trials proposed and not ended
     proposing: int = 0
     lost_proposals: int = 0  # tuners that were lost in its search
-    batches: int = 0
+    batches: float = 0.0  # that it was asked for and has answered; the first comes in two halves
     best_after_batch: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW + 1))
     exhausted: bool = False
     message: str = ""
@@ -47,6 +48,11 @@ class SourceState:
         return under_way <= BATCH + self.ended // 8
 
     @property
+    def next_count(self) -> int:
+        """How many candidates it is asked for next: halves of its first batch, then batches."""
+        return BATCH if self.batches >= 1 else _FIRST_HALF
+
+    @property
     def is_of_use(self) -> bool:
         """Whether it has found something, or is about to: it is asked, or is measured."""
         return self.best_secs is not None or bool(self.open) or self.proposing > 0
@@ -60,8 +66,8 @@ class SourceState:
         batch brought over the default says nothing of the next.
 
         A source that lags behind `least_secs`, the best of all sources of the task, gains less. It
-        may lag by _REACH at first, which shrinks with its batches: what lags further saves less
-        than nothing, and is asked when the others have no more.
+        may lag by _REACH after its first batch, and by twice that after half of it; what lags
+        further saves less than nothing, and is asked when the others have no more.
 
         is_first: no other source of the task has found something, or is about to.
         """

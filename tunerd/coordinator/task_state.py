@@ -159,15 +159,15 @@ class TaskState:
         if not source.open:
             self.note_best(source)
 
-    def proposed(self, source: SourceState) -> None:
-        """Count a batch of a source, with what its batches before this one have brought."""
-        source.batches += 1
+    def proposed(self, source: SourceState, count: int) -> None:
+        """Count what a source was asked for, with what its batches before this have brought."""
+        source.batches += count / BATCH
         self.note_best(source)
 
     def restored(self) -> None:
         """Begin the histories anew, of what an earlier session measured."""
         for source in self.sources.values():
-            source.batches = source.ended // BATCH
+            source.batches = source.ended / BATCH
             source.best_after_batch.clear()
             # A guess in it would look like a loss as soon as the first batch is measured.
             self.note_best(source)
