@@ -1,9 +1,9 @@
-"""Sums of products of 8 bits on AVX-512 VNNI: how they are cut, and the schedule of a cut.
+"""Sums of products in the vector registers of a CPU: how they are cut, and the schedule of a cut.
 
 A tile of sums stays in registers while the whole depth is added to it: some rows, in one or two
-dimensions, times some vectors of 16 columns. For four of the depth, each vector of weights is
-loaded once for all rows, and each row's four bytes are spread over a register once for all vectors.
-What follows the sums, such as a bias or a rescaling, is computed of a tile as it is stored.
+dimensions, times some vectors of columns. For each step of the depth, each vector of weights is
+loaded once for all rows, and each row's value is spread over a register once for all vectors. What
+follows the sums, such as a bias or a rescaling, is computed of a tile as it is stored.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.nests.blocks import REDUCE, blocks_of
-from tunerd.candidates.vnni.intrinsic import register_intrinsic
-from tunerd.vocabulary.model import INTEGER_PRODUCTS, STAGED, VNNI_GROUP, VNNI_LANES
+from tunerd.candidates.registers.units import Unit
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
-_REGISTERS = 31  # of 32, for sums, weights, and the four bytes of a row
 _MOST_ROWS, _MOST_VECTORS = 16, 16
 _L1_BYTES, _L2_BYTES = 32 << 10, 1 << 20
+_L1_WAYS, _PAGE_BYTES = 8, 4096  # a way of the L1 cache is a page, on x86-64
+_CROWDED = 1.3  # times as long, where the rows of a tile displace each other there
 _L2_BYTES_PER_CYCLE, _L3_BYTES_PER_CYCLE = 40.0, 16.0
 _LATENCY = 5.0  # cycles until a sum can be added to again
 _HERTZ = 3.5e9
@@ -36,87 +36,110 @@ class Cut:
 
     height: int  # rows of a tile in the last but one dimension of the rows
     width: int  # and in the last one
-    vectors: int  # of 16 columns
+    vectors: int  # of columns
     columns_outside: int  # 1: all rows for some columns, then the next columns; 0: the other way
     fused: int  # 1: what follows is computed tile by tile; 0: behind all sums
 
 
 @dataclass(frozen=True)
-class Dots:
+class Sums:
     """A task that has one block of such sums."""
 
+    unit: Unit
+    sums: str  # the block
     rows: tuple[int, ...]  # of the sums, without columns
+    apart: tuple[bool, ...]  # of each of these dimensions: whether each has weights of its own
     columns: int
     taps: tuple[int, ...]  # the reduction's loops, without the depth
     depth: int
-    aside: tuple[str, ...]  # blocks that prepare what the epilogue reads
+    staged: tuple[str, ...]  # blocks that pad or move what the sums read, computed before
+    aside: tuple[str, ...]  # blocks that prepare what the epilogue reads, or only name what is read
     epilogue: tuple[str, ...]  # blocks behind the sums, in order, element by element
     others: tuple[str, ...]  # and behind those
-    is_staged: bool
     cores: int
 
     @classmethod
-    def of(cls, mod: IRModule, cores: int) -> Dots:
+    def of(cls, mod: IRModule, unit: Unit, cores: int) -> Sums:
         """Read a task's module; raises ValueError where it is none."""
-        blocks = [block for block, _ in blocks_of(mod["main"])]
-        names = [str(b.name_hint) for b in blocks]
-        if names.count(INTEGER_PRODUCTS) != 1:
-            raise ValueError("it has no products of 8 bits")
-        place = names.index(INTEGER_PRODUCTS)
+        function = mod["main"]
+        blocks = [block for block, _ in blocks_of(function)]
+        place = unit.find(blocks, function.params)
         block = blocks[place]
+        names = [str(b.name_hint) for b in blocks]
+        read = {region.source for region in block.reads}
+        staged: list[str] = []
+        aside: list[Any] = []
+        for each in blocks[:place]:
+            if each.writes[0].source in read and unit.is_staged(each):
+                staged.append(str(each.name_hint))
+            else:
+                aside.append(each)
         derived = {block.writes[0].source}
-        aside: list[Any] = [each for each in blocks[:place] if each.name_hint != STAGED]
-        extents = [int(v.dom.extent) for v in block.iter_vars]
-        is_sum = [int(v.iter_type) == REDUCE for v in block.iter_vars]
-        spatial = [e for e, s in zip(extents, is_sum, strict=True) if not s]
-        depth = [e for e, s in zip(extents, is_sum, strict=True) if s]
         epilogue: list[str] = []
         others: list[str] = []
+        spatial = [v for v in block.iter_vars if int(v.iter_type) != REDUCE]
+        extents = [int(v.dom.extent) for v in spatial]
+        depth = [int(v.dom.extent) for v in block.iter_vars if int(v.iter_type) == REDUCE]
         for each in blocks[place + 1 :]:
             own = [int(v.dom.extent) for v in each.iter_vars]
-            if not any(read.source in derived for read in each.reads):
+            if not any(region.source in derived for region in each.reads):
                 aside.append(each)
                 continue
             derived.add(each.writes[0].source)
-            if others or own != spatial or not _is_elementwise(each):
+            if others or own != extents or not _is_elementwise(each):
                 others.append(str(each.name_hint))
             else:
                 epilogue.append(str(each.name_hint))
-        if any(each.init is not None for each in aside):
+        if any(b.init is not None for b in blocks if b is not block):
             raise ValueError("it reduces something else beside its products")
         return cls(
-            tuple(spatial[:-1]), spatial[-1], tuple(depth[:-1]), depth[-1],
-            tuple(str(each.name_hint) for each in aside), tuple(epilogue), tuple(others),
-            STAGED in names, cores,
-        )  # fmt: skip
+            unit=unit.fitting(extents[-1]),
+            sums=names[place],
+            rows=tuple(extents[:-1]),
+            apart=unit.apart(block, spatial[:-1]),
+            columns=extents[-1],
+            taps=tuple(depth[:-1]),
+            depth=depth[-1],
+            staged=tuple(staged),
+            aside=tuple(str(each.name_hint) for each in aside),
+            epilogue=tuple(epilogue),
+            others=tuple(others),
+            cores=cores,
+        )
 
     @cached_property
     def steps(self) -> int:
         """The instructions that are added to one vector of sums."""
-        return math.prod(self.taps) * self.depth // VNNI_GROUP
+        return math.prod(self.taps) * self.depth // self.unit.group
 
     def tiles(self) -> Iterator[Cut]:
-        high, wide = ([1, 1, *self.rows])[-2:]
+        whole = [1 if apart else rows for rows, apart in zip(self.rows, self.apart, strict=True)]
+        high, wide = ([1, 1, *whole])[-2:]
         for height, width in itertools.product(_divisors(high), _divisors(wide)):
             if height * width > _MOST_ROWS:
                 continue
-            for vectors in _divisors(self.columns // VNNI_LANES):
-                if vectors > _MOST_VECTORS or height * width * vectors + vectors > _REGISTERS:
+            for vectors in _divisors(self.columns // self.unit.lanes):
+                used = height * width * vectors + vectors
+                if vectors > _MOST_VECTORS or used > self.unit.registers:
                     continue
-                for outside, fused in itertools.product((0, 1), (0, 1) if self.epilogue else (1,)):
+                apart = (0, 1) if self.epilogue and self.unit.may_store_apart else (1,)
+                for outside, fused in itertools.product((0, 1), apart):
                     yield Cut(height, width, vectors, outside, fused)
 
     def estimated_secs(self, tile: Cut, sms: float) -> float:
         """Return a rough time on the task's cores: what is issued, or what is loaded."""
+        unit = self.unit
         rows, sums = tile.height * tile.width, tile.height * tile.width * tile.vectors
         step = max(float(sums), (rows + tile.vectors) / 2, _LATENCY)
-        tiles = math.prod(self.rows) / rows * self.columns / (tile.vectors * VNNI_LANES)
+        tiles = math.prod(self.rows) / rows * self.columns / (tile.vectors * unit.lanes)
+        if rows > _L1_WAYS * _PAGE_BYTES // math.gcd(self.depth * unit.value_bytes, _PAGE_BYTES):
+            step *= _CROWDED
         # Behind the depth each vector of sums is rescaled, rounded and stored.
         cycles = tiles * (self.steps * step + 12.0 * sums + 20.0)
         if not tile.fused:
-            cycles += math.prod(self.rows) * self.columns / VNNI_LANES * 8.0
-        panel = self.steps * VNNI_GROUP * VNNI_LANES * tile.vectors  # weights of a tile
-        weights = panel * self.columns / (tile.vectors * VNNI_LANES)
+            cycles += math.prod(self.rows) * self.columns / unit.lanes * 8.0
+        panel = self.steps * unit.vector_bytes * tile.vectors  # weights of a tile
+        weights = panel * self.columns / (tile.vectors * unit.lanes)
         far = weights if not tile.columns_outside else panel
         bandwidth = _L2_BYTES_PER_CYCLE if far <= _L2_BYTES else _L3_BYTES_PER_CYCLE
         loaded = tiles * panel / bandwidth if far > _L1_BYTES else 0.0
@@ -159,39 +182,39 @@ def _divisors(of: int) -> list[int]:
 class _Scheduling:
     """Applies a cut to a schedule."""
 
-    def __init__(self, schedule: Any, dots: Dots, cut: Cut) -> None:
-        self._s, self._dots, self._cut = schedule, dots, cut
+    def __init__(self, schedule: Any, sums: Sums, cut: Cut) -> None:
+        self._s, self._of, self._cut, self._unit = schedule, sums, cut, sums.unit
 
     def run(self) -> None:
-        s, dots = self._s, self._dots
-        sums = s.get_sblock(INTEGER_PRODUCTS)
-        behind = [*dots.epilogue, *dots.others]
-        is_fused = bool(dots.epilogue and self._cut.fused)
+        s, of = self._s, self._of
+        sums = s.get_sblock(of.sums)
+        behind = [*of.epilogue, *of.others]
+        is_fused = bool(of.epilogue and self._cut.fused)
         # What is computed by itself, tile by tile or at the end, has all before it in it.
-        kept = {*behind[-1:], *([dots.epilogue[-1]] if is_fused else [])}
-        for name in (*dots.aside, *behind):
+        kept = {*behind[-1:], *([of.epilogue[-1]] if is_fused else [])}
+        for name in (*of.aside, *behind):
             if name not in kept:
                 s.compute_inline(s.get_sblock(name))
         if is_fused:
-            last = s.get_sblock(dots.epilogue[-1])
+            last = s.get_sblock(of.epilogue[-1])
             tile, stored = self._tiled(last)
             s.compute_at(sums, tile, preserve_unit_loops=True)
             self._store(stored)
             loops = s.get_loops(sums)[-len(s.get(sums).iter_vars) :]
         else:
             _, loops = self._tiled(sums)
-        self._sums(sums, loops, len(dots.rows) + 1)
-        if behind and not (is_fused and kept == {dots.epilogue[-1]}):
+        self._sums(sums, loops, len(of.rows) + 1)
+        if behind and not (is_fused and kept == {of.epilogue[-1]}):
             self._at_root(s.get_sblock(behind[-1]))
-        if dots.is_staged:
-            self._at_root(s.get_sblock(STAGED))
+        for name in of.staged:
+            self._at_root(s.get_sblock(name))
 
     def _tiled(self, block: Any) -> tuple[Any, list[Any]]:
         """Cut a block's spatial loops; return the loop around a tile, and those inside of it.
 
         Inside are rows of the last two dimensions, vectors, and then what the block reduces.
         """
-        s, cut, rank = self._s, self._cut, len(self._dots.rows)
+        s, cut, rank = self._s, self._cut, len(self._of.rows)
         loops = s.get_loops(block)
         rows, columns, reduced = loops[:rank], loops[rank], loops[rank + 1 :]
         outer, inner = [], []
@@ -200,33 +223,40 @@ class _Scheduling:
             whole, part = s.split(loop, [None, size])
             outer.append(whole)
             inner.append(part)
-        panel, inside = s.split(columns, [None, cut.vectors * VNNI_LANES])
+        panel, inside = s.split(columns, [None, cut.vectors * self._unit.lanes])
         around = [panel, *outer] if cut.columns_outside else [*outer, panel]
         s.reorder(*around, *reduced, *inner, inside)
         fused = s.fuse(*around)
-        if self._dots.cores > 1:
+        if self._of.cores > 1:
             s.parallel(fused)
         return fused, [*inner, inside, *reduced]
 
     def _sums(self, block: Any, loops: Sequence[Any], spatial: int) -> None:
-        s = self._s
+        s, unit = self._s, self._unit
         inner, columns, reduced = loops[: spatial - 1], loops[spatial - 1], loops[spatial:]
-        vectors, lanes = s.split(columns, [None, VNNI_LANES])
-        outside, group = s.split(reduced[-1], [None, VNNI_GROUP])
-        s.reorder(*reduced[:-1], outside, *inner, vectors, lanes, group)
+        vectors, lanes = s.split(columns, [None, unit.lanes])
+        *taps, depth = reduced
+        group = []
+        if unit.intrinsic is None:
+            s.vectorize(lanes)
+        else:
+            depth, of_four = s.split(depth, [None, unit.group])
+            group = [of_four]
+        s.reorder(*taps, depth, *inner, vectors, lanes, *group)
         for loop in (*inner, vectors):
             s.unroll(loop)
-        start = s.decompose_reduction(block, reduced[0] if len(reduced) > 1 else outside)
+        start = s.decompose_reduction(block, taps[0] if taps else depth)
         own = s.get_loops(start)
         s.vectorize(own[-1])
         for loop in own[-1 - spatial : -1]:
             s.unroll(loop)
-        s.tensorize(lanes, register_intrinsic())
+        if unit.intrinsic is not None:
+            s.tensorize(lanes, unit.intrinsic())
 
     def _store(self, loops: Sequence[Any]) -> None:
         """Store a tile by vectors."""
         s = self._s
-        vectors, lanes = s.split(loops[-1], [None, VNNI_LANES])
+        vectors, lanes = s.split(loops[-1], [None, self._unit.lanes])
         s.vectorize(lanes)
         for loop in (*loops[:-1], vectors):
             s.unroll(loop)
@@ -236,10 +266,10 @@ class _Scheduling:
         s = self._s
         *outer, last = s.get_loops(block)
         size = int(s.get(last).extent)
-        width = next((w for w in (64, 32, 16, 8, 4) if size % w == 0), 0)
-        if width:
+        width = next((w for w in (64, 32, 16, 8, 4, size) if size % w == 0 and w <= 64), 0)
+        if width > 1:
             around, lanes = s.split(last, [None, width])
             s.vectorize(lanes)
             outer.append(around)
-        if self._dots.cores > 1 and outer:
+        if self._of.cores > 1 and outer:
             s.parallel(s.fuse(*outer))
