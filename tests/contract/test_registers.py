@@ -7,19 +7,27 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
-from tests.lib.build_fixtures import built, conv_task, random_inputs
+import tunerd
+from tests.lib.artifact_fixtures import model_of
+from tests.lib.build_fixtures import built, conv_task
+from tests.lib.models import floats
+from tunerd.artifacts.compile import compile_artifact
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates.base import BATCH, SearchSettings
-from tunerd.candidates.registers.source import TEMPLATE, FmaSource, Recipe
+from tunerd.candidates.registers.source import PACKED, TEMPLATE, FmaSource, Recipe
 from tunerd.candidates.registers.sums import Sums
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.tasks import extract_tasks
+from tunerd.runs.finals.verify import verify
 from tunerd.system.targets import cpu_target_json
 from tunerd.testing.kernels import matmul_task, task_of
+from tunerd.testing.sources import ran
 from tunerd.vocabulary import (
     FMA,
     Candidate,
@@ -28,6 +36,7 @@ from tunerd.vocabulary import (
     candidate_id,
     default_candidate,
 )
+from tunerd.vocabulary.verdict import Verdict
 
 SOURCE = FmaSource()
 
@@ -82,14 +91,10 @@ TASKS: dict[str, Callable[[TargetSpec], Task]] = {
 }
 
 
-def result_of(task: Task, candidate: Candidate, folder: Path) -> np.ndarray[Any, Any]:
-    path = folder / f"{candidate.candidate_id}.so"
-    path.write_bytes(built(build_candidate(task, candidate)).library)
-    tvm = load_tvm()
-    output = tvm.runtime.empty(task.args[-1].shape, task.args[-1].dtype)
-    given = map(tvm.runtime.tensor, random_inputs(task).values())
-    tvm.runtime.load_module(str(path))["main"](*given, output)
-    return np.asarray(output.numpy())
+def result_of(task: Task, candidate: Candidate, folder: Path) -> np.ndarray:
+    own = folder / candidate.candidate_id
+    own.mkdir()
+    return np.asarray(ran(built(build_candidate(task, candidate)), task, own))
 
 
 def sums_of(task: Task) -> Sums:
@@ -100,14 +105,52 @@ def sums_of(task: Task) -> Sums:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_each_way_to_cut_computes_what_the_default_does(name: str, tmp_path: Path) -> None:
-    task = TASKS[name](cpu_target_json(2))
-    cuts = list(sums_of(task).tiles())
+    task = replace(TASKS[name](cpu_target_json(2)), weight_args=(1,))
+    templates = SOURCE.templates_of(task)
+    assert not isinstance(templates, str)
     right = result_of(task, default_candidate(task), tmp_path)
-    for cut in {*random.Random(3).sample(cuts, min(5, len(cuts))), min(cuts), max(cuts)}:
-        recipe = Recipe(TEMPLATE, cut).text
-        name_of = candidate_id(task.task_id, recipe, source=FMA)
-        got = result_of(task, Candidate(task.task_id, name_of, FMA, recipe), tmp_path)
-        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
+    for template, sums in templates.items():
+        cuts = list(sums.tiles())
+        for cut in {*random.Random(3).sample(cuts, min(4, len(cuts))), min(cuts), max(cuts)}:
+            recipe = Recipe(template, cut).text
+            name_of = candidate_id(task.task_id, recipe, source=FMA)
+            candidate = Candidate(task.task_id, name_of, FMA, recipe)
+            got = result_of(task, candidate, tmp_path)
+            np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_the_model_computes_are_not_packed() -> None:
+    task = matmul_task(cpu_target_json(2))
+    assert set(SOURCE.templates_of(task)) == {TEMPLATE}
+    assert set(SOURCE.templates_of(replace(task, weight_args=(1,)))) == {TEMPLATE, PACKED}
+    assert set(SOURCE.templates_of(replace(task, weight_args=(1,), tenants=2))) == {TEMPLATE}
+
+
+def test_a_model_takes_its_weights_packed(tmp_path: Path) -> None:
+    weights = {"w": floats(32, 8, 3, 3, seed=1) / 9, "v": floats(4, 32, 1, 1, seed=2) / 6}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "v"], ["y"]),
+    ]
+    shapes = {"x": (1, 8, 6, 6)}, {"y": (1, 4, 6, 6)}
+    model = model_of(nodes, weights, inputs=shapes[0], outputs=shapes[1])
+    target = cpu_target_json(2)
+    lowered = lower(model, target)
+    tasks = extract_tasks(lowered, target)
+    winners = {}
+    for task in tasks:
+        if SOURCE.takes(task) is None:
+            found = SOURCE.search(SearchSettings(seed=0, threads=1)).propose(task, 100).candidates
+            winners[task.task_id] = next((c for c in found if PACKED in c.recipe), found[0])
+    assert len(winners) == 2
+    folder = tmp_path / "a"
+    compile_artifact(lowered, tasks, winners, target, folder, model=model, pct=50)
+    session = tunerd.load(folder)
+    found = verify(lambda inputs: dict(session(*inputs.values())), model)
+    assert found.verdict is Verdict.RIGHT, found.message
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["weights"] == ["weight_1", "weight_0_3x3x8x2x16_30124"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from types import MappingProxyType
 
 from tunerd.candidates.base import (
@@ -23,14 +24,14 @@ from tunerd.vocabulary import FMA, VNNI, TargetSpec, Task
 from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
 _CACHED_TASKS = 512
-TEMPLATE = "dots"
+TEMPLATE, PACKED = "dots", "packed"
 
 
 class Recipe(TemplateRecipe):
     """A recipe of these sources."""
 
     VERSION = 1
-    CUTS = MappingProxyType({TEMPLATE: Cut})
+    CUTS = MappingProxyType({TEMPLATE: Cut, PACKED: Cut})
 
 
 class RegistersSource(CandidateSource):
@@ -48,7 +49,8 @@ class RegistersSource(CandidateSource):
         templates = self.templates_of(task)
         if isinstance(templates, str):
             raise ValueError(templates)
-        return LoweredKernel(templates[parsed.template].scheduled(module_of(task), parsed.cut))
+        sums, cut = templates[parsed.template], parsed.cut
+        return LoweredKernel(sums.scheduled(module_of(task), cut), layouts=sums.layouts(cut))
 
     def search(self, settings: SearchSettings) -> Search:
         return TemplateSearch(TemplateFamily(self.name, Recipe, self.templates_of), settings)
@@ -59,7 +61,13 @@ class RegistersSource(CandidateSource):
             return f"{self.name.upper()} is a CPU's"
         if self.name == VNNI and INTEGER_PRODUCTS not in task.mod_json:
             return "it has no products of 8 bits"
-        return _templates(self.name, task.mod_json, task.target.json)
+        sums = _sums(self.name, task.mod_json, task.target.json)
+        if isinstance(sums, str):
+            return sums
+        # The weights of several models lie as each has them, for all numbers of lanes alike.
+        may_pack = sums.weights and sums.weights[0] in task.weight_args and task.tenants == 1
+        packed = {PACKED: replace(sums, is_packed=True)} if may_pack else {}
+        return {TEMPLATE: sums, **packed}
 
 
 class VnniSource(RegistersSource):
@@ -75,13 +83,12 @@ class FmaSource(RegistersSource):
 
 
 @functools.lru_cache(_CACHED_TASKS)
-def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Sums] | str:
+def _sums(name: str, mod_json: str, target_json: str) -> Sums | str:
     import tvm
 
     target = json.loads(target_json)
     try:
         unit = units.vnni() if name == VNNI else units.fma(tvm.target.Target(target))
-        sums = Sums.of(tvm.ir.load_json(mod_json), unit, int(target.get("num-cores", 1)))
+        return Sums.of(tvm.ir.load_json(mod_json), unit, int(target.get("num-cores", 1)))
     except ValueError as error:
         return str(error)
-    return {TEMPLATE: sums}

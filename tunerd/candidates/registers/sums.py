@@ -16,13 +16,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.nests.blocks import REDUCE, blocks_of
-from tunerd.candidates.registers.units import Unit
+from tunerd.candidates.registers.units import Unit, is_shifted
+from tunerd.vocabulary import Layout
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
 _MOST_ROWS, _MOST_VECTORS = 16, 16
 _L1_BYTES, _L2_BYTES = 32 << 10, 1 << 20
+_L2_WAYS = 8
 _L1_WAYS, _PAGE_BYTES = 8, 4096  # a way of the L1 cache is a page, on x86-64
 _CROWDED = 1.3  # times as long, where the rows of a tile displace each other there
 _L2_BYTES_PER_CYCLE, _L3_BYTES_PER_CYCLE = 40.0, 16.0
@@ -57,6 +59,9 @@ class Sums:
     epilogue: tuple[str, ...]  # blocks behind the sums, in order, element by element
     others: tuple[str, ...]  # and behind those
     cores: int
+    row_bytes: int  # from what one row reads to what the next one does
+    weights: tuple[int, tuple[int, ...]] | None = None  # which parameter, and its shape, by columns
+    is_packed: bool = False  # the weights of each panel of columns lie in one piece
 
     @classmethod
     def of(cls, mod: IRModule, unit: Unit, cores: int) -> Sums:
@@ -105,6 +110,8 @@ class Sums:
             epilogue=tuple(epilogue),
             others=tuple(others),
             cores=cores,
+            row_bytes=unit.row_bytes(block, spatial[:-1]),
+            weights=unit.weights(block, function.params),
         )
 
     @cached_property
@@ -122,6 +129,8 @@ class Sums:
                 used = height * width * vectors + vectors
                 if vectors > _MOST_VECTORS or used > self.unit.registers:
                     continue
+                if self.is_packed and vectors * self.unit.lanes == self.columns:
+                    continue  # the only panel lies in one piece as it is
                 apart = (0, 1) if self.epilogue and self.unit.may_store_apart else (1,)
                 for outside, fused in itertools.product((0, 1), apart):
                     yield Cut(height, width, vectors, outside, fused)
@@ -132,7 +141,7 @@ class Sums:
         rows, sums = tile.height * tile.width, tile.height * tile.width * tile.vectors
         step = max(float(sums), (rows + tile.vectors) / 2, _LATENCY)
         tiles = math.prod(self.rows) / rows * self.columns / (tile.vectors * unit.lanes)
-        if rows > _L1_WAYS * _PAGE_BYTES // math.gcd(self.depth * unit.value_bytes, _PAGE_BYTES):
+        if rows > _L1_WAYS * _PAGE_BYTES // math.gcd(self.row_bytes, _PAGE_BYTES):
             step *= _CROWDED
         # Behind the depth each vector of sums is rescaled, rounded and stored.
         cycles = tiles * (self.steps * step + 12.0 * sums + 20.0)
@@ -141,9 +150,20 @@ class Sums:
         panel = self.steps * unit.vector_bytes * tile.vectors  # weights of a tile
         weights = panel * self.columns / (tile.vectors * unit.lanes)
         far = weights if not tile.columns_outside else panel
-        bandwidth = _L2_BYTES_PER_CYCLE if far <= _L2_BYTES else _L3_BYTES_PER_CYCLE
+        bandwidth = _L2_BYTES_PER_CYCLE if far <= self._kept_bytes(tile) else _L3_BYTES_PER_CYCLE
         loaded = tiles * panel / bandwidth if far > _L1_BYTES else 0.0
         return max(cycles, loaded) / _HERTZ / max(1, self.cores)
+
+    def _kept_bytes(self, tile: Cut) -> int:
+        """Return how much of a panel of weights the L2 cache keeps.
+
+        Where rows of weights are a power of two apart, few of its sets have room for them.
+        """
+        if self.is_packed or self.weights is None:
+            return _L2_BYTES
+        way, apart = _L2_BYTES // _L2_WAYS, self.columns * self.unit.value_bytes
+        places = way // math.gcd(apart, way)
+        return min(_L2_BYTES, places * _L2_WAYS * tile.vectors * self.unit.vector_bytes)
 
     def features(self, tile: Cut, sms: float) -> tuple[float, ...]:
         sizes = (
@@ -153,6 +173,15 @@ class Sums:
         logs = [math.log2(s) for s in sizes]
         secs = math.log2(self.estimated_secs(tile, sms))
         return (*logs, float(tile.columns_outside), float(tile.fused), secs)
+
+    def layouts(self, cut: Cut) -> tuple[tuple[int, Layout], ...]:
+        """Return `LoweredKernel.layouts` of a cut."""
+        if not self.is_packed or self.weights is None:
+            return ()
+        number, (*before, columns) = self.weights
+        size, last = cut.vectors * self.unit.lanes, len(before)
+        panels = Layout((*before, columns // size, size), (last, *range(last), last + 1))
+        return ((number, panels),)
 
     def scheduled(self, mod: IRModule, cut: Cut) -> IRModule:
         """Return the module with its loops cut; raises what TVM raises for what is no cut of it."""
@@ -164,15 +193,14 @@ class Sums:
 
 
 def _is_elementwise(block: Any) -> bool:
-    """Whether a block stores at the places of its loops, in their order."""
+    """Whether a block stores at the places of its loops, in their order, or at equal distance."""
     from tvm import tirx
 
     store = block.body
     if not isinstance(store, tirx.BufferStore):
         return False
-    return [getattr(i, "name", "") for i in store.indices] == [
-        str(v.var.name) for v in block.iter_vars
-    ]
+    loops = [v.var for v in block.iter_vars]
+    return len(store.indices) == len(loops) and all(map(is_shifted, store.indices, loops))
 
 
 def _divisors(of: int) -> list[int]:
@@ -188,6 +216,8 @@ class _Scheduling:
     def run(self) -> None:
         s, of = self._s, self._of
         sums = s.get_sblock(of.sums)
+        if of.is_packed:
+            self._pack(sums)
         behind = [*of.epilogue, *of.others]
         is_fused = bool(of.epilogue and self._cut.fused)
         # What is computed by itself, tile by tile or at the end, has all before it in it.
@@ -208,6 +238,23 @@ class _Scheduling:
             self._at_root(s.get_sblock(behind[-1]))
         for name in of.staged:
             self._at_root(s.get_sblock(name))
+
+    def _pack(self, block: Any) -> None:
+        """Read the weights of a panel from one piece of memory: `Sums.layouts` says which."""
+        from tvm import tirx
+
+        s, size = self._s, self._cut.vectors * self._unit.lanes
+        own = s.get(block)
+        weights = own.body.value.b.b
+        place = next(i for i, r in enumerate(own.reads) if r.source.same_as(weights.source))
+
+        def panels(*axes: Any) -> list[Any]:
+            *before, column = axes
+            return [column // size, *before, column % size]
+
+        dtype = str(weights.indices[-1].ty.dtype)
+        layout = tirx.IndexMap.from_func(panels, ndim=len(weights.indices), index_dtype=dtype)
+        s.transform_layout(block, ("read", place), layout)
 
     def _tiled(self, block: Any) -> tuple[Any, list[Any]]:
         """Cut a block's spatial loops; return the loop around a tile, and those inside of it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -52,9 +53,29 @@ class Unit:
             raise ValueError(f"its {columns} columns fill no vectors")
         return replace(self, lanes=lanes)
 
+    def weights(self, block: Any, params: Sequence[Any]) -> tuple[int, tuple[int, ...]] | None:
+        """Return which parameter has the weights by columns, and its shape; None: another form."""
+        if self.intrinsic is not None:
+            return None
+        source = _operands(block)[1].source
+        number = next(i for i, param in enumerate(params) if param.same_as(source))
+        return number, tuple(int(extent) for extent in source.ty.shape)
+
+    def row_bytes(self, block: Any, rows: Sequence[Any]) -> int:
+        """Return the bytes from what one row of the sums reads to what the next one does."""
+        from tvm.sym import detect_linear_equation
+
+        read = _operands(block)[0]
+        extents = map(int, read.source.ty.shape)
+        place = functools.reduce(
+            lambda sum_, axis: sum_ * axis[1] + axis[0], zip(read.indices, extents, strict=True), 0
+        )
+        steps = [*detect_linear_equation(place, [rows[-1].var])] if rows else []
+        return int(steps[0]) * self.value_bytes if steps else 0
+
     def apart(self, block: Any, rows: Sequence[Any]) -> tuple[bool, ...]:
         """Say of each dimension of the rows whether weights are others along it."""
-        used = _variables(block.body.value.b.b.indices) if self.intrinsic is None else ()
+        used = _variables(_operands(block)[1].indices)
         return tuple(any(v.var.same_as(u) for u in used) for v in rows)
 
 
@@ -111,12 +132,28 @@ def _products(blocks: Sequence[Any], params: Sequence[Any]) -> int:
     reduced = [v for v in block.iter_vars if int(v.iter_type) == REDUCE]
     column = spatial[-1].var
     *before, last = weights.indices
-    is_by_columns = last.same_as(column) and store.indices[-1].same_as(column)
+    is_by_columns = last.same_as(column) and is_shifted(store.indices[-1], column)
     if not is_by_columns or any(v.same_as(column) for v in _variables([*before, *rows.indices])):
         raise ValueError("its columns are not those of its weights")
     if not reduced or not any(weights.source.same_as(param) for param in params):
         raise ValueError("its weights are computed by itself")
     return places[0]
+
+
+def _operands(block: Any) -> tuple[Any, Any]:
+    """Return what the sums of a block load: of the rows, and of the weights."""
+    product = block.body.value.b
+    left, right = (x.value if hasattr(x, "value") else x for x in (product.a, product.b))
+    return left, right
+
+
+def is_shifted(index: Any, var: Any) -> bool:
+    """Whether an index is a variable, or a variable and a constant."""
+    from tvm import tirx
+
+    if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm):
+        index = index.a
+    return bool(index.same_as(var))
 
 
 def _is_no_copy(block: Any) -> bool:
