@@ -19,7 +19,7 @@ from tests.lib.models import model
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates.base import BATCH, SearchSettings
-from tunerd.candidates.vnni.source import Recipe, VnniSource, templates_of
+from tunerd.candidates.registers.source import TEMPLATE, Recipe, VnniSource
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.frontend.relax import integers
 from tunerd.frontend.relax.lowering import Lowered, lower, make_target
@@ -303,14 +303,14 @@ def test_each_way_to_cut_computes_what_the_default_does(
     name: str, tmp_path: Path, target: TargetSpec
 ) -> None:
     for task in tasks_of(MODELS[name][0](), tmp_path, target):
-        templates = templates_of(task)
+        templates = VnniSource().templates_of(task)
         assert not isinstance(templates, str)
-        cuts = list(templates["dots"].tiles())
+        cuts = list(templates[TEMPLATE].tiles())
         sample = random.Random(3).sample(cuts, min(4, len(cuts)))
         can_run = vnni_target() is not None
         right = result_of(task, default_candidate(task), tmp_path) if can_run else None
         for cut in {*sample, max(cuts), replace(max(cuts), fused=0)}:
-            recipe = Recipe("dots", cut).text
+            recipe = Recipe(TEMPLATE, cut).text
             name_of = candidate_id(task.task_id, recipe, source="vnni")
             candidate = Candidate(task.task_id, name_of, "vnni", recipe)
             if right is None:
@@ -338,9 +338,9 @@ def test_proposals_are_unlike_and_end(tmp_path: Path, target: TargetSpec) -> Non
     while found := search.propose(task, BATCH).candidates:
         assert not seen & {c.recipe for c in found}
         seen |= {c.recipe for c in found}
-    templates = templates_of(task)
+    templates = VnniSource().templates_of(task)
     assert not isinstance(templates, str)
-    assert len(seen) == len(list(templates["dots"].tiles()))
+    assert len(seen) == len(list(templates[TEMPLATE].tiles()))
 
 
 def test_other_tasks_are_left_to_other_sources(tmp_path: Path, target: TargetSpec) -> None:

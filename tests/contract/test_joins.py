@@ -33,7 +33,8 @@ from tunerd.frontend.relax.joins import joins_of
 from tunerd.frontend.relax.lowering import Lowered, lower
 from tunerd.frontend.tasks import extract_tasks, like
 from tunerd.system.arrays import random_inputs
-from tunerd.vocabulary import METASCHEDULE, TRITON, Candidate, Model, TargetSpec, Task
+from tunerd.system.targets import cpu_target_json
+from tunerd.vocabulary import FMA, METASCHEDULE, TRITON, Candidate, Model, TargetSpec, Task
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -348,16 +349,20 @@ def test_a_model_without_its_splits_agrees_with_onnx_runtime(tmp_path: Path, nam
     require_right(tmp_path / "a", of)
 
 
+@pytest.mark.parametrize("source", [METASCHEDULE, FMA])
 @pytest.mark.parametrize("name", ["fire", "nested", "C2f", "cut again"])
-def test_a_winner_reaches_into_roots_by_its_own_schedule(tmp_path: Path, name: str) -> None:
+def test_a_winner_reaches_into_roots_by_its_own_schedule(
+    tmp_path: Path, name: str, source: str
+) -> None:
+    target = cpu_target_json(2) if source == FMA else LLVM
     of = loaded(tmp_path, (LEFT_OUT | CUT)[name][0])
-    lowered = lower(of, LLVM)
-    tasks = extract_tasks(lowered, LLVM)
-    winners = proposed(tasks, METASCHEDULE)
-    scheduled = schedule(lowered.mod, tasks, winners, LLVM)
+    lowered = lower(of, target)
+    tasks = extract_tasks(lowered, target)
+    winners = proposed(tasks, source)
+    scheduled = schedule(lowered.mod, tasks, winners, target)
     assert min(scheduled.hits[task_id] for task_id in winners) > 0
     assert not joining(lowered) & {v.name_hint for v, _ in scheduled.mod.functions_items()}
-    compiled(tmp_path / "a", of, LLVM, winners)
+    compiled(tmp_path / "a", of, target, winners)
     require_right(tmp_path / "a", of)
 
 

@@ -407,3 +407,27 @@ def test_the_time_of_a_build_follows_the_best_of_its_task(
 ) -> None:
     """20 s to load it are always there, and no more than 60 s for everything."""
     assert _limit_secs(best_secs) == pytest.approx(limit_secs)
+
+
+class Constant:
+    """A call that takes so long, as it says."""
+
+    calls = 1
+
+    def __init__(self, secs: float) -> None:
+        self._secs = secs
+
+    def sample(self) -> float:
+        return self._secs
+
+
+@pytest.mark.parametrize(
+    ("slow_secs", "samples"), [(20.0, 2), (0.9, MODEL.hopeless_after), (0.1, MODEL.hopeless_after)]
+)
+def test_what_takes_long_and_is_far_behind_is_sampled_twice(slow_secs: float, samples: int) -> None:
+    fast_secs = 0.1 if slow_secs > 0.1 else 0.001
+    ready = [Constant(slow_secs), Constant(fast_secs)]
+    slow, fast = sampling.interleaved(CpuDevice(CORES), ready, profile=MODEL, goes_on=lambda: None)
+    assert not isinstance(slow, Failure)
+    assert not isinstance(fast, Failure)
+    assert (len(slow[1]), len(fast[1])) == (samples, MODEL.max_samples)

@@ -38,13 +38,14 @@ from tunerd.coordinator.events import (
 from tunerd.libraries import naming, packages
 from tunerd.libraries.cudnn_graphs import Configuration
 from tunerd.slices import plan
-from tunerd.system.targets import cuda_target
+from tunerd.system.targets import cpu_target_json, cuda_target
 from tunerd.testing import SourceContract
 from tunerd.testing.kernels import built, matmul_task
 from tunerd.testing.sources import for_gpu, proposed
 from tunerd.vocabulary import (
     CUDNN,
     DEFAULT_SOURCE,
+    FMA,
     LIBRARIES,
     METASCHEDULE,
     VNNI,
@@ -107,7 +108,12 @@ class TestSources(SourceContract):
         """Return a task that the source takes: of this machine's CPU, another one or a GPU."""
         if source.name == CUDNN:
             return for_gpu(convolution(), cuda_target("9.0"))
-        known = (on_cpu, quantized_task(), for_gpu(on_cpu, cuda_target("9.0")))
+        known = (
+            on_cpu,
+            matmul_task(cpu_target_json(2)),
+            quantized_task(),
+            for_gpu(on_cpu, cuda_target("9.0")),
+        )
         return next((t for t in known if source.takes(t) is None), known[-1])
 
     @pytest.fixture
@@ -120,7 +126,7 @@ class TestSources(SourceContract):
 def test_candidates_compute_on_a_gpu_what_the_default_computes(name: str) -> None:
     if name in LIBRARIES and (lacking := packages.missing(name)):
         pytest.skip(lacking)
-    if name == VNNI:
+    if name in (FMA, VNNI):
         pytest.skip("its instructions are a CPU's")
     target = plan(SliceRequest("whole", 100)).target
     spawning = multiprocessing.get_context("spawn")  # nothing of ours may stay on a GPU

@@ -74,9 +74,10 @@ TVM_MODULES = {
     "candidates.metaschedule.access",
     "candidates.metaschedule.space",
     "candidates.metaschedule.tensor_cores",
-    "candidates.vnni.dots",
-    "candidates.vnni.intrinsic",
-    "candidates.vnni.source",
+    "candidates.registers.sums",
+    "candidates.registers.units",
+    "candidates.registers.intrinsic",
+    "candidates.registers.source",
     "frontend.tasks",
 }
 

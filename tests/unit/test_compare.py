@@ -50,10 +50,27 @@ def test_wide_noise_around_one_median_cannot_be_told() -> None:
 
 
 @pytest.mark.parametrize(("base", "new"), [(4, 40), (40, 4), (1, 1)])
-def test_fewer_than_five_samples_on_a_side_tell_nothing(base: int, new: int) -> None:
-    result = compare(noisy(9e-3, base, 1), noisy(1e-3, new, 2))
+def test_fewer_than_five_samples_on_a_side_tell_nothing_of_what_is_near(
+    base: int, new: int
+) -> None:
+    result = compare(noisy(1.9e-3, base, 1, 0.001), noisy(1e-3, new, 2, 0.001))
     assert result.verdict is Verdict.CANNOT_TELL
     assert result.ratio_low <= result.ratio <= result.ratio_high
+
+
+@pytest.mark.parametrize(("base", "new"), [(1, 20), (3, 3), (2, 4)])
+def test_what_may_be_chance_is_not_told_however_far_it_is(base: int, new: int) -> None:
+    assert compare([9.0] * base, [1.0] * new).verdict is Verdict.CANNOT_TELL
+
+
+def test_two_samples_tell_what_is_far_from_many() -> None:
+    slow, fast = [20.0, 21.0], noisy(1.0, 20, 1)
+    forward, backward = compare(slow, fast), compare(fast, slow)
+    assert forward.verdict is Verdict.FASTER
+    assert backward.verdict is Verdict.SLOWER
+    assert forward.ratio_low < forward.ratio < forward.ratio_high
+    assert compare([20.0, 1.0], fast).verdict is Verdict.CANNOT_TELL
+    assert compare(slow, fast, of=100).verdict is Verdict.CANNOT_TELL
 
 
 def test_pairs_see_through_a_drift_that_both_sides_share() -> None:

@@ -99,12 +99,9 @@ def compile_artifact(
     with written_beside(folder) as part:
         storage_bytes = _compile_library(scheduled, target, part / LIBRARY)
         casts = {n: narrowed(lowered.weights[o], t) for n, (o, t) in scheduled.casts.items()}
-        orders = {
-            n: np.ascontiguousarray(lowered.weights[o].transpose(axes))
-            for n, (o, axes) in scheduled.orders.items()
-        }
+        laid_out = {n: own.of(lowered.weights[o]) for n, (o, own) in scheduled.layouts.items()}
         kept = {n: w for n, w in lowered.weights.items() if n not in scheduled.gone}
-        weights = {**kept, **casts, **orders}
+        weights = {**kept, **casts, **laid_out}
         of_tenants: dict[str, Any] = {}
         if tenants is None:
             weights |= scheduled.counters

@@ -19,7 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tunerd.artifacts.manifest import COUNTERS
 from tunerd.candidates.base import ENTRY, LoweredKernel
-from tunerd.vocabulary import Arrays, TensorSpec
+from tunerd.vocabulary import Arrays, Layout, TensorSpec
 
 # The second has the tensor that it writes as its last argument.
 CALLS = ("relax.call_tir", IN_PLACE := "relax.call_tir_inplace")
@@ -33,8 +33,8 @@ class WithKernels:
     counters: Arrays = field(default_factory=dict)  # weights
     # Weights by name: which one they are, and in which type.
     casts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    # Likewise, with their axes in another order; those that nothing takes as they were are gone.
-    orders: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    # Likewise, in which layout; those that nothing takes as they were are gone.
+    layouts: Mapping[str, tuple[str, Layout]] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
 
 
@@ -47,12 +47,12 @@ def with_device_kernels(mod: IRModule, lowered: Mapping[GlobalVar, LoweredKernel
     mutate = _Calls(mod, {gvar.name_hint: kernel for gvar, kernel in lowered.items()}, var)
     main = mutate.visit_expr(mod["main"])
     cast = {str(v.name): (name, dtype) for (name, dtype), v in mutate.casts.items()}
-    ordered = {str(v.name): (name, axes) for (name, axes), v in mutate.orders.items()}
+    laid_out = {str(v.name): (name, own) for (name, own), v in mutate.layouts.items()}
     used = {str(v.name) for v in relax.analysis.free_vars(main.body)}
-    gone = frozenset(name for name, _ in ordered.values()) - used
-    if var is not None or cast or ordered:
+    gone = frozenset(name for name, _ in laid_out.values()) - used
+    if var is not None or cast or laid_out:
         params = [p for p in main.params if str(p.name) not in gone]
-        params += [*mutate.casts.values(), *mutate.orders.values()]
+        params += [*mutate.casts.values(), *mutate.layouts.values()]
         params += [] if var is None else [var]
         main = relax.Function(params, main.body, main.ret_ty, main.is_pure, main.attrs)
     mod = mutate.builder_.get()
@@ -60,7 +60,7 @@ def with_device_kernels(mod: IRModule, lowered: Mapping[GlobalVar, LoweredKernel
     for gvar in lowered:
         del mod[gvar]
     zeros = {COUNTERS: np.zeros(counters.shape, counters.dtype)} if counters else {}
-    return WithKernels(mod, zeros, cast, ordered, gone)
+    return WithKernels(mod, zeros, cast, laid_out, gone)
 
 
 def _counters(lowered: Mapping[GlobalVar, LoweredKernel]) -> TensorSpec | None:
@@ -102,7 +102,7 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         self._mod = mod
         self._weights = {str(p.name) for p in mod["main"].params}
         self.casts: dict[tuple[str, str], relax.Var] = {}  # of weights, by their names and types
-        self.orders: dict[tuple[str, tuple[int, ...]], relax.Var] = {}  # likewise, and axes
+        self.layouts: dict[tuple[str, Layout], relax.Var] = {}  # likewise, and layouts
         self._added: dict[str, GlobalVar] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -115,13 +115,15 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             return visited
         if name not in self._added:  # another variable: its type says other parameters
             function = _function(self._mod[name], kernel)
-            self._added[name] = self.builder_.add_func(function, f"{name}_{kernel.symbol}")
+            self._added[name] = self.builder_.add_func(
+                function, f"{name}_{kernel.symbol or 'packed'}"
+            )
         arguments = list(visited.args[1])
         written = [arguments.pop()] if call.op.name == IN_PLACE else []
         for number, dtype in kernel.casts:
             arguments[number] = self._cast(arguments[number], dtype)
-        for number, axes in kernel.orders:
-            arguments[number] = self._ordered(arguments[number], axes)
+        for number, layout in kernel.layouts:
+            arguments[number] = self._laid_out(arguments[number], layout)
         arguments += [self._counters for spec in kernel.scratch if _is_counter(spec)]
         results = [call.ty] + [
             relax.TensorType(spec.shape, spec.dtype)
@@ -148,14 +150,16 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
             )
         return self.casts[name, dtype]
 
-    def _ordered(self, value: relax.Expr, axes: tuple[int, ...]) -> relax.Expr:
-        """Return a weight with its axes in another order: one more weight, or else a kernel."""
+    def _laid_out(self, value: relax.Expr, layout: Layout) -> relax.Expr:
+        """Return a weight in another layout: one more weight, or else a kernel."""
         name = str(getattr(value, "name", ""))
         if name not in self._weights:
-            return self.builder_.emit_te(topi.transpose, value, axes)
-        if (name, axes) not in self.orders:
-            shape = [value.ty.shape[axis] for axis in axes]
-            self.orders[name, axes] = relax.Var(
-                f"{name}_{''.join(map(str, axes))}", relax.TensorType(shape, value.ty.dtype)
-            )
-        return self.orders[name, axes]
+            split = self.builder_.emit_te(topi.reshape, value, layout.split)
+            return self.builder_.emit_te(topi.transpose, split, layout.axes)
+        if (name, layout) not in self.layouts:
+            is_split = len(layout.split) > len(value.ty.shape)
+            parts = [name, *(["x".join(map(str, layout.split))] if is_split else [])]
+            own_name = "_".join([*parts, "".join(map(str, layout.axes))])
+            own_type = relax.TensorType(layout.shape, value.ty.dtype)
+            self.layouts[name, layout] = relax.Var(own_name, own_type)
+        return self.layouts[name, layout]

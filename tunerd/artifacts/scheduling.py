@@ -18,7 +18,7 @@ from tunerd.candidates.default import default_schedule
 from tunerd.errors import InputError, ModelError
 from tunerd.frontend.relax.joins import Joins, joins_of
 from tunerd.frontend.tasks import like
-from tunerd.vocabulary import Arrays, Candidate, LibraryCall, TargetSpec, Task
+from tunerd.vocabulary import Arrays, Candidate, Layout, LibraryCall, TargetSpec, Task
 
 if TYPE_CHECKING:
     from tvm.ir import GlobalVar, IRModule
@@ -37,7 +37,7 @@ class Scheduled:
     kernels: tuple[DeviceKernel, ...] = ()  # that TVM did not make
     counters: Arrays = field(default_factory=dict)  # weights that these add to the model's
     casts: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # and weights in other types
-    orders: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)  # of axes
+    layouts: Mapping[str, tuple[str, Layout]] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()  # weights that it takes no more
     calls: tuple[LibraryCall, ...] = ()
 
@@ -112,7 +112,7 @@ def _scheduled(
     foreign: dict[GlobalVar, LoweredKernel] = {}
     for each in covered:
         kernel = lowered[each.task.task_id]
-        if kernel.symbol:
+        if kernel.symbol or kernel.layouts:
             foreign[each.var] = kernel
         else:
             scheduled[each.var] = _scheduled_kernel(mod[each.var], kernel)
@@ -133,7 +133,7 @@ def _scheduled(
             mod, foreign = _for_tenants(mod, foreign, weights, tenants, tvm_target)
         made = with_device_kernels(mod, foreign) if foreign else WithKernels(mod)
         mod = default_schedule(made.mod, tvm_target)
-        added = (made.counters, made.casts, made.orders, made.gone)
+        added = (made.counters, made.casts, made.layouts, made.gone)
         return Scheduled(mod, hits, kernels, *added, calls)
     except ValueError as error:
         if placed.made_of:

@@ -118,10 +118,10 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
             task,
             candidate,
             module,
-            args=taken(task.args, lowered.casts, lowered.orders),
+            args=taken(task.args, lowered.casts, lowered.layouts),
             lowered=lowered,
             started=started,
-            rewritten=tuple((i, tuple(np.argsort(axes).tolist())) for i, axes in lowered.orders),
+            rewritten=_backwards(lowered),
         )
     mod = lowered.mod
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
@@ -130,7 +130,9 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
     from tunerd.builder.tenants import for_tenants
 
     target = tvm.target.Target(task.target.json)
-    rewritten = _rewritten(mod) if _LAYOUT_FREE in (mod[ENTRY].attrs or {}) else ()
+    rewritten = _backwards(lowered)
+    if _LAYOUT_FREE in (mod[ENTRY].attrs or {}):
+        rewritten += _rewritten(mod)
     # As MetaSchedule's builder does: the weights come in the layout that the schedule wants.
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     infos = ArgInfo.from_prim_func(mod[ENTRY])
@@ -197,6 +199,11 @@ def _linked(
         tenants=task.tenants,
         calls=lowered.calls,
     )
+
+
+def _backwards(lowered: LoweredKernel) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return `Build.rewritten` of the layouts that a kernel wants."""
+    return tuple((i, tuple(np.argsort(x.axes).tolist())) for i, x in lowered.layouts)
 
 
 def _rewritten(mod: IRModule) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tunerd.vocabulary import (
     Candidate,
+    Layout,
     LibraryCall,
     Proposal,
     Result,
@@ -69,8 +70,7 @@ class LoweredKernel:
     scratch: tuple[TensorSpec, ...] = ()
     calls: tuple[LibraryCall, ...] = ()
     casts: tuple[tuple[int, str], ...] = ()  # weights that it takes in another type than the task
-    # Weights that it takes with the task's axes in this order (numpy.transpose).
-    orders: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    layouts: tuple[tuple[int, Layout], ...] = ()  # weights that it takes in one of its own
     lanes: int | None = None
 
     @property
@@ -83,15 +83,15 @@ class LoweredKernel:
 def taken(
     args: Sequence[TensorSpec],
     casts: Sequence[tuple[int, str]],
-    orders: Sequence[tuple[int, tuple[int, ...]]],
+    layouts: Sequence[tuple[int, Layout]],
 ) -> tuple[TensorSpec, ...]:
     """Return a task's arguments as a kernel takes them that has these of LoweredKernel."""
-    types, axes = dict(casts), dict(orders)
+    types, own = dict(casts), dict(layouts)
     return tuple(
         replace(
             spec,
             dtype=types.get(i, spec.dtype),
-            shape=tuple(spec.shape[axis] for axis in axes.get(i, range(len(spec.shape)))),
+            shape=own[i].shape if i in own else spec.shape,
         )
         for i, spec in enumerate(args)
     )

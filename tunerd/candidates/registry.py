@@ -8,8 +8,8 @@ from tunerd.candidates.base import CandidateSource, LoweredKernel, Search, Searc
 from tunerd.candidates.default import DefaultSource
 from tunerd.candidates.libraries.source import CublasLtSource, CudnnSource
 from tunerd.candidates.metaschedule.source import MetaScheduleSource
+from tunerd.candidates.registers.source import FmaSource, VnniSource
 from tunerd.candidates.triton.source import TritonSource
-from tunerd.candidates.vnni.source import VnniSource
 from tunerd.vocabulary import DEFAULT_SOURCE, LIBRARIES, Candidate, Proposal, Task
 
 # The first that takes a task proposes first.
@@ -21,6 +21,7 @@ SOURCES: dict[str, CandidateSource] = {
         CudnnSource(),
         TritonSource(),
         VnniSource(),
+        FmaSource(),
         MetaScheduleSource(),
     )
 }

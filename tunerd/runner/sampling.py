@@ -33,6 +33,9 @@ _USUAL_CACHE_BYTES = 64 << 20  # of a CPU that does not tell its last-level cach
 FIRST_GPU = 0  # the one that a runner works on, as its process numbers them
 # One call that takes this long needs no second one to be told from its rivals.
 _SLOW_CALL_SECS = 2.0
+# What takes so long and so many times as long as a rival needs two samples to be told from it:
+# a model's default schedules may take a CPU a minute.
+_FAR_SECS, _FAR_OVER, _FAR_AFTER = 0.25, 10.0, 2
 
 
 class Timed(Protocol):
@@ -144,6 +147,8 @@ def interleaved(
             slowest = [max(r) for r in rivals if len(r) >= profile.hopeless_after]
             if _is_hopeless(result[1], min(slowest, default=math.inf), profile):
                 continue
+            if _is_far(result[1], [r for r in rivals if len(r) >= _FAR_AFTER]):
+                continue
             try:
                 result[1].append(entry.sample())
             except Exception as error:
@@ -156,6 +161,12 @@ def _is_hopeless(samples: Sequence[float], rival_secs: float, profile: Profile) 
     """Whether more samples cannot matter: all are so much slower than a rival."""
     slowest = profile.hopeless_over * rival_secs
     return len(samples) >= profile.hopeless_after and min(samples) > slowest
+
+
+def _is_far(samples: Sequence[float], rivals: Sequence[Sequence[float]]) -> bool:
+    """Whether more samples take long, and cannot matter."""
+    slowest = min(map(max, rivals), default=math.inf)
+    return len(samples) >= _FAR_AFTER and min(samples) > max(_FAR_SECS, _FAR_OVER * slowest)
 
 
 def failure(stage: Stage, error: BaseException) -> Failure:
@@ -314,9 +325,11 @@ class TimedModel:
     def __init__(self, model: Any, profile: Profile) -> None:
         inputs = timed_inputs(model)
         self._model, self._inputs = model, inputs
-        for _ in range(2):  # the second call replays what the first one captured
-            model.timed_calls(inputs, 1)
-        self.calls = calls_per_sample(model.timed_calls(inputs, 3) / 3, profile, 1000)
+        # The second call replays what the first one captured.
+        _, once = (model.timed_calls(inputs, 1) for _ in range(2))
+        if once < _FAR_SECS:
+            once = model.timed_calls(inputs, 3) / 3
+        self.calls = calls_per_sample(once, profile, 1000)
 
     def sample(self) -> float:
         secs: float = self._model.timed_calls(self._inputs, self.calls)

@@ -24,6 +24,7 @@ from tunerd.vocabulary.outcome import Comparison
 from tunerd.vocabulary.verdict import SpeedVerdict, Verdict
 
 SAME_WITHIN = 0.01  # of a ratio of one
+_FAR = 2.0  # times as long: what few samples tell
 
 
 def compare(
@@ -47,8 +48,10 @@ def compare(
     hardly do (`results/*/remeasured.json`), and of few pairs stretches make too narrow intervals.
 
     FASTER: the interval and the ratio are above one. SLOWER: both below. SAME: neither, and the
-    interval lies within 1% of one. Otherwise, or with fewer than 5 samples on a side, CANNOT_TELL;
-    with so few samples the interval is the widest that the samples allow.
+    interval lies within 1% of one. Otherwise CANNOT_TELL. With fewer than 5 samples on a side the
+    interval is the widest that the samples allow, and CANNOT_TELL it is unless each of one side
+    takes more than twice as long as each of the other, and that of so many samples is no chance
+    (the exact permutation test): a base that takes 10 s is not sampled often.
 
     Args:
         of: how many candidates `new_secs` were chosen from, as the fastest by these samples. The
@@ -68,7 +71,7 @@ def compare(
     ratio = base_median / new_median
     if min(base.size, new.size) < MIN_SAMPLES:
         low, high = float(base.min() / new.max()), float(base.max() / new.min())
-        verdict: SpeedVerdict = Verdict.CANNOT_TELL
+        verdict = _verdict_of_few(base, new, (1.0 - confidence) / of)
     else:
         log_ratios = _bootstrap_log_ratios(base, new, seed)
         low, high = map(math.exp, percentiles(log_ratios, confidence))
@@ -113,6 +116,15 @@ def _bootstrap_log_ratios(base: Floats, new: Floats, seed: int) -> Floats:
 def _resampled_rows(size: int, seed: int) -> npt.NDArray[np.int64]:
     rng = np.random.default_rng([seed, size])
     return rng.integers(0, size, size=(RESAMPLES, size))
+
+
+def _verdict_of_few(base: Floats, new: Floats, chance: float) -> SpeedVerdict:
+    # Of two sets that are alike one lies wholly above the other in 2 of all ways to part them.
+    if 2 / math.comb(base.size + new.size, new.size) > chance:
+        return Verdict.CANNOT_TELL
+    if base.min() > _FAR * new.max():
+        return Verdict.FASTER
+    return Verdict.SLOWER if new.min() > _FAR * base.max() else Verdict.CANNOT_TELL
 
 
 def _verdict(log_ratio: float, log_low: float, log_high: float) -> SpeedVerdict:

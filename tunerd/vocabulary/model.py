@@ -25,6 +25,26 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How a kernel wants a weight: its axes split, and the parts in another order.
+
+    split: the shape with each axis of the weight as one or several axes.
+    axes: of that, as numpy.transpose takes them.
+    """
+
+    split: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.split[axis] for axis in self.axes)
+
+    def of(self, weight: np.ndarray) -> np.ndarray:
+        """Return a weight in this layout, as a copy that lies in one piece."""
+        return weight.reshape(self.split).transpose(self.axes).copy()
+
+
+@dataclass(frozen=True)
 class Behind:
     """What an output is computed from."""
 

@@ -13,6 +13,7 @@ DEFAULT_SOURCE = "default"  # DLight's schedule on CUDA, TVM's own lowering on l
 METASCHEDULE = "metaschedule"
 TRITON = "triton"
 VNNI = "vnni"  # AVX-512's products of 8 bits
+FMA = "fma"  # products of fp32 in a CPU's vectors
 CUBLASLT = "cublaslt"
 CUDNN = "cudnn"
 # Sources whose kernels need a library where they run: on request alone.

@@ -19,6 +19,7 @@ from tunerd.candidates.libraries.matched import Matched
 from tunerd.candidates.nests.contraction import unwidened
 from tunerd.candidates.nests.nest import Axis, Expr, Linear, Nest, NotANest, Tensor, linear
 from tunerd.libraries.cudnn_graphs import ACTIVATIONS, ConvolutionCall, Image
+from tunerd.vocabulary import Layout
 
 FILTERS = (3, 0, 1, 2)  # [r, s, c, k] as [k, r, s, c]
 _NO_CONVOLUTION = "it is no convolution of two dimensions"
@@ -85,7 +86,7 @@ def convolution_of(
         casts.append((bias, result.dtype))
     added = tuple(param for param in (residual, bias) if param is not None)
     params = (x.value, filters.value, *added, len(nest.params) - 1)
-    return Matched(call, params, tuple(casts), ((filters.value, FILTERS),))
+    return Matched(call, params, tuple(casts), ((filters.value, Layout(taps.shape, FILTERS)),))
 
 
 @dataclass(frozen=True)

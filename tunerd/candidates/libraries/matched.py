@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from tunerd.vocabulary import Layout
+
 Call = TypeVar("Call", covariant=True)
 
 
@@ -15,4 +17,4 @@ class Matched(Generic[Call]):
     call: Call
     params: tuple[int, ...]
     casts: tuple[tuple[int, str], ...] = ()  # of weights, into another type
-    orders: tuple[tuple[int, tuple[int, ...]], ...] = ()  # of weights' axes, as numpy.transpose's
+    layouts: tuple[tuple[int, Layout], ...] = ()  # of weights

@@ -62,14 +62,14 @@ class LibrarySource(CandidateSource):
             raise ValueError(found)
         text, workspace_bytes = self.chosen(found.call, recipe)
         scratch = (TensorSpec("workspace", (max(1, -(-workspace_bytes // 4)),), "float32"),)
-        specs = (*taken(task.args, found.casts, found.orders), *scratch)
+        specs = (*taken(task.args, found.casts, found.layouts), *scratch)
         passed = [json.dumps(text), *map(pointer, (*found.params, len(task.args)))]
         return LoweredKernel(
             calling(function_name(self.name), specs, passed),
             scratch=scratch,
             calls=(LibraryCall(self.name, text),),
             casts=found.casts,
-            orders=found.orders,
+            layouts=found.layouts,
         )
 
     @abstractmethod

@@ -1,0 +1,234 @@
+"""Products of fp32 in a CPU's vector registers: what the template takes, and what a cut gives."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import tunerd
+from tests.lib.artifact_fixtures import model_of
+from tests.lib.build_fixtures import built, conv_task
+from tests.lib.models import floats
+from tunerd.artifacts.compile import compile_artifact
+from tunerd.builder.build import build_candidate
+from tunerd.builder.library import load_tvm
+from tunerd.candidates.base import BATCH, SearchSettings
+from tunerd.candidates.registers.source import PACKED, TEMPLATE, FmaSource, Recipe
+from tunerd.candidates.registers.sums import Sums
+from tunerd.frontend.relax.lowering import lower
+from tunerd.frontend.tasks import extract_tasks
+from tunerd.runs.finals.verify import verify
+from tunerd.system.targets import cpu_target_json
+from tunerd.testing.kernels import matmul_task, task_of
+from tunerd.testing.sources import ran
+from tunerd.vocabulary import (
+    FMA,
+    Candidate,
+    TargetSpec,
+    Task,
+    candidate_id,
+    default_candidate,
+)
+from tunerd.vocabulary.verdict import Verdict
+
+SOURCE = FmaSource()
+
+
+def llvm(mcpu: str) -> TargetSpec:
+    return TargetSpec("llvm", json.dumps({"kind": "llvm", "mcpu": mcpu, "num-cores": 2}))
+
+
+def convolution(target: TargetSpec, *, size: int, kernel: int, stride: int, out: int) -> Task:
+    """Return a convolution of 12 channels with its padding and a bias."""
+    load_tvm()
+    from tvm import te, topi
+
+    data = te.placeholder((1, size, size, 12), name="data")
+    weight = te.placeholder((kernel, kernel, 12, out), name="weight")
+    bias = te.placeholder((out,), name="bias")
+    sums = topi.nn.conv2d_nhwc(data, weight, stride, kernel // 2, 1)
+    return task_of([data, weight, bias, topi.nn.relu(topi.add(sums, bias))], target)
+
+
+def products_apart(target: TargetSpec) -> Task:
+    """Return three products, each with weights of its own."""
+    load_tvm()
+    from tvm import te, topi
+
+    left = te.placeholder((3, 14, 20), name="left")
+    right = te.placeholder((3, 20, 32), name="right")
+    product = topi.nn.batch_matmul(left, right, transpose_b=False)
+    return task_of([left, right, topi.exp(product)], target)
+
+
+def one_row(target: TargetSpec) -> Task:
+    """Return a product with a vector, and what reads all of its result."""
+    load_tvm()
+    from tvm import te, topi
+
+    left = te.placeholder((1, 40), name="left")
+    right = te.placeholder((40, 1000), name="right")
+    return task_of([left, right, topi.nn.matmul(left, right)], target)
+
+
+TASKS: dict[str, Callable[[TargetSpec], Task]] = {
+    "3x3 and a bias": conv_task,
+    "1x1": lambda target: convolution(target, size=14, kernel=1, stride=1, out=48),
+    "stride": lambda target: convolution(target, size=15, kernel=3, stride=2, out=32),
+    "columns of half a vector": lambda target: convolution(
+        target, size=7, kernel=3, stride=1, out=24
+    ),
+    "a product": matmul_task,
+    "products apart": products_apart,
+    "one row": one_row,
+}
+
+
+def result_of(task: Task, candidate: Candidate, folder: Path) -> np.ndarray:
+    own = folder / candidate.candidate_id
+    own.mkdir()
+    return np.asarray(ran(built(build_candidate(task, candidate)), task, own))
+
+
+def sums_of(task: Task) -> Sums:
+    templates = SOURCE.templates_of(task)
+    assert not isinstance(templates, str), templates
+    return templates[TEMPLATE]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_each_way_to_cut_computes_what_the_default_does(name: str, tmp_path: Path) -> None:
+    task = replace(TASKS[name](cpu_target_json(2)), weight_args=(1,))
+    templates = SOURCE.templates_of(task)
+    assert not isinstance(templates, str)
+    right = result_of(task, default_candidate(task), tmp_path)
+    for template, sums in templates.items():
+        cuts = list(sums.tiles())
+        for cut in {*random.Random(3).sample(cuts, min(4, len(cuts))), min(cuts), max(cuts)}:
+            recipe = Recipe(template, cut).text
+            name_of = candidate_id(task.task_id, recipe, source=FMA)
+            candidate = Candidate(task.task_id, name_of, FMA, recipe)
+            got = result_of(task, candidate, tmp_path)
+            np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_the_model_computes_are_not_packed() -> None:
+    task = matmul_task(cpu_target_json(2))
+    assert set(SOURCE.templates_of(task)) == {TEMPLATE}
+    assert set(SOURCE.templates_of(replace(task, weight_args=(1,)))) == {TEMPLATE, PACKED}
+    assert set(SOURCE.templates_of(replace(task, weight_args=(1,), tenants=2))) == {TEMPLATE}
+
+
+def test_a_model_takes_its_weights_packed(tmp_path: Path) -> None:
+    weights = {"w": floats(32, 8, 3, 3, seed=1) / 9, "v": floats(4, 32, 1, 1, seed=2) / 6}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "v"], ["y"]),
+    ]
+    shapes = {"x": (1, 8, 6, 6)}, {"y": (1, 4, 6, 6)}
+    model = model_of(nodes, weights, inputs=shapes[0], outputs=shapes[1])
+    target = cpu_target_json(2)
+    lowered = lower(model, target)
+    tasks = extract_tasks(lowered, target)
+    winners = {}
+    for task in tasks:
+        if SOURCE.takes(task) is None:
+            found = SOURCE.search(SearchSettings(seed=0, threads=1)).propose(task, 100).candidates
+            winners[task.task_id] = next((c for c in found if PACKED in c.recipe), found[0])
+    assert len(winners) == 2
+    folder = tmp_path / "a"
+    compile_artifact(lowered, tasks, winners, target, folder, model=model, pct=50)
+    session = tunerd.load(folder)
+    found = verify(lambda inputs: dict(session(*inputs.values())), model)
+    assert found.verdict is Verdict.RIGHT, found.message
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["weights"] == ["weight_1", "weight_0_3x3x8x2x16_30124"]
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "register"), [("cascadelake", "zmm"), ("znver4", "zmm"), ("haswell", "ymm")]
+)
+def test_sums_stay_in_the_widest_registers(mcpu: str, register: str) -> None:
+    import tvm
+
+    task = conv_task(llvm(mcpu))
+    first = SOURCE.search(SearchSettings(seed=1, threads=1)).propose(task, 1).candidates[0]
+    mod = SOURCE.lower(task, first.recipe).mod
+    code = tvm.tirx.build(mod, target=tvm.target.Target(task.target.json)).inspect_source("asm")
+    multiplied = [line for line in code.splitlines() if "vfmadd" in line]
+    assert multiplied
+    assert all(f"%{register}" in line for line in multiplied)
+    assert "Spill" not in code
+
+
+def test_no_tile_takes_more_registers_than_there_are() -> None:
+    for mcpu, most, lanes in (("znver4", 32, 16), ("haswell", 16, 8)):
+        sums = sums_of(conv_task(llvm(mcpu)))
+        assert sums.unit.lanes == lanes
+        used = [c.height * c.width * c.vectors + c.vectors for c in sums.tiles()]
+        assert max(used) < most
+
+
+def test_weights_of_their_own_are_loaded_once_a_tile_of_rows() -> None:
+    assert all(cut.height == 1 for cut in sums_of(products_apart(cpu_target_json(2))).tiles())
+
+
+def test_proposals_are_unlike_and_end() -> None:
+    task = matmul_task(cpu_target_json(2))
+    search = SOURCE.search(SearchSettings(seed=1, threads=1))
+    seen: set[str] = set()
+    while found := search.propose(task, BATCH).candidates:
+        assert not seen & {c.recipe for c in found}
+        seen |= {c.recipe for c in found}
+    assert len(seen) == len(list(sums_of(task).tiles()))
+
+
+def refused(name: str) -> Task:
+    load_tvm()
+    from tvm import te, topi
+
+    target = cpu_target_json(2)
+    data = te.placeholder((1, 9, 9, 16), name="data")
+    left = te.placeholder((8, 16), name="left")
+    if name == "depthwise":
+        weight = te.placeholder((3, 3, 16, 1), name="weight")
+        own = topi.nn.depthwise_conv2d_nhwc(data, weight, 1, 1, 1)
+        return task_of([data, weight, own], target)
+    if name == "weights by rows":
+        right = te.placeholder((32, 16), name="right")
+        return task_of([left, right, topi.nn.dense(left, right)], target)
+    if name == "an odd number":
+        right = te.placeholder((16, 31), name="right")
+        return task_of([left, right, topi.nn.matmul(left, right)], target)
+    if name == "a sum":
+        return task_of([data, topi.sum(data, axis=3)], target)
+    if name == "none at all":
+        return task_of([data, topi.exp(data)], target)
+    if name == "a GPU":
+        gpu = TargetSpec("cuda", json.dumps({"kind": "cuda", "arch": "sm_90"}))
+        return replace(matmul_task(target), target=gpu)
+    return matmul_task(llvm("x86-64"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    {
+        "depthwise": "its columns are not those of its weights",
+        "weights by rows": "its columns are not those of its weights",
+        "an odd number": "its 31 columns fill no vectors",
+        "a sum": "it has no sums of products",
+        "none at all": "it has no sums of products, or several",
+        "a GPU": "FMA is a CPU's",
+        "an old CPU": "its CPU has no vectors that multiply and add",
+    }.items(),
+)
+def test_other_tasks_are_left_to_other_sources(name: str, reason: str) -> None:
+    assert SOURCE.takes(refused(name)) == reason

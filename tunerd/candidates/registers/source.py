@@ -1,0 +1,94 @@
+"""Sums of products in a CPU's vector registers, cut by a template. A recipe is JSON: how it is cut.
+
+Two sources: `vnni` for products of 8 bits, and `fma` for products of fp32.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from types import MappingProxyType
+
+from tunerd.candidates.base import (
+    CandidateSource,
+    LoweredKernel,
+    Search,
+    SearchSettings,
+    module_of,
+)
+from tunerd.candidates.registers import units
+from tunerd.candidates.registers.sums import Cut, Sums
+from tunerd.candidates.template_search import TemplateFamily, TemplateRecipe, TemplateSearch
+from tunerd.vocabulary import FMA, VNNI, TargetSpec, Task
+from tunerd.vocabulary.model import INTEGER_PRODUCTS
+
+_CACHED_TASKS = 512
+TEMPLATE, PACKED = "dots", "packed"
+
+
+class Recipe(TemplateRecipe):
+    """A recipe of these sources."""
+
+    VERSION = 1
+    CUTS = MappingProxyType({TEMPLATE: Cut, PACKED: Cut})
+
+
+class RegistersSource(CandidateSource):
+    """Takes a CPU's kernels that have one block of sums of products."""
+
+    def imports(self, target: TargetSpec) -> tuple[str, ...]:
+        return () if target.is_cuda else ("tvm.s_tir", "xgboost")
+
+    def takes(self, task: Task) -> str | None:
+        found = self.templates_of(task)
+        return found if isinstance(found, str) else None
+
+    def lower(self, task: Task, recipe: str, lanes: int | None = None) -> LoweredKernel:
+        parsed = Recipe.parse(recipe)
+        templates = self.templates_of(task)
+        if isinstance(templates, str):
+            raise ValueError(templates)
+        sums, cut = templates[parsed.template], parsed.cut
+        return LoweredKernel(sums.scheduled(module_of(task), cut), layouts=sums.layouts(cut))
+
+    def search(self, settings: SearchSettings) -> Search:
+        return TemplateSearch(TemplateFamily(self.name, Recipe, self.templates_of), settings)
+
+    def templates_of(self, task: Task) -> dict[str, Sums] | str:
+        """Return the template of a task by its name, or why it has none."""
+        if task.target.is_cuda:
+            return f"{self.name.upper()} is a CPU's"
+        if self.name == VNNI and INTEGER_PRODUCTS not in task.mod_json:
+            return "it has no products of 8 bits"
+        sums = _sums(self.name, task.mod_json, task.target.json)
+        if isinstance(sums, str):
+            return sums
+        # The weights of several models lie as each has them, for all numbers of lanes alike.
+        may_pack = sums.weights and sums.weights[0] in task.weight_args and task.tenants == 1
+        packed = {PACKED: replace(sums, is_packed=True)} if may_pack else {}
+        return {TEMPLATE: sums, **packed}
+
+
+class VnniSource(RegistersSource):
+    """Takes kernels that the graph's pass made of quantized products."""
+
+    name = VNNI
+
+
+class FmaSource(RegistersSource):
+    """Takes convolutions with channels last, in one group, and products with a matrix, in fp32."""
+
+    name = FMA
+
+
+@functools.lru_cache(_CACHED_TASKS)
+def _sums(name: str, mod_json: str, target_json: str) -> Sums | str:
+    import tvm
+
+    target = json.loads(target_json)
+    try:
+        unit = units.vnni() if name == VNNI else units.fma(tvm.target.Target(target))
+        return Sums.of(tvm.ir.load_json(mod_json), unit, int(target.get("num-cores", 1)))
+    except ValueError as error:
+        return str(error)

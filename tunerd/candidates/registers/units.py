@@ -1,0 +1,169 @@
+"""What multiplies and adds up: by which instruction, and which block of a task it computes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tunerd.candidates.nests.blocks import REDUCE
+from tunerd.candidates.registers.intrinsic import register_intrinsic
+from tunerd.vocabulary.model import INTEGER_PRODUCTS, STAGED, VNNI_GROUP, VNNI_LANES
+
+if TYPE_CHECKING:
+    from tvm.target import Target
+
+_FEWEST_LANES = 4
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An instruction that adds products to a vector of sums.
+
+    find: the place of the block of sums among a task's, by the blocks and the task's parameters;
+        raises ValueError with the reason where there is none.
+    is_staged: whether a block that the sums read is computed before them, not within.
+    intrinsic: registers what computes a vector and returns its name; None: TVM vectorizes.
+    """
+
+    lanes: int  # sums in a vector
+    group: int  # products that are added up to each
+    registers: int  # for sums and weights: what else is needed is left
+    value_bytes: int  # of what is multiplied
+    may_store_apart: bool  # what follows the sums may be computed behind all of them
+    find: Callable[[Sequence[Any], Sequence[Any]], int]
+    is_staged: Callable[[Any], bool]
+    intrinsic: Callable[[], str] | None = None
+
+    @property
+    def vector_bytes(self) -> int:
+        """Return the bytes of weights of a vector, for a step."""
+        return self.lanes * self.group * self.value_bytes
+
+    def fitting(self, columns: int) -> Unit:
+        """Return itself, with shorter vectors where these fill so many columns and its own do not.
+
+        Raises ValueError where none do.
+        """
+        lanes = self.lanes
+        while self.intrinsic is None and columns % lanes and lanes > _FEWEST_LANES:
+            lanes //= 2
+        if columns % lanes:
+            raise ValueError(f"its {columns} columns fill no vectors")
+        return replace(self, lanes=lanes)
+
+    def weights(self, block: Any, params: Sequence[Any]) -> tuple[int, tuple[int, ...]] | None:
+        """Return which parameter has the weights by columns, and its shape; None: another form."""
+        if self.intrinsic is not None:
+            return None
+        source = _operands(block)[1].source
+        number = next(i for i, param in enumerate(params) if param.same_as(source))
+        return number, tuple(int(extent) for extent in source.ty.shape)
+
+    def row_bytes(self, block: Any, rows: Sequence[Any]) -> int:
+        """Return the bytes from what one row of the sums reads to what the next one does."""
+        from tvm.sym import detect_linear_equation
+
+        read = _operands(block)[0]
+        extents = map(int, read.source.ty.shape)
+        place = functools.reduce(
+            lambda sum_, axis: sum_ * axis[1] + axis[0], zip(read.indices, extents, strict=True), 0
+        )
+        steps = [*detect_linear_equation(place, [rows[-1].var])] if rows else []
+        return int(steps[0]) * self.value_bytes if steps else 0
+
+    def apart(self, block: Any, rows: Sequence[Any]) -> tuple[bool, ...]:
+        """Say of each dimension of the rows whether weights are others along it."""
+        used = _variables(_operands(block)[1].indices)
+        return tuple(any(v.var.same_as(u) for u in used) for v in rows)
+
+
+def vnni() -> Unit:
+    """AVX-512 VNNI: bytes times bytes, four of the depth at a time."""
+    return Unit(
+        VNNI_LANES, VNNI_GROUP, 31, 1, True,
+        _integer_products, lambda block: block.name_hint == STAGED, register_intrinsic,
+    )  # fmt: skip
+
+
+def fma(target: Target) -> Unit:
+    """Multiply and add in fp32, by the widest vectors of a CPU; ValueError where none is known."""
+    import tvm
+
+    def has(*features: str) -> bool:
+        return bool(tvm.target.codegen.target_has_features(list(features), target))
+
+    if has("avx512f"):
+        lanes, registers = 16, 32
+    elif has("avx2", "fma"):
+        lanes, registers = 8, 16
+    elif "aarch64" in str(target.attrs.get("mtriple", "")):
+        lanes, registers = 4, 32
+    else:
+        raise ValueError("its CPU has no vectors that multiply and add")
+    return Unit(lanes, 1, registers - 1, 4, False, _products, _is_no_copy)
+
+
+def _integer_products(blocks: Sequence[Any], _: Sequence[Any]) -> int:
+    names = [str(block.name_hint) for block in blocks]
+    if names.count(INTEGER_PRODUCTS) != 1:
+        raise ValueError("it has no products of 8 bits")
+    return names.index(INTEGER_PRODUCTS)
+
+
+def _products(blocks: Sequence[Any], params: Sequence[Any]) -> int:
+    """Find sums of products of fp32, whose weights lie by columns in a parameter."""
+    from tvm import ir, tirx
+
+    places = [i for i, block in enumerate(blocks) if block.init is not None]
+    if len(places) != 1:
+        raise ValueError("it has no sums of products, or several")
+    block = blocks[places[0]]
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or str(store.buffer.ty.dtype) != "float32":
+        raise ValueError("it has no sums of products in fp32")
+    value = store.value
+    is_sum = isinstance(value, tirx.Add) and isinstance(value.b, tirx.Mul)
+    if not is_sum or not all(isinstance(x, ir.TensorLoad) for x in (value.b.a, value.b.b)):
+        raise ValueError("it has no sums of products")
+    rows, weights = value.b.a, value.b.b
+    spatial = [v for v in block.iter_vars if int(v.iter_type) != REDUCE]
+    reduced = [v for v in block.iter_vars if int(v.iter_type) == REDUCE]
+    column = spatial[-1].var
+    *before, last = weights.indices
+    is_by_columns = last.same_as(column) and is_shifted(store.indices[-1], column)
+    if not is_by_columns or any(v.same_as(column) for v in _variables([*before, *rows.indices])):
+        raise ValueError("its columns are not those of its weights")
+    if not reduced or not any(weights.source.same_as(param) for param in params):
+        raise ValueError("its weights are computed by itself")
+    return places[0]
+
+
+def _operands(block: Any) -> tuple[Any, Any]:
+    """Return what the sums of a block load: of the rows, and of the weights."""
+    product = block.body.value.b
+    left, right = (x.value if hasattr(x, "value") else x for x in (product.a, product.b))
+    return left, right
+
+
+def is_shifted(index: Any, var: Any) -> bool:
+    """Whether an index is a variable, or a variable and a constant."""
+    from tvm import tirx
+
+    if isinstance(index, tirx.Add) and isinstance(index.b, tirx.IntImm):
+        index = index.a
+    return bool(index.same_as(var))
+
+
+def _is_no_copy(block: Any) -> bool:
+    """Whether a block does more than to name what it reads."""
+    from tvm import ir
+
+    return not isinstance(block.body.value, ir.TensorLoad)
+
+
+def _variables(expressions: Sequence[Any]) -> list[Any]:
+    from tvm.tirx.analysis import undefined_vars
+
+    return [var for each in expressions for var in undefined_vars(each)]
