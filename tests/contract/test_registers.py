@@ -41,8 +41,8 @@ from tunerd.vocabulary.verdict import Verdict
 SOURCE = FmaSource()
 
 
-def llvm(mcpu: str) -> TargetSpec:
-    return TargetSpec("llvm", json.dumps({"kind": "llvm", "mcpu": mcpu, "num-cores": 2}))
+def llvm(mcpu: str, **more: str) -> TargetSpec:
+    return TargetSpec("llvm", json.dumps({"kind": "llvm", "mcpu": mcpu, "num-cores": 2, **more}))
 
 
 def convolution(target: TargetSpec, *, size: int, kernel: int, stride: int, out: int) -> Task:
@@ -154,18 +154,27 @@ def test_a_model_takes_its_weights_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mcpu", "register"), [("cascadelake", "zmm"), ("znver4", "zmm"), ("haswell", "ymm")]
+    ("target", "instruction", "register"),
+    [
+        (llvm("cascadelake"), "vfmadd", "%zmm"),
+        (llvm("znver4"), "vfmadd", "%zmm"),
+        (llvm("haswell"), "vfmadd", "%ymm"),
+        (llvm("neoverse-n1", mtriple="aarch64-linux-gnu"), "fmla", ".4s"),
+    ],
+    ids=["cascadelake", "znver4", "haswell", "neoverse"],
 )
-def test_sums_stay_in_the_widest_registers(mcpu: str, register: str) -> None:
+def test_sums_stay_in_the_widest_registers(
+    target: TargetSpec, instruction: str, register: str
+) -> None:
     import tvm
 
-    task = conv_task(llvm(mcpu))
+    task = conv_task(target)
     first = SOURCE.search(SearchSettings(seed=1, threads=1)).propose(task, 1).candidates[0]
     mod = SOURCE.lower(task, first.recipe).mod
     code = tvm.tirx.build(mod, target=tvm.target.Target(task.target.json)).inspect_source("asm")
-    multiplied = [line for line in code.splitlines() if "vfmadd" in line]
+    multiplied = [line for line in code.splitlines() if instruction in line]
     assert multiplied
-    assert all(f"%{register}" in line for line in multiplied)
+    assert all(register in line for line in multiplied)
     assert "Spill" not in code
 
 

@@ -239,14 +239,12 @@ class _Loop:
     """Calls in a row, timed by the host's clock."""
 
     def __init__(self, call: Callable[[int], None], profile: Profile) -> None:
-        self._call = call
-        started = time.perf_counter()
-        call(1)
-        once = time.perf_counter() - started
-        if once < profile.min_sample_secs:  # the first call pays for cold caches
-            started = time.perf_counter()
-            call(1)
-            once = time.perf_counter() - started
+        self._call, self.calls = call, 1
+        once = self.sample()
+        if once < _FAR_SECS:  # else what the first call pays for cold caches is nothing to it
+            once = self.sample()
+        if once < profile.min_sample_secs:
+            once = self.sample()
         self.calls = calls_per_sample(once, profile, 100_000)
 
     def sample(self) -> float:
@@ -294,7 +292,6 @@ class CpuDevice(Device):
             for i in range(first, first + times):
                 kernel(*sets[i % len(sets)])
 
-        call(1)
         return _Loop(call, profile)
 
     def loaded(self, path: Path) -> Callable[[Sequence[np.ndarray[Any, Any]]], list[Any]]:
