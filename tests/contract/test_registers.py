@@ -126,6 +126,14 @@ def test_weights_that_the_model_computes_are_not_packed() -> None:
     assert set(SOURCE.templates_of(replace(task, weight_args=(1,), tenants=2))) == {TEMPLATE}
 
 
+def test_what_serves_several_models_takes_weights_as_each_has_them() -> None:
+    task = replace(matmul_task(cpu_target_json(2)), weight_args=(1,))
+    found = SOURCE.search(SearchSettings(seed=0, threads=1)).propose(task, 100).candidates
+    packed = next(c for c in found if PACKED in c.recipe)
+    assert SOURCE.lower(task, packed.recipe).layouts
+    assert not SOURCE.lower(task, packed.recipe, lanes=1).layouts
+
+
 def test_a_model_takes_its_weights_packed(tmp_path: Path) -> None:
     weights = {"w": floats(32, 8, 3, 3, seed=1) / 9, "v": floats(4, 32, 1, 1, seed=2) / 6}
     nodes = [

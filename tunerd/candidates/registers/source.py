@@ -49,7 +49,9 @@ class RegistersSource(CandidateSource):
         templates = self.templates_of(task)
         if isinstance(templates, str):
             raise ValueError(templates)
-        sums, cut = templates[parsed.template], parsed.cut
+        # The weights of several models lie as each has them, for all numbers of lanes alike.
+        sums = templates[parsed.template if lanes is None else TEMPLATE]
+        cut = parsed.cut
         return LoweredKernel(sums.scheduled(module_of(task), cut), layouts=sums.layouts(cut))
 
     def search(self, settings: SearchSettings) -> Search:
@@ -64,7 +66,6 @@ class RegistersSource(CandidateSource):
         sums = _sums(self.name, task.mod_json, task.target.json)
         if isinstance(sums, str):
             return sums
-        # The weights of several models lie as each has them, for all numbers of lanes alike.
         may_pack = sums.weights and sums.weights[0] in task.weight_args and task.tenants == 1
         packed = {PACKED: replace(sums, is_packed=True)} if may_pack else {}
         return {TEMPLATE: sums, **packed}

@@ -172,7 +172,7 @@ class Sums:
         )  # fmt: skip
         logs = [math.log2(s) for s in sizes]
         secs = math.log2(self.estimated_secs(tile, sms))
-        return (*logs, float(tile.columns_outside), float(tile.fused), secs)
+        return (*logs, float(tile.columns_outside), float(tile.fused), float(self.is_packed), secs)
 
     def layouts(self, cut: Cut) -> tuple[tuple[int, Layout], ...]:
         """Return `LoweredKernel.layouts` of a cut."""
