@@ -422,10 +422,10 @@ class Constant:
 
 
 @pytest.mark.parametrize(
-    ("slow_secs", "samples"), [(20.0, 2), (0.9, MODEL.hopeless_after), (0.1, MODEL.hopeless_after)]
+    ("slow_secs", "samples"), [(2.0, 2), (0.09, MODEL.hopeless_after), (0.01, MODEL.hopeless_after)]
 )
 def test_what_takes_long_and_is_far_behind_is_sampled_twice(slow_secs: float, samples: int) -> None:
-    fast_secs = 0.1 if slow_secs > 0.1 else 0.001
+    fast_secs = 0.01 if slow_secs > 0.01 else 0.0001
     ready = [Constant(slow_secs), Constant(fast_secs)]
     slow, fast = sampling.interleaved(CpuDevice(CORES), ready, profile=MODEL, goes_on=lambda: None)
     assert not isinstance(slow, Failure)

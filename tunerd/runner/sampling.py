@@ -33,9 +33,9 @@ _USUAL_CACHE_BYTES = 64 << 20  # of a CPU that does not tell its last-level cach
 FIRST_GPU = 0  # the one that a runner works on, as its process numbers them
 # One call that takes this long needs no second one to be told from its rivals.
 _SLOW_CALL_SECS = 2.0
-# What takes so long and so many times as long as a rival needs two samples to be told from it:
-# a model's default schedules may take a CPU a minute.
-_FAR_SECS, _FAR_OVER, _FAR_AFTER = 0.25, 10.0, 2
+# What takes so long and so many times as long as a rival needs two samples to be told from it, and
+# a default in the search one: a model's default schedules may take a CPU a minute.
+_FAR_SECS, _FAR_OVER, _FAR_AFTER = 0.02, 10.0, 2
 
 
 class Timed(Protocol):
@@ -98,7 +98,8 @@ def measure(
         timed = _prepared(device, build, Path(folder), profile)
         if isinstance(timed, Failure):
             return timed
-        return _sampled(device, timed, profile, rival_secs)
+        slow_secs = _FAR_SECS if build.candidate.is_default else _SLOW_CALL_SECS
+        return _sampled(device, timed, profile, rival_secs, slow_secs)
 
 
 def compare(
@@ -215,7 +216,7 @@ def _prepared(device: Device, build: Build, folder: Path, profile: Profile) -> T
 
 
 def _sampled(
-    device: Device, timed: Timed, profile: Profile, rival_secs: float
+    device: Device, timed: Timed, profile: Profile, rival_secs: float, slow_secs: float
 ) -> Samples | Failure:
     samples: list[float] = []
     started = time.perf_counter()
@@ -224,7 +225,7 @@ def _sampled(
             samples.append(timed.sample())
             spent = time.perf_counter() - started
             enough = len(samples) >= profile.min_samples and spent > profile.max_total_secs
-            slow = samples[-1] > _SLOW_CALL_SECS or _is_hopeless(samples, rival_secs, profile)
+            slow = samples[-1] > slow_secs or _is_hopeless(samples, rival_secs, profile)
             if enough or slow:
                 break
     except Exception as error:
