@@ -81,12 +81,30 @@ def test_no_builds_bring_no_results(measured: Slice) -> None:
     assert measured.launch().measure([], QUICK) == []
 
 
+def searched(build: Build) -> Build:
+    """Return a build as one that a source proposed, and no default."""
+    own = dataclasses.replace(build.candidate, source=METASCHEDULE)
+    return dataclasses.replace(build, candidate=own)
+
+
+def test_a_default_that_takes_long_is_sampled_once_in_the_search(
+    measured: Slice, spec: SliceSpec
+) -> None:
+    if spec.kind == "simulated":
+        pytest.skip("simulated samples take no time, so none is left out")
+    (slow,) = measured.launch().measure([kernel(target_of(spec), 1 << 25)], SEARCH)
+    assert isinstance(slow, Measurement)
+    if slow.median_secs < 0.02:
+        pytest.skip("this device is too fast for this kernel")
+    assert len(slow.run_secs) == 1
+
+
 def test_a_kernel_far_slower_than_a_rival_of_its_task_gets_few_samples(
     measured: Slice, spec: SliceSpec
 ) -> None:
     if spec.kind == "simulated":
         pytest.skip("simulated samples take no time, so none is left out")
-    fast, slow = (kernel(target_of(spec), length) for length in (64, 1 << 24))
+    fast, slow = (searched(kernel(target_of(spec), length)) for length in (64, 1 << 24))
     (best,) = measured.launch().measure([fast], SEARCH)
     assert isinstance(best, Measurement)
     counts = []
