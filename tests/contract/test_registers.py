@@ -25,6 +25,7 @@ from tunerd.candidates.registers.sums import Sums
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.runs.finals.verify import verify
+from tunerd.system.cores import cpu_field
 from tunerd.system.targets import cpu_target_json
 from tunerd.testing.kernels import matmul_task, task_of
 from tunerd.testing.sources import ran
@@ -117,6 +118,20 @@ def test_each_way_to_cut_computes_what_the_default_does(name: str, tmp_path: Pat
             candidate = Candidate(task.task_id, name_of, FMA, recipe)
             got = result_of(task, candidate, tmp_path)
             np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(
+    not {"avx2", "fma"} <= {*cpu_field("flags").split()}, reason="no AVX2 or no FMA here"
+)
+@pytest.mark.parametrize("name", ["3x3 and a bias", "a product"])
+def test_a_cut_for_shorter_vectors_computes_the_same(name: str, tmp_path: Path) -> None:
+    task = replace(TASKS[name](llvm("haswell")), weight_args=(1,))
+    right = result_of(task, default_candidate(task), tmp_path)
+    found = SOURCE.search(SearchSettings(seed=1, threads=1)).propose(task, BATCH).candidates
+    assert found
+    for candidate in found:
+        got = result_of(task, candidate, tmp_path)
+        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_that_the_model_computes_are_not_packed() -> None:
