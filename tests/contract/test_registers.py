@@ -17,7 +17,9 @@ import tunerd
 from tests.lib.artifact_fixtures import model_of
 from tests.lib.build_fixtures import built, conv_task
 from tests.lib.models import floats
+from tests.lib.super_models import super_artifact
 from tunerd.artifacts.compile import compile_artifact
+from tunerd.artifacts.super_model import SuperModel
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates.base import BATCH, SearchSettings
@@ -177,6 +179,12 @@ def test_a_model_takes_its_weights_packed(tmp_path: Path) -> None:
     kept, packed = manifest["weights"]
     assert kept == "weight_1"
     assert re.fullmatch(r"weight_0_3x3x8x\d+x\d+_30124", packed)
+    several = tunerd.load(super_artifact(model, tmp_path / "several", (1, 2), target=target))
+    assert isinstance(several, SuperModel)
+    several.add("b", folder)  # whose weights are unpacked again
+    x = np.random.default_rng(0).standard_normal((1, 8, 6, 6)).astype(np.float32)
+    for outputs in several.run([(several.own, {"x": x}), ("b", {"x": x})]):
+        np.testing.assert_allclose(outputs["y"], session(x)["y"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

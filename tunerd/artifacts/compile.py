@@ -124,6 +124,10 @@ def compile_artifact(
             "outputs": to_json(model.outputs),
             "weights": names,
             "casts": dict(scheduled.casts),
+            "layouts": {
+                n: {"of": o, "shape": list(lowered.weights[o].shape), **to_json(own)}
+                for n, (o, own) in scheduled.layouts.items()
+            },
             "architecture": architecture_of(lowered),
             **of_tenants,
             "storage_bytes": storage_bytes,

@@ -38,7 +38,7 @@ from tunerd.artifacts.pieces import Pieces
 from tunerd.artifacts.pinned import pinned_copies
 from tunerd.artifacts.weights import layout_of, map_weights, view
 from tunerd.system.arrays import dtype_of
-from tunerd.vocabulary import Arrays, TensorSpec
+from tunerd.vocabulary import Arrays, Layout, TensorSpec
 
 
 class SuperModel(LoadedModel):
@@ -314,7 +314,12 @@ class SuperModel(LoadedModel):
                 f"--like {self._folder}`, or load it as an artifact of its own"
             )
         check_files(folder, [manifest], needed=(WEIGHTS,))
-        return map_weights(stored_at(folder, manifest, WEIGHTS))
+        weights = map_weights(stored_at(folder, manifest, WEIGHTS))
+        for name, entry in manifest.get("layouts", {}).items():
+            layout = Layout(tuple(entry["split"]), tuple(entry["axes"]))
+            if entry["of"] not in weights:
+                weights[entry["of"]] = np.array(layout.back(weights[name], entry["shape"]))
+        return weights
 
 
 class _CudaMemory:

@@ -43,6 +43,11 @@ class Layout:
         """Return a weight in this layout, as a copy that lies in one piece."""
         return weight.reshape(self.split).transpose(self.axes).copy()
 
+    def back(self, laid_out: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """Return a weight of this shape from what `of` has made of it."""
+        order = sorted(range(len(self.axes)), key=lambda n: self.axes[n])
+        return laid_out.transpose(order).reshape(shape)
+
 
 @dataclass(frozen=True)
 class Behind:
