@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.nests.blocks import REDUCE, blocks_of
-from tunerd.candidates.registers.units import Unit, is_shifted
+from tunerd.candidates.registers.units import Unit, is_shifted, operands
 from tunerd.vocabulary import Layout
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class _Scheduling:
 
         s, size = self._s, self._cut.vectors * self._unit.lanes
         own = s.get(block)
-        weights = own.body.value.b.b
+        _, weights = operands(own)
         place = next(i for i, r in enumerate(own.reads) if r.source.same_as(weights.source))
 
         def panels(*axes: Any) -> list[Any]:

@@ -57,7 +57,7 @@ class Unit:
         """Return which parameter has the weights by columns, and its shape; None: another form."""
         if self.intrinsic is not None:
             return None
-        source = _operands(block)[1].source
+        source = operands(block)[1].source
         number = next(i for i, param in enumerate(params) if param.same_as(source))
         return number, tuple(int(extent) for extent in source.ty.shape)
 
@@ -65,7 +65,7 @@ class Unit:
         """Return the bytes from what one row of the sums reads to what the next one does."""
         from tvm.sym import detect_linear_equation
 
-        read = _operands(block)[0]
+        read = operands(block)[0]
         extents = map(int, read.source.ty.shape)
         place = functools.reduce(
             lambda sum_, axis: sum_ * axis[1] + axis[0], zip(read.indices, extents, strict=True), 0
@@ -75,7 +75,7 @@ class Unit:
 
     def apart(self, block: Any, rows: Sequence[Any]) -> tuple[bool, ...]:
         """Say of each dimension of the rows whether weights are others along it."""
-        used = _variables(_operands(block)[1].indices)
+        used = _variables(operands(block)[1].indices)
         return tuple(any(v.var.same_as(u) for u in used) for v in rows)
 
 
@@ -140,7 +140,7 @@ def _products(blocks: Sequence[Any], params: Sequence[Any]) -> int:
     return places[0]
 
 
-def _operands(block: Any) -> tuple[Any, Any]:
+def operands(block: Any) -> tuple[Any, Any]:
     """Return what the sums of a block load: of the rows, and of the weights."""
     product = block.body.value.b
     left, right = (x.value if hasattr(x, "value") else x for x in (product.a, product.b))
