@@ -99,6 +99,17 @@ def started(coordinator: Coordinator, *, tuners: int = 1, slices: int = 1) -> li
     return out
 
 
+def measuring(
+    coordinator: Coordinator, of: Task, count: int = 3, *, is_exhausted: bool = True
+) -> Measure:
+    """Propose, build and begin to measure candidates of a task; `is_exhausted`: its last."""
+    fresh = candidates(of, range(count))
+    coordinator.handle(Proposed("tuner-0", of.task_id, fresh, is_exhausted))
+    out = coordinator.handle(BuildsEnded("tuner-0", tuple((c, build(c)) for c in fresh)))
+    (work,) = of_type(Measure, out)
+    return work
+
+
 @dataclass
 class World:
     """Carries out instructions at random, loses workers, and keeps what a store would keep."""

@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Collection
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,6 @@ from tunerd.candidates.base import BATCH
 from tunerd.coordinator.build_queue import BuildQueue
 from tunerd.coordinator.events import BuildThem, Measure, Proposed
 from tunerd.coordinator.results import KnownIds, Results
-from tunerd.coordinator.source_state import SourceState
 from tunerd.coordinator.task_scheduler import Ranking, TaskScheduler
 from tunerd.coordinator.task_state import TaskState
 from tunerd.coordinator.training_rows import TrainingRows
@@ -123,14 +121,6 @@ def test_the_scheduler_find_the_task_that_a_look_at_all_tasks_finds(seed: int) -
             states.values(), islands
         )
         assert scheduler.all_exhausted == all(s.exhausted for s in states.values())
-
-
-@pytest.mark.parametrize(("batches", "may_lag"), [(0.5, 2.1), (1, 1.5), (2, 1.2)])
-def test_a_source_may_lag_by_less_the_more_it_was_asked_for(batches: float, may_lag: float) -> None:
-    source = SourceState("slow", best_secs=may_lag, batches=batches)
-    assert source.gain(1.0) > 0
-    source.best_secs = may_lag + 0.2
-    assert source.gain(1.0) < 0
 
 
 def test_the_weighted_latency_is_known_when_every_default_is() -> None:
