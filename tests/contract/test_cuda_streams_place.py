@@ -1,0 +1,143 @@
+"""The place of streams and green contexts, without a GPU."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lib.colocation_plans import Script, artifact, inputs
+from tests.lib.fake_gpu import FakeContexts, FakeCudaModel, FakeGpu, FakeStaged
+from tests.lib.place_subjects import (
+    cuda_streams,
+    in_process,
+    opened,
+)
+from tunerd.colocation.places.base import Done, Fault
+from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
+from tunerd.colocation.places.green_contexts import units_of
+from tunerd.colocation.work import Lane, Seat
+from tunerd.errors import HostError, InfrastructureError
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("members")
+
+
+def test_a_dead_context_takes_every_seat_and_a_new_process_is_asked_for(root: Path) -> None:
+    with opened(cuda_streams, root) as subject:
+        (lane,) = subject.place.cut([Lane("stream-0", 100, ("m0", "m1"))])
+        seats = [subject.load(seed, lane) for seed in (0, 1)]
+        subject.fault(seats[0])
+        vars(subject.place)["_gpu"].dead = True
+        fault = subject.run(seats[0], inputs())
+        assert isinstance(fault, Fault)
+        assert fault.is_own
+        assert set(fault.lost) == set(seats)
+        with pytest.raises(InfrastructureError, match="start the process again"):
+            subject.place.reload(seats[1])
+
+
+def test_what_waits_on_the_stream_of_what_hangs_is_lost_with_it(root: Path) -> None:
+    with opened(cuda_streams, root) as subject:
+        lanes = subject.place.cut([Lane("a", 100, ("m0", "m1", "m2")), Lane("b", 100, ("m3",))])
+        seats = [subject.load(seed, lanes[0]) for seed in (0, 1, 2)] + [subject.load(3, lanes[1])]
+        told: queue.SimpleQueue[Done | Fault] = queue.SimpleQueue()
+        subject.hang(seats[0])
+        for seat in seats[:2]:
+            subject.place.start(seat, 0, inputs(), told.put)
+        assert set(subject.place.evict(seats[0])) == set(seats[:2])
+        early = subject.run(seats[1], inputs())  # as was decided before the eviction was known
+        assert isinstance(early, Fault)
+        assert early.lost == (seats[1],)
+        assert not early.is_own
+        for seat in seats[2:]:
+            assert isinstance(subject.run(seat, inputs()), Done)
+        subject.heal()
+        for seat in seats[:2]:
+            subject.place.reload(seat)
+            assert isinstance(subject.run(seat, inputs()), Done)
+        assert told.empty()
+
+
+def test_a_part_of_a_gpu_is_a_green_context_and_its_seats_are_captured_there(root: Path) -> None:
+    contexts, captured_on = FakeContexts(), []
+
+    class Noting(FakeCudaModel):
+        def staged(self, stream: Any, count: int = 1) -> tuple[FakeStaged, ...]:
+            captured_on.append(stream)
+            return super().staged(stream, count)
+
+    script = Script()
+    made = in_process(root, script)
+    made.place = CudaStreamsPlace(
+        FakeGpu(), lambda path: Noting(script.open_model(path)), lambda: contexts
+    )
+    with made.place:
+        subject = made
+        half, rest, whole = subject.place.cut(
+            [Lane("half", 50, ("m0",)), Lane("rest", 40, ("m1",)), Lane("whole", 100, ("m2",))]
+        )
+        loaded = [
+            subject.place.load(subject.member(seed), lane, cut=None).proof
+            for seed, lane in enumerate((half, rest, whole))
+        ]
+        assert [(p.units, p.mechanism) for p in loaded] == [
+            (66, "green context"),
+            (52, "green context"),
+            (132, "stream"),
+        ]
+        subject.place.reload(Seat("m1", "rest"))
+    names = [contexts.of_stream[s].context if s else None for s in captured_on]
+    assert names == ["half", "rest", None, "rest"]
+    assert contexts.is_closed
+
+
+def test_graphs_are_captured_where_nothing_is_launched_meanwhile(root: Path) -> None:
+    contexts, made = FakeContexts(), []
+
+    class Noting(FakeCudaModel):
+        def staged(self, stream: Any, count: int = 1) -> tuple[FakeStaged, ...]:
+            made.extend(found := super().staged(stream, count))
+            return found
+
+    script = Script()
+    subject = in_process(root, script)
+    subject.place = CudaStreamsPlace(
+        FakeGpu(), lambda path: Noting(script.open_model(path)), lambda: contexts
+    )
+    with subject.place:
+        (lane,) = subject.place.cut([Lane("half", 50, ("m0", "m1"))])
+        seats = [subject.load(seed, lane) for seed in (0, 1)]
+        subject.place.reload(seats[1])
+        for seat in seats:
+            assert isinstance(subject.run(seat, inputs()), Done)
+    launched_on = set[Any]().union(*(each.launched_on for each in made))
+    assert launched_on
+    assert launched_on.isdisjoint(each.captured_on for each in made)
+
+
+def test_a_part_of_less_than_the_sms_that_come_together_is_refused(root: Path) -> None:
+    with pytest.raises(HostError, match=r"1% of 60 SMs for little is less than the 2 .* least 4%"):
+        units_of([("little", 1)], sms=60, unit=2)
+
+
+def test_shares_of_a_gpu_fit_when_they_are_at_most_the_whole() -> None:
+    for pcts in ((50, 50), (40, 40, 20), (25,) * 4, (10,) * 10, (7,) * 14, (90, 10)):
+        assert sum(units_of([("a", pct) for pct in pcts], sms=132, unit=2)) <= 66
+
+
+def test_equal_shares_are_equal_sets_and_the_nearest_where_all_fit() -> None:
+    for count, sets in ((8, 8), (4, 16), (3, 22), (2, 33)):
+        equal = [("a", 100 // count)] * count
+        assert units_of(equal, sms=132, unit=2) == (sets,) * count
+
+
+def test_weights_of_a_member_are_planned_once_for_all_its_streams(root: Path) -> None:
+    with opened(cuda_streams, root) as subject:
+        once, twice = (subject.place.needed_bytes(subject.member(0), n) for n in (1, 2))
+    weights = (artifact(root, 0) / "weights.bin").stat().st_size
+    assert weights < once < twice < 2 * once - weights

@@ -1,0 +1,116 @@
+"""The place of clients of MPS, with a fake daemon and a real guard."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lib.colocation_plans import inputs, plan_of
+from tests.lib.fake_mps import left
+from tests.lib.place_subjects import (
+    WAIT_SECS,
+    end_guard,
+    mps,
+    opened,
+    runners_of,
+    same,
+    void,
+)
+from tunerd.colocation.engine import Engine
+from tunerd.colocation.places.base import Done
+from tunerd.colocation.work import Lane
+from tunerd.system.processes import ProcessId
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("members")
+
+
+def test_clients_of_mps_have_the_shares_of_their_lanes_and_this_process_is_none(root: Path) -> None:
+    with opened(mps, root) as subject:
+        lanes = subject.place.cut([Lane("half", 50, ("m0",)), Lane("rest", 40, ("m1",))])
+        proofs = [
+            subject.place.load(subject.member(seed), lane, cut=None).proof
+            for seed, lane in enumerate(lanes)
+        ]
+        assert [(p.lane, p.units, p.mechanism) for p in proofs] == [
+            ("half", 66, "mps"),
+            ("rest", 52, "mps"),
+        ]
+        pids = {held.pid for held in runners_of(subject)}
+        pipes = subject.root_of_mps.glob("**/pipe/client-*")
+        assert {int(path.name.removeprefix("client-")) for path in pipes} == pids
+        assert os.getpid() not in pids
+
+
+def test_a_client_of_mps_is_evicted_by_the_daemon_and_its_neighbours_go_on(root: Path) -> None:
+    with opened(mps, root) as subject:
+        (lane,) = subject.place.cut([Lane("whole", 100, ("m0", "m1"))])
+        seat, other = (subject.load(seed, lane) for seed in (0, 1))
+        evicted, neighbour = (held.pid for held in runners_of(subject))
+        subject.hang(seat)
+        subject.place.start(seat, 0, inputs(), void)
+        assert subject.place.evict(seat) == (seat,)
+        subject.place.reload(seat)
+        told = subject.journal()
+        assert f"terminate {evicted}" in told
+        assert f"terminate {neighbour}" not in told
+        assert told.count("daemon start") == 1
+        for each in (seat, other):
+            assert isinstance(subject.run(each, inputs()), Done)
+        assert runners_of(subject)[1].pid == neighbour
+
+
+def test_the_end_of_one_client_of_mps_is_the_end_of_all_and_all_serve_again(root: Path) -> None:
+    with opened(mps, root) as subject:
+        plan = plan_of(root, {"one": {}, "two": {}, "three": {}}, kind="streams")
+        with Engine(plan, place=subject.place) as engine:
+            expected = engine.submit("one", inputs()).result(WAIT_SECS)
+            os.kill(runners_of(subject)[0].pid, signal.SIGKILL)
+            futures = [engine.submit(name, inputs()) for name in ("one", "two", "three") * 2]
+            answers = [future.result(WAIT_SECS) for future in futures]
+            for name in ("one", "two", "three"):  # there may have been an answer before the fault
+                engine.submit(name, inputs()).result(WAIT_SECS)
+            faults = engine.stats().faults
+        assert same(answers[0], expected)
+        assert all(fault.recovered_secs is not None for fault in faults)
+        assert len(frozenset().union(*(fault.lost for fault in faults))) == 3
+
+
+_SERVER = """
+import sys
+from pathlib import Path
+from tests.lib.colocation_plans import inputs, plan_of
+from tests.lib.place_subjects import mps, runners_of
+from tunerd.colocation.engine import Engine
+subject = mps(Path(sys.argv[1]))
+engine = Engine(plan_of(subject.root, {"one": {}, "two": {}}), place=subject.place).start()
+engine.submit("one", inputs()).result(60)
+print(subject.root_of_mps, *(held.pid for held in runners_of(subject)), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_that_is_killed_leaves_no_client_of_mps_and_signals_none(root: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER, root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as server:
+        assert server.stdout is not None
+        folder, *pids = server.stdout.readline().split()
+        clients = [ProcessId.of(int(pid)) for pid in pids]
+        server.kill()
+    assert len(clients) == 2
+    assert left(client for client in clients if client is not None) == []
+    assert "signal" not in (Path(folder) / "journal").read_text()
+    end_guard(Path(folder))
