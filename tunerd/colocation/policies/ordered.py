@@ -27,6 +27,8 @@ from tunerd.colocation.policies.forecast import Forecast
 from tunerd.colocation.work import Lane, Waiting
 from tunerd.system.text import secs_text
 
+_Rank = tuple[float, ...]  # the least goes first
+
 
 class Ordered(Policy):
     """Attributes:
@@ -57,30 +59,33 @@ class Ordered(Policy):
         return self._chosen(view, view.startable())
 
     def starts(self, view: View) -> Iterator[Choice | Together]:
-        """Yield what `choose` would return, each request ranked once."""
+        return self._in_turn(view, view.startable())
+
+    def _chosen(self, view: View, choices: Iterable[Choice]) -> Choice | Together | None:
+        """Return what to start next of these."""
+        return next(self._in_turn(view, choices), None)
+
+    def _in_turn(self, view: View, choices: Iterable[Choice]) -> Iterator[Choice | Together]:
+        """Yield what to start of these, and of what is behind them, each request ranked once.
+
+        Each has started when the next is asked for.
+        """
         seen, count = self._forecast(view), itertools.count()
-        able: list[tuple[tuple[float, ...], int, Waiting, list[Lane]]] = []
 
-        def enter(choices: Iterable[Choice]) -> None:
-            for waiting, lanes in self._usable(view, choices):
-                rank = self._rank(waiting, lanes, view, seen)
-                heapq.heappush(able, (rank, next(count), waiting, lanes))
+        def ranked(choices: Iterable[Choice]) -> list[tuple[_Rank, int, Waiting, list[Lane]]]:
+            return [
+                (self._rank(waiting, lanes, view, seen), next(count), waiting, lanes)
+                for waiting, lanes in self._usable(view, choices)
+            ]
 
-        enter(view.startable())
+        able = ranked(choices)
+        heapq.heapify(able)
         while able:
             _, _, waiting, lanes = heapq.heappop(able)
             if left := [lane for lane in lanes if view.can_start(waiting, lane)]:
                 yield self._with_company(waiting, self._least(left, waiting, view), view, seen)
-                enter(view.next_of(waiting.request.queue))
-
-    def _chosen(self, view: View, choices: Iterable[Choice]) -> Choice | Together | None:
-        """Return what to start next of these."""
-        usable = self._usable(view, choices)
-        if not usable:
-            return None
-        seen = self._forecast(view)
-        waiting, lanes = min(usable, key=lambda each: self._rank(each[0], each[1], view, seen))
-        return self._with_company(waiting, self._least(lanes, waiting, view), view, seen)
+                for each in ranked(view.next_of(waiting.request.queue)):
+                    heapq.heappush(able, each)
 
     def _usable(self, view: View, choices: Iterable[Choice]) -> list[tuple[Waiting, list[Lane]]]:
         """Return each request with the lanes that it may have."""
@@ -149,9 +154,7 @@ class Ordered(Policy):
             return True
         return view.segment_secs(waiting, lane) <= self.borrow_ms / 1e3
 
-    def _rank(
-        self, waiting: Waiting, lanes: Sequence[Lane], view: View, seen: Forecast
-    ) -> tuple[float, ...]:
+    def _rank(self, waiting: Waiting, lanes: Sequence[Lane], view: View, seen: Forecast) -> _Rank:
         """Return what is least of who goes first: what is held, who is owed, the least slack."""
         request = waiting.request
         owed_secs, slack_secs = 0.0, request.deadline_at
