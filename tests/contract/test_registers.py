@@ -35,6 +35,7 @@ from tunerd.testing.sources import ran
 from tunerd.vocabulary import (
     FMA,
     Candidate,
+    Layout,
     TargetSpec,
     Task,
     candidate_id,
@@ -121,6 +122,24 @@ def test_each_way_to_cut_computes_what_the_default_does(name: str, tmp_path: Pat
             candidate = Candidate(task.task_id, name_of, FMA, recipe)
             got = result_of(task, candidate, tmp_path)
             np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_kernel_reads_its_weights_where_their_layout_puts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = replace(TASKS["3x3 and a bias"](cpu_target_json(2)), weight_args=(1,))
+    right = result_of(task, default_candidate(task), tmp_path)
+    templates = SOURCE.templates_of(task)
+    assert not isinstance(templates, str)
+    cut = min(templates[PACKED].tiles())
+    ((number, panels),) = templates[PACKED].layouts(cut)
+    *outer, last = panels.axes
+    other = Layout(panels.split, (*reversed(outer), last))
+    monkeypatch.setattr(Sums, "layouts", lambda *_: ((number, other),))
+    recipe = Recipe(PACKED, cut).text
+    name_of = candidate_id(task.task_id, recipe, source=FMA)
+    got = result_of(task, Candidate(task.task_id, name_of, FMA, recipe), tmp_path)
+    np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(

@@ -48,6 +48,21 @@ class Layout:
         order = sorted(range(len(self.axes)), key=lambda n: self.axes[n])
         return laid_out.transpose(order).reshape(shape)
 
+    def place(self, index: Sequence[Any], shape: Sequence[int]) -> list[Any]:
+        """Return the index at which `of` puts an element of a weight of this shape.
+
+        index: of integers, or of TVM's expressions; so is what is returned.
+        """
+        parts: list[Any] = []
+        for at, extent in zip(index, shape, strict=True):
+            inner, first = extent, len(parts)
+            while inner > 1 or len(parts) == first:
+                outer, inner = inner, inner // self.split[len(parts)]
+                part = at if inner == 1 else at // inner
+                parts.append(part if outer == extent else part % (outer // inner))
+        parts += [0] * (len(self.split) - len(parts))  # of one element each
+        return [parts[axis] for axis in self.axes]
+
 
 @dataclass(frozen=True)
 class Behind:

@@ -175,7 +175,7 @@ class Sums:
         return (*logs, float(tile.columns_outside), float(tile.fused), float(self.is_packed), secs)
 
     def layouts(self, cut: Cut) -> tuple[tuple[int, Layout], ...]:
-        """Return `LoweredKernel.layouts` of a cut."""
+        """Return `LoweredKernel.layouts` of a cut: those of a panel of columns in one piece."""
         if not self.is_packed or self.weights is None:
             return ()
         number, (*before, columns) = self.weights
@@ -216,8 +216,8 @@ class _Scheduling:
     def run(self) -> None:
         s, of = self._s, self._of
         sums = s.get_sblock(of.sums)
-        if of.is_packed:
-            self._pack(sums)
+        for _, layout in of.layouts(self._cut):
+            self._pack(sums, layout)
         behind = [*of.epilogue, *of.others]
         is_fused = bool(of.epilogue and self._cut.fused)
         # What is computed by itself, tile by tile or at the end, has all before it in it.
@@ -239,22 +239,20 @@ class _Scheduling:
         for name in of.staged:
             self._at_root(s.get_sblock(name))
 
-    def _pack(self, block: Any) -> None:
-        """Read the weights of a panel from one piece of memory: `Sums.layouts` says which."""
+    def _pack(self, block: Any, layout: Layout) -> None:
+        """Read the weights in this layout."""
         from tvm import tirx
 
-        s, size = self._s, self._cut.vectors * self._unit.lanes
-        own = s.get(block)
+        own = self._s.get(block)
         _, weights = operands(own)
-        place = next(i for i, r in enumerate(own.reads) if r.source.same_as(weights.source))
-
-        def panels(*axes: Any) -> list[Any]:
-            *before, column = axes
-            return [column // size, *before, column % size]
-
-        dtype = str(weights.indices[-1].ty.dtype)
-        layout = tirx.IndexMap.from_func(panels, ndim=len(weights.indices), index_dtype=dtype)
-        s.transform_layout(block, ("read", place), layout)
+        number = next(i for i, r in enumerate(own.reads) if r.source.same_as(weights.source))
+        shape = [int(extent) for extent in weights.source.ty.shape]
+        index_map = tirx.IndexMap.from_func(
+            lambda *axes: layout.place(axes, shape),
+            ndim=len(shape),
+            index_dtype=str(weights.indices[-1].ty.dtype),
+        )
+        self._s.transform_layout(block, ("read", number), index_map)
 
     def _tiled(self, block: Any) -> tuple[Any, list[Any]]:
         """Cut a block's spatial loops; return the loop around a tile, and those inside of it.
