@@ -6,20 +6,27 @@ import queue
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from onnx import helper
 
+from tests.lib.artifact_fixtures import model_of
 from tests.lib.colocation_plans import Script, artifact, inputs
-from tests.lib.fake_gpu import FakeContexts, FakeCudaModel, FakeGpu, FakeStaged
+from tests.lib.fake_gpu import FakeContexts, FakeCudaModel, FakeGpu, FakeStaged, fake_cuda_place
 from tests.lib.place_subjects import (
     cuda_streams,
     in_process,
     opened,
 )
+from tests.lib.super_models import artifact_of, super_artifact
+from tunerd.colocation.artifacts import needed_memory
 from tunerd.colocation.places.base import Done, Fault
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.green_contexts import units_of
+from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Lane, Seat
 from tunerd.errors import HostError, InfrastructureError
+from tunerd.vocabulary import Model
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +145,35 @@ def test_equal_shares_are_equal_sets_and_the_nearest_where_all_fit() -> None:
 
 def test_weights_of_a_member_are_planned_once_for_all_its_streams(root: Path) -> None:
     with opened(cuda_streams, root) as subject:
-        once, twice = (subject.place.needed_bytes(subject.member(0), n) for n in (1, 2))
+        once, twice = (subject.place.needed_bytes(subject.member(0), n, cut=None) for n in (1, 2))
     weights = (artifact(root, 0) / "weights.bin").stat().st_size
     assert weights < once < twice < 2 * once - weights
+
+
+def adding(floats: int) -> Model:
+    """Return a model whose input has so many values."""
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    shapes = {"x": (1, floats)}, {"y": (1, floats)}
+    return model_of(nodes, {"w": np.ones((1, floats))}, inputs=shapes[0], outputs=shapes[1])
+
+
+_LARGE = 32 << 10  # floats
+
+
+@pytest.mark.parametrize(("floats", "copies"), [(_LARGE - 1, 0), (_LARGE, 2)])
+def test_inputs_are_planned_again_where_they_are_copied_ahead(
+    floats: int, copies: int, tmp_path: Path
+) -> None:
+    member = Member(name="m", artifact=artifact_of(adding(floats), tmp_path / "a"))
+    with fake_cuda_place(Script()) as place:
+        whole, in_segments = (place.needed_bytes(member, 3, cut=cut) for cut in (None, 1e-3))
+    assert whole - in_segments == 3 * copies * floats * 4
+
+
+def test_inputs_of_lanes_are_planned_again_where_their_launch_has_large_ones(
+    tmp_path: Path,
+) -> None:
+    floats = _LARGE // 2
+    folder = super_artifact(adding(floats), tmp_path / "a", (1, 2))
+    slots = 2 * 4
+    assert needed_memory(folder).ahead_bytes == 2 * floats * 4 + slots

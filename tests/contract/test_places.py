@@ -293,7 +293,7 @@ def test_what_is_no_artifact_is_not_loaded(subject: Subject, lane: Lane, tmp_pat
 
 
 def test_memory_is_known_before_loading(subject: Subject) -> None:
-    needed = subject.place.needed_bytes(subject.member(0), 1)
+    needed = subject.place.needed_bytes(subject.member(0), 1, cut=None)
     weights = subject.member(0).artifact / "weights.bin"
     assert weights.stat().st_size < needed < subject.place.capacity_bytes()
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
 from tests.lib.colocation_plans import compiled_for_the_gpu, cuda_artifact, inputs
-from tunerd.artifacts import captured
+from tunerd.artifacts import staging
 from tunerd.artifacts.segments import Pauses, SegmentedCapture
 from tunerd.colocation import Engine, Plan
 from tunerd.colocation.places.gpu_context import GpuContext
@@ -90,7 +90,7 @@ def test_outputs_of_tenants_are_never_mixed_on_a_gpu(
 def test_copies_beside_what_runs_are_those_of_their_request(
     policy: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured, "_LARGE_BYTES", 1)  # as if the arrays were large
+    monkeypatch.setattr(staging, "_LARGE_BYTES", 1)  # as if the arrays were large
     paths = names_and_paths(root)
     seeds = range(8)
     expected = {

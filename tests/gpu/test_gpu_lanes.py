@@ -10,7 +10,7 @@ import pytest
 
 import tunerd
 from tests.lib.super_models import CONVNET, ENCODER, artifact_of, super_artifact, tenant
-from tunerd.artifacts import captured
+from tunerd.artifacts import staging
 from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.candidates import registry
@@ -116,7 +116,7 @@ def test_staged_launches_one_behind_the_other_mix_no_answers(
 
     from tunerd.system.cuda_driver import checked
 
-    monkeypatch.setattr(captured, "_LARGE_BYTES", large_bytes)
+    monkeypatch.setattr(staging, "_LARGE_BYTES", large_bytes)
     together, alone = world
     stream, bring, fetch = (int(checked(driver.cuStreamCreate(1))) for _ in range(3))
     lanes = together.staged_lanes(stream, 2)

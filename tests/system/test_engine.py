@@ -245,7 +245,7 @@ def test_a_member_that_does_not_fit_is_refused_before_any_is_loaded(
     script: Script, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(script, plan_of(root, TWO))
-    needed = InProcessPlace().needed_bytes(engine.plan.members[0], 1)
+    needed = InProcessPlace().needed_bytes(engine.plan.members[0], 1, cut=None)
     monkeypatch.setattr(cores, "memory_bytes", lambda: int(1.6 * needed))
     closed: list[str] = []
     monkeypatch.setattr(engine._place, "close", lambda: closed.append("the device is given back"))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunerd.artifacts import captured
+from tunerd.artifacts import captured, staging
 from tunerd.artifacts.captured import Recorder, StagedModel
 from tunerd.artifacts.manifest import SLOTS
 from tunerd.artifacts.staging import PinnedArrays
@@ -211,7 +211,7 @@ def test_a_launch_brings_the_inputs_and_fetches_the_outputs() -> None:
 
 
 def test_large_arrays_are_copied_beside_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
     driver = Driver()
     recorder: Any = Doubling(driver)
     one, two = StagedModel(recorder, is_ahead=True), StagedModel(recorder, is_ahead=True)

@@ -23,15 +23,13 @@ from typing import Any
 
 from tunerd.artifacts.device import zeros
 from tunerd.artifacts.segments import Cut, GraphPieces
-from tunerd.artifacts.staging import PinnedArrays, bytes_of
+from tunerd.artifacts.staging import PinnedArrays, are_large
 from tunerd.system.cuda_driver import ShortCalls, checked
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
-# What takes less time to copy than it takes two streams to agree.
-_LARGE_BYTES = 128 << 10
 # To an address, from one, so many bytes; one of them is on the device.
 Copy = tuple[int, int, int]
 
@@ -297,8 +295,8 @@ class _Staging:
         self._recorder, self._driver = recorder, recorder.driver
         self._inputs = PinnedArrays(self._driver, recorder.input_specs)
         self._outputs = PinnedArrays(self._driver, recorder.output_specs)
-        self._brings_apart = is_ahead and _are_large(recorder.input_specs)
-        self.fetches_apart = is_ahead and _are_large(recorder.output_specs)
+        self._brings_apart = is_ahead and are_large(recorder.input_specs)
+        self.fetches_apart = is_ahead and are_large(recorder.output_specs)
         self._brought = recorder.more_inputs() if self._brings_apart else recorder.inputs
         self._there = {name: self._brought[name].data_ptr() for name in self._inputs.places}
         self._back: list[Copy] = []
@@ -340,10 +338,6 @@ class _Staging:
             held.write(inputs)
         places = held.places
         return [(there, *places[name]) for name, there in self._there.items()]
-
-
-def _are_large(specs: Sequence[TensorSpec]) -> bool:
-    return sum(map(bytes_of, specs)) >= _LARGE_BYTES
 
 
 class StagedModel(_Staging):

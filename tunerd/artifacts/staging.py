@@ -17,11 +17,18 @@ from tunerd.vocabulary import Arrays, TensorSpec
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _ALIGNMENT = 256  # bytes, of each array
 _POOL_BYTES, _POOL_ARRAYS = 64 << 20, 64  # at most, in one pool
+# What takes less time to copy than it takes two streams to agree.
+_LARGE_BYTES = 128 << 10
 
 
 def bytes_of(spec: TensorSpec) -> int:
     """Return the bytes of an array."""
     return math.prod(spec.shape) * dtype_of(spec.dtype).itemsize
+
+
+def are_large(specs: Sequence[TensorSpec]) -> bool:
+    """Say whether arrays are copied on a stream of their own, while that of the graphs has work."""
+    return sum(map(bytes_of, specs)) >= _LARGE_BYTES
 
 
 class PinnedArrays(dict[str, np.ndarray[Any, Any]]):

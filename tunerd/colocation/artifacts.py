@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tunerd.artifacts.manifest import (
     LIBRARY,
     MANIFEST,
     SAMPLE,
+    SLOTS,
     WEIGHTS,
     LoadError,
     Manifest,
@@ -23,6 +23,7 @@ from tunerd.artifacts.manifest import (
     sha256_of,
     stored_at,
 )
+from tunerd.artifacts.staging import are_large, bytes_of
 from tunerd.artifacts.weights import map_weights
 from tunerd.colocation.plan import Member
 from tunerd.system.arrays import dtype_of, timing_values
@@ -84,7 +85,7 @@ class Needed:
 
     shared_bytes: int  # weights and code
     each_bytes: int  # inputs, outputs, and the planned storage between kernels
-    input_bytes: int = 0  # those among them
+    ahead_bytes: int = 0  # a further copy of the inputs, where they are large enough for one
 
 
 def needed_memory(path: Path, weights: int = 1) -> Needed:
@@ -97,18 +98,21 @@ def needed_memory(path: Path, weights: int = 1) -> Needed:
         weights: of how many tenants.
     """
     shared: dict[int, int] = {}
-    each: dict[int, tuple[int, int]] = {}  # all, and the inputs
+    each: dict[int, tuple[int, int]] = {}  # all, and a copy of the inputs
     variants = _variants(path)
     for variant in variants:
         count = int(variant.get("tenants", 1))
         library = stored_at(path, variant, LIBRARY).stat().st_size
-        inputs, outputs = (sum(map(_bytes_of, variant[kind])) for kind in ("inputs", "outputs"))
-        own = count * (inputs + outputs) + int(variant.get("storage_bytes", 0))
+        inputs = _graph_inputs(variant)
+        input_bytes = sum(map(bytes_of, inputs))
+        output_bytes = count * sum(map(bytes_of, _specs(variant["outputs"])))
+        own = input_bytes + output_bytes + int(variant.get("storage_bytes", 0))
+        ahead = input_bytes if are_large(inputs) else 0
         shared[count] = max(shared.get(count, 0), library)
-        each[count] = max(each.get(count, (0, 0)), (own, count * inputs))
+        each[count] = max(each.get(count, (0, 0)), (own, ahead))
     one = max(stored_at(path, variant, WEIGHTS).stat().st_size for variant in variants)
-    own, inputs = (sum(of) for of in zip(*each.values(), strict=True))
-    return Needed(sum(shared.values()) + weights * one, own, inputs)
+    own, ahead = (sum(of) for of in zip(*each.values(), strict=True))
+    return Needed(sum(shared.values()) + weights * one, own, ahead)
 
 
 def checked_inputs(member: str, specs: Sequence[TensorSpec], inputs: Any) -> Arrays:
@@ -150,5 +154,11 @@ def _specs(entries: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(e["name"], tuple(e["shape"]), e["dtype"]) for e in entries)
 
 
-def _bytes_of(entry: Mapping[str, Any]) -> int:
-    return math.prod(map(int, entry["shape"])) * dtype_of(entry["dtype"]).itemsize
+def _graph_inputs(variant: Manifest) -> tuple[TensorSpec, ...]:
+    """Return what a launch takes: for several tenants a row each, and where their weights lie."""
+    specs = _specs(variant["inputs"])
+    if "tenants" not in variant:
+        return specs
+    rows = (int(variant["tenants"]),)
+    wide = (replace(spec, shape=(*rows, *spec.shape)) for spec in specs)
+    return (*wide, TensorSpec(SLOTS, rows, "int32"))

@@ -88,7 +88,9 @@ class Engine:
         try:
             layouts = [self._place.cut(lanes) for lanes in self._layouts()]
             every = [lane for lanes in layouts for lane in lanes]
-            self._needed = planned_bytes(self._place, members, every, self._groups)
+            self._needed = planned_bytes(
+                self._place, members, every, self._groups, cut_of=self._policy.cut_of
+            )
             self._scheduler = self._loaded(layouts)
         except BaseException:
             self._place.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from tunerd.artifacts.segments import Cut
 from tunerd.colocation.places.base import Place
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Group, Lane
@@ -13,9 +14,16 @@ _HEADROOM = 0.9  # of the memory: allocators round up, and others have some
 
 
 def planned_bytes(
-    place: Place, members: Sequence[Member], lanes: Sequence[Lane], groups: Sequence[Group] = ()
+    place: Place,
+    members: Sequence[Member],
+    lanes: Sequence[Lane],
+    groups: Sequence[Group] = (),
+    *,
+    cut_of: Callable[[str], Cut | None],
 ) -> dict[str, int]:
     """Return what each member needs, in the order of loading; those of a group an equal part.
+
+    cut_of: how a member that is in no group is cut into segments, as `Place.load` takes it.
 
     Raises HostError, with the member's name and the numbers, for the first that does not fit.
     """
@@ -27,7 +35,7 @@ def planned_bytes(
         names = {member.name} if group is None else set(group.members)
         seats = sum(not names.isdisjoint(lane.members) for lane in lanes)
         if group is None:
-            size = place.needed_bytes(member, seats)
+            size = place.needed_bytes(member, seats, cut=cut_of(member.name))
         else:
             size = place.needed_together_bytes(group, seats) // len(group.members)
         taken = sum(needed.values())

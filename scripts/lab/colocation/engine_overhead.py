@@ -66,7 +66,7 @@ class FreePlace(Place):
     def capacity_bytes(self) -> int:
         return 1 << 60
 
-    def needed_bytes(self, member: Member, seats: int) -> int:
+    def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
         return 1
 
     def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:

@@ -110,8 +110,11 @@ class Place(ABC):
         """Return the memory that there is for seats."""
 
     @abstractmethod
-    def needed_bytes(self, member: Member, seats: int) -> int:
-        """Return the memory that so many seats of a member take, before any is loaded."""
+    def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
+        """Return the memory that so many seats of a member take, before any is loaded.
+
+        cut: as `load` takes it.
+        """
 
     @abstractmethod
     def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:

@@ -94,15 +94,17 @@ class CudaStreamsPlace(Place):
     def capacity_bytes(self) -> int:
         return self._gpu.free_bytes()
 
-    def needed_bytes(self, member: Member, seats: int) -> int:
-        return self._needed(artifacts.needed_memory(member.artifact), seats)
+    def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
+        needed = artifacts.needed_memory(member.artifact)
+        # What runs in segments has its inputs copied when it starts.
+        return self._needed(needed, seats, ahead=self.depth if cut is None else 0)
 
     def needed_together_bytes(self, group: Group, seats: int) -> int:
-        return self._needed(artifacts.needed_memory(group.kernels, len(group.members)), seats)
+        needed = artifacts.needed_memory(group.kernels, len(group.members))
+        return self._needed(needed, seats, ahead=self.depth)
 
-    def _needed(self, needed: artifacts.Needed, seats: int) -> int:
-        # Inputs of each request that is started at a time, beside those that kernels read.
-        each_bytes = needed.each_bytes + self.depth * needed.input_bytes
+    def _needed(self, needed: artifacts.Needed, seats: int, *, ahead: int) -> int:
+        each_bytes = needed.each_bytes + ahead * needed.ahead_bytes
         return needed.shared_bytes + seats * each_bytes
 
     def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:

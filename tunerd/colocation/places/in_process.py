@@ -108,7 +108,7 @@ class InProcessPlace(Place):
     def capacity_bytes(self) -> int:
         return cores.memory_bytes()
 
-    def needed_bytes(self, member: Member, seats: int) -> int:
+    def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
         needed = artifacts.needed_memory(member.artifact)
         return seats * (needed.shared_bytes + needed.each_bytes)
 

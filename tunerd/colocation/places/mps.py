@@ -62,7 +62,7 @@ class MpsPlace(RunnersPlace):
     def capacity_bytes(self) -> int:
         return self._gpu.mem_bytes - self._used_bytes()
 
-    def needed_bytes(self, member: Member, seats: int) -> int:
+    def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
         needed = artifacts.needed_memory(member.artifact)
         return seats * (needed.shared_bytes + needed.each_bytes + PROCESS_BYTES["mps"])
 
