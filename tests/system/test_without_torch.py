@@ -67,6 +67,15 @@ def test_tvm_finds_no_torch_and_others_do(machine: Machine) -> None:
     assert machine.imports() == 1
 
 
+def test_who_imports_disco_by_itself_gets_it(machine: Machine) -> None:
+    keep = "from tunerd.system.without_torch import keep_torch_from_tvm as keep; keep()"
+    machine.python(
+        "-c",
+        f"{keep}; import sys, tvm; assert not any('disco' in name for name in sys.modules); "
+        "import tvm.runtime.disco as disco; assert disco.ProcessSession",
+    )
+
+
 def test_nothing_of_a_run_imports_torch(machine: Machine, tmp_path: Path) -> None:
     relu = model(
         [helper.make_node("Relu", ["x"], ["y"])], inputs={"x": (64, 64)}, outputs={"y": (64, 64)}

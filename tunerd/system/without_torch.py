@@ -4,9 +4,10 @@ TVM imports PyTorch wherever it is installed, to pass PyTorch's tensors faster (
 and tvm/relax/base_py_module.py). No tensor here is PyTorch's, and the import is most of what a
 slice's runner starts with (results, "What a start takes").
 
-Nor does TVM find its own `disco` there. It imports that before the library that it is of is loaded,
-fails, and goes on without it (tvm/runtime/__init__.py). To fail takes a quarter of a second, in
-which all libraries are read for the backtrace of an error that nobody sees.
+Nor does tvm/runtime/__init__.py find `disco` there, which it imports before the library of that is
+loaded: it fails, and goes on without. To fail takes a fifth of a second, in which all libraries are
+read for the backtrace of an error that nobody sees. It is the first error, which alone takes so
+long: where TVM finds no CUDA, another one of its import is. Who imports `disco` later gets it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import ModuleType
 
 
 def keep_torch_from_tvm() -> None:
-    """Let TVM, and nobody else in this process, find no PyTorch, and no `disco`.
+    """Let TVM, and nobody else in this process, find no PyTorch, and no `disco` while it starts.
 
     Call it before TVM is imported.
 
@@ -32,7 +33,7 @@ class _WithoutTorch(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> None:
-        if fullname == "tvm.runtime.disco":
+        if fullname == "tvm.runtime.disco" and _importer() == "tvm.runtime":
             raise ModuleNotFoundError("TVM does without it, sooner so", name=fullname)
         if fullname == "torch" and _importer().partition(".")[0] in ("tvm", "tvm_ffi"):
             raise ModuleNotFoundError("TVM does without PyTorch here", name="torch")
