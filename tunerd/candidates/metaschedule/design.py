@@ -7,18 +7,14 @@ accumulators. All of it follows from the tile sizes and from how the tiled block
 and is computed here for thousands of choices at once.
 
 A choice is a row of integers: a tile has a column for each of its parts, any other knob one column.
-A trace's JSON is TVM's: a list of instructions [kind, inputs, attributes, outputs], and a list of
-decisions [index, value]. Everything from the instruction EnterPostproc on follows from the rest.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +24,18 @@ from tunerd.candidates.metaschedule.access import MAX_READS, Access
 from tunerd.candidates.metaschedule.gpu_estimate import Columns, Tiling, estimated_secs
 from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices, Knob, Location, Option, Tile
 from tunerd.candidates.metaschedule.tensor_cores import is_tensorized
+from tunerd.candidates.metaschedule.traces import (
+    TiledBlock,
+    Trace,
+    before_postprocessing,
+    knobs_of,
+    pipeline_copies,
+    skeleton_of,
+    tiled_block,
+    unroll_knob,
+)
 
 FEATURES = 96  # that a cost model sees of a choice
-SOFTWARE_PIPELINE = "software_pipeline_stage"  # TVM's annotation of a loop
 
 _MAX_OPTIONS = 4  # knobs without parts that a cost model sees
 _MAX_RAW = 12  # factors that it sees of a sketch without a tiled block
@@ -39,26 +44,6 @@ _MAX_RAW = 12  # factors that it sees of a sketch without a tiled block
 _SHARED = (1, 1)
 _GPU_LEVELS = "SSS"  # grid, virtual threads, threads
 _VECTOR_BYTES = 64  # the widest of a CPU
-# What rules write into a trace from their settings or the target: the cores of a share, a block's
-# threads, and whether TVM or NVRTC unrolls.
-_SETTINGS = (
-    "meta_schedule.parallel",
-    "meta_schedule.vectorize",
-    "meta_schedule.thread_extent_low_inclusive",
-    "meta_schedule.thread_extent_high_inclusive",
-)
-_UNROLLS = ("meta_schedule.unroll_explicit", "meta_schedule.unroll_implicit")
-
-
-@dataclass(frozen=True)
-class TiledBlock:
-    """The block that a sketch tiles: its loops' kinds, and what it reads and writes."""
-
-    name: str
-    structure: str  # such as SSSRRSRS: levels of spatial and reduction loops, outermost first
-    spatial: tuple[int, ...]  # positions of its tiles in the sketch's knobs
-    reduction: tuple[int, ...]
-    accesses: tuple[Access, ...]  # reads first, the write last
 
 
 @dataclass(frozen=True)
@@ -87,27 +72,27 @@ class Sketch:
     def __init__(
         self,
         index: int,
-        trace: tuple[list[Any], list[Any]],
+        trace: Trace,
         accesses: Mapping[str, list[Access]],
         sms: float | None,
     ) -> None:
         """Take what Design takes, of one trace."""
         self.index = index
         self._sms = sms
-        self.instructions = _before_postprocessing(trace[0])
+        self.instructions = before_postprocessing(trace[0])
         self.key = json.dumps(self.instructions)
-        self.skeleton = _skeleton(self.instructions)
+        self.skeleton = skeleton_of(self.instructions)
         decided = dict(trace[1])
-        self.knobs = _knobs(self.instructions, decided)
+        self.knobs = knobs_of(self.instructions, decided)
         ends = np.cumsum([0, *(k.parts for k in self.knobs)]).tolist()
         self.width = int(ends[-1])
         self._columns = [slice(a, b) for a, b in itertools.pairwise(ends)]
         open_instructions = {k.instruction for k in self.knobs}
         self._fixed = {i: value for i, value in decided.items() if i not in open_instructions}
-        self.copies = _pipeline_copies(self.instructions)
-        self._unroll = _unroll_knob(self.instructions, self.knobs)
+        self.copies = pipeline_copies(self.instructions)
+        self._unroll = unroll_knob(self.instructions, self.knobs)
         self.is_tensorized = is_tensorized(self.instructions)
-        self.block = _tiled_block(self.instructions, self.knobs, accesses)
+        self.block = tiled_block(self.instructions, self.knobs, accesses)
         if self.is_tensorized:  # whose loops are not those that the block has in the task
             self.block = None
 
@@ -137,7 +122,7 @@ class Sketch:
             child[other, columns] = second[other, columns]
         return child
 
-    def encode(self, trace: tuple[list[Any], list[Any]]) -> Choices:
+    def encode(self, trace: Trace) -> Choices:
         """Return the choice of a trace of this sketch, shape [width]."""
         decided = dict(trace[1])
         row = np.zeros(self.width, dtype=np.int64)
@@ -145,7 +130,7 @@ class Sketch:
             row[columns] = decided[knob.instruction]
         return row
 
-    def translate(self, trace: tuple[list[Any], list[Any]]) -> Choices | None:
+    def translate(self, trace: Trace) -> Choices | None:
         """Return the choice of a trace with the same steps, or None where it is not allowed."""
         instructions, decisions = trace
         decided = dict(decisions)
@@ -157,7 +142,7 @@ class Sketch:
             row[columns] = own
         return row
 
-    def decode(self, row: Choices) -> tuple[list[Any], list[Any]]:
+    def decode(self, row: Choices) -> Trace:
         """Return the trace's JSON of a choice; TVM decides what is undecided."""
         decided = dict(self._fixed)
         for knob, columns in self._knobs_and_columns():
@@ -347,7 +332,7 @@ class Design:
 
     def __init__(
         self,
-        traces: Sequence[tuple[list[Any], list[Any]]],
+        traces: Sequence[Trace],
         accesses: Mapping[str, list[Access]],
         *,
         sms: float | None = None,
@@ -360,96 +345,20 @@ class Design:
         self._by_key = {s.key: s for s in self.sketches}
         self._by_skeleton = {s.skeleton: s for s in reversed(self.sketches)}
 
-    def find(self, trace: tuple[list[Any], list[Any]]) -> Sketch | None:
+    def find(self, trace: Trace) -> Sketch | None:
         """Return the sketch of a trace, or None: other rules made it."""
-        return self._by_key.get(json.dumps(_before_postprocessing(trace[0])))
+        return self._by_key.get(json.dumps(before_postprocessing(trace[0])))
 
-    def translate(self, trace: tuple[list[Any], list[Any]]) -> tuple[Sketch, Choices] | None:
+    def translate(self, trace: Trace) -> tuple[Sketch, Choices] | None:
         """Return what a trace of another target or of earlier rules decides, as a choice here.
 
         None where no sketch has the same steps, or its sketch does not allow what was decided.
         """
         sketch = self.find(trace)
         if sketch is None:
-            sketch = self._by_skeleton.get(_skeleton(_before_postprocessing(trace[0])))
+            sketch = self._by_skeleton.get(skeleton_of(before_postprocessing(trace[0])))
         row = None if sketch is None else sketch.translate(trace)
         return None if sketch is None or row is None else (sketch, row)
-
-
-def _before_postprocessing(instructions: Sequence[Any]) -> list[Any]:
-    return list(itertools.takewhile(lambda i: i[0] != "EnterPostproc", instructions))
-
-
-def _skeleton(instructions: Sequence[Any]) -> str:
-    """Return the steps of a trace, less what rules take from their settings or the target."""
-    steps = []
-    for kind, inputs, attributes, outputs in instructions:
-        if kind == "Annotate" and attributes[0] in _SETTINGS:
-            steps.append([kind, inputs[:1], attributes, outputs])
-        elif kind == "Annotate" and attributes[0] in _UNROLLS:
-            steps.append([kind, inputs, _UNROLLS[:1], outputs])
-        elif kind == "SamplePerfectTile":
-            steps.append([kind, inputs, attributes[:1], outputs])
-        elif kind == "SampleCategorical":
-            steps.append([kind, inputs, [], outputs])
-        else:
-            steps.append([kind, inputs, attributes, outputs])
-    return json.dumps(steps)
-
-
-def _knobs(instructions: Sequence[Any], decided: Mapping[int, Any]) -> list[Knob]:
-    knobs: list[Knob] = []
-    for i, (kind, _, attributes, _) in enumerate(instructions):
-        if kind == "SamplePerfectTile":
-            parts, max_innermost = attributes
-            knobs.append(Tile(i, math.prod(decided[i]), parts, max_innermost))
-        elif kind == "SampleCategorical":
-            knobs.append(Option(i, tuple(attributes[0])))
-        elif kind == "SampleComputeLocation":
-            knobs.append(Location(i))
-    return knobs
-
-
-def _unroll_knob(instructions: Sequence[Any], knobs: Sequence[Knob]) -> tuple[int, Option] | None:
-    """Return the knob that says how far TVM unrolls, and its place among the knobs."""
-    drawn = {instructions[k.instruction][3][0]: (i, k) for i, k in enumerate(knobs)}
-    for kind, inputs, attributes, _ in instructions:
-        if kind == "Annotate" and attributes[0] == _UNROLLS[0]:
-            place, knob = drawn.get(inputs[1], (0, None))
-            return (place, knob) if isinstance(knob, Option) else None
-    return None
-
-
-def _pipeline_copies(instructions: Sequence[Any]) -> int:
-    """Return how many copies of its shared buffers a sketch keeps: one for each stage under way."""
-    stages = [
-        max(inputs[1])
-        for kind, inputs, attributes, _ in instructions
-        if kind == "Annotate" and attributes == [SOFTWARE_PIPELINE]
-    ]
-    return 1 + max(stages, default=0)
-
-
-def _tiled_block(
-    instructions: Sequence[Any], knobs: Sequence[Knob], accesses: Mapping[str, list[Access]]
-) -> TiledBlock | None:
-    """Find the block that is tiled over all its loops, each by the tile in the same place."""
-    blocks: dict[str, str] = {}
-    structure, tiled = "", ""
-    for kind, inputs, attributes, outputs in instructions:
-        if kind == "GetSBlock":
-            blocks[outputs[0]] = attributes[0]
-        elif kind == "Annotate" and attributes == ["meta_schedule.tiling_structure"]:
-            structure, tiled = json.loads(inputs[1]), blocks.get(inputs[0], "")
-    parts = {i: k.parts for i, k in enumerate(knobs) if isinstance(k, Tile)}
-    spatial = tuple(i for i, p in parts.items() if p == structure.count("S"))
-    reduction = tuple(i for i, p in parts.items() if p == structure.count("R"))
-    known = accesses.get(tiled)
-    if known is None or not spatial or set(spatial) & set(reduction):
-        return None
-    if known[-1].strides.shape[1] != len(spatial) + len(reduction):
-        return None
-    return TiledBlock(tiled, structure, spatial, reduction, tuple(known))
 
 
 def _cuts(structure: str) -> list[tuple[int, int]]:

@@ -31,7 +31,7 @@ import numpy as np
 
 from tunerd.candidates.base import BATCH, LoweredKernel, Search
 from tunerd.candidates.cost_model import CostModel
-from tunerd.candidates.metaschedule.design import SOFTWARE_PIPELINE, Design, Limits
+from tunerd.candidates.metaschedule.design import Design, Limits
 from tunerd.candidates.metaschedule.drawing import (
     Choice,
     by_chance,
@@ -43,6 +43,7 @@ from tunerd.candidates.metaschedule.drawing import (
 from tunerd.candidates.metaschedule.gpu_estimate import Columns
 from tunerd.candidates.metaschedule.knobs import UNDECIDED, Choices
 from tunerd.candidates.metaschedule.space import design_space
+from tunerd.candidates.metaschedule.traces import SOFTWARE_PIPELINE
 from tunerd.vocabulary import (
     METASCHEDULE,
     Candidate,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunerd.candidates.metaschedule.access import accesses_of
-from tunerd.candidates.metaschedule.design import SOFTWARE_PIPELINE, Design, Limits, Sketch
+from tunerd.candidates.metaschedule.design import Design, Limits, Sketch
 from tunerd.candidates.metaschedule.knobs import Choices
 from tunerd.candidates.metaschedule.tensor_cores import tensor_core_traces
+from tunerd.candidates.metaschedule.traces import SOFTWARE_PIPELINE
 from tunerd.vocabulary import Task
 
 
