@@ -66,47 +66,84 @@ def regulate(
     say("trying where each member may stop")
     kernels = measurer.kernels()
     alone = {k.name: sum(k.secs) for k in kernels}
-    before = {kind: PolicyChoice(kind=kind) for kind in ("time", "streams")}
-    if plan.policy.kind not in (*before, KIND):
-        before[plan.policy.kind] = plan.policy
+    before = _baselines(plan)
     seen = {}
     for kind, policy in before.items():
         say(f"{kind}: all busy for {probe_secs:g} s")
         seen[kind] = measurer.under(policy)
-    bounds = bounds_of(plan, seen["time"])
-    count = 0
-
-    def measure(regulation: Regulation) -> Outcome:
-        nonlocal count
-        policy = _policy(regulation)
-        left_secs = ends_at - time.monotonic()
-        proof_secs = proof_rounds * (len(before) + 1) * measurer.wall_secs
-        if count and not measurer.is_known(policy) and left_secs < proof_secs:
-            raise search.OutOfBudget
-        count += 1
-        found = outcome(measurer.under(policy), alone, bounds)
-        say(f"{count}: {search.text_of(regulation, found)}; {max(0.0, left_secs):.0f} s left")
-        return found
-
-    found = search.find(kernels, measure, say)
+    proofs = proof_rounds * (len(before) + 1)
+    trials = _Trials(measurer, alone, bounds_of(plan, seen["time"]), ends_at, proofs, say)
+    found = search.find(kernels, trials.measure, say)
     chosen = before | {KIND: _policy(found.regulation)}
-    proved: dict[str, list[Busy]] = {kind: [] for kind in chosen}
-    for nth in range(proof_rounds):
-        for kind, policy in chosen.items():
-            say(f"{kind}: proof, round {nth + 1} of {proof_rounds}")
-            proved[kind].append(measurer.under(policy, anew=True))
-    busy = {kind: in_turns(rounds) for kind, rounds in proved.items()}
+    busy = _proved(measurer, chosen, rounds=proof_rounds, say=say)
     bounds = bounds_of(plan, busy["time"])
-    best = "time"
-    for kind in busy:
-        if outcome(busy[kind], alone, bounds).is_better_than(outcome(busy[best], alone, bounds)):
-            best = kind
-    measured = tuple(
-        _measured(kind, each, alone, round(proof_rounds * probe_secs, 3))
-        for kind, each in busy.items()
-    )
+    best = _best({kind: outcome(each, alone, bounds) for kind, each in busy.items()})
+    secs = round(proof_rounds * probe_secs, 3)
+    measured = tuple(_measured(kind, each, alone, secs) for kind, each in busy.items())
     made = plan.model_copy(update={"policy": chosen[best], "measured": measured})
     return RegulatedPlan(made, found.tried, {name: 1e3 * secs for name, secs in bounds.items()})
+
+
+def _baselines(plan: Plan) -> dict[str, PolicyChoice]:
+    """Return the policies by kind to which a regulation is compared."""
+    found = {kind: PolicyChoice(kind=kind) for kind in ("time", "streams")}
+    if plan.policy.kind not in (*found, KIND):
+        found[plan.policy.kind] = plan.policy
+    return found
+
+
+@dataclass
+class _Trials:
+    """Measures regulations while there is time for one more and for the proof.
+
+    bounds: of each member's tail, in seconds. proofs: how many measurements a proof takes.
+    """
+
+    measurer: EngineMeasurer
+    alone: Mapping[str, float]
+    bounds: Mapping[str, float]
+    ends_at: float
+    proofs: int
+    say: Callable[[str], None]
+    count: int = 0
+
+    def measure(self, regulation: Regulation) -> Outcome:
+        """Measure one; raises OutOfBudget, but never for the first."""
+        policy = _policy(regulation)
+        left_secs = self.ends_at - time.monotonic()
+        is_short = left_secs < self.proofs * self.measurer.wall_secs
+        if self.count and is_short and not self.measurer.is_known(policy):
+            raise search.OutOfBudget
+        self.count += 1
+        found = outcome(self.measurer.under(policy), self.alone, self.bounds)
+        text = search.text_of(regulation, found)
+        self.say(f"{self.count}: {text}; {max(0.0, left_secs):.0f} s left")
+        return found
+
+
+def _proved(
+    measurer: EngineMeasurer,
+    policies: Mapping[str, PolicyChoice],
+    *,
+    rounds: int,
+    say: Callable[[str], None],
+) -> dict[str, Busy]:
+    """Measure policies anew, in turns, and return what all got under each."""
+    proved: dict[str, list[Busy]] = {kind: [] for kind in policies}
+    for nth in range(rounds):
+        for kind, policy in policies.items():
+            say(f"{kind}: proof, round {nth + 1} of {rounds}")
+            proved[kind].append(measurer.under(policy, anew=True))
+    return {kind: in_turns(each) for kind, each in proved.items()}
+
+
+def _best(outcomes: Mapping[str, Outcome]) -> str:
+    """Return the kind of the best, `time` where no other is better."""
+    best = "time"
+    for kind, found in outcomes.items():
+        if found.is_better_than(outcomes[best]):
+            best = kind
+    return best
 
 
 def bounds_of(plan: Plan, one_by_one: Busy) -> dict[str, float]:
