@@ -87,6 +87,11 @@ class Needed:
     each_bytes: int  # inputs, outputs, and the planned storage between kernels
     ahead_bytes: int = 0  # a further copy of the inputs, where they are large enough for one
 
+    @property
+    def alone_bytes(self) -> int:
+        """Return the bytes of a seat that shares nothing."""
+        return self.shared_bytes + self.each_bytes
+
 
 def needed_memory(path: Path, weights: int = 1) -> Needed:
     """Return what an artifact takes when it is loaded, of several shares the most.

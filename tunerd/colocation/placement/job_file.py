@@ -107,8 +107,7 @@ class JobEntry(Part):
         if self.memory_gib is not None:
             return int(self.memory_gib * GIB)
         if self.artifact is not None:
-            needed = needed_memory(self.artifact)
-            return needed.shared_bytes + needed.each_bytes + CONTEXT_BYTES
+            return needed_memory(self.artifact).alone_bytes + CONTEXT_BYTES
         peak = peaks.get(work_of(self.words(Path())), 0)
         return int(_HEADROOM * peak) if peak else TUNING_BYTES
 

@@ -208,3 +208,9 @@ class Place(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def refuse_cores(lanes: Sequence[Lane]) -> None:
+    """Raise HostError where a lane of a GPU is to have cores."""
+    if named := [lane for lane in lanes if lane.cores]:
+        raise HostError(f"{named[0].name} is to have cores, and this place is a GPU: name none")

@@ -21,7 +21,7 @@ from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedPool, bytes_of
 from tunerd.colocation import artifacts
 from tunerd.colocation.groups import add_tenants, load_for_tenants
-from tunerd.colocation.places.base import Fault, Loaded, Place, Told
+from tunerd.colocation.places.base import Fault, Loaded, Place, Told, refuse_cores
 from tunerd.colocation.places.completions import Completions, sleep_exactly
 from tunerd.colocation.places.cuda_seats import (
     CudaGroup,
@@ -36,7 +36,7 @@ from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts, Part
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Group, Lane, Seat
-from tunerd.errors import HostError, InfrastructureError
+from tunerd.errors import InfrastructureError
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _CLOSE_SECS = 5.0
@@ -81,8 +81,7 @@ class CudaStreamsPlace(Place):
         self.gpu_uuid = self._gpu.uuid
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
-        if named := [lane for lane in lanes if lane.cores]:
-            raise HostError(f"{named[0].name} is to have cores, and this place is a GPU: name none")
+        refuse_cores(lanes)
         if parts := [(lane.name, lane.pct) for lane in lanes if lane.pct < 100]:
             self._gpu.make_current()
             contexts = self._make_contexts()

@@ -109,8 +109,7 @@ class InProcessPlace(Place):
         return cores.memory_bytes()
 
     def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
-        needed = artifacts.needed_memory(member.artifact)
-        return seats * (needed.shared_bytes + needed.each_bytes)
+        return seats * artifacts.needed_memory(member.artifact).alone_bytes
 
     def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
         made = _Seat(member, lane, self._open_model, cut)
@@ -119,7 +118,7 @@ class InProcessPlace(Place):
 
     def needed_together_bytes(self, group: Group, seats: int) -> int:
         needed = artifacts.needed_memory(group.kernels, len(group.members))
-        return seats * (needed.shared_bytes + needed.each_bytes)
+        return seats * needed.alone_bytes
 
     def load_group(self, group: Group, members: Sequence[Member], lane: Lane) -> Loaded:
         made = _GroupSeat(group, members, lane, self._open_for_tenants)

@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tunerd.artifacts.segments import Cut
-from tunerd.colocation import artifacts
-from tunerd.colocation.places.base import PROCESS_BYTES, Loaded
+from tunerd.colocation.places.base import Loaded, refuse_cores
 from tunerd.colocation.places.processes import RunnersPlace
-from tunerd.colocation.plan import Member
+from tunerd.colocation.plan import Member, PlaceKind
 from tunerd.colocation.work import Lane, Seat
 from tunerd.errors import HostError
 from tunerd.slices.base import ProcessSlice
@@ -35,7 +34,7 @@ class MpsPlace(RunnersPlace):
     Raises HostError where MPS cannot be used here.
     """
 
-    kind: ClassVar[str] = "mps"
+    kind: ClassVar[PlaceKind] = "mps"
 
     def __init__(self, gpu: GpuFacts | None = None) -> None:
         super().__init__()
@@ -46,8 +45,7 @@ class MpsPlace(RunnersPlace):
         self._early = contextlib.ExitStack()
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
-        if named := [lane for lane in lanes if lane.cores]:
-            raise HostError(f"{named[0].name} is to have cores, and this place is a GPU: name none")
+        refuse_cores(lanes)
         seats = [(Seat(member, lane.name), lane) for lane in lanes for member in lane.members]
         specs = [self._spec_of(seat, lane) for seat, lane in seats]
         if len(self._specs) > MPS_CLIENT_LIMIT:
@@ -61,10 +59,6 @@ class MpsPlace(RunnersPlace):
 
     def capacity_bytes(self) -> int:
         return self._gpu.mem_bytes - self._used_bytes()
-
-    def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
-        needed = artifacts.needed_memory(member.artifact)
-        return seats * (needed.shared_bytes + needed.each_bytes + PROCESS_BYTES["mps"])
 
     def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
         seat, before = Seat(member.name, lane.name), self._used_bytes()

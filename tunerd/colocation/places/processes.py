@@ -20,7 +20,7 @@ from tunerd.colocation import artifacts
 from tunerd.colocation.places import cpu_cut
 from tunerd.colocation.places.base import PROCESS_BYTES, Done, Fault, Loaded, Place, Told
 from tunerd.colocation.places.seat_thread import SeatThread
-from tunerd.colocation.plan import Member, Proof
+from tunerd.colocation.plan import Member, PlaceKind, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.runner.client import ModelRunError
 from tunerd.runner.seat_client import Cutting, SeatClient
@@ -89,6 +89,7 @@ class _Seat:
 class RunnersPlace(Place):
     """Seats in processes; members say how a device is cut, and what makes a process of a lane."""
 
+    kind: ClassVar[PlaceKind]
     loaders: ClassVar[int] = 8
 
     def __init__(self) -> None:
@@ -99,6 +100,10 @@ class RunnersPlace(Place):
     @abstractmethod
     def _slice_of(self, seat: Seat, lane: Lane) -> ProcessSlice:
         """Return what a process for a seat is started by."""
+
+    def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
+        needed = artifacts.needed_memory(member.artifact)
+        return seats * (needed.alone_bytes + PROCESS_BYTES[self.kind])
 
     def load(self, member: Member, lane: Lane, *, cut: Cut | None) -> Loaded:
         seat = Seat(member.name, lane.name)
@@ -168,17 +173,13 @@ class RunnersPlace(Place):
 class ProcessesPlace(RunnersPlace):
     """Processes on cores of this machine."""
 
-    kind: ClassVar[str] = "processes"
+    kind: ClassVar[PlaceKind] = "processes"
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
         return cpu_cut.cut(lanes)
 
     def capacity_bytes(self) -> int:
         return cores.memory_bytes()
-
-    def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
-        needed = artifacts.needed_memory(member.artifact)
-        return seats * (needed.shared_bytes + needed.each_bytes + PROCESS_BYTES["processes"])
 
     def memory_bytes(self) -> Mapping[Seat, int]:
         import psutil
