@@ -33,25 +33,7 @@ def convolution_of(
     weights: parameters that are constants of the model. The filters are among them, and a bias is
     taken in the type of the result.
     """
-    reduction = nest.reduction
-    value = reduction.value
-    while value.op == "cast":
-        (value,) = value.args
-    if reduction.fold != "add" or reduction.start != 0 or value.op != "mul":
-        raise NotANest("it is no sum of products")
-    x, filters = (unwidened(each) for each in value.args)
-    if x.op == "load" and x.value in weights:
-        x, filters = filters, x
-    if filters.op != "load" or filters.value not in weights:
-        raise NotANest("its filters are no weights of the model")
-    is_inside = None
-    if x.op == "select":
-        is_inside, x, zero = x.args
-        x = unwidened(x)
-        if zero.op != "const" or zero.value != 0:
-            raise NotANest("what lies around its image is not 0")
-    if x.op != "load":
-        raise NotANest("its image is computed before it is convolved")
+    x, filters, is_inside = _operands(nest, weights)
     image, taps, result = (nest.params[i] for i in (x.value, filters.value, -1))
     if any(len(each.shape) != 4 for each in (image, taps, result)):
         raise NotANest(_NO_CONVOLUTION)
@@ -59,7 +41,7 @@ def convolution_of(
         raise NotANest(f"its image is {image.dtype}, and its filters are {taps.dtype}")
     n, p, q, k = _axes(nest.target, result)
     r, s, c, out = _axes(filters.args[0], taps)
-    if out != k or {r, s, c} - {None} != set(reduction.axes):
+    if out != k or {r, s, c} - {None} != set(nest.reduction.axes):
         raise NotANest(_NO_CONVOLUTION)
     window = _window(_Read(n, p, q, k, r, s, c), x.args[0], image, taps, result)
     _require_padding(is_inside, window, (p, q, r, s), image, result, taps)
@@ -87,6 +69,33 @@ def convolution_of(
     added = tuple(param for param in (residual, bias) if param is not None)
     params = (x.value, filters.value, *added, len(nest.params) - 1)
     return Matched(call, params, tuple(casts), ((filters.value, Layout(taps.shape, FILTERS)),))
+
+
+def _operands(nest: Nest, weights: Collection[int]) -> tuple[Expr, Expr, Expr | None]:
+    """Return the loads of an image and of filters, and what says that a tap is in the image.
+
+    None: every tap is.
+    """
+    reduction = nest.reduction
+    value = reduction.value
+    while value.op == "cast":
+        (value,) = value.args
+    if reduction.fold != "add" or reduction.start != 0 or value.op != "mul":
+        raise NotANest("it is no sum of products")
+    x, filters = (unwidened(each) for each in value.args)
+    if x.op == "load" and x.value in weights:
+        x, filters = filters, x
+    if filters.op != "load" or filters.value not in weights:
+        raise NotANest("its filters are no weights of the model")
+    is_inside = None
+    if x.op == "select":
+        is_inside, x, zero = x.args
+        x = unwidened(x)
+        if zero.op != "const" or zero.value != 0:
+            raise NotANest("what lies around its image is not 0")
+    if x.op != "load":
+        raise NotANest("its image is computed before it is convolved")
+    return x, filters, is_inside
 
 
 @dataclass(frozen=True)
