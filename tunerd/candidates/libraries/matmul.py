@@ -76,31 +76,8 @@ def _matched(
         matrices.append(_stored(nest.params[param].dtype, sizes, steps, _step(place, axes.batch)))
     (a, a_transposed), (b, b_transposed) = matrices
     d_param = len(nest.params) - 1
-
-    def like_result(param: int, place: Linear) -> Matrix:
-        steps = [_step(place, x) for x in (axes.m, axes.n)]
-        dtype = nest.params[param].dtype
-        found, is_transposed = _stored(dtype, (m, n), steps, _step(place, axes.batch))
-        if is_transposed:
-            raise NotANest("its result does not lie by the rows of an operand")
-        return found
-
-    d = like_result(d_param, _place(nest.target))
-    bias, c = None, None
-    casts = []
-    for load in epilogue.added:
-        param, place = _load(load)
-        is_same = nest.params[param].dtype == d.dtype
-        is_bias = set(place.factors) <= set(axes.m) and _step(place, axes.m) in (0, 1)
-        if bias is None and is_bias and (m == 1 or place.factors) and (is_same or param in weights):
-            bias = param
-            casts += [] if is_same else [(param, d.dtype)]
-        elif not is_same:
-            raise NotANest("what is added is of another type than the result")
-        elif c is None:
-            c = param, like_result(param, place)
-        else:
-            raise NotANest("more is added than a bias and one tensor")
+    d = _like_result(nest, axes, d_param, _place(nest.target))
+    c, bias = _added(nest, axes, epilogue, weights)
     call = MatmulCall(
         a=a,
         b=b,
@@ -115,8 +92,42 @@ def _matched(
     )
     if call.problem:
         raise NotANest(call.problem)
+    casts = []
+    if bias is not None and nest.params[bias].dtype != d.dtype:
+        casts.append((bias, d.dtype))
     added = (*(c[:1] if c else ()), *(() if bias is None else (bias,)))
     return Matched(call, (a_param, b_param, *added, d_param), tuple(casts))
+
+
+def _like_result(nest: Nest, axes: _Axes, param: int, place: Linear) -> Matrix:
+    """Return a parameter that lies as the result has to: by the rows of the first operand."""
+    steps = [_step(place, x) for x in (axes.m, axes.n)]
+    sizes = _size(axes.m), _size(axes.n)
+    found, is_transposed = _stored(nest.params[param].dtype, sizes, steps, _step(place, axes.batch))
+    if is_transposed:
+        raise NotANest("its result does not lie by the rows of an operand")
+    return found
+
+
+def _added(
+    nest: Nest, axes: _Axes, epilogue: Epilogue, weights: Collection[int]
+) -> tuple[tuple[int, Matrix] | None, int | None]:
+    """Return the parameters that are added: a tensor like the result, and a bias."""
+    tensor, bias = None, None
+    for load in epilogue.added:
+        param, place = _load(load)
+        is_same = nest.params[param].dtype == nest.params[-1].dtype
+        is_bias = set(place.factors) <= set(axes.m) and _step(place, axes.m) in (0, 1)
+        is_of_rows = _size(axes.m) == 1 or place.factors
+        if bias is None and is_bias and is_of_rows and (is_same or param in weights):
+            bias = param
+        elif not is_same:
+            raise NotANest("what is added is of another type than the result")
+        elif tensor is None:
+            tensor = param, _like_result(nest, axes, param, place)
+        else:
+            raise NotANest("more is added than a bias and one tensor")
+    return tensor, bias
 
 
 def _load(expr: Expr) -> tuple[int, Linear]:
