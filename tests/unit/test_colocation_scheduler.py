@@ -270,7 +270,20 @@ def test_as_many_are_started_as_the_place_and_the_policy_take() -> None:
     home = Seat("one", "one")
     assert ordered.arrive(request(0, "one"), 0.0) == [Start(0, 0, home, 0)]
     assert ordered.arrive(request(1, "one"), 0.0) == [Start(1, 1, Seat("one", "two"), 0)]
-    assert ordered.arrive(request(2, "one"), 0.0) == []
+    assert ordered.arrive(request(2, "one"), 0.0) == [Start(2, 2, home, 0)]  # and none as a guest
+    assert ordered.arrive(request(3, "one"), 0.0) == []
+
+
+def test_nothing_is_started_behind_what_is_long_beside_an_objective() -> None:
+    # A segment takes 10 ms; who comes to the other member is to wait for one of them at most.
+    world = scheduler("ordered", depth=2, slo_ms=39)
+    for number in range(2):
+        world.arrive(request(number, "one"), 0.0)
+    assert world.arrive(request(2, "one"), 0.0) == []
+    world = scheduler("ordered", depth=2, slo_ms=41)
+    for number in range(2):
+        world.arrive(request(number, "one"), 0.0)
+    assert world.arrive(request(2, "one"), 0.0) == [Start(2, 2, Seat("one", "one"), 0)]
 
 
 def test_a_request_in_segments_has_its_seat_for_itself() -> None:

@@ -90,6 +90,9 @@ class Board(View):
     def running(self) -> list[Running]:
         return [running for line in self._running.values() for running in line]
 
+    def on(self, lane: Lane) -> Sequence[Running]:
+        return self._running[lane.name]
+
     @property
     def heads(self) -> list[Waiting]:
         return [*self._paused.values(), *(line[0] for line in self._lines.values())]

@@ -5,18 +5,22 @@ Everything comes in batches. Arrivals and ends of segments are put into one inbo
 thread only if it sleeps. At each turn the thread takes all that is there, the scheduler decides
 once, what starts is started first, and only then are callers answered, those of one event loop
 together. So the busier the engine is, the less a request costs, and the device does not wait for
-callers.
+callers. Where a policy refuses some of what comes, which takes it a while, what has ended is
+decided about first, and some arrivals after that: the others have their turn when the thread has
+looked at the device again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,6 +50,7 @@ log = logging.getLogger(__name__)
 
 _RELOADS = 3  # of a seat in a row, before it is given up
 _TICK_SECS = 0.05  # how late an eviction may be noticed
+_ARRIVALS = 16  # of a turn, where some may be refused
 
 Answer = Arrays | Exception
 AnyFuture = Future[Arrays] | asyncio.Future[Arrays]
@@ -84,7 +89,8 @@ class Dispatcher:
         self.counters = {name: Counters() for name in scheduler.members}
         self.launches: dict[str, Launches] = {}  # of groups
         self._scheduler, self._place, self._on_failure = scheduler, place, on_failure
-        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Event | Request | None] = queue.SimpleQueue()
+        self._arrived: deque[Request] = deque()  # of whom the scheduler has not heard
         self._asked: dict[int, _Asked] = {}
         self._answered = threading.Condition()
         self._answers: list[tuple[_Asked, Answer]] = []  # of this turn
@@ -101,7 +107,7 @@ class Dispatcher:
         """Take a request; requests are to be taken in the order of their numbers."""
         loop = future.get_loop() if isinstance(future, asyncio.Future) else None
         self._asked[request.request_id] = _Asked(request, inputs, future, loop)
-        self._inbox.put(lambda scheduler, at: scheduler.arrive(request, at))
+        self._inbox.put(request)
 
     def reshare(self, layout: int) -> Future[float]:
         """Ask for another layout of lanes; the result is after how many seconds it was there."""
@@ -147,31 +153,51 @@ class Dispatcher:
                 if now >= self._ticked_at + _TICK_SECS:
                     self._ticked_at = now
                     events.append(Scheduler.tick)
+                if self._scheduler.takes_all:
+                    events += self._arrivals(len(self._arrived))
                 if events or now >= self._scheduler.look_at:
-                    for instruction in self._scheduler.turn(events, now):
-                        self._carry_out(instruction)
-                    self._answer()
+                    self._take_turn(events, now)
+                if self._arrived:
+                    self._take_turn(self._arrivals(_ARRIVALS), now)
         except BaseException as error:  # a bug, as of a policy, must not leave callers waiting
             log.exception("the dispatcher has failed")
             self._on_failure()
             self._refuse_all(f"the engine failed: {error!r}")
 
+    def _take_turn(self, events: Sequence[Event], now: float) -> None:
+        for instruction in self._scheduler.turn(events, now):
+            self._carry_out(instruction)
+        self._answer()
+
+    def _arrivals(self, count: int) -> list[Event]:
+        """Take so many of those who have arrived, as events."""
+        taken = [self._arrived.popleft() for _ in range(min(count, len(self._arrived)))]
+        return [functools.partial(_arrive, request) for request in taken]
+
     def _next_events(self) -> list[Event]:
-        """Return all events that are there, when there are any or it is time to look again."""
-        inbox = self._inbox
+        """Return all events that are there, when there are any or it is time to look again.
+
+        Requests are in `_arrived` then.
+        """
+        inbox, arrived = self._inbox, self._arrived
         events: list[Event] = []
         secs = self._place.poll()  # what it tells is in the inbox now
         if secs == 0.0 and not inbox.qsize():
             time.sleep(0)  # callers have the interpreter meanwhile
+        if arrived and not inbox.qsize():
+            return events
         try:
-            event = inbox.get_nowait() if inbox.qsize() else inbox.get(timeout=self._limited(secs))
+            found = inbox.get_nowait() if inbox.qsize() else inbox.get(timeout=self._limited(secs))
         except queue.Empty:
             return events
-        while event is not None:
-            events.append(event)
+        while found is not None:
+            if isinstance(found, Request):
+                arrived.append(found)
+            else:
+                events.append(found)
             if not inbox.qsize():
                 return events
-            event = inbox.get_nowait()
+            found = inbox.get_nowait()
         self._is_ending = True
         return events
 
@@ -323,6 +349,10 @@ class Dispatcher:
             self._inbox.put(lambda s, at: self._not_reloaded(s, seat, reason, at))
         else:
             self._inbox.put(lambda s, at: self._reloaded(s, seat, loaded, at))
+
+
+def _arrive(request: Request, scheduler: Scheduler, at: float) -> Sequence[Instruction]:
+    return scheduler.arrive(request, at)
 
 
 def _settle(future: AnyFuture, answer: Answer) -> None:

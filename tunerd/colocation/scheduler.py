@@ -70,6 +70,7 @@ class Scheduler(Board):
         groups: members that are loaded as one.
 
     `look_at` is the moment to decide again although nothing has happened, infinite where none is.
+    `takes_all`: whether the policy refuses nothing.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Scheduler(Board):
         self.faults: list[FaultReport] = []
         self._policy = policy
         self._is_patient = type(policy).lateness is Policy.lateness  # nothing is ever too late
-        self._takes_all = type(policy).refusal is Policy.refusal
+        self.takes_all = type(policy).refusal is Policy.refusal
         self._given_up: dict[Seat, str] = {}  # seats that cannot be loaded again, and why
         self._loading: set[Seat] = set()  # again
         self._loading_since = math.inf
@@ -121,7 +122,7 @@ class Scheduler(Board):
         self._begin(now)
         waiting = Waiting(request)
         reason = self._why_down(request.member) if self._given_up else ""
-        if reason or (not self._takes_all and (reason := self._policy.refusal(waiting, self))):
+        if reason or (not self.takes_all and (reason := self._policy.refusal(waiting, self))):
             return [Refuse(request.request_id, reason, was_admitted=False)]
         queue = request.queue
         self._accounts.open(queue)
@@ -142,7 +143,8 @@ class Scheduler(Board):
             return []
         first, count = running.waiting, len(running.waits)
         ran = range(first.segment, first.segment + segments)
-        self._estimates.observe_together(seat, ran, secs, now=now, count=count)
+        had_secs = now - running.started_at - running.excused_secs
+        self._estimates.observe_together(seat, ran, secs, now=now, count=count, had_secs=had_secs)
         for waiting in running.waits:
             queue = waiting.request.queue
             self._accounts.charge(queue, secs / count / self.members[queue.member].weight)
@@ -162,6 +164,7 @@ class Scheduler(Board):
         if not taken:
             return []
         self._ready -= taken
+        self.outlook = None
         if not self._loading:
             self._loading_since = now
         self._loading |= taken
@@ -200,6 +203,7 @@ class Scheduler(Board):
         self._begin(now)
         self._loaded(seat)
         self._ready.add(seat)
+        self.outlook = None
         self._segments[seat] = segments or self._segments[seat]
         self._slots[seat] = self._taken_at_once(seat)
         for fault in self.faults:
@@ -212,6 +216,7 @@ class Scheduler(Board):
         self._begin(now)
         self._loaded(seat)
         self._given_up[seat] = reason
+        self.outlook = None
         return [*self._of_those_down(), *self._decided()]
 
     def reshare(self, layout: int, now: float) -> list[Instruction]:
@@ -295,6 +300,7 @@ class Scheduler(Board):
             return []
         self._layout, since = self._wanted
         self._wanted, self.lanes = None, self._layouts[self._layout]
+        self.outlook = None
         self._left_secs.clear()
         return [Reshared(self._layout, self.now - since), *self._of_those_down()]
 

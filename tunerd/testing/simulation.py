@@ -78,6 +78,7 @@ class World:
         groups: Sequence[Group] = (),
         grown: Callable[[int], float] = lambda count: (1 + count) / 2,
     ) -> None:
+        self.policy = policy
         lanes = policy.lay_out(members)
         alone = {m.name: m.name for m in members}
         of = alone | {name: group.name for group in groups for name in group.members}
@@ -137,7 +138,10 @@ class World:
             for instruction in event():
                 self._carry_out(instruction)
             for waiting in view.heads:
-                if any(view.can_start(waiting, lane) for lane in view.idle):
+                if any(
+                    view.can_start(waiting, lane) and self.policy.may_follow(waiting, lane, view)
+                    for lane in view.idle
+                ):
                     self.is_conserving = False
                     self.story.held.setdefault(waiting.request.request_id, self.now)
             if not math.isinf(view.look_at):

@@ -41,6 +41,7 @@ class View(ABC):
     members: Mapping[str, Member]
     lanes: Mapping[str, Lane]
     loaded_as: Mapping[str, str]  # by member: its own name, or its group's
+    outlook: object | None = None  # what a policy foresaw; None again where lanes or seats change
 
     @property
     @abstractmethod
@@ -51,6 +52,10 @@ class View(ABC):
     @abstractmethod
     def running(self) -> Sequence[Running]:
         """What was started and has not ended, in each lane in the order of starting."""
+
+    @abstractmethod
+    def on(self, lane: Lane) -> Sequence[Running]:
+        """Return what was started in a lane and has not ended, in the order of starting."""
 
     @property
     @abstractmethod
@@ -162,6 +167,10 @@ class Policy(BaseModel, ABC):
         """
         while (choice := self.choose(view)) is not None:
             yield choice
+
+    def may_follow(self, waiting: Waiting, lane: Lane, view: View) -> bool:
+        """Say whether a request may be started behind what runs on a lane, which takes one."""
+        return True
 
     def refusal(self, waiting: Waiting, view: View) -> str:
         """Say why a request that has just arrived cannot be met, "" where it can."""

@@ -7,6 +7,9 @@ lags behind the others by `patience_ms` of the device's time over their weights:
 used by whoever waits (BLESS, EuroSys 2025). A request is refused when it arrives if its deadline
 would pass behind what is before it, or if it would push one that was admitted past its own
 (Clockwork, OSDI 2020).
+
+Behind what runs in its share a member's next request is queued where launches are short beside all
+objectives, so that the device goes from one to the next without the host.
 """
 
 from __future__ import annotations
@@ -23,11 +26,14 @@ from pydantic import Field
 
 from tunerd.colocation.plan import Member
 from tunerd.colocation.policies.base import Choice, Policy, Together, View, own_lanes
-from tunerd.colocation.policies.forecast import Forecast
+from tunerd.colocation.policies.forecast import Forecast, Outlook, late
 from tunerd.colocation.work import Lane, Waiting
 from tunerd.system.text import secs_text
 
 _Rank = tuple[float, ...]  # the least goes first
+
+
+_LAUNCHES = 4  # that fit at least into the shortest objective, where one is queued behind another
 
 
 class Ordered(Policy):
@@ -54,6 +60,10 @@ class Ordered(Policy):
             else lane
             for lane in own_lanes(members)
         )
+
+    @property
+    def depth(self) -> int:
+        return 2
 
     def choose(self, view: View) -> Choice | Together | None:
         return self._chosen(view, view.startable())
@@ -91,7 +101,7 @@ class Ordered(Policy):
         """Return each request with the lanes that it may have."""
         can: dict[int, tuple[Waiting, list[Lane]]] = {}
         for waiting, lane in choices:
-            if self._may_use(view, waiting, lane):
+            if self._may_use(view, waiting, lane) and self.may_follow(waiting, lane, view):
                 can.setdefault(id(waiting), (waiting, []))[1].append(lane)
         return [*can.values()]
 
@@ -107,26 +117,43 @@ class Ordered(Policy):
         """Return what starts with a request that was chosen, in the same launch."""
         return waiting, lane
 
+    def may_follow(self, waiting: Waiting, lane: Lane, view: View) -> bool:
+        """Only at home, and only where that delays nobody who may come much."""
+        before = view.on(lane)
+        if not before:
+            return True
+        secs = view.left_secs(before[0].waiting, lane, likely=True)
+        return waiting.request.member in lane.home and is_short(secs, view)
+
     def refusal(self, waiting: Waiting, view: View) -> str:
-        deadline_at = waiting.request.deadline_at
-        if not self.admission or math.isinf(deadline_at):
+        if not self.admission:
             return ""
+        outlook = view.outlook
+        serves = isinstance(outlook, Outlook) and outlook.serves(view.now)
+        has_deadline = waiting.request.deadline_at < math.inf
+        if has_deadline and not serves:
+            outlook = view.outlook = Outlook(self._forecast(view), view.waiting)
+        refusal = outlook.refusal(waiting, view.now) if isinstance(outlook, Outlook) else ""
+        if refusal is None and has_deadline:
+            return self._refusal_among_all(waiting, view)
+        if refusal is None:
+            view.outlook = None
+        return refusal or ""
+
+    def _refusal_among_all(self, waiting: Waiting, view: View) -> str:
+        """Look at all that waits; leave an outlook with the request in it, if it is admitted."""
         waits, seen = [*view.waiting], self._forecast(view)
-        ends, before_secs = seen.ends([*waits, waiting])
-        late_secs = ends[waiting.request.request_id] - deadline_at
-        if late_secs > 0:
-            return (
-                f"it would end {secs_text(late_secs)} after its deadline: "
-                f"{secs_text(before_secs)} of work come before it"
-            )
-        missed = [w for w in waits if ends[w.request.request_id] > w.request.deadline_at]
-        if not missed:
-            return ""
-        ends, _ = seen.ends(waits)
-        pushed = [w for w in missed if ends[w.request.request_id] <= w.request.deadline_at]
-        if not pushed:
-            return ""
-        return f"it would push {len(pushed)} that were admitted past their deadlines"
+        then = Outlook(seen, [*waits, waiting])
+        if late_secs := then.late_secs(waiting):
+            return late(late_secs, then.before_secs(waiting))
+        missed = [w for w in waits if then.ends[w.request.request_id] > w.request.deadline_at]
+        if missed:
+            view.outlook = now = Outlook(seen, waits)
+            pushed = [w for w in missed if now.ends[w.request.request_id] <= w.request.deadline_at]
+            if pushed:
+                return f"it would push {len(pushed)} that were admitted past their deadlines"
+        view.outlook = then
+        return ""
 
     def lateness(self, waiting: Waiting, view: View) -> str:
         deadline_at = waiting.request.deadline_at
@@ -169,9 +196,15 @@ class Ordered(Policy):
         """Return what decides between requests of the same slack, as those without deadlines."""
         return 0.0
 
-    def _cost(self, waiting: Waiting, lane: Lane, view: View) -> tuple[bool, float]:
+    def _cost(self, waiting: Waiting, lane: Lane, view: View) -> tuple[bool, bool, float]:
         is_guest = waiting.request.member not in lane.home
-        return is_guest, view.left_secs(waiting, lane)
+        return bool(view.on(lane)), is_guest, view.left_secs(waiting, lane)
+
+
+def is_short(secs: float, view: View) -> bool:
+    """Say whether a launch is short beside the shortest objective, so that one may be behind it."""
+    slos = (m.slo_ms / 1e3 for m in view.members.values() if m.slo_ms)
+    return _LAUNCHES * secs <= min(slos, default=math.inf)
 
 
 def least_secs(waiting: Waiting, lanes: Sequence[Lane], view: View) -> float:

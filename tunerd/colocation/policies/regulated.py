@@ -58,6 +58,10 @@ class Regulated(Ordered):
     def segment_secs(self) -> float | None:
         return self.segment_us / 1e6
 
+    @property
+    def depth(self) -> int:
+        return 1  # who comes is to wait for one segment
+
     def cut_of(self, member: str) -> float | Sequence[int] | None:
         return self.stops[member] if self.stops else self.segment_secs
 

@@ -36,14 +36,13 @@ from pydantic import Field, field_validator
 from tunerd.colocation.plan import Member
 from tunerd.colocation.policies.base import Choice, Policy, Together, View
 from tunerd.colocation.policies.forecast import Forecast
-from tunerd.colocation.policies.ordered import Ordered
+from tunerd.colocation.policies.ordered import Ordered, is_short
 from tunerd.colocation.work import Lane, Running, Waiting
 
 _LATE_SECS = 1e-4  # that the end of a wait may be late: a thread is to be woken for it
 # Of the most requests per second: a launch costs the host what its time has not in it, and who is
 # left behind waits for the next one.
 _ABOUT = 0.9
-_LAUNCHES = 4  # that fit at least into the shortest objective, where one is queued behind another
 
 Share = Annotated[int, Field(ge=1, le=100)]
 
@@ -69,10 +68,6 @@ class SpaceTime(Ordered):
             raise ValueError(f"the slices come to {sum(slices)}%; give 1% to 100% in all")
         return slices
 
-    @property
-    def depth(self) -> int:
-        return 2
-
     def choose(self, view: View) -> Choice | Together | None:
         busy = {running.lane for running in view.running}
         choices = [*view.startable()]
@@ -95,9 +90,10 @@ class SpaceTime(Ordered):
         most = self._together(first, view)
         if len(launch.waits) < most:
             return False
-        secs = view.left_secs(first, launch.lane, likely=True, count=most)
-        slos = (m.slo_ms / 1e3 for m in view.members.values() if m.slo_ms)
-        return _LAUNCHES * secs <= min(slos, default=math.inf)
+        return is_short(view.left_secs(first, launch.lane, likely=True, count=most), view)
+
+    def may_follow(self, waiting: Waiting, lane: Lane, view: View) -> bool:
+        return True  # `choose` says what does
 
     @property
     def most_together(self) -> int:

@@ -1,0 +1,119 @@
+"""What `ordered` says of what arrives: the same, soon, as by a look at all that waits."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tunerd.colocation.estimates import Estimates
+from tunerd.colocation.policies import forecast, policy_of
+from tunerd.colocation.policies.forecast import Outlook
+from tunerd.colocation.policies.ordered import Ordered
+from tunerd.colocation.scheduler import Scheduler
+from tunerd.colocation.work import Refuse, Request, Seat, Start, Waiting
+from tunerd.testing.simulation import member
+
+NAMES = ("one", "two", "three")
+SECS = {"one": 0.0004, "two": 0.001, "three": 0.0007}
+
+
+def scheduler(**parameters: object) -> Scheduler:
+    members = [member(name, slo_ms=50) for name in NAMES]
+    policy = policy_of("ordered", parameters)
+    lanes = policy.lay_out(members)
+    segments = {Seat(m, lane.name): 1 for lane in lanes for m in lane.members}
+    estimates = Estimates()
+    for seat in segments:
+        estimates.observe(seat, 0, SECS[seat.member], now=0.0)
+    return Scheduler(members, lanes, policy, segments, estimates, depth=1)
+
+
+def admits(world: Scheduler, request: Request, now: float) -> bool:
+    return not any(isinstance(out, Refuse) for out in world.arrive(request, now))
+
+
+def by_all(world: Scheduler, request: Request, now: float) -> tuple[bool, bool]:
+    """Say whether a request would be in time, and whether any would be late by it, of all."""
+    policy = policy_of("ordered", {})
+    assert isinstance(policy, Ordered)
+    world.now = now
+    seen, waits = policy._forecast(world), [*world.waiting]
+    asked = Waiting(request)
+    before, then = Outlook(seen, waits), Outlook(seen, [*waits, asked])
+    pushed = [
+        w
+        for w in waits
+        if before.ends[w.request.request_id] <= w.request.deadline_at
+        and then.ends[w.request.request_id] > w.request.deadline_at
+    ]
+    return not then.late_secs(asked), bool(pushed)
+
+
+def arrivals(
+    count: int, *, within: tuple[float, ...], seed: int, names: tuple[str, ...] = NAMES
+) -> Iterator[Request]:
+    rng = random.Random(seed)
+    for number in range(count):
+        yield Request(number, rng.choice(names), "default", 0.0, rng.choice(within))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_comes_last_in_turn_is_admitted_as_by_a_look_at_all(seed: int) -> None:
+    world, found = scheduler(), []
+    for request in arrivals(300, within=(0.03,), seed=seed, names=("one",)):
+        in_time, pushes = by_all(world, request, 0.0)
+        found.append((admits(world, request, 0.0), in_time and not pushes))
+    assert set(found) == {(True, True), (False, False)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_admitted_before_others_is_in_time_and_makes_nobody_late(seed: int) -> None:
+    world, found = scheduler(), []
+    for request in arrivals(400, within=(0.004, 0.012, 0.03), seed=seed):
+        in_time, pushes = by_all(world, request, 0.0)
+        found.append((admits(world, request, 0.0), in_time and not pushes))
+    assert (True, False) not in found
+    # A short look may refuse what a long one would not: seldom.
+    assert found.count((True, True)) > 20
+    assert found.count((False, True)) <= 0.1 * found.count((True, True))
+
+
+def test_all_that_waits_is_foreseen_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    usual = Outlook.__init__
+
+    def counted(self: Outlook, *arguments: object) -> None:
+        made.append(self)
+        usual(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(forecast.Outlook, "__init__", counted)
+    world, now = scheduler(), 0.0
+    for number in range(1000):  # ten times as many as can be served
+        now += 0.00002
+        request = Request(number, NAMES[number % 3], "default", now, now + 0.05)
+        world.arrive(request, now)
+    assert len(made) < 100
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_runs_once_more_comes_before_what_arrives(is_lost: bool) -> None:
+    world, two = scheduler(borrow=False), Seat("two", "two")
+    for number in range(6):  # of 1 ms each, of which one runs
+        assert admits(world, Request(number, "two", "default", 0.0, 0.0068), 0.0)
+    if is_lost:
+        world.lost((two,), 0.0009, culprit="", reason="the runner ended")
+    last = Request(6, "two", "default", 0.0009, 0.0073)
+    assert admits(world, last, 0.0009) == (not is_lost)
+
+
+def test_what_ends_later_than_the_device_says_is_promised_so_much_later() -> None:
+    world = scheduler(borrow=False)
+    now = 0.0
+    for number in range(40):  # the device takes 1 ms, and the host has its lane for 2 ms
+        (start,) = (x for x in world.arrive(Request(number, "two", "default", now), now))
+        assert isinstance(start, Start)
+        now += 0.002
+        world.ended(start.start_id, start.seat, 0.001, now)
+    assert admits(world, Request(50, "two", "default", now, now + 0.0021), now)
+    assert not admits(world, Request(51, "two", "default", now, now + 0.0039), now)
+    assert admits(world, Request(52, "two", "default", now, now + 0.0043), now)
