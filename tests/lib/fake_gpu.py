@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,10 @@ class FakeGpu(GpuContext):
         self._driver = HostMemory()
 
     def make_current(self) -> None: ...
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        yield
 
     def stream(self) -> int:
         return 0

@@ -117,3 +117,24 @@ def test_what_ends_later_than_the_device_says_is_promised_so_much_later() -> Non
     assert admits(world, Request(50, "two", "default", now, now + 0.0021), now)
     assert not admits(world, Request(51, "two", "default", now, now + 0.0039), now)
     assert admits(world, Request(52, "two", "default", now, now + 0.0043), now)
+
+
+def test_what_cannot_be_met_is_known_at_a_glance_while_many_wait() -> None:
+    world, found = scheduler(), []
+    for number in range(300):
+        name, deadline_at = NAMES[number % 3], 0.02 + number * 1e-9
+        hopeless = world.hopeless(name, deadline_at, 0.0)
+        found.append(
+            (bool(hopeless), admits(world, Request(number, name, "default", 0.0, deadline_at), 0.0))
+        )
+    assert (True, True) not in found
+    assert found.count((True, False)) > 10 * found.count((False, False))
+    assert not world.hopeless("one", 10.0, 0.0)  # it has time
+
+
+def test_what_is_refused_at_a_glance_is_refused_no_longer_when_the_engine_has_time() -> None:
+    world = scheduler()
+    for number in range(300):
+        world.arrive(Request(number, "one", "default", 0.0, 0.02), 0.0)
+    assert world.hopeless("one", 0.0201, 0.0)
+    assert not world.hopeless("one", 0.0201 + 0.02, 0.02)

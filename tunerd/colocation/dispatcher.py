@@ -8,6 +8,9 @@ together. So the busier the engine is, the less a request costs, and the device 
 callers. Where a policy refuses some of what comes, which takes it a while, what has ended is
 decided about first, and some arrivals after that: the others have their turn when the thread has
 looked at the device again.
+
+To wake a thread takes longer than a decision. So where the dispatcher's sleeps, who sends a request
+decides about it, in their own thread, and it is told afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tunerd.colocation.places.base import Done, Fault, Loaded, Place
 from tunerd.colocation.scheduler import Event, Scheduler
@@ -86,11 +89,15 @@ class Dispatcher:
     def __init__(
         self, scheduler: Scheduler, place: Place, *, on_failure: Callable[[], None]
     ) -> None:
-        self.counters = {name: Counters() for name in scheduler.members}
+        self._counters = {name: Counters() for name in scheduler.members}
+        self._refused_at_once = dict.fromkeys(scheduler.members, 0)  # beside those that it counts
+        self._counting = threading.Lock()  # held while that changes
         self.launches: dict[str, Launches] = {}  # of groups
         self._scheduler, self._place, self._on_failure = scheduler, place, on_failure
         self._inbox: queue.SimpleQueue[Event | Request | None] = queue.SimpleQueue()
         self._arrived: deque[Request] = deque()  # of whom the scheduler has not heard
+        self._next_id = 0  # of the next request that it is to hear of
+        self._events: list[Event] = []  # of which it has not
         self._asked: dict[int, _Asked] = {}
         self._answered = threading.Condition()
         self._answers: list[tuple[_Asked, Answer]] = []  # of this turn
@@ -98,6 +105,8 @@ class Dispatcher:
         self._unanswered: set[Future[float]] = set()  # all of them
         self._ticked_at = 0.0
         self._is_ending = False
+        self._is_asleep = False
+        self._deciding = threading.Lock()  # held by who tells the scheduler or the place something
         self._reloads: dict[Seat, int] = {}
         self._loader = ThreadPoolExecutor(place.loaders, thread_name_prefix="tunerd-loader")
         self._thread = threading.Thread(target=self._work, name="tunerd-dispatcher", daemon=True)
@@ -108,6 +117,45 @@ class Dispatcher:
         loop = future.get_loop() if isinstance(future, asyncio.Future) else None
         self._asked[request.request_id] = _Asked(request, inputs, future, loop)
         self._inbox.put(request)
+
+    def refuses(self, member: str, deadline_at: float, now: float, future: AnyFuture) -> bool:
+        """Refuse what nobody needs to look at to know that it cannot be met; say whether it was."""
+        if math.isinf(deadline_at):
+            return False
+        if not (reason := self._scheduler.hopeless(member, deadline_at, now)):
+            return False
+        with self._counting:
+            self._refused_at_once[member] += 1
+        _settle(future, RefusedError(reason))
+        return True
+
+    def help(self) -> None:
+        """Decide about a request that was just taken, where the dispatcher's thread sleeps.
+
+        What else has come meanwhile is left to that thread: whoever waits for it is not told here.
+        """
+        if not self._is_asleep or not self._deciding.acquire(blocking=False):
+            return
+        try:
+            if self._inbox.qsize() != 1 or self._arrived or self._is_ending:
+                return
+            with contextlib.suppress(queue.Empty):
+                self._sort(self._inbox.get_nowait())
+            # Another one that came before may be in the thread's hands, which is about to wake.
+            if self._arrived and self._arrived[0].request_id == self._next_id:
+                with self._place.borrowed():
+                    self._take_arrivals(time.monotonic())
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._deciding.release()
+        self._inbox.put(_nothing)  # it is to look at the device when that is due now
+
+    def counted(self, member: str) -> Counters:
+        """Return what became of a member's requests so far."""
+        counters = self._counters[member]
+        return replace(counters, refused=counters.refused + self._refused_at_once[member])
 
     def reshare(self, layout: int) -> Future[float]:
         """Ask for another layout of lanes; the result is after how many seconds it was there."""
@@ -148,58 +196,76 @@ class Dispatcher:
     def _work(self) -> None:
         try:
             while not self._is_ending:
-                events = self._next_events()
-                now = time.monotonic()
-                if now >= self._ticked_at + _TICK_SECS:
-                    self._ticked_at = now
-                    events.append(Scheduler.tick)
-                if self._scheduler.takes_all:
-                    events += self._arrivals(len(self._arrived))
-                if events or now >= self._scheduler.look_at:
-                    self._take_turn(events, now)
-                if self._arrived:
-                    self._take_turn(self._arrivals(_ARRIVALS), now)
+                secs = self._look()
+                self._take_what_came(secs)
+                with self._deciding:
+                    now = time.monotonic()
+                    events, self._events = self._events, []
+                    if now >= self._ticked_at + _TICK_SECS:
+                        self._ticked_at = now
+                        events.append(Scheduler.tick)
+                    if self._scheduler.takes_all:
+                        events += self._arrivals(len(self._arrived))
+                    if events or now >= self._scheduler.look_at:
+                        self._take_turn(events, now)
+                    if self._arrived:
+                        self._take_arrivals(now)
         except BaseException as error:  # a bug, as of a policy, must not leave callers waiting
-            log.exception("the dispatcher has failed")
-            self._on_failure()
-            self._refuse_all(f"the engine failed: {error!r}")
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        log.error("the dispatcher has failed", exc_info=error)
+        self._is_ending = True
+        self._on_failure()
+        self._refuse_all(f"the engine failed: {error!r}")
 
     def _take_turn(self, events: Sequence[Event], now: float) -> None:
         for instruction in self._scheduler.turn(events, now):
             self._carry_out(instruction)
         self._answer()
 
+    def _take_arrivals(self, now: float) -> None:
+        self._take_turn(self._arrivals(_ARRIVALS), now)
+
     def _arrivals(self, count: int) -> list[Event]:
         """Take so many of those who have arrived, as events."""
         taken = [self._arrived.popleft() for _ in range(min(count, len(self._arrived)))]
+        if taken:
+            self._next_id = taken[-1].request_id + 1
         return [functools.partial(_arrive, request) for request in taken]
 
-    def _next_events(self) -> list[Event]:
-        """Return all events that are there, when there are any or it is time to look again.
+    def _look(self) -> float | None:
+        """Look at the place: what it tells is in the inbox then. Return when to do so again."""
+        with self._deciding:
+            return self._place.poll()
 
-        Requests are in `_arrived` then.
+    def _take_what_came(self, secs: float | None) -> None:
+        """Take all that is in the inbox; wait for it so long at most where nothing is to be done.
+
+        Events are in `_events` then, and requests in `_arrived`.
         """
-        inbox, arrived = self._inbox, self._arrived
-        events: list[Event] = []
-        secs = self._place.poll()  # what it tells is in the inbox now
+        inbox = self._inbox
         if secs == 0.0 and not inbox.qsize():
             time.sleep(0)  # callers have the interpreter meanwhile
-        if arrived and not inbox.qsize():
-            return events
-        try:
-            found = inbox.get_nowait() if inbox.qsize() else inbox.get(timeout=self._limited(secs))
-        except queue.Empty:
-            return events
-        while found is not None:
-            if isinstance(found, Request):
-                arrived.append(found)
-            else:
-                events.append(found)
-            if not inbox.qsize():
-                return events
-            found = inbox.get_nowait()
-        self._is_ending = True
-        return events
+        if not inbox.qsize() and not self._arrived:
+            limit_secs = self._limited(secs)
+            self._is_asleep = limit_secs != 0.0
+            with contextlib.suppress(queue.Empty):
+                self._sort(inbox.get(timeout=limit_secs))
+            self._is_asleep = False
+        with contextlib.suppress(queue.Empty):
+            while inbox.qsize():
+                self._sort(inbox.get_nowait())
+
+    def _sort(self, found: Event | Request | None) -> None:
+        if isinstance(found, Request):
+            self._arrived.append(found)
+            if len(self._arrived) > 1 and found.request_id < self._arrived[-2].request_id:
+                self._arrived = deque(sorted(self._arrived, key=lambda each: each.request_id))
+        elif found is None:
+            self._is_ending = True
+        elif found is not _nothing:
+            self._events.append(found)
 
     def _limited(self, secs: float | None) -> float | None:
         """Return how long to wait at most, where the place wants to be asked after so long."""
@@ -325,7 +391,7 @@ class Dispatcher:
                 continue  # it was refused with all others
             self._place.give_back(asked.request.member, asked.inputs)
             is_wanted = asked.still_wanted()
-            self.counters[asked.request.member].add(
+            self._counters[asked.request.member].add(
                 answer if is_wanted else None, now - asked.request.arrived_at
             )
             if is_wanted and asked.loop is None:
@@ -349,6 +415,11 @@ class Dispatcher:
             self._inbox.put(lambda s, at: self._not_reloaded(s, seat, reason, at))
         else:
             self._inbox.put(lambda s, at: self._reloaded(s, seat, loaded, at))
+
+
+def _nothing(_: Scheduler, __: float) -> Sequence[Instruction]:
+    """Wakes the dispatcher."""
+    return ()
 
 
 def _arrive(request: Request, scheduler: Scheduler, at: float) -> Sequence[Instruction]:

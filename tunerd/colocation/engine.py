@@ -252,14 +252,17 @@ class Engine:
         if deadline_secs is None and member.slo_ms is not None:
             deadline_secs = member.slo_ms / 1e3
         now = time.monotonic()  # to copy the inputs is part of the answer's time
+        deadline_at = math.inf if deadline_secs is None else now + deadline_secs
+        if self._is_open and self._dispatcher.refuses(model, deadline_at, now, future):
+            return
         held = self._place.holding(model, arrays)
         with self._gate:
             if not self._is_open:
                 self._place.give_back(model, held)
                 raise RefusedError("the engine takes no requests any more")
-            deadline_at = math.inf if deadline_secs is None else now + deadline_secs
             request = Request(next(self._ids), model, tenant, now, deadline_at)
             self._dispatcher.take(request, held, future)
+        self._dispatcher.help()
 
     def reshare(self, shares: Mapping[str, int], *, timeout_secs: float | None = None) -> float:
         """Give members other shares while they serve; return after how many seconds they have them.
@@ -318,7 +321,7 @@ class Engine:
         scheduler, dispatcher = self._scheduler, self._dispatcher
         members = {
             name: MemberStats(
-                **vars(dispatcher.counters[name] if dispatcher else Counters()),
+                **vars(dispatcher.counted(name) if dispatcher else Counters()),
                 tuned_for=artifacts.tuned_for(self._kernels.get(name, member.artifact)),
                 planned_bytes=self._needed.get(name, 0),
             )

@@ -118,6 +118,13 @@ class Scheduler(Board):
         out += self._decided()
         return out
 
+    def hopeless(self, member: str, deadline_at: float, now: float) -> str:
+        """Say why a request that came now would be refused; "" where it is to be asked for.
+
+        Any thread may ask.
+        """
+        return self._policy.hopeless(member, deadline_at, now, self)
+
     def arrive(self, request: Request, now: float) -> list[Instruction]:
         self._begin(now)
         waiting = Waiting(request)

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,6 +93,10 @@ class SimulatedGpu(GpuContext):
         self.busy_until: list[float] = []  # by stream
 
     def make_current(self) -> None: ...
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        yield
 
     def stream(self) -> int:
         self.busy_until.append(0.0)

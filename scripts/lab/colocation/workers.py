@@ -194,7 +194,8 @@ def mps_daemon() -> Iterator[Callable[[int | None], dict[str, str]]]:
 
     def environment(pct: int | None) -> dict[str, str]:
         made = clean_environment() | client_environment(control.pipe_folder, gpu.uuid, pct or 100)
-        made[CONNECTIONS] = plain_environment()[CONNECTIONS]
+        # Each has one stream; 24 clients that ask for 32 queues are more than the GPU has.
+        made.pop(CONNECTIONS, None)
         if pct is None:
             del made["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
         return made

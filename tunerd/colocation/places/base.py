@@ -2,7 +2,8 @@
 
 Members, by the names in a plan: in-process (threads of this process on CPUs, streams on a GPU),
 processes (a runner each, on CPUs) and mps (the same on a GPU, as clients of an MPS daemon). One
-thread, the dispatcher's, asks `start`, `pause`, `poll` and `evict`; `reload` comes from loaders'.
+thread at a time asks `start`, `pause`, `poll` and `evict`: the dispatcher's, or while that sleeps
+who sends a request, in a block of `borrowed`; `reload` comes from loaders'.
 `start` begins work and returns; what comes of it is told later. There are two ways to that, and a
 place may have both:
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Self
 
@@ -140,6 +142,10 @@ class Place(ABC):
 
     def give_back(self, member: str, inputs: Arrays) -> None:  # noqa: B027
         """Take back what `holding` returned: the request has its answer."""
+
+    def borrowed(self) -> AbstractContextManager[None]:
+        """Have a caller's thread start segments in this block, and leave it as it was."""
+        return nullcontext()
 
     @abstractmethod
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:

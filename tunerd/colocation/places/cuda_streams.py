@@ -9,10 +9,11 @@ ones at a time (places/cuda_seats.py).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -135,6 +136,15 @@ class CudaStreamsPlace(Place):
     def give_back(self, member: str, inputs: Arrays) -> None:
         if (pool := self._pool_of.get(member)) is not None:
             pool.give_back(inputs)
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[None]:
+        with self._gpu.current():
+            entered, self._entered = self._entered, threading.get_ident()
+            try:
+                yield
+            finally:
+                self._entered = entered
 
     def start(self, seat: Seat, segment: int, inputs: Arrays, told: Told) -> None:
         self._enter()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 from tunerd.artifacts.staging import PinnedArrays
@@ -45,6 +46,15 @@ class GpuContext:
     def make_current(self) -> None:
         """Have the calling thread's work go to this GPU."""
         checked(self._driver.cuCtxSetCurrent(self._context))
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Have the calling thread's work in this block go to this GPU."""
+        checked(self._driver.cuCtxPushCurrent(self._context))
+        try:
+            yield
+        finally:
+            checked(self._driver.cuCtxPopCurrent())
 
     def stream(self) -> int:
         """Return a new stream of the whole GPU, which does not wait for the default one."""

@@ -90,7 +90,7 @@ class RunnersPlace(Place):
     """Seats in processes; members say how a device is cut, and what makes a process of a lane."""
 
     kind: ClassVar[PlaceKind]
-    loaders: ClassVar[int] = 8
+    loaders: ClassVar[int] = 16  # a fault takes all, and a start waits for much besides cores
 
     def __init__(self) -> None:
         self._seats: dict[Seat, _Seat] = {}

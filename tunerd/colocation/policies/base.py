@@ -176,6 +176,13 @@ class Policy(BaseModel, ABC):
         """Say why a request that has just arrived cannot be met, "" where it can."""
         return ""
 
+    def hopeless(self, member: str, deadline_at: float, now: float, view: View) -> str:
+        """Say why a request that came now cannot be met, "" where that is not known at a glance.
+
+        Any thread may ask, at any time: who sends spares the engine what it would refuse.
+        """
+        return ""
+
     def lateness(self, waiting: Waiting, view: View) -> str:
         """Say why the first of a queue need not be started any more, "" where it need."""
         return ""

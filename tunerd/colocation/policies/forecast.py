@@ -28,6 +28,10 @@ _KEPT_SECS = 20e-6
 # Of what a request would wait for others that wait: as much more may it be.
 _DOUBT = 0.05
 
+_AFTER_ALL = 1 << 62  # as the number of a request: behind all of the same slack
+
+PUSHES = "it would push others that were admitted past their deadlines"
+
 MayUse = Callable[[Waiting, Lane], bool]
 Turn = tuple[bool, bool, float, int]
 _Kind = tuple[tuple[tuple[str, float], ...], float]  # the seconds on each lane, and the least
@@ -120,6 +124,10 @@ class Forecast:
             self._kinds[key] = kind
         return kind
 
+    def known(self, member: str) -> _Kind | None:
+        """Return the kind of a member's requests that have not begun, where it was asked for."""
+        return self._kinds.get((member, 0, None))
+
     def free_at(self) -> tuple[dict[str, float], dict[int, tuple[Waiting, tuple[str, float]]]]:
         """Return when each lane is at a segment's end, and what is left of requests after that."""
         view = self.view
@@ -185,9 +193,35 @@ class Outlook:
 
     def _late_secs(self, waiting: Waiting, end_at: float, now: float) -> float:
         least_secs = min(secs for _, secs in self._seen.kind(waiting)[0])
-        wait_secs = end_at - least_secs - max(now, self._first_free_at)
-        end_at += _DOUBT * max(0.0, wait_secs)
-        return max(0.0, end_at - waiting.request.deadline_at)
+        begins_at = self._doubted(end_at - least_secs, now)
+        return max(0.0, begins_at + least_secs - waiting.request.deadline_at)
+
+    def _doubted(self, begins_at: float, now: float) -> float:
+        """Return when what waits for others may begin."""
+        return begins_at + _DOUBT * max(0.0, begins_at - max(now, self._first_free_at))
+
+    def hopeless(self, member: str, deadline_at: float, now: float) -> str:
+        """Say why a request that came now would be late; "" where that needs more than a glance.
+
+        Changes nothing, so that any thread may ask.
+        """
+        kind, count = self._seen.known(member), len(self._turns)
+        if kind is None or not count or not self.serves(now):
+            return ""
+        takes, least_secs = kind
+        nth = bisect(self._turns, (True, True, deadline_at - least_secs, _AFTER_ALL))
+        free_at, work_secs = self._free_at, self.work_secs
+        if nth < count:
+            if self._seen.view.loaded_as[member] != member:  # it may be in a launch with others
+                return ""
+            free_at, work_secs = self._before[nth]
+        lane, secs = min(takes, key=lambda each: max(free_at[each[0]], now) + each[1])
+        begins_at = max(free_at[lane], now)
+        late_secs = self._doubted(begins_at, now) + secs - deadline_at
+        if late_secs > 0:
+            return late(late_secs, work_secs)
+        slack = self._slack  # of the last time that somebody came before others
+        return PUSHES if nth < len(slack) and secs / (2 * len(free_at)) > slack[nth] else ""
 
     def before_secs(self, waiting: Waiting) -> float:
         """Return the seconds of work of all lanes that come before a request."""
@@ -216,12 +250,16 @@ class Outlook:
         nth, (takes, _) = bisect(self._turns, turn), seen.kind(waiting)
         free_at, work_secs = self._before[nth]
         end_at = min(max(free_at[lane], now) + secs for lane, secs in takes)
-        end_at += self._later_secs(turn)
         if late_secs := self._late_secs(waiting, end_at, now):
             return late(late_secs, work_secs)
-        secs = max(secs for _, secs in takes)
+        end_at += self._later_secs(turn)
+        if self._late_secs(waiting, end_at, now):
+            return None
+        secs, slack_secs = max(secs for _, secs in takes), self._slack_from(nth)
         behind = [each for each in self._inserted if each.turn > turn]
-        if secs + self._later_secs(self._turns[-1]) > self._slack_from(nth) or any(
+        if secs / (2 * len(free_at)) > slack_secs:
+            return PUSHES
+        if secs + self._later_secs(self._turns[-1]) > slack_secs or any(
             each.left_secs < secs for each in behind
         ):
             return None
@@ -257,8 +295,8 @@ class Outlook:
         """Foresee the next one in turn."""
         request = waiting.request
         end_at, name, joined = self._place(waiting)
-        self._turns.append(turn)
         self._before.append((self._free_at, self.work_secs))
+        self._turns.append(turn)  # last, because of `hopeless`
         if not joined:
             is_rest = request.request_id in self._rests
             room = 1 if is_rest else self._seen.together(waiting)

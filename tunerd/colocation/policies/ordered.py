@@ -155,6 +155,12 @@ class Ordered(Policy):
         view.outlook = then
         return ""
 
+    def hopeless(self, member: str, deadline_at: float, now: float, view: View) -> str:
+        outlook = view.outlook
+        if not self.admission or not isinstance(outlook, Outlook):
+            return ""
+        return outlook.hopeless(member, deadline_at, now)
+
     def lateness(self, waiting: Waiting, view: View) -> str:
         deadline_at = waiting.request.deadline_at
         if not self.admission or math.isinf(deadline_at):
