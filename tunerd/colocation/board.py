@@ -206,12 +206,15 @@ class Board(View):
     def _left_lane(self, start_id: int, seat: Seat) -> Running | None:
         """Take a segment out of its lane; return None where it is not there any more."""
         line = self._running[seat.lane]
-        running = next((r for r in line if r.start_id == start_id), None)
-        if running is None:
-            return None
-        if running is line[0] and len(line) > 1:
-            line[1].started_at = self.now
-        line.remove(running)
+        if line and line[0].start_id == start_id:  # as nearly always
+            running = line.popleft()
+            if line:
+                line[0].started_at = self.now
+        else:
+            found = next((r for r in line if r.start_id == start_id), None)
+            if found is None:
+                return None
+            line.remove(running := found)
         self._room[seat.lane] += 1
         return running
 

@@ -53,10 +53,11 @@ class _Seen:
         self.at = -math.inf
 
     def add(self, secs: float, had_secs: float, now: float) -> None:
-        for samples, found in ((self.took, secs), (self.had, had_secs)):
-            if -math.inf < self.at < now - _STALE_SECS:
-                samples.keep_best()
-            samples.add(found)
+        if -math.inf < self.at < now - _STALE_SECS:
+            self.took.keep_best()
+            self.had.keep_best()
+        self.took.add(secs)
+        self.had.add(had_secs)
         self.at = now
 
 
