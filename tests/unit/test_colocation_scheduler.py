@@ -286,6 +286,28 @@ def test_nothing_is_started_behind_what_is_long_beside_an_objective() -> None:
     assert world.arrive(request(2, "one"), 0.0) == [Start(2, 2, Seat("one", "one"), 0)]
 
 
+def test_a_share_is_lent_to_whom_it_serves_sooner_than_their_own() -> None:
+    """A long model takes 20 ms in its own share and `guest_secs` in that of the short one."""
+    members = [member("short"), member("long")]
+    policy = policy_of("ordered", {})
+    lanes = policy.lay_out(members)
+    for guest_secs, is_lent in ((0.03, True), (0.05, False)):
+        estimates, segments = Estimates(), {}
+        for name, lane, secs in (
+            ("short", "short", 0.001), ("short", "long", 0.001),
+            ("long", "long", 0.02), ("long", "short", guest_secs),
+        ):  # fmt: skip
+            segments[Seat(name, lane)] = 1
+            estimates.observe(Seat(name, lane), 0, secs, now=0.0)
+        world = Scheduler(members, lanes, policy, segments, estimates)
+        home = Seat("long", "long")
+        assert world.arrive(request(0, "long"), 0.0) == [Start(0, 0, home, 0)]
+        lent = [Start(1, 1, Seat("long", "short"), 0)]
+        assert world.arrive(request(1, "long"), 0.0) == (lent if is_lent else [])
+        if not is_lent:
+            assert world.ended(0, home, 0.02, 0.02) == [Complete(0), Start(1, 1, home, 0)]
+
+
 def test_a_request_in_segments_has_its_seat_for_itself() -> None:
     members = [member("one")]
     lanes = policy_of("streams", {}).lay_out(members)

@@ -139,7 +139,7 @@ class World:
                 self._carry_out(instruction)
             for waiting in view.heads:
                 if any(
-                    view.can_start(waiting, lane) and self.policy.may_follow(waiting, lane, view)
+                    view.can_start(waiting, lane) and self.policy.may_start(waiting, lane, view)
                     for lane in view.idle
                 ):
                     self.is_conserving = False

@@ -168,8 +168,8 @@ class Policy(BaseModel, ABC):
         while (choice := self.choose(view)) is not None:
             yield choice
 
-    def may_follow(self, waiting: Waiting, lane: Lane, view: View) -> bool:
-        """Say whether a request may be started behind what runs on a lane, which takes one."""
+    def may_start(self, waiting: Waiting, lane: Lane, view: View) -> bool:
+        """Say whether a request may be started now on a lane that takes one."""
         return True
 
     def refusal(self, waiting: Waiting, view: View) -> str:

@@ -8,8 +8,10 @@ used by whoever waits (BLESS, EuroSys 2025). A request is refused when it arrive
 would pass behind what is before it, or if it would push one that was admitted past its own
 (Clockwork, OSDI 2020).
 
-Behind what runs in its share a member's next request is queued where launches are short beside all
-objectives, so that the device goes from one to the next without the host.
+An idle share is lent to whom it serves sooner than their own would: kernels that were tuned for a
+large share may take longer in a small one than the wait. Behind what runs in its share a member's
+next request is queued where launches are short beside all objectives, so that the device goes from
+one to the next without the host.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class Ordered(Policy):
         """Return each request with the lanes that it may have."""
         can: dict[int, tuple[Waiting, list[Lane]]] = {}
         for waiting, lane in choices:
-            if self._may_use(view, waiting, lane) and self.may_follow(waiting, lane, view):
+            if self._may_use(view, waiting, lane) and self.may_start(waiting, lane, view):
                 can.setdefault(id(waiting), (waiting, []))[1].append(lane)
         return [*can.values()]
 
@@ -117,13 +119,15 @@ class Ordered(Policy):
         """Return what starts with a request that was chosen, in the same launch."""
         return waiting, lane
 
-    def may_follow(self, waiting: Waiting, lane: Lane, view: View) -> bool:
-        """Only at home, and only where that delays nobody who may come much."""
-        before = view.on(lane)
-        if not before:
-            return True
-        secs = view.left_secs(before[0].waiting, lane, likely=True)
-        return waiting.request.member in lane.home and is_short(secs, view)
+    def may_start(self, waiting: Waiting, lane: Lane, view: View) -> bool:
+        """Behind what runs only at home, and only where that delays nobody who may come much.
+
+        As a guest only where it ends sooner than at home, behind what runs there.
+        """
+        before, member = view.on(lane), waiting.request.member
+        if member not in lane.home:
+            return not before and view.left_secs(waiting, lane) <= _secs_at_home(waiting, view)
+        return not before or is_short(view.left_secs(before[0].waiting, lane, likely=True), view)
 
     def refusal(self, waiting: Waiting, view: View) -> str:
         if not self.admission:
@@ -205,6 +209,20 @@ class Ordered(Policy):
     def _cost(self, waiting: Waiting, lane: Lane, view: View) -> tuple[bool, bool, float]:
         is_guest = waiting.request.member not in lane.home
         return bool(view.on(lane)), is_guest, view.left_secs(waiting, lane)
+
+
+def _secs_at_home(waiting: Waiting, view: View) -> float:
+    """Return in how long a request would end in its own share; infinite where it has none."""
+    least = math.inf
+    for lane in view.lanes.values():
+        if waiting.request.member in lane.home:
+            secs = view.left_secs(waiting, lane)
+            for nth, running in enumerate(view.on(lane)):
+                left_secs = view.left_secs(running.waiting, lane, count=len(running.waits))
+                had_secs = 0.0 if nth else view.now - running.started_at
+                secs += max(0.0, left_secs - had_secs)
+            least = min(least, secs)
+    return least
 
 
 def is_short(secs: float, view: View) -> bool:

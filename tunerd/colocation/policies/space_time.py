@@ -92,7 +92,7 @@ class SpaceTime(Ordered):
             return False
         return is_short(view.left_secs(first, launch.lane, likely=True, count=most), view)
 
-    def may_follow(self, waiting: Waiting, lane: Lane, view: View) -> bool:
+    def may_start(self, waiting: Waiting, lane: Lane, view: View) -> bool:
         return True  # `choose` says what does
 
     @property
