@@ -14,6 +14,8 @@ from tunerd.colocation.rates import Rates
 from tunerd.colocation.suspects import Suspects
 from tunerd.colocation.work import Group, Lane, Queue, Running, Seat, Waiting
 
+_ESTIMATED_SECS = 0.002  # for which estimates are kept: to ask takes longer than to decide
+
 
 class Board(View):
     """State of one engine. The arguments are those of a scheduler."""
@@ -78,7 +80,9 @@ class Board(View):
         self._suspects = Suspects()
         self._rates = Rates()
         self._ready = set(segments)
-        self._left_secs: dict[tuple[Seat, int, bool, int], float] = {}  # of this moment
+        self._left_secs: dict[Seat, dict[tuple[int, bool, int], float]] = {}  # as last estimated
+        self._estimated_at = -math.inf
+        self.noted = {}
 
     # --- what policies see ---------------------------------------------------------------------
 
@@ -159,15 +163,16 @@ class Board(View):
     def left_secs(
         self, waiting: Waiting, lane: Lane, *, likely: bool = False, count: int = 1
     ) -> float:
-        seat = self._seat(waiting.request.member, lane)
-        key = (seat, waiting.segment, likely, count)
-        secs = self._left_secs.get(key)
+        seat = self._seats[lane.name][waiting.request.member]
+        known, key = self._left_secs.get(seat), (waiting.segment, likely, count)
+        if known is None:
+            known = self._left_secs[seat] = {}
+        secs = known.get(key)
         if secs is None:
             ask = self._estimates.likely_secs if likely else self._estimates.secs
             segments = range(waiting.segment, self._segments.get(seat, 1))
             each = [ask(seat, segment, now=self.now, count=count) for segment in segments]
-            secs = each[0] if len(each) == 1 else math.fsum(each)
-            self._left_secs[key] = secs
+            secs = known[key] = each[0] if len(each) == 1 else math.fsum(each)
         return secs
 
     def segment_secs(self, waiting: Waiting, lane: Lane) -> float:
@@ -194,8 +199,13 @@ class Board(View):
 
     def _begin(self, now: float) -> None:
         self.now = now
-        if self._left_secs:
-            self._left_secs.clear()
+        if now >= self._estimated_at + _ESTIMATED_SECS:
+            self._forget_estimates()
+            self._estimated_at = now
+
+    def _forget_estimates(self) -> None:
+        self._left_secs.clear()
+        self.noted.clear()
 
     def _seat(self, member: str, lane: Lane) -> Seat:
         return self._seats[lane.name][member]

@@ -212,6 +212,7 @@ class Scheduler(Board):
         self._ready.add(seat)
         self.outlook = None
         self._segments[seat] = segments or self._segments[seat]
+        self._forget_estimates()
         self._slots[seat] = self._taken_at_once(seat)
         for fault in self.faults:
             if fault.recovered_secs is None and fault.lost <= self._ready:
@@ -308,7 +309,7 @@ class Scheduler(Board):
         self._layout, since = self._wanted
         self._wanted, self.lanes = None, self._layouts[self._layout]
         self.outlook = None
-        self._left_secs.clear()
+        self._forget_estimates()
         return [Reshared(self._layout, self.now - since), *self._of_those_down()]
 
     def _of_those_down(self) -> list[Instruction]:

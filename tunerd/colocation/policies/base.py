@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -41,6 +41,7 @@ class View(ABC):
     members: Mapping[str, Member]
     lanes: Mapping[str, Lane]
     loaded_as: Mapping[str, str]  # by member: its own name, or its group's
+    noted: dict[object, Any]  # by a policy of estimates, for as long as these are kept
     outlook: object | None = None  # what a policy foresaw; None again where lanes or seats change
 
     @property

@@ -24,6 +24,7 @@ from tunerd.system.text import secs_text
 # For how long an outlook serves, by each request in it: to foresee one takes a tenth of that. What
 # has ended sooner than foreseen shows as late as that.
 _KEPT_SECS = 20e-6
+_FEW = 5  # requests, for as many of which it serves at least
 
 # Of what a request would wait for others that wait: as much more may it be.
 _DOUBT = 0.05
@@ -80,7 +81,7 @@ class Forecast:
         self.view, self._may_use, self._together = view, may_use, together
         self._patience_secs = patience_secs
         self._owed: dict[Queue, float] = {}
-        self._kinds: dict[tuple[str, int, str | None], _Kind] = {}
+        self._kinds: dict[object, _Kind] = view.noted
 
     def owed_secs(self, queue: Queue) -> float:
         """Return by how much a queue lags, where that is long enough to go first; 0 otherwise."""
@@ -185,7 +186,7 @@ class Outlook:
         turns.sort(key=lambda each: each[0])
         for turn, waiting in turns:
             self._append(turn, waiting)
-        self._serves_until = seen.view.now + _KEPT_SECS * len(turns)
+        self._serves_until = seen.view.now + _KEPT_SECS * max(_FEW, len(turns))
 
     def late_secs(self, waiting: Waiting) -> float:
         """Return by how much a request that is in here would be late; 0 where it would not."""
