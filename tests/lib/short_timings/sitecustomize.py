@@ -10,11 +10,15 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import Any
+from importlib.machinery import PathFinder
+
+# Thousands of processes start so, and most need no `typing`, nor what `importlib.abc` imports.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 
 def _model_samples(module: Any) -> None:
@@ -50,7 +54,7 @@ _CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds the modules of `_CHANGES`, and changes them at the end of their import."""
 
     def find_spec(
