@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 from tests.contract.test_pytorch import FAKE_TORCH
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH
 from tests.lib.models import model
 from tunerd.errors import ExitCode
 
@@ -30,7 +30,7 @@ class Relu(torch.nn.Module):
 
 
 def tunerd(*arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join((str(ROOT), str(FAKE_TORCH)))
+    path = os.pathsep.join((PYTHON_PATH, str(FAKE_TORCH)))
     return subprocess.run(
         [sys.executable, "-m", "tunerd", *arguments],
         env={**os.environ, "PYTHONPATH": path},
