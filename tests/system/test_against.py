@@ -54,7 +54,7 @@ def test_a_run_is_compared_with_pytorch(net: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     against = f"{tmp_path}/relu.py:Relu"
     options = ("--cpu-pct", "50", "--trials", "2", "--out", str(run), "--against", against)
-    ended = tunerd("tune", str(net), *options, "--tuners", "1", "--json")
+    ended = tunerd("tune", str(net), *options, "--tuners", "1", "--slices", "1", "--json")
     assert ended.returncode in (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)
     found: dict[str, Any] = json.loads(ended.stdout)
     timed = {each["name"] for each in found["latencies"]}

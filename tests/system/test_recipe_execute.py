@@ -257,7 +257,8 @@ def test_a_command_that_was_killed_leaves_no_run_and_goes_on(tmp_path: Path) -> 
     onnx.save(conv_net(), model)
     run = Run(tmp_path / "run", model, ())
     (tmp_path / "r.yaml").write_text(
-        f"cpu-pct: 50\nslice: simulated\ntuners: 1\ntrials: 24\nmodel: {model}\nout: {run.folder}\n"
+        f"cpu-pct: 50\nslice: simulated\nslices: 1\ntuners: 1\ntrials: 24\nmodel: {model}\n"
+        f"out: {run.folder}\n"
     )
     command = [sys.executable, "-m", "tunerd", "run", str(tmp_path / "r.yaml")]
     run.process = subprocess.Popen(

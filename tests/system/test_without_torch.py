@@ -100,7 +100,8 @@ def test_nothing_of_a_run_imports_torch(machine: Machine, tmp_path: Path) -> Non
         [helper.make_node("Relu", ["x"], ["y"])], inputs={"x": (64, 64)}, outputs={"y": (64, 64)}
     )
     onnx.save(relu, tmp_path / "relu.onnx")
-    options = ("--cpu-pct", "50", "--trials", "2", "--tuners", "1", "--out", str(tmp_path / "run"))
+    options = ("--cpu-pct", "50", "--trials", "2", "--tuners", "1", "--slices", "1")
+    options += ("--out", str(tmp_path / "run"))
     command = ("-m", "tunerd", "tune", str(tmp_path / "relu.onnx"), *options)
     ended = (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)
     machine.python(*command, may_end_with=ended)
