@@ -20,7 +20,7 @@ import pytest
 from onnx import helper
 
 import tunerd
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH
 from tests.lib.artifact_fixtures import CORES, LLVM, model_of, tiny_artifact, tiny_convnet
 from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.loading import LoadedModel
@@ -109,7 +109,7 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", script],
-        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **environment},
+        env={"PYTHONPATH": PYTHON_PATH, "PATH": os.environ["PATH"], **environment},
         preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH, ROOT
 from tests.lib.artifact_fixtures import tiny_artifact
 from tests.lib.slice_fixtures import pct_of
 from tunerd.cluster.actor_bodies import SliceActor
@@ -105,7 +105,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model]:
 def slice_with(*packages: Path) -> Iterator[SliceActor]:
     """Yield a CPU slice whose runners find packages in these folders, too."""
     spec = plan(SliceRequest("cpu", pct_of("cpu"))).slices[0]
-    path = os.pathsep.join(map(str, (ROOT, *packages)))
+    path = os.pathsep.join(map(str, (PYTHON_PATH, *packages)))
     actor = SliceActor(None)
     try:
         actor.start(

@@ -369,7 +369,8 @@ def test_one_size_is_compared_and_benched_by_its_name(artifact: Path) -> None:
 def test_a_run_of_several_sizes_leaves_one_artifact(tmp_path: Path, capsys: Captured) -> None:
     path, out = saved(products(), tmp_path), tmp_path / "run"
     flags = ["--gpu-pct", "50", "--slice", "simulated", "--trials", "2", "--out", str(out)]
-    code = run(app, ["tune", str(path), *flags, "--tuners", "1", "--dim", "batch=1,4", "--json"])
+    flags += ["--tuners", "1", "--slices", "1"]
+    code = run(app, ["tune", str(path), *flags, "--dim", "batch=1,4", "--json"])
     document = json.loads(capsys.readouterr().out)
     assert code == document["exit_code"]
     assert code in (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)
@@ -381,7 +382,14 @@ def test_a_run_of_several_sizes_leaves_one_artifact(tmp_path: Path, capsys: Capt
     with pytest.raises(FolderError, match="for each of several sizes"):
         tunerd.open_run(out)
     again = tunerd.tune_sizes(
-        path, gpu_pct=50, slice_kind="simulated", trials=2, out=out, dims={"batch": (1, 4)}
+        path,
+        gpu_pct=50,
+        slice_kind="simulated",
+        trials=2,
+        tuners=1,
+        slices=1,
+        out=out,
+        dims={"batch": (1, 4)},
     )
     assert [len(one.tasks) for one in again.runs] == [1, 1]
 

@@ -12,7 +12,7 @@ from lab.colocation import capacity
 from lab.colocation.capacity import Try, most_served, poisson, ways_of
 from lab.colocation.capacity_table import table
 from lab.colocation.open_loop import served
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH, ROOT
 from tests.lib.artifact_fixtures import tiny_artifact
 
 
@@ -86,7 +86,7 @@ def test_all_ways_are_asked_alike() -> None:
 def test_engines_are_tried_and_what_fails_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'scripts'}")
+    monkeypatch.setenv("PYTHONPATH", f"{PYTHON_PATH}:{ROOT / 'scripts'}")
     folders = [tmp_path / f"artifact-{seed}" for seed in range(2)]
     for seed, folder in enumerate(folders):
         tiny_artifact(folder, seed=seed)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.placement import real_trace
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH, ROOT
 from tests.lib.artifact_fixtures import tiny_artifact
 from tests.lib.colocation_plans import CORES
 
@@ -18,7 +18,7 @@ from tests.lib.colocation_plans import CORES
 def test_a_trace_is_carried_out_once_under_a_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'scripts'}")
+    monkeypatch.setenv("PYTHONPATH", f"{PYTHON_PATH}:{ROOT / 'scripts'}")
     tiny_artifact(tmp_path / "artifact")
     given = [f"net={tmp_path / 'artifact'}", "--cores", "2", "--jobs", "2", "--grace", "0s"]
     given += [

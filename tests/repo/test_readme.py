@@ -35,17 +35,17 @@ INSTEAD = (
     (r"recipes/colocation/cpu.yaml", "plan.yaml"),
     (r"recipes/colocation/mixes/cpu.yaml", "mix.yaml"),
     (r"recipes/colocation/jobs.yaml", "jobs.yaml"),
-    (r"^(colocate bench .*)$", r"\1 --duration 1s"),
+    (r"^(colocate bench .*)$", r"\1 --duration 300ms"),
     (r"models/light_\w+\.onnx", "model.onnx"),
     (r"model.onnx (.*--dim batch)", r"sized.onnx \1"),
     (r"--gpu-pct auto", "--cpu-pct auto"),
-    (r"^profile (.*)$", r"profile \1 --cpu --rounds 2 --duration 200ms"),
+    (r"^profile (.*)$", r"profile \1 --cpu --rounds 2 --duration 50ms"),
     (r"--batches 1,8 --shares 10,25,50,100", "--batches 64,128 --shares 50,100"),
     (r"^matrix (.*)--shares 10,25,40,50,75,100 (.*)$",
      r"matrix \1--shares 50,100 \2 --slice simulated --trials 8 --rounds 1"),
     (r"^tune (.*)--gpu-pct", r"tune \1--slice simulated --gpu-pct"),
     (r"^tune (.*)--cpu-pct 50", r"tune \1--slice simulated --cpu-pct 50"),
-    (r"^tune (.*)$", r"tune \1 --trials 4 --tuners 1"),
+    (r"^tune (.*)$", r"tune \1 --trials 4 --tuners 1 --slices 1"),
     (r"--trials 2000 (.*--trials 4)", r"\1"),
     (r"(--store .*)$", r"\1 --out runs/of-a-team"),  # the other runs here are copies of one
     (r"--budget 10m", "--budget 30s"),
@@ -74,7 +74,7 @@ members:
   - {name: one, artifact: runs/model-gpu40/artifact, rate: 20, slo_ms: 200}
   - {name: two, artifact: runs/model-gpu25/artifact, rate: 20, slo_ms: 200}
 search: {shares: [50], rounds: 1, visit: 100ms}
-load: {duration: 1s}
+load: {duration: 300ms}
 """
 JOBS = """
 devices: {simulated: 1}
@@ -101,12 +101,13 @@ def world(tmp_path_factory: pytest.TempPathFactory, kept_cluster: None) -> Itera
     folder = tmp_path_factory.mktemp("readme")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(auto, "EFFORT", Effort(rounds=2, duration_secs=0.2))
+        patch.setattr(auto, "EFFORT", Effort(rounds=2, duration_secs=0.05))
         onnx.save(two_products(), folder / "model.onnx")
         onnx.save(with_open_batch(two_products()), folder / "sized.onnx")
         for pct in (25, 40, 50, 100):
             argv = ["tune", "model.onnx", "--gpu-pct", str(pct), "--slice", "simulated"]
-            assert run(app, [*argv, "--trials", "4", "--tuners", "1", "--json"]) in GOOD
+            argv += ["--trials", "4", "--tuners", "1", "--slices", "1"]
+            assert run(app, [*argv, "--json"]) in GOOD
         for name, copies in COPIES.items():
             for copy in copies:
                 shutil.copytree(folder / "runs" / name, folder / "runs" / copy)

@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,29 @@ def driver(home: Path) -> Iterator[Child]:
         child(DRIVER, HOME=str(home), TUNERD_RUNTIME_FOLDER=str(runtime)) as found,
     ):
         yield found
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A driver that has ended by itself, and what it had and left."""
+
+    said: dict[str, Any]
+    names: set[str]
+    exit_code: int
+    living: list[str]
+    files: list[Path]
+
+
+@pytest.fixture(scope="module")
+def closed() -> Closed:
+    """A driver without a home, which is told of a cluster that is not there."""
+    elsewhere = {"HOME": "/proc/nowhere", "RAY_ADDRESS": "127.0.0.1:1"}
+    with short_folder() as runtime:
+        with child(DRIVER, TUNERD_RUNTIME_FOLDER=str(runtime), **elsewhere) as found:
+            family = found.family()
+            names = {p.name() for p in family}
+        left = living(family)
+        return Closed(found.said, names, found.process.returncode, left, [*runtime.iterdir()])
 
 
 @pytest.fixture
@@ -133,17 +157,12 @@ def test_nothing_is_written_to_the_home(driver: Child, home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
-def test_it_starts_where_the_home_cannot_be_written() -> None:
-    with (
-        short_folder() as runtime,
-        child(DRIVER, HOME="/proc/nowhere", TUNERD_RUNTIME_FOLDER=str(runtime)) as driver,
-    ):
-        assert driver.said["token"]
+def test_it_starts_where_the_home_cannot_be_written(closed: Closed) -> None:
+    assert closed.said["token"]
 
 
-def test_ray_s_address_in_the_environment_is_not_followed(runtime: Path) -> None:
-    with child(DRIVER, RAY_ADDRESS="127.0.0.1:1", TUNERD_RUNTIME_FOLDER=str(runtime)) as driver:
-        assert any(p.name() == "gcs_server" for p in driver.family())
+def test_ray_s_address_in_the_environment_is_not_followed(closed: Closed) -> None:
+    assert "gcs_server" in closed.names
 
 
 def test_a_runtime_folder_too_long_for_sockets_is_refused_before_ray_starts(
@@ -158,14 +177,11 @@ def test_a_runtime_folder_too_long_for_sockets_is_refused_before_ray_starts(
 # --- what is left ------------------------------------------------------------------------------
 
 
-def test_close_leaves_no_process_and_no_folder() -> None:
-    with short_folder() as runtime:
-        with child(DRIVER, TUNERD_RUNTIME_FOLDER=str(runtime)) as driver:
-            family = driver.family()
-            assert any(p.name() == "raylet" for p in family)
-        assert driver.process.returncode == 0
-        assert living(family) == []
-        assert list(runtime.iterdir()) == []
+def test_close_leaves_no_process_and_no_folder(closed: Closed) -> None:
+    assert "raylet" in closed.names
+    assert closed.exit_code == 0
+    assert closed.living == []
+    assert closed.files == []
 
 
 def test_a_killed_driver_leaves_no_process_and_its_folder_goes_with_the_next_start(

@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 from tests.contract.test_pytorch import FAKE_TORCH
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH
 from tests.lib.models import model
 from tunerd.errors import ExitCode
 
@@ -30,7 +30,7 @@ class Relu(torch.nn.Module):
 
 
 def tunerd(*arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join((str(ROOT), str(FAKE_TORCH)))
+    path = os.pathsep.join((PYTHON_PATH, str(FAKE_TORCH)))
     return subprocess.run(
         [sys.executable, "-m", "tunerd", *arguments],
         env={**os.environ, "PYTHONPATH": path},
@@ -54,7 +54,7 @@ def test_a_run_is_compared_with_pytorch(net: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     against = f"{tmp_path}/relu.py:Relu"
     options = ("--cpu-pct", "50", "--trials", "2", "--out", str(run), "--against", against)
-    ended = tunerd("tune", str(net), *options, "--tuners", "1", "--json")
+    ended = tunerd("tune", str(net), *options, "--tuners", "1", "--slices", "1", "--json")
     assert ended.returncode in (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)
     found: dict[str, Any] = json.loads(ended.stdout)
     timed = {each["name"] for each in found["latencies"]}

@@ -58,6 +58,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
             slice_kind="simulated",
             trials=8,
             tuners=1,
+            slices=1,
             on_progress=states.append,
         )
         assert logging.getLogger().handlers == handlers
@@ -124,7 +125,7 @@ def test_the_same_call_goes_on_in_the_same_folder(
 ) -> None:
     monkeypatch.chdir(tuned.folder)
     again = tunerd.plan(
-        two_products(), gpu_pct=40, slice_kind="simulated", trials=8, tuners=1
+        two_products(), gpu_pct=40, slice_kind="simulated", trials=8, tuners=1, slices=1
     ).execute()
     assert again.folder == tuned.run.folder
     assert again.view.sessions == 2
@@ -203,7 +204,13 @@ def test_a_plan_of_a_model_that_was_no_file_is_planned_once(
 ) -> None:
     out = tmp_path / "run"
     plan = tunerd.plan(
-        two_products(), gpu_pct=40, slice_kind="simulated", trials=4, tuners=1, out=out
+        two_products(),
+        gpu_pct=40,
+        slice_kind="simulated",
+        trials=4,
+        tuners=1,
+        slices=1,
+        out=out,
     )
 
     def plan_again(*_: object, **__: object) -> None:
@@ -327,7 +334,7 @@ def test_the_readme_s_program_runs(
     found = re.search(r"^## Python\n.*?^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     assert found is not None
     # Shares of a GPU are those of simulated slices, and a search has a few trials.
-    program = found[1].replace("gpu_pct=40", 'gpu_pct=40, slice_kind="simulated"')
+    program = found[1].replace("gpu_pct=40", 'gpu_pct=40, slice_kind="simulated", slices=1')
     program = program.replace("trials=1000", "trials=4")
     monkeypatch.chdir(tmp_path)
     onnx.save(two_products(), "model.onnx")

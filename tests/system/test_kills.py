@@ -174,7 +174,11 @@ def stopped(run_in: tuple[Path, Path]) -> Killed:
     """A run that gets SIGTERM in each session, with seconds to live, and is then left alone."""
     model, folder = run_in
     found = Killed(
-        Run(folder / "stopped", model, ("--tuners", "1", "--trials", str(STOPPED_TRIALS)))
+        Run(
+            folder / "stopped",
+            model,
+            ("--tuners", "1", "--slices", "1", "--trials", str(STOPPED_TRIALS)),
+        )
     )
     run = found.run
     for moment in MOMENTS:
@@ -346,7 +350,9 @@ def test_a_driver_that_is_killed_while_ray_starts_leaves_nothing(
 ) -> None:
     model, folder = run_in
     run = Run(
-        folder / "starting", model, ("--slice", "simulated", "--tuners", "1", "--trials", "4")
+        folder / "starting",
+        model,
+        ("--slice", "simulated", "--tuners", "1", "--slices", "1", "--trials", "4"),
     )
     run.start()
     run.wait_for(lambda: bool(called(run.processes(), "raylet")))

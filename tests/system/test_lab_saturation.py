@@ -10,7 +10,7 @@ import pytest
 
 from lab.colocation import saturation, tenants
 from lab.colocation.tenants import Kind
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH, ROOT
 from tests.lib.models import example_models, load_model
 from tests.lib.super_models import artifact_of, super_artifact
 from tunerd.artifacts.loading import load
@@ -48,7 +48,7 @@ def test_others_have_the_kernels_of_the_first_and_weights_of_their_own(runs: Pat
 def test_engines_are_sampled_and_what_cannot_be_is_in_the_table_with_a_reason(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'scripts'}")
+    monkeypatch.setenv("PYTHONPATH", f"{PYTHON_PATH}:{ROOT / 'scripts'}")
     alone, together = (tenants.made(kind, 2, runs, budget="1s")[0] for kind in (ALONE, TOGETHER))
     assert together[1] == alone[1]  # the weights of one are the weights of the other
     given = ["--device", "cpu", "--shares", "50", "--together", "8@100", "--turns", "1"]

@@ -16,7 +16,7 @@ import onnx
 import pytest
 import tvm_ffi
 
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH
 from tests.lib.lowered import LLVM
 from tests.lib.models import conv_net, not_imported
 from tunerd.errors import InfrastructureError, InputError, ModelError
@@ -130,7 +130,7 @@ def test_closing_ends_it_and_may_be_repeated(fixed: FixedModel) -> None:
 def test_it_does_not_outlive_its_parent(fixed: FixedModel, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / FILE), LLVM.json]
     ended = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PYTHON_PATH}
     )
     assert ended.returncode == -signal.SIGKILL
     pid = int(ended.stdout)

@@ -32,7 +32,7 @@ MIX: dict[str, Any] = {
     "members": [{"name": "net", "models": ["a.onnx", "b.onnx"], "rate": 120, "slo_ms": 4000}],
     "search": {"shares": [100], "together": [1, 2, 4], "budget": "1s", "rounds": 1, "visit": "1s"},
     "curves": ["points.json"],
-    "load": {"duration": "1s"},
+    "load": {"duration": "300ms"},
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.contract.test_pytorch import FAKE_TORCH
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH, ROOT
 from tests.system.test_mps_slice import (  # noqa: F401  fixtures
     Make,
     fake,
@@ -41,7 +41,7 @@ def test_pytorch_runs_in_a_client_of_its_own_that_has_the_share(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(FAKE_TORCH))))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((PYTHON_PATH, str(FAKE_TORCH))))
     command = (sys.executable, str(ROOT / "tests" / "lib" / "mps_runner.py"))
     acquire = functools.partial(Lease.acquire, runner_command=command)
     monkeypatch.setattr(mps_slice.Lease, "acquire", acquire)

@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH
 from tests.lib.gate_runs import outcome, run_of
 from tests.lib.models import conv_net
 from tests.lib.tune_process import GONE_SECS, Run
@@ -112,7 +112,7 @@ def test_a_command_finds_itself_and_not_the_modules_of_the_users_folder(tmp_path
     done = subprocess.run(
         [sys.executable, "-P", "-m", "tunerd", "run", "r.yaml"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": PYTHON_PATH},
         capture_output=True,
         text=True,
     )
@@ -196,7 +196,7 @@ def test_a_run_learns_of_the_end_of_who_carries_the_recipe_out(tmp_path: Path) -
     (tmp_path / "plan.json").write_text(json.dumps({"tune x": "hold"}))
     (tmp_path / "r.yaml").write_text("cpu-pct: 50\nmodel: x\n")
     with subprocess.Popen(
-        [sys.executable, "-c", CARRIER], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", CARRIER], cwd=tmp_path, env=os.environ | {"PYTHONPATH": PYTHON_PATH}
     ) as carrier:
         wait_for((tmp_path / "holding").exists)
         assert not (tmp_path / "let go").exists()
@@ -209,7 +209,7 @@ def test_a_command_ends_with_the_standard_input_that_named_it() -> None:
         [sys.executable, "-c", LONG_COMMAND],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": PYTHON_PATH},
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -257,7 +257,8 @@ def test_a_command_that_was_killed_leaves_no_run_and_goes_on(tmp_path: Path) -> 
     onnx.save(conv_net(), model)
     run = Run(tmp_path / "run", model, ())
     (tmp_path / "r.yaml").write_text(
-        f"cpu-pct: 50\nslice: simulated\ntuners: 1\ntrials: 24\nmodel: {model}\nout: {run.folder}\n"
+        f"cpu-pct: 50\nslice: simulated\nslices: 1\ntuners: 1\ntrials: 24\nmodel: {model}\n"
+        f"out: {run.folder}\n"
     )
     command = [sys.executable, "-m", "tunerd", "run", str(tmp_path / "r.yaml")]
     run.process = subprocess.Popen(
@@ -274,7 +275,7 @@ def test_the_command_ends_with_one_document_and_the_worst_code(tmp_path: Path) -
     """With real runs: of models that are not there."""
     (tmp_path / "r.yaml").write_text("cpu-pct: 100\nmodel: [a.onnx, b.onnx]\n")
     argv = [sys.executable, "-m", "tunerd", "run", "r.yaml"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": PYTHON_PATH}
     done = subprocess.run(
         [*argv, "--json"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )

@@ -77,6 +77,7 @@ def tune(out: Path, on_progress: Callable[[ProgressState], None] | None = None) 
         slice_kind="simulated",
         trials=8,
         tuners=1,
+        slices=1,
         out=out,
         on_progress=on_progress,
     )

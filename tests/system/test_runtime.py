@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from tests.lib import ROOT
+from tests.lib import PYTHON_PATH
 
 ALONE = """
 import json, sys
@@ -17,7 +17,9 @@ import_runtime()
 import tvm
 import_runtime()  # again: nothing
 has = [bool(tvm.get_global_func(name, allow_missing=True)) for name in sys.argv[1:]]
-print(json.dumps([tvm.base._RUNTIME_ONLY, has]))
+from tvm_ffi.core import _object_type_key_to_index as index_of
+types = [index_of(key) for key in ("ffi.Array", "ffi.Module", "no.Type")]
+print(json.dumps([tvm.base._RUNTIME_ONLY, has, [index is not None for index in types]]))
 """
 
 
@@ -28,7 +30,10 @@ def test_a_runner_has_what_runs_models_and_no_compiler() -> None:
         [sys.executable, "-c", ALONE, *runs, *compiles],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH},
     )
     assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout) == [True, [True] * len(runs) + [False] * len(compiles)]
+    is_alone, has, types = json.loads(ended.stdout)
+    assert is_alone
+    assert has == [True] * len(runs) + [False] * len(compiles)
+    assert types == [True, True, False]

@@ -181,7 +181,7 @@ class Interrupted:
 
 @pytest.fixture(scope="module")
 def interrupted(make_run: MakeRun) -> Interrupted:
-    run = make_run("--slice", "simulated", trials=32)
+    run = make_run("--slice", "simulated", "--slices", "1", trials=32)
     run.start()
     run.wait_for(lambda: run.measured() >= 4)
     second = Run(run.folder, run.model, run.options)
@@ -233,7 +233,7 @@ def test_the_same_command_goes_on_after_ctrl_c(interrupted: Interrupted) -> None
 
 @pytest.mark.slow
 def test_a_run_whose_only_tuner_always_ends_stops_and_says_why(make_run: MakeRun) -> None:
-    run = make_run("--slice", "simulated", "--tuners", "1")
+    run = make_run("--slice", "simulated", "--slices", "1")
     run.start()
     assert run.process is not None
     ended: list[psutil.Process] = []
@@ -320,7 +320,7 @@ def test_a_search_ends_at_once_where_its_model_is_lost(
         raise InfrastructureError("no memory for the model")
 
     monkeypatch.setattr(process, "kernels_from", lost)
-    options = ["--cpu-pct", "50", "--slice", "simulated", "--trials", "100000", "--json"]
+    options = ["--cpu-pct", "100", "--slice", "simulated", "--trials", "100000", "--json"]
     code = run_command(app, ["tune", str(model), *options, "--out", str(tmp_path / "run")])
     said = capsys.readouterr()
     assert code == ExitCode.INFRASTRUCTURE, said.err

@@ -53,8 +53,8 @@ class Night:
 
 
 def night(folder: Path, model: Path, address: str, *options: str) -> Night:
-    given = ("--slice", "simulated", "--tuners", "1", "--trials", str(TRIALS), "--store", address)
-    run = Run(folder, model, (*given, *options))
+    given = ("--slice", "simulated", "--slices", "1", "--tuners", "1", "--trials", str(TRIALS))
+    run = Run(folder, model, (*given, "--store", address, *options))
     run.start()
     assert run.process is not None
     seen: set[str] = set()

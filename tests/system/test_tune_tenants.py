@@ -112,7 +112,8 @@ def test_a_run_for_tenants_leaves_an_artifact_that_serves_them(
     path: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "run"
-    flags = ["--cpu-pct", "50", "--trials", "8", "--tuners", "1", "--out", str(out), "--no-wait"]
+    flags = ["--cpu-pct", "50", "--trials", "8", "--tuners", "1", "--slices", "1"]
+    flags += ["--out", str(out), "--no-wait"]
     code = run(app, ["tune", str(path), *flags, "--tenants", "1,2", "--json"])
     document = json.loads(capsys.readouterr().out)
     assert code in (ExitCode.BETTER, ExitCode.NO_GAIN, ExitCode.CANNOT_TELL)

@@ -416,7 +416,9 @@ def tuned(
 ) -> Callable[..., Tuned]:
     def tune(trials: int, **options: Any) -> Tuned:
         folder = options.pop("folder", None) or tmp_path_factory.mktemp("runs") / "run"
-        settings = TuneSettings(**{"model": model, "out": folder, "tuners": 1} | options)
+        settings = TuneSettings(
+            **{"model": model, "out": folder, "tuners": 1, "slices": 1} | options
+        )
         layout = local_layout(settings)
         tasks = kernels_of(plan.read(settings), layout.target).tasks
         heaviest = max(tasks, key=lambda t: t.flops)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from tunerd.api.run import OnStep, ReviewedShare, Run, StrPath, nothing, open_run
-from tunerd.api.serving import beside_serving
 from tunerd.errors import InputError
 from tunerd.frontend.given import path_or_graph, save_in
 from tunerd.records.paths import Paths
@@ -193,7 +192,7 @@ def plan_of(settings: TuneSettings, warn: OnStep) -> Plan:
             "--dry-run runs nothing, and an automatic precision is chosen by running the model; "
             "name one"
         )
-    settings = beside_serving(settings, warn)
+    settings = _beside_serving(settings, warn)
     planned = plan_tasks(settings)
     if planned.warning:
         warn(planned.warning)
@@ -275,7 +274,7 @@ def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | Non
 
     require_no_ray()
     if planned is None:
-        settings = beside_serving(settings, progress.warn)
+        settings = _beside_serving(settings, progress.warn)
         outcome = runs.tune(settings, progress, write_report=write_report)
     else:
         outcome = runs.execute(planned, progress, write_report=write_report)
@@ -286,6 +285,14 @@ def carry_out(settings: TuneSettings, progress: Progress, planned: RunPlan | Non
             return carry_out(other, progress)
     run = open_run(settings.out)
     return replace(run, view=replace(run.view, outcome=outcome))
+
+
+def _beside_serving(settings: TuneSettings, warn: OnStep) -> TuneSettings:
+    if settings.serving is None:
+        return settings
+    from tunerd.api.serving import beside_serving
+
+    return beside_serving(settings, warn)
 
 
 def require_no_ray() -> None:

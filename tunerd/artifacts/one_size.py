@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tunerd.artifacts.compile import write_json
 from tunerd.artifacts.manifest import (
     MANIFEST,
     PACKED_VERSION,
@@ -59,5 +59,5 @@ def size_of(source: Path) -> Iterator[Path]:
             "versions": {"tunerd": __version__},
             "variants": variants,
         }
-        write_json(own / MANIFEST, sealed(packed))
+        (own / MANIFEST).write_text(json.dumps(sealed(packed)))
         yield own

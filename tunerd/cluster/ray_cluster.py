@@ -419,17 +419,19 @@ class Cluster:
         for worker_id in (*self._slices.actors, *self._tuners):
             self._calls.forget(worker_id)
         self._slices.free_spare()
-        self._end_actors(self._slices.forget_all())
+        self._end_actors(*self._slices.forget_all())
 
     def close(self) -> None:
         """Close the slices, then end the actors and a local cluster. Idempotent."""
         tuners, self._tuners = self._tuners, {}
         try:
-            self._end_actors(self._slices.forget_all(), tuners.values())
+            slices, waiting = self._slices.forget_all()
+            self._end_actors(slices, (*waiting, *tuners.values()))
         finally:
             self._connection.close()
 
-    def _end_actors(self, slices: Collection[Any], tuners: Collection[Any] = ()) -> None:
+    def _end_actors(self, slices: Collection[Any], others: Collection[Any]) -> None:
+        """End actors: slices once they have closed, others at once."""
         ray = self._ray
         if not self._connection.is_up:
             return
@@ -437,7 +439,7 @@ class Cluster:
             closing = [a.close.remote() for a in slices]
             if closing:
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECS)
-        for actor in (*slices, *tuners):
+        for actor in (*slices, *others):
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 ray.kill(actor)
 

@@ -22,6 +22,7 @@ class SliceActors:
         self.actors: dict[str, Any] = {}
         self._connection, self._calls = connection, calls
         self._spare: list[Any] = []  # actors on GPUs where no slice waits
+        self._without_place: set[str] = set()  # slices whose actors Ray has found no room for yet
         self._specs: dict[str, tuple[SliceSpec, str | None]] = {}  # each with its node
 
     def start(self, spec: SliceSpec, node_id: str | None) -> None:
@@ -31,6 +32,7 @@ class SliceActors:
         if spec.gpu_uuid is None:
             self._calls.watch(spec.slice_id, "start", actor.start.remote(spec))
         else:  # Ray chooses the GPU
+            self._without_place.add(spec.slice_id)
             self._calls.watch(spec.slice_id, "place", actor.__ray_call__.remote(gpu_ids))
 
     def restart(self, slice_id: str) -> None:
@@ -48,6 +50,7 @@ class SliceActors:
             return
         actors, other = self.actors, spec.slice_id
         actors[slice_id], actors[other] = actors[other], actors[slice_id]
+        self._without_place.discard(other)
         self._calls.exchange(slice_id, other)
         self._calls.watch(other, "start", actors[other].start.remote(spec))
         self.free_spare()
@@ -60,10 +63,12 @@ class SliceActors:
         for actor in spare:
             self._connection.ray.kill(actor)
 
-    def forget_all(self) -> list[Any]:
-        """Forget all actors, and return them."""
+    def forget_all(self) -> tuple[list[Any], list[Any]]:
+        """Forget all actors; return those that have their places, and those that answer nothing."""
         actors, self.actors = self.actors, {}
-        return list(actors.values())
+        waiting = [actors.pop(s) for s in self._without_place & actors.keys()]
+        self._without_place.clear()
+        return list(actors.values()), waiting
 
     def _actor(self, spec: SliceSpec, node_id: str | None) -> Any:
         options: dict[str, Any] = {

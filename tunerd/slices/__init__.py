@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tunerd.errors import HostError
-from tunerd.slices.base import Plan, Slice
 from tunerd.vocabulary import SliceRequest, TargetSpec
+
+if TYPE_CHECKING:  # a guard needs neither runners nor NumPy
+    from tunerd.slices.base import Plan, Slice
 
 
 def member(kind: str) -> type[Slice]:
@@ -19,6 +23,8 @@ def member(kind: str) -> type[Slice]:
 
 def plan(request: SliceRequest) -> Plan:
     """Cut this host's devices into the slices that are asked for, if it can have such slices."""
+    from tunerd.slices.base import Plan
+
     usable = member(request.kind).usability()
     if usable.ok:
         return member(request.kind).plan(request)

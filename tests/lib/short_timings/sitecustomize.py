@@ -10,19 +10,26 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import Any
+from importlib.machinery import PathFinder
+
+# Thousands of processes start so, and most need no `typing`, nor what `importlib.abc` imports.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 
 def _model_samples(module: Any) -> None:
     from dataclasses import replace
 
-    module.MODEL = replace(
-        module.MODEL, max_samples=module.MODEL.min_samples, min_sample_secs=0.005
-    )
+    module.MODEL = replace(module.MODEL, min_samples=10, max_samples=10, min_sample_secs=0.005)
+
+
+def _finalists(module: Any) -> None:
+    module.FINAL_SAMPLES = 20  # the least
+    module.FINAL_SAMPLE_SECS = dict.fromkeys(module.FINAL_SAMPLE_SECS, 0.0005)
 
 
 def _first_warm_up(module: Any) -> None:
@@ -34,7 +41,11 @@ def _rounds(module: Any) -> None:
 
 
 def _engine_load(module: Any) -> None:
-    module._MOST_SECS = 2 * module._LEAST_SECS
+    module._LEAST_SECS, module._MOST_SECS = 0.25, 0.5
+
+
+def _pair_rounds(module: Any) -> None:
+    module.measure.__kwdefaults__["round_secs"] = 0.25
 
 
 def _no_collection(module: Any) -> None:
@@ -43,14 +54,16 @@ def _no_collection(module: Any) -> None:
 
 _CHANGES: dict[str, Callable[[Any], None]] = {
     "tunerd.vocabulary.measurement": _model_samples,
+    "tunerd.runner.profiles": _finalists,
     "tunerd.colocation.planning.engine_cost": _engine_load,
+    "tunerd.colocation.planning.pairs": _pair_rounds,
     "tunerd.colocation.undisturbed": _no_collection,
     "tunerd.studies.matrix.profiles": _rounds,
     "tunerd.studies.profile.measuring": _first_warm_up,
 }
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds the modules of `_CHANGES`, and changes them at the end of their import."""
 
     def find_spec(
