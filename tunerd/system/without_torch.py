@@ -7,8 +7,9 @@ slice's runner starts with (results, "What a start takes").
 Nor does TVM meet an error of its own library on the way, which nobody sees: for the backtrace of
 the first one all libraries are read, a fifth of a second. It finds no `disco` there, which it
 imports before the library that it is of is loaded, fails, and goes on without
-(tvm/runtime/__init__.py); who imports it later gets it. And for the names of operators in scripts it asks the library for none
-that is not there, and gives none the name that it has (tvm/tirx/script/builder/ir.py).
+(tvm/runtime/__init__.py); who imports it later gets it. And for the names of operators in scripts
+it asks the library for none that is not there, and gives none the name that it has
+(tvm/tirx/script/builder/ir.py).
 """
 
 from __future__ import annotations
