@@ -38,9 +38,9 @@ from tunerd.colocation import Engine, Plan, artifacts
 from tunerd.colocation.buffers import InputBuffers
 from tunerd.colocation.load.generator import run_load
 from tunerd.colocation.places.base import Done, Loaded, Place, Told
-from tunerd.colocation.places.cuda_seats import InPieces
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
+from tunerd.colocation.places.staged import InPieces
 from tunerd.colocation.plan import LoadChoice, Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.vocabulary import Arrays, TargetSpec

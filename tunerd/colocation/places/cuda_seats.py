@@ -18,13 +18,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from tunerd.artifacts.segments import Cut
 from tunerd.colocation import artifacts
-from tunerd.colocation.groups import ForTenants
 from tunerd.colocation.places.base import Done, Fault, Told
 from tunerd.colocation.places.completions import Completions, Entry, Launched
+from tunerd.colocation.places.staged import CudaGroup, CudaModel, InPieces, Staged
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.vocabulary import Arrays
@@ -33,53 +33,6 @@ _TRIES = 5  # of a seat that was just loaded: the clocks of an idle GPU rise; th
 
 FaultOf = Callable[[BaseException], Fault]
 Requests = Sequence[tuple[str, Arrays]]  # of members
-
-
-class Staged(Protocol):
-    """What a whole member launches, or a group: a StagedModel, or StagedLanes."""
-
-    fetches_apart: bool
-
-    def launch(
-        self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
-    ) -> None: ...
-    def is_done(self) -> bool: ...
-    def wait(self) -> None: ...
-    def secs(self) -> float: ...
-    def read(self) -> Any: ...
-
-
-class Piece(Protocol):
-    """One of several graphs of a model: a MarkedGraph."""
-
-    def launch(self, stream: int) -> None: ...
-    def is_done(self) -> bool: ...
-    def secs(self) -> float: ...
-
-
-class InPieces(Protocol):
-    """A member in segments: StagedSegments."""
-
-    segment_secs: tuple[float, ...]
-    ends: tuple[int, ...]
-
-    @property
-    def pieces(self) -> Sequence[Piece]: ...
-    def launch(self, inputs: Arrays, stream: int) -> None: ...
-    def read(self) -> Arrays: ...
-
-
-class CudaModel(Protocol):
-    """What a member is loaded as: a LoadedModel for a GPU."""
-
-    def staged(self, stream: int, count: int = 1) -> Sequence[Staged]: ...
-    def staged_segments(self, stream: int, limits: Cut) -> InPieces: ...
-
-
-class CudaGroup(ForTenants, Protocol):
-    """What a group is loaded as: a SuperModel for a GPU."""
-
-    def staged_lanes(self, stream: int, count: int = 1) -> Mapping[int, Sequence[Staged]]: ...
 
 
 class Track:
