@@ -43,6 +43,10 @@ class MarkedGraph:
         self._begin, self._end, self._fetched, self._brought = map(int, self._events)
         self._last = self._end
 
+    def begin(self, stream: int) -> None:
+        """Have the time of the next launch begin when the stream is here."""
+        self._short.record(self._begin, stream)
+
     def launch(
         self,
         stream: int,
@@ -51,6 +55,7 @@ class MarkedGraph:
         bring: int | None = None,
         fetch: int | None = None,
         back: Sequence[Copy] = (),
+        has_begun: bool = False,
     ) -> None:
         """Queue copies to the device, the graph, and copies to the host.
 
@@ -58,10 +63,12 @@ class MarkedGraph:
             stream: of the context of the graph.
             bring: a stream of this device on which nothing waits, for the copies before it.
             fetch: one for those after it, of which the next graph need not wait for the end.
+            has_begun: its time has, by `begin`; with copies on its own stream.
         """
         short = self._short
         if bring is None:
-            short.record(self._begin, stream)
+            if not has_begun:
+                short.record(self._begin, stream)
             self._bring(copies, stream)
         else:
             self._bring(copies, bring)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lab.lab import made_by, write
-from tests.lib.fake_gpu import HostMemory
+from tests.lib.fake_gpu import FakeInParts, HostMemory
 from tests.lib.super_models import CONVNET, super_artifact, tenant
 from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedArrays
@@ -106,10 +106,8 @@ class SimulatedGpu(GpuContext):
         return False
 
 
-class SimulatedGraph:
+class SimulatedGraph(FakeInParts):
     """Ends so long after what was launched before it on its stream. The host's copies are real."""
-
-    fetches_apart = False
 
     def __init__(self, gpu: SimulatedGpu, inputs: Arrays, secs: float) -> None:
         self._gpu = gpu

@@ -10,10 +10,27 @@ from tunerd.colocation.groups import ForTenants
 from tunerd.vocabulary import Arrays
 
 
-class Staged(Protocol):
-    """What a whole member launches, or a group: a StagedModel, or StagedLanes."""
+class Part(Protocol):
+    """A part of large inputs: one of artifacts/parts.py."""
+
+    def queue(self, stream: int) -> None: ...
+    def is_done(self) -> bool: ...
+
+
+class InParts(Protocol):
+    """What may have its inputs brought in parts before its launch."""
 
     fetches_apart: bool
+    may_go_in_parts: bool
+
+    def goes_in_parts(self, given: Any) -> bool: ...
+    def begin(self, given: Any, stream: int | None) -> Sequence[Part]: ...
+    def follow(self, stream: int, *, fetch: int | None = None) -> None: ...
+    def give_up(self) -> None: ...
+
+
+class Staged(InParts, Protocol):
+    """What a whole member launches, or a group: a StagedModel, or StagedLanes."""
 
     def launch(
         self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
@@ -32,7 +49,7 @@ class Piece(Protocol):
     def secs(self) -> float: ...
 
 
-class InPieces(Protocol):
+class InPieces(InParts, Protocol):
     """A member in segments: StagedSegments."""
 
     segment_secs: tuple[float, ...]
