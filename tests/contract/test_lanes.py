@@ -11,6 +11,7 @@ import pytest
 import tunerd
 from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
 from tests.unit.test_captured import OK, Driver, Status, Tensor
+from tunerd.artifacts import parts, staging
 from tunerd.artifacts.captured import Recorder
 from tunerd.artifacts.lane_check import inputs_for, launches, outputs_of, pairs_of, varied
 from tunerd.artifacts.lanes import StagedLanes
@@ -126,6 +127,9 @@ class Lanes:
     def executable(self, graph: Any) -> int:
         return self.driver.ready(graph)
 
+    def more_inputs(self) -> dict[str, Any]:
+        return {s.name: Tensor(s.shape, s.dtype) for s in self.input_specs}
+
     def recorded(self, after: Any, before: Any) -> Any:
         outputs = {"y": Tensor((2, 3), "float32")}
         flat = self._memory.of.reshape(-1)
@@ -137,19 +141,22 @@ class Lanes:
                 outputs["y"].array[lane] = self.inputs["x"].array[lane] * weight
 
         self.driver.captured = []
+        before()
         self.driver.captured.append(kernel)
         after(outputs)
         return self.driver.captured, outputs
 
 
-def staged(most: int | None = None) -> tuple[StagedLanes, Pieces, Driver]:
+def staged(
+    most: int | None = None, *, is_ahead: bool = False
+) -> tuple[StagedLanes, Pieces, Driver]:
     driver, memory = Driver(), Memory()
     sources = {
         name: np.array([weight], np.uint8) for name, weight in zip("abc", (2, 3, 5), strict=True)
     }
     pieces = Pieces(memory, sources, "a", most)
     recorder: Any = Lanes(driver, memory)
-    return StagedLanes(recorder, pieces), pieces, driver
+    return StagedLanes(recorder, pieces, is_ahead=is_ahead), pieces, driver
 
 
 def x(value: float) -> Arrays:
@@ -213,6 +220,42 @@ def test_a_launch_that_is_refused_holds_nothing() -> None:
         lanes.launch([("a", x(1))] * 3, 7)
     pieces.hold(["c"])
     assert pieces.resident == ("a", "c")
+
+
+def test_requests_whose_inputs_are_large_together_are_brought_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(parts, "PART_BYTES", 7)  # bytes; a request has 12
+    lanes, pieces, driver = staged(most=3, is_ahead=True)
+    assert not lanes.goes_in_parts([("b", x(1))])
+    assert lanes.goes_in_parts([("c", x(1)), ("b", x(10))])
+    made = lanes.begin([("c", x(1)), ("b", x(10))], None)
+    with pytest.raises(RuntimeError, match="in use"):
+        pieces.forget("b")
+    assert [sum(size for _, _, size in part.copies) for part in made] == [7, 7, 7, 7, 4]
+    for part in made:
+        part.queue(8)
+    lanes.follow(7)
+    assert [float(found["y"][0]) for found in lanes.read()] == [5, 30]
+    assert {stream for to, stream in driver.copied_on if to == "device"} == {8}
+    assert driver.waits == [(7, made[-1].event)]
+    assert lanes.is_done()
+    pieces.forget("b")
+
+
+def test_requests_that_are_not_launched_let_the_weights_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(parts, "PART_BYTES", 7)
+    lanes, pieces, _ = staged(most=3, is_ahead=True)
+    lanes.begin([("c", x(1)), ("b", x(10))], None)
+    lanes.give_up()
+    with pytest.raises(TypeError):
+        lanes.begin([("c", x(1)), ("b", {"x": np.zeros(3, "float64")})], None)
+    pieces.forget("b")
+    pieces.forget("c")
 
 
 # --- kernels that TVM did not make -------------------------------------------------------------

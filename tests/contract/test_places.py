@@ -16,6 +16,7 @@ from tests.lib.place_subjects import (
     WAIT_SECS,
     Subject,
     cuda_streams,
+    cuda_streams_in_parts,
     in_process,
     mps,
     mps_on_a_gpu,
@@ -34,7 +35,11 @@ from tunerd.errors import HostError, InfrastructureError
 from tunerd.slices.mps.mps_slice import MpsSlice
 
 ON_CORES = {"in-process": in_process, "processes": processes}
-PLACES = ON_CORES | {"cuda-streams": cuda_streams, "mps": mps}
+PLACES = ON_CORES | {
+    "cuda-streams": cuda_streams,
+    "cuda-streams-in-parts": cuda_streams_in_parts,
+    "mps": mps,
+}
 
 
 @pytest.fixture(scope="module")

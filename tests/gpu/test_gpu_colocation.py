@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
 from tests.lib.colocation_plans import compiled_for_the_gpu, cuda_artifact, inputs
-from tunerd.artifacts import staging
+from tunerd.artifacts import parts, staging
 from tunerd.artifacts.segments import Pauses, SegmentedCapture
 from tunerd.colocation import Engine, Plan
 from tunerd.colocation.places.gpu_context import GpuContext
@@ -104,6 +104,34 @@ def test_copies_beside_what_runs_are_those_of_their_request(
             for _ in range(20)
             for seed in seeds
             for name in paths
+        ]
+        answers = [(key, future.result(WAIT_SECS)) for key, future in asked]
+    for key, answer in answers:
+        assert all(np.array_equal(answer[n], expected[key][n]) for n in expected[key])
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [*({"kind": kind} for kind in ("time", "streams", "space")), IN_SEGMENTS],
+    ids=lambda policy: policy["kind"],
+)
+def test_inputs_in_parts_are_those_of_their_request(
+    policy: dict[str, Any], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
+    monkeypatch.setattr(parts, "PART_BYTES", 16)  # as if the arrays were very large
+    paths = names_and_paths(root)
+    assert sum(array.nbytes for array in inputs(0).values()) > 32  # two parts
+    expected = {
+        (name, seed): tunerd.load(path)(inputs(seed))
+        for name, path in paths.items()
+        for seed in range(8)
+    }
+    with Engine(plan_of(paths, policy, "in-process")) as engine:
+        asked = [
+            ((name, seed), engine.submit(name, inputs(seed)))
+            for _ in range(20)
+            for name, seed in expected
         ]
         answers = [(key, future.result(WAIT_SECS)) for key, future in asked]
     for key, answer in answers:

@@ -64,10 +64,46 @@ class FakeGpu(GpuContext):
         return self.dead
 
 
-class FakeStaged:
-    """What stands for a graph: the model runs on the CPU, in the order of launches of its seat."""
+class FakePart:
+    """A part of inputs, which ends when it was asked some times."""
+
+    def __init__(self) -> None:
+        self.is_queued, self._asked = False, 0
+
+    def queue(self, stream: int) -> None:
+        self.is_queued = True
+
+    def is_done(self) -> bool:
+        assert self.is_queued
+        self._asked += 1
+        return self._asked > 2
+
+
+class FakeInParts:
+    """What is launched at once, or has its inputs brought in three parts."""
 
     fetches_apart = False
+    may_go_in_parts = False
+
+    def goes_in_parts(self, given: Any) -> bool:
+        return self.may_go_in_parts
+
+    def begin(self, given: Any, stream: Any) -> list[FakePart]:
+        self._given, self._parts = given, [FakePart() for _ in range(3)]
+        return self._parts
+
+    def follow(self, stream: Any, *, fetch: int | None = None) -> None:
+        assert all(part.is_queued for part in self._parts)
+        self.launch(self._given, stream)
+
+    def give_up(self) -> None: ...
+
+    def launch(self, given: Any, stream: Any) -> None:
+        raise NotImplementedError
+
+
+class FakeStaged(FakeInParts):
+    """What stands for a graph: the model runs on the CPU, in the order of launches of its seat."""
 
     def __init__(self, model: ScriptedModel, worker: Executor, stream: Any) -> None:
         self._model, self._worker = model, worker
@@ -113,7 +149,7 @@ class FakePiece:
         return 1e-4
 
 
-class FakeSegments:
+class FakeSegments(FakeInParts):
     """What stands for graphs in sequence: the first one does everything."""
 
     def __init__(self, model: ScriptedModel, worker: Executor, limits: Cut) -> None:
@@ -139,21 +175,24 @@ class FakeSegments:
 
 
 class FakeCudaModel:
-    def __init__(self, model: ScriptedModel) -> None:
-        self._model = model
+    def __init__(self, model: ScriptedModel, *, goes_in_parts: bool = False) -> None:
+        self._model, self._goes_in_parts = model, goes_in_parts
 
     def staged_segments(self, stream: Any, limits: Cut) -> FakeSegments:
-        return FakeSegments(self._model, ThreadPoolExecutor(1), limits)
+        made = FakeSegments(self._model, ThreadPoolExecutor(1), limits)
+        made.may_go_in_parts = self._goes_in_parts
+        return made
 
     def staged(self, stream: Any, count: int = 1) -> tuple[FakeStaged, ...]:
         worker = ThreadPoolExecutor(1)
-        return tuple(FakeStaged(self._model, worker, stream) for _ in range(count))
+        made = tuple(FakeStaged(self._model, worker, stream) for _ in range(count))
+        for each in made:
+            each.may_go_in_parts = self._goes_in_parts
+        return made
 
 
-class FakeLanes:
+class FakeLanes(FakeInParts):
     """What stands for a graph of some lanes: notes how many it has, and how many were filled."""
-
-    fetches_apart = False
 
     def __init__(
         self, model: ForTenants, count: int, worker: Executor, launched: list[tuple[int, int]]
@@ -218,10 +257,15 @@ class FakeContexts:
         self.is_closed = True
 
 
-def fake_cuda_place(script: Script, **more: Any) -> CudaStreamsPlace:
-    """Return a place whose members do on their streams what a script says."""
+def fake_cuda_place(
+    script: Script, *, goes_in_parts: bool = False, **more: Any
+) -> CudaStreamsPlace:
+    """Return a place whose members do on their streams what a script says.
+
+    goes_in_parts: the inputs of all of them.
+    """
 
     def open_model(path: Path) -> FakeCudaModel:
-        return FakeCudaModel(script.open_model(path))
+        return FakeCudaModel(script.open_model(path), goes_in_parts=goes_in_parts)
 
     return CudaStreamsPlace(FakeGpu(), open_model, **more)

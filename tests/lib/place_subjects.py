@@ -203,6 +203,14 @@ def cuda_streams(root: Path) -> Subject:
     return made
 
 
+def cuda_streams_in_parts(root: Path) -> Subject:
+    """The same, where the inputs of each launch are brought in parts."""
+    script = Script()
+    made = in_process(root, script)
+    made.place = fake_cuda_place(script, goes_in_parts=True)
+    return made
+
+
 @contextlib.contextmanager
 def opened(make: Callable[[Path], Subject], root: Path) -> Iterator[Subject]:
     made = make(root)

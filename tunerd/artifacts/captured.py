@@ -9,7 +9,8 @@ to that machine: several captures of one model run at once, and nobody else gets
 A graph comes in two forms. A CapturedModel has its inputs and outputs on the device. A StagedModel
 begins and ends in pinned memory of the host, so that no call waits: the inputs are copied from
 where the request has them, and to copy the outputs is part of the graph. Large ones are copied on
-streams of their own, while the stream of the graphs has other work.
+streams of their own, while the stream of the graphs has other work, and very large inputs in parts
+(`parts`), where who launches sees to it.
 """
 
 from __future__ import annotations
@@ -22,16 +23,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tunerd.artifacts.device import zeros
+from tunerd.artifacts.marked_graph import Copy, MarkedGraph
+from tunerd.artifacts.parts import Part, Parts, go_in_parts
 from tunerd.artifacts.segments import Cut, GraphPieces
-from tunerd.artifacts.staging import PinnedArrays, are_large
+from tunerd.artifacts.staging import PinnedArrays, are_large, bytes_of
 from tunerd.system.cuda_driver import ShortCalls, checked
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
-_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
-# To an address, from one, so many bytes; one of them is on the device.
-Copy = tuple[int, int, int]
 
 _capturing = threading.Lock()  # what a virtual machine finds under a name is one for the process
 
@@ -199,99 +199,21 @@ class CapturedModel:
             self._driver.cuGraphDestroy(graph)
 
 
-class MarkedGraph:
-    """A graph that says when its last launch has ended, and how long that took.
-
-    keeps: what it reads and writes. Raises RuntimeError with CUDA's name for an error.
-    """
-
-    def __init__(self, recorder: Recorder, executable: Any, keeps: Any = ()) -> None:
-        """Take a graph that a recorder made; its events are of the context of its stream.
-
-        The one for what is brought is of the thread's, as that stream is.
-        """
-        driver = self._driver = recorder.driver
-        self._executable, self._keeps, self._short = executable, keeps, recorder.short
-        with recorder.entered():
-            made = [checked(driver.cuEventCreate(flags)) for flags in (0, 0, _NO_TIMES)]
-        self._events = [*made, checked(driver.cuEventCreate(_NO_TIMES))]
-        self._graph = int(executable)
-        self._begin, self._end, self._fetched, self._brought = map(int, self._events)
-        self._last = self._end
-
-    def launch(
-        self,
-        stream: int,
-        copies: Sequence[Copy] = (),
-        *,
-        bring: int | None = None,
-        fetch: int | None = None,
-        back: Sequence[Copy] = (),
-    ) -> None:
-        """Queue copies to the device, the graph, and copies to the host.
-
-        Args:
-            stream: of the recorder's context, for the graph.
-            bring: a stream of this device on which nothing waits, for the copies before it.
-            fetch: one for those after it, of which the next graph need not wait for the end.
-        """
-        short = self._short
-        if bring is None:
-            short.record(self._begin, stream)
-            self._bring(copies, stream)
-        else:
-            self._bring(copies, bring)
-            short.record(self._brought, bring)
-            short.wait(stream, self._brought)
-            short.record(self._begin, stream)
-        short.launch(self._graph, stream)
-        short.record(self._end, stream)
-        self._last = self._end
-        if back:
-            if fetch is None:
-                fetch = stream
-            else:
-                short.wait(fetch, self._end)
-            for here, there, size in back:
-                short.copy_to_host(here, there, size, fetch)
-            self._last = self._fetched
-            short.record(self._last, fetch)
-
-    def _bring(self, copies: Sequence[Copy], stream: int) -> None:
-        for there, here, size in copies:
-            self._short.copy_to_device(there, here, size, stream)
-
-    def is_done(self) -> bool:
-        """Say whether the last launch has ended; raises what the stream has met."""
-        return self._short.has_ended(self._last)
-
-    def wait(self) -> None:
-        """Wait until the last launch has ended."""
-        checked(self._driver.cuEventSynchronize(self._last))
-
-    def secs(self) -> float:
-        """Return how long the last launch had its stream, by the GPU's clock.
-
-        Copies are in it that were on this stream, too.
-        """
-        return self._short.elapsed_ms(self._begin, self._end) / 1e3
-
-    def __del__(self) -> None:
-        # Of a context that is gone, all is gone: what these answer does not matter.
-        if executable := getattr(self, "_executable", None):
-            self._driver.cuGraphExecDestroy(executable)
-        for event in getattr(self, "_events", ()):
-            self._driver.cuEventDestroy(event)
-
-
 class _Staging:
     """Pinned memory for a model's inputs and outputs, and where the inputs are on the device.
 
     is_ahead: large inputs are brought while the launch before reads its own, and large outputs are
-    fetched while the next one runs.
+    fetched while the next one runs. is_alone: no other launch reads inputs where these are.
+
+    may_go_in_parts: its inputs may be so large that they are to be brought in parts: `begin`
+    instead of `launch`, and `follow` when all parts are queued.
     """
 
-    def __init__(self, recorder: Recorder, *, is_ahead: bool = False) -> None:
+    _marked: MarkedGraph  # which reads the inputs
+
+    def __init__(
+        self, recorder: Recorder, *, is_ahead: bool = False, is_alone: bool = False
+    ) -> None:
         self._recorder, self._driver = recorder, recorder.driver
         self._inputs = PinnedArrays(self._driver, recorder.input_specs)
         self._outputs = PinnedArrays(self._driver, recorder.output_specs)
@@ -300,6 +222,38 @@ class _Staging:
         self._brought = recorder.more_inputs() if self._brings_apart else recorder.inputs
         self._there = {name: self._brought[name].data_ptr() for name in self._inputs.places}
         self._back: list[Copy] = []
+        self.may_go_in_parts = (is_alone or self._brings_apart) and go_in_parts(
+            sum(map(bytes_of, recorder.input_specs))
+        )
+        self._parts = Parts(self._driver, recorder.short) if self.may_go_in_parts else None
+        self._last_part, self._has_begun = 0, False  # its event; and the time of the launch
+
+    def goes_in_parts(self, given: Any) -> bool:
+        """Say whether these inputs, which `launch` takes, are so large."""
+        return self.may_go_in_parts
+
+    def begin(self, given: Any, stream: int | None) -> list[Part]:
+        """Return the parts of inputs that `launch` takes, to be queued on a stream of this device.
+
+        One is queued when all but one of those before it have ended.
+
+        Args:
+            stream: that of the graph, where the time of the launch begins now.
+        """
+        assert self._parts is not None
+        parts = self._parts.of(self._copies_of(given))
+        self._last_part, self._has_begun = parts[-1].event, stream is not None
+        if stream is not None:
+            self._marked.begin(stream)
+        return parts
+
+    def follow(self, stream: int, *, fetch: int | None = None) -> None:
+        """Queue the launch behind its parts, all of which are queued; streams as in `launch`."""
+        self._recorder.short.wait(stream, self._last_part)
+        self._marked.launch(stream, fetch=fetch, back=self._back, has_begun=self._has_begun)
+
+    def give_up(self) -> None:
+        """Have what was begun never launched; the parts that are queued are to be waited for."""
 
     def read(self) -> Arrays:
         """Return copies of the outputs by name."""
@@ -329,7 +283,7 @@ class _Staging:
         graph, tensors = self._recorder.recorded(after=fetch, before=take)
         return graph, (self._recorder, self._inputs, self._outputs, self._brought, tensors)
 
-    def _copies_of(self, inputs: Mapping[str, Any]) -> list[Copy]:
+    def _copies_of(self, inputs: Any) -> list[Copy]:
         """Return what brings inputs to the device: PinnedArrays as they are, others copied here."""
         if isinstance(inputs, PinnedArrays):
             held = inputs
@@ -409,12 +363,13 @@ class StagedSegments(_Staging):
 
     def __init__(self, recorder: Recorder, limits: Cut) -> None:
         """Run pieces some times on the recorder's stream to find where the model is to be cut."""
-        super().__init__(recorder)
+        super().__init__(recorder, is_alone=True)
         graph, kept = self._recorded()
         with recorder.entered():
             made = GraphPieces(self._driver, graph, recorder.stream, limits)
         self.ends, self.segment_secs = made.ends, made.segment_secs
         self.pieces = tuple(MarkedGraph(recorder, each, kept) for each in made.graphs)
+        self._marked = self.pieces[0]
         checked(self._driver.cuGraphDestroy(graph))
 
     def launch(self, inputs: Mapping[str, Any], stream: int) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 
 from tunerd.artifacts.captured import Recorder, StagedModel
 from tunerd.artifacts.manifest import SLOTS
+from tunerd.artifacts.marked_graph import Copy
+from tunerd.artifacts.parts import Part, go_in_parts
 from tunerd.artifacts.pieces import Pieces
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.vocabulary import Arrays
@@ -29,6 +31,8 @@ class StagedLanes(StagedModel):
         self._slots = self._inputs.pop(SLOTS)
         self._slots_there = self._there.pop(SLOTS)
         self.count = len(self._slots)
+        sizes = (self._inputs.places[name][1] for name in self._there)
+        self._request_bytes = sum(sizes) // self.count
         self._held: list[str] = []
         self._filled = 0
 
@@ -42,24 +46,29 @@ class StagedLanes(StagedModel):
         Raises ValueError for more requests than lanes, or none, KeyError for a tenant that there is
         not, RuntimeError where there is no room for its weights.
         """
-        given: Sequence[Request] = requests
-        if not 0 < len(given) <= self.count:
-            raise ValueError(f"{len(given)} requests for {self.count} lanes")
-        self._let_go()
-        names = [tenant for tenant, _ in given]
-        slots = self._pieces.hold(names)
-        self._held = names
+        self._hold(requests)
         try:
-            self._slots[: len(slots)] = slots
-            self._slots[len(slots) :] = slots[0]
-            copies = [(self._slots_there, *self._inputs.places[SLOTS])]
-            for lane, (_, inputs) in enumerate(given):
-                copies += self._copies(lane, inputs)
-            self._filled = len(given)
-            self._launch(copies, stream, bring, fetch)
+            self._launch(self._copies_of(requests), stream, bring, fetch)
         except BaseException:
             self._let_go()
             raise
+
+    def goes_in_parts(self, given: Any) -> bool:
+        """Say whether the inputs of all these requests are so large together."""
+        return self.may_go_in_parts and go_in_parts(len(given) * self._request_bytes)
+
+    def begin(self, given: Any, stream: int | None) -> list[Part]:
+        """Return the parts of the requests' inputs; raises what `launch` does."""
+        self._hold(given)
+        try:
+            return super().begin(given, stream)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def give_up(self) -> None:
+        """Have what was begun never launched: the tenants' weights may go from the device."""
+        self._let_go()
 
     def is_done(self) -> bool:
         """Say whether the last launch has ended; raises what the stream has met."""
@@ -76,6 +85,24 @@ class StagedLanes(StagedModel):
     def read(self) -> Any:
         """Return copies of the outputs by name, for each request of the last launch."""
         return rows(self._outputs, self._filled)
+
+    def _hold(self, given: Sequence[Request]) -> None:
+        """Have the weights of the requests' tenants on the device, and note their slots."""
+        if not 0 < len(given) <= self.count:
+            raise ValueError(f"{len(given)} requests for {self.count} lanes")
+        self._let_go()
+        names = [tenant for tenant, _ in given]
+        slots = self._pieces.hold(names)
+        self._held = names
+        self._slots[: len(slots)] = slots
+        self._slots[len(slots) :] = slots[0]
+
+    def _copies_of(self, inputs: Any) -> list[Copy]:
+        copies = [(self._slots_there, *self._inputs.places[SLOTS])]
+        for lane, (_, given) in enumerate(inputs):
+            copies += self._copies(lane, given)
+        self._filled = len(inputs)
+        return copies
 
     def _copies(self, lane: int, inputs: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
         for name, there in self._there.items():

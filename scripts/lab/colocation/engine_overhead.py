@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lab.lab import made_by, write
-from tests.lib.fake_gpu import HostMemory
+from tests.lib.fake_gpu import FakeInParts, HostMemory
 from tests.lib.super_models import CONVNET, super_artifact, tenant
 from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedArrays
@@ -39,9 +39,9 @@ from tunerd.colocation import Engine, Plan, artifacts
 from tunerd.colocation.buffers import InputBuffers
 from tunerd.colocation.load.generator import run_load
 from tunerd.colocation.places.base import Done, Loaded, Place, Told
-from tunerd.colocation.places.cuda_seats import InPieces
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.gpu_context import GpuContext
+from tunerd.colocation.places.staged import InPieces
 from tunerd.colocation.plan import LoadChoice, Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.vocabulary import Arrays, TargetSpec
@@ -111,10 +111,8 @@ class SimulatedGpu(GpuContext):
         return False
 
 
-class SimulatedGraph:
+class SimulatedGraph(FakeInParts):
     """Ends so long after what was launched before it on its stream. The host's copies are real."""
-
-    fetches_apart = False
 
     def __init__(self, gpu: SimulatedGpu, inputs: Arrays, secs: float) -> None:
         self._gpu = gpu

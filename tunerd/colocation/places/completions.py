@@ -66,10 +66,14 @@ class Completions:
     def __init__(self) -> None:
         self._lines: tuple[Line, ...] = ()
 
-    def line(self) -> Line:
-        """Return a new line; those that were left and have ended are forgotten."""
+    def line(self, *, is_first: bool = False) -> Line:
+        """Return a new line; those that were left and have ended are forgotten.
+
+        is_first: looked at before the others, because its ends have work added to them.
+        """
         made = Line()
-        self._lines = (*(x for x in self._lines if x.entries or not x.is_left), made)
+        kept = (x for x in self._lines if x.entries or not x.is_left)
+        self._lines = (made, *kept) if is_first else (*kept, made)
         return made
 
     def add(self, line: Line, entry: Entry) -> None:
@@ -91,6 +95,9 @@ class Completions:
                     least = min(least, max(left_secs / 2, secs * _PART, late_secs))
                     break
         if math.isinf(least):
+            for line in self._lines:
+                if line.entries:  # since it was looked at
+                    return 0.0
             return None
         return 0.0 if least < _AWAKE_SECS else min(least, _MOST_SECS)
 

@@ -13,159 +13,23 @@ the next, unless a pause is wanted.
 
 from __future__ import annotations
 
+import functools
 import math
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tunerd.artifacts.segments import Cut
 from tunerd.colocation import artifacts
-from tunerd.colocation.groups import ForTenants
 from tunerd.colocation.places.base import Done, Fault, Told
-from tunerd.colocation.places.completions import Completions, Entry, Launched
+from tunerd.colocation.places.completions import Entry
+from tunerd.colocation.places.staged import CudaGroup, CudaModel, InPieces, Staged
+from tunerd.colocation.places.tracks import Behind, Brought, CudaSeat, FaultOf, Requests, Track
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.vocabulary import Arrays
 
 _TRIES = 5  # of a seat that was just loaded: the clocks of an idle GPU rise; the fastest counts
-
-FaultOf = Callable[[BaseException], Fault]
-Requests = Sequence[tuple[str, Arrays]]  # of members
-
-
-class Staged(Protocol):
-    """What a whole member launches, or a group: a StagedModel, or StagedLanes."""
-
-    fetches_apart: bool
-
-    def launch(
-        self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
-    ) -> None: ...
-    def is_done(self) -> bool: ...
-    def wait(self) -> None: ...
-    def secs(self) -> float: ...
-    def read(self) -> Any: ...
-
-
-class Piece(Protocol):
-    """One of several graphs of a model: a MarkedGraph."""
-
-    def launch(self, stream: int) -> None: ...
-    def is_done(self) -> bool: ...
-    def secs(self) -> float: ...
-
-
-class InPieces(Protocol):
-    """A member in segments: StagedSegments."""
-
-    segment_secs: tuple[float, ...]
-    ends: tuple[int, ...]
-
-    @property
-    def pieces(self) -> Sequence[Piece]: ...
-    def launch(self, inputs: Arrays, stream: int) -> None: ...
-    def read(self) -> Arrays: ...
-
-
-class CudaModel(Protocol):
-    """What a member is loaded as: a LoadedModel for a GPU."""
-
-    def staged(self, stream: int, count: int = 1) -> Sequence[Staged]: ...
-    def staged_segments(self, stream: int, limits: Cut) -> InPieces: ...
-
-
-class CudaGroup(ForTenants, Protocol):
-    """What a group is loaded as: a SuperModel for a GPU."""
-
-    def staged_lanes(self, stream: int, count: int = 1) -> Mapping[int, Sequence[Staged]]: ...
-
-
-class Track:
-    """The stream of a lane, and the seats whose graphs are on it.
-
-    capture_stream: where graphs are captured: what another seat launches meanwhile must not be in
-    them.
-    bring_stream: for the inputs of what waits behind another one.
-    """
-
-    def __init__(
-        self,
-        make_stream: Callable[[], int],
-        capture_stream: int,
-        bring_stream: int,
-        completions: Completions,
-    ) -> None:
-        self._make_stream, self._completions = make_stream, completions
-        self.capture_stream, self.bring_stream = capture_stream, bring_stream
-        self._fetch_stream: int | None = None
-        self.stream, self.line = make_stream(), completions.line()
-        self.under_way: deque[_OnTrack] = deque()
-
-    def add(
-        self, seat: _OnTrack, work: Launched, secs: float, ended: Callable[[Exception | None], None]
-    ) -> None:
-        self.under_way.append(seat)
-        self._completions.add(self.line, Entry(work, secs, ended))
-
-    @property
-    def fetch_stream(self) -> int:
-        """The stream for large outputs: the next one's kernels need not wait for their copies."""
-        if self._fetch_stream is None:
-            self._fetch_stream = self._make_stream()
-        return self._fetch_stream
-
-    @property
-    def streams(self) -> list[int]:
-        """Return those that are of this track alone."""
-        return [self.stream, *([] if self._fetch_stream is None else [self._fetch_stream])]
-
-    def leave(self) -> list[_OnTrack]:
-        """Begin anew beside what hangs; return the seats that hang with it."""
-        left = list(self.under_way)
-        self.line.is_left = True
-        self.stream, self._fetch_stream = self._make_stream(), None
-        self.line = self._completions.line()
-        self.under_way = deque()
-        return left
-
-
-class CudaSeat(ABC):
-    """What a place asks of a seat.
-
-    lane: for which it was loaded.
-    ends: after which kernels its segments end, where it was cut.
-    launch_secs: of a group's, by the number of requests.
-    """
-
-    lane: Lane
-    ends: tuple[int, ...] = ()
-    launch_secs: Mapping[int, float] = MappingProxyType({})
-
-    @abstractmethod
-    def load(self) -> tuple[float, ...]:
-        """Make the graphs and try them; return the seconds of each segment, of one with copies."""
-
-    def start(self, segment: int, inputs: Arrays, fault_of: FaultOf, told: Told) -> None:
-        raise NotImplementedError("a group's seat has its requests started together")
-
-    def start_together(self, requests: Requests, fault_of: FaultOf, told: Told) -> None:
-        raise NotImplementedError("only a group's seat takes several requests")
-
-    def pause(self) -> None:  # noqa: B027
-        """Stop after the segment, where there are several."""
-
-    @abstractmethod
-    def leave(self) -> list[CudaSeat]:
-        """Leave what runs alone; return the seats that went with it, this one among them."""
-
-    @abstractmethod
-    def anew(self) -> CudaSeat:
-        """Return the same seat, to be loaded again."""
-
-    @abstractmethod
-    def close(self) -> None: ...
 
 
 class _OnTrack(CudaSeat):
@@ -174,12 +38,11 @@ class _OnTrack(CudaSeat):
     def __init__(self, name: str, lane: Lane, track: Track) -> None:
         self.lane = lane
         self._name, self._track = name, track
-        self._is_lost = False  # what hangs may still write its buffers
 
     def leave(self) -> list[CudaSeat]:
         left = {self, *self._track.leave()}
         for seat in left:
-            seat._is_lost = True
+            seat.is_lost = True
         return [*left]
 
     def _launch(
@@ -192,7 +55,7 @@ class _OnTrack(CudaSeat):
         told: Told,
     ) -> None:
         """Launch the first of those that are free, and tell what comes of it."""
-        if self._is_lost:
+        if self.is_lost:
             told(self._lost())
             return
         staged, track = free.popleft(), self._track
@@ -210,17 +73,29 @@ class _OnTrack(CudaSeat):
                 answer = fault_of(found)
             told(answer)
 
+        if track.waiting or (staged.may_go_in_parts and staged.goes_in_parts(given)):
+            self._launch_in_turn(staged, given, secs, ended, lambda error: told(fault_of(error)))
+            return
         try:
-            staged.launch(
-                given,
-                track.stream,
-                bring=track.bring_stream if under_way else None,
-                fetch=track.fetch_stream if staged.fetches_apart else None,
-            )
+            track.launch(self, staged, given, secs, ended)
         except Exception as error:
             told(fault_of(error))
+
+    def _launch_in_turn(
+        self,
+        staged: Staged,
+        given: Any,
+        secs: float,
+        ended: Callable[[Exception | None], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        track = self._track
+        if staged.goes_in_parts(given):
+            entry = Entry(staged, secs, ended)
+            track.launch_in_turn(Brought(self, track, staged, given, entry, failed))
         else:
-            track.add(self, staged, secs, ended)
+            launch = functools.partial(track.launch, self, staged, given, secs, ended)
+            track.launch_in_turn(Behind(self, launch, failed))
 
     def _lost(self) -> Fault:
         """Say that it went with another, of which the scheduler hears next."""
@@ -334,12 +209,12 @@ class SegmentedSeat(_OnTrack):
         return run.segment_secs
 
     def start(self, segment: int, inputs: Arrays, fault_of: FaultOf, told: Told) -> None:
-        run, track = self._run, self._track
+        run = self._run
         assert run is not None
-        if self._is_lost:
+        if self.is_lost:
             told(self._lost())
             return
-        under_way, last, secs = track.under_way, len(run.pieces) - 1, 0.0
+        under_way, last, secs = self._track.under_way, len(run.pieces) - 1, 0.0
         self._is_wanted, self._next = False, segment
         has_failed = False
 
@@ -351,18 +226,10 @@ class SegmentedSeat(_OnTrack):
 
         def launch() -> None:
             number, self._next = self._next, self._next + 1
-            try:
-                if number:
-                    run.pieces[number].launch(track.stream)
-                else:
-                    run.launch(inputs, track.stream)
-            except Exception as error:
-                failed(error)
-            else:
-                track.add(
-                    self, run.pieces[number], run.segment_secs[number],
-                    lambda error: ended(number, error),
-                )  # fmt: skip
+            entry = Entry(
+                run.pieces[number], run.segment_secs[number], lambda error: ended(number, error)
+            )
+            self._launch_segment(run, number, inputs, entry, failed)
 
         def ended(number: int, error: Exception | None) -> None:
             nonlocal secs
@@ -388,6 +255,35 @@ class SegmentedSeat(_OnTrack):
 
     def pause(self) -> None:
         self._is_wanted = True
+
+    def _launch_segment(
+        self,
+        run: InPieces,
+        number: int,
+        inputs: Arrays,
+        entry: Entry,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        track = self._track
+        if number == 0 and run.goes_in_parts(inputs):
+            brought = Brought(self, track, run, inputs, entry, failed, has_copies=False)
+            track.launch_in_turn(brought)
+        elif track.waiting:
+            queue = functools.partial(self._queue, run, number, inputs, entry)
+            track.launch_in_turn(Behind(self, queue, failed))
+        else:
+            try:
+                self._queue(run, number, inputs, entry)
+            except Exception as error:
+                failed(error)
+
+    def _queue(self, run: InPieces, number: int, inputs: Arrays, entry: Entry) -> None:
+        track = self._track
+        if number:
+            run.pieces[number].launch(track.stream)
+        else:
+            run.launch(inputs, track.stream)
+        track.add(self, *entry)
 
     def anew(self) -> CudaSeat:
         return SegmentedSeat(self._member, self.lane, self._model, self._track, self._limits)

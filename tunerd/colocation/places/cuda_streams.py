@@ -25,16 +25,14 @@ from tunerd.colocation.groups import add_tenants, load_for_tenants
 from tunerd.colocation.places.base import Fault, Loaded, Place, Told, refuse_cores
 from tunerd.colocation.places.completions import Completions, sleep_exactly
 from tunerd.colocation.places.cuda_seats import (
-    CudaGroup,
-    CudaModel,
-    CudaSeat,
     GroupSeat,
     SegmentedSeat,
-    Track,
     WholeSeat,
 )
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts, Part
+from tunerd.colocation.places.staged import CudaGroup, CudaModel
+from tunerd.colocation.places.tracks import CudaSeat, Track
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.errors import InfrastructureError
