@@ -98,7 +98,6 @@ class Sender:
             request = Request(self._count, name, "default", time.monotonic())
             self._count += 1
             self.dispatcher.take(request, {"number": np.int64(number)}, future)  # type: ignore[dict-item]
-        self.dispatcher.help()
         return future
 
     def wait_until_it_sleeps(self) -> None:
@@ -121,6 +120,7 @@ def test_who_sends_starts_it_while_the_dispatcher_sleeps(place: ToldPlace, sende
     mine = 0
     for number in range(50):
         sender.wait_until_it_sleeps()
+        time.sleep(0.001)  # others that came shortly before would be company
         future = sender.send("one")
         until(lambda number=number: len(place.starts) == number + 1)
         _, _, thread, is_borrowed = place.starts[-1]

@@ -262,7 +262,6 @@ class Engine:
                 raise RefusedError("the engine takes no requests any more")
             request = Request(next(self._ids), model, tenant, now, deadline_at)
             self._dispatcher.take(request, held, future)
-        self._dispatcher.help()
 
     def reshare(self, shares: Mapping[str, int], *, timeout_secs: float | None = None) -> float:
         """Give members other shares while they serve; return after how many seconds they have them.

@@ -8,7 +8,7 @@ import threading
 
 # A caller's thread that computes has the interpreter for no longer: usually 5 ms, and the device
 # would wait. Shorter turns than that cost more than they save.
-_TURN_SECS = 5e-5
+_TURN_SECS = 1e-4
 
 _collect = gc.collect
 _changing = threading.Lock()
