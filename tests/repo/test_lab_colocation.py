@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
-from lab.colocation import latency, tenants, workers
+from lab.colocation import latency, request_parts, tenants, workers
 from lab.colocation.contenders import engine_plan
 from lab.colocation.figures import best, p99_ms, ratio, within
 from lab.colocation.gemms_table import key_of
@@ -33,6 +33,7 @@ from lab.colocation.tenants import RUNS, Kind
 from lab.colocation.ways import Ways, all_ways, chosen
 from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone, close_all, wait_until
 from tests.lib import ROOT
+from tests.lib.colocation_plans import plan_of
 from tests.lib.super_models import ENCODER, artifact_of, tenant
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.colocation import Plan
@@ -476,3 +477,20 @@ def test_kernels_that_were_kept_are_the_same_artifact_elsewhere(
         else:
             answers.append(loaded(given))
     assert all(np.array_equal(answers[0][name], answers[1][name]) for name in answers[0])
+
+
+def test_the_parts_of_each_request_come_to_its_latency(tmp_path: Path) -> None:
+    two = {"one": {"rate": 50.0}, "two": {"clients": 1}}
+    load = {"kind": "poisson", "alone": ["one"]}
+    plan = plan_of(tmp_path, two, kind="streams", load=load, place="in-process")
+    found = request_parts.measured(plan, secs=0.4, turns=1)
+    assert {load: set(of) for load, of in found.items()} == {
+        f"{load}, {way}": members
+        for load, members in (("all", {"one", "two"}), ("one alone", {"one"}))
+        for way in request_parts.WAYS
+    }
+    for of in found.values():
+        for each in (parts for requests in of.values() for parts in requests):
+            assert math.isclose(each["all"], sum(each.values()) - each["all"], abs_tol=1.0)
+    shown = request_parts.shown({"streams": found})
+    assert shown.count("\n") == 1 + 6
