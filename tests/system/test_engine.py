@@ -380,6 +380,24 @@ def test_what_ends_a_loader_counts_as_a_member_that_cannot_be_loaded(
         result(engine.submit("two", inputs()))
 
 
+def test_a_bug_that_a_sender_meets_ends_the_engine_and_leaves_nobody_waiting(
+    script: Script, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(script, plan_of(root, TWO)).start()
+    assert engine._scheduler is not None
+
+    def fails(*_: object) -> list[object]:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(engine._scheduler, "turn", fails)
+    time.sleep(0.1)  # the engine's thread sleeps
+    with pytest.raises(RefusedError, match="a bug"):
+        result(engine.submit("one", inputs()))
+    with pytest.raises(RefusedError, match="takes no requests any more"):
+        engine.submit("two", inputs())
+    engine.close()
+
+
 def test_loading_that_fails_leaves_no_thread_behind(script: Script, root: Path) -> None:
     script.refuse_loading.add("artifact-1")
     before = threading.active_count()

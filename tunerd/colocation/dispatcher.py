@@ -132,13 +132,15 @@ class Dispatcher:
         if not self._deciding.acquire(blocking=False):
             return False
         try:
-            # What came before may also be in the hands of the other thread, which is about to wake.
-            if self._inbox.qsize() or self._is_ending or request.request_id != self._next_id:
+            # It may have woken meanwhile, with what came before in its hands.
+            if not self._is_asleep or request.request_id != self._next_id or self._inbox.qsize():
                 return False
             self._arrived.append(request)
             with self._place.borrowed():
                 self._take_arrivals(time.monotonic())
-        except BaseException as error:
+        except Exception as error:  # a bug: the future says so
+            self._fail(error)
+        except BaseException as error:  # as of a signal's handler
             self._fail(error)
             raise
         finally:

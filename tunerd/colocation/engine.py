@@ -54,7 +54,8 @@ class Engine:
         self._place = place or place_of(self.plan.place, self.plan.device)
         self._say = on_step or (lambda _: None)
         self._ids = itertools.count()
-        self._gate = threading.Lock()  # held while a number is given and the request taken
+        # Held while a number is given and the request taken, which may find that the engine fails.
+        self._gate = threading.RLock()
         self._closing = threading.Lock()
         self._is_open = False
         self._is_started = False
