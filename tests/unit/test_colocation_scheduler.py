@@ -286,6 +286,18 @@ def test_nothing_is_started_behind_what_is_long_beside_an_objective() -> None:
     assert world.arrive(request(2, "one"), 0.0) == [Start(2, 2, Seat("one", "one"), 0)]
 
 
+def test_what_is_long_is_queued_in_a_share_whose_members_have_no_objective() -> None:
+    members = [member("short", slo_ms=5), member("long")]
+    policy = policy_of("ordered", {"borrow": False})
+    lanes, home = policy.lay_out(members), Seat("long", "long")
+    estimates, segments = Estimates(), {home: 1, Seat("short", "short"): 1}
+    for seat in segments:
+        estimates.observe(seat, 0, 0.02, now=0.0)
+    world = Scheduler(members, lanes, policy, segments, estimates, depth=2)
+    assert world.arrive(request(0, "long"), 0.0) == [Start(0, 0, home, 0)]
+    assert world.arrive(request(1, "long"), 0.0) == [Start(1, 1, home, 0)]
+
+
 def test_a_share_is_lent_to_whom_it_serves_sooner_than_their_own() -> None:
     """A long model takes 20 ms in its own share and `guest_secs` in that of the short one."""
     members = [member("short"), member("long")]

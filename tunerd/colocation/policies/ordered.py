@@ -10,8 +10,8 @@ would pass behind what is before it, or if it would push one that was admitted p
 
 An idle share is lent to whom it serves sooner than their own would: kernels that were tuned for a
 large share may take longer in a small one than the wait. Behind what runs in its share a member's
-next request is queued where launches are short beside all objectives, so that the device goes from
-one to the next without the host.
+next request is queued where launches are short beside the objectives of who is at home there, so
+that the device goes from one to the next without the host.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from tunerd.colocation.work import Lane, Waiting
 from tunerd.system.text import secs_text
 
 _Rank = tuple[float, ...]  # the least goes first
-
-
 _LAUNCHES = 4  # that fit at least into the shortest objective, where one is queued behind another
 
 
@@ -127,7 +125,9 @@ class Ordered(Policy):
         before, member = view.on(lane), waiting.request.member
         if member not in lane.home:
             return not before and view.left_secs(waiting, lane) <= _secs_at_home(waiting, view)
-        return not before or is_short(view.left_secs(before[0].waiting, lane, likely=True), view)
+        if not before:
+            return True
+        return is_short(view.left_secs(before[0].waiting, lane, likely=True), lane, view)
 
     def refusal(self, waiting: Waiting, view: View) -> str:
         if not self.admission:
@@ -225,10 +225,13 @@ def _secs_at_home(waiting: Waiting, view: View) -> float:
     return least
 
 
-def is_short(secs: float, view: View) -> bool:
-    """Say whether a launch is short beside the shortest objective, so that one may be behind it."""
-    slos = (m.slo_ms / 1e3 for m in view.members.values() if m.slo_ms)
-    return _LAUNCHES * secs <= min(slos, default=math.inf)
+def is_short(secs: float, lane: Lane, view: View) -> bool:
+    """Say whether a launch is short beside the shortest objective of those who are at home there.
+
+    Then one may be behind it: guests can stay away.
+    """
+    slos = (view.members[name].slo_ms for name in lane.home)
+    return _LAUNCHES * secs <= min((slo / 1e3 for slo in slos if slo), default=math.inf)
 
 
 def least_secs(waiting: Waiting, lanes: Sequence[Lane], view: View) -> float:

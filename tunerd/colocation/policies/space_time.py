@@ -90,7 +90,8 @@ class SpaceTime(Ordered):
         most = self._together(first, view)
         if len(launch.waits) < most:
             return False
-        return is_short(view.left_secs(first, launch.lane, likely=True, count=most), view)
+        secs = view.left_secs(first, launch.lane, likely=True, count=most)
+        return is_short(secs, launch.lane, view)
 
     def may_start(self, waiting: Waiting, lane: Lane, view: View) -> bool:
         return True  # `choose` says what does
