@@ -55,6 +55,10 @@ def task(name: str, *, weight: int = 1, flops: float = 1e9) -> Task:
     )
 
 
+CONV = task("conv", weight=4)
+DENSE = task("dense", weight=1, flops=1e8)
+
+
 def candidate(of: Task, number: int) -> Candidate:
     trace = str(number)
     return Candidate(of.task_id, candidate_id(of.task_id, trace), METASCHEDULE, trace)

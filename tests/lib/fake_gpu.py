@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,9 +48,8 @@ class FakeGpu(GpuContext):
 
     def make_current(self) -> None: ...
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        yield
+    def current(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def stream(self) -> int:
         return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.lib.coordinator_world import (
+    CONV,
+    DENSE,
     build,
     candidate,
     candidates,
@@ -29,9 +31,6 @@ from tunerd.coordinator.events import (
 )
 from tunerd.coordinator.source_state import SourceState
 from tunerd.vocabulary import METASCHEDULE, Failure, Kind, Stage, default_candidate
-
-CONV = task("conv", weight=4)
-DENSE = task("dense", weight=1, flops=1e8)
 
 
 def test_the_task_with_most_to_gain_gets_the_next_batch() -> None:

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from tests.lib.coordinator_world import (
+    CONV,
+    DENSE,
     World,
     build,
     candidate,
@@ -39,9 +41,6 @@ from tunerd.coordinator.events import (
     WorkerLost,
 )
 from tunerd.vocabulary import Kind, Stage, TrainingRow, default_candidate
-
-CONV = task("conv", weight=4)
-DENSE = task("dense", weight=1, flops=1e8)
 
 
 def test_the_heaviest_default_is_built_first() -> None:

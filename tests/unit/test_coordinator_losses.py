@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.lib.coordinator_world import (
     COLLATERAL,
+    CONV,
+    DENSE,
     build,
     candidate,
     candidates,
@@ -11,7 +13,6 @@ from tests.lib.coordinator_world import (
     measuring,
     of_type,
     started,
-    task,
 )
 from tunerd.coordinator.budget import Limits
 from tunerd.coordinator.coordinator import Coordinator
@@ -31,9 +32,6 @@ from tunerd.coordinator.events import (
 )
 from tunerd.coordinator.isolation import MAX_ATTEMPTS
 from tunerd.vocabulary import Failure, Kind, Stage, default_candidate
-
-CONV = task("conv", weight=4)
-DENSE = task("dense", weight=1, flops=1e8)
 
 
 def test_a_tuner_that_hangs_does_not_keep_a_stopped_run_and_nothing_is_blamed() -> None:

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lib.coordinator_world import (
+    CONV,
+    DENSE,
     World,
     task,
 )
@@ -18,9 +20,6 @@ from tunerd.coordinator.events import (
 )
 from tunerd.coordinator.isolation import MAX_ATTEMPTS
 from tunerd.vocabulary import METASCHEDULE, default_candidate
-
-CONV = task("conv", weight=4)
-DENSE = task("dense", weight=1, flops=1e8)
 
 
 def play(world: World, tuners: int, slices: int, lanes: bool, gpus: int, losses: list[int]) -> None:

@@ -27,7 +27,7 @@ from tunerd.artifacts.marked_graph import Copy, MarkedGraph
 from tunerd.artifacts.parts import Part, Parts, go_in_parts
 from tunerd.artifacts.segments import Cut, GraphPieces
 from tunerd.artifacts.staging import PinnedArrays, are_large, bytes_of
-from tunerd.system.cuda_driver import ShortCalls, checked
+from tunerd.system.cuda_driver import ShortCalls, checked, current
 from tunerd.vocabulary import Arrays, TensorSpec
 
 _RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
@@ -124,15 +124,9 @@ class Recorder:
         """Wait until all that was queued on the stream has ended."""
         checked(self.driver.cuStreamSynchronize(self.stream))
 
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> contextlib.AbstractContextManager[None]:
         """Have the stream's context, which may be a green one, as the current one in this block."""
-        context = checked(self.driver.cuStreamGetCtx(self.stream))
-        checked(self.driver.cuCtxPushCurrent(context))
-        try:
-            yield
-        finally:
-            checked(self.driver.cuCtxPopCurrent())
+        return current(self.driver, checked(self.driver.cuStreamGetCtx(self.stream)))
 
     def queued(self) -> contextlib.AbstractContextManager[Any]:
         """Have what TVM queues in this block go to the stream."""

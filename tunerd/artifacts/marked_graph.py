@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tunerd.system.cuda_driver import ShortCalls, checked
+from tunerd.system.cuda_driver import NO_TIMES, ShortCalls, checked
 
-_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 # To an address, from one, so many bytes; one of them is on the device.
 Copy = tuple[int, int, int]
 
@@ -37,8 +36,8 @@ class MarkedGraph:
         driver = self._driver = maker.driver
         self._executable, self._keeps, self._short = executable, keeps, maker.short
         with maker.entered():
-            made = [checked(driver.cuEventCreate(flags)) for flags in (0, 0, _NO_TIMES)]
-        self._events = [*made, checked(driver.cuEventCreate(_NO_TIMES))]
+            made = [checked(driver.cuEventCreate(flags)) for flags in (0, 0, NO_TIMES)]
+        self._events = [*made, checked(driver.cuEventCreate(NO_TIMES))]
         self._graph = int(executable)
         self._begin, self._end, self._fetched, self._brought = map(int, self._events)
         self._last = self._end

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunerd.artifacts.marked_graph import Copy
-from tunerd.system.cuda_driver import ShortCalls, checked
+from tunerd.system.cuda_driver import NO_TIMES, ShortCalls, checked
 
 PART_BYTES = 2 << 20  # 40 us on an H200, at 53 GB/s: the host has that long to queue one more
 IN_FLIGHT = 2  # of a launch, so that the GPU need not wait for the host
-_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 
 
 def go_in_parts(size_bytes: int) -> bool:
@@ -52,7 +51,7 @@ class Parts:
 
     def __init__(self, driver: Any, short: ShortCalls) -> None:
         self._driver, self._short = driver, short
-        self._events = [checked(driver.cuEventCreate(_NO_TIMES)) for _ in range(IN_FLIGHT)]
+        self._events = [checked(driver.cuEventCreate(NO_TIMES)) for _ in range(IN_FLIGHT)]
 
     def of(self, copies: Sequence[Copy]) -> list[Part]:
         """Return parts in the order in which they are to be queued.

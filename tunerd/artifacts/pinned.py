@@ -7,19 +7,17 @@ while the GPU takes the part before it from there, and waits for that stream alo
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import threading
 from typing import Any
 
-from tunerd.system.cuda_driver import checked
+from tunerd.system.cuda_driver import NO_TIMES, checked, current
 
 log = logging.getLogger(__name__)
 
 PART_BYTES = 4 << 20  # two of them; the bus is busy from here on, and little memory is pinned
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
-_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 
 
@@ -37,12 +35,12 @@ class PinnedCopies:
         self._stream = checked(driver.cuStreamCreate(_NON_BLOCKING))
         for _ in range(2):
             self._buffers.append(int(checked(driver.cuMemHostAlloc(part_bytes, _PORTABLE))))
-            self._events.append(checked(driver.cuEventCreate(_NO_TIMES)))
+            self._events.append(checked(driver.cuEventCreate(NO_TIMES)))
 
     def copy(self, there: int, data: Any) -> None:
         """Copy an array of bytes to an address of the GPU, and return when they are there."""
         driver, size, here = self._driver, int(data.nbytes), int(data.ctypes.data)
-        with self._turn, self._current():
+        with self._turn, current(driver, self._context):
             try:
                 for nth, begin in enumerate(range(0, size, self._part_bytes)):
                     buffer, event = self._buffers[nth % 2], self._events[nth % 2]
@@ -54,14 +52,6 @@ class PinnedCopies:
                     checked(driver.cuEventRecord(event, self._stream))
             finally:  # also what was queued before an error must not find other bytes there
                 checked(driver.cuStreamSynchronize(self._stream))
-
-    @contextlib.contextmanager
-    def _current(self) -> Any:
-        checked(self._driver.cuCtxPushCurrent(self._context))
-        try:
-            yield
-        finally:
-            checked(self._driver.cuCtxPopCurrent())
 
     def __del__(self) -> None:
         # Of a context that is gone, all is gone: what these answer does not matter.

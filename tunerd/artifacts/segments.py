@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakMethod
 
 from tunerd.artifacts.manifest import LoadError
-from tunerd.system.cuda_driver import checked
+from tunerd.system.cuda_driver import NO_TIMES, checked
 from tunerd.vocabulary import Arrays
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _TRIES = 3  # of what is timed; the fastest counts
 _ROUNDS = 6  # of splitting: pieces are halved at least, as far as kernels allow
-_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
 _OF_THE_MACHINE = "vm.builtin."  # calls that are no kernels
 
@@ -278,7 +277,7 @@ class SegmentedCapture:
         from cuda.bindings import driver
 
         self._driver, self._captured = driver, captured
-        self._events = [checked(driver.cuEventCreate(_NO_TIMES)) for _ in range(2)]
+        self._events = [checked(driver.cuEventCreate(NO_TIMES)) for _ in range(2)]
         captured.write(inputs)
         pieces = GraphPieces(driver, captured.graph, captured.stream, limits)
         self.ends, self.segment_secs = pieces.ends, pieces.segment_secs

@@ -8,7 +8,7 @@ Parts, in the order in which a request meets them:
 
     plan.py        the file: members (artifacts), their shares and SLOs, the place, the policy
     engine.py      loads the members, takes requests, counts
-    dispatcher.py  the one thread that decides, and the one that loads again after faults
+    dispatcher.py  the thread that decides, and the one that loads again after faults
     scheduler.py   events in, instructions out; no clock, no thread
     undisturbed.py what the process has that would hold all up
     board.py       what waits and what runs: what the scheduler changes, and policies see
@@ -37,12 +37,14 @@ be loaded as one **group**. A **launch** of its seat takes requests of several, 
 The way of a request, and whose thread does what:
 
     caller's thread     submit: checks names, shapes and types -> inbox
-    dispatcher thread   inbox -> scheduler -> policy -> place.start; alone it changes any state
+    dispatcher thread   inbox -> scheduler -> policy -> place.start
+    caller's thread     the same for a request that comes by itself while that thread sleeps
     seat's thread       on CPUs and in runners: runs segments to the end, or to a pause -> inbox
     dispatcher thread   on a GPU: sees what has ended; whoever is next, or the answers
     loader thread       loads a seat again after a fault, one at a time -> inbox
 
-So a policy sees all queues at one moment and needs no lock, and a slow load stops nobody. What has
+One of them decides at a time. So a policy sees all queues at one moment and needs no lock, and a
+slow load stops nobody. What has
 come meanwhile is taken at once: the busier the engine is, the less a request costs. A caller that
 holds a future's callback up holds the dispatcher up: callbacks are to be short.
 

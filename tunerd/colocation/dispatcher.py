@@ -1,4 +1,4 @@
-"""The one thread that decides, and the loader's beside it: events to the scheduler, and its
+"""The thread that decides, and the loader's beside it: events to the scheduler, and its
 instructions to the place and to the callers' futures.
 
 Everything comes in batches. Arrivals and ends of segments are put into one inbox, which wakes the

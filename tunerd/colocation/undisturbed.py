@@ -7,7 +7,7 @@ import sys
 import threading
 
 # A caller's thread that computes has the interpreter for no longer: usually 5 ms, and the device
-# would wait. Shorter turns than that cost more than they save.
+# would wait. Turns of a few microseconds leave no time to work.
 _TURN_SECS = 1e-4
 
 _collect = gc.collect

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from typing import Any
 
+NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _MOST_CONNECTIONS = "32"
 _LIBRARY = "libcuda.so.1"
@@ -19,6 +22,16 @@ def checked(answer: Any) -> Any:
     if status.name != "CUDA_SUCCESS":
         raise RuntimeError(f"CUDA: {status.name}")
     return values[0] if values else None
+
+
+@contextlib.contextmanager
+def current(driver: Any, context: Any) -> Iterator[None]:
+    """Have a context as the calling thread's current one in this block."""
+    checked(driver.cuCtxPushCurrent(context))
+    try:
+        yield
+    finally:
+        checked(driver.cuCtxPopCurrent())
 
 
 def ask_for_connections() -> None:

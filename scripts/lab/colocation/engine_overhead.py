@@ -26,7 +26,7 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -94,9 +94,8 @@ class SimulatedGpu(GpuContext):
 
     def make_current(self) -> None: ...
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        yield
+    def current(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def stream(self) -> int:
         self.busy_until.append(0.0)

@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tunerd.system.cuda_driver import checked
+from tunerd.system.cuda_driver import NO_TIMES, checked
 
 _LEAD_SECS = 0.05  # before the first request
-_EVENT_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 
 
 class Lane(Protocol):
@@ -51,7 +50,7 @@ class StreamLane:
         return count
 
     def _made(self) -> Any:
-        return checked(self._driver.cuEventCreate(_EVENT_DISABLE_TIMING))
+        return checked(self._driver.cuEventCreate(NO_TIMES))
 
 
 def served(

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tunerd.system.cuda_driver import checked
+from tunerd.system.cuda_driver import NO_TIMES, checked
 
 _WARM_ROUNDS = 3
-_EVENT_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class _Launch:
 
     def __init__(self, driver: Any, slot: Slot, is_shared: bool) -> None:
         self._driver, self._slot = driver, slot
-        self._event = checked(driver.cuEventCreate(_EVENT_DISABLE_TIMING)) if is_shared else None
+        self._event = checked(driver.cuEventCreate(NO_TIMES)) if is_shared else None
         self._success = driver.CUresult.CUDA_SUCCESS
         self._not_ready = driver.CUresult.CUDA_ERROR_NOT_READY
         self.since = 0.0

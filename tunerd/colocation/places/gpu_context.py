@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
 from tunerd.artifacts.staging import PinnedArrays
 from tunerd.errors import HostError
-from tunerd.system.cuda_driver import ask_for_connections, checked
+from tunerd.system.cuda_driver import ask_for_connections, checked, current
 from tunerd.vocabulary import TensorSpec
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -47,14 +47,9 @@ class GpuContext:
         """Have the calling thread's work go to this GPU."""
         checked(self._driver.cuCtxSetCurrent(self._context))
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> contextlib.AbstractContextManager[None]:
         """Have the calling thread's work in this block go to this GPU."""
-        checked(self._driver.cuCtxPushCurrent(self._context))
-        try:
-            yield
-        finally:
-            checked(self._driver.cuCtxPopCurrent())
+        return current(self._driver, self._context)
 
     def stream(self) -> int:
         """Return a new stream of the whole GPU, which does not wait for the default one."""
