@@ -6,9 +6,9 @@ only serves artifacts has no more than `tunerd.load` needs.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tunerd.system.lazy_names import lazy_name
 from tunerd.system.version import __version__
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ _MODULES = {
     "tunerd.artifacts.super_model": ("SuperModel",),
     "tunerd.errors": ("TunerdError",),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Artifact",
@@ -85,9 +84,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(_MODULE_OF[name]), name)
-    raise AttributeError(f"module 'tunerd' has no attribute '{name}'")
+    return lazy_name(__name__, _MODULES, name)
 
 
 def __dir__() -> list[str]:

@@ -11,8 +11,9 @@ Nothing here prints, configures logging or ends the process. Errors for people a
 from __future__ import annotations
 
 import logging
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from tunerd.system.lazy_names import lazy_name
 
 if TYPE_CHECKING:
     from tunerd.api.colocation import colocate_bench, colocate_check, colocate_regulate
@@ -36,19 +37,18 @@ if TYPE_CHECKING:
 
 # Who tunes needs nothing of what serves, and nobody needs all.
 _MODULES = {
-    "colocation": ("colocate_bench", "colocate_check", "colocate_regulate"),
-    "matrices": ("Matrix", "MatrixOptions", "carry_out_matrix", "matrix"),
-    "mixes": ("colocate_plan",),
-    "placing": ("colocate_place", "foresee_place"),
-    "run": ("Artifact", "ReviewedShare", "Run", "open_run"),
-    "sizes": ("SizedRun", "carry_out_sizes", "results_of", "tune_sizes"),
-    "studies": ("ProfileResult", "bench", "compare", "profile"),
-    "tuning": (
+    "tunerd.api.colocation": ("colocate_bench", "colocate_check", "colocate_regulate"),
+    "tunerd.api.matrices": ("Matrix", "MatrixOptions", "carry_out_matrix", "matrix"),
+    "tunerd.api.mixes": ("colocate_plan",),
+    "tunerd.api.placing": ("colocate_place", "foresee_place"),
+    "tunerd.api.run": ("Artifact", "ReviewedShare", "Run", "open_run"),
+    "tunerd.api.sizes": ("SizedRun", "carry_out_sizes", "results_of", "tune_sizes"),
+    "tunerd.api.studies": ("ProfileResult", "bench", "compare", "profile"),
+    "tunerd.api.tuning": (
         *("Plan", "TuneOptions", "carry_out", "choose_precision", "choose_share", "plan"),
         *("plan_of", "review_share", "tune"),
     ),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 # What a program does not configure logging for is not printed.
 logging.getLogger("tunerd").addHandler(logging.NullHandler())
@@ -89,9 +89,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return lazy_name(__name__, _MODULES, name)
 
 
 def __dir__() -> list[str]:

@@ -56,8 +56,9 @@ end in time is refused early, where the policy knows, with the reason.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from tunerd.system.lazy_names import lazy_name
 
 if TYPE_CHECKING:
     from tunerd.colocation.engine import Engine
@@ -65,16 +66,13 @@ if TYPE_CHECKING:
     from tunerd.colocation.work import MemberError, RefusedError
 
 _MODULES = {
-    "Engine": "engine",
-    "MemberError": "work",
-    "Plan": "plan",
-    "RefusedError": "work",
+    "tunerd.colocation.engine": ("Engine",),
+    "tunerd.colocation.plan": ("Plan",),
+    "tunerd.colocation.work": ("MemberError", "RefusedError"),
 }
 
 __all__ = ["Engine", "MemberError", "Plan", "RefusedError"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"tunerd.colocation.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'tunerd.colocation' has no attribute '{name}'")
+    return lazy_name(__name__, _MODULES, name)
