@@ -52,8 +52,17 @@ class Moments:
 
     of: dict[int, dict[str, float]] = field(default_factory=dict)
     members: dict[int, str] = field(default_factory=dict)
+    answering: Any = field(default_factory=threading.RLock)
 
-    def parts(self) -> dict[str, list[dict[str, float]]]:
+    def taken(self) -> dict[str, list[dict[str, float]]]:
+        """Return `parts`, and forget them. Callers have their answers before these are noted."""
+        with self.answering:
+            parts = self._parts()
+            self.of.clear()
+            self.members.clear()
+        return parts
+
+    def _parts(self) -> dict[str, list[dict[str, float]]]:
         """Return by member the parts of those that have all moments, in microseconds."""
         found: dict[str, list[dict[str, float]]] = {}
         for request_id, at in self.of.items():
@@ -108,10 +117,11 @@ def noted(*, by_sender: bool) -> Iterator[Moments]:
         return usual(dispatcher, *given)
 
     def answered(usual: Any, dispatcher: Dispatcher) -> None:
-        ids = [asked.request.request_id for asked, _ in dispatcher._answers]
-        usual(dispatcher)
-        for request_id in ids:
-            moments.of[request_id]["answered"] = now()
+        with moments.answering:
+            ids = [asked.request.request_id for asked, _ in dispatcher._answers]
+            usual(dispatcher)
+            for request_id in ids:
+                moments.of[request_id]["answered"] = now()
 
     def decided(usual: Any, dispatcher: Dispatcher, request: Request) -> bool:
         return by_sender and bool(usual(dispatcher, request))
@@ -138,10 +148,9 @@ def measured(plan: Plan, *, secs: float, turns: int) -> dict[str, dict[str, list
             with noted(by_sender=WAYS[way]) as moments, Engine(plan) as engine:
                 inputs = sample_inputs(plan)
                 for name, members in loads.items():
-                    moments.of.clear()
                     run_load(engine, load, inputs, members=members)
                     mine = found.setdefault(f"{name}, {way}", {})
-                    for member, parts in moments.parts().items():
+                    for member, parts in moments.taken().items():
                         mine.setdefault(member, []).extend(parts)
     return found
 
