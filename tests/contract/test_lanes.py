@@ -174,6 +174,18 @@ def test_a_launch_stages_slots_and_inputs_and_reads_each_lane() -> None:
     assert [float(found["y"][0]) for found in lanes.read()] == [2, 4]
 
 
+def test_large_outputs_of_each_request_stay_where_its_lane_left_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "_LARGE_BYTES", 1)
+    lanes, _, _ = staged(is_ahead=True)
+    lanes.launch([("c", x(1)), ("b", x(10))], 7)
+    first = lanes.read()
+    lanes.launch([("a", x(1))], 7)
+    assert [found["y"].tolist() for found in lanes.read()] == [[2, 2, 2]]
+    assert [found["y"].tolist() for found in first] == [[5, 5, 5], [30, 30, 30]]
+
+
 def test_lanes_take_requests_from_where_they_wait_beside_others() -> None:
     lanes, _, driver = staged()
     waiting = PinnedArrays(driver, (TensorSpec("x", (3,), "float32"),))

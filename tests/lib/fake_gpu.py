@@ -29,6 +29,15 @@ class HostMemory:
     def __init__(self) -> None:
         self._made: dict[int, Any] = {}
 
+    def cuCtxGetCurrent(self) -> tuple[Any, int]:
+        return SUCCESS, 1
+
+    def cuCtxPushCurrent(self, context: int) -> tuple[Any]:
+        return (SUCCESS,)
+
+    def cuCtxPopCurrent(self) -> tuple[Any, int]:
+        return SUCCESS, 1
+
     def cuMemHostAlloc(self, size: int, flags: int) -> tuple[Any, int]:
         made = (ctypes.c_uint8 * size)()
         self._made[ctypes.addressof(made)] = made

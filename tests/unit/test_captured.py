@@ -70,6 +70,9 @@ class Driver:
     def cuStreamGetCtx(self, stream: Any) -> Answer:
         return OK, "green"
 
+    def cuCtxGetCurrent(self) -> Answer:
+        return OK, self.current[-1]
+
     def cuCtxPushCurrent(self, context: str) -> Answer:
         self.current.append(context)
         return (OK,)
@@ -255,13 +258,20 @@ def test_inputs_in_pinned_memory_are_taken_from_there() -> None:
     assert staged._inputs["offset"] == 1
 
 
-def test_outputs_that_were_read_stay_when_it_is_launched_again() -> None:
+@pytest.mark.parametrize("large_bytes", [1, 1 << 20])
+def test_outputs_that_were_read_stay_when_it_is_launched_again(
+    monkeypatch: pytest.MonkeyPatch, large_bytes: int
+) -> None:
+    monkeypatch.setattr(staging, "_LARGE_BYTES", large_bytes)
     recorder: Any = Doubling(Driver())
-    staged = StagedModel(recorder)
-    staged.launch(inputs(1), 7)
-    first = staged.read()
-    staged.launch(inputs(2), 7)
-    assert np.array_equal(first["y"], np.full((2, 3), 2, "float16"))
+    staged = StagedModel(recorder, is_ahead=True)
+    read = []
+    for value in range(20):  # more than there are blocks for
+        staged.launch(inputs(value), 7)
+        read.append(staged.read())
+    for value, outputs in enumerate(read):
+        assert np.array_equal(outputs["y"], np.full((2, 3), 2 * value, "float16"))
+        assert outputs["z"] == value
 
 
 def test_events_are_of_the_context_of_their_stream() -> None:
@@ -299,7 +309,7 @@ def test_what_it_had_of_the_driver_is_given_back() -> None:
     recorder: Any = Doubling(driver)
     del recorder, driver.captured
     staged = StagedModel(Doubling(driver))  # type: ignore[arg-type]
-    memory = {staged._inputs._memory, staged._outputs._memory}
+    memory = {address for address, _ in (staged._inputs.places["x"], staged._outputs.places["y"])}
     del staged
     assert driver.freed[:5] == ["graph", 1, 2, 3, 4]
     assert {*driver.freed[5:]} == memory

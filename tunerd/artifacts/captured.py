@@ -9,8 +9,9 @@ to that machine: several captures of one model run at once, and nobody else gets
 A graph comes in two forms. A CapturedModel has its inputs and outputs on the device. A StagedModel
 begins and ends in pinned memory of the host, so that no call waits: the inputs are copied from
 where the request has them, and to copy the outputs is part of the graph. Large ones are copied on
-streams of their own, while the stream of the graphs has other work, and very large inputs in parts
-(`parts`), where who launches sees to it.
+streams of their own, while the stream of the graphs has other work; large outputs are the caller's
+where they are (`outputs`), and very large inputs come in parts (`parts`), where who launches sees
+to it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunerd.artifacts.device import zeros
 from tunerd.artifacts.marked_graph import Copy, MarkedGraph
+from tunerd.artifacts.outputs import Outputs
 from tunerd.artifacts.parts import Part, Parts, go_in_parts
 from tunerd.artifacts.segments import Cut, GraphPieces
 from tunerd.artifacts.staging import PinnedArrays, are_large, bytes_of
@@ -204,18 +206,24 @@ class _Staging:
     """
 
     _marked: MarkedGraph  # which reads the inputs
+    _is_by_row: ClassVar[bool] = False  # each row of the outputs is a result of its own
 
     def __init__(
         self, recorder: Recorder, *, is_ahead: bool = False, is_alone: bool = False
     ) -> None:
         self._recorder, self._driver = recorder, recorder.driver
         self._inputs = PinnedArrays(self._driver, recorder.input_specs)
-        self._outputs = PinnedArrays(self._driver, recorder.output_specs)
         self._brings_apart = is_ahead and are_large(recorder.input_specs)
         self.fetches_apart = is_ahead and are_large(recorder.output_specs)
+        self._outputs = Outputs(
+            self._driver,
+            recorder.output_specs,
+            by_row=self._is_by_row,
+            gives_away=self.fetches_apart,
+        )
         self._brought = recorder.more_inputs() if self._brings_apart else recorder.inputs
         self._there = {name: self._brought[name].data_ptr() for name in self._inputs.places}
-        self._back: list[Copy] = []
+        self._left: dict[str, int] = {}  # outputs on the device that no graph copies
         self.may_go_in_parts = (is_alone or self._brings_apart) and go_in_parts(
             sum(map(bytes_of, recorder.input_specs))
         )
@@ -244,14 +252,20 @@ class _Staging:
     def follow(self, stream: int, *, fetch: int | None = None) -> None:
         """Queue the launch behind its parts, all of which are queued; streams as in `launch`."""
         self._recorder.short.wait(stream, self._last_part)
-        self._marked.launch(stream, fetch=fetch, back=self._back, has_begun=self._has_begun)
+        self._marked.launch(stream, fetch=fetch, back=self._back(), has_begun=self._has_begun)
 
     def give_up(self) -> None:
         """Have what was begun never launched; the parts that are queued are to be waited for."""
 
     def read(self) -> Arrays:
-        """Return copies of the outputs by name."""
-        return self._outputs.copies()
+        """Return the outputs by name, once for each launch; the arrays are the caller's."""
+        (outputs,) = self._outputs.read()
+        return outputs
+
+    def _back(self) -> list[Copy]:
+        """Return what brings the outputs to the host that no graph copies."""
+        places = self._outputs.places
+        return [(places[name][0], there, places[name][1]) for name, there in self._left.items()]
 
     def _recorded(self) -> tuple[Any, Any]:
         """Return a graph that ends with the copies of the outputs, and what it keeps."""
@@ -264,15 +278,11 @@ class _Staging:
                 checked(driver.cuMemcpyDtoDAsync(read, there, size, stream))
 
         def fetch(outputs: dict[str, Any]) -> None:
-            copies = [
-                (here, outputs[name].data_ptr(), size)
-                for name, (here, size) in self._outputs.places.items()
-            ]
-            if self.fetches_apart:
-                self._back = copies
-                return
-            for copy in copies:
-                checked(driver.cuMemcpyDtoHAsync(*copy, stream))
+            self._left = {name: outputs[name].data_ptr() for name in self._outputs.places}
+            if not self.fetches_apart:
+                for copy in self._back():
+                    checked(driver.cuMemcpyDtoHAsync(*copy, stream))
+                self._left = {}
 
         graph, tensors = self._recorder.recorded(after=fetch, before=take)
         return graph, (self._recorder, self._inputs, self._outputs, self._brought, tensors)
@@ -333,7 +343,7 @@ class StagedModel(_Staging):
         self, copies: Sequence[Copy], stream: int, bring: int | None, fetch: int | None
     ) -> None:
         bring = bring if self._brings_apart else None
-        self._marked.launch(stream, copies, bring=bring, fetch=fetch, back=self._back)
+        self._marked.launch(stream, copies, bring=bring, fetch=fetch, back=self._back())
 
     def is_done(self) -> bool:
         """Say whether the last launch has ended; raises what the stream has met."""

@@ -25,6 +25,8 @@ class StagedLanes(StagedModel):
     is to be asked until they say so.
     """
 
+    _is_by_row = True
+
     def __init__(self, recorder: Recorder, pieces: Pieces, *, is_ahead: bool = False) -> None:
         super().__init__(recorder, is_ahead=is_ahead)
         self._pieces = pieces
@@ -83,8 +85,8 @@ class StagedLanes(StagedModel):
         self._let_go()
 
     def read(self) -> Any:
-        """Return copies of the outputs by name, for each request of the last launch."""
-        return rows(self._outputs, self._filled)
+        """Return the outputs by name for each request of the last launch, the caller's."""
+        return self._outputs.read(self._filled)
 
     def _hold(self, given: Sequence[Request]) -> None:
         """Have the weights of the requests' tenants on the device, and note their slots."""

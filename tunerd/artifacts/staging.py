@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 from collections import deque
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from tunerd.system.arrays import dtype_of
-from tunerd.system.cuda_driver import checked
+from tunerd.system.cuda_driver import checked, current
 from tunerd.vocabulary import Arrays, TensorSpec
+
+Array = np.ndarray[Any, Any]
 
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _ALIGNMENT = 256  # bytes, of each array
@@ -31,7 +34,43 @@ def are_large(specs: Sequence[TensorSpec]) -> bool:
     return sum(map(bytes_of, specs)) >= _LARGE_BYTES
 
 
-class PinnedArrays(dict[str, np.ndarray[Any, Any]]):
+class PinnedMemory:
+    """Memory of the host that a GPU reads and writes while nobody waits; freed when nobody has it.
+
+    Who drops it last, in whichever thread, needs no context.
+    """
+
+    def __init__(self, driver: Any, size_bytes: int) -> None:
+        """Take it of the calling thread's context. Raises RuntimeError where there is none."""
+        self._driver = driver
+        self._context = checked(driver.cuCtxGetCurrent())
+        self.address = int(checked(driver.cuMemHostAlloc(max(size_bytes, 1), _PORTABLE)))
+
+    def __del__(self) -> None:
+        if address := getattr(self, "address", 0):
+            # Of a context that is gone, all is gone.
+            with contextlib.suppress(RuntimeError), current(self._driver, self._context):
+                self._driver.cuMemFreeHost(address)
+
+
+def laid_out(specs: Sequence[TensorSpec]) -> tuple[list[tuple[int, int]], int]:
+    """Return where arrays begin in one piece of memory and the bytes of each, and those of all."""
+    places, at = [], 0
+    for spec in specs:
+        size = bytes_of(spec)
+        places.append((at, size))
+        at += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return places, at
+
+
+def array_at(address: int, size: int, shape: Sequence[int], dtype: Any, keeps: object) -> Array:
+    """Return the array that is at an address, and has something kept while anybody has it."""
+    memory: Any = (ctypes.c_uint8 * size).from_address(address)
+    memory.keeps = keeps
+    return np.ndarray(shape, dtype, buffer=memory)
+
+
+class PinnedArrays(dict[str, Array]):
     """Arrays by name in one piece of pinned memory. The calling thread has a context.
 
     places: the address and the bytes of each that has any.
@@ -41,31 +80,20 @@ class PinnedArrays(dict[str, np.ndarray[Any, Any]]):
     """
 
     def __init__(self, driver: Any, specs: Sequence[TensorSpec], *, is_lent: bool = False) -> None:
-        self._driver, self.is_lent = driver, is_lent
-        sizes = [bytes_of(spec) for spec in specs]
-        total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
-        self._memory = checked(driver.cuMemHostAlloc(max(total, 1), _PORTABLE))
+        self.is_lent = is_lent
+        places, total = laid_out(specs)
+        memory = PinnedMemory(driver, total)
         self.places: dict[str, tuple[int, int]] = {}
-        at = int(self._memory)
-        for spec, size in zip(specs, sizes, strict=True):
-            memory: Any = (ctypes.c_uint8 * size).from_address(at)
-            self[spec.name] = np.ndarray(spec.shape, dtype_of(spec.dtype), buffer=memory)
+        for spec, (begin, size) in zip(specs, places, strict=True):
+            at = memory.address + begin
+            self[spec.name] = array_at(at, size, spec.shape, dtype_of(spec.dtype), memory)
             if size:
                 self.places[spec.name] = at, size
-            at += -(-size // _ALIGNMENT) * _ALIGNMENT
 
     def write(self, given: Mapping[str, Any]) -> None:
         """Copy arrays by name; TypeError for one of another type."""
         for name, array in self.items():
             np.copyto(array, given[name], casting="no")
-
-    def copies(self) -> Arrays:
-        """Return copies of the arrays in usual memory."""
-        return {name: array.copy() for name, array in self.items()}
-
-    def __del__(self) -> None:
-        if memory := getattr(self, "_memory", None):
-            self._driver.cuMemFreeHost(memory)
 
 
 class PinnedPool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import queue
@@ -211,10 +210,10 @@ class Dispatcher:
                     if now >= self._ticked_at + _TICK_SECS:
                         self._ticked_at = now
                         events.append(Scheduler.tick)
-                    if self._scheduler.takes_all:
-                        events += self._arrivals(len(self._arrived))
-                    if events or now >= self._scheduler.look_at:
-                        self._take_turn(events, now)
+                    takes_all = self._scheduler.takes_all
+                    arrived = self._arrivals(len(self._arrived)) if takes_all else []
+                    if events or arrived or now >= self._scheduler.look_at:
+                        self._take_turn(events, now, arrived)
                     if self._arrived:
                         self._take_arrivals(now)
         except BaseException as error:  # a bug, as of a policy, must not leave callers waiting
@@ -226,20 +225,20 @@ class Dispatcher:
         self._on_failure()
         self._refuse_all(f"the engine failed: {error!r}")
 
-    def _take_turn(self, events: Sequence[Event], now: float) -> None:
-        for instruction in self._scheduler.turn(events, now):
+    def _take_turn(self, events: Sequence[Event], now: float, arrived: Sequence[Request]) -> None:
+        for instruction in self._scheduler.turn(events, now, arrived):
             self._carry_out(instruction)
         self._answer()
 
     def _take_arrivals(self, now: float) -> None:
-        self._take_turn(self._arrivals(_ARRIVALS), now)
+        self._take_turn((), now, self._arrivals(_ARRIVALS))
 
-    def _arrivals(self, count: int) -> list[Event]:
-        """Take so many of those who have arrived, as events."""
+    def _arrivals(self, count: int) -> list[Request]:
+        """Take so many of those who have arrived."""
         taken = [self._arrived.popleft() for _ in range(min(count, len(self._arrived)))]
         if taken:
             self._next_id = taken[-1].request_id + 1
-        return [functools.partial(_arrive, request) for request in taken]
+        return taken
 
     def _look(self) -> float | None:
         """Look at the place: what it tells is in the inbox then. Return when to do so again."""
@@ -425,10 +424,6 @@ class Dispatcher:
 def _nothing(_: Scheduler, __: float) -> Sequence[Instruction]:
     """Wakes the dispatcher."""
     return ()
-
-
-def _arrive(request: Request, scheduler: Scheduler, at: float) -> Sequence[Instruction]:
-    return scheduler.arrive(request, at)
 
 
 def _settle(future: AnyFuture, answer: Answer) -> None:

@@ -33,7 +33,8 @@ class _Samples:
 
     def add(self, secs: float) -> None:
         self._kept.append(secs)
-        self._ordered = []
+        if self._ordered:
+            self._ordered = []
 
     def keep_best(self) -> None:
         self._kept = deque((min(self._kept),), maxlen=_KEPT)

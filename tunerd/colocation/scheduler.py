@@ -107,11 +107,15 @@ class Scheduler(Board):
 
     # --- events --------------------------------------------------------------------------------
 
-    def turn(self, events: Iterable[Event], now: float) -> list[Instruction]:
-        """Take events that came together, and decide when all are known."""
+    def turn(
+        self, events: Iterable[Event], now: float, arrived: Iterable[Request] = ()
+    ) -> list[Instruction]:
+        """Take events that came together, and requests, and decide when all are known."""
         self._is_in_turn = True
         try:
             out = [instruction for event in events for instruction in event(self, now)]
+            for request in arrived:
+                out += self.arrive(request, now)
         finally:
             self._is_in_turn = False
         self._begin(now)

@@ -27,14 +27,16 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lab.lab import made_by, write
 from tests.lib.fake_gpu import FakeInParts, HostMemory
 from tests.lib.super_models import CONVNET, super_artifact, tenant
+from tunerd.artifacts.outputs import Outputs
 from tunerd.artifacts.segments import Cut
-from tunerd.artifacts.staging import PinnedArrays
+from tunerd.artifacts.staging import PinnedArrays, are_large
 from tunerd.colocation import Engine, Plan, artifacts
 from tunerd.colocation.buffers import InputBuffers
 from tunerd.colocation.load.generator import run_load
@@ -87,8 +89,12 @@ class FreePlace(Place):
 
 
 class SimulatedGpu(GpuContext):
+    """copies_outputs: also large ones, which callers else have where they are."""
+
+    copies_outputs = False
+
     def __init__(self) -> None:
-        self._driver = HostMemory()
+        self.driver = self._driver = HostMemory()
         self.name, self.uuid, self.sm_count = "simulated", "GPU-0", 132
         self.busy_until: list[float] = []  # by stream
 
@@ -113,9 +119,18 @@ class SimulatedGpu(GpuContext):
 class SimulatedGraph(FakeInParts):
     """Ends so long after what was launched before it on its stream. The host's copies are real."""
 
-    def __init__(self, gpu: SimulatedGpu, inputs: Arrays, secs: float) -> None:
+    def __init__(self, gpu: SimulatedGpu, folder: Path, secs: float, count: int = 0) -> None:
+        """Take how many requests a launch has, where they are several tenants'."""
         self._gpu = gpu
-        self._buffers = {name: array.copy() for name, array in inputs.items()}
+        self._buffers = {n: array.copy() for n, array in artifacts.sample_inputs(folder).items()}
+        each, rows = artifacts.outputs_of(folder), (count,) if count else ()
+        specs = [replace(spec, shape=(*rows, *spec.shape)) for spec in each]
+        self._outputs = Outputs(
+            gpu.driver,
+            specs,
+            by_row=bool(count),
+            gives_away=are_large(specs) and not gpu.copies_outputs,
+        )
         self._secs, self._ends_at = secs, 0.0
 
     def launch(
@@ -138,8 +153,8 @@ class SimulatedGraph(FakeInParts):
     def secs(self) -> float:
         return self._secs
 
-    def read(self) -> Arrays:
-        return {"y": next(iter(self._buffers.values())).reshape(-1)[:1000].copy()}
+    def read(self) -> Any:
+        return self._outputs.read()[0]
 
 
 class SimulatedLanes(SimulatedGraph):
@@ -156,7 +171,7 @@ class SimulatedLanes(SimulatedGraph):
             super().launch(inputs, stream)
 
     def read(self) -> Any:
-        return [super(SimulatedLanes, self).read() for _ in range(self._filled)]
+        return self._outputs.read(self._filled)
 
 
 class SimulatedGroup:
@@ -166,7 +181,7 @@ class SimulatedGroup:
 
     def __init__(self, gpu: SimulatedGpu, folder: Path, secs: float, counts: Sequence[int]) -> None:
         self._gpu, self._secs, self.counts = gpu, secs, tuple(counts)
-        self._inputs = artifacts.sample_inputs(folder)
+        self._folder = folder
 
     def add(self, name: str, source: Path) -> None: ...
 
@@ -176,24 +191,23 @@ class SimulatedGroup:
         raise NotImplementedError("members are launched here")
 
     def staged_lanes(self, stream: int, count: int = 1) -> dict[int, tuple[SimulatedLanes, ...]]:
-        def made() -> SimulatedLanes:
-            return SimulatedLanes(self._gpu, self._inputs, self._secs)
+        def made(lanes: int) -> SimulatedLanes:
+            return SimulatedLanes(self._gpu, self._folder, self._secs, lanes)
 
-        return {lanes: tuple(made() for _ in range(count)) for lanes in self.counts}
+        return {lanes: tuple(made(lanes) for _ in range(count)) for lanes in self.counts}
 
 
 class SimulatedModel:
     """Runs whole only."""
 
     def __init__(self, gpu: SimulatedGpu, folder: Path, secs: float) -> None:
-        self._gpu = gpu
-        self._inputs, self._secs = artifacts.sample_inputs(folder), secs
+        self._gpu, self._folder, self._secs = gpu, folder, secs
 
     def staged_segments(self, stream: int, limits: Cut) -> InPieces:
         raise NotImplementedError("members are whole here")
 
     def staged(self, stream: int, count: int = 1) -> tuple[SimulatedGraph, ...]:
-        return tuple(SimulatedGraph(self._gpu, self._inputs, self._secs) for _ in range(count))
+        return tuple(SimulatedGraph(self._gpu, self._folder, self._secs) for _ in range(count))
 
 
 def simulated_places(segment_us: float, together: int) -> dict[str, Any]:
@@ -406,7 +420,9 @@ def main() -> None:
     parser.add_argument("--buffers", action="store_true", help="inputs are where the device reads")
     parser.add_argument("--secs", type=float, default=3.0, help="of each row")
     parser.add_argument("--json", type=Path, help="a file for the numbers")
+    parser.add_argument("--copy-outputs", action="store_true", help="of simulated graphs")
     options = parser.parse_args()
+    SimulatedGpu.copies_outputs = options.copy_outputs
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as scratch:
         folders = options.artifact or [

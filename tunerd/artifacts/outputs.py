@@ -1,0 +1,110 @@
+"""What a graph leaves for its callers: outputs in pinned memory, large ones theirs without a copy.
+
+All requests of an engine go through one thread, and to copy an output of 200 KB takes that thread
+longer than to launch what made it. So who reads large outputs has the memory that they are in, and
+the next launch leaves its own elsewhere. The memory comes back when the caller has them no more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tunerd.artifacts.staging import PinnedMemory, array_at, laid_out
+from tunerd.system.arrays import dtype_of
+from tunerd.vocabulary import Arrays, TensorSpec
+
+_BLOCKS, _BLOCKS_BYTES = 8, 32 << 20  # at most, of one graph
+
+_Place = tuple[str, int, int, tuple[int, ...], Any]  # name, where in a block, bytes, shape, dtype
+
+
+class Outputs:
+    """Outputs by name of the launches of one graph. The calling thread has a context.
+
+    places: the address and the bytes of each that has any, to be filled by the next launch.
+
+    Raises RuntimeError where there is no memory.
+    """
+
+    def __init__(
+        self,
+        driver: Any,
+        specs: Sequence[TensorSpec],
+        *,
+        by_row: bool = False,
+        gives_away: bool = False,
+    ) -> None:
+        """Make room for them.
+
+        Args:
+            by_row: each row of all outputs is a result of its own.
+            gives_away: what is read may stay where it is, and `places` change; else it is copied.
+        """
+        self._places, block_bytes = laid_out(specs)
+        self._specs = specs
+        self._results = list(_results(specs, self._places, by_row=by_row))
+        fitting = _BLOCKS_BYTES // max(block_bytes, 1) if gives_away else 1
+        count = max(1, min(_BLOCKS, fitting))
+        self._memory = PinnedMemory(driver, count * block_bytes)
+        first = self._memory.address
+        self._free = deque(range(first, first + count * max(block_bytes, 1), max(block_bytes, 1)))
+        self._take_block()
+
+    def read(self, count: int = 1) -> list[Arrays]:
+        """Return the first results of the last launch; the arrays are the caller's."""
+        if not self._free:  # callers have all of it, or it stays here
+            if self._stays is None:
+                self._stays = self._here(len(self._results))
+            stays = self._stays[:count]
+            return [{name: array.copy() for name, array in each.items()} for each in stays]
+        given = self._here(count, _Block(self._memory, self._free, self._at))
+        self._take_block()
+        return given
+
+    def _take_block(self) -> None:
+        self._at = self._free.popleft()
+        self._stays: list[Arrays] | None = None  # the arrays of a block that is copied
+        self.places = {
+            spec.name: (self._at + begin, size)
+            for spec, (begin, size) in zip(self._specs, self._places, strict=True)
+            if size
+        }
+
+    def _here(self, count: int, keeps: object = None) -> list[Arrays]:
+        return [
+            {
+                name: array_at(self._at + begin, size, shape, dtype, keeps)
+                for name, begin, size, shape, dtype in result
+            }
+            for result in self._results[:count]
+        ]
+
+
+class _Block:
+    """Memory that callers have; free again when none of its arrays is left, in any thread."""
+
+    def __init__(self, memory: PinnedMemory, free: deque[int], at: int) -> None:
+        self._memory, self._free, self._at = memory, free, at
+
+    def __del__(self) -> None:
+        self._free.append(self._at)
+
+
+def _results(
+    specs: Sequence[TensorSpec], places: Sequence[tuple[int, int]], *, by_row: bool
+) -> Iterator[list[_Place]]:
+    """Yield the arrays of each result."""
+    arrays = [
+        (spec.name, begin, size, tuple(spec.shape), dtype_of(spec.dtype))
+        for spec, (begin, size) in zip(specs, places, strict=True)
+    ]
+    if not by_row:
+        yield arrays
+        return
+    for row in range(min(shape[0] for *_, shape, _ in arrays)):
+        yield [
+            (name, begin + row * (size // shape[0]), size // shape[0], shape[1:], dtype)
+            for name, begin, size, shape, dtype in arrays
+        ]
