@@ -50,6 +50,7 @@ class Outputs:
         self._memory = PinnedMemory(driver, count * block_bytes)
         first = self._memory.address
         self._free = deque(range(first, first + count * max(block_bytes, 1), max(block_bytes, 1)))
+        self._stays: list[Arrays] | None = None  # the arrays of a block that is copied
         self._take_block()
 
     def read(self, count: int = 1) -> list[Arrays]:
@@ -65,7 +66,7 @@ class Outputs:
 
     def _take_block(self) -> None:
         self._at = self._free.popleft()
-        self._stays: list[Arrays] | None = None  # the arrays of a block that is copied
+        self._stays = None
         self.places = {
             spec.name: (self._at + begin, size)
             for spec, (begin, size) in zip(self._specs, self._places, strict=True)

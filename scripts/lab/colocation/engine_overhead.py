@@ -8,9 +8,10 @@ Without an artifact the places are simulated and named so: one whose segments en
 started, so that the engine alone is measured, and one with streams of a GPU whose graphs end after
 `--segment-us` without doing anything. With artifacts each is a member, and repeated in turn where
 there are fewer than members. Requests come from one thread, from one event loop, or from the load
-generator, which tells latencies, and here how long the collector of garbage stopped the process; as
-many at a time as `--window` says for each member. CPU time is that of the whole process, so it has
-the client's part in it: making the request and taking the answer.
+generator, which tells latencies, by how much members differ in rate and median, and how long the
+collector of garbage stopped the process; as many at a time as `--window` says for each member. CPU
+time is that of the whole process, so it has the client's part in it: making the request and taking
+the answer.
 
 Prints a table, and with --json every number.
 """
@@ -22,6 +23,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import statistics
 import tempfile
 import time
 import warnings
@@ -48,7 +50,7 @@ from tunerd.colocation.plan import LoadChoice, Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.vocabulary import Arrays, TargetSpec
 
-LATENCIES = ("p99_ms", "longest_ms", "longest_pause_ms")
+LATENCIES = ("p99_ms", "longest_ms", "longest_pause_ms", "rates_differ_pct", "medians_differ_pct")
 Given = tuple[str, Any]  # a member, and inputs
 
 WARM = 0.2  # of the time, before what is counted
@@ -341,14 +343,23 @@ def from_generator(
     cpu_secs = time.process_time() - cpu_secs
     first, last = observed.window
     took = sorted(sample.latency_secs for sample in observed.counted)
+    of: dict[str, list[float]] = {}
+    for sample in observed.counted:
+        of.setdefault(sample.member, []).append(sample.latency_secs)
     return {
         "per_sec": len(took) / (last - first),
         "cpu_us": 1e6 * cpu_secs / len(observed.samples),
         "p99_ms": 1e3 * took[int(0.99 * len(took))],
         "longest_ms": 1e3 * took[-1],
+        "rates_differ_pct": _differ_pct([len(each) for each in of.values()]),
+        "medians_differ_pct": _differ_pct([statistics.median(each) for each in of.values()]),
         "longest_pause_ms": 1e3 * max(pauses.secs, default=0.0),
         "pauses_secs": sum(pauses.secs),
     }
+
+
+def _differ_pct(values: Sequence[float]) -> float:
+    return 100 * (max(values) / min(values) - 1)
 
 
 CLIENTS = {"thread": from_thread, "asyncio": from_loop, "generator": from_generator}

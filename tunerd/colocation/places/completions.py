@@ -65,6 +65,8 @@ class Completions:
 
     def __init__(self) -> None:
         self._lines: tuple[Line, ...] = ()
+        self._firsts: tuple[Line, ...] = ()
+        self._begin = 0  # the line with which a look begins
 
     def line(self, *, is_first: bool = False) -> Line:
         """Return a new line; those that were left and have ended are forgotten.
@@ -72,8 +74,11 @@ class Completions:
         is_first: looked at before the others, because its ends have work added to them.
         """
         made = Line()
-        kept = (x for x in self._lines if x.entries or not x.is_left)
-        self._lines = (made, *kept) if is_first else (*kept, made)
+        self._lines, self._firsts = _kept(self._lines), _kept(self._firsts)
+        if is_first:
+            self._firsts = (*self._firsts, made)
+        else:
+            self._lines = (*self._lines, made)
         return made
 
     def add(self, line: Line, entry: Entry) -> None:
@@ -83,9 +88,15 @@ class Completions:
         line.entries.append(entry)
 
     def look(self) -> float | None:
-        """Tell what has ended; return after how long to look again, None where nothing runs."""
+        """Tell what has ended; return after how long to look again, None where nothing runs.
+
+        The lines come first in turns: who is seen first is answered first, and started again.
+        """
         now, least = time.monotonic(), math.inf
-        for line in self._lines:
+        lines = self._lines
+        self._begin = begin = (self._begin + 1) % max(len(lines), 1)
+        lines = (*self._firsts, *lines[begin:], *lines[:begin])
+        for line in lines:
             entries = line.entries
             while entries:
                 work, secs, ended = entries[0]
@@ -95,10 +106,7 @@ class Completions:
                     least = min(least, max(left_secs / 2, secs * _PART, late_secs))
                     break
         if math.isinf(least):
-            for line in self._lines:
-                if line.entries:  # since it was looked at
-                    return 0.0
-            return None
+            return 0.0 if any(line.entries for line in lines) else None  # since it was looked at
         return 0.0 if least < _AWAKE_SECS else min(least, _MOST_SECS)
 
     def _has_ended(
@@ -119,3 +127,7 @@ class Completions:
         if not line.is_left:
             ended(found)
         return True
+
+
+def _kept(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    return tuple(line for line in lines if line.entries or not line.is_left)
