@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tunerd.colocation.estimates import Estimates
+from tunerd.colocation.margin import Margin
 from tunerd.colocation.policies import forecast, policy_of
 from tunerd.colocation.policies.forecast import Outlook
 from tunerd.colocation.policies.ordered import Ordered
@@ -138,3 +139,53 @@ def test_what_is_refused_at_a_glance_is_refused_no_longer_when_the_engine_has_ti
         world.arrive(Request(number, "one", "default", 0.0, 0.02), 0.0)
     assert world.hopeless("one", 0.0201, 0.0)
     assert not world.hopeless("one", 0.0201 + 0.02, 0.02)
+
+
+def ends_late(world: Scheduler, number: int, now: float, late_secs: float) -> float:
+    """Have a request run in an idle engine, and end after its deadline; return when."""
+    request = Request(number, "two", "default", now, now + 0.04)
+    (start,) = (x for x in world.arrive(request, now) if isinstance(x, Start))
+    world.ended(start.start_id, start.seat, 0.001, now := request.deadline_at + late_secs)
+    return now
+
+
+def test_what_waits_is_to_end_as_much_earlier_as_others_were_late() -> None:
+    found = []
+    for late_secs in (0.0, 0.012):
+        world = scheduler(borrow=False)
+        now = ends_late(world, 0, 0.0, late_secs)
+        asked = [Request(1 + nth, "two", "default", now, now + 0.04) for nth in range(100)]
+        found.append(sum(admits(world, request, now) for request in asked))
+    assert found == [38, 26]  # of 1 ms each, a twentieth of which is doubted
+
+
+def test_who_comes_to_an_idle_engine_is_not_refused_because_others_were_late() -> None:
+    world = scheduler(borrow=False)
+    now = ends_late(world, 0, 0.0, 10.0)
+    assert world.margin(now) == 0.5
+    assert admits(world, Request(1, "two", "default", now, now + 0.0011), now)
+
+
+def test_that_others_were_late_is_forgotten_and_what_a_fault_delayed_teaches_nothing() -> None:
+    world, two = scheduler(borrow=False), Seat("two", "two")
+    now = ends_late(world, 0, 0.0, 0.01)
+    assert world.margin(now) == pytest.approx(0.25)
+    assert world.margin(now + 5.0) == pytest.approx(0.125)
+    world = scheduler(borrow=False)
+    world.arrive(Request(0, "two", "default", 0.0, 0.04), 0.0)
+    world.lost((two,), 0.001, culprit="", reason="the runner ended")
+    (start,) = (x for x in world.ready(two, 0.0385) if isinstance(x, Start))
+    world.ended(start.start_id, two, 0.001, 0.05)
+    assert world.margin(0.05) == 0.0
+
+
+def test_who_left_a_margin_and_was_late_asks_for_more() -> None:
+    margin, asked = Margin(), Request(0, "two", "default", 0.0, 0.1)
+    margin.missed(Waiting(asked), 0.11)
+    assert margin.part(0.11) == pytest.approx(0.1)
+    margin.missed(Waiting(asked), 0.105)  # less than was needed already
+    assert margin.part(0.11) == pytest.approx(0.1)
+    margin.missed(Waiting(asked, margin=0.1), 0.105)
+    assert margin.part(0.105) == pytest.approx(0.15)
+    margin.missed(Waiting(asked, margin=0.3), 1.0)
+    assert margin.part(1.0) == 0.5

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tunerd.colocation.accounts import Accounts
 from tunerd.colocation.estimates import Estimates
+from tunerd.colocation.margin import Margin
 from tunerd.colocation.plan import Member
 from tunerd.colocation.policies.base import Choice, View
 from tunerd.colocation.rates import Rates
@@ -79,6 +80,7 @@ class Board(View):
         self._paused: dict[int, Waiting] = {}  # by request: open, between two segments
         self._suspects = Suspects()
         self._rates = Rates()
+        self._margin = Margin()
         self._ready = set(segments)
         self._left_secs: dict[Seat, dict[tuple[int, bool, int], float]] = {}  # as last estimated
         self._estimated_at = -math.inf
@@ -178,6 +180,9 @@ class Board(View):
     def segment_secs(self, waiting: Waiting, lane: Lane) -> float:
         seat = self._seat(waiting.request.member, lane)
         return self._estimates.secs(seat, waiting.segment, now=self.now)
+
+    def margin(self, now: float) -> float:
+        return self._margin.part(now)
 
     def lag_secs(self, queue: Queue) -> float:
         return self._accounts.lag_secs(queue)

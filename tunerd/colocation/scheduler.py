@@ -140,6 +140,7 @@ class Scheduler(Board):
         line = self._queues[queue]
         line.append(waiting)
         self._lines[queue] = line
+        waiting.margin = self._margin.part(now)
         if self.loaded_as[queue.member] in self._together:
             self._rates.note(self.loaded_as[queue.member], now)
         return self._decided()
@@ -164,6 +165,9 @@ class Scheduler(Board):
             self._paused[first.request.request_id] = first
             return self._decided()
         self._close(running)
+        for waiting in running.waits:
+            if now > waiting.request.deadline_at and not waiting.losses:
+                self._margin.missed(waiting, now)
         return [*_completed(running.waits), *self._decided()]
 
     def lost(

@@ -102,6 +102,7 @@ class Waiting:
     lane: str | None = None  # where its earlier segments have run, and it must go on
     losses: int = 0  # how often it was lost by a fault that was not its member's
     is_held: bool = False  # it waits for company beside an idle lane, or has
+    margin: float = 0.0  # which part of its time it was to leave when it was admitted
 
 
 @dataclass(eq=False, slots=True)

@@ -9,7 +9,8 @@ started, so that the engine alone is measured, and one with streams of a GPU who
 `--segment-us` without doing anything. With artifacts each is a member, and repeated in turn where
 there are fewer than members. Requests come from one thread, from one event loop, or from the load
 generator, which tells latencies, by how much members differ in rate and median, and how long the
-collector of garbage stopped the process; as many at a time as `--window` says for each member. CPU
+collector of garbage stopped the process; as many at a time as `--window` says for each member; or
+in bursts, of which each has --slo-ms, and what was in time is told, of all and of the admitted. CPU
 time is that of the whole process, so it has the client's part in it: making the request and taking
 the answer.
 
@@ -50,7 +51,10 @@ from tunerd.colocation.plan import LoadChoice, Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.vocabulary import Arrays, TargetSpec
 
-LATENCIES = ("p99_ms", "longest_ms", "longest_pause_ms", "rates_differ_pct", "medians_differ_pct")
+TOLD = (
+    "p99_ms", "longest_ms", "longest_pause_ms", "rates_differ_pct", "medians_differ_pct",
+    "in_time_pct", "of_admitted_pct",
+)  # fmt: skip
 Given = tuple[str, Any]  # a member, and inputs
 
 WARM = 0.2  # of the time, before what is counted
@@ -221,6 +225,7 @@ def simulated_places(segment_us: float, together: int) -> dict[str, Any]:
             open_for_tenants=lambda path: SimulatedGroup(gpu, path, secs, (1, together)),
         )
         vars(place)["kind"] = f"simulated: graphs of {segment_us:g} us"
+        vars(place)["cut"] = tuple  # as many lanes of their own as there are
         return place
 
     return {"free": FreePlace, "graphs": streams}
@@ -362,7 +367,32 @@ def _differ_pct(values: Sequence[float]) -> float:
     return 100 * (max(values) / min(values) - 1)
 
 
-CLIENTS = {"thread": from_thread, "asyncio": from_loop, "generator": from_generator}
+def in_bursts(engine: Engine, given: Sequence[Given], window: int, secs: float) -> dict[str, float]:
+    """Send bursts at the rates of the plan, and say what was answered in time."""
+    load = LoadChoice(kind="bursts", duration=secs)
+    cpu_secs = time.process_time()
+    observed = run_load(engine, load, {name: dict(inputs) for name, inputs in given})
+    cpu_secs = time.process_time() - cpu_secs
+    (slo_ms,) = {member.slo_ms for member in engine.plan.members}
+    assert slo_ms is not None, "--slo-ms is missing"
+    done = [s.latency_secs for s in observed.counted if s.end == "done"]
+    admitted = len(done) + sum(s.end == "dropped" for s in observed.counted)
+    in_time, (first, last) = sum(1e3 * secs <= slo_ms for secs in done), observed.window
+    return {
+        "per_sec": len(done) / (last - first),
+        "cpu_us": 1e6 * cpu_secs / len(observed.samples),
+        "p99_ms": 1e3 * sorted(done)[int(0.99 * len(done))],
+        "in_time_pct": 100 * in_time / len(observed.counted),
+        "of_admitted_pct": 100 * in_time / admitted,
+    }
+
+
+CLIENTS = {
+    "thread": from_thread,
+    "asyncio": from_loop,
+    "generator": from_generator,
+    "bursts": in_bursts,
+}
 
 
 # --- the table ---------------------------------------------------------------------------------
@@ -382,6 +412,7 @@ def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[s
                 "policy": {"kind": options.policy} | _together(options),
                 "members": [
                     {"name": f"m{i}", "artifact": str(folders[i % len(folders)].resolve())}
+                    | _asked(options, count)
                     for i in range(count)
                 ],
             }
@@ -399,10 +430,18 @@ def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[s
                     print(
                         f"{row['place']:32} {count:3} members  {client:8} "
                         f"{row['per_sec']:9.0f}/s {row['cpu_us']:7.1f} us CPU a request"
-                        + "".join(f", {n} {row[n]:.1f}" for n in LATENCIES if n in row),
+                        + "".join(f", {n} {row[n]:.1f}" for n in TOLD if n in row),
                         flush=True,
                     )
     return found
+
+
+def _asked(options: argparse.Namespace, count: int) -> dict[str, float]:
+    """Say what is asked of each of so many members with a share each, where bursts are sent."""
+    if options.slo_ms is None:
+        return {}
+    per_sec = 0.8 * 1e6 / options.segment_us  # what a simulated lane does
+    return {"slo_ms": options.slo_ms, "rate": per_sec, "share": 100 // count}
 
 
 def _together(options: argparse.Namespace) -> dict[str, int]:
@@ -420,7 +459,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--artifact", type=Path, nargs="+", help="of a GPU")
     parser.add_argument("--members", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--client", nargs="+", choices=CLIENTS, default=list(CLIENTS))
+    parser.add_argument("--client", nargs="+", choices=CLIENTS, default=list(CLIENTS)[:3])
     parser.add_argument("--place", nargs="+", choices=["free", "graphs"], help="simulated ones")
     parser.add_argument("--policy", default="streams")
     parser.add_argument("--segment-us", type=float, default=500.0, help="of a simulated graph")
@@ -428,6 +467,7 @@ def main() -> None:
                         help="requests of a simulated launch, for --policy space-time")  # fmt: skip
     parser.add_argument("--side", type=int, default=32, help="of a simulated member's image")
     parser.add_argument("--window", type=int, default=4, help="requests of a member at a time")
+    parser.add_argument("--slo-ms", type=float, help="of bursts, at 80%% of what the graphs do")
     parser.add_argument("--buffers", action="store_true", help="inputs are where the device reads")
     parser.add_argument("--secs", type=float, default=3.0, help="of each row")
     parser.add_argument("--json", type=Path, help="a file for the numbers")

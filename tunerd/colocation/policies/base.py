@@ -94,6 +94,13 @@ class View(ABC):
         """Return what a request's next segment takes."""
 
     @abstractmethod
+    def margin(self, now: float) -> float:
+        """Return which part of its time a request that waits is to leave: others were as late.
+
+        Any thread may ask.
+        """
+
+    @abstractmethod
     def lag_secs(self, queue: Queue) -> float:
         """Return by how much less a queue has had, over its weight, than the one that had most."""
 

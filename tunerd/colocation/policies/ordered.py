@@ -6,7 +6,7 @@ lags behind the others by `patience_ms` of the device's time over their weights:
 (the deficit of Paella, SOSP 2023, with the accounts of start-time fair queueing). An idle share is
 used by whoever waits (BLESS, EuroSys 2025). A request is refused when it arrives if its deadline
 would pass behind what is before it, or if it would push one that was admitted past its own
-(Clockwork, OSDI 2020).
+(Clockwork, OSDI 2020). What waits is to end as much earlier as some were late that were admitted.
 
 An idle share is lent to whom it serves sooner than their own would: kernels that were tuned for a
 large share may take longer in a small one than the wait. Behind what runs in its share a member's
@@ -149,7 +149,8 @@ class Ordered(Policy):
         waits, seen = [*view.waiting], self._forecast(view)
         then = Outlook(seen, [*waits, waiting])
         if late_secs := then.late_secs(waiting):
-            return late(late_secs, then.before_secs(waiting))
+            margin_secs = then.margin_secs(waiting, view.now)
+            return late(late_secs, then.before_secs(waiting), margin_secs)
         missed = [w for w in waits if then.ends[w.request.request_id] > w.request.deadline_at]
         if missed:
             view.outlook = now = Outlook(seen, waits)
