@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.lib.colocation_plans import inputs, plan_of
+from tests.lib.colocation_plans import compiled, inputs, lookup, plan_of
 from tests.lib.fake_mps import left
 from tests.lib.place_subjects import (
     WAIT_SECS,
@@ -22,9 +23,14 @@ from tests.lib.place_subjects import (
     void,
 )
 from tunerd.colocation.engine import Engine
-from tunerd.colocation.places.base import Done
-from tunerd.colocation.work import Lane
+from tunerd.colocation.places import apart
+from tunerd.colocation.places.base import Done, FaultedApartError
+from tunerd.colocation.plan import Member
+from tunerd.colocation.work import Lane, Seat
+from tunerd.runner.seat_client import SeatClient
+from tunerd.slices.cpu import CpuSlice
 from tunerd.system.processes import ProcessId
+from tunerd.vocabulary import SliceSpec
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +87,56 @@ def test_the_end_of_one_client_of_mps_is_the_end_of_all_and_all_serve_again(root
         assert same(answers[0], expected)
         assert all(fault.recovered_secs is not None for fault in faults)
         assert len(frozenset().union(*(fault.lost for fault in faults))) == 3
+
+
+@pytest.fixture(scope="module")
+def bad(root: Path) -> Path:
+    """An artifact that faults where it is asked for a row that is nowhere."""
+    return compiled(lookup(), root / "lookup", "cpu")
+
+
+def test_who_may_be_to_blame_runs_apart_and_who_is_has_a_name_after_one_restart(
+    root: Path, bad: Path
+) -> None:
+    rows, far = np.zeros(4, "int64"), np.full(4, 1 << 40, "int64")  # where nothing is mapped
+    with opened(mps, root) as subject:
+        plan = plan_of(root, {"one": {}, "two": {}}, kind="streams")
+        member = Member(name="bad", artifact=bad)
+        plan = plan.model_copy(update={"members": (*plan.members, member)})
+        with Engine(plan, place=subject.place) as engine:
+            expected = engine.submit("one", inputs()).result(WAIT_SECS)
+            subject.hang(Seat("one", "stream-0"))  # it runs when the fault comes
+            good = engine.submit("one", inputs())
+            fault = engine.submit("bad", {"row": far})
+            assert "bad" in str(fault.exception(WAIT_SECS))
+            assert same(good.result(WAIT_SECS), expected)
+            engine.submit("two", inputs()).result(WAIT_SECS)
+            engine.submit("bad", {"row": rows}).result(WAIT_SECS)
+            faults = engine.stats().faults
+        assert [fault.member for fault in faults] == ["bad"]
+        assert faults[0].recovered_secs is not None
+        assert subject.journal().count("daemon start") == 2
+
+
+def test_what_faults_apart_or_does_not_end_there_is_a_fault_of_its_own(
+    bad: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = SliceSpec("apart", "cpu", 100, cores=tuple(sorted(os.sched_getaffinity(0))))
+    rows = {"row": np.arange(4)}
+    found = apart.run_apart(CpuSlice(made), bad, rows)
+    assert np.array_equal(found["found"], np.eye(4, 64, dtype="float32"))
+    with pytest.raises(FaultedApartError, match="the runner ended"):
+        apart.run_apart(CpuSlice(made), bad, {"row": np.full(4, 1 << 40)})
+    usual = SeatClient.run
+
+    def stopped(client: SeatClient, segment: int) -> int | None:
+        os.kill(client.prove().runner_pid, signal.SIGSTOP)
+        return usual(client, segment)
+
+    monkeypatch.setattr(apart, "_LIMIT_SECS", 4.0)  # a start takes less
+    monkeypatch.setattr(SeatClient, "run", stopped)
+    with pytest.raises(FaultedApartError):
+        apart.run_apart(CpuSlice(made), bad, rows)
 
 
 _SERVER = """

@@ -16,19 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import tunerd
-from tests.lib.colocation_plans import compiled_for_the_gpu, cuda_artifact, inputs
+from tests.lib.colocation_plans import compiled_for_the_gpu, cuda_artifact, inputs, lookup
 from tunerd.artifacts import parts, staging
 from tunerd.artifacts.segments import Pauses, SegmentedCapture
 from tunerd.colocation import Engine, Plan
 from tunerd.colocation.places.gpu_context import GpuContext
 from tunerd.colocation.places.green_contexts import GreenContexts
 from tunerd.colocation.places.mps import MpsPlace
-from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.slices.whole import WholeSlice
-from tunerd.vocabulary import Model, TensorSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -159,21 +156,6 @@ def plan_of(paths: Mapping[str, Path], policy: Mapping[str, Any], place: str, **
     members = [{"name": name, "artifact": path} | said for name, path in paths.items()]
     document = {"device": "cuda", "place": place, "policy": policy, "members": members}
     return Plan.model_validate(document)
-
-
-def lookup() -> Model:
-    """Rows of a table by their number: one that is far outside is read where nothing is mapped."""
-    table = numpy_helper.from_array(np.eye(8, 64, dtype="float32"), "table")
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["table", "row"], ["found"])],
-        "lookup",
-        [helper.make_tensor_value_info("row", TensorProto.INT64, (4,))],
-        [helper.make_tensor_value_info("found", TensorProto.FLOAT, (4, 64))],
-        [table],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    ins, outs = (TensorSpec("row", (4,), "int64"),), (TensorSpec("found", (4, 64), "float32"),)
-    return Model("lookup", "lookup", ins, outs, OnnxGraph(proto))
 
 
 @pytest.mark.parametrize(("policy", "count"), [("streams", 12), ("space", 8)])

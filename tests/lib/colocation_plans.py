@@ -7,9 +7,10 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.lib.artifact_fixtures import tiny_artifact, tiny_convnet
 from tunerd import slices
@@ -18,9 +19,10 @@ from tunerd.artifacts.loading import load
 from tunerd.cli.app import app
 from tunerd.cli.errors import run
 from tunerd.colocation.plan import Plan
+from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
-from tunerd.vocabulary import Arrays, Model, SliceRequest
+from tunerd.vocabulary import Arrays, Model, SliceRequest, TensorSpec
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -40,11 +42,31 @@ def cuda_artifact(root: Path, seed: int) -> Path:
 
 
 def compiled_for_the_gpu(model: Model, folder: Path) -> Path:
-    target = slices.plan(SliceRequest("whole", 100)).target
+    return compiled(model, folder, "whole")
+
+
+def compiled(model: Model, folder: Path, kind: Literal["whole", "cpu"]) -> Path:
+    """Compile a model with default schedules for all of a device."""
+    target = slices.plan(SliceRequest(kind, 100)).target
     lowered = lower(model, target)
     tasks = extract_tasks(lowered, target)
     compile_artifact(lowered, tasks, {}, target, folder, model=model, pct=100)
     return folder
+
+
+def lookup() -> Model:
+    """Rows of a table by their number: one that is far outside is read where nothing is mapped."""
+    table = numpy_helper.from_array(np.eye(8, 64, dtype="float32"), "table")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "row"], ["found"])],
+        "lookup",
+        [helper.make_tensor_value_info("row", TensorProto.INT64, (4,))],
+        [helper.make_tensor_value_info("found", TensorProto.FLOAT, (4, 64))],
+        [table],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    ins, outs = (TensorSpec("row", (4,), "int64"),), (TensorSpec("found", (4, 64), "float32"),)
+    return Model("lookup", "lookup", ins, outs, OnnxGraph(proto))
 
 
 def with_two_members(root: Path) -> Path:

@@ -31,11 +31,12 @@ from tunerd.colocation.places.mps import MpsPlace
 from tunerd.colocation.places.processes import ProcessesPlace, RunnersPlace
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Lane, Seat
+from tunerd.slices.cpu import CpuSlice
 from tunerd.slices.mps import mps_slice
 from tunerd.slices.mps.guard_client import Lease
 from tunerd.system.gpus import GpuFacts
 from tunerd.system.processes import ProcessId
-from tunerd.vocabulary import Arrays
+from tunerd.vocabulary import Arrays, SliceSpec
 
 WAIT_SECS = 120
 
@@ -185,6 +186,8 @@ def mps(root: Path) -> Subject:
         patch.undo()
         end_guard(folder)
 
+    apart = SliceSpec("apart", "cpu", 100, cores=tuple(sorted(os.sched_getaffinity(0))))
+    patch.setattr(MpsPlace, "_slice_apart", lambda place, seat: CpuSlice(apart))
     made = of_runners(MpsPlace(GPU), root)
     made.undo, made.journal, made.root_of_mps = undo, fake.journal, folder
     return made

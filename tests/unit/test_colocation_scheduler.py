@@ -24,6 +24,7 @@ from tunerd.colocation.work import (
     Reshared,
     Seat,
     Start,
+    TryApart,
 )
 
 ONE, TWO = Seat("one", "stream-0"), Seat("two", "stream-1")
@@ -35,6 +36,7 @@ def scheduler(
     of_one: int = 1,
     depth: int = 1,
     parameters: Mapping[str, object] | None = None,
+    runs_apart: bool = False,
     **said: object,
 ) -> Scheduler:
     """Return one for two members; the first has `of_one` segments, each of 10 ms."""
@@ -47,7 +49,9 @@ def scheduler(
     for seat, count in segments.items():
         for segment in range(count):
             estimates.observe(seat, segment, 0.01, now=0.0)
-    return Scheduler(members, lanes, policy, segments, estimates, depth=depth)
+    return Scheduler(
+        members, lanes, policy, segments, estimates, depth=depth, runs_apart=runs_apart
+    )
 
 
 def request(number: int, name: str) -> Request:
@@ -121,6 +125,57 @@ def test_who_ran_in_a_fault_that_nobody_can_name_runs_alone_until_it_has_a_name(
     assert world.ready(ONE, 2.1) == []
     assert world.ended(4, TWO, 0.01, 2.2) == [Complete(2)]
     assert world.is_empty
+
+
+def test_where_the_place_can_who_ran_in_such_a_fault_is_tried_apart_while_others_serve() -> None:
+    world = scheduler(runs_apart=True)
+    for number, name in enumerate(("one", "two", "two")):
+        world.arrive(request(number, name), 0.0)
+    assert world.lost((ONE, TWO), 0.1, culprit="", reason="illegal address") == [
+        Reload(ONE),
+        Reload(TWO),
+    ]
+    assert world.ready(TWO, 1.0) == [Start(2, 2, TWO, 0)]  # nothing waits for the suspects
+    assert world.ready(ONE, 1.1) == [TryApart(0, ONE), TryApart(1, TWO)]
+    (fault,) = world.faults
+    assert (fault.member, fault.recovered_secs, fault.retried) == ("", 1.0, 2)
+    assert world.tried_apart(1, 1.2) == [Complete(1)]
+    assert world.ended(2, TWO, 0.01, 1.3) == [Complete(2)]
+    said = world.tried_apart(0, 1.4, reason="illegal address")
+    assert said == [Fail(0, "illegal address")]
+    assert (fault.member, fault.reason) == ("one", "illegal address")
+    assert world.tried_apart(0, 1.5) == []
+    assert world.is_empty
+
+
+def test_who_cannot_be_tried_apart_runs_alone() -> None:
+    world = scheduler(runs_apart=True)
+    world.arrive(request(0, "one"), 0.0)
+    world.arrive(request(1, "two"), 0.0)
+    world.lost((ONE, TWO), 0.1, culprit="", reason="illegal address")
+    world.ready(TWO, 1.0)
+    world.ready(ONE, 1.1)
+    world.arrive(request(2, "two"), 1.1)
+    world.ended(2, TWO, 0.01, 1.15)
+    start = world.tried_apart(0, 1.2, reason="no memory", is_fault=False)
+    assert start == [Start(3, 0, ONE, 0)]
+    assert world.arrive(request(3, "two"), 1.25) == []  # not beside it
+    assert world.tried_apart(1, 1.3) == [Complete(1)]
+    assert world.ended(3, ONE, 0.01, 1.4) == [Complete(0), Start(4, 3, TWO, 0)]
+    world.ended(4, TWO, 0.01, 1.5)
+    assert world.is_empty
+
+
+def test_who_cannot_be_tried_apart_and_has_no_seat_left_is_refused() -> None:
+    world = scheduler(runs_apart=True)
+    world.arrive(request(0, "one"), 0.0)
+    world.arrive(request(1, "two"), 0.0)
+    world.lost((ONE, TWO), 0.1, culprit="", reason="illegal address")
+    world.given_up(ONE, "no memory", 1.0)
+    assert world.ready(TWO, 1.1) == [TryApart(0, ONE), TryApart(1, TWO)]
+    (refuse,) = world.tried_apart(0, 1.2, reason="no memory", is_fault=False)
+    assert isinstance(refuse, Refuse)
+    assert "one is down" in refuse.reason
 
 
 def test_two_of_one_queue_that_ran_in_such_a_fault_run_one_after_the_other() -> None:

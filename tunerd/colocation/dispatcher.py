@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from tunerd.colocation.places.base import Done, Fault, Loaded, Place
+from tunerd.colocation.places.base import Done, Fault, FaultedApartError, Loaded, Place
 from tunerd.colocation.scheduler import Event, Scheduler
 from tunerd.colocation.stats import Counters, Launches
 from tunerd.colocation.work import (
@@ -44,6 +44,7 @@ from tunerd.colocation.work import (
     Reshared,
     Seat,
     Start,
+    TryApart,
 )
 from tunerd.errors import TunerdError
 from tunerd.vocabulary import Arrays
@@ -306,6 +307,8 @@ class Dispatcher:
                 self._inbox.put(lambda s, at: s.lost(also, at, culprit=seat.member, reason=reason))
             case Reload(seat=seat):
                 self._loader.submit(self._reload, seat)
+            case TryApart(request_id=request_id, seat=seat):
+                self._loader.submit(self._try_apart, self._asked[request_id], seat)
 
     def _start(self, start: Start) -> None:
         seat, start_id = start.seat, start.start_id
@@ -419,6 +422,20 @@ class Dispatcher:
             self._inbox.put(lambda s, at: self._not_reloaded(s, seat, reason, at))
         else:
             self._inbox.put(lambda s, at: self._reloaded(s, seat, loaded, at))
+
+    def _try_apart(self, asked: _Asked, seat: Seat) -> None:
+        reason, is_fault, request_id = "", True, asked.request.request_id
+        try:
+            if asked.still_wanted():
+                asked.outputs = self._place.run_apart(seat, asked.inputs)
+        except FaultedApartError as error:
+            reason = str(error)
+        except BaseException as error:  # else its caller would wait for ever
+            log.warning("%s could not be tried apart from others: %s", seat.member, error)
+            reason, is_fault = repr(error), False
+        self._inbox.put(
+            lambda s, at: s.tried_apart(request_id, at, reason=reason, is_fault=is_fault)
+        )
 
 
 def _nothing(_: Scheduler, __: float) -> Sequence[Instruction]:

@@ -11,7 +11,8 @@ once. Which request goes where is the policy's. Here is what holds under every p
 - a request goes on where it began, segment after segment unless the policy prefers another one;
 - what a fault took from others runs once more, first in its line;
 - where a fault took several seats, or a launch of several requests, and nobody knows whose it was,
-  what ran runs alone then: it has a name if it comes again;
+  what ran runs apart then, where the place can do that, and else alone: it has a name if it comes
+  again;
 - of several layouts of lanes one is in use, and another one begins when nothing runs in it;
 - who exceeds its time is evicted, the one that has run for longest first; while seats are loaded
   again, which may hold up the device, nobody's time runs.
@@ -31,6 +32,7 @@ from tunerd.colocation.board import Board
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
 from tunerd.colocation.policies.base import Choice, Policy, Together
+from tunerd.colocation.suspects import Apart
 from tunerd.colocation.work import (
     Complete,
     Evict,
@@ -47,6 +49,7 @@ from tunerd.colocation.work import (
     Running,
     Seat,
     Start,
+    TryApart,
     Waiting,
 )
 
@@ -68,6 +71,7 @@ class Scheduler(Board):
         other_lanes: layouts to which `reshare` may change, of other lanes each.
         depth: how many segments the place takes of a lane; the policy may want fewer.
         groups: members that are loaded as one.
+        runs_apart: whether the place runs a request where a fault of it reaches nobody else.
 
     `look_at` is the moment to decide again although nothing has happened, infinite where none is.
     `takes_all`: whether the policy refuses nothing.
@@ -84,6 +88,7 @@ class Scheduler(Board):
         other_lanes: Sequence[Sequence[Lane]] = (),
         depth: int = 1,
         groups: Sequence[Group] = (),
+        runs_apart: bool = False,
     ) -> None:
         super().__init__(
             members,
@@ -100,6 +105,7 @@ class Scheduler(Board):
         self._is_patient = type(policy).lateness is Policy.lateness  # nothing is ever too late
         self.takes_all = type(policy).refusal is Policy.refusal
         self._given_up: dict[Seat, str] = {}  # seats that cannot be loaded again, and why
+        self._apart, self._runs_apart = Apart(), runs_apart
         self._loading: set[Seat] = set()  # again
         self._loading_since = math.inf
         self._start_ids = itertools.count()
@@ -189,8 +195,11 @@ class Scheduler(Board):
         firsts = self._firsts()
         first = {w.request.request_id for running in firsts for w in running.waits}
         ran = [waiting for running in firsts if running.seat in taken for waiting in running.waits]
+        suspects = set()
         if not culprit and (len(taken) > 1 or len(ran) > 1):  # what takes one alone has a name
-            self._suspects.add(waiting for waiting in ran if not waiting.losses)
+            suspects = {waiting.request.request_id for waiting in ran if not waiting.losses}
+            if not self._runs_apart:
+                self._suspects.add(w for w in ran if w.request.request_id in suspects)
         for seat in sorted(taken):
             self._slots[seat] = 0
             waits, self._open[seat] = self._open[seat], []
@@ -207,10 +216,11 @@ class Scheduler(Board):
                 else:
                     waiting.losses, waiting.segment, waiting.lane = waiting.losses + 1, 0, None
                     waiting.is_held = False
-                    line = self._queues[waiting.request.queue]
-                    line.appendleft(waiting)
-                    self._lines[waiting.request.queue] = line
                     fault.retried += 1
+                    if self._runs_apart and request_id in suspects:
+                        self._apart.add(waiting, seat, fault)
+                    else:
+                        self._comes_first(waiting)
         return [*out, *map(Reload, sorted(taken)), *self._decided()]
 
     def ready(self, seat: Seat, now: float, *, segments: int | None = None) -> list[Instruction]:
@@ -225,7 +235,29 @@ class Scheduler(Board):
         for fault in self.faults:
             if fault.recovered_secs is None and fault.lost <= self._ready:
                 fault.recovered_secs = now - fault.at
-        return self._decided()
+        return [*self._due_apart(), *self._decided()]
+
+    def tried_apart(
+        self, request_id: int, now: float, *, reason: str = "", is_fault: bool = True
+    ) -> list[Instruction]:
+        """What was to be tried apart has its outputs; or there is a reason why it has none.
+
+        That is a fault of its own, or it could not be tried: it runs alone then.
+        """
+        self._begin(now)
+        taken = self._apart.take(request_id)
+        if taken is None:
+            return []
+        waiting, fault = taken
+        if not reason:
+            self._accounts.close(waiting.request.queue)
+            return [Complete(request_id), *self._decided()]
+        if is_fault:
+            fault.member, fault.reason = waiting.request.member, reason
+            return [self._failed(waiting, reason), *self._decided()]
+        self._suspects.add([waiting])
+        self._comes_first(waiting)
+        return [*self._of_those_down(), *self._decided()]
 
     def given_up(self, seat: Seat, reason: str, now: float) -> list[Instruction]:
         """A seat cannot be loaded again; a member without any other is down."""
@@ -233,7 +265,7 @@ class Scheduler(Board):
         self._loaded(seat)
         self._given_up[seat] = reason
         self.outlook = None
-        return [*self._of_those_down(), *self._decided()]
+        return [*self._due_apart(), *self._of_those_down(), *self._decided()]
 
     def reshare(self, layout: int, now: float) -> list[Instruction]:
         """Begin with another layout as soon as what runs has ended, and start nothing before."""
@@ -393,6 +425,16 @@ class Scheduler(Board):
         ids = tuple(waiting.request.request_id for waiting in company)
         start = Start(start_id, first.request.request_id, seat, first.segment, ids)
         return [start, Pause(seat)] if is_pausing else [start]
+
+    def _comes_first(self, waiting: Waiting) -> None:
+        """Have a request wait as the first in its line."""
+        line = self._queues[waiting.request.queue]
+        line.appendleft(waiting)
+        self._lines[waiting.request.queue] = line
+
+    def _due_apart(self) -> Sequence[TryApart]:
+        """Return what is to be tried apart, once all seats are there that can be."""
+        return () if self._loading else self._apart.due()
 
     def _failed(self, waiting: Waiting, reason: str) -> Fail:
         self._accounts.close(waiting.request.queue)

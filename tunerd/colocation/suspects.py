@@ -1,10 +1,13 @@
-"""Whose fault it may have been: what ran together when one came that nobody could name."""
+"""Whose fault it may have been: what ran together when one came that nobody could name.
+
+Each suspect runs once more: apart from the others, where the place can do that, and else alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tunerd.colocation.work import Queue, Waiting
+from tunerd.colocation.work import FaultReport, Queue, Seat, TryApart, Waiting
 
 
 class Suspects:
@@ -31,3 +34,26 @@ class Suspects:
     def queues(self) -> list[Queue]:
         """Return their queues, in the order in which they were added."""
         return list(dict.fromkeys(waiting.request.queue for waiting in self._waits))
+
+
+class Apart:
+    """Requests that are tried where a fault of theirs reaches nobody; others go on meanwhile."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Waiting, FaultReport]] = {}
+        self._due: list[TryApart] = []
+
+    def add(self, waiting: Waiting, seat: Seat, fault: FaultReport) -> None:
+        """Note one, with the seat in which it ran and the fault that may be its own."""
+        request_id = waiting.request.request_id
+        self._of[request_id] = waiting, fault
+        self._due.append(TryApart(request_id, seat))
+
+    def due(self) -> list[TryApart]:
+        """Return those that were not begun; they are now."""
+        due, self._due = self._due, []
+        return due
+
+    def take(self, request_id: int) -> tuple[Waiting, FaultReport] | None:
+        """Forget one that was tried, and return it with its fault; None where it is not known."""
+        return self._of.pop(request_id, None)

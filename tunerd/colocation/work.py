@@ -166,6 +166,13 @@ class Complete(NamedTuple):
     request_id: int
 
 
+class TryApart(NamedTuple):
+    """Run a request of a seat's member once more, where a fault of it reaches nobody else."""
+
+    request_id: int
+    seat: Seat
+
+
 @dataclass(frozen=True)
 class Refuse:
     """Answer with a reason. was_admitted: it had waited, and is refused late."""
@@ -202,7 +209,7 @@ class Reshared:
     secs: float
 
 
-Instruction = Start | Pause | Complete | Refuse | Fail | Evict | Reload | Reshared
+Instruction = Start | Pause | Complete | TryApart | Refuse | Fail | Evict | Reload | Reshared
 
 
 @dataclass

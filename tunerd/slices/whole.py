@@ -17,6 +17,7 @@ from tunerd.slices.mps.mps_slice import (
     obtained,
 )
 from tunerd.system import host, targets
+from tunerd.system.gpus import GpuFacts
 from tunerd.system.host import HostFacts
 from tunerd.vocabulary import CapProof, Conditions, SliceRequest, SliceSpec, TargetSpec
 
@@ -77,22 +78,24 @@ def plan_for(facts: HostFacts, request: SliceRequest) -> Plan:
         )
     if problem:
         return Plan((), target, bound, problem=problem)
-    slices = tuple(
-        SliceSpec(
-            slice_id=f"whole-{gpu.index}-0",
-            kind="whole",
-            pct=100,
-            device_index=gpu.index,
-            gpu_uuid=gpu.uuid,
-            # A folder without a daemon: a client that finds none runs without MPS (man page).
-            environment=(
-                ("CUDA_MPS_PIPE_DIRECTORY", str(private_folder() / "no-mps")),
-                ("CUDA_VISIBLE_DEVICES", gpu.uuid),
-            ),
-        )
-        for gpu in facts.gpus
-    )
+    slices = tuple(whole_spec(gpu, f"whole-{gpu.index}-0") for gpu in facts.gpus)
     return Plan(slices, target, bound)
+
+
+def whole_spec(gpu: GpuFacts, slice_id: str) -> SliceSpec:
+    """Return a slice that is all of a GPU, without MPS."""
+    return SliceSpec(
+        slice_id=slice_id,
+        kind="whole",
+        pct=100,
+        device_index=gpu.index,
+        gpu_uuid=gpu.uuid,
+        # A folder without a daemon: a client that finds none runs without MPS (man page).
+        environment=(
+            ("CUDA_MPS_PIPE_DIRECTORY", str(private_folder() / "no-mps")),
+            ("CUDA_VISIBLE_DEVICES", gpu.uuid),
+        ),
+    )
 
 
 def proof_of(spec: SliceSpec, facts: dict[str, Any]) -> CapProof:

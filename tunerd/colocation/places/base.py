@@ -32,7 +32,7 @@ import numpy as np
 from tunerd.artifacts.segments import Cut
 from tunerd.colocation.plan import Member, PlaceKind, Proof
 from tunerd.colocation.work import Group, Lane, Seat
-from tunerd.errors import HostError
+from tunerd.errors import HostError, InfrastructureError
 from tunerd.system.arrays import dtype_of
 from tunerd.vocabulary import Arrays, TensorSpec
 
@@ -89,6 +89,10 @@ class Fault:
     is_own: bool = True
 
 
+class FaultedApartError(InfrastructureError):
+    """What ran apart from the others has faulted: it is the member's own."""
+
+
 Told = Callable[[Done | Fault], None]
 
 
@@ -98,6 +102,7 @@ class Place(ABC):
     kind: ClassVar[str]
     depth: ClassVar[int] = 1  # segments of a lane that may be started before the first has ended
     loaders: ClassVar[int] = 1  # how many seats can be loaded again at once
+    runs_apart: ClassVar[bool] = False  # one member, where a fault of it reaches nobody else
     gpu_uuid: str | None = None  # of the GPU that is shared; None on CPUs
 
     @abstractmethod
@@ -200,6 +205,14 @@ class Place(ABC):
     @abstractmethod
     def reload(self, seat: Seat) -> Loaded:
         """Load a seat again after a fault or an eviction; raises as `load` does."""
+
+    def run_apart(self, seat: Seat, inputs: Arrays) -> Arrays:
+        """Run a seat's member once where a fault of it reaches nobody else; return its outputs.
+
+        Where `runs_apart`, in a loader's thread. Raises FaultedApartError for a fault of its own,
+        anything else where it could not be tried.
+        """
+        raise NotImplementedError(f"{self.kind} runs nothing apart")
 
     @abstractmethod
     def close(self) -> None:

@@ -5,7 +5,9 @@ and which it proves. This process is no client: it may be killed and started aga
 ends the runners that it leaves as such clients are to be ended, without a signal to one that works.
 
 A fault is one of all clients: the guard replaces them and the daemon, and all seats are lost, the
-one to blame among them. What exceeds its time is ended by the daemon, and its neighbours go on.
+one to blame among them. Who it was shows without MPS: each that may be to blame runs once more in a
+process that is no client, while the others serve again. What exceeds its time is ended by the
+daemon, and its neighbours go on.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from tunerd.colocation.work import Lane, Seat
 from tunerd.errors import HostError
 from tunerd.slices.base import ProcessSlice
 from tunerd.slices.mps.mps_slice import MPS_CLIENT_LIMIT, MpsSlice, problem_of, run_name, share_of
+from tunerd.slices.whole import WholeSlice, whole_spec
 from tunerd.system import host
 from tunerd.system.gpus import GpuFacts, gpu_state
 from tunerd.vocabulary import SliceSpec
@@ -35,6 +38,7 @@ class MpsPlace(RunnersPlace):
     """
 
     kind: ClassVar[PlaceKind] = "mps"
+    runs_apart: ClassVar[bool] = True
 
     def __init__(self, gpu: GpuFacts | None = None) -> None:
         super().__init__()
@@ -76,6 +80,9 @@ class MpsPlace(RunnersPlace):
 
     def _slice_of(self, seat: Seat, lane: Lane) -> ProcessSlice:
         return MpsSlice(self._spec_of(seat, lane))
+
+    def _slice_apart(self, seat: Seat) -> ProcessSlice:
+        return WholeSlice(whole_spec(self._gpu, f"apart-{seat.member}"))
 
     def _spec_of(self, seat: Seat, lane: Lane) -> SliceSpec:
         if seat not in self._specs:
