@@ -134,9 +134,11 @@ def test_where_the_place_can_who_ran_in_such_a_fault_is_tried_apart_while_others
     assert world.lost((ONE, TWO), 0.1, culprit="", reason="illegal address") == [
         Reload(ONE),
         Reload(TWO),
+        TryApart(0, ONE),
+        TryApart(1, TWO),
     ]
     assert world.ready(TWO, 1.0) == [Start(2, 2, TWO, 0)]  # nothing waits for the suspects
-    assert world.ready(ONE, 1.1) == [TryApart(0, ONE), TryApart(1, TWO)]
+    assert world.ready(ONE, 1.1) == []
     (fault,) = world.faults
     assert (fault.member, fault.recovered_secs, fault.retried) == ("", 1.0, 2)
     assert world.tried_apart(1, 1.2) == [Complete(1)]
@@ -172,7 +174,7 @@ def test_who_cannot_be_tried_apart_and_has_no_seat_left_is_refused() -> None:
     world.arrive(request(1, "two"), 0.0)
     world.lost((ONE, TWO), 0.1, culprit="", reason="illegal address")
     world.given_up(ONE, "no memory", 1.0)
-    assert world.ready(TWO, 1.1) == [TryApart(0, ONE), TryApart(1, TWO)]
+    assert world.ready(TWO, 1.1) == []
     (refuse,) = world.tried_apart(0, 1.2, reason="no memory", is_fault=False)
     assert isinstance(refuse, Refuse)
     assert "one is down" in refuse.reason

@@ -195,7 +195,7 @@ class Scheduler(Board):
         firsts = self._firsts()
         first = {w.request.request_id for running in firsts for w in running.waits}
         ran = [waiting for running in firsts if running.seat in taken for waiting in running.waits]
-        suspects = set()
+        suspects, apart = set[int](), list[TryApart]()
         if not culprit and (len(taken) > 1 or len(ran) > 1):  # what takes one alone has a name
             suspects = {waiting.request.request_id for waiting in ran if not waiting.losses}
             if not self._runs_apart:
@@ -218,10 +218,11 @@ class Scheduler(Board):
                     waiting.is_held = False
                     fault.retried += 1
                     if self._runs_apart and request_id in suspects:
-                        self._apart.add(waiting, seat, fault)
+                        self._apart.add(waiting, fault)
+                        apart.append(TryApart(request_id, seat))
                     else:
                         self._comes_first(waiting)
-        return [*out, *map(Reload, sorted(taken)), *self._decided()]
+        return [*out, *map(Reload, sorted(taken)), *apart, *self._decided()]
 
     def ready(self, seat: Seat, now: float, *, segments: int | None = None) -> list[Instruction]:
         """A seat was loaded again, in so many segments; as many as before if not given."""
@@ -235,7 +236,7 @@ class Scheduler(Board):
         for fault in self.faults:
             if fault.recovered_secs is None and fault.lost <= self._ready:
                 fault.recovered_secs = now - fault.at
-        return [*self._due_apart(), *self._decided()]
+        return self._decided()
 
     def tried_apart(
         self, request_id: int, now: float, *, reason: str = "", is_fault: bool = True
@@ -265,7 +266,7 @@ class Scheduler(Board):
         self._loaded(seat)
         self._given_up[seat] = reason
         self.outlook = None
-        return [*self._due_apart(), *self._of_those_down(), *self._decided()]
+        return [*self._of_those_down(), *self._decided()]
 
     def reshare(self, layout: int, now: float) -> list[Instruction]:
         """Begin with another layout as soon as what runs has ended, and start nothing before."""
@@ -431,10 +432,6 @@ class Scheduler(Board):
         line = self._queues[waiting.request.queue]
         line.appendleft(waiting)
         self._lines[waiting.request.queue] = line
-
-    def _due_apart(self) -> Sequence[TryApart]:
-        """Return what is to be tried apart, once all seats are there that can be."""
-        return () if self._loading else self._apart.due()
 
     def _failed(self, waiting: Waiting, reason: str) -> Fail:
         self._accounts.close(waiting.request.queue)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tunerd.colocation.work import FaultReport, Queue, Seat, TryApart, Waiting
+from tunerd.colocation.work import FaultReport, Queue, Waiting
 
 
 class Suspects:
@@ -41,18 +41,10 @@ class Apart:
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[Waiting, FaultReport]] = {}
-        self._due: list[TryApart] = []
 
-    def add(self, waiting: Waiting, seat: Seat, fault: FaultReport) -> None:
-        """Note one, with the seat in which it ran and the fault that may be its own."""
-        request_id = waiting.request.request_id
-        self._of[request_id] = waiting, fault
-        self._due.append(TryApart(request_id, seat))
-
-    def due(self) -> list[TryApart]:
-        """Return those that were not begun; they are now."""
-        due, self._due = self._due, []
-        return due
+    def add(self, waiting: Waiting, fault: FaultReport) -> None:
+        """Note one, with the fault that may be its own."""
+        self._of[waiting.request.request_id] = waiting, fault
 
     def take(self, request_id: int) -> tuple[Waiting, FaultReport] | None:
         """Forget one that was tried, and return it with its fault; None where it is not known."""

@@ -6,7 +6,7 @@ ends the runners that it leaves as such clients are to be ended, without a signa
 
 A fault is one of all clients: the guard replaces them and the daemon, and all seats are lost, the
 one to blame among them. Who it was shows without MPS: each that may be to blame runs once more in a
-process that is no client, while the others serve again. What exceeds its time is ended by the
+process that is no client, while all are loaded again. What exceeds its time is ended by the
 daemon, and its neighbours go on.
 """
 

@@ -31,7 +31,7 @@ from tunerd.system import cores
 from tunerd.vocabulary import Arrays, CapProof, Kind, SliceSpec
 
 _CLOSE_SECS = 5.0
-_APART = 4  # processes at once, each with memory of its own
+_APART = 8  # processes at once, each with memory of its own
 _EVICTED = "it gave no answer in time"  # as slices say it of a runner that disturbs no other
 
 
