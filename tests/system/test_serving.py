@@ -238,10 +238,12 @@ def test_a_replica_of_ray_serve_is_killed_and_the_other_serves_on(
     path = os.pathsep.join(map(str, [*sys.path, RECIPES]))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    # Ray Serve kills a proxy that is not ready after three times five seconds, as on busy cores.
+    patience = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.lib.served_by_ray", tmp_path / "plan.yaml", str(port)],
         cwd=ROOT,
-        env=clean_environment() | {"PYTHONPATH": path},
+        env=clean_environment() | {"PYTHONPATH": path} | patience,
         capture_output=True,
         text=True,
         timeout=240,
