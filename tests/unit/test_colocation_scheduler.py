@@ -150,11 +150,17 @@ def test_where_the_place_can_who_ran_in_such_a_fault_is_tried_apart_while_others
     assert world.is_empty
 
 
-def test_who_cannot_be_tried_apart_runs_alone() -> None:
+def with_two_suspects() -> Scheduler:
+    """Return one whose two members ran in a fault without a name; no seat is there again."""
     world = scheduler(runs_apart=True)
     world.arrive(request(0, "one"), 0.0)
     world.arrive(request(1, "two"), 0.0)
     world.lost((ONE, TWO), 0.1, culprit="", reason="illegal address")
+    return world
+
+
+def test_who_cannot_be_tried_apart_runs_alone() -> None:
+    world = with_two_suspects()
     world.ready(TWO, 1.0)
     world.ready(ONE, 1.1)
     world.arrive(request(2, "two"), 1.1)
@@ -169,10 +175,7 @@ def test_who_cannot_be_tried_apart_runs_alone() -> None:
 
 
 def test_who_cannot_be_tried_apart_and_has_no_seat_left_is_refused() -> None:
-    world = scheduler(runs_apart=True)
-    world.arrive(request(0, "one"), 0.0)
-    world.arrive(request(1, "two"), 0.0)
-    world.lost((ONE, TWO), 0.1, culprit="", reason="illegal address")
+    world = with_two_suspects()
     world.given_up(ONE, "no memory", 1.0)
     assert world.ready(TWO, 1.1) == []
     (refuse,) = world.tried_apart(0, 1.2, reason="no memory", is_fault=False)

@@ -43,14 +43,14 @@ class Outputs:
             by_row: each row of all outputs is a result of its own.
             gives_away: what is read may stay where it is, and `places` change; else it is copied.
         """
-        self._places, block_bytes = laid_out(specs)
+        self._places, size = laid_out(specs)
+        block_bytes = max(size, 1)
         self._specs = specs
         self._results = list(_results(specs, self._places, by_row=by_row))
-        fitting = _BLOCKS_BYTES // max(block_bytes, 1) if gives_away else 1
-        count = max(1, min(_BLOCKS, fitting))
+        count = max(1, min(_BLOCKS, _BLOCKS_BYTES // block_bytes)) if gives_away else 1
         self._memory = PinnedMemory(driver, count * block_bytes)
         first = self._memory.address
-        self._free = deque(range(first, first + count * max(block_bytes, 1), max(block_bytes, 1)))
+        self._free = deque(range(first, first + count * block_bytes, block_bytes))
         self._stays: list[Arrays] | None = None  # the arrays of a block that is copied
         self._take_block()
 

@@ -3,7 +3,7 @@
 Members, by the names in a plan: in-process (threads of this process on CPUs, streams on a GPU),
 processes (a runner each, on CPUs) and mps (the same on a GPU, as clients of an MPS daemon). One
 thread at a time asks `start`, `pause`, `poll` and `evict`: the dispatcher's, or while that sleeps
-who sends a request, in a block of `borrowed`; `reload` comes from loaders'.
+who sends a request, in a block of `borrowed`; loaders' ask `reload` and `run_apart`.
 `start` begins work and returns; what comes of it is told later. There are two ways to that, and a
 place may have both:
 

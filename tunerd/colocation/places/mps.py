@@ -13,10 +13,12 @@ daemon, and its neighbours go on.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tunerd.artifacts.segments import Cut
+from tunerd.colocation.places.apart import run_apart
 from tunerd.colocation.places.base import Loaded, refuse_cores
 from tunerd.colocation.places.processes import RunnersPlace
 from tunerd.colocation.plan import Member, PlaceKind
@@ -27,7 +29,9 @@ from tunerd.slices.mps.mps_slice import MPS_CLIENT_LIMIT, MpsSlice, problem_of, 
 from tunerd.slices.whole import WholeSlice, whole_spec
 from tunerd.system import host
 from tunerd.system.gpus import GpuFacts, gpu_state
-from tunerd.vocabulary import SliceSpec
+from tunerd.vocabulary import Arrays, SliceSpec
+
+_APART = 8  # processes at once, each with memory of its own
 
 
 class MpsPlace(RunnersPlace):
@@ -47,6 +51,7 @@ class MpsPlace(RunnersPlace):
         self._specs: dict[Seat, SliceSpec] = {}
         self._resident: dict[Seat, int] = {}
         self._early = contextlib.ExitStack()
+        self._apart = threading.BoundedSemaphore(_APART)
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
         refuse_cores(lanes)
@@ -74,6 +79,11 @@ class MpsPlace(RunnersPlace):
         """Return what the GPU's memory in use grew by when each seat was first loaded."""
         return dict(self._resident)
 
+    def run_apart(self, seat: Seat, inputs: Arrays) -> Arrays:
+        artifact = self._seats[seat].member.artifact
+        with self._apart:
+            return run_apart(self._slice_apart(seat), artifact, inputs)
+
     def close(self) -> None:
         super().close()
         self._early.close()
@@ -82,6 +92,7 @@ class MpsPlace(RunnersPlace):
         return MpsSlice(self._spec_of(seat, lane))
 
     def _slice_apart(self, seat: Seat) -> ProcessSlice:
+        """Return what starts a process that is no client of the daemon."""
         return WholeSlice(whole_spec(self._gpu, f"apart-{seat.member}"))
 
     def _spec_of(self, seat: Seat, lane: Lane) -> SliceSpec:

@@ -18,7 +18,6 @@ from typing import ClassVar
 from tunerd.artifacts.segments import Cut, Pauses
 from tunerd.colocation import artifacts
 from tunerd.colocation.places import cpu_cut
-from tunerd.colocation.places.apart import run_apart
 from tunerd.colocation.places.base import PROCESS_BYTES, Done, Fault, Loaded, Place, Told
 from tunerd.colocation.places.seat_thread import SeatThread
 from tunerd.colocation.plan import Member, PlaceKind, Proof
@@ -31,7 +30,6 @@ from tunerd.system import cores
 from tunerd.vocabulary import Arrays, CapProof, Kind, SliceSpec
 
 _CLOSE_SECS = 5.0
-_APART = 8  # processes at once, each with memory of its own
 _EVICTED = "it gave no answer in time"  # as slices say it of a runner that disturbs no other
 
 
@@ -95,7 +93,6 @@ class RunnersPlace(Place):
     loaders: ClassVar[int] = 16  # a fault takes all, and a start waits for much besides cores
 
     def __init__(self) -> None:
-        self._apart = threading.BoundedSemaphore(_APART)
         self._seats: dict[Seat, _Seat] = {}
         self._running: set[Seat] = set()
         self._lock = threading.Lock()  # held while `_running` changes
@@ -103,10 +100,6 @@ class RunnersPlace(Place):
     @abstractmethod
     def _slice_of(self, seat: Seat, lane: Lane) -> ProcessSlice:
         """Return what a process for a seat is started by."""
-
-    def _slice_apart(self, seat: Seat) -> ProcessSlice:
-        """Return what starts a process that shares nothing with those of the seats."""
-        raise NotImplementedError(f"{self.kind} runs nothing apart")
 
     def needed_bytes(self, member: Member, seats: int, *, cut: Cut | None) -> int:
         needed = artifacts.needed_memory(member.artifact)
@@ -162,11 +155,6 @@ class RunnersPlace(Place):
             self._running.discard(seat)
         old.close()
         return self.load(old.member, old.lane, cut=old.cut)
-
-    def run_apart(self, seat: Seat, inputs: Arrays) -> Arrays:
-        artifact = self._seats[seat].member.artifact
-        with self._apart:
-            return run_apart(self._slice_apart(seat), artifact, inputs)
 
     def close(self) -> None:
         seats, self._seats = self._seats, {}

@@ -151,11 +151,14 @@ class Forecast:
         return free_at, rests
 
 
-def late(late_secs: float, before_secs: float, margin_secs: float) -> str:
-    """Say that a request would be late, and what comes before it."""
-    margin = f", if it were {secs_text(margin_secs)} late as others were" if margin_secs else ""
+def late(late_secs: float, before_secs: float, *, margin: float) -> str:
+    """Say that a request would be late, and what comes before it.
+
+    margin: which part of its time it was to leave.
+    """
+    as_others = ", were it as late as others" if margin else ""
     return (
-        f"it would end {secs_text(late_secs)} after its deadline{margin}: "
+        f"it would end {secs_text(late_secs)} after its deadline{as_others}: "
         f"{secs_text(before_secs)} of work come before it"
     )
 
@@ -196,16 +199,20 @@ class Outlook:
     def _late_secs(self, waiting: Waiting, end_at: float, now: float) -> float:
         least_secs = min(secs for _, secs in self._seen.kind(waiting)[0])
         begins_at, request = self._doubted(end_at - least_secs, now), waiting.request
-        # Its margin is for what it waits for: who comes to an idle engine is not refused by that.
-        margin_secs = min(self.margin_secs(waiting, now), max(0.0, begins_at - request.arrived_at))
-        return max(0.0, begins_at + least_secs + margin_secs - request.deadline_at)
+        return self._late_by(request.arrived_at, begins_at, least_secs, request.deadline_at, now)
 
-    def margin_secs(self, waiting: Waiting, now: float) -> float:
-        """Return how long before its deadline a request is to end that waits for others."""
-        deadline_at, part = waiting.request.deadline_at, self._seen.view.margin(now)
-        if not part or deadline_at == math.inf:
-            return 0.0
-        return part * (deadline_at - waiting.request.arrived_at)
+    def _late_by(
+        self, arrived_at: float, begins_at: float, secs: float, deadline_at: float, now: float
+    ) -> float:
+        """Return by how much one that begins then would be late, with its margin; or 0.
+
+        The margin is for what it waits for: who comes to an idle engine is not refused by that.
+        """
+        margin = self._seen.view.margin(now)
+        margin_secs = margin and min(
+            margin * (deadline_at - arrived_at), max(0.0, begins_at - arrived_at)
+        )
+        return max(0.0, begins_at + secs + margin_secs - deadline_at)
 
     def _doubted(self, begins_at: float, now: float) -> float:
         """Return when what waits for others may begin."""
@@ -229,10 +236,8 @@ class Outlook:
         lane, secs = min(takes, key=lambda each: max(free_at[each[0]], now) + each[1])
         begins_at = max(free_at[lane], now)
         begins_at = self._doubted(begins_at, now)
-        margin_secs = min(self._seen.view.margin(now) * (deadline_at - now), begins_at - now)
-        late_secs = begins_at + secs + margin_secs - deadline_at
-        if late_secs > 0:
-            return late(late_secs, work_secs, margin_secs)
+        if late_secs := self._late_by(now, begins_at, secs, deadline_at, now):
+            return late(late_secs, work_secs, margin=self._seen.view.margin(now))
         slack = self._slack  # of the last time that somebody came before others
         return PUSHES if nth < len(slack) and secs / (2 * len(free_at)) > slack[nth] else ""
 
@@ -255,7 +260,7 @@ class Outlook:
             self._free_at = {lane: max(at, now) for lane, at in self._free_at.items()}
             end_at = self._place(waiting)[0] + self._later_secs(turn)
             if late_secs := self._late_secs(waiting, end_at, now):
-                return late(late_secs, self.work_secs, self.margin_secs(waiting, now))
+                return late(late_secs, self.work_secs, margin=seen.view.margin(now))
             self._append(turn, waiting)
             return ""
         if seen.together(waiting) > 1:  # it may be in a launch with others
@@ -264,7 +269,7 @@ class Outlook:
         free_at, work_secs = self._before[nth]
         end_at = min(max(free_at[lane], now) + secs for lane, secs in takes)
         if late_secs := self._late_secs(waiting, end_at, now):
-            return late(late_secs, work_secs, self.margin_secs(waiting, now))
+            return late(late_secs, work_secs, margin=seen.view.margin(now))
         end_at += self._later_secs(turn)
         if self._late_secs(waiting, end_at, now):
             return None

@@ -149,8 +149,7 @@ class Ordered(Policy):
         waits, seen = [*view.waiting], self._forecast(view)
         then = Outlook(seen, [*waits, waiting])
         if late_secs := then.late_secs(waiting):
-            margin_secs = then.margin_secs(waiting, view.now)
-            return late(late_secs, then.before_secs(waiting), margin_secs)
+            return late(late_secs, then.before_secs(waiting), margin=view.margin(view.now))
         missed = [w for w in waits if then.ends[w.request.request_id] > w.request.deadline_at]
         if missed:
             view.outlook = now = Outlook(seen, waits)
