@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ import yaml
 
 from tests.lib import PYTHON_PATH, ROOT
 from tests.lib.colocation_plans import CORES, colocate, with_two_members
+from tests.lib.waiting import until
 from tunerd import api
 from tunerd.artifacts.manifest import MANIFEST
 from tunerd.colocation import Plan
@@ -329,13 +329,10 @@ def test_measuring_goes_on_after_a_kill(folder: Path) -> None:
     process = subprocess.Popen(
         argv, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
-    until = time.monotonic() + 120
-    while not (first := visits(out)) and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: visits(out), every=0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     first = visits(out)
-    assert first
     found = api.colocate_plan(mix, out=out, prove_it=False)
     assert found.answer.said == "one after another"
     again = visits(out)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.lib.fake_gpu import FakeContexts, FakeCudaGroup, FakeGpu
 from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
+from tests.lib.waiting import until
 from tunerd.artifacts.loading import LoadedModel, load
 from tunerd.colocation import Engine, MemberError
 from tunerd.colocation.bench import bench
@@ -151,6 +152,8 @@ def test_a_fault_in_a_launch_fails_the_request_that_it_is_of_and_no_other(
         first = engine.submit("a", given)
         assert entered.wait(WAIT_SECS)
         others = {n: engine.submit(n, poison if n == "c" else given) for n in ("b", "c", "d")}
+        queues = engine._scheduler._queues.values()  # type: ignore[union-attr]
+        until(lambda: sum(map(len, queues)) == len(others))  # all are in the next launch
         gate.set()
         assert tenants.is_right("a", given, first.result(WAIT_SECS))
         with pytest.raises(MemberError, match="c failed: RuntimeError: illegal address"):

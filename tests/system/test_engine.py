@@ -18,6 +18,7 @@ import pytest
 
 from tests.lib.colocation_plans import CORES, Script, ScriptedModel, artifact, inputs, plan_of
 from tests.lib.fake_gpu import FakeContexts, fake_cuda_place
+from tests.lib.waiting import until
 from tunerd.artifacts.loading import LoadError, load
 from tunerd.colocation import Engine, MemberError, RefusedError
 from tunerd.colocation.places.in_process import InProcessPlace
@@ -155,7 +156,7 @@ def test_who_gives_up_between_segments_leaves_a_member_that_serves_on(
 
     policy = {"kind": "regulated", "segment_us": 0.001}
     with engine_of(script, plan_of(root, TWO, policy=policy)) as engine:
-        answer = asyncio.run(asyncio.wait_for(ask(engine), 5))  # no eviction is due so soon
+        answer = asyncio.run(asyncio.wait_for(ask(engine), WAIT_SECS))
         assert same(answer, load(artifact(root, 0))(inputs(1)))
         assert not engine.stats().faults
 
@@ -403,10 +404,7 @@ def test_loading_that_fails_leaves_no_thread_behind(script: Script, root: Path) 
     before = threading.active_count()
     with pytest.raises(RuntimeError, match="not to be loaded"):
         engine_of(script, plan_of(root, TWO)).start()
-    give_up_at = time.monotonic() + WAIT_SECS
-    while threading.active_count() > before and time.monotonic() < give_up_at:
-        time.sleep(0.01)
-    assert threading.active_count() <= before
+    until(lambda: threading.active_count() <= before)
 
 
 def test_a_process_that_dies_between_segments_costs_one_retry(root: Path) -> None:
@@ -464,8 +462,7 @@ def test_a_long_member_in_segments_lets_an_urgent_one_in_and_both_have_their_ans
         short = engine.submit("two", inputs(2), deadline_secs=WAIT_SECS)
         long.add_done_callback(lambda _: ended.append("long"))
         short.add_done_callback(lambda _: ended.append("short"))
-        while not any(r.is_pausing for r in engine._scheduler.running):  # type: ignore[union-attr]
-            time.sleep(0.001)
+        until(lambda: any(r.is_pausing for r in engine._scheduler.running))  # type: ignore[union-attr]
         gate.set()
         answers = result(long), result(short)
     assert ended == ["short", "long"]

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ import tvm_ffi
 from tests.lib import PYTHON_PATH
 from tests.lib.lowered import LLVM
 from tests.lib.models import conv_net, not_imported
+from tests.lib.waiting import until
 from tunerd.errors import InfrastructureError, InputError, ModelError
 from tunerd.frontend.kernels import Extracted, Selection, kernels_of
 from tunerd.frontend.model import FixedModel, read_model
@@ -108,13 +107,6 @@ def test_what_is_sent_to_a_whole_job_does_not_end_it(fixed: FixedModel) -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_bug_is_told_with_where_it_is(fixed: FixedModel) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*no-such-target"):
         Lowering(fixed, TargetSpec("llvm", '{"kind": "no-such-target"}')).result()
@@ -134,4 +126,4 @@ def test_it_does_not_outlive_its_parent(fixed: FixedModel, tmp_path: Path) -> No
     )
     assert ended.returncode == -signal.SIGKILL
     pid = int(ended.stdout)
-    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: not Path(f"/proc/{pid}").exists())

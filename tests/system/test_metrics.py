@@ -10,11 +10,10 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ import pytest
 from tests.lib.models import conv_net
 from tests.lib.ray_processes import Child, child, connections, living, short_folder
 from tests.lib.tune_process import Run
+from tests.lib.waiting import until
 from tunerd.records import Store
 from tunerd.telemetry.metrics import CATALOG, COMMON_LABELS, Metrics, Name
 from tunerd.telemetry.progress import TaskProgress
@@ -211,7 +211,7 @@ def prometheus(folder: Path, scraped_port: int) -> Iterator[Prometheus]:
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_for(lambda: process.poll() is not None or is_ready(url))
+        until(lambda: process.poll() is not None or is_ready(url))
         assert process.poll() is None, (folder / "prometheus.log").read_text()[-2000:]
         yield Prometheus(url)
     finally:
@@ -225,13 +225,6 @@ def is_ready(url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def wait_for(condition: Callable[[], bool], secs: float = 60.0) -> None:
-    deadline = time.monotonic() + secs
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.1)
 
 
 @dataclass(frozen=True)
@@ -272,7 +265,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         assert code < 10, said
         # The node's processes pass on what they have once a second.
         ended = len([r for r in records(run) if r.result is not None])
-        wait_for(lambda: sum(server.last("tunerd_trials_total").values()) == ended)
+        until(lambda: sum(server.last("tunerd_trials_total").values()) == ended)
         yield Scraped(run, server, cluster)
         family = cluster.family()
     assert living(family) == []

@@ -19,6 +19,7 @@ import pytest
 from tests.lib.fake_mps import FakeMps, left
 from tests.lib.fake_nvml import FakeNvml
 from tests.lib.ray_processes import Child, child
+from tests.lib.waiting import until
 from tunerd.cluster.actor_bodies import SliceActor
 from tunerd.errors import HostError
 from tunerd.runner import client
@@ -139,14 +140,9 @@ def test_a_slice_that_was_begun_early_takes_the_runner_that_waits_for_it(make: M
 
 def waiting_lease() -> Lease:
     """Wait until a guard has started the runners that it expects."""
-    deadline = time.monotonic() + GONE_SECS
-    while not (gpu_folder(UUID) / "guard.sock").exists():  # or this would start one itself
-        assert time.monotonic() < deadline, "no guard was started early"
-        time.sleep(0.1)
+    until((gpu_folder(UUID) / "guard.sock").exists)  # or this would start one itself
     lease = Lease.acquire(UUID, mps_slice.run_name())
-    while not lease.request("state")["runners"]:
-        assert time.monotonic() < deadline, "no runner was started early"
-        time.sleep(0.1)
+    until(lambda: lease.request("state")["runners"], every=0.1)
     return lease
 
 

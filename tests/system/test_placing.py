@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from tests.lib import PYTHON_PATH
 from tests.lib.colocation_plans import CORES, artifact, colocate
 from tests.lib.fake_nvml import FakeNvml
 from tests.lib.models import conv_net
+from tests.lib.waiting import until
 from tunerd.colocation.artifacts import needed_memory
 from tunerd.colocation.placement import host as hosts
 from tunerd.colocation.placement import placing
@@ -221,12 +221,12 @@ def test_what_runs_ends_with_the_placement_however_that_ends(number: int, tmp_pa
         stderr=subprocess.DEVNULL,
     )
     told = tmp_path / "pid"
-    wait_for(lambda: told.exists() and told.read_text().endswith("\n"))
+    until(lambda: told.exists() and told.read_text().endswith("\n"))
     pid = int(told.read_text())
     process.send_signal(number)
     code = process.wait(WAIT_SECS)
     assert code == (ExitCode.INTERRUPTED if number == signal.SIGTERM else -signal.SIGKILL)
-    wait_for(lambda: not Path(f"/proc/{pid}").exists() or is_zombie(pid))
+    until(lambda: not Path(f"/proc/{pid}").exists() or is_zombie(pid))
 
 
 def is_zombie(pid: int) -> bool:
@@ -234,13 +234,6 @@ def is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
-
-
-def wait_for(condition: Any) -> None:
-    until = time.monotonic() + WAIT_SECS
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 # --- devices -----------------------------------------------------------------------------------
@@ -345,7 +338,7 @@ def test_what_a_job_holds_of_a_gpu_is_told_by_its_mark(
     host = Host("gpus")
     host.start("job", ["sh", "-c", "echo $$ > pid; exec sleep 1000"], "gpu-0", tmp_path,
                tmp_path / "log")  # fmt: skip
-    wait_for(lambda: told.exists() and told.read_text().endswith("\n"))
+    until(lambda: told.exists() and told.read_text().endswith("\n"))
     (seen,) = host.seen().values()
     host.close()
     assert (seen.memory_bytes, seen.units) == (3 * GIB, 30)

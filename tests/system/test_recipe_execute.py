@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,8 @@ import pytest
 from tests.lib import PYTHON_PATH
 from tests.lib.gate_runs import outcome, run_of
 from tests.lib.models import conv_net
-from tests.lib.tune_process import GONE_SECS, Run
+from tests.lib.tune_process import Run
+from tests.lib.waiting import until
 from tunerd.errors import ExitCode, FolderError
 from tunerd.studies.recipes import read_recipe
 from tunerd.studies.recipes.execute import Result, carry_out
@@ -176,8 +176,7 @@ def test_a_base_that_is_a_folder_is_left_alone(carried: Carry) -> None:
 
 def test_a_request_to_stop_ends_the_run_in_order_and_begins_no_other(carried: Carry) -> None:
     def stop() -> None:
-        while not Path("waiting").exists():
-            time.sleep(0.01)
+        until(Path("waiting").exists)
         os.kill(os.getpid(), signal.SIGTERM)
 
     stopper = threading.Thread(target=stop)
@@ -198,10 +197,10 @@ def test_a_run_learns_of_the_end_of_who_carries_the_recipe_out(tmp_path: Path) -
     with subprocess.Popen(
         [sys.executable, "-c", CARRIER], cwd=tmp_path, env=os.environ | {"PYTHONPATH": PYTHON_PATH}
     ) as carrier:
-        wait_for((tmp_path / "holding").exists)
+        until((tmp_path / "holding").exists)
         assert not (tmp_path / "let go").exists()
         carrier.kill()
-    wait_for((tmp_path / "let go").exists)
+    until((tmp_path / "let go").exists)
 
 
 def test_a_command_ends_with_the_standard_input_that_named_it() -> None:
@@ -241,13 +240,6 @@ from tunerd.studies.recipes.execute import carry_out
 recipe = read_recipe(Path("r.yaml"))
 carry_out(recipe, recipe.runs, program=(sys.executable, "program.py"))
 """
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + GONE_SECS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

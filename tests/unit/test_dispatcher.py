@@ -3,12 +3,13 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
+from tests.lib.waiting import until
 from tunerd.artifacts.segments import Cut
 from tunerd.colocation.dispatcher import Dispatcher
 from tunerd.colocation.estimates import Estimates
@@ -22,13 +23,6 @@ from tunerd.vocabulary import Arrays
 
 NAMES = ("one", "two", "three", "four")
 WAIT_SECS = 60
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class ToldPlace(Place):
