@@ -8,8 +8,11 @@ Parts, in the order in which a request meets them:
 
     plan.py        the file: members (artifacts), their shares and SLOs, the place, the policy
     engine.py      loads the members, takes requests, counts
-    dispatcher.py  the thread that decides, and the one that loads again after faults
+    dispatcher.py  the thread that decides
+    loader.py      the threads that load again after faults, and try whose they were
     scheduler.py   events in, instructions out; no clock, no thread
+    suspects.py    whose a fault may have been
+    time_limits.py when what runs is evicted
     undisturbed.py what the process has that would hold all up
     board.py       what waits and what runs: what the scheduler changes, and policies see
     policies/      which waiting request goes to which idle lane; one file each
@@ -19,6 +22,7 @@ Parts, in the order in which a request meets them:
     buffers.py     memory for inputs that the device reads itself
     estimates.py   how long a member takes on a lane, learned from what it took
     rates.py       how soon a request comes that may have company, by the last ones
+    margin.py      how much earlier than their deadlines requests are to end, by who was late
     places/        where members run: threads of this process, streams of a GPU, runner processes
     load/          arrivals of requests, and what came of them, for `tunerd colocate bench`
     placement/     which device of several gets which job, apart from the engine

@@ -1,5 +1,5 @@
-"""The thread that decides, and the loader's beside it: events to the scheduler, and its
-instructions to the place and to the callers' futures.
+"""The thread that decides: events to the scheduler, and its instructions to the place, the loader
+and the callers' futures.
 
 Everything comes in batches. Arrivals and ends of segments are put into one inbox, which wakes the
 thread only if it sleeps. At each turn the thread takes all that is there, the scheduler decides
@@ -24,10 +24,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from tunerd.colocation.places.base import Done, Fault, FaultedApartError, Loaded, Place
+from tunerd.colocation.loader import Loader
+from tunerd.colocation.places.base import Done, Fault, Place
 from tunerd.colocation.scheduler import Event, Scheduler
 from tunerd.colocation.stats import Counters, Launches
 from tunerd.colocation.work import (
@@ -46,12 +47,10 @@ from tunerd.colocation.work import (
     Start,
     TryApart,
 )
-from tunerd.errors import TunerdError
 from tunerd.vocabulary import Arrays
 
 log = logging.getLogger(__name__)
 
-_RELOADS = 3  # of a seat in a row, before it is given up
 _TICK_SECS = 0.05  # how late an eviction may be noticed
 _ARRIVALS = 16  # of a turn, where some may be refused
 _COMPANY_SECS = 2e-4  # between two requests of which the second is not alone
@@ -109,8 +108,7 @@ class Dispatcher:
         self._is_asleep = False
         self._took_at = -math.inf  # the last request
         self._deciding = threading.Lock()  # held by who tells the scheduler or the place something
-        self._reloads: dict[Seat, int] = {}
-        self._loader = ThreadPoolExecutor(place.loaders, thread_name_prefix="tunerd-loader")
+        self._loader = Loader(place, self._inbox.put)
         self._thread = threading.Thread(target=self._work, name="tunerd-dispatcher", daemon=True)
         self._thread.start()
 
@@ -187,7 +185,7 @@ class Dispatcher:
         self.refuse_own_thread()
         self._inbox.put(None)
         self._thread.join()
-        self._loader.shutdown(wait=True, cancel_futures=True)
+        self._loader.close()
         self._refuse_all("the engine was closed")
 
     def refuse_own_thread(self) -> None:
@@ -306,9 +304,9 @@ class Dispatcher:
                 also = [lost for lost in self._evicted(seat) if lost != seat]
                 self._inbox.put(lambda s, at: s.lost(also, at, culprit=seat.member, reason=reason))
             case Reload(seat=seat):
-                self._loader.submit(self._reload, seat)
-            case TryApart(request_id=request_id, seat=seat):
-                self._loader.submit(self._try_apart, self._asked[request_id], seat)
+                self._loader.reload(seat)
+            case TryApart():
+                self._try_apart(instruction)
 
     def _start(self, start: Start) -> None:
         seat, start_id = start.seat, start.start_id
@@ -342,6 +340,17 @@ class Dispatcher:
             log.exception("%s cannot be started in %s", seat.member, seat.lane)
             told(Fault(f"{type(error).__name__}: {error}", (seat,)))
 
+    def _try_apart(self, instruction: TryApart) -> None:
+        request_id, asked = instruction.request_id, self._asked[instruction.request_id]
+        if not asked.still_wanted():
+            self._inbox.put(lambda s, at: s.tried_apart(request_id, at))
+            return
+
+        def take(outputs: Arrays) -> None:
+            asked.outputs = outputs
+
+        self._loader.try_apart(request_id, instruction.seat, asked.inputs, take)
+
     def _evicted(self, seat: Seat) -> Sequence[Seat]:
         try:
             return self._place.evict(seat)
@@ -368,19 +377,6 @@ class Dispatcher:
             return ()  # evicted meanwhile
         culprit = running.culprit if fault.is_own else ""
         return scheduler.lost(fault.lost, at, culprit=culprit, reason=fault.reason)
-
-    def _not_reloaded(
-        self, scheduler: Scheduler, seat: Seat, reason: str, at: float
-    ) -> Sequence[Instruction]:
-        self._reloads[seat] = tries = self._reloads.get(seat, 0) + 1
-        log.warning("%s cannot be loaded into %s: %s", seat.member, seat.lane, reason)
-        return (Reload(seat),) if tries < _RELOADS else scheduler.given_up(seat, reason, at)
-
-    def _reloaded(
-        self, scheduler: Scheduler, seat: Seat, loaded: Loaded, at: float
-    ) -> Sequence[Instruction]:
-        self._reloads.pop(seat, None)
-        return scheduler.ready(seat, at, segments=len(loaded.segment_secs))
 
     def _refuse_all(self, reason: str) -> None:
         while self._unanswered:
@@ -411,31 +407,6 @@ class Dispatcher:
         if answers and not self._asked:
             with self._answered:
                 self._answered.notify_all()
-
-    # --- in the loader's thread ----------------------------------------------------------------
-
-    def _reload(self, seat: Seat) -> None:
-        try:
-            loaded = self._place.reload(seat)
-        except BaseException as error:  # else its requests would wait for ever
-            reason = str(error) if isinstance(error, TunerdError) else repr(error)
-            self._inbox.put(lambda s, at: self._not_reloaded(s, seat, reason, at))
-        else:
-            self._inbox.put(lambda s, at: self._reloaded(s, seat, loaded, at))
-
-    def _try_apart(self, asked: _Asked, seat: Seat) -> None:
-        reason, is_fault, request_id = "", True, asked.request.request_id
-        try:
-            if asked.still_wanted():
-                asked.outputs = self._place.run_apart(seat, asked.inputs)
-        except FaultedApartError as error:
-            reason = str(error)
-        except BaseException as error:  # else its caller would wait for ever
-            log.warning("%s could not be tried apart from others: %s", seat.member, error)
-            reason, is_fault = repr(error), False
-        self._inbox.put(
-            lambda s, at: s.tried_apart(request_id, at, reason=reason, is_fault=is_fault)
-        )
 
 
 def _nothing(_: Scheduler, __: float) -> Sequence[Instruction]:

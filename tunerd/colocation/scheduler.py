@@ -33,6 +33,7 @@ from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
 from tunerd.colocation.policies.base import Choice, Policy, Together
 from tunerd.colocation.suspects import Apart
+from tunerd.colocation.time_limits import TimeLimits
 from tunerd.colocation.work import (
     Complete,
     Evict,
@@ -53,11 +54,6 @@ from tunerd.colocation.work import (
     Waiting,
 )
 
-# A member without a limit of its own is evicted after so many times what it takes.
-_LIMIT_TIMES, _LEAST_LIMIT_SECS = 100.0, 10.0
-# Loading again excuses others for so long at most: who lets nobody be loaded is evicted then. To
-# end a client of MPS may take twenty.
-_MOST_EXCUSED_SECS = 30.0
 _MAX_LOSSES = 1  # a request that others' faults hit more often fails
 
 Event = Callable[["Scheduler", float], Sequence[Instruction]]
@@ -106,8 +102,7 @@ class Scheduler(Board):
         self.takes_all = type(policy).refusal is Policy.refusal
         self._given_up: dict[Seat, str] = {}  # seats that cannot be loaded again, and why
         self._apart, self._runs_apart = Apart(), runs_apart
-        self._loading: set[Seat] = set()  # again
-        self._loading_since = math.inf
+        self._limits = TimeLimits(self)
         self._start_ids = itertools.count()
         self._is_in_turn = False
 
@@ -186,9 +181,7 @@ class Scheduler(Board):
             return []
         self._ready -= taken
         self.outlook = None
-        if not self._loading:
-            self._loading_since = now
-        self._loading |= taken
+        self._limits.load(taken)
         fault = FaultReport(culprit, reason, now, taken)
         self.faults.append(fault)
         out: list[Instruction] = []
@@ -227,7 +220,7 @@ class Scheduler(Board):
     def ready(self, seat: Seat, now: float, *, segments: int | None = None) -> list[Instruction]:
         """A seat was loaded again, in so many segments; as many as before if not given."""
         self._begin(now)
-        self._loaded(seat)
+        self._limits.loaded(seat, self._firsts())
         self._ready.add(seat)
         self.outlook = None
         self._segments[seat] = segments or self._segments[seat]
@@ -263,7 +256,7 @@ class Scheduler(Board):
     def given_up(self, seat: Seat, reason: str, now: float) -> list[Instruction]:
         """A seat cannot be loaded again; a member without any other is down."""
         self._begin(now)
-        self._loaded(seat)
+        self._limits.loaded(seat, self._firsts())
         self._given_up[seat] = reason
         self.outlook = None
         return [*self._of_those_down(), *self._decided()]
@@ -300,8 +293,8 @@ class Scheduler(Board):
         self._begin(now)
         out: list[Instruction] = []
         for running in sorted(self._firsts(), key=lambda running: running.started_at):
-            if now >= self._evicted_at(running):
-                seat, limit_secs = running.seat, self._limit_secs(running)
+            if now >= self._limits.evicted_at(running):
+                seat, limit_secs = running.seat, self._limits.secs(running)
                 reason = f"{seat.member} exceeded its time of {limit_secs:.3g} s and was evicted"
                 out.append(Evict(seat, reason))
                 out += self.lost((seat,), now, culprit=running.culprit, reason=reason)
@@ -309,7 +302,7 @@ class Scheduler(Board):
 
     def next_tick(self) -> float:
         """Return the moment at which one is to be evicted or dropped; infinite where none is."""
-        evicted_at = min(map(self._evicted_at, self._firsts()), default=math.inf)
+        evicted_at = min(map(self._limits.evicted_at, self._firsts()), default=math.inf)
         if self._is_patient:
             return evicted_at
         heads = (line[0].request.deadline_at for line in self._lines.values())
@@ -444,37 +437,6 @@ class Scheduler(Board):
     def _firsts(self) -> list[Running]:
         """Return what runs: one in each lane, whatever was started behind it."""
         return [line[0] for line in self._running.values() if line]
-
-    def _loaded(self, seat: Seat) -> None:
-        """Note that a seat is loaded again, or is not going to be."""
-        self._loading.discard(seat)
-        if not self._loading:
-            for running in self._firsts():
-                running.excused_secs += self._excused_secs(running, self.now)
-            self._loading_since = math.inf
-
-    def _excused_secs(self, running: Running, until: float) -> float:
-        """Return for how much of its time others are loaded again, up to a moment."""
-        ends_at = min(until, self._loading_since + _MOST_EXCUSED_SECS)
-        return max(0.0, ends_at - max(self._loading_since, running.started_at))
-
-    def _evicted_at(self, running: Running) -> float:
-        """Return when a segment is evicted if it does not end; at the latest, if others load."""
-        excused_secs = running.excused_secs
-        if self._loading:
-            excused_secs += self._excused_secs(running, math.inf)
-        return running.started_at + self._limit_secs(running) + excused_secs
-
-    def _limit_secs(self, running: Running) -> float:
-        limits = [self.members[waiting.request.member].limit_ms for waiting in running.waits]
-        known = [limit_ms for limit_ms in limits if limit_ms is not None]
-        if len(known) == len(limits):
-            return max(known) / 1e3
-        if self.now < running.started_at + _LEAST_LIMIT_SECS:
-            return _LEAST_LIMIT_SECS  # for now; it is not worth to reckon yet
-        lane, count = self.lanes[running.lane], len(running.waits)
-        usual = self.left_secs(running.waiting, lane, likely=True, count=count)
-        return max(_LEAST_LIMIT_SECS, _LIMIT_TIMES * usual)
 
 
 def _first_of(choice: Choice | Together) -> Waiting:
