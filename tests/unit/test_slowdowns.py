@@ -7,10 +7,15 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tunerd.colocation.load.alone import AgainstAlone
+from tunerd.colocation.plan import Member, Plan
+from tunerd.colocation.planning import pairs
 from tunerd.colocation.planning.estimates import LEVEL, SlowdownModel, model_of
 from tunerd.colocation.planning.pairs import PAIRS, Pair, Pairs, Side, append, read_pairs
 from tunerd.errors import InputError
@@ -153,3 +158,35 @@ def test_the_calibration_is_drawn_with_a_dot_for_each_pair(model: SlowdownModel)
     drawn = calibration_plot(model.calibration)
     assert drawn.count("<circle") == len(model.calibration.checked)
     assert "measured 1." in drawn
+
+
+@pytest.mark.parametrize("answers", [1, 3, 4])
+def test_a_pair_that_answers_too_little_is_measured_in_longer_rounds(
+    answers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried: list[float] = []
+
+    def benched(plan: Plan, *_: object) -> Any:
+        tried.append(plan.load.duration)
+        slower = Interval(1.1, 1.0, 1.2)
+        known = slower if len(tried) >= answers else None
+        against = (AgainstAlone("one", slower, None, None), AgainstAlone("two", known, None, None))
+        return SimpleNamespace(results=[SimpleNamespace(against_alone=against)])
+
+    monkeypatch.setattr(pairs, "bench", benched)
+    one, two = (side(name, 50, 1e7, 1e9) for name in ("a", "b"))
+    members = [Member(name=each.name, artifact=tmp_path) for each in (one, two)]
+    like, said = Plan(members=tuple(members)), list[str]()
+
+    def measured() -> tuple[Pair, Pair]:
+        (a, b), say = members, said.append
+        return pairs.measure((one, a), (two, b), like=like, device=DEVICE, say=say, round_secs=0.5)
+
+    if answers <= 3:
+        first, second = measured()
+        assert (first.of, first.beside) == (second.beside, second.of) == (one, two)
+        assert len(said) == answers - 1
+    else:
+        with pytest.raises(InputError, match=r"b answered too little in 8 s .*pairs: estimate"):
+            measured()
+    assert tried == [0.5, 2.0, 8.0][:answers]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 How = Literal["measured", "estimated", "assumed", "alone"]
 PAIRS = "pairs.jsonl"
 ROUNDS, ROUND_SECS = 3, 1.0  # of a measured pair: together, and each alone
+_LONGER = (1, 4, 16)  # times as long, until each has answered enough
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,10 @@ def measure(
     rounds: int = ROUNDS,
     round_secs: float = ROUND_SECS,
 ) -> tuple[Pair, Pair]:
-    """Run two members beside each other; return what each loses. Raises as Engine.start does.
+    """Run two members beside each other; return what each loses.
+
+    Rounds are made longer where a member answers too little in them for a median. Raises InputError
+    where that does not help, and as Engine.start does.
 
     like: a plan whose place and device are taken.
     """
@@ -133,28 +137,29 @@ def measure(
         Member(name=name, artifact=member.artifact, share=side.share)
         for name, (side, member) in zip(("one", "two"), (one, two), strict=True)
     )
-    plan = like.model_copy(
-        update={
-            "members": members,
-            "order": (),
-            "policy": PolicyChoice(kind="space"),
-            "load": LoadChoice(
-                kind="closed", duration=round_secs, alone=("one", "two"), rounds=rounds
-            ),
-        }
-    )
     names = f"{sides[0].name} at {sides[0].share}% beside {sides[1].name} at {sides[1].share}%"
-    found = bench(plan, (), lambda what: say(f"{names}: {what}"))
-    (result,) = found.results
-    pairs = []
-    for against, of, beside in zip(result.against_alone, sides, sides[::-1], strict=True):
-        if against.p50 is None:
-            raise InputError(
-                f"{of.name} answered too little in {round_secs:g} s beside {beside.name} to tell "
-                "its median; say `pairs: estimate` or `none` under `search`"
-            )
-        pairs.append(Pair(of, beside, device, against.p50, "measured by colocation bench"))
-    return pairs[0], pairs[1]
+    for longer in _LONGER:
+        secs = longer * round_secs
+        load = LoadChoice(kind="closed", duration=secs, alone=("one", "two"), rounds=rounds)
+        plan = like.model_copy(
+            update={
+                "members": members,
+                "order": (),
+                "policy": PolicyChoice(kind="space"),
+                "load": load,
+            }
+        )
+        (result,) = bench(plan, (), lambda what: say(f"{names}: {what}")).results
+        first, second = (against.p50 for against in result.against_alone)
+        if first is not None and second is not None:
+            how = "measured by colocation bench"
+            return Pair(*sides, device, first, how), Pair(*sides[::-1], device, second, how)
+        say(f"{names}: too little was answered in {secs:g} s")
+    slow = sides[0 if first is None else 1]
+    raise InputError(
+        f"{slow.name} answered too little in {secs:g} s to tell its median ({names}); say "
+        "`pairs: estimate` or `none` under `search`"
+    )
 
 
 def append(path: Path, pairs: Iterable[Pair]) -> None:
