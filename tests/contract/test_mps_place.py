@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -122,11 +124,11 @@ def test_what_faults_apart_or_does_not_end_there_is_a_fault_of_its_own(
     bad: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = SliceSpec("apart", "cpu", 100, cores=tuple(sorted(os.sched_getaffinity(0))))
-    rows = {"row": np.arange(4)}
-    found = apart.run_apart(CpuSlice(made), bad, rows)
+    rows, runs = {"row": np.arange(4)}, apart.Apart(1)
+    found = runs.run(CpuSlice(made), bad, rows)
     assert np.array_equal(found["found"], np.eye(4, 64, dtype="float32"))
     with pytest.raises(FaultedApartError, match="the runner ended"):
-        apart.run_apart(CpuSlice(made), bad, {"row": np.full(4, 1 << 40)})
+        runs.run(CpuSlice(made), bad, {"row": np.full(4, 1 << 40)})
     usual = SeatClient.run
 
     def stopped(client: SeatClient, segment: int) -> int | None:
@@ -136,11 +138,35 @@ def test_what_faults_apart_or_does_not_end_there_is_a_fault_of_its_own(
     monkeypatch.setattr(apart, "_LIMIT_SECS", 4.0)  # a start takes less
     monkeypatch.setattr(SeatClient, "run", stopped)
     with pytest.raises(FaultedApartError):
-        apart.run_apart(CpuSlice(made), bad, rows)
+        runs.run(CpuSlice(made), bad, rows)
+
+
+def test_who_closes_waits_neither_for_what_runs_apart_nor_for_what_would(
+    bad: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = SliceSpec("apart", "cpu", 100, cores=tuple(sorted(os.sched_getaffinity(0))))
+    runs, has_stopped = apart.Apart(1), threading.Event()
+    usual = SeatClient.run
+
+    def stopped(client: SeatClient, segment: int) -> int | None:
+        os.kill(client.prove().runner_pid, signal.SIGSTOP)
+        has_stopped.set()
+        return usual(client, segment)
+
+    monkeypatch.setattr(SeatClient, "run", stopped)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(runs.run, CpuSlice(made), bad, {"row": np.arange(4)}) for _ in "ab"]
+        assert has_stopped.wait(WAIT_SECS)
+        runs.end()
+        said = sorted(str(each.exception(WAIT_SECS)) for each in asked)
+    assert said[0] == "the engine was closed"
+    assert "the runner ended" in said[1]
 
 
 _SERVER = """
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tests.lib.colocation_plans import inputs, plan_of
 from tests.lib.place_subjects import mps, runners_of

@@ -185,6 +185,7 @@ class Dispatcher:
         self.refuse_own_thread()
         self._inbox.put(None)
         self._thread.join()
+        self._place.end_apart()
         self._loader.close()
         self._refuse_all("the engine was closed")
 

@@ -1,9 +1,11 @@
-"""One run of a member in a process of its own, where a fault reaches nobody else."""
+"""Runs of members in processes of their own, where a fault reaches nobody else."""
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tunerd.colocation import artifacts
@@ -16,12 +18,47 @@ from tunerd.vocabulary import Arrays
 _LIMIT_SECS = 60.0  # to start, load and run
 
 
-def run_apart(made: ProcessSlice, artifact: Path, inputs: Arrays) -> Arrays:
-    """Start a slice's process for one run of an artifact; return the outputs, and end it.
-
-    Raises FaultedApartError where the run faults or does not end, and as SeatClient does where
-    the artifact cannot be loaded there.
+class Apart:
+    """Args:
+    most: processes at once, each with memory of its own.
     """
+
+    def __init__(self, most: int) -> None:
+        self._room = threading.BoundedSemaphore(most)
+        self._lock = threading.Lock()  # held while these change
+        self._running: set[ProcessSlice] = set()
+        self._is_ended = False
+
+    def run(self, made: ProcessSlice, artifact: Path, inputs: Arrays) -> Arrays:
+        """Start a slice's process for one run of an artifact; return the outputs, and end it.
+
+        Raises FaultedApartError where the run faults or does not end, RuntimeError after `end`, and
+        as SeatClient does where the artifact cannot be loaded there, or `end` has ended it.
+        """
+        with self._room, self._held(made):
+            return _run(made, artifact, inputs)
+
+    def end(self) -> None:
+        """End what runs, in any thread, and have nothing else begin."""
+        with self._lock:
+            self._is_ended = True
+            for made in self._running:
+                made.fence("the engine was closed", is_alone=False)
+
+    @contextmanager
+    def _held(self, made: ProcessSlice) -> Iterator[None]:
+        with self._lock:
+            if self._is_ended:
+                raise RuntimeError("the engine was closed")
+            self._running.add(made)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running.discard(made)
+
+
+def _run(made: ProcessSlice, artifact: Path, inputs: Arrays) -> Arrays:
     client = SeatClient(made, lambda: True)
     reason = f"it did not end within {_LIMIT_SECS:g} s"
     limit = threading.Timer(_LIMIT_SECS, made.fence, (reason,), {"is_alone": True})

@@ -214,6 +214,9 @@ class Place(ABC):
         """
         raise NotImplementedError(f"{self.kind} runs nothing apart")
 
+    def end_apart(self) -> None:  # noqa: B027
+        """End what runs apart, and what would, from any thread: nobody waits for it any more."""
+
     @abstractmethod
     def close(self) -> None:
         """Stop all seats."""

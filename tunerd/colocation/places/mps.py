@@ -13,12 +13,11 @@ daemon, and its neighbours go on.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tunerd.artifacts.segments import Cut
-from tunerd.colocation.places.apart import run_apart
+from tunerd.colocation.places.apart import Apart
 from tunerd.colocation.places.base import Loaded, refuse_cores
 from tunerd.colocation.places.processes import RunnersPlace
 from tunerd.colocation.plan import Member, PlaceKind
@@ -31,7 +30,7 @@ from tunerd.system import host
 from tunerd.system.gpus import GpuFacts, gpu_state
 from tunerd.vocabulary import Arrays, SliceSpec
 
-_APART = 8  # processes at once, each with memory of its own
+_APART = 8  # processes at once that are no clients of MPS
 
 
 class MpsPlace(RunnersPlace):
@@ -51,7 +50,7 @@ class MpsPlace(RunnersPlace):
         self._specs: dict[Seat, SliceSpec] = {}
         self._resident: dict[Seat, int] = {}
         self._early = contextlib.ExitStack()
-        self._apart = threading.BoundedSemaphore(_APART)
+        self._apart = Apart(_APART)
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
         refuse_cores(lanes)
@@ -81,8 +80,10 @@ class MpsPlace(RunnersPlace):
 
     def run_apart(self, seat: Seat, inputs: Arrays) -> Arrays:
         artifact = self._seats[seat].member.artifact
-        with self._apart:
-            return run_apart(self._slice_apart(seat), artifact, inputs)
+        return self._apart.run(self._slice_apart(seat), artifact, inputs)
+
+    def end_apart(self) -> None:
+        self._apart.end()
 
     def close(self) -> None:
         super().close()
