@@ -27,12 +27,12 @@ from tunerd.frontend.onnx.reference import Reference, agree
 
 NAMES = ("net-0", "net-1")
 # One request in a launch is told to be so slow that two have to go together.
-POINTS = [{"of": "net", "share": 100, "secs": [0.005]}]
+POINTS = [{"of": "net", "share": 100, "secs": [0.015]}]
 MIX: dict[str, Any] = {
-    "members": [{"name": "net", "models": ["a.onnx", "b.onnx"], "rate": 120, "slo_ms": 4000}],
+    "members": [{"name": "net", "models": ["a.onnx", "b.onnx"], "rate": 40, "slo_ms": 4000}],
     "search": {"shares": [100], "together": [1, 2, 4], "budget": "1s", "rounds": 1, "visit": "1s"},
     "curves": ["points.json"],
-    "load": {"duration": "300ms"},
+    "load": {"duration": "500ms"},
 }
 
 
@@ -63,7 +63,7 @@ def test_models_of_one_architecture_are_tuned_planned_proved_and_served_in_one_l
     assert colocate(mix, "--out", out) in (ExitCode.BETTER, ExitCode.REGRESSION)
     capsys.readouterr()
     plan = Plan.read(out / "plan.yaml")
-    assert [(m.name, m.rate) for m in plan.members] == [(name, 120) for name in NAMES]
+    assert [(m.name, m.rate) for m in plan.members] == [(name, 40) for name in NAMES]
     assert (plan.policy.kind, plan.policy.parameters["together"]) == ("space-time", 2)
     document = json.loads((out / "answer.json").read_text())
     assert document["answer"] == "plan"

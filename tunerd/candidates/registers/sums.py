@@ -140,19 +140,21 @@ class Sums:
         unit = self.unit
         rows, sums = tile.height * tile.width, tile.height * tile.width * tile.vectors
         step = max(float(sums), (rows + tile.vectors) / 2, _LATENCY)
-        tiles = math.prod(self.rows) / rows * self.columns / (tile.vectors * unit.lanes)
+        cores = max(1, self.cores)
+        all_tiles = math.prod(self.rows) // rows * self.columns // (tile.vectors * unit.lanes)
+        tiles = math.ceil(all_tiles / cores)  # of the core that ends last
         if rows > _L1_WAYS * _PAGE_BYTES // math.gcd(self.row_bytes, _PAGE_BYTES):
             step *= _CROWDED
         # Behind the depth each vector of sums is rescaled, rounded and stored.
         cycles = tiles * (self.steps * step + 12.0 * sums + 20.0)
         if not tile.fused:
-            cycles += math.prod(self.rows) * self.columns / unit.lanes * 8.0
+            cycles += math.prod(self.rows) * self.columns / unit.lanes * 8.0 / cores
         panel = self.steps * unit.vector_bytes * tile.vectors  # weights of a tile
         weights = panel * self.columns / (tile.vectors * unit.lanes)
         far = weights if not tile.columns_outside else panel
         bandwidth = _L2_BYTES_PER_CYCLE if far <= self._kept_bytes(tile) else _L3_BYTES_PER_CYCLE
         loaded = tiles * panel / bandwidth if far > _L1_BYTES else 0.0
-        return max(cycles, loaded) / _HERTZ / max(1, self.cores)
+        return max(cycles, loaded) / _HERTZ
 
     def _kept_bytes(self, tile: Cut) -> int:
         """Return how much of a panel of weights the L2 cache keeps.
