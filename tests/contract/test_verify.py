@@ -12,12 +12,25 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.lib.artifact_fixtures import model_of, tiny_convnet
-from tunerd.errors import ModelError
+from tunerd.errors import InfrastructureError, ModelError
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.onnx.reference import Reference
-from tunerd.runs.finals.verify import expected_of, onnxruntime_latency, verify
+from tunerd.runs.finals.faults import Results
+from tunerd.runs.finals.onnxruntime import in_turns
+from tunerd.runs.finals.verify import expected_of, verify
 from tunerd.system.arrays import rounded, verification_inputs
-from tunerd.vocabulary import Arrays, Model, Profile, TensorSpec, Ways
+from tunerd.vocabulary import (
+    Arrays,
+    Failure,
+    Kind,
+    Measurement,
+    Model,
+    Profile,
+    Stage,
+    TensorSpec,
+    Ways,
+)
+from tunerd.vocabulary.outcome import ONNXRUNTIME, TUNED_BESIDE_ONNXRUNTIME
 from tunerd.vocabulary.verdict import Correctness, Verdict
 
 Run = Callable[[Arrays], Arrays]
@@ -179,16 +192,44 @@ def test_onnxruntime_is_sampled_on_the_cores_given_and_the_caller_keeps_its_own(
 ) -> None:
     before = os.sched_getaffinity(0)
     profile = Profile("test", min_samples=3, max_samples=6, min_sample_secs=1e-4)
-    latency = onnxruntime_latency(model, threads=1, cores=(min(before),), profile=profile)
+    asked: list[Profile] = []
+
+    def tuned(of: Profile) -> Results:
+        asked.append(of)
+        return [timed(2e-3, of)]
+
+    found = in_turns(model, tuned, cores=(min(before),), profile=profile)
     assert os.sched_getaffinity(0) == before
-    assert latency.name == "onnxruntime"
-    assert 3 <= len(latency.run_secs) <= 6
-    assert all(secs > 0 for secs in latency.run_secs)
+    theirs, ours = found
+    assert (theirs.name, ours.name) == (ONNXRUNTIME, TUNED_BESIDE_ONNXRUNTIME)
+    assert len(theirs.run_secs) == len(ours.run_secs) == 8  # 6 at most, by 4 in a turn
+    assert len(asked) == 2
+    assert all(secs > 0 for secs in theirs.run_secs)
+
+
+def timed(secs: float, of: Profile) -> Measurement:
+    return Measurement((secs,) * of.max_samples, 1, of.name, "a slice", 1)
+
+
+@pytest.mark.parametrize("secs", [10.0, 1e-9])
+def test_where_time_is_over_a_turn_is_enough_of_what_is_far_from_onnxruntime(
+    model: Model, secs: float
+) -> None:
+    profile = Profile("test", max_samples=60, min_sample_secs=1e-4, max_total_secs=0.0)
+    cores = (min(os.sched_getaffinity(0)),)
+    found = in_turns(model, lambda of: [timed(secs, of)], cores=cores, profile=profile)
+    assert [len(each.run_secs) for each in found] == [4, 4]
+
+
+def test_a_tuned_model_that_fails_beside_onnxruntime_is_said(model: Model) -> None:
+    failed = Failure(Stage.RUN, Kind.CRASH, "the runner ended")
+    with pytest.raises(InfrastructureError, match="could not be timed: the runner ended"):
+        in_turns(model, lambda _: [failed], cores=(min(os.sched_getaffinity(0)),))
 
 
 def test_cores_that_are_not_there_are_an_error(model: Model) -> None:
     with pytest.raises(OSError, match="Invalid argument"):
-        onnxruntime_latency(model, threads=1, cores=(10_000,), profile=Profile("test"))
+        in_turns(model, lambda _: [], cores=(10_000,), profile=Profile("test"))
 
 
 # --- outputs that tell nothing -----------------------------------------------------------------

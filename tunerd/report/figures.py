@@ -15,7 +15,9 @@ from tunerd.system.text import TIMES, count_text, duration_text, is_known, ratio
 from tunerd.vocabulary import unit_name
 from tunerd.vocabulary.outcome import (
     ONNX_RUNTIME,
+    ONNXRUNTIME,
     PYTORCH,
+    TUNED_BESIDE_ONNXRUNTIME,
     TUNED_BESIDE_PYTORCH,
     Accuracy,
     Comparison,
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 LATENCY_NAMES = {  # in the order in which they are shown
     **PYTORCH,
     TUNED_BESIDE_PYTORCH: "Tuned by tunerd, in turns with PyTorch",
-    "onnxruntime": ONNX_RUNTIME,
+    ONNXRUNTIME: ONNX_RUNTIME,
+    TUNED_BESIDE_ONNXRUNTIME: f"Tuned by tunerd, in turns with {ONNX_RUNTIME}",
     "tuned": "Tuned by tunerd",
     "default": "Default schedules",
 }
@@ -162,7 +165,7 @@ class Rival:
 def rivals(outcome: Outcome) -> tuple[Rival, ...]:
     """Return those that were measured, of PyTorch's ways the fastest; the fastest of all first.
 
-    ONNX Runtime was timed after the tuned model, and PyTorch in turns with it.
+    Both were timed in turns with the tuned model; ONNX Runtime after it, where a run is older.
     """
     found = []
     beside = timing(outcome, TUNED_BESIDE_PYTORCH).run_secs
@@ -170,10 +173,16 @@ def rivals(outcome: Outcome) -> tuple[Rival, ...]:
     if beside and ways:
         way = min(ways, key=lambda name: statistics.median(ways[name]))
         found.append(Rival(PYTORCH[way], compare(ways[way], beside)))
-    after = not_in_turns(timing(outcome, "onnxruntime"), timing(outcome, "tuned"))
-    if after is not None:
-        found.append(Rival(ONNX_RUNTIME, after))
+    if (compared := _over_onnxruntime(outcome)) is not None:
+        found.append(Rival(ONNX_RUNTIME, compared))
     return tuple(sorted(found, key=lambda rival: rival.compared.ratio))
+
+
+def _over_onnxruntime(outcome: Outcome) -> Comparison | None:
+    base, beside = timing(outcome, ONNXRUNTIME), timing(outcome, TUNED_BESIDE_ONNXRUNTIME)
+    if base.run_secs and beside.run_secs:
+        return compare(base.run_secs, beside.run_secs)
+    return not_in_turns(base, timing(outcome, "tuned"))
 
 
 def share_words(view: RunView) -> str:

@@ -27,7 +27,14 @@ from tunerd.system.text import (
     secs_range_text,
     secs_text,
 )
-from tunerd.vocabulary.outcome import ONNX_RUNTIME, Comparison, Latency, Outcome
+from tunerd.vocabulary.outcome import (
+    ONNX_RUNTIME,
+    ONNXRUNTIME,
+    TUNED_BESIDE_ONNXRUNTIME,
+    Comparison,
+    Latency,
+    Outcome,
+)
 from tunerd.vocabulary.verdict import Interval, SpeedVerdict, Verdict
 
 _MOST_OUTPUTS = 25
@@ -38,7 +45,7 @@ _ENDINGS: dict[SpeedVerdict, str] = {
     Verdict.SAME: ": no difference of more than 1%",
     Verdict.CANNOT_TELL: ": the samples cannot tell which is faster",
 }
-_STYLED = ("tuned", "default", "onnxruntime")  # latencies with a colour of their own
+_STYLED = ("tuned", "default", ONNXRUNTIME)  # latencies with a colour of their own
 
 
 # --- before and after --------------------------------------------------------------------------
@@ -60,7 +67,9 @@ def latency_section(outcome: Outcome | None) -> Section:
         "with 95%. Tuned and default were timed in turns"
     )
     if ONNX_RUNTIME in names:
-        about += ", ONNX Runtime after them on the same cores"
+        is_beside = any(la.name == TUNED_BESIDE_ONNXRUNTIME for la in outcome.latencies)
+        turns = " in turns with the tuned model once more" if is_beside else " after them"
+        about += f", ONNX Runtime{turns} on the same cores"
     if any(name != ONNX_RUNTIME for name in names):
         about += ", PyTorch at the end, in turns with the tuned model once more"
     if not beside:

@@ -29,6 +29,7 @@ from tunerd.vocabulary.outcome import CHANNELS_LAST, COMPILED, EAGER
 LOOSE = 0.1
 WARM_UPS = 5  # calls before one is captured: libraries choose their kernels in them
 _HALF = {"fp16": "float16", "bf16": "bfloat16"}
+_SPIN_SECS = 0.02  # threads of OpenMP spin for 10 ms behind a call (PyTorch 2, two cores)
 _MESSAGE_CHARS = 600
 
 
@@ -115,10 +116,16 @@ def compiled(module: Any, mode: str = "max-autotune-no-cudagraphs") -> Any:
 
 
 class TimedCall:
-    """A call to sample, as `sampling.Timed` has it: calls in a row, with one wait at the end."""
+    """A call to sample, as `sampling.Timed` has it: calls in a row, with one wait at the end.
 
-    def __init__(self, call: Callable[[], object], wait: Callable[[], None]) -> None:
-        self._call, self._wait = call, wait
+    Args:
+        rest_secs: after a sample, until what it began would disturb nothing else.
+    """
+
+    def __init__(
+        self, call: Callable[[], object], wait: Callable[[], None], *, rest_secs: float = 0.0
+    ) -> None:
+        self._call, self._wait, self._rest_secs = call, wait, rest_secs
         self.calls = 1
 
     def secs(self, calls: int) -> float:
@@ -131,7 +138,10 @@ class TimedCall:
         return (time.perf_counter() - started) / calls
 
     def sample(self) -> float:
-        return self.secs(self.calls)
+        secs = self.secs(self.calls)
+        if self._rest_secs:
+            time.sleep(self._rest_secs)
+        return secs
 
 
 # --- in a runner -------------------------------------------------------------------------------
@@ -168,7 +178,9 @@ class PyTorchWays:
             else:
                 outputs = _called(module, inputs, of.inputs)
             apart = difference(outputs, of.outputs)
-            self._ready[way] = TimedCall(self._call(module, inputs, said), self._wait(torch))
+            rest_secs = _SPIN_SECS if len(self._cores) > 1 else 0.0
+            call, wait = self._call(module, inputs, said), self._wait(torch)
+            self._ready[way] = TimedCall(call, wait, rest_secs=rest_secs)
         if self._device == "cuda":
             torch.cuda.empty_cache()  # of what autotuning tried; the others need the memory
         said.append(f"outputs off by at most {apart:.2g} of their largest value")

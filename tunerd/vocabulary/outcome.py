@@ -25,6 +25,7 @@ PYTORCH = {
     COMPILED: "torch.compile",
 }
 TUNED_BESIDE_PYTORCH = "tuned beside pytorch"  # the tuned model's, in turns with these
+ONNXRUNTIME, TUNED_BESIDE_ONNXRUNTIME = "onnxruntime", "tuned beside onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Latency:
     PyTorch comes after them all, in turns with the tuned model once more.
     """
 
-    name: str  # "tuned", "default", "onnxruntime", those of PYTORCH, TUNED_BESIDE_PYTORCH
+    name: str  # "tuned", "default", or one of those above
     run_secs: tuple[float, ...]
 
 

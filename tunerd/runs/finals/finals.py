@@ -19,13 +19,14 @@ from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Kernels
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.runner.base import TorchModule
+from tunerd.runs.finals import onnxruntime
 from tunerd.runs.finals.pytorch import timed_beside
 from tunerd.runs.finals.quiet_slice import (
     QuietSlice,
     disturbed_by,
 )
 from tunerd.runs.finals.selection import Say, choose_winners
-from tunerd.runs.finals.verify import Expected, expected_of, onnxruntime_latency, with_lanes
+from tunerd.runs.finals.verify import Expected, expected_of, with_lanes
 from tunerd.runs.folder import RunFolder
 from tunerd.runs.plan import RunPlan
 from tunerd.slices.neighbors import NONE
@@ -121,7 +122,7 @@ def finish(ending: Ending) -> Outcome:
             ending.say("compiling the model with the default schedules instead")
             _compile(ending, outcomes, trials / "untuned")
             trial = _try(ending, quiet, trials / "untuned", outcomes)
-        outcome = _kept(ending, outcomes, trial)
+        outcome = _kept(ending, quiet, outcomes, trial)
         return _beside_pytorch(ending, quiet, outcome, trial.expected)
     finally:
         shutil.rmtree(trials, ignore_errors=True)
@@ -139,7 +140,9 @@ def _with_neighbours(quiet: QuietSlice) -> QuietSlice:
     return quiet
 
 
-def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> Outcome:
+def _kept(
+    ending: Ending, quiet: QuietSlice, outcomes: tuple[TaskOutcome, ...], trial: _Trial
+) -> Outcome:
     """Make the trial the artifact, or reject it where it is wrong; store and return the outcome."""
     artifact = ending.folder.paths.artifact
     outcome = Outcome(
@@ -147,7 +150,7 @@ def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> O
         target=ending.plan.layout.target,
         tasks=outcomes,
         verification=trial.verification,
-        latencies=(trial.default, trial.tuned, *_onnxruntime(ending)),
+        latencies=(trial.default, trial.tuned, *_beside_onnxruntime(ending, quiet, trial.folder)),
         end_to_end=trial.comparison,
         artifact=str(artifact),
         proofs=ending.proofs,
@@ -256,17 +259,14 @@ def _latency(name: str, result: Measurement | Failure) -> Latency:
     return Latency(name, result.run_secs)
 
 
-def _onnxruntime(ending: Ending) -> tuple[Latency, ...]:
+def _beside_onnxruntime(ending: Ending, quiet: QuietSlice, artifact: Path) -> tuple[Latency, ...]:
     """Time ONNX Runtime on the cores of the quiet slice, where those are this machine's."""
-    cores = ending.cores
-    if not cores or not isinstance(ending.model.graph, OnnxGraph):
+    if not ending.cores or not isinstance(ending.model.graph, OnnxGraph):
         return ()
-    ending.say("timing ONNX Runtime on the same cores")
+    ending.say("timing ONNX Runtime on the same cores, in turns with the tuned model")
     sample = next(iter(ending.plan.samples), None)
-    return (
-        onnxruntime_latency(
-            ending.model, threads=len(cores), cores=cores, profile=MODEL, sample=sample
-        ),
+    return onnxruntime.timed_beside(
+        quiet, str(artifact), ending.model, cores=ending.cores, sample=sample
     )
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,15 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tunerd.errors import ModelError
-from tunerd.frontend.onnx.onnx_graph import OnnxGraph
-from tunerd.frontend.onnx.reference import Reference
 from tunerd.system.arrays import (
     MODEL_TOLERANCES,
     PRECISION_TOLERANCES,
     verification_inputs,
 )
-from tunerd.vocabulary import Arrays, Model, Profile, Ways
-from tunerd.vocabulary.outcome import Accuracy, Latency, Verification
+from tunerd.vocabulary import Arrays, Model, Ways
+from tunerd.vocabulary.outcome import Accuracy, Verification
 from tunerd.vocabulary.verdict import Correctness, Verdict
 
 # How much farther than rounded weights move an output all rounding may: weights are rounded once,
@@ -38,7 +33,6 @@ MIN_SPREAD = 10.0
 _LEAST_CLASSES = 3  # of an output of a rank of two, that its values are scores of classes
 _FEW = 0.01  # of the elements of a quantised output, that may be off by a step
 _MANY = 0.05  # of them, where rounding moves some by several
-_MAX_CALLS_PER_SAMPLE = 10_000
 
 
 def verify(
@@ -364,56 +358,3 @@ def _references(model: Model, inputs: Sequence[Arrays]) -> list[Arrays]:
             f"{model.graph.reference} cannot run {model.name}, so nothing tells whether the tuned "
             f"model is right: {error}"
         ) from error
-
-
-def onnxruntime_latency(
-    model: Model,
-    *,
-    threads: int,
-    cores: Sequence[int],
-    profile: Profile,
-    sample: Arrays | None = None,
-) -> Latency:
-    """Measure ONNX Runtime, fully optimized, with `threads` threads on `cores`.
-
-    It runs in a thread of its own that is bound to the cores, as are the threads that it starts;
-    the caller's affinity stays.
-    """
-    graph = model.graph
-    assert isinstance(graph, OnnxGraph)  # it runs nothing else
-    samples: list[float] = []
-    errors: list[BaseException] = []
-
-    def measure() -> None:
-        try:
-            os.sched_setaffinity(0, cores)  # of this thread alone; its children inherit it
-            reference = Reference(graph.proto, threads=threads, optimize=True)
-            inputs = sample or verification_inputs(model.inputs, 0)
-            samples.extend(_samples(lambda: reference.run(inputs), profile))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=measure, name="onnxruntime")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return Latency("onnxruntime", tuple(samples))
-
-
-def _samples(call: Callable[[], object], profile: Profile) -> list[float]:
-    call()
-    started = time.perf_counter()
-    call()
-    once = max(time.perf_counter() - started, 1e-7)
-    calls = min(max(1, math.ceil(profile.min_sample_secs / once)), _MAX_CALLS_PER_SAMPLE)
-    samples: list[float] = []
-    deadline = time.perf_counter() + profile.max_total_secs
-    while len(samples) < profile.max_samples:
-        if len(samples) >= profile.min_samples and time.perf_counter() >= deadline:
-            break
-        started = time.perf_counter()
-        for _ in range(calls):
-            call()
-        samples.append((time.perf_counter() - started) / calls)
-    return samples
