@@ -28,6 +28,7 @@ from lab.lab import made_by, ratio, table, write
 Size = tuple[int, ...]  # height, width, channels in and out, kernel height and width
 
 PROFILED, ROUNDS, CALLS = 60, 30, 4
+REST_SECS = 0.2
 
 
 def session(model: Path, threads: int, profile: str = "") -> Any:
@@ -94,15 +95,26 @@ def size_of_task(shapes: list[tuple[int, ...]]) -> Size | None:
     return (height, width, of_in, out, down, across)
 
 
-def in_turns(tuned: Any, other: Any, inputs: dict[str, Any]) -> dict[str, list[float]]:
+def in_turns(
+    tuned: Any, other: Any, inputs: dict[str, Any], threads: int
+) -> dict[str, list[float]]:
     """Return samples of a tuned model and a session, in turns."""
+
+    def rest() -> None:
+        if threads > 1:  # threads of both spin behind a call, on the other's cores
+            time.sleep(REST_SECS)
+
     secs: dict[str, list[float]] = {"tunerd": [], "ONNX Runtime": []}
     for _ in range(ROUNDS):
+        tuned.timed_calls(inputs, 1)
         secs["tunerd"].append(tuned.timed_calls(inputs, CALLS) / CALLS)
+        rest()
+        other.run(None, inputs)
         since = time.perf_counter()
         for _ in range(CALLS):
             other.run(None, inputs)
         secs["ONNX Runtime"].append((time.perf_counter() - since) / CALLS)
+        rest()
     return secs
 
 
@@ -149,7 +161,7 @@ def main() -> None:
         **made_by(),
         "threads": threads,
         "rows": rows,
-        "secs": in_turns(tuned, session(options.model, threads), inputs),
+        "secs": in_turns(tuned, session(options.model, threads), inputs, threads),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     write(options.out / "against.json", document, indent=None)
