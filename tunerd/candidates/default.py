@@ -1,7 +1,8 @@
 """The default schedule of a task: what every other candidate is compared with.
 
-DLight's schedule on CUDA. On llvm it is the module as it is, which TVM's lowering turns into plain
-loops: DLight has too few rules for CPUs. Its recipe is empty.
+DLight's schedule on CUDA, which has too few rules for CPUs. On llvm sums of products are cut for
+the vector registers by the template's estimate, and everything else is the module as it is, which
+TVM's lowering turns into plain loops. Its recipe is empty.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tunerd.candidates.base import (
     SearchSettings,
     module_of,
 )
+from tunerd.candidates.registers.sums import first_cut
 from tunerd.candidates.tensor_intrinsics import load_tensor_intrinsics
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
@@ -91,13 +93,14 @@ class _OnlyDefault(Search):
 def default_schedule(mod: IRModule, target: Target) -> IRModule:
     """Schedule every function of `mod` that has no schedule as the default of its target.
 
-    On CUDA by DLight's rules. Where these raise, or make what TVM cannot lower, as of grouped 1x1
-    convolutions, a function gets DLight's simplest rule. Raises ValueError where that fails, too.
+    On llvm by the template of registers, where it takes the function. On CUDA by DLight's rules.
+    Where these raise, or make what TVM cannot lower, as of grouped 1x1 convolutions, a function
+    gets DLight's simplest rule. Raises ValueError where that fails, too.
     """
-    if target.kind.name != "cuda":
-        return mod
     import tvm
+    import tvm_ffi
 
+    rules = _by_dlight if target.kind.name == "cuda" else _cut_for_registers
     open_ = [
         (var, func)
         for var, func in mod.functions_items()
@@ -106,7 +109,14 @@ def default_schedule(mod: IRModule, target: Target) -> IRModule:
 
     def work(each: tuple[GlobalVar, PrimFunc]) -> tuple[GlobalVar, PrimFunc]:
         var, func = each
-        return var, _default_of(func, str(var.name_hint), target)
+        known = (int(tvm_ffi.structural_hash(func)), str(target))
+        with _lock:
+            found = _defaults.get(known)
+        if found is None:
+            found = rules(func, str(var.name_hint), target)
+            with _lock:
+                _defaults[known] = found
+        return var, found
 
     if len(open_) == 1:  # without a pool, whose threads a process waits for when it ends
         scheduled = dict(map(work, open_))
@@ -118,15 +128,23 @@ def default_schedule(mod: IRModule, target: Target) -> IRModule:
     return mod
 
 
-def _default_of(func: PrimFunc, name: str, target: Target) -> PrimFunc:
+def _cut_for_registers(func: PrimFunc, name: str, target: Target) -> PrimFunc:
+    """Return sums of products as the template of registers cuts them first; all else as it is."""
     import tvm
-    import tvm_ffi
+
+    made = first_cut(tvm.IRModule({ENTRY: func}), target)
+    if made is None:
+        return func
+    entry = made[ENTRY]
+    for key, value in (func.attrs or {}).items():
+        entry = entry.with_attr(key, value)
+    return entry.with_attr("tirx.is_scheduled", True)
+
+
+def _by_dlight(func: PrimFunc, name: str, target: Target) -> PrimFunc:
+    import tvm
     from tvm.s_tir import dlight
 
-    known = (int(tvm_ffi.structural_hash(func)), str(target))
-    with _lock:
-        if known in _defaults:
-            return _defaults[known]
     if {"float16", "int8"} & {str(param.dtype) for param in func.params}:
         load_tensor_intrinsics()  # which DLight's products in these types import
     simplest = dlight.gpu.Fallback()
@@ -149,7 +167,5 @@ def _default_of(func: PrimFunc, name: str, target: Target) -> PrimFunc:
             problem = next(iter(str(error).strip().splitlines()), type(error).__name__)
             log.info("%s: no default by %d rules: %s", name, len(rules), problem)
             continue
-        with _lock:
-            _defaults[known] = mod[ENTRY]
         return mod[ENTRY]
     raise ValueError(f"DLight has no schedule of {name} that TVM can lower: {problem}")

@@ -16,11 +16,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.nests.blocks import REDUCE, blocks_of
+from tunerd.candidates.registers import units
 from tunerd.candidates.registers.units import Unit, is_shifted, operands
 from tunerd.vocabulary import Layout
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
+    from tvm.target import Target
 
 _MOST_ROWS, _MOST_VECTORS = 16, 16
 _L1_BYTES, _L2_BYTES = 32 << 10, 1 << 20
@@ -192,6 +194,19 @@ class Sums:
         schedule = Schedule(mod, error_render_level="fast")
         _Scheduling(schedule, self, cut).run()
         return schedule.mod
+
+
+def first_cut(mod: IRModule, target: Target) -> IRModule | None:
+    """Return the module of a function as its estimate would cut it; None where it has no sums."""
+    cores = int(target.attrs.get("num-cores", 1))
+    for make in (units.fma, lambda _: units.vnni()):
+        try:
+            found = Sums.of(mod, make(target), cores)
+        except ValueError:
+            continue
+        best = min(found.tiles(), key=lambda cut: found.estimated_secs(cut, 0.0), default=None)
+        return None if best is None else found.scheduled(mod, best)
+    return None
 
 
 def _is_elementwise(block: Any) -> bool:
