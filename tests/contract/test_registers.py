@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
-from tunerd.candidates.base import BATCH, SearchSettings
+from tunerd.candidates.base import BATCH, ENTRY, SearchSettings, module_of
+from tunerd.candidates.default import default_schedule
 from tunerd.candidates.registers.source import PACKED, TEMPLATE, FmaSource, Recipe
 from tunerd.candidates.registers.sums import Sums
 from tunerd.frontend.relax.lowering import lower
@@ -31,7 +33,7 @@ from tunerd.runs.finals.verify import verify
 from tunerd.system.cores import cpu_field
 from tunerd.system.targets import cpu_target_json
 from tunerd.testing.kernels import matmul_task, task_of
-from tunerd.testing.sources import ran
+from tunerd.testing.sources import ran, ran_in_plain_loops
 from tunerd.vocabulary import (
     FMA,
     Candidate,
@@ -102,6 +104,12 @@ def result_of(task: Task, candidate: Candidate, folder: Path) -> np.ndarray:
     return np.asarray(ran(built(build_candidate(task, candidate)), task, own))
 
 
+def right_of(task: Task, folder: Path) -> np.ndarray:
+    apart = folder / "plain"
+    apart.mkdir()
+    return np.asarray(ran_in_plain_loops(task, apart))
+
+
 def sums_of(task: Task) -> Sums:
     templates = SOURCE.templates_of(task)
     assert not isinstance(templates, str), templates
@@ -109,11 +117,11 @@ def sums_of(task: Task) -> Sums:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_each_way_to_cut_computes_what_the_default_does(name: str, tmp_path: Path) -> None:
+def test_each_way_to_cut_computes_what_plain_loops_do(name: str, tmp_path: Path) -> None:
     task = replace(TASKS[name](cpu_target_json(2)), weight_args=(1,))
     templates = SOURCE.templates_of(task)
     assert not isinstance(templates, str)
-    right = result_of(task, default_candidate(task), tmp_path)
+    right = right_of(task, tmp_path)
     for template, sums in templates.items():
         cuts = list(sums.tiles())
         for cut in {*random.Random(3).sample(cuts, min(4, len(cuts))), min(cuts), max(cuts)}:
@@ -128,7 +136,7 @@ def test_a_kernel_reads_its_weights_where_their_layout_puts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = replace(TASKS["3x3 and a bias"](cpu_target_json(2)), weight_args=(1,))
-    right = result_of(task, default_candidate(task), tmp_path)
+    right = right_of(task, tmp_path)
     templates = SOURCE.templates_of(task)
     assert not isinstance(templates, str)
     cut = min(templates[PACKED].tiles())
@@ -148,12 +156,53 @@ def test_a_kernel_reads_its_weights_where_their_layout_puts_them(
 @pytest.mark.parametrize("name", ["3x3 and a bias", "a product"])
 def test_a_cut_for_shorter_vectors_computes_the_same(name: str, tmp_path: Path) -> None:
     task = replace(TASKS[name](llvm("haswell")), weight_args=(1,))
-    right = result_of(task, default_candidate(task), tmp_path)
+    right = right_of(task, tmp_path)
     found = SOURCE.search(SearchSettings(seed=1, threads=1)).propose(task, BATCH).candidates
     assert found
     for candidate in found:
         got = result_of(task, candidate, tmp_path)
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_by_default_sums_are_cut_as_the_estimate_says(name: str, tmp_path: Path) -> None:
+    task = TASKS[name](cpu_target_json(2))
+    sums = sums_of(task)
+    best = min(sums.estimated_secs(cut, 0.0) for cut in sums.tiles())
+    mod = module_of(task)
+    made = default_schedule(mod, tvm_target(task))
+    assert made[ENTRY].attrs["tirx.is_scheduled"]
+    fitting = [cut for cut in sums.tiles() if sums.estimated_secs(cut, 0.0) == best]
+    assert any(same_code(sums.scheduled(mod, cut), made) for cut in fitting)
+    assert default_schedule(made, tvm_target(task)) is made
+    got = result_of(task, default_candidate(task), tmp_path)
+    np.testing.assert_allclose(got, right_of(task, tmp_path), rtol=1e-5, atol=1e-5)
+
+
+def test_by_default_what_has_no_sums_stays_as_it_is() -> None:
+    load_tvm()
+    from tvm import te, topi
+
+    target = cpu_target_json(2)
+    data = te.placeholder((8, 40), name="data")
+    task = task_of([data, topi.exp(data)], target)
+    mod = module_of(task)
+    assert default_schedule(mod, tvm_target(task)) is mod
+
+
+def tvm_target(task: Task) -> Any:
+    import tvm
+
+    return tvm.target.Target(task.target.json)
+
+
+def same_code(one: Any, other: Any) -> bool:
+    import tvm_ffi
+
+    mark = "tirx.is_scheduled"
+    return bool(
+        tvm_ffi.structural_equal(one[ENTRY].without_attr(mark), other[ENTRY].without_attr(mark))
+    )
 
 
 def test_weights_that_the_model_computes_are_not_packed() -> None:

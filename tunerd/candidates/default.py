@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_defaults: dict[tuple[int, str], PrimFunc] = {}  # by structural hash and target
+_defaults: dict[tuple[int, str], PrimFunc | None] = {}  # by structural hash and target
 _lock = threading.Lock()
 
 
@@ -107,34 +107,41 @@ def default_schedule(mod: IRModule, target: Target) -> IRModule:
         if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get("tirx.is_scheduled")
     ]
 
-    def work(each: tuple[GlobalVar, PrimFunc]) -> tuple[GlobalVar, PrimFunc]:
+    def work(each: tuple[GlobalVar, PrimFunc]) -> tuple[GlobalVar, PrimFunc | None]:
         var, func = each
         known = (int(tvm_ffi.structural_hash(func)), str(target))
         with _lock:
-            found = _defaults.get(known)
-        if found is None:
-            found = rules(func, str(var.name_hint), target)
-            with _lock:
-                _defaults[known] = found
-        return var, found
+            if known in _defaults:
+                return var, _defaults[known]
+        made = rules(func, str(var.name_hint), target)
+        with _lock:
+            _defaults[known] = made
+        return var, made
 
     if len(open_) == 1:  # without a pool, whose threads a process waits for when it ends
-        scheduled = dict(map(work, open_))
+        made = dict(map(work, open_))
     else:
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            scheduled = dict(pool.map(work, open_))
+            made = dict(pool.map(work, open_))
+    scheduled = {var: func for var, func in made.items() if func is not None}
+    if not scheduled:
+        return mod
     mod = mod.clone()
     mod.update(tvm.IRModule(scheduled))
     return mod
 
 
-def _cut_for_registers(func: PrimFunc, name: str, target: Target) -> PrimFunc:
-    """Return sums of products as the template of registers cuts them first; all else as it is."""
+def _cut_for_registers(func: PrimFunc, name: str, target: Target) -> PrimFunc | None:
+    """Return sums of products as the template of registers cuts them first; None for all else."""
     import tvm
 
-    made = first_cut(tvm.IRModule({ENTRY: func}), target)
+    try:
+        made = first_cut(tvm.IRModule({ENTRY: func}), target)
+    except Exception as error:  # of a primitive of TVM's, which may take no such loops
+        log.info("%s: it is not cut for the registers: %s", name, error)
+        return None
     if made is None:
-        return func
+        return None
     entry = made[ENTRY]
     for key, value in (func.attrs or {}).items():
         entry = entry.with_attr(key, value)

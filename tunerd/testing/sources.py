@@ -12,7 +12,7 @@ import pytest
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
-from tunerd.candidates.base import CandidateSource, SearchSettings
+from tunerd.candidates.base import CandidateSource, LoweredKernel, SearchSettings, module_of
 from tunerd.system.targets import cuda_target
 from tunerd.testing.kernels import built, matmul_task
 from tunerd.vocabulary import (
@@ -65,6 +65,12 @@ def ran(build: Build, of: Task, folder: Path) -> Any:
     inputs = map(tvm.runtime.tensor, arrays)
     tvm.runtime.load_module(str(path))["main"](*inputs, output)
     return output.numpy()
+
+
+def ran_in_plain_loops(task: Task, folder: Path) -> Any:
+    """Run a task without any schedule for this machine's CPU here."""
+    plain = LoweredKernel(module_of(task))
+    return ran(built(build_candidate(task, default_candidate(task), lowered=plain)), task, folder)
 
 
 class SourceContract:
@@ -120,7 +126,7 @@ class SourceContract:
         if not runs_here:
             assert [built(build_candidate(task, c)) for c in proposed(source, task)[:2]]
             return
-        reference = ran(built(build_candidate(task, default_candidate(task))), task, tmp_path)
+        reference = ran_in_plain_loops(task, tmp_path)
         for number, candidate in enumerate(proposed(source, task)[:2]):
             folder = tmp_path / str(number)
             folder.mkdir()
