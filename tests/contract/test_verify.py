@@ -211,6 +211,18 @@ def timed(secs: float, of: Profile) -> Measurement:
     return Measurement((secs,) * of.max_samples, 1, of.name, "a slice", 1)
 
 
+def test_onnxruntime_runs_as_many_requests_as_a_launch_of_the_artifact_has(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    usual = Reference.run
+    monkeypatch.setattr(Reference, "run", lambda *given: ran.append(1) or usual(*given))
+    profile = Profile("test", max_samples=4, min_sample_secs=0.0)
+    cores = (min(os.sched_getaffinity(0)),)
+    in_turns(model, lambda of: [timed(1e-3, of)], cores=cores, requests=3, profile=profile)
+    assert len(ran) == 3 * (2 + 1 + 4)  # to know what a call takes, to wake its threads, samples
+
+
 @pytest.mark.parametrize("secs", [10.0, 1e-9])
 def test_where_time_is_over_a_turn_is_enough_of_what_is_far_from_onnxruntime(
     model: Model, secs: float

@@ -266,7 +266,12 @@ def _beside_onnxruntime(ending: Ending, quiet: QuietSlice, artifact: Path) -> tu
     ending.say("timing ONNX Runtime on the same cores, in turns with the tuned model")
     sample = next(iter(ending.plan.samples), None)
     return onnxruntime.timed_beside(
-        quiet, str(artifact), ending.model, cores=ending.cores, sample=sample
+        quiet,
+        str(artifact),
+        ending.model,
+        cores=ending.cores,
+        sample=sample,
+        requests=ending.tenants or 1,
     )
 
 

@@ -38,6 +38,7 @@ def timed_beside(
     *,
     cores: Sequence[int],
     sample: Arrays | None = None,
+    requests: int = 1,
     profile: Profile = MODEL,
 ) -> tuple[Latency, ...]:
     """Return the samples of ONNX Runtime, fully optimized, and of an artifact, in turns.
@@ -49,12 +50,13 @@ def timed_beside(
     Args:
         cores: of the quiet slice.
         sample: its inputs; random ones if not given.
+        requests: of a launch of the artifact; ONNX Runtime runs as many one after the other.
     """
 
     def tuned(of: Profile) -> Results:
         return quiet.compare_models((artifact,), of)
 
-    return in_turns(model, tuned, cores=cores, sample=sample, profile=profile)
+    return in_turns(model, tuned, cores=cores, sample=sample, requests=requests, profile=profile)
 
 
 def in_turns(
@@ -63,6 +65,7 @@ def in_turns(
     *,
     cores: Sequence[int],
     sample: Arrays | None = None,
+    requests: int = 1,
     profile: Profile = MODEL,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Latency, ...]:
@@ -71,7 +74,7 @@ def in_turns(
     ours: list[float] = []
     theirs: list[float] = []
     with ThreadPoolExecutor(1, "onnxruntime") as thread:
-        session = thread.submit(_Session, model, cores, sample, profile).result()
+        session = thread.submit(_Session, model, cores, sample, requests, profile).result()
         ends_at = time.monotonic() + 2 * profile.max_total_secs
         for done in range(min(_MOST_TURNS, math.ceil(profile.max_samples / _TURN))):
             if time.monotonic() >= ends_at and (done > 1 or (done and _is_far(ours, theirs))):
@@ -95,13 +98,18 @@ class _Session:
     """A session on some cores. All of it happens in one thread, from which others inherit them."""
 
     def __init__(
-        self, model: Model, cores: Sequence[int], sample: Arrays | None, profile: Profile
+        self,
+        model: Model,
+        cores: Sequence[int],
+        sample: Arrays | None,
+        requests: int,
+        profile: Profile,
     ) -> None:
         graph = model.graph
         assert isinstance(graph, OnnxGraph)  # it runs nothing else
         os.sched_setaffinity(0, cores)
         self._reference = Reference(graph.proto, threads=len(cores), optimize=True)
-        self._inputs = sample or verification_inputs(model.inputs, 0)
+        self._inputs, self._requests = sample or verification_inputs(model.inputs, 0), requests
         self._secs(1)
         once = max(self._secs(1), 1e-7)
         self._calls = min(max(1, math.ceil(profile.min_sample_secs / once)), _MOST_CALLS)
@@ -113,6 +121,6 @@ class _Session:
 
     def _secs(self, calls: int) -> float:
         started = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(calls * self._requests):
             self._reference.run(self._inputs)
         return (time.perf_counter() - started) / calls
