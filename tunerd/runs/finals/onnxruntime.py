@@ -67,7 +67,6 @@ def in_turns(
     sample: Arrays | None = None,
     requests: int = 1,
     profile: Profile = MODEL,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Latency, ...]:
     """Do what `timed_beside` does; `tuned` times the artifact as a profile says."""
     turn = replace(profile, min_samples=_TURN, max_samples=_TURN)
@@ -79,13 +78,13 @@ def in_turns(
         for done in range(min(_MOST_TURNS, math.ceil(profile.max_samples / _TURN))):
             if time.monotonic() >= ends_at and (done > 1 or (done and _is_far(ours, theirs))):
                 break
+            if len(cores) > 1:
+                time.sleep(_SPIN_SECS)
             (result,) = tuned(turn)
             if isinstance(result, Failure):
                 raise InfrastructureError(f"the tuned model could not be timed: {result.message}")
             ours += result.run_secs
             theirs += thread.submit(session.turn).result()
-            if len(cores) > 1:
-                sleep(_SPIN_SECS)
     return Latency(ONNXRUNTIME, tuple(theirs)), Latency(TUNED_BESIDE_ONNXRUNTIME, tuple(ours))
 
 
