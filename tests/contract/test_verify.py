@@ -30,7 +30,7 @@ from tunerd.vocabulary import (
     TensorSpec,
     Ways,
 )
-from tunerd.vocabulary.outcome import ONNXRUNTIME, TUNED_BESIDE_ONNXRUNTIME
+from tunerd.vocabulary.outcome import BY_ONNX_RUNTIME, TUNED_BESIDE_ONNX_RUNTIME
 from tunerd.vocabulary.verdict import Correctness, Verdict
 
 Run = Callable[[Arrays], Arrays]
@@ -201,7 +201,7 @@ def test_onnxruntime_is_sampled_on_the_cores_given_and_the_caller_keeps_its_own(
     found = in_turns(model, tuned, cores=(min(before),), profile=profile)
     assert os.sched_getaffinity(0) == before
     theirs, ours = found
-    assert (theirs.name, ours.name) == (ONNXRUNTIME, TUNED_BESIDE_ONNXRUNTIME)
+    assert (theirs.name, ours.name) == (BY_ONNX_RUNTIME, TUNED_BESIDE_ONNX_RUNTIME)
     assert len(theirs.run_secs) == len(ours.run_secs) == 8  # 6 at most, by 4 in a turn
     assert len(asked) == 2
     assert all(secs > 0 for secs in theirs.run_secs)

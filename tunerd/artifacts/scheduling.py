@@ -14,7 +14,7 @@ from tunerd.artifacts.in_place import InPlace, NotInPlace, in_place
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import ENTRY, DeviceKernel, LoweredKernel
-from tunerd.candidates.default import default_schedule
+from tunerd.candidates.default import default_schedule, scheduled_as
 from tunerd.errors import InputError, ModelError
 from tunerd.frontend.relax.joins import Joins, joins_of
 from tunerd.frontend.tasks import like
@@ -115,7 +115,7 @@ def _scheduled(
         if kernel.symbol or kernel.layouts:
             foreign[each.var] = kernel
         else:
-            scheduled[each.var] = _scheduled_kernel(mod[each.var], kernel)
+            scheduled[each.var] = scheduled_as(mod[each.var], kernel.mod[ENTRY])
     missing = sorted(task_id for task_id in wanted if hits[task_id] == 0)
     if missing:
         raise InputError(
@@ -217,11 +217,3 @@ def _lowered(each: _Covered, lanes: int | None) -> LoweredKernel | NotInPlace:
             f"the schedule {winner.candidate_id} does not apply to task {task.name} "
             f"({task.task_id}): {reason}; tune the task again"
         ) from error
-
-
-def _scheduled_kernel(func: PrimFunc, lowered: LoweredKernel) -> PrimFunc:
-    best = lowered.mod[ENTRY]
-    best = best.without_attr("global_symbol")  # the model's name for it comes with its linking
-    for key, value in (func.attrs or {}).items():
-        best = best.with_attr(key, value)
-    return best.with_attr("tirx.is_scheduled", True)

@@ -140,12 +140,15 @@ def _cut_for_registers(func: PrimFunc, name: str, target: Target) -> PrimFunc | 
     except Exception as error:  # of a primitive of TVM's, which may take no such loops
         log.info("%s: it is not cut for the registers: %s", name, error)
         return None
-    if made is None:
-        return None
-    entry = made[ENTRY]
+    return None if made is None else scheduled_as(func, made[ENTRY])
+
+
+def scheduled_as(func: PrimFunc, made: PrimFunc) -> PrimFunc:
+    """Return what was made of a function in its place: with its attributes, and as scheduled."""
+    made = made.without_attr("global_symbol")  # the model's name for it comes with its linking
     for key, value in (func.attrs or {}).items():
-        entry = entry.with_attr(key, value)
-    return entry.with_attr("tirx.is_scheduled", True)
+        made = made.with_attr(key, value)
+    return made.with_attr("tirx.is_scheduled", True)
 
 
 def _by_dlight(func: PrimFunc, name: str, target: Target) -> PrimFunc:

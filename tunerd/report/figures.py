@@ -14,10 +14,10 @@ from tunerd.stats.paired import SAME_WITHIN, compare
 from tunerd.system.text import TIMES, count_text, duration_text, is_known, ratio_texts, significant
 from tunerd.vocabulary import unit_name
 from tunerd.vocabulary.outcome import (
+    BY_ONNX_RUNTIME,
     ONNX_RUNTIME,
-    ONNXRUNTIME,
     PYTORCH,
-    TUNED_BESIDE_ONNXRUNTIME,
+    TUNED_BESIDE_ONNX_RUNTIME,
     TUNED_BESIDE_PYTORCH,
     Accuracy,
     Comparison,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 LATENCY_NAMES = {  # in the order in which they are shown
     **PYTORCH,
     TUNED_BESIDE_PYTORCH: "Tuned by tunerd, in turns with PyTorch",
-    ONNXRUNTIME: ONNX_RUNTIME,
-    TUNED_BESIDE_ONNXRUNTIME: f"Tuned by tunerd, in turns with {ONNX_RUNTIME}",
+    BY_ONNX_RUNTIME: ONNX_RUNTIME,
+    TUNED_BESIDE_ONNX_RUNTIME: f"Tuned by tunerd, in turns with {ONNX_RUNTIME}",
     "tuned": "Tuned by tunerd",
     "default": "Default schedules",
 }
@@ -179,7 +179,7 @@ def rivals(outcome: Outcome) -> tuple[Rival, ...]:
 
 
 def _over_onnxruntime(outcome: Outcome) -> Comparison | None:
-    base, beside = timing(outcome, ONNXRUNTIME), timing(outcome, TUNED_BESIDE_ONNXRUNTIME)
+    base, beside = timing(outcome, BY_ONNX_RUNTIME), timing(outcome, TUNED_BESIDE_ONNX_RUNTIME)
     if base.run_secs and beside.run_secs:
         return compare(base.run_secs, beside.run_secs)
     return not_in_turns(base, timing(outcome, "tuned"))

@@ -28,9 +28,9 @@ from tunerd.system.text import (
     secs_text,
 )
 from tunerd.vocabulary.outcome import (
+    BY_ONNX_RUNTIME,
     ONNX_RUNTIME,
-    ONNXRUNTIME,
-    TUNED_BESIDE_ONNXRUNTIME,
+    TUNED_BESIDE_ONNX_RUNTIME,
     Comparison,
     Latency,
     Outcome,
@@ -45,7 +45,7 @@ _ENDINGS: dict[SpeedVerdict, str] = {
     Verdict.SAME: ": no difference of more than 1%",
     Verdict.CANNOT_TELL: ": the samples cannot tell which is faster",
 }
-_STYLED = ("tuned", "default", ONNXRUNTIME)  # latencies with a colour of their own
+_STYLED = ("tuned", "default", BY_ONNX_RUNTIME)  # latencies with a colour of their own
 
 
 # --- before and after --------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def latency_section(outcome: Outcome | None) -> Section:
         "with 95%. Tuned and default were timed in turns"
     )
     if ONNX_RUNTIME in names:
-        is_beside = any(la.name == TUNED_BESIDE_ONNXRUNTIME for la in outcome.latencies)
+        is_beside = any(la.name == TUNED_BESIDE_ONNX_RUNTIME for la in outcome.latencies)
         turns = " in turns with the tuned model once more" if is_beside else " after them"
         about += f", ONNX Runtime{turns} on the same cores"
     if any(name != ONNX_RUNTIME for name in names):

@@ -25,7 +25,7 @@ PYTORCH = {
     COMPILED: "torch.compile",
 }
 TUNED_BESIDE_PYTORCH = "tuned beside pytorch"  # the tuned model's, in turns with these
-ONNXRUNTIME, TUNED_BESIDE_ONNXRUNTIME = "onnxruntime", "tuned beside onnxruntime"
+BY_ONNX_RUNTIME, TUNED_BESIDE_ONNX_RUNTIME = "onnxruntime", "tuned beside onnxruntime"
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from tunerd.runs.finals.faults import Results
 from tunerd.runs.finals.quiet_slice import QuietSlice
 from tunerd.system.arrays import verification_inputs
 from tunerd.vocabulary import MODEL, Arrays, Failure, Model, Profile
-from tunerd.vocabulary.outcome import ONNXRUNTIME, TUNED_BESIDE_ONNXRUNTIME, Latency
+from tunerd.vocabulary.outcome import BY_ONNX_RUNTIME, TUNED_BESIDE_ONNX_RUNTIME, Latency
 
 _TURN = 4  # samples of each in a turn; each turn calls a model a few times before
 _MOST_TURNS = 6
 _MOST_CALLS = 10_000  # of a sample
 _FAR = 2.0  # times as long
-_SPIN_SECS = 0.06  # its threads spin for 40 ms (1.23, two cores)
+_SPIN_SECS = 0.06  # its threads spin for 40 ms (1.32, two cores)
 
 
 def timed_beside(
@@ -85,7 +85,7 @@ def in_turns(
                 raise InfrastructureError(f"the tuned model could not be timed: {result.message}")
             ours += result.run_secs
             theirs += thread.submit(session.turn).result()
-    return Latency(ONNXRUNTIME, tuple(theirs)), Latency(TUNED_BESIDE_ONNXRUNTIME, tuple(ours))
+    return Latency(BY_ONNX_RUNTIME, tuple(theirs)), Latency(TUNED_BESIDE_ONNX_RUNTIME, tuple(ours))
 
 
 def _is_far(ours: Sequence[float], theirs: Sequence[float]) -> bool:
