@@ -9,8 +9,10 @@ callers. Where a policy refuses some of what comes, which takes it a while, what
 decided about first, and some arrivals after that: the others have their turn when the thread has
 looked at the device again.
 
-To wake a thread takes longer than a decision. So where the dispatcher's sleeps, who sends a request
-by itself decides about it, in their own thread, and it is told afterwards.
+To wake a thread takes longer than a decision. So where requests are rare and the dispatcher's
+sleeps, who sends one decides about it, in their own thread, and it is told afterwards. Where they
+are not, senders would wait for each other's launches, and the dispatcher for the interpreter: of
+simulated graphs with a driver's calls an engine serves 8% fewer so (results/colocation).
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ log = logging.getLogger(__name__)
 _TICK_SECS = 0.05  # how late an eviction may be noticed
 _ARRIVALS = 16  # of a turn, where some may be refused
 _COMPANY_SECS = 2e-4  # between two requests of which the second is not alone
+_RARE_SECS = 4e-4  # between two requests, on average of late, where they are rare
+_LONGEST_SECS, _PART = 10 * _RARE_SECS, 1 / 8  # that counts, and of the last one in the average
 
 Answer = Arrays | Exception
 AnyFuture = Future[Arrays] | asyncio.Future[Arrays]
@@ -107,6 +111,7 @@ class Dispatcher:
         self._is_ending = False
         self._is_asleep = False
         self._took_at = -math.inf  # the last request
+        self._gap_secs = _LONGEST_SECS  # between requests, on average of late
         self._deciding = threading.Lock()  # held by who tells the scheduler or the place something
         self._loader = Loader(place, self._inbox.put)
         self._thread = threading.Thread(target=self._work, name="tunerd-dispatcher", daemon=True)
@@ -115,11 +120,13 @@ class Dispatcher:
     def take(self, request: Request, inputs: Arrays, future: AnyFuture) -> None:
         """Take a request; requests are to be taken one after the other, by their numbers.
 
-        It is decided about here where the dispatcher's thread sleeps, and no others came shortly
-        before: that thread takes these in one turn, which costs less.
+        It is decided about here where requests are rare, none came shortly before, and the
+        dispatcher's thread sleeps.
         """
-        is_alone = request.arrived_at >= self._took_at + _COMPANY_SECS
+        gap_secs = min(request.arrived_at - self._took_at, _LONGEST_SECS)
         self._took_at = request.arrived_at
+        self._gap_secs += _PART * (gap_secs - self._gap_secs)
+        is_alone = gap_secs >= _COMPANY_SECS and self._gap_secs >= _RARE_SECS
         loop = future.get_loop() if isinstance(future, asyncio.Future) else None
         self._asked[request.request_id] = _Asked(request, inputs, future, loop)
         if not (is_alone and self._is_asleep and self._is_decided(request)):

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.colocation.simulated import make_artifact, simulated_places
+from lab.colocation.simulated import Calls, make_artifact, simulated_places
 from lab.lab import made_by, write
 from tunerd.colocation import Engine, Plan, artifacts
 from tunerd.colocation.buffers import InputBuffers
@@ -192,7 +192,10 @@ def measure(options: argparse.Namespace, folders: Sequence[Path]) -> list[dict[s
     places: dict[str, Any] = {"gpu": lambda: None}
     if not options.artifact:
         places = simulated_places(
-            options.segment_us, options.together, copies_outputs=options.copy_outputs
+            options.segment_us,
+            options.together,
+            calls=Calls(*options.call_us),
+            copies_outputs=options.copy_outputs,
         )
     found = []
     for place, make in places.items():
@@ -255,6 +258,10 @@ def main() -> None:
     parser.add_argument("--place", nargs="+", choices=["free", "graphs"], help="simulated ones")
     parser.add_argument("--policy", default="streams")
     parser.add_argument("--segment-us", type=float, default=500.0, help="of a simulated graph")
+    parser.add_argument("--call-us", type=float, nargs=3, default=(0.0, 0.0, 0.0),
+                        metavar=("LAUNCH", "QUEUE", "QUERY"),
+                        help="of a launch of a simulated graph, what is queued for each request, "
+                        "and a look")  # fmt: skip
     parser.add_argument("--together", type=int, default=1,
                         help="requests of a simulated launch, for --policy space-time")  # fmt: skip
     parser.add_argument("--side", type=int, default=32, help="of a simulated member's image")

@@ -1,18 +1,22 @@
 """Places without a device: the engine and its host alone are measured there.
 
 In one segments end when they are started. The other has the streams of a GPU, whose graphs end
-after a time without doing anything; what the host copies for them is copied.
+after a time without doing anything; what the host copies for them is copied, and what a driver's
+calls take of the thread that makes them may be given.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from tests.lib.fake_gpu import FakeInParts, HostMemory
 from tests.lib.super_models import CONVNET, super_artifact, tenant
@@ -27,6 +31,8 @@ from tunerd.colocation.places.staged import InPieces
 from tunerd.colocation.plan import Member, Proof
 from tunerd.colocation.work import Lane, Seat
 from tunerd.vocabulary import Arrays, TargetSpec
+
+_COPIED_BYTES = 64 << 10  # at a time, for a thread to be busy without the interpreter
 
 
 class FreePlace(Place):
@@ -60,11 +66,55 @@ class FreePlace(Place):
     def close(self) -> None: ...
 
 
+class Calls:
+    """What a driver's calls take of the thread that makes them, in microseconds.
+
+    launch_us: of each launch, while other threads have the interpreter.
+    queue_us: of what is queued around it, and query_us: of each look, while they do not.
+    """
+
+    def __init__(
+        self, launch_us: float = 0.0, queue_us: float = 0.0, query_us: float = 0.0
+    ) -> None:
+        self._queue_secs, self._query_secs = queue_us / 1e6, query_us / 1e6
+        self._from = np.zeros(_COPIED_BYTES, np.uint8)
+        self._to = np.zeros_like(self._from)
+        self._launched = round(launch_us / 1e6 / self._secs_of_a_byte())
+
+    def queue(self) -> None:
+        _spin(self._queue_secs)
+
+    def query(self) -> None:
+        _spin(self._query_secs)
+
+    def launch(self) -> None:
+        left = self._launched  # bytes, for whose copies NumPy gives the interpreter away
+        while left > 0:
+            count = min(left, _COPIED_BYTES)
+            np.copyto(self._to[:count], self._from[:count])
+            left -= count
+
+    def _secs_of_a_byte(self) -> float:
+        took = []
+        for _ in range(100):
+            since = time.perf_counter()
+            np.copyto(self._to, self._from)
+            took.append(time.perf_counter() - since)
+        return statistics.median(took) / _COPIED_BYTES
+
+
+def _spin(secs: float) -> None:
+    if secs:
+        end_at = time.perf_counter() + secs
+        while time.perf_counter() < end_at:
+            pass
+
+
 class SimulatedGpu(GpuContext):
     """copies_outputs: also large ones, which callers else have where they are."""
 
-    def __init__(self, *, copies_outputs: bool = False) -> None:
-        self.copies_outputs = copies_outputs
+    def __init__(self, calls: Calls, *, copies_outputs: bool = False) -> None:
+        self.calls, self.copies_outputs = calls, copies_outputs
         self.driver = self._driver = HostMemory()
         self.name, self.uuid, self.sm_count = "simulated", "GPU-0", 132
         self.busy_until: list[float] = []  # by stream
@@ -107,14 +157,23 @@ class SimulatedGraph(FakeInParts):
     def launch(
         self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
     ) -> None:
-        if not isinstance(given, PinnedArrays):
+        self._take(given)
+        self._queue(stream)
+
+    def _take(self, inputs: Arrays) -> None:
+        self._gpu.calls.queue()
+        if not isinstance(inputs, PinnedArrays):
             for name, buffer in self._buffers.items():
-                buffer[...] = given[name]
+                buffer[...] = inputs[name]
+
+    def _queue(self, stream: int) -> None:
+        self._gpu.calls.launch()
         busy_until = self._gpu.busy_until
         self._ends_at = max(busy_until[stream], time.monotonic()) + self._secs
         busy_until[stream] = self._ends_at
 
     def is_done(self) -> bool:
+        self._gpu.calls.query()
         return time.monotonic() >= self._ends_at
 
     def wait(self) -> None:
@@ -136,10 +195,10 @@ class SimulatedLanes(SimulatedGraph):
     def launch(
         self, given: Any, stream: int, *, bring: int | None = None, fetch: int | None = None
     ) -> None:
-        self._filled, before = len(given), self._gpu.busy_until[stream]
+        self._filled = len(given)
         for _, inputs in given:
-            self._gpu.busy_until[stream] = before  # one launch for all of them
-            super().launch(inputs, stream)
+            self._take(inputs)
+        self._queue(stream)
 
     def read(self) -> Any:
         return self._outputs.read(self._filled)
@@ -182,12 +241,12 @@ class SimulatedModel:
 
 
 def simulated_places(
-    segment_us: float, together: int, *, copies_outputs: bool = False
+    segment_us: float, together: int, *, calls: Calls, copies_outputs: bool = False
 ) -> dict[str, Any]:
     """Return what makes each place: its segments take no time, or graphs so many microseconds."""
 
     def streams() -> Place:
-        gpu, secs = SimulatedGpu(copies_outputs=copies_outputs), segment_us / 1e6
+        gpu, secs = SimulatedGpu(calls, copies_outputs=copies_outputs), segment_us / 1e6
         place = CudaStreamsPlace(
             gpu,
             lambda path: SimulatedModel(gpu, path, secs),
