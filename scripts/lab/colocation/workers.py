@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunerd.system.cuda_driver import CONNECTIONS, ask_for_connections
+from tunerd.system.cuda_driver import ask_for_connections
 
 _ANSWER = "ANSWER "  # before what is meant for us: libraries print, too
 LEAD_SECS = 0.05  # between the word and the moment at which a group begins
@@ -194,8 +194,6 @@ def mps_daemon() -> Iterator[Callable[[int | None], dict[str, str]]]:
 
     def environment(pct: int | None) -> dict[str, str]:
         made = clean_environment() | client_environment(control.pipe_folder, gpu.uuid, pct or 100)
-        # Each has one stream; 24 clients that ask for 32 queues are more than the GPU has.
-        made.pop(CONNECTIONS, None)
         if pct is None:
             del made["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
         return made

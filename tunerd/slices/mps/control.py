@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tunerd.errors import HostError, InfrastructureError
 from tunerd.system import processes
+from tunerd.system.cuda_driver import CONNECTIONS
 from tunerd.system.host import MPS_CONTROL
 from tunerd.system.processes import ProcessId
 
@@ -39,11 +40,15 @@ def client_environment(pipe_folder: Path, gpu_uuid: str, pct: int) -> dict[str, 
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without what would steer CUDA or MPS."""
+    """Return this process's environment without what would steer CUDA or MPS.
+
+    The queues that an engine asks for in this process are not for its clients: each has one stream,
+    and the GPU has queues for few processes with so many.
+    """
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("CUDA_MPS_") and name not in ("CUDA_VISIBLE_DEVICES",)
+        if not name.startswith("CUDA_MPS_") and name not in ("CUDA_VISIBLE_DEVICES", CONNECTIONS)
     }
 
 
