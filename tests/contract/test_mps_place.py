@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,14 +26,16 @@ from tests.lib.place_subjects import (
     void,
 )
 from tunerd.colocation.engine import Engine
-from tunerd.colocation.places import apart
+from tunerd.colocation.places import triers
 from tunerd.colocation.places.base import Done, FaultedApartError
+from tunerd.colocation.places.triers import Triers
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Lane, Seat
-from tunerd.runner.seat_client import SeatClient
+from tunerd.runner.client import ModelRunError, RunnerClient
 from tunerd.slices.cpu import CpuSlice
+from tunerd.system.cuda_driver import CONNECTIONS, ask_for_connections
 from tunerd.system.processes import ProcessId
-from tunerd.vocabulary import SliceSpec
+from tunerd.vocabulary import Failure, Kind, SliceSpec, Stage
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,19 @@ def test_clients_of_mps_have_the_shares_of_their_lanes_and_this_process_is_none(
         pipes = subject.root_of_mps.glob("**/pipe/client-*")
         assert {int(path.name.removeprefix("client-")) for path in pipes} == pids
         assert os.getpid() not in pids
+
+
+def test_clients_of_mps_do_not_ask_for_the_queues_of_an_engine_in_this_process(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CONNECTIONS, raising=False)
+    ask_for_connections()
+    assert CONNECTIONS in os.environ
+    with opened(mps, root) as subject:
+        (lane,) = subject.place.cut([Lane("whole", 100, ("m0",))])
+        subject.load(0, lane)
+        (held,) = runners_of(subject)
+        assert CONNECTIONS.encode() not in Path(f"/proc/{held.pid}/environ").read_bytes()
 
 
 def test_a_client_of_mps_is_evicted_by_the_daemon_and_its_neighbours_go_on(root: Path) -> None:
@@ -120,47 +136,87 @@ def test_who_may_be_to_blame_runs_apart_and_who_is_has_a_name_after_one_restart(
         assert subject.journal().count("daemon start") == 2
 
 
+SEAT = Seat("bad", "stream-0")
+ROWS, FAR = {"row": np.arange(4)}, {"row": np.full(4, 1 << 40)}
+
+
+@pytest.fixture
+def tried(bad: Path) -> Triers:
+    made = SliceSpec("apart", "cpu", 100, cores=tuple(sorted(os.sched_getaffinity(0))))
+    return Triers(lambda: CpuSlice(made), lambda seat: bad)
+
+
 def test_what_faults_apart_or_does_not_end_there_is_a_fault_of_its_own(
-    bad: Path, monkeypatch: pytest.MonkeyPatch
+    tried: Triers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = SliceSpec("apart", "cpu", 100, cores=tuple(sorted(os.sched_getaffinity(0))))
-    rows, runs = {"row": np.arange(4)}, apart.Apart(1)
-    found = runs.run(CpuSlice(made), bad, rows)
-    assert np.array_equal(found["found"], np.eye(4, 64, dtype="float32"))
-    with pytest.raises(FaultedApartError, match="the runner ended"):
-        runs.run(CpuSlice(made), bad, {"row": np.full(4, 1 << 40)})
-    usual = SeatClient.run
+    proofs: list[int] = []
+    usual = RunnerClient.run_model
 
-    def stopped(client: SeatClient, segment: int) -> int | None:
+    def noted(client: RunnerClient, *given: Any, **said: Any) -> Any:
+        proofs.append(client.prove().runner_pid)
+        return usual(client, *given, **said)
+
+    def stopped(client: RunnerClient, *given: Any, **said: Any) -> Any:
         os.kill(client.prove().runner_pid, signal.SIGSTOP)
-        return usual(client, segment)
+        return usual(client, *given, **said)
 
-    monkeypatch.setattr(apart, "_LIMIT_SECS", 4.0)  # a start takes less
-    monkeypatch.setattr(SeatClient, "run", stopped)
-    with pytest.raises(FaultedApartError):
-        runs.run(CpuSlice(made), bad, rows)
+    monkeypatch.setattr(RunnerClient, "run_model", noted)
+    with tried.one() as trier:
+        for _ in range(2):
+            found = trier.run(SEAT, ROWS)
+            assert np.array_equal(found["found"], np.eye(4, 64, dtype="float32"))
+        with pytest.raises(FaultedApartError, match="the runner ended"):
+            trier.run(SEAT, FAR)
+        trier.run(SEAT, ROWS)
+        first, second, third, fourth = proofs
+        assert first == second == third != fourth  # a new one after a fault
+        monkeypatch.setattr(triers, "_LIMIT_SECS", 4.0)  # a start takes less
+        monkeypatch.setattr(RunnerClient, "run_model", stopped)
+        with pytest.raises(FaultedApartError):
+            trier.run(SEAT, ROWS)
 
 
-def test_who_closes_waits_neither_for_what_runs_apart_nor_for_what_would(
-    bad: Path, monkeypatch: pytest.MonkeyPatch
+def test_who_finds_no_memory_beside_others_is_tried_in_a_process_of_its_own(
+    bad: Path, tmp_path: Path, tried: Triers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = SliceSpec("apart", "cpu", 100, cores=tuple(sorted(os.sched_getaffinity(0))))
-    runs, has_stopped = apart.Apart(1), threading.Event()
-    usual = SeatClient.run
+    other = Seat("other", "stream-1")
+    monkeypatch.setattr(tried, "artifact_of", {SEAT: bad, other: tmp_path}.__getitem__)
+    holds: dict[int, set[str]] = {}
 
-    def stopped(client: SeatClient, segment: int) -> int | None:
+    def full(client: RunnerClient, artifact: str, inputs: Any) -> Any:
+        held = holds.setdefault(client.prove().runner_pid, set())
+        held.add(artifact)
+        if len(held) > 1 or not inputs:
+            raise ModelRunError(Failure(Stage.RUN, Kind.OUT_OF_MEMORY, "no memory"))
+        return inputs
+
+    monkeypatch.setattr(RunnerClient, "run_model", full)
+    with tried.one() as trier:
+        assert trier.run(SEAT, ROWS) is ROWS
+        assert trier.run(other, ROWS) is ROWS
+        with pytest.raises(ModelRunError, match="no memory"):  # also where it is alone
+            trier.run(SEAT, {})
+
+
+def test_who_closes_waits_neither_for_what_is_tried_nor_for_what_would_be(
+    tried: Triers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_stopped = threading.Event()
+    usual = RunnerClient.run_model
+
+    def stopped(client: RunnerClient, *given: Any, **said: Any) -> Any:
         os.kill(client.prove().runner_pid, signal.SIGSTOP)
         has_stopped.set()
-        return usual(client, segment)
+        return usual(client, *given, **said)
 
-    monkeypatch.setattr(SeatClient, "run", stopped)
-    with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(runs.run, CpuSlice(made), bad, {"row": np.arange(4)}) for _ in "ab"]
+    monkeypatch.setattr(RunnerClient, "run_model", stopped)
+    with ThreadPoolExecutor(1) as pool, tried.one() as one, tried.one() as other:
+        asked = pool.submit(one.run, SEAT, ROWS)
         assert has_stopped.wait(WAIT_SECS)
-        runs.end()
-        said = sorted(str(each.exception(WAIT_SECS)) for each in asked)
-    assert said[0] == "the engine was closed"
-    assert "the runner ended" in said[1]
+        tried.end()
+        assert "the runner ended" in str(asked.exception(WAIT_SECS))
+        with pytest.raises(RuntimeError, match="the engine was closed"):
+            other.run(SEAT, ROWS)
 
 
 _SERVER = """

@@ -36,7 +36,7 @@ def scheduler(
     of_one: int = 1,
     depth: int = 1,
     parameters: Mapping[str, object] | None = None,
-    runs_apart: bool = False,
+    tries_apart: bool = False,
     **said: object,
 ) -> Scheduler:
     """Return one for two members; the first has `of_one` segments, each of 10 ms."""
@@ -50,7 +50,7 @@ def scheduler(
         for segment in range(count):
             estimates.observe(seat, segment, 0.01, now=0.0)
     return Scheduler(
-        members, lanes, policy, segments, estimates, depth=depth, runs_apart=runs_apart
+        members, lanes, policy, segments, estimates, depth=depth, tries_apart=tries_apart
     )
 
 
@@ -128,14 +128,13 @@ def test_who_ran_in_a_fault_that_nobody_can_name_runs_alone_until_it_has_a_name(
 
 
 def test_where_the_place_can_who_ran_in_such_a_fault_is_tried_apart_while_others_serve() -> None:
-    world = scheduler(runs_apart=True)
+    world = scheduler(tries_apart=True)
     for number, name in enumerate(("one", "two", "two")):
         world.arrive(request(number, name), 0.0)
     assert world.lost((ONE, TWO), 0.1, culprit="", reason="illegal address") == [
         Reload(ONE),
         Reload(TWO),
-        TryApart(0, ONE),
-        TryApart(1, TWO),
+        TryApart(((0, ONE), (1, TWO))),
     ]
     assert world.ready(TWO, 1.0) == [Start(2, 2, TWO, 0)]  # nothing waits for the suspects
     assert world.ready(ONE, 1.1) == []
@@ -152,11 +151,43 @@ def test_where_the_place_can_who_ran_in_such_a_fault_is_tried_apart_while_others
 
 def with_two_suspects() -> Scheduler:
     """Return one whose two members ran in a fault without a name; no seat is there again."""
-    world = scheduler(runs_apart=True)
+    world = scheduler(tries_apart=True)
     world.arrive(request(0, "one"), 0.0)
     world.arrive(request(1, "two"), 0.0)
     world.lost((ONE, TWO), 0.1, culprit="", reason="illegal address")
     return world
+
+
+def test_who_need_not_be_tried_apart_runs_where_it_ran_first_in_line() -> None:
+    world = with_two_suspects()
+    world.arrive(request(2, "two"), 0.2)
+    world.ready(ONE, 1.0)
+    assert world.tried_apart(0, 1.1, reason="illegal address") == [Fail(0, "illegal address")]
+    assert world.not_tried([1], 1.1) == []
+    assert world.ready(TWO, 1.2) == [Start(2, 1, TWO, 0)]
+    assert world.not_tried([1], 1.3) == []
+    assert world.ended(2, TWO, 0.01, 1.4) == [Complete(1), Start(3, 2, TWO, 0)]
+    world.ended(3, TWO, 0.01, 1.5)
+    assert world.is_empty
+
+
+def test_who_began_last_is_tried_first_and_before_them_who_has_faulted_before() -> None:
+    world = scheduler(tries_apart=True)
+
+    def tried(now: float, first: int, *names: str) -> TryApart:
+        for number, name in enumerate(names):
+            world.arrive(request(first + number, name), now + number / 100)
+        *_, said = world.lost((ONE, TWO), now + 0.1, culprit="", reason="illegal address")
+        assert isinstance(said, TryApart)
+        return said
+
+    assert tried(1.0, 0, "one", "two").suspects == ((1, TWO), (0, ONE))
+    world.tried_apart(0, 1.2, reason="illegal address")
+    world.not_tried([1], 1.2)
+    world.ready(ONE, 1.3)
+    world.ready(TWO, 1.3)
+    world.ended(2, TWO, 0.01, 1.4)
+    assert tried(2.0, 2, "one", "two").suspects == ((2, ONE), (3, TWO))
 
 
 def test_who_cannot_be_tried_apart_runs_alone() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import queue
@@ -29,7 +30,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from tunerd.colocation.loader import Loader
+from tunerd.colocation.loader import Loader, Suspect
 from tunerd.colocation.places.base import Done, Fault, Place
 from tunerd.colocation.scheduler import Event, Scheduler
 from tunerd.colocation.stats import Counters, Launches
@@ -192,7 +193,7 @@ class Dispatcher:
         self.refuse_own_thread()
         self._inbox.put(None)
         self._thread.join()
-        self._place.end_apart()
+        self._place.end_triers()
         self._loader.close()
         self._refuse_all("the engine was closed")
 
@@ -313,8 +314,8 @@ class Dispatcher:
                 self._inbox.put(lambda s, at: s.lost(also, at, culprit=seat.member, reason=reason))
             case Reload(seat=seat):
                 self._loader.reload(seat)
-            case TryApart():
-                self._try_apart(instruction)
+            case TryApart(suspects=suspects):
+                self._try_apart(suspects)
 
     def _start(self, start: Start) -> None:
         seat, start_id = start.seat, start.start_id
@@ -348,16 +349,19 @@ class Dispatcher:
             log.exception("%s cannot be started in %s", seat.member, seat.lane)
             told(Fault(f"{type(error).__name__}: {error}", (seat,)))
 
-    def _try_apart(self, instruction: TryApart) -> None:
-        request_id, asked = instruction.request_id, self._asked[instruction.request_id]
-        if not asked.still_wanted():
-            self._inbox.put(lambda s, at: s.tried_apart(request_id, at))
-            return
-
-        def take(outputs: Arrays) -> None:
-            asked.outputs = outputs
-
-        self._loader.try_apart(request_id, instruction.seat, asked.inputs, take)
+    def _try_apart(self, suspects: Sequence[tuple[int, Seat]]) -> None:
+        tried: list[Suspect] = []
+        given_up: list[int] = []
+        for request_id, seat in suspects:
+            asked = self._asked[request_id]
+            if asked.still_wanted():
+                take = functools.partial(setattr, asked, "outputs")
+                tried.append(Suspect(request_id, seat, asked.inputs, take))
+            else:
+                given_up.append(request_id)
+        if given_up:
+            self._inbox.put(lambda s, at: [x for i in given_up for x in s.tried_apart(i, at)])
+        self._loader.try_apart(tried)
 
     def _evicted(self, seat: Seat) -> Sequence[Seat]:
         try:

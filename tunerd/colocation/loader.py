@@ -1,12 +1,19 @@
-"""The threads beside the dispatcher's: they load seats again after faults, and try suspects."""
+"""The threads beside the dispatcher's: they load seats again after faults, and try suspects.
+
+A fault that took several has one to blame among them, as a rule. So they are tried one after
+another, by few threads, and when one has faulted those that are left are not tried: they run where
+they ran before, as soon as that is there again.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from tunerd.colocation.places.base import FaultedApartError, Loaded, Place
+from tunerd.colocation.places.base import FaultedApartError, Loaded, Place, Trier
 from tunerd.colocation.scheduler import Event, Scheduler
 from tunerd.colocation.work import Instruction, Reload, Seat
 from tunerd.errors import TunerdError
@@ -15,6 +22,16 @@ from tunerd.vocabulary import Arrays
 log = logging.getLogger(__name__)
 
 _TRIES = 3  # of a seat in a row, before it is given up
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A request that may have caused a fault. take: is given its outputs before all is told."""
+
+    request_id: int
+    seat: Seat
+    inputs: Arrays
+    take: Callable[[Arrays], None]
 
 
 class Loader:
@@ -28,20 +45,22 @@ class Loader:
         self._place, self._tell = place, tell
         self._tries: dict[Seat, int] = {}  # without success; changed by events
         self._pool = ThreadPoolExecutor(place.loaders, thread_name_prefix="tunerd-loader")
+        self._triers = ThreadPoolExecutor(max(1, place.triers), thread_name_prefix="tunerd-trier")
 
     def close(self) -> None:
         """Wait for what is in work, and begin nothing more."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._triers, self._pool):
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def reload(self, seat: Seat) -> None:
         """Load a seat again."""
         self._pool.submit(self._reload, seat)
 
-    def try_apart(
-        self, request_id: int, seat: Seat, inputs: Arrays, take: Callable[[Arrays], None]
-    ) -> None:
-        """Run a request where a fault of it reaches nobody; `take` has its outputs before all."""
-        self._pool.submit(self._try_apart, request_id, seat, inputs, take)
+    def try_apart(self, suspects: Sequence[Suspect]) -> None:
+        """Run requests where a fault of them reaches nobody, in this order, until one faults."""
+        left = deque(suspects)
+        for _ in range(min(len(left), self._place.triers)):
+            self._triers.submit(self._try_each, left)
 
     def _reload(self, seat: Seat) -> None:
         try:
@@ -65,15 +84,36 @@ class Loader:
         log.warning("%s cannot be loaded into %s: %s", seat.member, seat.lane, reason)
         return (Reload(seat),) if tries < _TRIES else scheduler.given_up(seat, reason, at)
 
-    def _try_apart(
-        self, request_id: int, seat: Seat, inputs: Arrays, take: Callable[[Arrays], None]
-    ) -> None:
-        reason, is_fault = "", True
+    def _try_each(self, left: deque[Suspect]) -> None:
+        """Try those that no other thread has tried yet."""
+        with self._place.trier() as trier:
+            while suspect := _taken(left):
+                self._try_apart(trier, suspect, left)
+
+    def _try_apart(self, trier: Trier, suspect: Suspect, left: deque[Suspect]) -> None:
+        request_id, reason, is_fault = suspect.request_id, "", True
         try:
-            take(self._place.run_apart(seat, inputs))
+            suspect.take(trier.run(suspect.seat, suspect.inputs))
         except FaultedApartError as error:
             reason = str(error)
         except BaseException as error:  # else its caller would wait for ever
-            log.warning("%s could not be tried apart from others: %s", seat.member, error)
+            member = suspect.seat.member
+            log.warning("%s could not be tried apart from others: %s", member, error)
             reason, is_fault = repr(error), False
-        self._tell(lambda s, at: s.tried_apart(request_id, at, reason=reason, is_fault=is_fault))
+        others: list[int] = []
+        while reason and is_fault and (other := _taken(left)):
+            others.append(other.request_id)
+        self._tell(
+            lambda s, at: [
+                *s.tried_apart(request_id, at, reason=reason, is_fault=is_fault),
+                *s.not_tried(others, at),
+            ]
+        )
+
+
+def _taken(left: deque[Suspect]) -> Suspect | None:
+    """Take the first, in any thread; None where there is none."""
+    try:
+        return left.popleft()
+    except IndexError:
+        return None

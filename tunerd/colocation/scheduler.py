@@ -32,7 +32,7 @@ from tunerd.colocation.board import Board
 from tunerd.colocation.estimates import Estimates
 from tunerd.colocation.plan import Member
 from tunerd.colocation.policies.base import Choice, Policy, Together
-from tunerd.colocation.suspects import Apart
+from tunerd.colocation.suspects import Apart, likeliest_first
 from tunerd.colocation.time_limits import TimeLimits
 from tunerd.colocation.work import (
     Complete,
@@ -67,7 +67,7 @@ class Scheduler(Board):
         other_lanes: layouts to which `reshare` may change, of other lanes each.
         depth: how many segments the place takes of a lane; the policy may want fewer.
         groups: members that are loaded as one.
-        runs_apart: whether the place runs a request where a fault of it reaches nobody else.
+        tries_apart: whether the place tries requests where a fault of them reaches nobody else.
 
     `look_at` is the moment to decide again although nothing has happened, infinite where none is.
     `takes_all`: whether the policy refuses nothing.
@@ -84,7 +84,7 @@ class Scheduler(Board):
         other_lanes: Sequence[Sequence[Lane]] = (),
         depth: int = 1,
         groups: Sequence[Group] = (),
-        runs_apart: bool = False,
+        tries_apart: bool = False,
     ) -> None:
         super().__init__(
             members,
@@ -101,7 +101,7 @@ class Scheduler(Board):
         self._is_patient = type(policy).lateness is Policy.lateness  # nothing is ever too late
         self.takes_all = type(policy).refusal is Policy.refusal
         self._given_up: dict[Seat, str] = {}  # seats that cannot be loaded again, and why
-        self._apart, self._runs_apart = Apart(), runs_apart
+        self._apart, self._tries_apart = Apart(), tries_apart
         self._limits = TimeLimits(self)
         self._start_ids = itertools.count()
         self._is_in_turn = False
@@ -188,10 +188,10 @@ class Scheduler(Board):
         firsts = self._firsts()
         first = {w.request.request_id for running in firsts for w in running.waits}
         ran = [waiting for running in firsts if running.seat in taken for waiting in running.waits]
-        suspects, apart = set[int](), list[TryApart]()
+        suspects, apart = set[int](), list[tuple[Waiting, Seat]]()
         if not culprit and (len(taken) > 1 or len(ran) > 1):  # what takes one alone has a name
             suspects = {waiting.request.request_id for waiting in ran if not waiting.losses}
-            if not self._runs_apart:
+            if not self._tries_apart:
                 self._suspects.add(w for w in ran if w.request.request_id in suspects)
         for seat in sorted(taken):
             self._slots[seat] = 0
@@ -210,12 +210,15 @@ class Scheduler(Board):
                     waiting.losses, waiting.segment, waiting.lane = waiting.losses + 1, 0, None
                     waiting.is_held = False
                     fault.retried += 1
-                    if self._runs_apart and request_id in suspects:
+                    if self._tries_apart and request_id in suspects:
                         self._apart.add(waiting, fault)
-                        apart.append(TryApart(request_id, seat))
+                        apart.append((waiting, seat))
                     else:
                         self._comes_first(waiting)
-        return [*out, *map(Reload, sorted(taken)), *apart, *self._decided()]
+        out += map(Reload, sorted(taken))
+        if apart:
+            out.append(TryApart(likeliest_first(apart, firsts, self.faults)))
+        return [*out, *self._decided()]
 
     def ready(self, seat: Seat, now: float, *, segments: int | None = None) -> list[Instruction]:
         """A seat was loaded again, in so many segments; as many as before if not given."""
@@ -251,6 +254,14 @@ class Scheduler(Board):
             return [self._failed(waiting, reason), *self._decided()]
         self._suspects.add([waiting])
         self._comes_first(waiting)
+        return [*self._of_those_down(), *self._decided()]
+
+    def not_tried(self, request_ids: Iterable[int], now: float) -> list[Instruction]:
+        """Some need not be tried apart: another one has faulted. They are the first in line."""
+        self._begin(now)
+        for request_id in sorted(request_ids, reverse=True):
+            if (taken := self._apart.take(request_id)) is not None:
+                self._comes_first(taken[0])
         return [*self._of_those_down(), *self._decided()]
 
     def given_up(self, seat: Seat, reason: str, now: float) -> list[Instruction]:

@@ -1,13 +1,14 @@
 """Whose fault it may have been: what ran together when one came that nobody could name.
 
-Each suspect runs once more: apart from the others, where the place can do that, and else alone.
+Each suspect runs once more: apart from the others, where the place can do that, until one of them
+has faulted; and else alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tunerd.colocation.work import FaultReport, Queue, Waiting
+from tunerd.colocation.work import FaultReport, Queue, Running, Seat, Waiting
 
 
 class Suspects:
@@ -49,3 +50,23 @@ class Apart:
     def take(self, request_id: int) -> tuple[Waiting, FaultReport] | None:
         """Forget one that was tried, and return it with its fault; None where it is not known."""
         return self._of.pop(request_id, None)
+
+
+def likeliest_first(
+    suspects: Iterable[tuple[Waiting, Seat]],
+    ran: Iterable[Running],
+    faults: Iterable[FaultReport],
+) -> tuple[tuple[int, Seat], ...]:
+    """Order requests, with the seats where they ran: first whose members have faulted before, then
+    who began last, for most faults come soon.
+
+    ran: what ran when the fault came. faults: those of which somebody is known to be to blame.
+    """
+    blamed = {fault.member for fault in faults}
+    began_at = {w.request.request_id: running.started_at for running in ran for w in running.waits}
+
+    def key(suspect: tuple[Waiting, Seat]) -> tuple[bool, float]:
+        request = suspect[0].request
+        return request.member not in blamed, -began_at[request.request_id]
+
+    return tuple((w.request.request_id, seat) for w, seat in sorted(suspects, key=key))

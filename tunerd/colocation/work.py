@@ -167,10 +167,12 @@ class Complete(NamedTuple):
 
 
 class TryApart(NamedTuple):
-    """Run a request of a seat's member once more, where a fault of it reaches nobody else."""
+    """Run requests of seats' members once more, where a fault of them reaches nobody else.
 
-    request_id: int
-    seat: Seat
+    suspects: of one fault, the likeliest first: when one has faulted, the others need not be tried.
+    """
+
+    suspects: tuple[tuple[int, Seat], ...]
 
 
 @dataclass(frozen=True)

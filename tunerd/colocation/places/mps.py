@@ -5,8 +5,8 @@ and which it proves. This process is no client: it may be killed and started aga
 ends the runners that it leaves as such clients are to be ended, without a signal to one that works.
 
 A fault is one of all clients: the guard replaces them and the daemon, and all seats are lost, the
-one to blame among them. Who it was shows without MPS: each that may be to blame runs once more in a
-process that is no client, while all are loaded again. What exceeds its time is ended by the
+one to blame among them. Who it was shows without MPS: those that may be to blame run once more in
+processes that are no clients, while all are loaded again. What exceeds its time is ended by the
 daemon, and its neighbours go on.
 """
 
@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tunerd.artifacts.segments import Cut
-from tunerd.colocation.places.apart import Apart
 from tunerd.colocation.places.base import Loaded, refuse_cores
 from tunerd.colocation.places.processes import RunnersPlace
+from tunerd.colocation.places.triers import ProcessTrier, Triers
 from tunerd.colocation.plan import Member, PlaceKind
 from tunerd.colocation.work import Lane, Seat
 from tunerd.errors import HostError
@@ -28,9 +28,7 @@ from tunerd.slices.mps.mps_slice import MPS_CLIENT_LIMIT, MpsSlice, problem_of, 
 from tunerd.slices.whole import WholeSlice, whole_spec
 from tunerd.system import host
 from tunerd.system.gpus import GpuFacts, gpu_state
-from tunerd.vocabulary import Arrays, SliceSpec
-
-_APART = 8  # processes at once that are no clients of MPS
+from tunerd.vocabulary import SliceSpec
 
 
 class MpsPlace(RunnersPlace):
@@ -41,7 +39,8 @@ class MpsPlace(RunnersPlace):
     """
 
     kind: ClassVar[PlaceKind] = "mps"
-    runs_apart: ClassVar[bool] = True
+    # More would hold up the seats, whose processes all start at that time.
+    triers: ClassVar[int] = 2
 
     def __init__(self, gpu: GpuFacts | None = None) -> None:
         super().__init__()
@@ -50,7 +49,7 @@ class MpsPlace(RunnersPlace):
         self._specs: dict[Seat, SliceSpec] = {}
         self._resident: dict[Seat, int] = {}
         self._early = contextlib.ExitStack()
-        self._apart = Apart(_APART)
+        self._triers = Triers(self._slice_apart, lambda seat: self._seats[seat].member.artifact)
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
         refuse_cores(lanes)
@@ -78,12 +77,11 @@ class MpsPlace(RunnersPlace):
         """Return what the GPU's memory in use grew by when each seat was first loaded."""
         return dict(self._resident)
 
-    def run_apart(self, seat: Seat, inputs: Arrays) -> Arrays:
-        artifact = self._seats[seat].member.artifact
-        return self._apart.run(self._slice_apart(seat), artifact, inputs)
+    def trier(self) -> ProcessTrier:
+        return self._triers.one()
 
-    def end_apart(self) -> None:
-        self._apart.end()
+    def end_triers(self) -> None:
+        self._triers.end()
 
     def close(self) -> None:
         super().close()
@@ -92,9 +90,9 @@ class MpsPlace(RunnersPlace):
     def _slice_of(self, seat: Seat, lane: Lane) -> ProcessSlice:
         return MpsSlice(self._spec_of(seat, lane))
 
-    def _slice_apart(self, seat: Seat) -> ProcessSlice:
+    def _slice_apart(self) -> ProcessSlice:
         """Return what starts a process that is no client of the daemon."""
-        return WholeSlice(whole_spec(self._gpu, f"apart-{seat.member}"))
+        return WholeSlice(whole_spec(self._gpu, "apart"))
 
     def _spec_of(self, seat: Seat, lane: Lane) -> SliceSpec:
         if seat not in self._specs:
