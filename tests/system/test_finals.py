@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,7 +81,7 @@ class FakeCluster:
         self.timed.append(artifacts)
         if not self.tuned_secs:
             lost = Failure(Stage.RUN, Kind.CRASH, "the runner ended")
-            return [lost, lost]
+            return [lost for _ in artifacts]
         results = [samples(1.0), samples(self.tuned_secs.pop(0))]
         return [replace(r, conditions=self.conditions()) for r in results]
 
@@ -172,6 +173,21 @@ def test_a_model_that_is_slower_as_a_whole_ships_its_default_schedules(ending: E
     assert default == again
     assert tuned != untuned
     assert left(ending) == ["artifact"]
+
+
+def test_what_was_found_stays_where_onnxruntime_could_not_be_timed_beside_it(
+    ending: Ending,
+) -> None:
+    ending = replace(ending, cores=(min(os.sched_getaffinity(0)),))
+    outcome = finish(ending)
+    assert outcome.remarks == (
+        "ONNX Runtime was not timed: the tuned model could not be timed: the runner ended",
+    )
+    assert [latency.name for latency in outcome.latencies] == ["default", "tuned"]
+    assert left(ending) == ["artifact"]
+    kept = ending.folder.store.outcome()
+    assert kept is not None
+    assert outcome_from_json(kept).remarks == outcome.remarks
 
 
 def test_a_wrong_model_is_rejected_and_no_artifact_is_left(ending: Ending) -> None:

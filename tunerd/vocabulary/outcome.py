@@ -184,7 +184,7 @@ class Outcome:
     artifact: str  # path of the folder
     proofs: tuple[CapProof, ...] = ()
     disturbed_by: str = ""  # while the whole model was timed, as in Conditions
-    remarks: tuple[str, ...] = ()  # on PyTorch: how each way was timed, or why it was not
+    remarks: tuple[str, ...] = ()  # on what was timed beside it: how, or why it was not
 
     @property
     def hit_rate(self) -> float:

@@ -19,8 +19,7 @@ from tunerd.errors import InfrastructureError
 from tunerd.frontend.kernels import Kernels
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.runner.base import TorchModule
-from tunerd.runs.finals import onnxruntime
-from tunerd.runs.finals.pytorch import timed_beside
+from tunerd.runs.finals import onnxruntime, pytorch
 from tunerd.runs.finals.quiet_slice import (
     QuietSlice,
     disturbed_by,
@@ -122,8 +121,11 @@ def finish(ending: Ending) -> Outcome:
             ending.say("compiling the model with the default schedules instead")
             _compile(ending, outcomes, trials / "untuned")
             trial = _try(ending, quiet, trials / "untuned", outcomes)
-        outcome = _kept(ending, quiet, outcomes, trial)
-        return _beside_pytorch(ending, quiet, outcome, trial.expected)
+        outcome = _kept(ending, outcomes, trial)
+        if outcome.verification.verdict is not Verdict.WRONG:
+            outcome = _beside_onnxruntime(ending, quiet, outcome)
+            outcome = _beside_pytorch(ending, quiet, outcome, trial.expected)
+        return outcome
     finally:
         shutil.rmtree(trials, ignore_errors=True)
 
@@ -140,9 +142,7 @@ def _with_neighbours(quiet: QuietSlice) -> QuietSlice:
     return quiet
 
 
-def _kept(
-    ending: Ending, quiet: QuietSlice, outcomes: tuple[TaskOutcome, ...], trial: _Trial
-) -> Outcome:
+def _kept(ending: Ending, outcomes: tuple[TaskOutcome, ...], trial: _Trial) -> Outcome:
     """Make the trial the artifact, or reject it where it is wrong; store and return the outcome."""
     artifact = ending.folder.paths.artifact
     outcome = Outcome(
@@ -150,7 +150,7 @@ def _kept(
         target=ending.plan.layout.target,
         tasks=outcomes,
         verification=trial.verification,
-        latencies=(trial.default, trial.tuned, *_beside_onnxruntime(ending, quiet, trial.folder)),
+        latencies=(trial.default, trial.tuned),
         end_to_end=trial.comparison,
         artifact=str(artifact),
         proofs=ending.proofs,
@@ -169,12 +169,31 @@ def _kept(
     return outcome
 
 
+def _beside_onnxruntime(ending: Ending, quiet: QuietSlice, outcome: Outcome) -> Outcome:
+    """Time ONNX Runtime on the cores of the quiet slice, where those are this machine's.
+
+    What was kept stays, whatever comes of it.
+    """
+    if not ending.cores or not isinstance(ending.model.graph, OnnxGraph):
+        return outcome
+    ending.say("timing ONNX Runtime on the same cores, in turns with the tuned model")
+    latencies, remarks = onnxruntime.timed_beside(
+        quiet,
+        str(Path(outcome.artifact).resolve()),
+        ending.model,
+        cores=ending.cores,
+        sample=next(iter(ending.plan.samples), None),
+        requests=ending.tenants or 1,
+    )
+    return _with(ending, outcome, latencies, remarks)
+
+
 def _beside_pytorch(
     ending: Ending, quiet: QuietSlice, outcome: Outcome, expected: Expected
 ) -> Outcome:
     """Time PyTorch, where that is asked for; what was kept stays, whatever comes of it."""
     settings = ending.plan.settings
-    if settings.against is None or outcome.verification.verdict is Verdict.WRONG:
+    if settings.against is None:
         return outcome
     model = outcome.model
     module = TorchModule(
@@ -183,15 +202,27 @@ def _beside_pytorch(
         {spec.name: expected.inputs[0][spec.name] for spec in model.inputs},
         {spec.name: expected.answers[0][0][spec.name] for spec in model.outputs},
     )
-    latencies, remarks = timed_beside(
+    latencies, remarks = pytorch.timed_beside(
         quiet,
         str(Path(outcome.artifact).resolve()),
         module,
         limit_secs=settings.against_limit_secs,
         say=ending.say,
     )
-    outcome = replace(outcome, latencies=(*outcome.latencies, *latencies), remarks=remarks)
-    finish_manifest(Path(outcome.artifact), outcome, precision_tried=settings.precision_tried)
+    return _with(ending, outcome, latencies, remarks)
+
+
+def _with(
+    ending: Ending, outcome: Outcome, latencies: Sequence[Latency], remarks: Sequence[str]
+) -> Outcome:
+    """Add what was timed beside the artifact to what was kept."""
+    outcome = replace(
+        outcome,
+        latencies=(*outcome.latencies, *latencies),
+        remarks=(*outcome.remarks, *remarks),
+    )
+    tried = ending.plan.settings.precision_tried
+    finish_manifest(Path(outcome.artifact), outcome, precision_tried=tried)
     ending.folder.store.save_outcome(outcome)
     return outcome
 
@@ -257,22 +288,6 @@ def _latency(name: str, result: Measurement | Failure) -> Latency:
     if isinstance(result, Failure):
         raise InfrastructureError(f"the {name} model could not be timed: {result.message}")
     return Latency(name, result.run_secs)
-
-
-def _beside_onnxruntime(ending: Ending, quiet: QuietSlice, artifact: Path) -> tuple[Latency, ...]:
-    """Time ONNX Runtime on the cores of the quiet slice, where those are this machine's."""
-    if not ending.cores or not isinstance(ending.model.graph, OnnxGraph):
-        return ()
-    ending.say("timing ONNX Runtime on the same cores, in turns with the tuned model")
-    sample = next(iter(ending.plan.samples), None)
-    return onnxruntime.timed_beside(
-        quiet,
-        str(artifact),
-        ending.model,
-        cores=ending.cores,
-        sample=sample,
-        requests=ending.tenants or 1,
-    )
 
 
 def _stay(outcome: TaskOutcome, why: str) -> TaskOutcome:

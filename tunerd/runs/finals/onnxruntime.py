@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from tunerd.errors import InfrastructureError
+from tunerd.errors import InfrastructureError, Interrupted, TunerdError
 from tunerd.frontend.onnx.onnx_graph import OnnxGraph
 from tunerd.frontend.onnx.reference import Reference
 from tunerd.runs.finals.faults import Results
@@ -40,12 +40,12 @@ def timed_beside(
     sample: Arrays | None = None,
     requests: int = 1,
     profile: Profile = MODEL,
-) -> tuple[Latency, ...]:
+) -> tuple[tuple[Latency, ...], tuple[str, ...]]:
     """Return the samples of ONNX Runtime, fully optimized, and of an artifact, in turns.
 
-    They are few where both are slow. ONNX Runtime has a thread for each of `cores`, and all of its
-    threads are bound to them; the caller's affinity stays. Raises InfrastructureError where the
-    artifact cannot be timed, OSError for cores that this process may not use.
+    They are few where both are slow; without any, the text says why. ONNX Runtime has a thread for
+    each of `cores`, and all of its threads are bound to them; the caller's affinity stays. Raises
+    Interrupted, and OSError for cores that this process may not use.
 
     Args:
         cores: of the quiet slice.
@@ -56,7 +56,15 @@ def timed_beside(
     def tuned(of: Profile) -> Results:
         return quiet.compare_models((artifact,), of)
 
-    return in_turns(model, tuned, cores=cores, sample=sample, requests=requests, profile=profile)
+    try:
+        found = in_turns(
+            model, tuned, cores=cores, sample=sample, requests=requests, profile=profile
+        )
+    except Interrupted:
+        raise
+    except TunerdError as error:
+        return (), (f"ONNX Runtime was not timed: {error}",)
+    return found, ()
 
 
 def in_turns(
@@ -68,7 +76,10 @@ def in_turns(
     requests: int = 1,
     profile: Profile = MODEL,
 ) -> tuple[Latency, ...]:
-    """Do what `timed_beside` does; `tuned` times the artifact as a profile says."""
+    """Return what `timed_beside` does; `tuned` times the artifact as a profile says.
+
+    Raises InfrastructureError where the artifact cannot be timed.
+    """
     turn = replace(profile, min_samples=_TURN, max_samples=_TURN)
     ours: list[float] = []
     theirs: list[float] = []
