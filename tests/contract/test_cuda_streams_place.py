@@ -20,7 +20,7 @@ from tests.lib.place_subjects import (
 )
 from tests.lib.super_models import artifact_of, super_artifact
 from tunerd.colocation.artifacts import needed_memory
-from tunerd.colocation.places.base import Done, Fault
+from tunerd.colocation.places.base import Done, Fault, seat_bytes
 from tunerd.colocation.places.cuda_streams import CudaStreamsPlace
 from tunerd.colocation.places.green_contexts import units_of
 from tunerd.colocation.plan import Member
@@ -168,6 +168,9 @@ def test_inputs_are_planned_again_where_they_are_copied_ahead(
     with fake_cuda_place(Script()) as place:
         whole, in_segments = (place.needed_bytes(member, 3, cut=cut) for cut in (None, 1e-3))
     assert whole - in_segments == 3 * copies * floats * 4
+    needed = needed_memory(member.artifact)
+    assert whole == needed.shared_bytes + 3 * seat_bytes(needed, "in-process", "cuda")
+    assert seat_bytes(needed, "in-process", "cpu") == needed.each_bytes
 
 
 def test_inputs_of_lanes_are_planned_again_where_their_launch_has_large_ones(

@@ -24,7 +24,7 @@ from tunerd.api.mix_sources import (
 )
 from tunerd.api.run import Artifact, OnStep, StrPath, nothing
 from tunerd.artifacts.manifest import MANIFEST, sha256_of
-from tunerd.colocation.places.base import PROCESS_BYTES
+from tunerd.colocation.places.base import seat_bytes
 from tunerd.colocation.plan import Member, Plan
 from tunerd.colocation.planning import engine_cost, features, launched, pairs
 from tunerd.colocation.planning.answer import Answer, answer, plan_of, unknown
@@ -351,7 +351,7 @@ class _Work:
                     architecture=features.architecture_of(kernels),
                     features=features.features_of(kernels).named(),
                     shared_bytes=needed.shared_bytes,
-                    each_bytes=needed.each_bytes + PROCESS_BYTES[self._mix.place],
+                    each_bytes=seat_bytes(needed, self._mix.place, self._mix.device),
                 )
             found.append(subject)
         return found

@@ -30,6 +30,7 @@ from typing import ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 
 from tunerd.artifacts.segments import Cut
+from tunerd.colocation.artifacts import Needed
 from tunerd.colocation.plan import Member, PlaceKind, Proof
 from tunerd.colocation.work import Group, Lane, Seat
 from tunerd.errors import HostError, InfrastructureError
@@ -44,6 +45,17 @@ PROCESS_BYTES: Mapping[PlaceKind, int] = {
     # A process with TVM and one captured model: context, kernels, workspaces.
     "mps": 600 << 20,
 }
+# Launches of a stream that are started before the first has ended; each has own large inputs.
+STREAM_DEPTH = 2
+
+
+def seat_bytes(needed: Needed, place: PlaceKind, device: str) -> int:
+    """Return what a seat of a whole member takes on a device, "cpu" or "cuda", beside what the
+    seats of a process share.
+    """
+    is_ahead = place == "in-process" and device == "cuda"
+    ahead_bytes = STREAM_DEPTH * needed.ahead_bytes if is_ahead else 0
+    return needed.each_bytes + ahead_bytes + PROCESS_BYTES[place]
 
 
 @dataclass(frozen=True)

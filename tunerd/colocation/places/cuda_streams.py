@@ -22,7 +22,14 @@ from tunerd.artifacts.segments import Cut
 from tunerd.artifacts.staging import PinnedPool, bytes_of
 from tunerd.colocation import artifacts
 from tunerd.colocation.groups import add_tenants, load_for_tenants
-from tunerd.colocation.places.base import Fault, Loaded, Place, Told, refuse_cores
+from tunerd.colocation.places.base import (
+    STREAM_DEPTH,
+    Fault,
+    Loaded,
+    Place,
+    Told,
+    refuse_cores,
+)
 from tunerd.colocation.places.completions import Completions, sleep_exactly
 from tunerd.colocation.places.cuda_seats import (
     GroupSeat,
@@ -52,7 +59,7 @@ class Contexts(Protocol):
 
 class CudaStreamsPlace(Place):
     kind: ClassVar[str] = "in-process"
-    depth: ClassVar[int] = 2
+    depth: ClassVar[int] = STREAM_DEPTH
 
     def __init__(
         self,
