@@ -26,16 +26,15 @@ from tests.lib.place_subjects import (
     void,
 )
 from tunerd.colocation.engine import Engine
-from tunerd.colocation.places import triers
+from tunerd.colocation.places import apart
 from tunerd.colocation.places.base import Done, FaultedApartError
-from tunerd.colocation.places.triers import Triers
 from tunerd.colocation.plan import Member
 from tunerd.colocation.work import Lane, Seat
 from tunerd.runner.client import ModelRunError, RunnerClient
 from tunerd.slices.cpu import CpuSlice
 from tunerd.system.cuda_driver import CONNECTIONS, ask_for_connections
 from tunerd.system.processes import ProcessId
-from tunerd.vocabulary import Failure, Kind, SliceSpec, Stage
+from tunerd.vocabulary import SliceSpec
 
 
 @pytest.fixture(scope="module")
@@ -136,87 +135,58 @@ def test_who_may_be_to_blame_runs_apart_and_who_is_has_a_name_after_one_restart(
         assert subject.journal().count("daemon start") == 2
 
 
-SEAT = Seat("bad", "stream-0")
 ROWS, FAR = {"row": np.arange(4)}, {"row": np.full(4, 1 << 40)}
 
 
-@pytest.fixture
-def tried(bad: Path) -> Triers:
-    made = SliceSpec("apart", "cpu", 100, cores=tuple(sorted(os.sched_getaffinity(0))))
-    return Triers(lambda: CpuSlice(made), lambda seat: bad)
+def apart_slice() -> CpuSlice:
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    return CpuSlice(SliceSpec("apart", "cpu", 100, cores=cores))
 
 
 def test_what_faults_apart_or_does_not_end_there_is_a_fault_of_its_own(
-    tried: Triers, monkeypatch: pytest.MonkeyPatch
+    bad: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proofs: list[int] = []
+    runs = apart.Apart()
+    found = runs.run(apart_slice(), bad, ROWS)
+    assert np.array_equal(found["found"], np.eye(4, 64, dtype="float32"))
+    with pytest.raises(FaultedApartError, match="the runner ended"):
+        runs.run(apart_slice(), bad, FAR)
     usual = RunnerClient.run_model
 
-    def noted(client: RunnerClient, *given: Any, **said: Any) -> Any:
-        proofs.append(client.prove().runner_pid)
-        return usual(client, *given, **said)
-
-    def stopped(client: RunnerClient, *given: Any, **said: Any) -> Any:
+    def stopped(client: RunnerClient, *given: Any) -> Any:
         os.kill(client.prove().runner_pid, signal.SIGSTOP)
-        return usual(client, *given, **said)
+        return usual(client, *given)
 
-    monkeypatch.setattr(RunnerClient, "run_model", noted)
-    with tried.one() as trier:
-        for _ in range(2):
-            found = trier.run(SEAT, ROWS)
-            assert np.array_equal(found["found"], np.eye(4, 64, dtype="float32"))
-        with pytest.raises(FaultedApartError, match="the runner ended"):
-            trier.run(SEAT, FAR)
-        trier.run(SEAT, ROWS)
-        first, second, third, fourth = proofs
-        assert first == second == third != fourth  # a new one after a fault
-        monkeypatch.setattr(triers, "_LIMIT_SECS", 4.0)  # a start takes less
-        monkeypatch.setattr(RunnerClient, "run_model", stopped)
-        with pytest.raises(FaultedApartError):
-            trier.run(SEAT, ROWS)
+    monkeypatch.setattr(apart, "_LIMIT_SECS", 4.0)  # a start takes less
+    monkeypatch.setattr(RunnerClient, "run_model", stopped)
+    with pytest.raises(FaultedApartError):
+        runs.run(apart_slice(), bad, ROWS)
 
 
-def test_who_finds_no_memory_beside_others_is_tried_in_a_process_of_its_own(
-    bad: Path, tmp_path: Path, tried: Triers, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_loaded_apart_is_no_fault(tmp_path: Path) -> None:
+    with pytest.raises(ModelRunError):
+        apart.Apart().run(apart_slice(), tmp_path / "nothing", ROWS)
+
+
+def test_who_closes_waits_neither_for_what_runs_apart_nor_for_what_would(
+    bad: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Seat("other", "stream-1")
-    monkeypatch.setattr(tried, "artifact_of", {SEAT: bad, other: tmp_path}.__getitem__)
-    holds: dict[int, set[str]] = {}
-
-    def full(client: RunnerClient, artifact: str, inputs: Any) -> Any:
-        held = holds.setdefault(client.prove().runner_pid, set())
-        held.add(artifact)
-        if len(held) > 1 or not inputs:
-            raise ModelRunError(Failure(Stage.RUN, Kind.OUT_OF_MEMORY, "no memory"))
-        return inputs
-
-    monkeypatch.setattr(RunnerClient, "run_model", full)
-    with tried.one() as trier:
-        assert trier.run(SEAT, ROWS) is ROWS
-        assert trier.run(other, ROWS) is ROWS
-        with pytest.raises(ModelRunError, match="no memory"):  # also where it is alone
-            trier.run(SEAT, {})
-
-
-def test_who_closes_waits_neither_for_what_is_tried_nor_for_what_would_be(
-    tried: Triers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    has_stopped = threading.Event()
+    runs, has_stopped = apart.Apart(), threading.Event()
     usual = RunnerClient.run_model
 
-    def stopped(client: RunnerClient, *given: Any, **said: Any) -> Any:
+    def stopped(client: RunnerClient, *given: Any) -> Any:
         os.kill(client.prove().runner_pid, signal.SIGSTOP)
         has_stopped.set()
-        return usual(client, *given, **said)
+        return usual(client, *given)
 
     monkeypatch.setattr(RunnerClient, "run_model", stopped)
-    with ThreadPoolExecutor(1) as pool, tried.one() as one, tried.one() as other:
-        asked = pool.submit(one.run, SEAT, ROWS)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(runs.run, apart_slice(), bad, ROWS)
         assert has_stopped.wait(WAIT_SECS)
-        tried.end()
+        runs.end()
         assert "the runner ended" in str(asked.exception(WAIT_SECS))
-        with pytest.raises(RuntimeError, match="the engine was closed"):
-            other.run(SEAT, ROWS)
+    with pytest.raises(RuntimeError, match="the engine was closed"):
+        runs.run(apart_slice(), bad, ROWS)
 
 
 _SERVER = """

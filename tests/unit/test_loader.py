@@ -16,29 +16,21 @@ WAIT_SECS = 60
 
 
 class Trials:
-    """A place whose triers do what the test says of a member, and what its scheduler hears."""
+    """A place that does apart what the test says of a member, and what its scheduler hears."""
 
     loaders = 1
 
-    def __init__(self, triers: int, **outcomes: Exception | None) -> None:
-        self.triers, self._outcomes = triers, outcomes
+    def __init__(self, runs_apart: int, **outcomes: Exception | None) -> None:
+        self.runs_apart, self._outcomes = runs_apart, outcomes
         self.tried: list[str] = []
         self.heard: list[tuple[Any, ...]] = []
         self._tells = threading.Condition()
 
-    def trier(self) -> Any:
-        return self
-
-    def run(self, seat: Seat, inputs: Any) -> Any:
+    def run_apart(self, seat: Seat, inputs: Any) -> Any:
         self.tried.append(seat.member)
         if error := self._outcomes[seat.member]:
             raise error
         return {"of": seat.member}
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
     def tell(self, event: Event) -> None:
         def tried_apart(number: int, at: float, **said: Any) -> Sequence[Any]:
@@ -69,9 +61,9 @@ class Trials:
         return sorted(self.heard)
 
 
-@pytest.mark.parametrize("triers", [1, 2, 8])
-def test_all_are_tried_where_none_faults(triers: int) -> None:
-    trials = Trials(triers, a=None, b=None, c=MemoryError(), d=None)
+@pytest.mark.parametrize("runs_apart", [1, 2, 8])
+def test_all_are_tried_where_none_faults(runs_apart: int) -> None:
+    trials = Trials(runs_apart, a=None, b=None, c=MemoryError(), d=None)
     assert trials.outcomes() == [
         (0, "", True),
         (1, "", True),

@@ -193,7 +193,7 @@ class Dispatcher:
         self.refuse_own_thread()
         self._inbox.put(None)
         self._thread.join()
-        self._place.end_triers()
+        self._place.end_apart()
         self._loader.close()
         self._refuse_all("the engine was closed")
 

@@ -149,7 +149,7 @@ class Engine:
             other_lanes=layouts[1:],
             depth=self._place.depth,
             groups=self._groups,
-            tries_apart=self._place.triers > 0,
+            tries_apart=self._place.runs_apart > 0,
         )
 
     def drain(self, timeout_secs: float | None = None) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tunerd.colocation.places.base import FaultedApartError, Loaded, Place, Trier
+from tunerd.colocation.places.base import FaultedApartError, Loaded, Place
 from tunerd.colocation.scheduler import Event, Scheduler
 from tunerd.colocation.work import Instruction, Reload, Seat
 from tunerd.errors import TunerdError
@@ -45,11 +45,13 @@ class Loader:
         self._place, self._tell = place, tell
         self._tries: dict[Seat, int] = {}  # without success; changed by events
         self._pool = ThreadPoolExecutor(place.loaders, thread_name_prefix="tunerd-loader")
-        self._triers = ThreadPoolExecutor(max(1, place.triers), thread_name_prefix="tunerd-trier")
+        self._apart = ThreadPoolExecutor(
+            max(1, place.runs_apart), thread_name_prefix="tunerd-apart"
+        )
 
     def close(self) -> None:
         """Wait for what is in work, and begin nothing more."""
-        for pool in (self._triers, self._pool):
+        for pool in (self._apart, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
 
     def reload(self, seat: Seat) -> None:
@@ -59,8 +61,8 @@ class Loader:
     def try_apart(self, suspects: Sequence[Suspect]) -> None:
         """Run requests where a fault of them reaches nobody, in this order, until one faults."""
         left = deque(suspects)
-        for _ in range(min(len(left), self._place.triers)):
-            self._triers.submit(self._try_each, left)
+        for _ in range(min(len(left), self._place.runs_apart)):
+            self._apart.submit(self._try_each, left)
 
     def _reload(self, seat: Seat) -> None:
         try:
@@ -86,14 +88,13 @@ class Loader:
 
     def _try_each(self, left: deque[Suspect]) -> None:
         """Try those that no other thread has tried yet."""
-        with self._place.trier() as trier:
-            while suspect := _taken(left):
-                self._try_apart(trier, suspect, left)
+        while suspect := _taken(left):
+            self._try_apart(suspect, left)
 
-    def _try_apart(self, trier: Trier, suspect: Suspect, left: deque[Suspect]) -> None:
+    def _try_apart(self, suspect: Suspect, left: deque[Suspect]) -> None:
         request_id, reason, is_fault = suspect.request_id, "", True
         try:
-            suspect.take(trier.run(suspect.seat, suspect.inputs))
+            suspect.take(self._place.run_apart(suspect.seat, suspect.inputs))
         except FaultedApartError as error:
             reason = str(error)
         except BaseException as error:  # else its caller would wait for ever

@@ -3,7 +3,7 @@
 Members, by the names in a plan: in-process (threads of this process on CPUs, streams on a GPU),
 processes (a runner each, on CPUs) and mps (the same on a GPU, as clients of an MPS daemon). One
 thread at a time asks `start`, `pause`, `poll` and `evict`: the dispatcher's, or while that sleeps
-who sends a request, in a block of `borrowed`; loaders' ask `reload` and `trier`.
+who sends a request, in a block of `borrowed`; loaders' ask `reload` and `run_apart`.
 `start` begins work and returns; what comes of it is told later. There are two ways to that, and a
 place may have both:
 
@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -105,17 +105,6 @@ class FaultedApartError(InfrastructureError):
     """What ran apart from the others has faulted: it is the member's own."""
 
 
-class Trier(Protocol):
-    """Tries requests one after another, where a fault of them reaches nobody else."""
-
-    def run(self, seat: Seat, inputs: Arrays) -> Arrays:
-        """Run a seat's member once; return its outputs.
-
-        Raises FaultedApartError for a fault of its own, anything else where it could not be tried.
-        """
-        ...
-
-
 Told = Callable[[Done | Fault], None]
 
 
@@ -125,7 +114,7 @@ class Place(ABC):
     kind: ClassVar[str]
     depth: ClassVar[int] = 1  # segments of a lane that may be started before the first has ended
     loaders: ClassVar[int] = 1  # how many seats can be loaded again at once
-    triers: ClassVar[int] = 0  # that there are at a time
+    runs_apart: ClassVar[int] = 0  # at a time, where a fault of them reaches nobody else
     gpu_uuid: str | None = None  # of the GPU that is shared; None on CPUs
 
     @abstractmethod
@@ -229,12 +218,16 @@ class Place(ABC):
     def reload(self, seat: Seat) -> Loaded:
         """Load a seat again after a fault or an eviction; raises as `load` does."""
 
-    def trier(self) -> AbstractContextManager[Trier]:
-        """Return what tries requests, for one thread of the loader's."""
-        raise NotImplementedError(f"{self.kind} tries nothing")
+    def run_apart(self, seat: Seat, inputs: Arrays) -> Arrays:
+        """Run a seat's member once where a fault of it reaches nobody else; return its outputs.
 
-    def end_triers(self) -> None:  # noqa: B027
-        """End what is tried, and what would be, from any thread: nobody waits for it any more."""
+        In one of `runs_apart` threads of the loader's. Raises FaultedApartError for a fault of its
+        own, anything else where it could not be tried.
+        """
+        raise NotImplementedError(f"{self.kind} runs nothing apart")
+
+    def end_apart(self) -> None:  # noqa: B027
+        """End what runs apart, and what would, from any thread: nobody waits for it any more."""
 
     @abstractmethod
     def close(self) -> None:

@@ -5,9 +5,9 @@ and which it proves. This process is no client: it may be killed and started aga
 ends the runners that it leaves as such clients are to be ended, without a signal to one that works.
 
 A fault is one of all clients: the guard replaces them and the daemon, and all seats are lost, the
-one to blame among them. Who it was shows without MPS: those that may be to blame run once more in
-processes that are no clients, while all are loaded again. What exceeds its time is ended by the
-daemon, and its neighbours go on.
+one to blame among them. Who it was shows without MPS: each that may be to blame runs once more in a
+process that is no client, while all are loaded again, until one has faulted. What exceeds its time
+is ended by the daemon, and its neighbours go on.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from tunerd.artifacts.segments import Cut
+from tunerd.colocation.places.apart import Apart
 from tunerd.colocation.places.base import Loaded, refuse_cores
 from tunerd.colocation.places.processes import RunnersPlace
-from tunerd.colocation.places.triers import ProcessTrier, Triers
 from tunerd.colocation.plan import Member, PlaceKind
 from tunerd.colocation.work import Lane, Seat
 from tunerd.errors import HostError
@@ -28,7 +28,7 @@ from tunerd.slices.mps.mps_slice import MPS_CLIENT_LIMIT, MpsSlice, problem_of, 
 from tunerd.slices.whole import WholeSlice, whole_spec
 from tunerd.system import host
 from tunerd.system.gpus import GpuFacts, gpu_state
-from tunerd.vocabulary import SliceSpec
+from tunerd.vocabulary import Arrays, SliceSpec
 
 
 class MpsPlace(RunnersPlace):
@@ -39,8 +39,8 @@ class MpsPlace(RunnersPlace):
     """
 
     kind: ClassVar[PlaceKind] = "mps"
-    # More would hold up the seats, whose processes all start at that time.
-    triers: ClassVar[int] = 2
+    # Eight held up the seats, whose processes all start at that time, and each other.
+    runs_apart: ClassVar[int] = 3
 
     def __init__(self, gpu: GpuFacts | None = None) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class MpsPlace(RunnersPlace):
         self._specs: dict[Seat, SliceSpec] = {}
         self._resident: dict[Seat, int] = {}
         self._early = contextlib.ExitStack()
-        self._triers = Triers(self._slice_apart, lambda seat: self._seats[seat].member.artifact)
+        self._apart = Apart()
 
     def cut(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
         refuse_cores(lanes)
@@ -77,11 +77,12 @@ class MpsPlace(RunnersPlace):
         """Return what the GPU's memory in use grew by when each seat was first loaded."""
         return dict(self._resident)
 
-    def trier(self) -> ProcessTrier:
-        return self._triers.one()
+    def run_apart(self, seat: Seat, inputs: Arrays) -> Arrays:
+        artifact = self._seats[seat].member.artifact
+        return self._apart.run(self._slice_apart(seat), artifact, inputs)
 
-    def end_triers(self) -> None:
-        self._triers.end()
+    def end_apart(self) -> None:
+        self._apart.end()
 
     def close(self) -> None:
         super().close()
@@ -90,9 +91,9 @@ class MpsPlace(RunnersPlace):
     def _slice_of(self, seat: Seat, lane: Lane) -> ProcessSlice:
         return MpsSlice(self._spec_of(seat, lane))
 
-    def _slice_apart(self) -> ProcessSlice:
+    def _slice_apart(self, seat: Seat) -> ProcessSlice:
         """Return what starts a process that is no client of the daemon."""
-        return WholeSlice(whole_spec(self._gpu, "apart"))
+        return WholeSlice(whole_spec(self._gpu, f"apart-{seat.member}"))
 
     def _spec_of(self, seat: Seat, lane: Lane) -> SliceSpec:
         if seat not in self._specs:
