@@ -13,7 +13,7 @@ way is a CUDA graph, of one process but for one of them:
     super-kernel  one launch of a Triton kernel that takes its operands from a table of addresses
 
 For R = 2 to 480, in fp32 (and as asked), all ways of one R in turns, the queue never empty. Checks
-what each computes against fp64. Writes gemms.json with all samples after each R, and gemms.txt. An
+what each computes against fp64. Writes gemms.json with all samples, and gemms.txt, after each R. An
 R that is in the folder is not measured again. Runs where PyTorch, Triton and an NVIDIA GPU are.
 """
 
@@ -312,6 +312,7 @@ def measure_all(options: argparse.Namespace, group: Group | None) -> dict[str, A
             found["clock"] = to_json(gpus.conditions(facts.gpus[0].uuid))
             document["found"][key] = found
             write(place, document, indent=None)
+            place.with_suffix(".txt").write_text(tables(document))
             rates = {w: math.floor(max(r)) for w, r in found["per_sec"].items()}
             print(f"{key}: {rates} {found['problems'] or ''}", file=sys.stderr, flush=True)
     return document
@@ -336,9 +337,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with processes(options) as group:
         document = measure_all(options, group)
-    text = tables(document)
-    (options.out / "gemms.txt").write_text(text)
-    print(text, end="")
+    print(tables(document), end="")
 
 
 if __name__ == "__main__":
