@@ -7,9 +7,10 @@ they ran before, as soon as that is there again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -88,22 +89,20 @@ class Loader:
 
     def _try_each(self, left: deque[Suspect]) -> None:
         """Try those that no other thread has tried yet."""
-        while suspect := _taken(left):
+        for suspect in _taken(left):
             self._try_apart(suspect, left)
 
     def _try_apart(self, suspect: Suspect, left: deque[Suspect]) -> None:
         request_id, reason, is_fault = suspect.request_id, "", True
+        others: list[int] = []
         try:
             suspect.take(self._place.run_apart(suspect.seat, suspect.inputs))
         except FaultedApartError as error:
-            reason = str(error)
+            reason, others = str(error), [other.request_id for other in _taken(left)]
         except BaseException as error:  # else its caller would wait for ever
             member = suspect.seat.member
             log.warning("%s could not be tried apart from others: %s", member, error)
             reason, is_fault = repr(error), False
-        others: list[int] = []
-        while reason and is_fault and (other := _taken(left)):
-            others.append(other.request_id)
         self._tell(
             lambda s, at: [
                 *s.tried_apart(request_id, at, reason=reason, is_fault=is_fault),
@@ -112,9 +111,8 @@ class Loader:
         )
 
 
-def _taken(left: deque[Suspect]) -> Suspect | None:
-    """Take the first, in any thread; None where there is none."""
-    try:
-        return left.popleft()
-    except IndexError:
-        return None
+def _taken(left: deque[Suspect]) -> Iterator[Suspect]:
+    """Take one after the other, which other threads may do as well, until none is left."""
+    with contextlib.suppress(IndexError):
+        while True:
+            yield left.popleft()

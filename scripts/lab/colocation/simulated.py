@@ -73,9 +73,7 @@ class Calls:
     queue_us: of what is queued around it, and query_us: of each look, while they do not.
     """
 
-    def __init__(
-        self, launch_us: float = 0.0, queue_us: float = 0.0, query_us: float = 0.0
-    ) -> None:
+    def __init__(self, launch_us: float, queue_us: float, query_us: float) -> None:
         self._queue_secs, self._query_secs = queue_us / 1e6, query_us / 1e6
         self._from = np.zeros(_COPIED_BYTES, np.uint8)
         self._to = np.zeros_like(self._from)
