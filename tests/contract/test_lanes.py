@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import tunerd
+from tests.lib.artifact_fixtures import model_of
+from tests.lib.models import floats
 from tests.lib.super_models import CONVNET, artifact_of, super_artifact, tenant
 from tests.unit.test_captured import OK, Driver, Status, Tensor
 from tunerd.artifacts import parts, staging
@@ -22,6 +26,7 @@ from tunerd.artifacts.super_model import SuperModel
 from tunerd.artifacts.tenants import Foreign, model_for_tenants
 from tunerd.candidates.base import ENTRY, DeviceKernel, LoweredKernel
 from tunerd.runs.finals.verify import expected_of, with_lanes
+from tunerd.system.targets import cpu_target_json
 from tunerd.vocabulary import SLOT_BYTES, Arrays, TensorSpec
 from tunerd.vocabulary.verdict import Verdict
 
@@ -314,3 +319,21 @@ def test_a_kernel_of_others_gets_a_weight_gathered_where_it_takes_an_activation(
     kernels = [v.name_hint for v, _ in own.mod.functions_items() if "product" in v.name_hint]
     assert len(kernels) == 2  # with one argument as a weight, and with both
     assert text.count("R.call_tir(gather") == 1  # of the output
+
+
+def test_lanes_are_compared_with_a_model_whose_weights_are_packed(tmp_path: Path) -> None:
+    weights = {"w": floats(512, 8, 1, 1, seed=1), "v": floats(4, 512, 1, 1, seed=2) / 20}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "v"], ["y"]),
+    ]
+    model = model_of(nodes, weights, inputs={"x": (1, 8, 6, 6)}, outputs={"y": (1, 4, 6, 6)})
+    target = cpu_target_json(2)
+    lanes = tunerd.load(super_artifact(model, tmp_path / "super", (2,), target=target))
+    alone = tunerd.load(artifact_of(model, tmp_path / "alone", target=target))
+    assert alone.manifest["layouts"]
+    expected = expected_of(model)
+    pairs = pairs_of(outputs_of(lanes, alone, inputs_for(expected.inputs)))
+    found = with_lanes(expected.verify(lanes), expected, pairs)
+    assert found.verdict is Verdict.RIGHT, found.message

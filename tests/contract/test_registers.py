@@ -23,8 +23,10 @@ from tunerd.artifacts.compile import compile_artifact
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.builder.build import build_candidate
 from tunerd.builder.library import load_tvm
+from tunerd.candidates import registry
 from tunerd.candidates.base import BATCH, ENTRY, SearchSettings, module_of
 from tunerd.candidates.default import default_schedule
+from tunerd.candidates.nests.blocks import blocks_of
 from tunerd.candidates.registers.source import PACKED, TEMPLATE, FmaSource, Recipe
 from tunerd.candidates.registers.sums import Sums
 from tunerd.frontend.relax.lowering import lower
@@ -85,6 +87,44 @@ def one_row(target: TargetSpec) -> Task:
     return task_of([left, right, topi.nn.matmul(left, right)], target)
 
 
+def in_groups(target: TargetSpec, *, groups: int, columns: int, kernel: int = 1) -> Task:
+    """Return a convolution in groups of 6 channels, with a bias, a second operand and a ReLU."""
+    load_tvm()
+    from tvm import te, topi
+
+    every = groups * columns
+    depth = 6 if columns > 1 else 1
+    data = te.placeholder((1, 8, 9, groups * depth), name="data")
+    weight = te.placeholder((kernel, kernel, depth, every), name="weight")
+    bias = te.placeholder((every,), name="bias")
+    beside = te.placeholder((1, 8, 9, every), name="beside")
+    sums = topi.nn.conv(
+        data, weight, 1, kernel // 2, 1, groups, data_layout="NHWC", kernel_layout="HWIO"
+    )
+    added = topi.add(topi.add(sums, bias), beside)
+    return task_of([data, weight, bias, beside, topi.nn.relu(added)], target)
+
+
+def odd_columns(target: TargetSpec, columns: int) -> Task:
+    load_tvm()
+    from tvm import te, topi
+
+    left = te.placeholder((8, 16), name="left")
+    right = te.placeholder((16, columns), name="right")
+    return task_of([left, right, topi.nn.matmul(left, right)], target)
+
+
+def moved_behind(target: TargetSpec) -> Task:
+    """Return a square product of which the transpose is read: not place by place."""
+    load_tvm()
+    from tvm import te, topi
+
+    left = te.placeholder((20, 20), name="left")
+    right = te.placeholder((20, 20), name="right")
+    product = topi.nn.relu(topi.nn.matmul(left, right))
+    return task_of([left, right, topi.exp(topi.transpose(product))], target)
+
+
 TASKS: dict[str, Callable[[TargetSpec], Task]] = {
     "3x3 and a bias": conv_task,
     "1x1": lambda target: convolution(target, size=14, kernel=1, stride=1, out=48),
@@ -95,6 +135,14 @@ TASKS: dict[str, Callable[[TargetSpec], Task]] = {
     "a product": matmul_task,
     "products apart": products_apart,
     "one row": one_row,
+    "an odd number": lambda target: odd_columns(target, 31),
+    "five columns": lambda target: odd_columns(target, 5),
+    "groups of 17": lambda target: in_groups(target, groups=4, columns=17),
+    "groups of 32": lambda target: in_groups(target, groups=3, columns=32, kernel=3),
+    "groups of 7": lambda target: in_groups(target, groups=2, columns=7, kernel=3),
+    "a column a group": lambda target: in_groups(target, groups=48, columns=1, kernel=3),
+    "42 columns, each a group": lambda target: in_groups(target, groups=42, columns=1, kernel=3),
+    "moved behind": moved_behind,
 }
 
 
@@ -110,19 +158,21 @@ def right_of(task: Task, folder: Path) -> np.ndarray:
     return np.asarray(ran_in_plain_loops(task, apart))
 
 
-def sums_of(task: Task) -> Sums:
+def templates_of(task: Task) -> dict[str, Sums]:
     templates = SOURCE.templates_of(task)
     assert not isinstance(templates, str), templates
-    return templates[TEMPLATE]
+    return templates
+
+
+def sums_of(task: Task) -> Sums:
+    return templates_of(task)[TEMPLATE]
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_each_way_to_cut_computes_what_plain_loops_do(name: str, tmp_path: Path) -> None:
     task = replace(TASKS[name](cpu_target_json(2)), weight_args=(1,))
-    templates = SOURCE.templates_of(task)
-    assert not isinstance(templates, str)
     right = right_of(task, tmp_path)
-    for template, sums in templates.items():
+    for template, sums in templates_of(task).items():
         cuts = list(sums.tiles())
         for cut in {*random.Random(3).sample(cuts, min(4, len(cuts))), min(cuts), max(cuts)}:
             recipe = Recipe(template, cut).text
@@ -137,8 +187,7 @@ def test_a_kernel_reads_its_weights_where_their_layout_puts_them(
 ) -> None:
     task = replace(TASKS["3x3 and a bias"](cpu_target_json(2)), weight_args=(1,))
     right = right_of(task, tmp_path)
-    templates = SOURCE.templates_of(task)
-    assert not isinstance(templates, str)
+    templates = templates_of(task)
     cut = min(templates[PACKED].tiles())
     ((number, panels),) = templates[PACKED].layouts(cut)
     *outer, last = panels.axes
@@ -167,16 +216,54 @@ def test_a_cut_for_shorter_vectors_computes_the_same(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", TASKS)
 def test_by_default_sums_are_cut_as_the_estimate_says(name: str, tmp_path: Path) -> None:
     task = TASKS[name](cpu_target_json(2))
-    sums = sums_of(task)
-    best = min(sums.estimated_secs(cut, 0.0) for cut in sums.tiles())
+    every = [
+        (sums.estimated_secs(cut, 0.0), sums, cut)
+        for sums in templates_of(task).values()
+        for cut in sums.tiles()
+    ]
+    best = min(secs for secs, _, _ in every)
     mod = module_of(task)
     made = default_schedule(mod, tvm_target(task))
     assert made[ENTRY].attrs["tirx.is_scheduled"]
-    fitting = [cut for cut in sums.tiles() if sums.estimated_secs(cut, 0.0) == best]
-    assert any(same_code(sums.scheduled(mod, cut), made) for cut in fitting)
+    fitting = [(sums, cut) for secs, sums, cut in every if secs == best]
+    assert any(same_code(sums.scheduled(mod, cut), made) for sums, cut in fitting)
     assert default_schedule(made, tvm_target(task)) is made
     got = result_of(task, default_candidate(task), tmp_path)
     np.testing.assert_allclose(got, right_of(task, tmp_path), rtol=1e-5, atol=1e-5)
+
+
+def shuffled(target: TargetSpec) -> Task:
+    """Return a shuffle of channels, as networks write it, and what is added to it."""
+    load_tvm()
+    from tvm import te, topi
+
+    data = te.placeholder((1, 5, 6, 12), name="data")
+    last = topi.transpose(data, (0, 3, 1, 2))
+    apart = topi.transpose(topi.reshape(last, (1, 3, 4, 5, 6)), (0, 2, 1, 3, 4))
+    made = topi.transpose(topi.reshape(apart, (1, 12, 5, 6)), (0, 2, 3, 1))
+    return task_of([data, topi.add(made, data)], target)
+
+
+def test_by_default_what_is_read_once_is_no_loop_of_its_own(tmp_path: Path) -> None:
+    task = shuffled(cpu_target_json(2))
+    made = default_schedule(module_of(task), tvm_target(task))
+    assert len(blocks_of(module_of(task)[ENTRY])) > len(blocks_of(made[ENTRY])) == 1
+    got = result_of(task, default_candidate(task), tmp_path)
+    np.testing.assert_array_equal(got, right_of(task, tmp_path))
+
+
+def test_by_default_what_is_read_more_than_once_is_computed_once(tmp_path: Path) -> None:
+    load_tvm()
+    from tvm import te, topi
+
+    data = te.placeholder((8, 40), name="data")
+    once = topi.exp(data)
+    both = te.compute((8, 39), lambda i, j: once[i, j] * once[i, j + 1])
+    task = task_of([data, topi.add(both, topi.sum(once))], cpu_target_json(2))
+    made = default_schedule(module_of(task), tvm_target(task))
+    assert len(blocks_of(made[ENTRY])) == 3  # the exponential, its sum, and all else
+    got = result_of(task, default_candidate(task), tmp_path)
+    np.testing.assert_allclose(got, right_of(task, tmp_path), rtol=1e-5)
 
 
 def test_by_default_what_has_no_sums_stays_as_it_is() -> None:
@@ -205,6 +292,18 @@ def same_code(one: Any, other: Any) -> bool:
     )
 
 
+def test_by_default_weights_of_one_model_are_packed(tmp_path: Path) -> None:
+    wide = convolution(cpu_target_json(2), size=6, kernel=1, stride=1, out=512)
+    task = replace(wide, weight_args=(1,))
+    lowered = registry.lower(task, default_candidate(task))
+    assert [number for number, _ in lowered.layouts] == [1]
+    got = result_of(task, default_candidate(task), tmp_path)
+    np.testing.assert_allclose(got, right_of(task, tmp_path), rtol=1e-5, atol=1e-5)
+    for other in (replace(task, weight_args=()), replace(task, tenants=2)):
+        assert not registry.lower(other, default_candidate(other)).layouts
+    assert not registry.lower(task, default_candidate(task), lanes=1).layouts
+
+
 def test_weights_that_the_model_computes_are_not_packed() -> None:
     task = matmul_task(cpu_target_json(2))
     assert set(SOURCE.templates_of(task)) == {TEMPLATE}
@@ -220,8 +319,10 @@ def test_what_serves_several_models_takes_weights_as_each_has_them() -> None:
     assert not SOURCE.lower(task, packed.recipe, lanes=1).layouts
 
 
-def test_a_model_takes_its_weights_packed(tmp_path: Path) -> None:
-    weights = {"w": floats(32, 8, 3, 3, seed=1) / 9, "v": floats(4, 32, 1, 1, seed=2) / 6}
+@pytest.mark.parametrize(("is_tuned", "columns"), [(True, 32), (False, 512)])
+def test_a_model_takes_its_weights_packed(is_tuned: bool, columns: int, tmp_path: Path) -> None:
+    w = floats(columns, 8, 3, 3, seed=1) / 9
+    weights = {"w": w, "v": floats(4, columns, 1, 1, seed=2) / columns**0.5}
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4),
         helper.make_node("Relu", ["a"], ["b"]),
@@ -233,11 +334,11 @@ def test_a_model_takes_its_weights_packed(tmp_path: Path) -> None:
     lowered = lower(model, target)
     tasks = extract_tasks(lowered, target)
     winners = {}
-    for task in tasks:
+    for task in tasks if is_tuned else ():
         if SOURCE.takes(task) is None:
             found = SOURCE.search(SearchSettings(seed=0, threads=1)).propose(task, 100).candidates
             winners[task.task_id] = next((c for c in found if PACKED in c.recipe), found[0])
-    assert len(winners) == 2
+    assert len(winners) == (2 if is_tuned else 0)
     folder = tmp_path / "a"
     compile_artifact(lowered, tasks, winners, target, folder, model=model, pct=50)
     session = tunerd.load(folder)
@@ -268,12 +369,15 @@ def test_a_model_takes_its_weights_packed(tmp_path: Path) -> None:
 def test_sums_stay_in_the_widest_registers(
     target: TargetSpec, instruction: str, register: str
 ) -> None:
+    for task in (conv_task(target), in_groups(target, groups=4, columns=34)):
+        first = SOURCE.search(SearchSettings(seed=1, threads=1)).propose(task, 1).candidates[0]
+        require_registers(SOURCE.lower(task, first.recipe).mod, target, instruction, register)
+
+
+def require_registers(mod: Any, target: TargetSpec, instruction: str, register: str) -> None:
     import tvm
 
-    task = conv_task(target)
-    first = SOURCE.search(SearchSettings(seed=1, threads=1)).propose(task, 1).candidates[0]
-    mod = SOURCE.lower(task, first.recipe).mod
-    code = tvm.tirx.build(mod, target=tvm.target.Target(task.target.json)).inspect_source("asm")
+    code = tvm.tirx.build(mod, target=tvm.target.Target(target.json)).inspect_source("asm")
     multiplied = [line for line in code.splitlines() if instruction in line]
     assert multiplied
     assert all(register in line for line in multiplied)
@@ -316,9 +420,10 @@ def refused(name: str) -> Task:
     if name == "weights by rows":
         right = te.placeholder((32, 16), name="right")
         return task_of([left, right, topi.nn.dense(left, right)], target)
-    if name == "an odd number":
-        right = te.placeholder((16, 31), name="right")
-        return task_of([left, right, topi.nn.matmul(left, right)], target)
+    if name == "three columns":
+        return odd_columns(target, 3)
+    if name == "groups of two":
+        return in_groups(target, groups=8, columns=2)
     if name == "a sum":
         return task_of([data, topi.sum(data, axis=3)], target)
     if name == "none at all":
@@ -334,7 +439,8 @@ def refused(name: str) -> Task:
     {
         "depthwise": "its columns are not those of its weights",
         "weights by rows": "its columns are not those of its weights",
-        "an odd number": "its 31 columns fill no vectors",
+        "three columns": "its 3 columns fill no vectors",
+        "groups of two": "its columns are in groups",
         "a sum": "it has no sums of products",
         "none at all": "it has no sums of products, or several",
         "a GPU": "FMA is a CPU's",

@@ -78,6 +78,8 @@ TVM_MODULES = {
     "candidates.registers.units",
     "candidates.registers.intrinsic",
     "candidates.registers.source",
+    "candidates.registers.schedule",
+    "candidates.registers.overlapping",
     "frontend.tasks",
 }
 

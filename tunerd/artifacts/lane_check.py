@@ -16,6 +16,7 @@ import numpy as np
 from tunerd.artifacts.loading import LoadedModel
 from tunerd.artifacts.manifest import is_counter
 from tunerd.artifacts.super_model import SuperModel
+from tunerd.artifacts.weights import kernel_layouts, unpacked
 from tunerd.system.arrays import is_floating
 from tunerd.vocabulary import Arrays
 
@@ -70,7 +71,10 @@ def lanes_and_alone(
         inputs: by name; requests take them in turn.
     """
     names: list[str] = []
-    own = {n: w.numpy() for n, w in alone.weights.items() if not is_counter(n)}
+    there = {n: w for n, w in alone.weights.items() if not is_counter(n)}
+    layouts = kernel_layouts(alone.manifest)
+    own = unpacked({n: w.numpy() for n, w in there.items()}, alone.manifest)
+    own = {name: weight for name, weight in own.items() if name not in layouts}
     for number in range(max(model.counts) + 1):
         names.append(model.own if number == 0 else f"{model.own} varied {number}")
         if number:
@@ -85,8 +89,9 @@ def lanes_and_alone(
     expected: dict[int, Arrays] = {}
     for number, name in enumerate(names):
         weights = varied(own, number, _casts(alone)) if number else own
-        for key, weight in weights.items():
-            alone.weights[key].copyfrom(weight)
+        for key, weight in there.items():
+            of, layout, _ = layouts.get(key, (key, None, ()))
+            weight.copyfrom(weights[of] if layout is None else layout.of(weights[of]))
         for place, (tenant, asked) in enumerate(requests):
             if tenant == number:
                 expected[place] = alone(asked)

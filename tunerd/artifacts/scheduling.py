@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,15 @@ from tunerd.candidates.default import default_schedule, scheduled_as
 from tunerd.errors import InputError, ModelError
 from tunerd.frontend.relax.joins import Joins, joins_of
 from tunerd.frontend.tasks import like
-from tunerd.vocabulary import Arrays, Candidate, Layout, LibraryCall, TargetSpec, Task
+from tunerd.vocabulary import (
+    Arrays,
+    Candidate,
+    Layout,
+    LibraryCall,
+    TargetSpec,
+    Task,
+    default_candidate,
+)
 
 if TYPE_CHECKING:
     from tvm.ir import GlobalVar, IRModule
@@ -44,7 +52,7 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class _Covered:
-    """A kernel of the model with a winner."""
+    """A kernel of the model with a winner, or whose default has layouts."""
 
     var: GlobalVar
     task: Task  # as the kernel is called: where it reaches into roots, no task of the run
@@ -70,6 +78,8 @@ def schedule(
     does not apply, and ModelError for a kernel that has no default.
     """
     wanted = {task_id: c for task_id, c in winners.items() if is_tuned(c)}
+    if tenants is None:
+        wanted |= _with_layouts(tasks, wanted)
     refused: frozenset[Any] = frozenset()  # roots of joins, in which a kernel has no schedule
     lowered: dict[str, LoweredKernel] = {}
     while True:
@@ -116,7 +126,7 @@ def _scheduled(
             foreign[each.var] = kernel
         else:
             scheduled[each.var] = scheduled_as(mod[each.var], kernel.mod[ENTRY])
-    missing = sorted(task_id for task_id in wanted if hits[task_id] == 0)
+    missing = sorted(i for i, winner in wanted.items() if is_tuned(winner) and hits[i] == 0)
     if missing:
         raise InputError(
             f"tuned tasks {', '.join(missing)} cover no kernel of this model; the records are of "
@@ -139,6 +149,18 @@ def _scheduled(
         if placed.made_of:
             raise NotInPlace(str(error)) from error
         raise ModelError(f"{error}; export the model without this operator") from error
+
+
+def _with_layouts(tasks: Sequence[Task], winners: Collection[str]) -> dict[str, Candidate]:
+    """Return the defaults, of tasks without a winner, that take weights in a layout of their own.
+
+    All others are scheduled where they stand in the model.
+    """
+    left = [t for t in tasks if t.task_id not in winners and not t.target.is_cuda]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        lowered = pool.map(lambda task: registry.lower(task, default_candidate(task)), left)
+        found = [task for task, kernel in zip(left, lowered, strict=True) if kernel.layouts]
+    return {task.task_id: default_candidate(task) for task in found}
 
 
 def _for_tenants(

@@ -36,9 +36,9 @@ from tunerd.artifacts.manifest import (
 )
 from tunerd.artifacts.pieces import Pieces
 from tunerd.artifacts.pinned import pinned_copies
-from tunerd.artifacts.weights import layout_of, map_weights, view
+from tunerd.artifacts.weights import layout_of, map_weights, unpacked, view
 from tunerd.system.arrays import dtype_of
-from tunerd.vocabulary import Arrays, Layout, TensorSpec
+from tunerd.vocabulary import Arrays, TensorSpec
 
 
 class SuperModel(LoadedModel):
@@ -314,12 +314,7 @@ class SuperModel(LoadedModel):
                 f"--like {self._folder}`, or load it as an artifact of its own"
             )
         check_files(folder, [manifest], needed=(WEIGHTS,))
-        weights = map_weights(stored_at(folder, manifest, WEIGHTS))
-        for name, entry in manifest.get("layouts", {}).items():
-            layout = Layout(tuple(entry["split"]), tuple(entry["axes"]))
-            if entry["of"] not in weights:
-                weights[entry["of"]] = np.array(layout.back(weights[name], entry["shape"]))
-        return weights
+        return unpacked(map_weights(stored_at(folder, manifest, WEIGHTS)), manifest)
 
 
 class _CudaMemory:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tunerd import vocabulary
 from tunerd.artifacts.manifest import MAX_JSON_BYTES, LoadError
 from tunerd.system.arrays import dtype_of
 from tunerd.vocabulary import SLOT_BYTES, Arrays, TensorSpec
@@ -35,6 +36,29 @@ def map_weights(path: Path) -> Arrays:
         raise LoadError(
             f"{path} cannot be read as weights ({error}); copy the folder again, or tune again"
         ) from error
+
+
+def unpacked(weights: Mapping[str, Any], manifest: Mapping[str, Any]) -> Arrays:
+    """Return weights by the model's own names: what only lies in a kernel's layout is put back."""
+    found = dict(weights)
+    for name, (of, layout, shape) in kernel_layouts(manifest).items():
+        if of not in found:
+            found[of] = np.array(layout.back(weights[name], shape))
+    return found
+
+
+def kernel_layouts(
+    manifest: Mapping[str, Any],
+) -> dict[str, tuple[str, vocabulary.Layout, tuple[int, ...]]]:
+    """Return, of each weight that lies as its kernel reads it, which it is, how, and its shape."""
+    return {
+        name: (
+            str(entry["of"]),
+            vocabulary.Layout(tuple(entry["split"]), tuple(entry["axes"])),
+            tuple(entry["shape"]),
+        )
+        for name, entry in manifest.get("layouts", {}).items()
+    }
 
 
 def _mapped(path: Path) -> Arrays:

@@ -1,12 +1,13 @@
 """The default schedule of a task: what every other candidate is compared with.
 
 DLight's schedule on CUDA, which has too few rules for CPUs. On llvm sums of products are cut for
-the vector registers by the template's estimate, and everything else is the module as it is, which
-TVM's lowering turns into plain loops. Its recipe is empty.
+the vector registers by the template's estimate. Everything else are plain loops, without those of
+values that are read once, as of a transpose before a reshape. Its recipe is empty.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -23,7 +24,7 @@ from tunerd.candidates.base import (
     SearchSettings,
     module_of,
 )
-from tunerd.candidates.registers.sums import first_cut
+from tunerd.candidates.registers.sums import FirstCut, first_cut
 from tunerd.candidates.tensor_intrinsics import load_tensor_intrinsics
 from tunerd.vocabulary import (
     DEFAULT_SOURCE,
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _defaults: dict[tuple[int, str], PrimFunc | None] = {}  # by structural hash and target
 _lock = threading.Lock()
+_CACHED = 512  # of the last tasks
 
 
 class DefaultSource(CandidateSource):
@@ -60,8 +62,11 @@ class DefaultSource(CandidateSource):
 
         if recipe:
             raise ValueError("a default schedule has no recipe")
-        target = tvm.target.Target(task.target.json)
-        return LoweredKernel(default_schedule(module_of(task), target))
+        if not task.target.is_cuda and task.tenants == 1 and lanes is None:
+            packed = _packed(task)
+            if packed is not None:
+                return packed
+        return LoweredKernel(default_schedule(module_of(task), tvm.target.Target(task.target.json)))
 
     def search(self, settings: SearchSettings) -> Search:
         return _OnlyDefault()
@@ -93,14 +98,15 @@ class _OnlyDefault(Search):
 def default_schedule(mod: IRModule, target: Target) -> IRModule:
     """Schedule every function of `mod` that has no schedule as the default of its target.
 
-    On llvm by the template of registers, where it takes the function. On CUDA by DLight's rules.
+    On llvm by the template of registers, where it takes the function, else as plain loops without
+    those of what is read once. On CUDA by DLight's rules.
     Where these raise, or make what TVM cannot lower, as of grouped 1x1 convolutions, a function
     gets DLight's simplest rule. Raises ValueError where that fails, too.
     """
     import tvm
     import tvm_ffi
 
-    rules = _by_dlight if target.kind.name == "cuda" else _cut_for_registers
+    rules = _by_dlight if target.kind.name == "cuda" else _for_cpus
     open_ = [
         (var, func)
         for var, func in mod.functions_items()
@@ -131,16 +137,70 @@ def default_schedule(mod: IRModule, target: Target) -> IRModule:
     return mod
 
 
-def _cut_for_registers(func: PrimFunc, name: str, target: Target) -> PrimFunc | None:
-    """Return sums of products as the template of registers cuts them first; None for all else."""
+def _for_cpus(func: PrimFunc, name: str, target: Target) -> PrimFunc | None:
+    """Return a function as scheduled for a CPU; None where nothing is to be changed."""
     import tvm
 
+    mod = tvm.IRModule({ENTRY: func})
+    cut = _first_cut(mod, name, target)
+    made = _without_steps_between(mod, name) if cut is None else cut.mod
+    return None if made is None else scheduled_as(func, made[ENTRY])
+
+
+def _first_cut(
+    mod: IRModule, name: str, target: Target, weight_args: Collection[int] = ()
+) -> FirstCut | None:
     try:
-        made = first_cut(tvm.IRModule({ENTRY: func}), target)
+        return first_cut(mod, target, weight_args)
     except Exception as error:  # of a primitive of TVM's, which may take no such loops
         log.info("%s: it is not cut for the registers: %s", name, error)
         return None
-    return None if made is None else scheduled_as(func, made[ENTRY])
+
+
+@functools.lru_cache(_CACHED)
+def _packed(task: Task) -> LoweredKernel | None:
+    """Return a CPU's default where it takes a weight of the model in a layout of its own."""
+    import tvm
+
+    mod, target = module_of(task), tvm.target.Target(task.target.json)
+    cut = _first_cut(mod, task.name, target, task.weight_args)
+    if cut is None or not cut.layouts:
+        return None
+    made = scheduled_as(mod[ENTRY], cut.mod[ENTRY])
+    return LoweredKernel(tvm.IRModule({ENTRY: made}), layouts=cut.layouts)
+
+
+def _without_steps_between(mod: IRModule, name: str) -> IRModule | None:
+    """Compute what is read once, and by no reduction, where it is read; None: there is no such."""
+    from tvm.s_tir import Schedule
+
+    from tunerd.candidates.nests.blocks import blocks_of
+
+    blocks = [block for block, _ in blocks_of(mod[ENTRY])]
+    params = list(mod[ENTRY].params)
+    inlined: list[str] = []
+    for block in blocks:
+        made = block.writes[0].source
+        readers = [b for b in blocks if any(r.source.same_as(made) for r in b.reads)]
+        regions = [r for b in readers for r in b.reads if r.source.same_as(made)]
+        if (
+            block.init is None
+            and not any(made.same_as(param) for param in params)
+            and len(readers) == 1
+            and readers[0].init is None
+            and all(getattr(at.extent, "value", 0) == 1 for r in regions for at in r.region)
+        ):
+            inlined.append(str(block.name_hint))
+    if not inlined:
+        return None
+    try:
+        schedule = Schedule(mod, error_render_level="fast")
+        for block_name in inlined:
+            schedule.compute_inline(schedule.get_sblock(block_name))
+    except Exception as error:  # of loops around blocks, as of several tenants, or of a primitive
+        log.info("%s: its steps stay: %s", name, error)
+        return None
+    return schedule.mod
 
 
 def scheduled_as(func: PrimFunc, made: PrimFunc) -> PrimFunc:

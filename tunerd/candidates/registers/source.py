@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import replace
 from types import MappingProxyType
 
 from tunerd.candidates.base import (
@@ -24,14 +23,14 @@ from tunerd.vocabulary import FMA, VNNI, TargetSpec, Task
 from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
 _CACHED_TASKS = 512
-TEMPLATE, PACKED = "dots", "packed"
+TEMPLATE, PACKED, OVERLAPPING = "dots", "packed", "overlapping"
 
 
 class Recipe(TemplateRecipe):
     """A recipe of these sources."""
 
     VERSION = 1
-    CUTS = MappingProxyType({TEMPLATE: Cut, PACKED: Cut})
+    CUTS = MappingProxyType({TEMPLATE: Cut, PACKED: Cut, OVERLAPPING: Cut})
 
 
 class RegistersSource(CandidateSource):
@@ -50,7 +49,8 @@ class RegistersSource(CandidateSource):
         if isinstance(templates, str):
             raise ValueError(templates)
         # The weights of several models lie as each has them, for all numbers of lanes alike.
-        sums = templates[parsed.template if lanes is None else TEMPLATE]
+        is_apart = parsed.template == PACKED and lanes is not None
+        sums = templates[TEMPLATE if is_apart else parsed.template]
         cut = parsed.cut
         return LoweredKernel(sums.scheduled(module_of(task), cut), layouts=sums.layouts(cut))
 
@@ -63,12 +63,12 @@ class RegistersSource(CandidateSource):
             return f"{self.name.upper()} is a CPU's"
         if self.name == VNNI and INTEGER_PRODUCTS not in task.mod_json:
             return "it has no products of 8 bits"
-        sums = _sums(self.name, task.mod_json, task.target.json)
-        if isinstance(sums, str):
-            return sums
-        may_pack = sums.weights and sums.weights[0] in task.weight_args and task.tenants == 1
-        packed = {PACKED: replace(sums, is_packed=True)} if may_pack else {}
-        return {TEMPLATE: sums, **packed}
+        found = _templates(self.name, task.mod_json, task.target.json)
+        if isinstance(found, str):
+            return found
+        may_pack = TEMPLATE in found and task.tenants == 1
+        packed = found[TEMPLATE].packed(task.weight_args) if may_pack else None
+        return found if packed is None else found | {PACKED: packed}
 
 
 class VnniSource(RegistersSource):
@@ -78,18 +78,25 @@ class VnniSource(RegistersSource):
 
 
 class FmaSource(RegistersSource):
-    """Takes convolutions with channels last, in one group, and products with a matrix, in fp32."""
+    """Takes convolutions with channels last and products with a matrix, in fp32."""
 
     name = FMA
 
 
 @functools.lru_cache(_CACHED_TASKS)
-def _sums(name: str, mod_json: str, target_json: str) -> Sums | str:
+def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Sums] | str:
     import tvm
 
     target = json.loads(target_json)
+    cores = int(target.get("num-cores", 1))
     try:
         unit = units.vnni() if name == VNNI else units.fma(tvm.target.Target(target))
-        return Sums.of(tvm.ir.load_json(mod_json), unit, int(target.get("num-cores", 1)))
     except ValueError as error:
         return str(error)
+    mod, found, why = tvm.ir.load_json(mod_json), {}, ""
+    for template in (TEMPLATE, OVERLAPPING):
+        try:
+            found[template] = Sums.of(mod, unit, cores, is_overlapping=template == OVERLAPPING)
+        except ValueError as error:
+            why = why or str(error)
+    return found or why

@@ -53,6 +53,15 @@ class Unit:
             raise ValueError(f"its {columns} columns fill no vectors")
         return replace(self, lanes=lanes)
 
+    def overlapping(self, columns: int) -> Unit:
+        """Return itself with the longest vectors that so many columns hold, if they do not fill it.
+
+        Raises ValueError where there are too few columns, or where an instruction takes all lanes.
+        """
+        if self.intrinsic is not None or columns < _FEWEST_LANES:
+            raise ValueError(f"its {columns} columns hold no vector")
+        return replace(self, lanes=min(self.lanes, 1 << (columns.bit_length() - 1)))
+
     def weights(self, block: Any, params: Sequence[Any]) -> tuple[int, tuple[int, ...]] | None:
         """Return which parameter has the weights by columns, and its shape; None: another form."""
         if self.intrinsic is not None:
@@ -127,17 +136,57 @@ def _products(blocks: Sequence[Any], params: Sequence[Any]) -> int:
     is_sum = isinstance(value, tirx.Add) and isinstance(value.b, tirx.Mul)
     if not is_sum or not all(isinstance(x, ir.TensorLoad) for x in (value.b.a, value.b.b)):
         raise ValueError("it has no sums of products")
-    rows, weights = value.b.a, value.b.b
+    weights = value.b.b
     spatial = [v for v in block.iter_vars if int(v.iter_type) != REDUCE]
     reduced = [v for v in block.iter_vars if int(v.iter_type) == REDUCE]
     column = spatial[-1].var
     *before, last = weights.indices
     is_by_columns = last.same_as(column) and is_shifted(store.indices[-1], column)
-    if not is_by_columns or any(v.same_as(column) for v in _variables([*before, *rows.indices])):
+    if not is_by_columns or any(v.same_as(column) for v in _variables(before)):
         raise ValueError("its columns are not those of its weights")
+    group_columns(block)
     if not reduced or not any(weights.source.same_as(param) for param in params):
         raise ValueError("its weights are computed by itself")
     return places[0]
+
+
+def group_columns(block: Any) -> int:
+    """Return for how many columns of a block of sums the same is read of the rows.
+
+    For those of a group where a convolution has groups; for one where each column has values of
+    its own, which lie as columns do, as of a depthwise convolution. Raises ValueError where columns
+    read rows in another way.
+    """
+    column = [v for v in block.iter_vars if int(v.iter_type) != REDUCE][-1]
+    count = int(column.dom.extent)
+    *before, last = operands(block)[0].indices
+    sizes = set().union(*(_divisors_of(column.var, index) for index in (*before, last)))
+    if not sizes:
+        return count
+    (size, *others) = sizes
+    if size == 1 and any(_divisors_of(column.var, index) for index in before):
+        size = 0
+    if others or not size or count % size:
+        raise ValueError("its columns read the rows in another way than in groups")
+    return int(size)
+
+
+def _divisors_of(var: Any, expression: Any) -> set[int]:
+    """Return by what a variable is divided wherever an expression has it; 0: it is not known."""
+    from tvm import tirx
+
+    if not any(each.same_as(var) for each in _variables([expression])):
+        return set()
+    if expression.same_as(var):
+        return {1}
+    if isinstance(expression, tirx.FloorDiv) and expression.a.same_as(var):
+        return {int(getattr(expression.b, "value", 0))}
+    if isinstance(expression, tirx.Add):
+        return _divisors_of(var, expression.a) | _divisors_of(var, expression.b)
+    if isinstance(expression, tirx.Mul):
+        parts = [_divisors_of(var, part) for part in (expression.a, expression.b)]
+        return {size if size != 1 else 0 for size in set().union(*parts)}
+    return {0}
 
 
 def operands(block: Any) -> tuple[Any, Any]:
