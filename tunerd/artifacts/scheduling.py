@@ -14,7 +14,7 @@ from tunerd.artifacts.in_place import InPlace, NotInPlace, in_place
 from tunerd.builder.library import load_tvm
 from tunerd.candidates import registry
 from tunerd.candidates.base import ENTRY, DeviceKernel, LoweredKernel
-from tunerd.candidates.default import default_schedule, scheduled_as
+from tunerd.candidates.default import default_schedule, packed_default, scheduled_as
 from tunerd.errors import InputError, ModelError
 from tunerd.frontend.relax.joins import Joins, joins_of
 from tunerd.frontend.tasks import like
@@ -156,11 +156,8 @@ def _with_layouts(tasks: Sequence[Task], winners: Collection[str]) -> dict[str, 
 
     All others are scheduled where they stand in the model.
     """
-    left = [t for t in tasks if t.task_id not in winners and not t.target.is_cuda]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        lowered = pool.map(lambda task: registry.lower(task, default_candidate(task)), left)
-        found = [task for task, kernel in zip(left, lowered, strict=True) if kernel.layouts]
-    return {task.task_id: default_candidate(task) for task in found}
+    left = [t for t in tasks if t.task_id not in winners]
+    return {t.task_id: default_candidate(t) for t in left if packed_default(t) is not None}
 
 
 def _for_tenants(

@@ -1,8 +1,8 @@
 """The default schedule of a task: what every other candidate is compared with.
 
 DLight's schedule on CUDA, which has too few rules for CPUs. On llvm sums of products are cut for
-the vector registers by the template's estimate. Everything else are plain loops, without those of
-values that are read once, as of a transpose before a reshape. Its recipe is empty.
+the vector registers by the template's estimate. All else is plain loops, without those of values
+that are read once, as of a transpose before a reshape. Its recipe is empty.
 """
 
 from __future__ import annotations
@@ -62,10 +62,9 @@ class DefaultSource(CandidateSource):
 
         if recipe:
             raise ValueError("a default schedule has no recipe")
-        if not task.target.is_cuda and task.tenants == 1 and lanes is None:
-            packed = _packed(task)
-            if packed is not None:
-                return packed
+        packed = packed_default(task) if lanes is None else None
+        if packed is not None:
+            return packed
         return LoweredKernel(default_schedule(module_of(task), tvm.target.Target(task.target.json)))
 
     def search(self, settings: SearchSettings) -> Search:
@@ -158,10 +157,12 @@ def _first_cut(
 
 
 @functools.lru_cache(_CACHED)
-def _packed(task: Task) -> LoweredKernel | None:
-    """Return a CPU's default where it takes a weight of the model in a layout of its own."""
+def packed_default(task: Task) -> LoweredKernel | None:
+    """Return a task's default where it takes a weight of its one model in a layout of its own."""
     import tvm
 
+    if task.target.is_cuda or task.tenants > 1:
+        return None
     mod, target = module_of(task), tvm.target.Target(task.target.json)
     cut = _first_cut(mod, task.name, target, task.weight_args)
     if cut is None or not cut.layouts:

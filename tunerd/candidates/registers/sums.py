@@ -177,8 +177,8 @@ class Sums:
         """Return a rough time on the task's cores: what is issued, or what is loaded."""
         unit = self.unit
         rows, sums = tile.height * tile.width, tile.height * tile.width * tile.vectors
-        read = sums if self.has_own_rows else rows
-        step = max(float(sums), (read + tile.vectors) / 2, _LATENCY)
+        loads = (sums if self.has_own_rows else rows) + tile.vectors
+        step = max(float(sums), loads / 2, _LATENCY)
         cores = max(1, self.cores)
         all_vectors = self.groups * self.vectors
         all_tiles = math.prod(self.rows) // rows * all_vectors // tile.vectors
