@@ -35,6 +35,8 @@ from lab.colocation.workers import Group, Worker, WorkerError, WorkerGone, close
 from tests.lib import ROOT
 from tests.lib.colocation_plans import plan_of
 from tests.lib.super_models import ENCODER, artifact_of, tenant
+from tunerd.artifacts.manifest import read_all_variants
+from tunerd.artifacts.packing import pack_tenants
 from tunerd.artifacts.super_model import SuperModel
 from tunerd.colocation import Plan
 from tunerd.colocation.plan import Measured, Member
@@ -457,16 +459,22 @@ def test_tenants_of_one_launch_are_tuned_by_the_flag_that_users_have(
 
 
 @pytest.mark.filterwarnings("ignore::tunerd.MismatchWarning")
-@pytest.mark.parametrize("count", [None, 4])
+@pytest.mark.parametrize("by", [(), (4,), (1, 4)])
 def test_kernels_that_were_kept_are_the_same_artifact_elsewhere(
-    tmp_path: Path, count: int | None
+    tmp_path: Path, by: tuple[int, ...]
 ) -> None:
-    model, kind = tenant(ENCODER, 0, tmp_path), Kind("encoder", 50, by=(count,) if count else ())
+    model, kind = tenant(ENCODER, 0, tmp_path), Kind("encoder", 50, by=by)
     there, here = kind.run(tmp_path / "there"), kind.run(tmp_path / "here")
-    artifact_of(model, there / "artifact", tenants=count)
+    if len(by) > 1:  # as `tunerd tune` leaves them
+        sizes = [there / "sizes" / f"tenants{count}" / "artifact" for count in by]
+        for count, artifact in zip(by, sizes, strict=True):
+            artifact_of(model, artifact, tenants=count)
+        pack_tenants(sizes, there / "artifact")
+    else:
+        artifact_of(model, there / "artifact", tenants=by[0] if by else None)
     kept = tmp_path / "here" / tenants.KERNELS / there.name
-    tenants.keep(there / "artifact", kept)
-    assert (kept / "weights.bin").stat().st_size < 1000
+    tenants.keep(there, kept)
+    assert all(each.stat().st_size < 1000 for each in kept.rglob("weights.bin"))
     tenants.tuned(tmp_path / "encoder-0.onnx", here, pct=50, precision="", budget="1s", by=kind.by)
     answers = []
     for run in (there, here):
@@ -476,6 +484,9 @@ def test_kernels_that_were_kept_are_the_same_artifact_elsewhere(
             answers += loaded.run([(loaded.own, given)])
         else:
             answers.append(loaded(given))
+        assert [v.get("tenants") for v in read_all_variants(run / "artifact")] == (
+            list(by) or [None]
+        )
     assert all(np.array_equal(answers[0][name], answers[1][name]) for name in answers[0])
 
 

@@ -86,7 +86,6 @@ class _Space:
     """The ways to cut one task."""
 
     task: Task
-    templates: Mapping[str, Cuttable]
     tiles: list[tuple[str, Any]]  # template and how it is cut, by rising estimate
     features: npt.NDArray[np.float32]  # shape [tile, feature]
     ids: list[str]
@@ -101,6 +100,7 @@ class TemplateSearch(Search):
     def __init__(self, family: TemplateFamily, settings: SearchSettings) -> None:
         self._family = family
         self._sms = settings.sms or _SMS
+        self._templates: dict[str, Mapping[str, Cuttable]] = {}  # by task
         self._spaces: dict[str, _Space] = {}
         self._random = np.random.default_rng((settings.seed, settings.island_number))
         self._cost_model = CostModel(seed=settings.seed, threads=settings.threads)
@@ -109,10 +109,10 @@ class TemplateSearch(Search):
         for past in transferred:
             task = tasks.get(past.task.task_id, past.task)
             try:
-                space = self._space(task)
+                templates = self._templates_of(task)  # whose ways to cut it are not needed yet
                 for recipe, run_secs in past.results:
                     parsed = self._family.recipe.parse(recipe)
-                    template = space.templates[parsed.template]
+                    template = templates[parsed.template]
                     sms = (past.sms or self._sms) / past.task.tenants
                     own = _features(template, parsed.cut, sms)
                     self._cost_model.tell(past.key, f"{past.key}/{recipe}", own, run_secs)
@@ -150,11 +150,17 @@ class TemplateSearch(Search):
         secs = time.perf_counter() - started
         return Proposal(candidates, not candidates, message, secs, features)
 
-    def _space(self, task: Task) -> _Space:
-        if task.task_id not in self._spaces:
+    def _templates_of(self, task: Task) -> Mapping[str, Cuttable]:
+        if task.task_id not in self._templates:
             found = self._family.templates_of(task)
             if isinstance(found, str):
                 raise ValueError(found)
+            self._templates[task.task_id] = found
+        return self._templates[task.task_id]
+
+    def _space(self, task: Task) -> _Space:
+        if task.task_id not in self._spaces:
+            found = self._templates_of(task)
             sms = self._sms / task.tenants  # lanes fill a device as if each had its part of it
             estimated = sorted(
                 (template.estimated_secs(cut, sms), name, cut)
@@ -166,7 +172,7 @@ class TemplateSearch(Search):
             ids = [candidate_id(task.task_id, r, source=self._family.source) for r in recipes]
             rows = [_features(found[name], cut, sms) for name, cut in tiles]
             features = np.array(rows, np.float32)
-            space = _Space(task, found, tiles, features, ids, recipes)
+            space = _Space(task, tiles, features, ids, recipes)
             space.index = {name: i for i, name in enumerate(ids)}
             self._spaces[task.task_id] = space
         return self._spaces[task.task_id]

@@ -216,8 +216,9 @@ class InPyTorch:
         out = torch.empty_like(model(self._x), device="cpu").pin_memory()
 
         def call(host: Any) -> Any:
-            x = torch.empty_like(self._x)
-            x.copy_(host, non_blocking=True)
+            # A copy that converts would do so on the host, which no graph can.
+            x = torch.empty_like(self._x, dtype=host.dtype)
+            x = x.copy_(host, non_blocking=True).to(self._x.dtype)
             made = model(x) if self._call is None else self._call(state, x)
             return out.copy_(made, non_blocking=True)
 

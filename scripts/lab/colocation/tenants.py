@@ -130,7 +130,7 @@ def made(
         files = exported(kind.model, count, folder, batch=kind.batch)
     with step("tune"):
         tuned(files[0], run, pct=kind.pct, precision=kind.precision, budget=budget, by=kind.by)
-        keep(run / "artifact", folder / KERNELS / run.name)
+        keep(run, folder / KERNELS / run.name)
     with step("compile"):
         if kind.by:
             folders = [run / "artifact", *(_alike(kind, count, folder) or joined(files[1:], run))]
@@ -184,7 +184,7 @@ def tuned(
         return
     kept = run.parent / KERNELS / run.name
     if kept.is_dir():
-        make_sibling(onnx, kept, run / "artifact")
+        unpacked(onnx, kept, run)
         return
     command = ["tune", str(onnx), "--gpu-pct", str(pct), "--precision", precision]
     command += ["--budget", budget, "--out", str(run)]
@@ -201,17 +201,39 @@ def tuned(
         raise RuntimeError(f"tunerd tune {ended}: {log.read_text(errors='replace')[-800:]}")
 
 
-def keep(artifact: Path, folder: Path) -> None:
-    """Write an artifact without the weights that come with a model; not one of several variants."""
-    from tunerd.artifacts.compile import write_weights
-    from tunerd.artifacts.manifest import WEIGHTS, is_counter, read_all_variants
-    from tunerd.artifacts.weights import map_weights
+def keep(run: Path, folder: Path) -> None:
+    """Write a run's artifact without the weights that come with a model.
 
-    if len(read_all_variants(artifact)) > 1:
+    Of one for several numbers of tenants that of each number, in a folder of its name.
+    """
+    from tunerd.artifacts.compile import write_weights
+    from tunerd.artifacts.manifest import WEIGHTS, is_counter
+    from tunerd.artifacts.weights import map_weights
+    from tunerd.records.paths import Paths
+
+    sizes = sorted(each for each in Paths(run).sizes.glob("*/") if Paths(each).artifact.is_dir())
+    for of in sizes or [run]:
+        to = folder / of.name if sizes else folder
+        artifact = Paths(of).artifact
+        shutil.copytree(artifact, to, ignore=shutil.ignore_patterns(WEIGHTS), dirs_exist_ok=True)
+        weights = map_weights(artifact / WEIGHTS)
+        write_weights({n: w for n, w in weights.items() if is_counter(n)}, to / WEIGHTS)
+
+
+def unpacked(onnx: Path, kept: Path, run: Path) -> None:
+    """Leave the artifact of a run whose kernels were kept, with a model's weights."""
+    from tunerd.artifacts.manifest import MANIFEST
+    from tunerd.artifacts.packing import pack_tenants
+    from tunerd.records.paths import Paths
+
+    to = Paths(run)
+    if (kept / MANIFEST).exists():
+        make_sibling(onnx, kept, to.artifact)
         return
-    shutil.copytree(artifact, folder, ignore=shutil.ignore_patterns(WEIGHTS), dirs_exist_ok=True)
-    weights = map_weights(artifact / WEIGHTS)
-    write_weights({n: w for n, w in weights.items() if is_counter(n)}, folder / WEIGHTS)
+    made_of_each = [Paths(to.sizes / of.name).artifact for of in sorted(kept.glob("*/"))]
+    for of, artifact in zip(sorted(kept.glob("*/")), made_of_each, strict=True):
+        make_sibling(onnx, of, artifact)
+    pack_tenants(made_of_each, to.artifact)
 
 
 def siblings(files: Sequence[Path], run: Path) -> list[Path]:
