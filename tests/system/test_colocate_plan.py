@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from tunerd.artifacts.manifest import MANIFEST
 from tunerd.colocation import Plan
 from tunerd.colocation.planning import launched
 from tunerd.colocation.planning.curves import Point
-from tunerd.colocation.planning.engine_cost import EngineCost
+from tunerd.colocation.planning.engine_cost import EngineCost, Served, key_of
 from tunerd.colocation.planning.features import features_of
 from tunerd.colocation.planning.kept import kept
 from tunerd.colocation.planning.mix import Mix
@@ -253,9 +254,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             for of, beside in itertools.permutations((one[0], two[0]))
         )
 
-    def cost(*_: Any, architecture: str, device: str, rate: float, **__: Any) -> EngineCost:
+    def cost(models: Sequence[Served], *, device: str, **_: Any) -> dict[str, EngineCost]:
         done.append("the engine")
-        return EngineCost(architecture, device, rate, 1e-5, 2e-5)
+        return {
+            each.name: EngineCost(architecture, on, rate, 1e-5, 2e-5, all_rate)
+            for each in models
+            for architecture, on, rate, all_rate in [key_of(each, models, device)]
+        }
 
     monkeypatch.setattr("tunerd.api.studies.profile", profile)
     monkeypatch.setattr("tunerd.api.mixes.points_of", points_of)
@@ -270,7 +275,6 @@ def test_what_one_plan_measured_the_next_takes_from_the_teams_store(
 ) -> None:
     mix = written(folder, curves=[], store="sqlite:///team.sqlite")
     first = api.colocate_plan(mix, out=folder / "first", prove_it=False)
-    # Both have the same kernels: the engine with them is measured once.
     assert measured == ["one at [50, 100]", "two at [50, 100]", "the engine", "a pair"]
     assert {point.origin for point in first.curves} == {None}
     again = api.colocate_plan(mix, out=folder / "first", dry_run=True)

@@ -296,34 +296,51 @@ class _Work:
 
     def _costs(self, subjects: Sequence[Subject], device: str) -> dict[str, EngineCost]:
         """Return what the engine takes beyond each entry's model, measured before or now."""
+        models = engine_cost.at_most_busy(self._served(subjects))
+        if not models:
+            return {}
         path = self._folder / engine_cost.COSTS
         known = {cost.key: cost for cost in engine_cost.read_costs(path)}
-        found: dict[str, EngineCost] = {}
-        for subject in subjects:
-            point = self.curves.at(subject.of, WHOLE)
-            if subject.of in found or point is None or not subject.architecture:
-                continue
-            rate = engine_cost.rate_of(subject.rate, point)
-            key = subject.architecture, device, rate
-            if key not in known and (shared := self._team.cost(key)) is not None:
+        keys = {each.name: engine_cost.key_of(each, models, device) for each in models}
+        for key in {*keys.values()} - known.keys():
+            if (shared := self._team.cost(key)) is not None:
                 known[key] = shared
-            if key not in known and self._is_dry:
-                self._to_measure.append(f"serve {subject.of} alone: what the engine takes")
-                continue
-            if key not in known:
-                known[key] = engine_cost.measure(
-                    subject.kernels,
-                    point,
-                    architecture=subject.architecture,
-                    device=device,
-                    rate=rate,
-                    like=_like(self._mix, subject.kernels),
-                    say=functools.partial(self._steps.say_of, f"the engine with {subject.of}"),
-                )
-                engine_cost.append(path, known[key])
-                self._team.keep_cost(known[key])
-            found[subject.of] = known[key]
+        if {*keys.values()} <= known.keys():
+            return {name: known[key] for name, key in keys.items()}
+        if self._is_dry:
+            self._to_measure.append("serve all models together: what the engine takes")
+            return {name: known[key] for name, key in keys.items() if key in known}
+        found = engine_cost.measure(
+            models,
+            device=device,
+            like=_like(self._mix, models[0].kernels),
+            say=functools.partial(self._steps.say_of, "the engine with all models"),
+        )
+        for cost in {cost.key: cost for cost in found.values()}.values():
+            engine_cost.append(path, cost)
+            self._team.keep_cost(cost)
         return found
+
+    def _served(self, subjects: Sequence[Subject]) -> list[engine_cost.Served]:
+        """Return the models of all entries, each at the rate of all of its members.
+
+        None where they do not fit into the memory together: then no plan does.
+        """
+        found: dict[str, engine_cost.Served] = {}
+        firsts = {subject.of: subject for subject in reversed(subjects)}.values()
+        needed = sum(subject.shared_bytes + subject.each_bytes for subject in firsts)
+        if (memory_bytes := memory_of(self._mix)) is not None and needed > memory_bytes:
+            return []
+        for subject in subjects:
+            before = found.get(subject.of)
+            point = self.curves.at(subject.of, WHOLE)
+            if before is not None:
+                found[subject.of] = dataclasses.replace(before, rate=before.rate + subject.rate)
+            elif point is not None and subject.architecture:
+                found[subject.of] = engine_cost.Served(
+                    subject.of, subject.kernels, subject.architecture, point, subject.rate
+                )
+        return list(found.values())
 
     # --- members and pairs ---------------------------------------------------------------------
 

@@ -1,14 +1,15 @@
 """What an answer of the engine takes beyond the model: its threads, queues and copies.
 
-Each model is served alone on the whole device at its own rate; what its requests took beyond work
-and waiting is the engine's. A thread that was idle wakes slowly, so that this depends on the rate.
+All models of a mix are served one after another on the whole device at their own rates; what their
+requests took beyond work and waiting is the engine's. A thread that was idle wakes slowly, and one
+that is busy with a model keeps another's request waiting, so that it takes the rates of all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,12 @@ from tunerd.errors import InputError
 from tunerd.system.jsonl import Journal
 
 COSTS = "engine.jsonl"
-_TAIL = 0.95
-_REQUESTS = 200  # in the load, about
+_TAIL = 0.99
+_REQUESTS = 600  # of each model, about: six of them lie beyond the tail
 _LEAST_SECS, _MOST_SECS = 1.0, 10.0
 _BUSIEST = 0.5  # of the device: with more, waiting is what is seen
+
+Key = tuple[str, str, float, float]
 
 
 @dataclass(frozen=True)
@@ -38,53 +41,80 @@ class EngineCost:
     rate: float  # requests per second
     p50_secs: float
     tail_secs: float
+    all_rate: float = 0.0  # requests per second of all models that were served
     origin: Origin | None = None  # None: this plan measured it
 
     @property
-    def key(self) -> tuple[str, str, float]:
-        return self.architecture, self.device, self.rate
+    def key(self) -> Key:
+        return self.architecture, self.device, self.rate, self.all_rate
 
 
 NO_COST = EngineCost("", "", 0.0, 0.0, 0.0)
 
 
-def rate_of(rate: float, point: Point) -> float:
-    """Return the rate at which a model is served for it: its own, where that is not too much."""
-    return min(rate, _BUSIEST / point.secs.value)
+@dataclass(frozen=True)
+class Served:
+    """A model as it is served for this. point: what it takes on the whole device."""
+
+    name: str
+    kernels: Path
+    architecture: str
+    point: Point
+    rate: float  # requests per second
+
+    @property
+    def stream(self) -> queueing.Stream:
+        return queueing.Stream(self.rate, self.point.secs.value)
+
+
+def at_most_busy(models: Sequence[Served]) -> tuple[Served, ...]:
+    """Return the models at the rates at which they are served: their own, where that is not too
+    much for the device."""
+    busy = queueing.utilisation([each.stream for each in models])
+    times = min(1.0, _BUSIEST / busy) if busy else 1.0
+    return tuple(replace(each, rate=each.rate * times) for each in models)
+
+
+def key_of(model: Served, models: Sequence[Served], device: str) -> Key:
+    return model.architecture, device, model.rate, sum(each.rate for each in models)
 
 
 def measure(
-    artifact: Path,
-    point: Point,
-    *,
-    architecture: str,
-    device: str,
-    rate: float,
-    like: Plan,
-    say: Callable[[str], None],
-) -> EngineCost:
-    """Serve an artifact alone on the whole device; raises as Engine.start does.
+    models: Sequence[Served], *, device: str, like: Plan, say: Callable[[str], None]
+) -> dict[str, EngineCost]:
+    """Serve models together, and return what the engine takes by their names.
 
-    point: what it takes there.
+    Raises as Engine.start does.
     """
-    duration = min(_MOST_SECS, max(_LEAST_SECS, _REQUESTS / rate))
+    slowest = min(each.rate for each in models)
+    members = [Member(name=e.name, artifact=e.kernels, rate=e.rate) for e in models]
     plan = like.model_copy(
         update={
-            "members": (Member(name="alone", artifact=artifact, rate=rate),),
+            "members": tuple(members),
             "order": (),
             "policy": PolicyChoice(kind="time"),
-            "load": LoadChoice(kind="poisson", duration=duration),
+            "load": LoadChoice(
+                kind="poisson", duration=min(_MOST_SECS, max(_LEAST_SECS, _REQUESTS / slowest))
+            ),
         }
     )
-    benched = bench(plan, (), say)
-    (rounds,) = benched.rounds
-    secs = [s.latency_secs for o in rounds.together for s in o.counted if s.end == DONE]
-    if not secs:
-        return EngineCost(architecture, device, rate, 0.0, 0.0)
-    wait = queueing.wait_of([queueing.Stream(rate, point.secs.value)])
-    middle = float(np.median(secs)) - wait.quantile(0.5) - point.secs.value
-    tail = float(np.quantile(secs, _TAIL)) - wait.quantile(_TAIL) - point.tail_secs
-    return EngineCost(architecture, device, rate, max(0.0, middle), max(0.0, middle, tail))
+    (rounds,) = bench(plan, (), say).rounds
+    secs: dict[str, list[float]] = {each.name: [] for each in models}
+    for sample in (s for observed in rounds.together for s in observed.counted if s.end == DONE):
+        secs[sample.member].append(sample.latency_secs)
+    wait = queueing.wait_of([each.stream for each in models])
+    found = {}
+    for each in models:
+        middle = tail = 0.0
+        if taken := secs[each.name]:
+            work = each.point
+            middle = float(np.median(taken)) - wait.quantile(0.5) - work.secs.value
+            tail = float(np.quantile(taken, _TAIL)) - wait.quantile(_TAIL) - work.tail_secs
+        architecture, _, rate, all_rate = key_of(each, models, device)
+        found[each.name] = EngineCost(
+            architecture, device, rate, max(0.0, middle), max(0.0, middle, tail), all_rate
+        )
+    return found
 
 
 def append(path: Path, cost: EngineCost) -> None:

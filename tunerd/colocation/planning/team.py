@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from tunerd.colocation.planning.curves import Origin, Point, point_json, point_of
-from tunerd.colocation.planning.engine_cost import EngineCost
+from tunerd.colocation.planning.engine_cost import EngineCost, Key
 from tunerd.colocation.planning.pairs import Pair
 from tunerd.errors import InputError, TunerdError
 from tunerd.records.points import MachineKind, SharedPoint, TeamPoints
@@ -154,7 +154,7 @@ class Team:
         for pair in pairs:
             self._keep(self._of_pair(pair), asdict(pair))
 
-    def cost(self, key: tuple[str, str, float]) -> EngineCost | None:
+    def cost(self, key: Key) -> EngineCost | None:
         """Return what the engine takes; key: as EngineCost's."""
         shared = self._others(self._of_cost(key))
         cost = None if shared is None else _decoded(shared, _COST.validate_json)
@@ -169,8 +169,9 @@ class Team:
         of, beside = pair.of.key, pair.beside.key
         return _subject("pair", of=of, beside=beside, place=self._place)
 
-    def _of_cost(self, key: tuple[str, str, float]) -> str:
-        return _subject("engine", of=key[0], rate=key[2], place=self._place)
+    def _of_cost(self, key: Key) -> str:
+        of, _, rate, all_rate = key
+        return _subject("engine", of=of, rate=rate, all_rate=all_rate, place=self._place)
 
     def _others(self, subject: str) -> SharedPoint | None:
         return None if subject in self._own else self._known.get(subject)
