@@ -50,3 +50,19 @@ def test_a_lag_is_that_behind_the_active_queue_that_had_most(count: int) -> None
                 expected.secs[queue] += secs
         looked = draw.choice(QUEUES[:count])
         assert found.lag_secs(looked) == expected.lag_secs(looked)
+        limit_secs = draw.choice([0.0, 0.5, 4.0])
+        lags = [expected.lag_secs(each) for each, active in expected.active.items() if active]
+        assert max(lags, default=0.0) <= limit_secs or found.may_lag(limit_secs)
+
+
+def test_nobody_may_lag_while_all_have_about_the_same() -> None:
+    accounts = Accounts(QUEUES)
+    for queue in QUEUES:
+        accounts.open(queue)
+    for _ in range(100):
+        for queue in QUEUES:
+            assert not accounts.may_lag(1.5)
+            accounts.charge(queue, 1.0)
+    accounts.charge(QUEUES[0], 1.0)
+    assert accounts.may_lag(0.5)
+    assert not accounts.may_lag(1.5)

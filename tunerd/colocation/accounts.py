@@ -29,6 +29,8 @@ class Accounts:
         self._least: list[tuple[float, int]] = []  # (seconds, number of the queue)
         self._most: list[tuple[float, int]] = []  # (minus seconds, number of the queue)
         self._grown: dict[Queue, None] = {}  # since somebody asked
+        self._most_secs = 0.0  # that any has had
+        self._least_secs = 0.0  # that an active one has had, at least
 
     def open(self, queue: Queue) -> None:
         """Note a request. Being idle has saved nothing up."""
@@ -36,6 +38,7 @@ class Accounts:
             least = self._top(self._least, 1)
             if least is not None:
                 self._secs[queue] = max(self._secs[queue], least)
+            self._least_secs = min(self._least_secs, self._secs[queue])
             self._active[queue] = 1
             self._grown[queue] = None
         else:
@@ -47,8 +50,17 @@ class Accounts:
 
     def charge(self, queue: Queue, secs: float) -> None:
         """Note what a request has had, over its queue's weight."""
-        self._secs[queue] += secs
+        had_secs = self._secs[queue] = self._secs[queue] + secs
+        if had_secs > self._most_secs:
+            self._most_secs = had_secs
         self._grown[queue] = None
+
+    def may_lag(self, secs: float) -> bool:
+        """Say whether an active queue may lag by more than that; to say no costs nearly nothing."""
+        if self._most_secs - self._least_secs > secs:  # by what was least when somebody looked
+            least = self._top(self._least, 1)
+            self._least_secs = self._most_secs if least is None else least
+        return self._most_secs - self._least_secs > secs
 
     def lag_secs(self, queue: Queue) -> float:
         """Return by how much less a queue has had than the active one that had most."""

@@ -187,6 +187,9 @@ class Board(View):
     def lag_secs(self, queue: Queue) -> float:
         return self._accounts.lag_secs(queue)
 
+    def may_lag(self, secs: float) -> bool:
+        return self._accounts.may_lag(secs)
+
     def together(self, waiting: Waiting) -> int:
         if self._suspects:
             return 1

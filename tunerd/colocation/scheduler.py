@@ -142,8 +142,8 @@ class Scheduler(Board):
         line.append(waiting)
         self._lines[queue] = line
         waiting.margin = self._margin.part(now)
-        if self.loaded_as[queue.member] in self._together:
-            self._rates.note(self.loaded_as[queue.member], now)
+        if (name := self.loaded_as[queue.member]) in self._together:
+            self._rates.note(name, now)
         return self._decided()
 
     def ended(
@@ -392,7 +392,9 @@ class Scheduler(Board):
     def _dropped(self) -> Iterator[Refuse]:
         for queue in [*self._lines]:
             line = self._lines[queue]
-            while line and (reason := self._policy.lateness(line[0], self)):
+            while line and line[0].request.deadline_at < math.inf:
+                if not (reason := self._policy.lateness(line[0], self)):
+                    break
                 yield self._refused(line.popleft(), reason)
             if not line:
                 del self._lines[queue]

@@ -105,6 +105,10 @@ class View(ABC):
         """Return by how much less a queue has had, over its weight, than the one that had most."""
 
     @abstractmethod
+    def may_lag(self, secs: float) -> bool:
+        """Say whether any queue may lag by more than that, which is sooner said than of each."""
+
+    @abstractmethod
     def together(self, waiting: Waiting) -> int:
         """Return how many requests a launch with this one may have, itself among them."""
 

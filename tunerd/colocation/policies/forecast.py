@@ -80,11 +80,14 @@ class Forecast:
     ) -> None:
         self.view, self._may_use, self._together = view, may_use, together
         self._patience_secs = patience_secs
+        self._are_owed = view.may_lag(patience_secs)
         self._owed: dict[Queue, float] = {}
         self._kinds: dict[object, _Kind] = view.noted
 
     def owed_secs(self, queue: Queue) -> float:
         """Return by how much a queue lags, where that is long enough to go first; 0 otherwise."""
+        if not self._are_owed:
+            return 0.0
         owed = self._owed.get(queue)
         if owed is None:
             lag_secs = self.view.lag_secs(queue)

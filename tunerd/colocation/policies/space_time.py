@@ -69,6 +69,8 @@ class SpaceTime(Ordered):
         return slices
 
     def choose(self, view: View) -> Choice | Together | None:
+        if not view.idle:
+            return None
         busy = {running.lane for running in view.running}
         choices = [*view.startable()]
         chosen = self._chosen(view, [c for c in choices if c[1].name not in busy])
@@ -127,19 +129,20 @@ class SpaceTime(Ordered):
     def _fill(self, launch: _Launch, count: int, seen: Forecast) -> None:
         """Add who may come along, by slack, and of each queue in order."""
         lanes, view = (launch.lane,), launch.view
-        queues = [iter(line) for line in view.mates(launch.first, launch.lane)]
-        heads: list[tuple[tuple[float, ...], int, Waiting]] = []
+        lines = view.mates(launch.first, launch.lane)
+        heads: list[tuple[tuple[float, ...], int, int]] = []  # of a line the next, and its place
 
-        def queue_up(nth: int) -> None:
-            if (mate := next((w for w in queues[nth] if w is not launch.first), None)) is not None:
-                heapq.heappush(heads, (self._rank(mate, lanes, view, seen), nth, mate))
+        def queue_up(nth: int, place: int) -> None:
+            if place < len(lines[nth]):
+                rank = self._rank(lines[nth][place], lanes, view, seen)
+                heapq.heappush(heads, (rank, nth, place))
 
-        for nth in range(len(queues)):
-            queue_up(nth)
+        for nth, line in enumerate(lines):
+            queue_up(nth, 1 if line[0] is launch.first else 0)
         while heads and len(launch.waits) < count:
-            _, nth, mate = heapq.heappop(heads)
-            if launch.add(mate):  # what is behind one that stays stays, too
-                queue_up(nth)
+            _, nth, place = heapq.heappop(heads)
+            if launch.add(lines[nth][place]):  # what is behind one that stays stays, too
+                queue_up(nth, place + 1)
 
     def _until(self, launch: _Launch, most: int) -> float:
         """Return until when a launch with all that waits may wait for more."""
@@ -175,6 +178,9 @@ class _Launch:
         self.waits: list[Waiting] = []
         self.due_at = math.inf
         self._begins_at = begins_at
+        self._per_sec: list[float] = view.noted.setdefault(
+            ("per second", view.loaded_as[first.request.member], lane.name), []
+        )
         self._alone_at = self._end_at(1)
         self.add(first)
 
@@ -194,15 +200,21 @@ class _Launch:
 
     def fastest(self) -> tuple[Waiting, ...]:
         """Return the first of them, as many as give about the most requests per second."""
-        per_sec = [self.per_sec(count + 1) for count in range(len(self.waits))]
-        enough = _ABOUT * max(per_sec)
-        while per_sec[-1] < enough:
-            per_sec.pop()
-        return tuple(self.waits[: len(per_sec)])
+        count = len(self.waits)
+        self.per_sec(count)
+        per_sec = self._per_sec
+        enough = _ABOUT * max(per_sec[:count])
+        while per_sec[count - 1] < enough:
+            count -= 1
+        return tuple(self.waits[:count])
 
     def likely_secs(self, count: int) -> float:
         return self.view.left_secs(self.first, self.lane, likely=True, count=count)
 
     def per_sec(self, count: int) -> float:
-        secs = self.view.left_secs(self.first, self.lane, count=count)
-        return count / secs if secs else math.inf
+        """Return how many requests a second launches of so many are."""
+        per_sec = self._per_sec
+        while len(per_sec) < count:
+            secs = self.view.left_secs(self.first, self.lane, count=len(per_sec) + 1)
+            per_sec.append((len(per_sec) + 1) / secs if secs else math.inf)
+        return per_sec[count - 1]
