@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ENTRY = "main"  # the function that every library exports
 BATCH = 8  # candidates that are asked for at once
-_CACHED_TASKS = 256
+CACHED_TASKS = 512  # of which a process knows what it has found of them
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def module_of(task: Task) -> IRModule:
     return _module(task.mod_json)
 
 
-@functools.lru_cache(_CACHED_TASKS)
+@functools.lru_cache(CACHED_TASKS)
 def _module(mod_json: str) -> IRModule:
     import tvm
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tunerd.candidates.base import (
+    CACHED_TASKS,
     ENTRY,
     CandidateSource,
     LoweredKernel,
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 
 _defaults: dict[tuple[int, str], PrimFunc | None] = {}  # by structural hash and target
 _lock = threading.Lock()
-_CACHED = 512  # of the last tasks
 
 
 class DefaultSource(CandidateSource):
@@ -156,7 +156,7 @@ def _first_cut(
         return None
 
 
-@functools.lru_cache(_CACHED)
+@functools.lru_cache(CACHED_TASKS)
 def packed_default(task: Task) -> LoweredKernel | None:
     """Return a task's default where it takes a weight of its one model in a layout of its own."""
     import tvm

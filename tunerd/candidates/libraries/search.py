@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tunerd.candidates.base import Search
+from tunerd.candidates.base import CACHED_TASKS, Search
 from tunerd.libraries.packages import LibraryCallError
 from tunerd.vocabulary import (
     Candidate,
@@ -20,8 +20,6 @@ from tunerd.vocabulary import (
     TransferredResults,
     candidate_id,
 )
-
-_CACHED_TASKS = 512
 
 
 class ListSearch(Search):
@@ -37,7 +35,7 @@ class ListSearch(Search):
         self, source: str, recipes: Callable[[Task], Sequence[str]], *, most_failed: int
     ) -> None:
         self._source = source
-        self._recipes = functools.lru_cache(_CACHED_TASKS)(recipes)
+        self._recipes = functools.lru_cache(CACHED_TASKS)(recipes)
         self._most_failed = most_failed
         self._ended: dict[str, dict[str, bool]] = {}  # whether a candidate failed, by task and id
         self._proposed: dict[str, set[str]] = {}

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunerd.candidates.base import (
+    CACHED_TASKS,
     CandidateSource,
     LoweredKernel,
     Search,
@@ -33,7 +34,6 @@ from tunerd.libraries.cudnn_graphs import device_text
 from tunerd.libraries.packages import PACKAGES, LibraryCallError
 from tunerd.vocabulary import CUBLASLT, CUDNN, LibraryCall, Task, TensorSpec, architecture
 
-_CACHED_TASKS = 512
 _USUAL_SMS, _USUAL_L2_BYTES = 132, 50 << 20  # of an H100
 
 
@@ -130,7 +130,7 @@ class CudnnSource(LibrarySource):
         return ListSearch(CUDNN, recipes, most_failed=8)
 
 
-@functools.lru_cache(_CACHED_TASKS)
+@functools.lru_cache(CACHED_TASKS)
 def _matched(
     source: type[LibrarySource], mod_json: str, precision: str, weights: tuple[int, ...]
 ) -> Matched[Any] | str:

@@ -101,7 +101,7 @@ class _Loops:
 
         of, cut = self._of, self._cut
         rank = len(of.rows)
-        tile = [*[1] * max(0, rank - 2), cut.height, cut.width][-rank:] if rank else []
+        tile = cut.tile(rank)
         around = [rows // own for rows, own in zip(of.rows, tile, strict=True)]
         panels = [of.groups, of.vectors // cut.vectors]
         counts = [*panels, *around] if cut.columns_outside else [*around, *panels]

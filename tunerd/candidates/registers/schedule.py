@@ -92,7 +92,7 @@ class _Scheduling:
         loops = s.get_loops(block)
         rows, columns, reduced = loops[:rank], loops[rank], loops[rank + 1 :]
         outer, inner = [], []
-        sizes = [*[1] * max(0, rank - 2), cut.height, cut.width][-rank:] if rank else []
+        sizes = cut.tile(rank)
         for loop, size in zip(rows, sizes, strict=True):
             whole, part = s.split(loop, [None, size])
             outer.append(whole)

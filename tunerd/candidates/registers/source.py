@@ -10,6 +10,7 @@ import json
 from types import MappingProxyType
 
 from tunerd.candidates.base import (
+    CACHED_TASKS,
     CandidateSource,
     LoweredKernel,
     Search,
@@ -22,7 +23,6 @@ from tunerd.candidates.template_search import TemplateFamily, TemplateRecipe, Te
 from tunerd.vocabulary import FMA, VNNI, TargetSpec, Task
 from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
-_CACHED_TASKS = 512
 TEMPLATE, PACKED, OVERLAPPING = "dots", "packed", "overlapping"
 
 
@@ -83,7 +83,7 @@ class FmaSource(RegistersSource):
     name = FMA
 
 
-@functools.lru_cache(_CACHED_TASKS)
+@functools.lru_cache(CACHED_TASKS)
 def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Sums] | str:
     import tvm
 

@@ -48,6 +48,10 @@ class Cut:
     columns_outside: int  # 1: all rows for some columns, then the next columns; 0: the other way
     fused: int  # 1: what follows is computed tile by tile; 0: behind all sums
 
+    def tile(self, rank: int) -> list[int]:
+        """Return the rows of a tile in each of so many dimensions."""
+        return [*[1] * (rank - 2), self.height, self.width][-rank:] if rank else []
+
 
 @dataclass(frozen=True)
 class Sums:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from tunerd.candidates.base import (
+    CACHED_TASKS,
     CandidateSource,
     DeviceKernel,
     LoweredKernel,
@@ -40,7 +41,6 @@ from tunerd.vocabulary import TRITON, TargetSpec, Task, TensorSpec, architecture
 
 _LEAST_ARCH = 80
 _ROWS_OF_TENSOR_CORES = 16  # of their smallest product
-_CACHED_TASKS = 512
 
 
 class Template(Cuttable, Protocol):
@@ -111,7 +111,7 @@ def templates_of(task: Task) -> dict[str, Template] | str:
     return _templates(task.mod_json, task.precision, task.weight_args)
 
 
-@functools.lru_cache(_CACHED_TASKS)
+@functools.lru_cache(CACHED_TASKS)
 def _templates(
     mod_json: str, precision: str, weights: tuple[int, ...]
 ) -> dict[str, Template] | str:
