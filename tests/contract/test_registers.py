@@ -28,7 +28,7 @@ from tunerd.candidates.base import BATCH, ENTRY, SearchSettings, module_of
 from tunerd.candidates.default import default_schedule
 from tunerd.candidates.nests.blocks import blocks_of
 from tunerd.candidates.registers.source import PACKED, TEMPLATE, FmaSource, Recipe
-from tunerd.candidates.registers.sums import Sums
+from tunerd.candidates.registers.sums import Cut, Sums
 from tunerd.frontend.relax.lowering import lower
 from tunerd.frontend.tasks import extract_tasks
 from tunerd.runs.finals.verify import verify
@@ -382,6 +382,30 @@ def require_registers(mod: Any, target: TargetSpec, instruction: str, register: 
     assert multiplied
     assert all(register in line for line in multiplied)
     assert "Spill" not in code
+
+
+def test_packed_weights_are_asked_for_ahead() -> None:
+    import tvm
+
+    target = llvm("cascadelake")
+    task = replace(convolution(target, size=6, kernel=3, stride=1, out=64), weight_args=(1,))
+    for template, sums in templates_of(task).items():
+        cut = min(sums.tiles(), key=lambda cut: sums.estimated_secs(cut, 0.0))
+        mod = SOURCE.lower(task, Recipe(template, cut).text).mod
+        code = tvm.tirx.build(mod, target=tvm.target.Target(target.json)).inspect_source("asm")
+        asked = code.count("prefetcht0")
+        assert asked % cut.vectors == 0 < asked if template == PACKED else asked == 0
+
+
+def test_where_two_units_add_up_a_tile_has_enough_sums_for_both() -> None:
+    def gain(cpu: str) -> float:
+        """Return what twice the sums give, where each step takes as long as one is added to."""
+        sums = sums_of(convolution(llvm(cpu), size=16, kernel=3, stride=1, out=64))
+        eight, sixteen = (Cut(1, rows, 2, 0, 1) for rows in (4, 8))
+        return sums.estimated_secs(eight, 0.0) / sums.estimated_secs(sixteen, 0.0)
+
+    assert gain("znver4") == gain("tigerlake") < 1.05
+    assert gain("emeraldrapids") > 1.1
 
 
 def test_no_tile_takes_more_registers_than_there_are() -> None:

@@ -80,6 +80,7 @@ TVM_MODULES = {
     "candidates.registers.source",
     "candidates.registers.schedule",
     "candidates.registers.overlapping",
+    "candidates.registers.prefetching",
     "frontend.tasks",
 }
 

@@ -196,13 +196,13 @@ class _Loops:
 
         return self._vector(store)
 
-    def _at(self, place: _Place, lane: Any, block: Any, reduced: Mapping[Any, Any]) -> _Rewriting:
+    def _at(self, place: _Place, lane: Any, block: Any, reduced: Mapping[Any, Any]) -> Rewriting:
         """Return what a block's expressions are at a lane of a vector."""
         spatial = [v.var for v in block.iter_vars if int(v.iter_type) != REDUCE]
         within = place.first + lane
         column = place.group * self._int(self._of.columns) + within
         values = {**dict(zip(spatial, [*place.rows, column], strict=True)), **reduced}
-        return _Rewriting(values, (spatial[-1], self._of.columns, place.group))
+        return Rewriting(values, (spatial[-1], self._of.columns, place.group))
 
     def _vector(self, store: Callable[[Any], Any]) -> Any:
         from tvm import tirx
@@ -227,14 +227,16 @@ def _zero(to: Any, lane: Any) -> Any:
     return tirx.BufferStore(to, tirx.const(0.0, "float32"), [lane])
 
 
-class _Rewriting:
+class Rewriting:
     """Expressions with other values for a block's loops.
 
     values: of each loop.
-    column: the loop of the columns, how many a group has, and the group.
+    column: the loop of the columns, how many a group has, and the group, where that is known.
     """
 
-    def __init__(self, values: Mapping[Any, Any], column: tuple[Any, int, Any]) -> None:
+    def __init__(
+        self, values: Mapping[Any, Any], column: tuple[Any, int, Any] | None = None
+    ) -> None:
         self._values, self._column = values, column
         self.sums: tuple[Any, Any] | None = None  # the buffer of sums, and what is read of it
 
@@ -274,6 +276,8 @@ class _Rewriting:
 
         Then all lanes of a vector read the same, which is not to be found out again.
         """
+        if self._column is None:
+            return None
         column, size, group = self._column
         is_group = type(node).__name__ == "FloorDiv" and node.a.same_as(column)
         return group if is_group and getattr(node.b, "value", None) == size else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.registers.overlapping import with_loops
+from tunerd.candidates.registers.prefetching import MARK, with_prefetches
 from tunerd.candidates.registers.units import operands
 from tunerd.vocabulary import Layout
 
@@ -66,7 +67,7 @@ class _Scheduling:
             self._at_root(s.get_sblock(behind[-1]))
         for name in of.staged:
             self._at_root(s.get_sblock(name))
-        return s.mod
+        return with_prefetches(s.mod, of, self._cut) if of.reads_in_order else s.mod
 
     def _pack(self, block: Any, layout: Layout) -> None:
         """Read the weights in this layout."""
@@ -116,6 +117,8 @@ class _Scheduling:
         else:
             depth, of_four = s.split(depth, [None, unit.group])
             group = [of_four]
+        if self._of.reads_in_order:
+            s.annotate(depth, MARK, 1)
         s.reorder(*taps, depth, *inner, vectors, lanes, *group)
         for loop in (*inner, vectors):
             s.unroll(loop)

@@ -29,7 +29,7 @@ TEMPLATE, PACKED, OVERLAPPING = "dots", "packed", "overlapping"
 class Recipe(TemplateRecipe):
     """A recipe of these sources."""
 
-    VERSION = 1
+    VERSION = 2
     CUTS = MappingProxyType({TEMPLATE: Cut, PACKED: Cut, OVERLAPPING: Cut})
 
 
@@ -90,7 +90,11 @@ def _templates(name: str, mod_json: str, target_json: str) -> dict[str, Sums] | 
     target = json.loads(target_json)
     cores = int(target.get("num-cores", 1))
     try:
-        unit = units.vnni() if name == VNNI else units.fma(tvm.target.Target(target))
+        unit = (
+            units.vnni(target.get("mcpu", ""))
+            if name == VNNI
+            else units.fma(tvm.target.Target(target))
+        )
     except ValueError as error:
         return str(error)
     mod, found, why = tvm.ir.load_json(mod_json), {}, ""

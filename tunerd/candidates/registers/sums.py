@@ -150,6 +150,11 @@ class Sums:
         is_weight = self.weights is not None and self.weights[0] in weight_args
         return replace(self, is_packed=True) if is_weight and not self.is_overlapping else None
 
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether the weights of a tile lie as its steps read them, and the next tile's behind."""
+        return self.is_packed and self.unit.intrinsic is None
+
     @cached_property
     def steps(self) -> int:
         """The instructions that are added to one vector of sums."""
@@ -182,7 +187,7 @@ class Sums:
         unit = self.unit
         rows, sums = tile.height * tile.width, tile.height * tile.width * tile.vectors
         loads = (sums if self.has_own_rows else rows) + tile.vectors
-        step = max(float(sums), loads / 2, _LATENCY)
+        step = max(sums / unit.per_cycle, loads / 2, _LATENCY)
         cores = max(1, self.cores)
         all_vectors = self.groups * self.vectors
         all_tiles = math.prod(self.rows) // rows * all_vectors // tile.vectors
@@ -267,8 +272,8 @@ def first_cut(mod: IRModule, target: Target, weight_args: Collection[int] = ()) 
     return FirstCut(sums.scheduled(mod, best), sums.layouts(best))
 
 
-def _vnni(_: Target) -> Unit:
-    return units.vnni()
+def _vnni(target: Target) -> Unit:
+    return units.vnni(str(target.attrs.get("mcpu", "")))
 
 
 def _is_elementwise(block: Any) -> bool:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tvm.target import Target
 
 _FEWEST_LANES = 4
+# CPUs of one unit for 512 bits, or of two for 256 that are one for 512: by LLVM's names.
+_ONE_UNIT = frozenset(("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake"))
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Unit:
     find: Callable[[Sequence[Any], Sequence[Any]], int]
     is_staged: Callable[[Any], bool]
     intrinsic: Callable[[], str] | None = None
+    per_cycle: int = 2  # vectors that a core multiplies and adds to
 
     @property
     def vector_bytes(self) -> int:
@@ -88,11 +91,12 @@ class Unit:
         return tuple(any(v.var.same_as(u) for u in used) for v in rows)
 
 
-def vnni() -> Unit:
-    """AVX-512 VNNI: bytes times bytes, four of the depth at a time."""
+def vnni(mcpu: str) -> Unit:
+    """AVX-512 VNNI: bytes times bytes, four of the depth at a time. mcpu: a CPU by LLVM's name."""
     return Unit(
         VNNI_LANES, VNNI_GROUP, 31, 1, True,
         _integer_products, lambda block: block.name_hint == STAGED, register_intrinsic,
+        per_cycle=1 if mcpu in _ONE_UNIT else 2,
     )  # fmt: skip
 
 
@@ -111,7 +115,10 @@ def fma(target: Target) -> Unit:
         lanes, registers = 4, 32
     else:
         raise ValueError("its CPU has no vectors that multiply and add")
-    return Unit(lanes, 1, registers - 1, 4, False, _products, _is_no_copy)
+    is_one = lanes == 16 and target.attrs.get("mcpu") in _ONE_UNIT
+    return Unit(
+        lanes, 1, registers - 1, 4, False, _products, _is_no_copy, per_cycle=1 if is_one else 2
+    )
 
 
 def _integer_products(blocks: Sequence[Any], _: Sequence[Any]) -> int:
