@@ -397,6 +397,29 @@ def test_packed_weights_are_asked_for_ahead() -> None:
         assert asked % cut.vectors == 0 < asked if template == PACKED else asked == 0
 
 
+def test_what_is_added_to_a_tile_is_asked_for_when_it_begins() -> None:
+    import tvm
+
+    target = llvm("cascadelake")
+    task = residual(target)
+    cut = Cut(height=1, width=4, vectors=2, columns_outside=1, fused=1)
+    mod = SOURCE.lower(task, Recipe(TEMPLATE, cut).text).mod
+    code = tvm.tirx.build(mod, target=tvm.target.Target(target.json)).inspect_source("asm")
+    assert code.count("prefetcht0") == 8
+
+
+def residual(target: TargetSpec) -> Task:
+    """Return a 1x1 convolution, whose sums are added to a tensor of their size."""
+    load_tvm()
+    from tvm import te, topi
+
+    data = te.placeholder((1, 8, 8, 16), name="data")
+    weight = te.placeholder((1, 1, 16, 64), name="weight")
+    beside = te.placeholder((1, 8, 8, 64), name="beside")
+    sums = topi.nn.conv2d_nhwc(data, weight, 1, 0, 1)
+    return task_of([data, weight, beside, topi.nn.relu(topi.add(sums, beside))], target)
+
+
 def test_where_two_units_add_up_a_tile_has_enough_sums_for_both() -> None:
     def gain(cpu: str) -> float:
         """Return what twice the sums give, where each step takes as long as one is added to."""

@@ -1,7 +1,9 @@
-"""Asks ahead for the weights of a cut that lie in the order in which they are read.
+"""Asks ahead for what a cut reads: weights in the order of its steps, and what is added behind.
 
 A model's weights come from memory, and a CPU that fetches ahead by itself stops at the end of each
-page. What is asked for beyond the last weight is nothing, and does no harm.
+page. What is asked for beyond the last weight is nothing, and does no harm. What a tile's sums are
+added to, as in a residual block, is as large as they are, and lies in many pages: it is asked for
+when the tile begins.
 """
 
 from __future__ import annotations
@@ -18,13 +20,18 @@ if TYPE_CHECKING:
 
     from tunerd.candidates.registers.sums import Cut, Sums
 
-MARK = "tunerd.ahead"  # on the loop over the depth
+DEPTH, TILES = "tunerd.depth", "tunerd.tiles"  # marks of loops
+_MARKS = (DEPTH, TILES)
 _AHEAD_BYTES = 8 << 10  # of the weights: two pages
 _READ, _KEPT, _DATA = 0, 3, 1  # as LLVM's prefetch has them
 
 
 def with_prefetches(mod: IRModule, sums: Sums, cut: Cut) -> IRModule:
-    """Return a module in which the marked loop asks for what it reads some steps later."""
+    """Return a module whose marked loops ask ahead.
+
+    DEPTH: what a loop over the depth reads some steps later. TILES: what the last nest in a loop
+    over tiles reads beside the sums.
+    """
     from tvm import ir, tirx
     from tvm.s_tir import SBlock, SBlockRealize
 
@@ -39,9 +46,13 @@ def with_prefetches(mod: IRModule, sums: Sums, cut: Cut) -> IRModule:
             return tirx.SeqStmt([written(each) for each in node])
         if not isinstance(node, tirx.For):
             return node
-        is_marked = MARK in node.annotations
-        body = tirx.SeqStmt([*ahead(node), node.body]) if is_marked else written(node.body)
-        marks = {key: value for key, value in node.annotations.items() if key != MARK}
+        asked: Sequence[Any] = ()
+        if DEPTH in node.annotations:
+            asked = ahead(node)
+        elif TILES in node.annotations:
+            asked = _behind(node.body[-1], function.params)
+        body = tirx.stmt_seq(*asked, written(node.body))
+        marks = {key: value for key, value in node.annotations.items() if key not in _MARKS}
         return tirx.For(
             node.loop_var, node.min, node.extent, node.kind, body, node.thread_binding, marks
         )
@@ -80,7 +91,49 @@ def _ahead(loop: Any, *, steps: int, lanes: int, vectors: int) -> Sequence[Any]:
     asked = []
     for vector in range(vectors):
         indices = [*before, last + tirx.IntImm(dtype, vector * lanes)]
-        address = tirx.address_of(tirx.BufferLoad(weights.source, indices))
-        call = tirx.call_intrin("void", "tirx.prefetch", address, _READ, _KEPT, _DATA)
-        asked.append(tirx.Evaluate(call))
+        asked.append(_asked(weights.source, indices))
     return asked
+
+
+def _behind(nest: Any, params: Sequence[Any]) -> Sequence[Any]:
+    """Return what asks for all that a nest reads of parameters as large as what it writes.
+
+    The last of its loops is over the lanes of a vector.
+    """
+    from tvm import tirx
+    from tvm.s_tir import SBlockRealize
+
+    loops, node = [], nest
+    while not isinstance(node, SBlockRealize):
+        loops.append(node)
+        node = node.body
+    block = node.block
+    shape = _shape_of(block.writes[0])
+    large = [
+        region
+        for region in block.reads
+        if any(region.source.same_as(each) for each in params) and _shape_of(region) == shape
+    ]
+    new = {each.loop_var: tirx.Var("ahead", each.loop_var.ty) for each in loops[:-1]}
+    new[loops[-1].loop_var] = tirx.IntImm(str(loops[-1].loop_var.ty.dtype), 0)
+    at = Rewriting(new).values_of(node.iter_values)
+    places = Rewriting(dict(zip((each.var for each in block.iter_vars), at, strict=True)))
+    found = []
+    for region in large:
+        body = _asked(region.source, places.values_of([each.min for each in region.region]))
+        for each in reversed(loops[:-1]):
+            body = tirx.For(new[each.loop_var], each.min, each.extent, each.kind, body)
+        found.append(body)
+    return found
+
+
+def _shape_of(region: Any) -> list[int]:
+    return [int(extent) for extent in region.source.ty.shape]
+
+
+def _asked(source: Any, indices: Sequence[Any]) -> Any:
+    from tvm import tirx
+
+    address = tirx.address_of(tirx.BufferLoad(source, indices))
+    call = tirx.call_intrin("void", "tirx.prefetch", address, _READ, _KEPT, _DATA)
+    return tirx.Evaluate(call)

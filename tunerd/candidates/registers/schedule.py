@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.registers.overlapping import with_loops
-from tunerd.candidates.registers.prefetching import MARK, with_prefetches
+from tunerd.candidates.registers.prefetching import DEPTH, TILES, with_prefetches
 from tunerd.candidates.registers.units import operands
 from tunerd.vocabulary import Layout
 
@@ -58,6 +58,7 @@ class _Scheduling:
             last = s.get_sblock(of.epilogue[-1])
             tile, stored = self._tiled(last)
             s.compute_at(sums, tile, preserve_unit_loops=True)
+            s.annotate(tile, TILES, 1)
             self._store(stored)
             loops = s.get_loops(sums)[-len(s.get(sums).iter_vars) :]
         else:
@@ -67,7 +68,7 @@ class _Scheduling:
             self._at_root(s.get_sblock(behind[-1]))
         for name in of.staged:
             self._at_root(s.get_sblock(name))
-        return with_prefetches(s.mod, of, self._cut) if of.reads_in_order else s.mod
+        return with_prefetches(s.mod, of, self._cut)
 
     def _pack(self, block: Any, layout: Layout) -> None:
         """Read the weights in this layout."""
@@ -118,7 +119,7 @@ class _Scheduling:
             depth, of_four = s.split(depth, [None, unit.group])
             group = [of_four]
         if self._of.reads_in_order:
-            s.annotate(depth, MARK, 1)
+            s.annotate(depth, DEPTH, 1)
         s.reorder(*taps, depth, *inner, vectors, lanes, *group)
         for loop in (*inner, vectors):
             s.unroll(loop)
