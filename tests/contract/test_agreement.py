@@ -324,6 +324,20 @@ def test_a_wrong_layout_of_the_weights_is_found(cores: Runner) -> None:
     assert "T_matmul_NN differs" in failure.message
 
 
+def test_a_default_with_a_layout_of_its_own_is_compared_with_weights_as_the_task_has_them(
+    cores: Runner,
+) -> None:
+    task, wrong = matmul_task(weights=(1,)), matmul_task(weights=(1,), after="negative")
+    default = rewritten(task)
+    plain = built(build_candidate(task, candidate_of(task, tiled_matmul(task))))
+    assert default.args[1].shape != plain.args[1].shape
+    assert cores.agree(default, plain) is None
+    assert cores.agree(default, default) is None
+    failure = cores.agree(default, replace(plain, library=default_build(wrong).library))
+    assert failure is not None
+    assert "T_matmul_NN differs" in failure.message
+
+
 def test_a_layout_of_the_weights_that_is_not_known_is_refused(cores: Runner) -> None:
     task = matmul_task(weights=(1,))
     failure = cores.agree(default_build(task), replace(rewritten(task), rewritten=()))

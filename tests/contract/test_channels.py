@@ -45,7 +45,9 @@ def kernel_channels(lowered: Lowered) -> set[int]:
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-@pytest.mark.parametrize(("channels", "wide"), [(255, 256), (1000, 1008), (24, 24), (64, 64)])
+@pytest.mark.parametrize(
+    ("channels", "wide"), [(255, 256), (1000, 1024), (500, 512), (24, 24), (64, 64)]
+)
 def test_outputs_are_those_of_the_model(
     channels: int, wide: int, is_shared: bool, tmp_path: Path
 ) -> None:

@@ -50,14 +50,15 @@ def disagreement(device: Device, reference: Build, build: Build) -> Failure | No
     the precision that the task computes in: what float16 has rounded off, a result in float32
     lacks, too. All arguments are compared: inputs must stay as they are.
 
-    Where a schedule has its weights in a layout or type of its own, they are put into it. A layout
-    that is not known (`Build.rewritten`) is a failure: only weights that are all one value would be
-    the same in it, and those would not show a wrong index.
+    Where a schedule has its weights in a layout or type of its own, they are put into it; the
+    default may have one, and a candidate the task's. A layout that is not known (`Build.rewritten`)
+    is a failure: only weights that are all one value would be the same in it, and those would not
+    show a wrong index.
 
     Kernels of several models are given other weights for each lane, in another order than the
     lanes'.
     """
-    known = dict(build.rewritten)
+    known = {i for i, _ in (*build.rewritten, *reference.rewritten)}
     for i, (own, spec) in enumerate(zip(reference.args, build.args, strict=True)):
         if own.shape != spec.shape and i not in known:
             message = f"{spec.name} is taken in a layout that is not known, so nothing can be said"
@@ -127,9 +128,9 @@ def _expected(call: Call, reference: Build, seed: int) -> tuple[list[Array], lis
 
     def run(given: list[Array]) -> list[Array]:
         found = call(_laid_out(given, reference))
-        if reference.tenants == 1:
-            return found
-        apart = {0, *reference.weight_args}  # which are laid out otherwise than they were drawn
+        apart = {i for i, _ in reference.rewritten}  # which are laid out otherwise than drawn
+        if reference.tenants > 1:
+            apart |= {0, *reference.weight_args}
         return [given[i] if i in apart else array for i, array in enumerate(found)]
 
     given = draw(least=-1.0)
@@ -154,10 +155,14 @@ def _drawn(build: Build) -> list[TensorSpec]:
 def _laid_out(arrays: Sequence[Array], build: Build) -> list[Array]:
     """Return the arguments of a build, of values as its default's were drawn."""
     known = dict(build.rewritten)
+
+    def laid_out(i: int, array: Array, spec: TensorSpec) -> Array:
+        if i in known:
+            return _rewritten(array, spec.shape, known[i])
+        return array if build.tenants > 1 else array.reshape(spec.shape)
+
     found = [
-        (_rewritten(array, spec.shape, known[i]) if i in known else array).astype(
-            dtype_of(spec.dtype), copy=False
-        )
+        laid_out(i, array, spec).astype(dtype_of(spec.dtype), copy=False)
         for i, (array, spec) in enumerate(zip(arrays, build.args, strict=True))
     ]
     if build.tenants > 1:

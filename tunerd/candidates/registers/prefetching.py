@@ -8,6 +8,7 @@ when the tile begins.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,10 +48,11 @@ def with_prefetches(mod: IRModule, sums: Sums, cut: Cut) -> IRModule:
         if not isinstance(node, tirx.For):
             return node
         asked: Sequence[Any] = ()
-        if DEPTH in node.annotations:
-            asked = ahead(node)
-        elif TILES in node.annotations:
-            asked = _behind(node.body[-1], function.params)
+        with contextlib.suppress(ValueError):  # it is read all the same
+            if DEPTH in node.annotations:
+                asked = ahead(node)
+            elif TILES in node.annotations:
+                asked = _behind(node.body[-1], function.params)
         body = tirx.stmt_seq(*asked, written(node.body))
         marks = {key: value for key, value in node.annotations.items() if key not in _MARKS}
         return tirx.For(
