@@ -81,6 +81,7 @@ TVM_MODULES = {
     "candidates.registers.schedule",
     "candidates.registers.overlapping",
     "candidates.registers.prefetching",
+    "candidates.registers.rewriting",
     "frontend.tasks",
 }
 

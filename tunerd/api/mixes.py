@@ -324,7 +324,7 @@ class _Work:
     def _served(self, subjects: Sequence[Subject]) -> list[engine_cost.Served]:
         """Return the models of all entries, each at the rate of all of its members.
 
-        None where they do not fit into the memory together: then no plan does.
+        No model where they do not fit into the memory together: then no plan does.
         """
         found: dict[str, engine_cost.Served] = {}
         firsts = {subject.of: subject for subject in reversed(subjects)}.values()

@@ -230,10 +230,10 @@ def unpacked(onnx: Path, kept: Path, run: Path) -> None:
     if (kept / MANIFEST).exists():
         make_sibling(onnx, kept, to.artifact)
         return
-    made_of_each = [Paths(to.sizes / of.name).artifact for of in sorted(kept.glob("*/"))]
-    for of, artifact in zip(sorted(kept.glob("*/")), made_of_each, strict=True):
+    artifacts = {of: Paths(to.sizes / of.name).artifact for of in sorted(kept.glob("*/"))}
+    for of, artifact in artifacts.items():
         make_sibling(onnx, of, artifact)
-    pack_tenants(made_of_each, to.artifact)
+    pack_tenants([*artifacts.values()], to.artifact)
 
 
 def siblings(files: Sequence[Path], run: Path) -> list[Path]:

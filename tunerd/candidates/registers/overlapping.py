@@ -16,16 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.nests.blocks import REDUCE
+from tunerd.candidates.registers.rewriting import Rewriting, block_in, root_of, with_body
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
     from tunerd.candidates.registers.sums import Cut, Sums
-
-_BINARY = frozenset((
-    "Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Max", "Min", "EQ", "NE", "LT", "LE",
-    "GT", "GE", "And", "Or",
-))  # fmt: skip
 
 
 def with_loops(mod: IRModule, sums: Sums, stored: str, cut: Cut) -> IRModule:
@@ -35,45 +31,22 @@ def with_loops(mod: IRModule, sums: Sums, stored: str, cut: Cut) -> IRModule:
     stored: the block that stores what is made of the sums, each at its place; the sums themselves,
         or one that is computed tile by tile.
     """
-    from tvm import ir, tirx
-    from tvm.s_tir import SBlock, SBlockRealize
+    from tvm import tirx
 
-    (name,) = mod.get_global_vars()
-    function = mod[name]
-    root = function.body.block
+    root = root_of(mod)
     nests = [*root.body] if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    blocks = {str(block.name_hint): block for block in map(_block_in, nests)}
+    blocks = {str(block.name_hint): block for block in map(block_in, nests)}
     loops = _Loops(sums, cut, blocks[sums.sums], blocks[stored]).written()
     gone = blocks[sums.sums].writes[0].source if stored != sums.sums else None
     made = []
     for nest in nests:
-        hint = _block_in(nest).name_hint
+        hint = block_in(nest).name_hint
         if hint == sums.sums:
             made.append(loops)
         elif hint != stored:
             made.append(nest)
     buffers = [each for each in root.alloc_buffers if gone is None or not each.same_as(gone)]
-    block = SBlock(
-        [],
-        root.reads,
-        root.writes,
-        root.name_hint,
-        tirx.stmt_seq(*made),
-        None,
-        buffers,
-        None,
-        root.annotations,
-    )
-    realized = SBlockRealize([], tirx.const(True, "bool"), block)
-    return ir.IRModule({name: function.with_body(realized)})
-
-
-def _block_in(nest: Any) -> Any:
-    from tvm.s_tir import SBlockRealize
-
-    while not isinstance(nest, SBlockRealize):
-        nest = nest.body
-    return nest.block
+    return with_body(mod, tirx.stmt_seq(*made), buffers)
 
 
 @dataclass(frozen=True)
@@ -225,59 +198,3 @@ def _zero(to: Any, lane: Any) -> Any:
     from tvm import tirx
 
     return tirx.BufferStore(to, tirx.const(0.0, "float32"), [lane])
-
-
-class Rewriting:
-    """Expressions with other values for a block's loops.
-
-    values: of each loop.
-    column: the loop of the columns, how many a group has, and the group, where that is known.
-    """
-
-    def __init__(
-        self, values: Mapping[Any, Any], column: tuple[Any, int, Any] | None = None
-    ) -> None:
-        self._values, self._column = values, column
-        self.sums: tuple[Any, Any] | None = None  # the buffer of sums, and what is read of it
-
-    def values_of(self, expressions: Sequence[Any]) -> list[Any]:
-        return [self.value_of(each) for each in expressions]
-
-    def value_of(self, node: Any) -> Any:
-        """Return an expression's value; ValueError for one of a kind that is not known."""
-        from tvm import tirx
-
-        kind = type(node).__name__
-        if kind == "Var":
-            return self._values.get(node, node)
-        if kind in ("IntImm", "FloatImm", "StringImm"):
-            return node
-        if kind in _BINARY:
-            if (group := self._group_of(node)) is not None:
-                return group
-            return type(node)(self.value_of(node.a), self.value_of(node.b))
-        if kind == "TensorLoad":
-            if self.sums is not None and node.source.same_as(self.sums[0]):
-                return self.sums[1]
-            return tirx.BufferLoad(node.source, self.values_of(node.indices))
-        if kind == "Cast":
-            return tirx.Cast(str(node.ty.dtype), self.value_of(node.value))
-        if kind == "Not":
-            return tirx.Not(self.value_of(node.a))
-        if kind == "Select":
-            parts = (node.condition, node.true_value, node.false_value)
-            return tirx.Select(*self.values_of(parts))
-        if kind == "Call":
-            return tirx.Call(node.ty, node.op, self.values_of(node.args))
-        raise ValueError(f"it has a {kind}")
-
-    def _group_of(self, node: Any) -> Any:
-        """Return the group where a node divides the column by a group's columns.
-
-        Then all lanes of a vector read the same, which is not to be found out again.
-        """
-        if self._column is None:
-            return None
-        column, size, group = self._column
-        is_group = type(node).__name__ == "FloorDiv" and node.a.same_as(column)
-        return group if is_group and getattr(node.b, "value", None) == size else None

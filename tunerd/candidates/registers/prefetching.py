@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunerd.candidates.registers.overlapping import Rewriting
+from tunerd.candidates.registers.rewriting import at_loops, loops_of, root_of, with_body
 from tunerd.candidates.registers.units import operands
 
 if TYPE_CHECKING:
@@ -33,12 +33,9 @@ def with_prefetches(mod: IRModule, sums: Sums, cut: Cut) -> IRModule:
     DEPTH: what a loop over the depth reads some steps later. TILES: what the last nest in a loop
     over tiles reads beside the sums.
     """
-    from tvm import ir, tirx
-    from tvm.s_tir import SBlock, SBlockRealize
+    from tvm import tirx
 
     (name,) = mod.get_global_vars()
-    function = mod[name]
-    root = function.body.block
     steps = _AHEAD_BYTES // (cut.vectors * sums.unit.vector_bytes)
     ahead = functools.partial(_ahead, steps=steps, lanes=sums.unit.lanes, vectors=cut.vectors)
 
@@ -52,44 +49,26 @@ def with_prefetches(mod: IRModule, sums: Sums, cut: Cut) -> IRModule:
             if DEPTH in node.annotations:
                 asked = ahead(node)
             elif TILES in node.annotations:
-                asked = _behind(node.body[-1], function.params)
+                asked = _behind(node.body[-1], mod[name].params)
         body = tirx.stmt_seq(*asked, written(node.body))
         marks = {key: value for key, value in node.annotations.items() if key not in _MARKS}
         return tirx.For(
             node.loop_var, node.min, node.extent, node.kind, body, node.thread_binding, marks
         )
 
-    block = SBlock(
-        [],
-        root.reads,
-        root.writes,
-        root.name_hint,
-        written(root.body),
-        None,
-        root.alloc_buffers,
-        None,
-        root.annotations,
-    )
-    realized = SBlockRealize([], tirx.const(True, "bool"), block)
-    return ir.IRModule({name: function.with_body(realized)})
+    return with_body(mod, written(root_of(mod).body))
 
 
 def _ahead(loop: Any, *, steps: int, lanes: int, vectors: int) -> Sequence[Any]:
     """Return what asks for the weights of a step of this loop, so many steps before."""
     from tvm import tirx
-    from tvm.s_tir import SBlockRealize
 
+    loops, realized = loops_of(loop.body)
     dtype = str(loop.loop_var.ty.dtype)
-    inside = {loop.loop_var: loop.loop_var + tirx.IntImm(dtype, steps)}
-    node = loop.body
-    while not isinstance(node, SBlockRealize):
-        inside[node.loop_var] = tirx.IntImm(str(node.loop_var.ty.dtype), 0)
-        node = node.body
-    block = node.block
-    at = Rewriting(inside).values_of(node.iter_values)
-    loops = [each.var for each in block.iter_vars]
-    weights = operands(block)[1]
-    *before, last = Rewriting(dict(zip(loops, at, strict=True))).values_of(weights.indices)
+    values = {each.loop_var: each.min for each in loops}
+    values[loop.loop_var] = loop.loop_var + tirx.IntImm(dtype, steps)
+    weights = operands(realized.block)[1]
+    *before, last = at_loops(realized, values).values_of(weights.indices)
     asked = []
     for vector in range(vectors):
         indices = [*before, last + tirx.IntImm(dtype, vector * lanes)]
@@ -103,27 +82,21 @@ def _behind(nest: Any, params: Sequence[Any]) -> Sequence[Any]:
     The last of its loops is over the lanes of a vector.
     """
     from tvm import tirx
-    from tvm.s_tir import SBlockRealize
 
-    loops, node = [], nest
-    while not isinstance(node, SBlockRealize):
-        loops.append(node)
-        node = node.body
-    block = node.block
+    (*loops, lanes), realized = loops_of(nest)
+    block = realized.block
     shape = _shape_of(block.writes[0])
     large = [
         region
         for region in block.reads
         if any(region.source.same_as(each) for each in params) and _shape_of(region) == shape
     ]
-    new = {each.loop_var: tirx.Var("ahead", each.loop_var.ty) for each in loops[:-1]}
-    new[loops[-1].loop_var] = tirx.IntImm(str(loops[-1].loop_var.ty.dtype), 0)
-    at = Rewriting(new).values_of(node.iter_values)
-    places = Rewriting(dict(zip((each.var for each in block.iter_vars), at, strict=True)))
+    new = {each.loop_var: tirx.Var("ahead", each.loop_var.ty) for each in loops}
+    places = at_loops(realized, new | {lanes.loop_var: lanes.min})
     found = []
     for region in large:
         body = _asked(region.source, places.values_of([each.min for each in region.region]))
-        for each in reversed(loops[:-1]):
+        for each in reversed(loops):
             body = tirx.For(new[each.loop_var], each.min, each.extent, each.kind, body)
         found.append(body)
     return found

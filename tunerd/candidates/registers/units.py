@@ -96,7 +96,7 @@ def vnni(mcpu: str) -> Unit:
     return Unit(
         VNNI_LANES, VNNI_GROUP, 31, 1, True,
         _integer_products, lambda block: block.name_hint == STAGED, register_intrinsic,
-        per_cycle=1 if mcpu in _ONE_UNIT else 2,
+        per_cycle=_per_cycle(mcpu),
     )  # fmt: skip
 
 
@@ -115,10 +115,13 @@ def fma(target: Target) -> Unit:
         lanes, registers = 4, 32
     else:
         raise ValueError("its CPU has no vectors that multiply and add")
-    is_one = lanes == 16 and target.attrs.get("mcpu") in _ONE_UNIT
-    return Unit(
-        lanes, 1, registers - 1, 4, False, _products, _is_no_copy, per_cycle=1 if is_one else 2
-    )
+    per_cycle = _per_cycle(str(target.attrs.get("mcpu", ""))) if lanes == 16 else 2
+    return Unit(lanes, 1, registers - 1, 4, False, _products, _is_no_copy, per_cycle=per_cycle)
+
+
+def _per_cycle(mcpu: str) -> int:
+    """Return how many vectors of 512 bits a CPU adds to in a cycle."""
+    return 1 if mcpu in _ONE_UNIT else 2
 
 
 def _integer_products(blocks: Sequence[Any], _: Sequence[Any]) -> int:

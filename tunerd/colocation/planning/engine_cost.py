@@ -68,8 +68,7 @@ class Served:
 
 
 def at_most_busy(models: Sequence[Served]) -> tuple[Served, ...]:
-    """Return the models at the rates at which they are served: their own, where that is not too
-    much for the device."""
+    """Return the models at their own rates, or at lower ones where the device were too busy."""
     busy = queueing.utilisation([each.stream for each in models])
     times = min(1.0, _BUSIEST / busy) if busy else 1.0
     return tuple(replace(each, rate=each.rate * times) for each in models)

@@ -196,7 +196,10 @@ class Policy(BaseModel, ABC):
         return ""
 
     def lateness(self, waiting: Waiting, view: View) -> str:
-        """Say why the first of a queue need not be started any more, "" where it need."""
+        """Say why the first of a queue need not be started any more, "" where it need.
+
+        Asked of what has a deadline.
+        """
         return ""
 
 

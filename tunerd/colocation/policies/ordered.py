@@ -166,9 +166,9 @@ class Ordered(Policy):
         return outlook.hopeless(member, deadline_at, now)
 
     def lateness(self, waiting: Waiting, view: View) -> str:
-        deadline_at = waiting.request.deadline_at
-        if not self.admission or math.isinf(deadline_at):
+        if not self.admission:
             return ""
+        deadline_at = waiting.request.deadline_at
         member, left_secs = waiting.request.member, math.inf
         for lane in view.lanes.values():
             if member in lane.members:

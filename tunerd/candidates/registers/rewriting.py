@@ -1,0 +1,120 @@
+"""A task's module with other loops, and its expressions with other values for those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+
+_BINARY = frozenset((
+    "Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Max", "Min", "EQ", "NE", "LT", "LE",
+    "GT", "GE", "And", "Or",
+))  # fmt: skip
+
+
+def root_of(mod: IRModule) -> Any:
+    """Return the block around all others of a module's only function."""
+    (name,) = mod.get_global_vars()
+    return mod[name].body.block
+
+
+def with_body(mod: IRModule, body: Any, buffers: Sequence[Any] | None = None) -> IRModule:
+    """Return a module with another body in its root, and other buffers there, if any are given."""
+    from tvm import ir, tirx
+    from tvm.s_tir import SBlock, SBlockRealize
+
+    (name,) = mod.get_global_vars()
+    root = root_of(mod)
+    block = SBlock(
+        [],
+        root.reads,
+        root.writes,
+        root.name_hint,
+        body,
+        None,
+        root.alloc_buffers if buffers is None else buffers,
+        None,
+        root.annotations,
+    )
+    realized = SBlockRealize([], tirx.const(True, "bool"), block)
+    return ir.IRModule({name: mod[name].with_body(realized)})
+
+
+def loops_of(nest: Any) -> tuple[list[Any], Any]:
+    """Return the loops of a nest with one block, and where that is realized."""
+    from tvm.s_tir import SBlockRealize
+
+    loops = []
+    while not isinstance(nest, SBlockRealize):
+        loops.append(nest)
+        nest = nest.body
+    return loops, nest
+
+
+def block_in(nest: Any) -> Any:
+    return loops_of(nest)[1].block
+
+
+def at_loops(realized: Any, values: Mapping[Any, Any]) -> Rewriting:
+    """Return what rewrites a block's expressions, for other values of the loops around it."""
+    loops = [each.var for each in realized.block.iter_vars]
+    at = Rewriting(values).values_of(realized.iter_values)
+    return Rewriting(dict(zip(loops, at, strict=True)))
+
+
+class Rewriting:
+    """Expressions with other values for a block's loops.
+
+    values: of each loop.
+    column: the loop of the columns, how many a group has, and the group, where that is known.
+    """
+
+    def __init__(
+        self, values: Mapping[Any, Any], column: tuple[Any, int, Any] | None = None
+    ) -> None:
+        self._values, self._column = values, column
+        self.sums: tuple[Any, Any] | None = None  # the buffer of sums, and what is read of it
+
+    def values_of(self, expressions: Sequence[Any]) -> list[Any]:
+        return [self.value_of(each) for each in expressions]
+
+    def value_of(self, node: Any) -> Any:
+        """Return an expression's value; ValueError for one of a kind that is not known."""
+        from tvm import tirx
+
+        kind = type(node).__name__
+        if kind == "Var":
+            return self._values.get(node, node)
+        if kind in ("IntImm", "FloatImm", "StringImm"):
+            return node
+        if kind in _BINARY:
+            if (group := self._group_of(node)) is not None:
+                return group
+            return type(node)(self.value_of(node.a), self.value_of(node.b))
+        if kind == "TensorLoad":
+            if self.sums is not None and node.source.same_as(self.sums[0]):
+                return self.sums[1]
+            return tirx.BufferLoad(node.source, self.values_of(node.indices))
+        if kind == "Cast":
+            return tirx.Cast(str(node.ty.dtype), self.value_of(node.value))
+        if kind == "Not":
+            return tirx.Not(self.value_of(node.a))
+        if kind == "Select":
+            parts = (node.condition, node.true_value, node.false_value)
+            return tirx.Select(*self.values_of(parts))
+        if kind == "Call":
+            return tirx.Call(node.ty, node.op, self.values_of(node.args))
+        raise ValueError(f"it has a {kind}")
+
+    def _group_of(self, node: Any) -> Any:
+        """Return the group where a node divides the column by a group's columns.
+
+        Then all lanes of a vector read the same, which is not to be found out again.
+        """
+        if self._column is None:
+            return None
+        column, size, group = self._column
+        is_group = type(node).__name__ == "FloorDiv" and node.a.same_as(column)
+        return group if is_group and getattr(node.b, "value", None) == size else None
