@@ -24,7 +24,7 @@ from tunerd.runner.agreement import SEEDS
 from tunerd.runner.base import Runner
 from tunerd.slices.simulated import SimulatedSlice
 from tunerd.system.arrays import KERNEL_TOLERANCES, comparison_values
-from tunerd.vocabulary import Build, Failure, Kind, SliceSpec, Stage, Task, TensorSpec
+from tunerd.vocabulary import Build, Failure, Kind, Layout, SliceSpec, Stage, Task, TensorSpec
 
 ROWS, DEPTH, COLUMNS = 32, 64, 48
 
@@ -316,8 +316,12 @@ def test_a_wrong_schedule_is_found_with_its_own_layout_of_the_weights_too(cores:
 def test_a_wrong_layout_of_the_weights_is_found(cores: Runner) -> None:
     task = matmul_task(weights=(1,))
     right = rewritten(task)
-    ((argument, axes),) = right.rewritten
-    wrong = replace(right, rewritten=((argument, (axes[1], axes[0], *axes[2:])),))
+    ((argument, layout),) = right.layouts
+    first, second, *rest = layout.split
+    swapped = {0: 1, 1: 0}
+    other = Layout((second, first, *rest), tuple(swapped.get(axis, axis) for axis in layout.axes))
+    assert other.shape == layout.shape
+    wrong = replace(right, layouts=((argument, other),))
     failure = cores.agree(default_build(task), wrong)
     assert failure is not None
     assert failure.kind is Kind.WRONG_ANSWER
@@ -340,6 +344,6 @@ def test_a_default_with_a_layout_of_its_own_is_compared_with_weights_as_the_task
 
 def test_a_layout_of_the_weights_that_is_not_known_is_refused(cores: Runner) -> None:
     task = matmul_task(weights=(1,))
-    failure = cores.agree(default_build(task), replace(rewritten(task), rewritten=()))
+    failure = cores.agree(default_build(task), replace(rewritten(task), layouts=()))
     assert failure is not None
     assert "right is taken in a layout that is not known" in failure.message

@@ -159,7 +159,7 @@ def test_the_search_leaves_weights_of_several_models_in_their_layout() -> None:
         builds = [build_candidate(task, c) for c in search.propose(task, 4).candidates]
         assert len(builds) == 4
         assert all(isinstance(found, Build) for found in builds)
-        assert any(found.rewritten for found in builds if isinstance(found, Build)) is rewrites
+        assert any(found.layouts for found in builds if isinstance(found, Build)) is rewrites
 
 
 def test_a_schedule_with_weights_in_a_layout_of_its_own_is_for_one_model() -> None:

@@ -47,6 +47,7 @@ from tunerd.vocabulary import (
     Candidate,
     Failure,
     Kind,
+    Layout,
     Phase,
     PhaseTime,
     Span,
@@ -265,7 +266,8 @@ def test_a_kept_build_whose_bytes_have_changed_is_built_again(tmp_path: Path) ->
     candidate = Candidate("t", "c" * 16, METASCHEDULE)
     digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"  # of b"hello"
     spec = TensorSpec("x", (1, 3), "float32")
-    build = Build(candidate, b"hello", digest, 0.1, (spec,), (0,), "llvm")
+    layout = Layout((3, 1), (1, 0), winograd=2)
+    build = Build(candidate, b"hello", digest, 0.1, (spec,), (0,), "llvm", layouts=((0, layout),))
     with opened(tmp_path / "m", {}) as kept:
         kept.save_build(build)
         assert kept.build_of(candidate) == build

@@ -8,6 +8,7 @@ kernel leaves so: all calls of a model are on one stream, and share it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tunerd.artifacts.manifest import COUNTERS
 from tunerd.candidates.base import ENTRY, LoweredKernel
-from tunerd.vocabulary import Arrays, Layout, TensorSpec
+from tunerd.vocabulary import Arrays, Layout, TensorSpec, winograd
 
 # The second has the tensor that it writes as its last argument.
 CALLS = ("relax.call_tir", IN_PLACE := "relax.call_tir_inplace")
@@ -154,12 +155,22 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
         """Return a weight in another layout: one more weight, or else a kernel."""
         name = str(getattr(value, "name", ""))
         if name not in self._weights:
+            if layout.winograd:
+                value = self._transformed(value, layout.winograd)
             split = self.builder_.emit_te(topi.reshape, value, layout.split)
             return self.builder_.emit_te(topi.transpose, split, layout.axes)
         if (name, layout) not in self.layouts:
             is_split = len(layout.split) > len(value.ty.shape)
-            parts = [name, *(["x".join(map(str, layout.split))] if is_split else [])]
+            parts = [name, *([f"winograd{layout.winograd}"] if layout.winograd else [])]
+            parts += ["x".join(map(str, layout.split))] if is_split else []
             own_name = "_".join([*parts, "".join(map(str, layout.axes))])
             own_type = relax.TensorType(layout.shape, value.ty.dtype)
             self.layouts[name, layout] = relax.Var(own_name, own_type)
         return self.layouts[name, layout]
+
+    def _transformed(self, filters: relax.Expr, outputs: int) -> relax.Expr:
+        """Return filters as Winograd's algorithm transforms them, by one product."""
+        matrix = winograd.of_both_axes(outputs).astype(str(filters.ty.dtype))
+        columns = math.prod(int(extent) for extent in filters.ty.shape[2:])
+        flat = self.builder_.emit_te(topi.reshape, filters, (len(matrix[0]), columns))
+        return self.builder_.emit_te(topi.nn.matmul, relax.const(matrix), flat)

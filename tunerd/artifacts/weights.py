@@ -54,7 +54,9 @@ def kernel_layouts(
     return {
         name: (
             str(entry["of"]),
-            vocabulary.Layout(tuple(entry["split"]), tuple(entry["axes"])),
+            vocabulary.Layout(
+                tuple(entry["split"]), tuple(entry["axes"]), int(entry.get("winograd", 0))
+            ),
             tuple(entry["shape"]),
         )
         for name, entry in manifest.get("layouts", {}).items()

@@ -18,8 +18,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tunerd.builder import library, nvrtc
 from tunerd.builder.library import export_library, load_tvm
 from tunerd.builder.lowering import tir_pipeline
@@ -32,6 +30,7 @@ from tunerd.vocabulary import (
     Candidate,
     Failure,
     Kind,
+    Layout,
     Stage,
     TargetSpec,
     Task,
@@ -121,7 +120,7 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
             args=taken(task.args, lowered.casts, lowered.layouts),
             lowered=lowered,
             started=started,
-            rewritten=_backwards(lowered),
+            layouts=lowered.layouts,
         )
     mod = lowered.mod
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
@@ -130,9 +129,9 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
     from tunerd.builder.tenants import for_tenants
 
     target = tvm.target.Target(task.target.json)
-    rewritten = _backwards(lowered)
+    layouts = lowered.layouts
     if _LAYOUT_FREE in (mod[ENTRY].attrs or {}):
-        rewritten += _rewritten(mod)
+        layouts += _layouts(mod)
     # As MetaSchedule's builder does: the weights come in the layout that the schedule wants.
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     infos = ArgInfo.from_prim_func(mod[ENTRY])
@@ -141,7 +140,7 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
         for spec, info in zip(task.args, infos, strict=True)
     )
     if task.tenants > 1:
-        if rewritten:
+        if layouts:
             raise ValueError(
                 "a schedule with its weights in a layout of its own is for one model: the weights "
                 "of several lie as each model has them, for all numbers of lanes alike"
@@ -155,7 +154,7 @@ def _link_of(task: Task, candidate: Candidate, lowered: LoweredKernel | None) ->
         # This TVM's VerifyMemory lets it pass, and the host code would touch the GPU's memory.
         raise ValueError("no loop of the schedule is bound to GPU threads, so there is no kernel")
     return _linked(
-        task, candidate, module, args=args, lowered=lowered, started=started, rewritten=rewritten
+        task, candidate, module, args=args, lowered=lowered, started=started, layouts=layouts
     )
 
 
@@ -167,7 +166,7 @@ def _linked(
     args: tuple[TensorSpec, ...],
     lowered: LoweredKernel,
     started: float,
-    rewritten: tuple[tuple[int, tuple[int, ...]], ...] = (),
+    layouts: tuple[tuple[int, Layout], ...] = (),
 ) -> Build:
     arch = architecture(task.target.json) if task.target.is_cuda else None
     root = Path(tempfile.gettempdir())
@@ -193,7 +192,7 @@ def _linked(
         args=args,
         weight_args=weights,
         compiler=compiler,
-        rewritten=rewritten,
+        layouts=layouts,
         scratch=lowered.scratch,
         precision=task.precision,
         tenants=task.tenants,
@@ -201,13 +200,8 @@ def _linked(
     )
 
 
-def _backwards(lowered: LoweredKernel) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return `Build.rewritten` of the layouts that a kernel wants."""
-    return tuple((i, tuple(np.argsort(x.axes).tolist())) for i, x in lowered.layouts)
-
-
-def _rewritten(mod: IRModule) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return `Build.rewritten` of a scheduled module, from the blocks that would rewrite weights.
+def _layouts(mod: IRModule) -> tuple[tuple[int, Layout], ...]:
+    """Return `Build.layouts` of a scheduled module, from the blocks that would rewrite weights.
 
     Such a block copies each weight to its place in the new layout. Where the place of a weight in
     the task's own is a sum of strides along the new axes, their order follows from the strides; a
@@ -234,6 +228,7 @@ def _rewritten(mod: IRModule) -> tuple[tuple[int, tuple[int, ...]], ...]:
         strides = detect_linear_equation(flat, list(places.initial_indices))[:-1]
         if strides:
             (argument,) = (i for i, p in enumerate(mod[ENTRY].params) if p.same_as(load.source))
-            axes = sorted(range(len(strides)), key=lambda axis: -int(strides[axis]))
-            found.append((argument, tuple(axes)))
+            order = sorted(range(len(strides)), key=lambda axis: -int(strides[axis]))
+            split = tuple(int(store.buffer.shape[axis]) for axis in order)
+            found.append((argument, Layout(split, tuple(map(order.index, range(len(order)))))))
     return tuple(found)

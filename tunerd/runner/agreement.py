@@ -51,14 +51,14 @@ def disagreement(device: Device, reference: Build, build: Build) -> Failure | No
     lacks, too. All arguments are compared: inputs must stay as they are.
 
     Where a schedule has its weights in a layout or type of its own, they are put into it; the
-    default may have one, and a candidate the task's. A layout that is not known (`Build.rewritten`)
+    default may have one, and a candidate the task's. A layout that is not known (`Build.layouts`)
     is a failure: only weights that are all one value would be the same in it, and those would not
     show a wrong index.
 
     Kernels of several models are given other weights for each lane, in another order than the
     lanes'.
     """
-    known = {i for i, _ in (*build.rewritten, *reference.rewritten)}
+    known = {i for i, _ in (*build.layouts, *reference.layouts)}
     for i, (own, spec) in enumerate(zip(reference.args, build.args, strict=True)):
         if own.shape != spec.shape and i not in known:
             message = f"{spec.name} is taken in a layout that is not known, so nothing can be said"
@@ -128,7 +128,7 @@ def _expected(call: Call, reference: Build, seed: int) -> tuple[list[Array], lis
 
     def run(given: list[Array]) -> list[Array]:
         found = call(_laid_out(given, reference))
-        apart = {i for i, _ in reference.rewritten}  # which are laid out otherwise than drawn
+        apart = {i for i, _ in reference.layouts}  # which are laid out otherwise than drawn
         if reference.tenants > 1:
             apart |= {0, *reference.weight_args}
         return [given[i] if i in apart else array for i, array in enumerate(found)]
@@ -154,11 +154,11 @@ def _drawn(build: Build) -> list[TensorSpec]:
 
 def _laid_out(arrays: Sequence[Array], build: Build) -> list[Array]:
     """Return the arguments of a build, of values as its default's were drawn."""
-    known = dict(build.rewritten)
+    known = dict(build.layouts)
 
     def laid_out(i: int, array: Array, spec: TensorSpec) -> Array:
         if i in known:
-            return _rewritten(array, spec.shape, known[i])
+            return known[i].of(array)
         return array if build.tenants > 1 else array.reshape(spec.shape)
 
     found = [
@@ -181,12 +181,6 @@ def _floats(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
 
 def _is_finite(array: Array) -> bool:
     return not is_floating(array.dtype) or bool(np.isfinite(array).all())
-
-
-def _rewritten(array: Array, shape: Sequence[int], axes: Sequence[int]) -> Array:
-    """Put weights into a layout: its shape, and its axes in the order in which they were."""
-    split = array.reshape([shape[axis] for axis in axes])
-    return np.ascontiguousarray(split.transpose(np.argsort(axes)))
 
 
 def _difference(expected: Array, found: Array, tolerance: tuple[float, float]) -> str:

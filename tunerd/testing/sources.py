@@ -57,10 +57,8 @@ def ran(build: Build, of: Task, folder: Path) -> Any:
     path.write_bytes(build.library)
     tvm = load_tvm()
     arrays = list(random_inputs(of).values())
-    for argument, axes in build.rewritten:
-        shape = build.args[argument].shape
-        as_one = arrays[argument].reshape([shape[axis] for axis in axes])
-        arrays[argument] = np.ascontiguousarray(as_one.transpose(np.argsort(axes)))
+    for argument, layout in build.layouts:
+        arrays[argument] = layout.of(arrays[argument])
     output = tvm.runtime.empty(of.args[-1].shape, of.args[-1].dtype)
     inputs = map(tvm.runtime.tensor, arrays)
     tvm.runtime.load_module(str(path))["main"](*inputs, output)

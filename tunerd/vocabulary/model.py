@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from tunerd.vocabulary import winograd
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -30,10 +32,13 @@ class Layout:
 
     split: the shape with each axis of the weight as one or several axes.
     axes: of that, as numpy.transpose takes them.
+    winograd: the outputs of a tile in each direction, where a kernel takes filters of shape [3, 3,
+        in, out] as Winograd's algorithm transforms them; these are split. 0: weights as they are.
     """
 
     split: tuple[int, ...]
     axes: tuple[int, ...]
+    winograd: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,17 +46,26 @@ class Layout:
 
     def of(self, weight: np.ndarray) -> np.ndarray:
         """Return a weight in this layout, as a copy that lies in one piece."""
+        if self.winograd:
+            weight = winograd.transformed(weight, self.winograd)
         return weight.reshape(self.split).transpose(self.axes).copy()
 
     def back(self, laid_out: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Return a weight of this shape from what `of` has made of it."""
+        """Return a weight of this shape from what `of` has made of it.
+
+        It is the same, but for rounding where filters are transformed.
+        """
         order = sorted(range(len(self.axes)), key=lambda n: self.axes[n])
-        return laid_out.transpose(order).reshape(shape)
+        as_one = laid_out.transpose(order)
+        if self.winograd:
+            return winograd.restored(as_one, self.winograd, shape)
+        return as_one.reshape(shape)
 
     def place(self, index: Sequence[Any], shape: Sequence[int]) -> list[Any]:
         """Return the index at which `of` puts an element of a weight of this shape.
 
-        index: of integers, or of TVM's expressions; so is what is returned.
+        index: of integers, or of TVM's expressions; so is what is returned. Transformed filters
+            have no such elements.
         """
         parts: list[Any] = []
         for at, extent in zip(index, shape, strict=True):

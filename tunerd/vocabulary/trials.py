@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tunerd.vocabulary.measurement import Measurement
-from tunerd.vocabulary.model import FP32, Task, TensorSpec
+from tunerd.vocabulary.model import FP32, Layout, Task, TensorSpec
 
 DEFAULT_SOURCE = "default"  # DLight's schedule on CUDA, TVM's own lowering on llvm
 METASCHEDULE = "metaschedule"
@@ -90,9 +90,7 @@ class Build:
     args: tuple[TensorSpec, ...]
     weight_args: tuple[int, ...]
     compiler: str  # "llvm", "nvrtc", "nvrtc-fallback", Triton and its version, or a library
-    # Weights in a layout of the library's own: the argument, and its axes in the order in which,
-    # read as one, they are the weights as the task has them.
-    rewritten: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    layouts: tuple[tuple[int, Layout], ...] = ()  # of arguments: of weights in one of its own
     # What `main` takes after its arguments: memory that starts as zeros and that nobody reads.
     scratch: tuple[TensorSpec, ...] = ()
     precision: str = FP32  # of the task

@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.nests.blocks import REDUCE
-from tunerd.candidates.registers.rewriting import Rewriting, block_in, root_of, with_body
+from tunerd.candidates.registers.rewriting import Rewriting, with_loops
+from tunerd.candidates.registers.writing import Writing, zero
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -24,29 +25,14 @@ if TYPE_CHECKING:
     from tunerd.candidates.registers.sums import Cut, Sums
 
 
-def with_loops(mod: IRModule, sums: Sums, stored: str, cut: Cut) -> IRModule:
+def with_overlaps(mod: IRModule, sums: Sums, stored: str, cut: Cut) -> IRModule:
     """Return a module with the loops of a cut in place of those of its sums.
 
-    mod: its blocks are the sums, whatever is computed before or behind them, and `stored`.
-    stored: the block that stores what is made of the sums, each at its place; the sums themselves,
-        or one that is computed tile by tile.
+    stored: as `with_loops` has it.
     """
-    from tvm import tirx
-
-    root = root_of(mod)
-    nests = [*root.body] if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    blocks = {str(block.name_hint): block for block in map(block_in, nests)}
-    loops = _Loops(sums, cut, blocks[sums.sums], blocks[stored]).written()
-    gone = blocks[sums.sums].writes[0].source if stored != sums.sums else None
-    made = []
-    for nest in nests:
-        hint = block_in(nest).name_hint
-        if hint == sums.sums:
-            made.append(loops)
-        elif hint != stored:
-            made.append(nest)
-    buffers = [each for each in root.alloc_buffers if gone is None or not each.same_as(gone)]
-    return with_body(mod, tirx.stmt_seq(*made), buffers)
+    return with_loops(
+        mod, sums.sums, stored, lambda own, behind: _Loops(sums, cut, own, behind).written()
+    )
 
 
 @dataclass(frozen=True)
@@ -67,6 +53,7 @@ class _Loops:
         self._lanes = of.unit.lanes
         self._spatial = [v for v in sums.iter_vars if int(v.iter_type) != REDUCE]
         self._dtype = str(self._spatial[-1].var.ty.dtype)
+        self._write = Writing(self._dtype)
 
     def written(self) -> Any:
         from tvm import tirx
@@ -79,7 +66,7 @@ class _Loops:
         panels = [of.groups, of.vectors // cut.vectors]
         counts = [*panels, *around] if cut.columns_outside else [*around, *panels]
         number = tirx.Var("tile", self._dtype)
-        at = self._unfused(number, counts)
+        at = self._write.unfused(number, counts)
         (group, panel), outer = (at[:2], at[2:]) if cut.columns_outside else (at[-2:], at[:-2])
         places = [
             [_Place(rows, group, self._first(panel, vector)) for vector in range(cut.vectors)]
@@ -90,32 +77,21 @@ class _Loops:
             tirx.decl_buffer([self._lanes], "float32", name=f"sums_{i}") for i in range(len(flat))
         ]
         statements = [
-            *(self._vector(functools.partial(_zero, to)) for to in kept),
+            *(self._write.vector(self._lanes, functools.partial(zero, to)) for to in kept),
             self._added(flat, kept),
             *(self._store(place, at) for place, at in zip(flat, kept, strict=True)),
         ]
         block = SBlock([], [], [], "tile", tirx.stmt_seq(*statements), None, kept)
         body = SBlockRealize([], tirx.const(True, "bool"), block)
         kind = tirx.ForKind.PARALLEL if of.cores > 1 else tirx.ForKind.SERIAL
-        return self._for(number, math.prod(counts), kind, body)
+        return self._write.loop(number, math.prod(counts), kind, body)
 
     # --- places --------------------------------------------------------------------------------
-
-    def _unfused(self, number: Any, counts: Sequence[int]) -> list[Any]:
-        """Return the indices of loops that are fused into one."""
-        from tvm import tirx
-
-        found, rest = [], number
-        for count in reversed(counts):
-            is_one = count == 1
-            found.append(self._int(0) if is_one else tirx.floormod(rest, self._int(count)))
-            rest = rest if is_one else tirx.floordiv(rest, self._int(count))
-        return found[::-1]
 
     def _rows(self, outer: Sequence[Any], tile: Sequence[int]) -> Iterator[tuple[Any, ...]]:
         for own in itertools.product(*map(range, tile)):
             yield tuple(
-                at * self._int(size) + self._int(row)
+                at * self._write.index(size) + self._write.index(row)
                 for at, size, row in zip(outer, tile, own, strict=True)
             )
 
@@ -125,11 +101,11 @@ class _Loops:
 
         last = self._of.columns - self._lanes
         if self._of.vectors == self._cut.vectors:
-            return self._int(min(vector * self._lanes, last))
+            return self._write.index(min(vector * self._lanes, last))
         size = self._cut.vectors * self._lanes
-        first = panel * self._int(size) + self._int(vector * self._lanes)
+        first = panel * self._write.index(size) + self._write.index(vector * self._lanes)
         may_overlap = vector == self._cut.vectors - 1 and self._of.columns % self._lanes
-        return tirx.min(first, self._int(last)) if may_overlap else first
+        return tirx.min(first, self._write.index(last)) if may_overlap else first
 
     # --- statements ----------------------------------------------------------------------------
 
@@ -146,11 +122,11 @@ class _Loops:
                 value = self._at(place, lane, self._sums, own).value_of(product)
                 return tirx.BufferStore(to, tirx.BufferLoad(to, [lane]) + value, [lane])
 
-            return self._vector(store)
+            return self._write.vector(self._lanes, store)
 
         body = tirx.stmt_seq(*map(added, places, kept))
         for v in reversed(reduced):
-            body = self._for(own[v.var], int(v.dom.extent), tirx.ForKind.SERIAL, body)
+            body = self._write.loop(own[v.var], int(v.dom.extent), tirx.ForKind.SERIAL, body)
         return body
 
     def _store(self, place: _Place, kept: Any) -> Any:
@@ -167,34 +143,12 @@ class _Loops:
                 value = at.value_of(stored.body.value)
             return tirx.BufferStore(stored.body.buffer, value, at.values_of(stored.body.indices))
 
-        return self._vector(store)
+        return self._write.vector(self._lanes, store)
 
     def _at(self, place: _Place, lane: Any, block: Any, reduced: Mapping[Any, Any]) -> Rewriting:
         """Return what a block's expressions are at a lane of a vector."""
         spatial = [v.var for v in block.iter_vars if int(v.iter_type) != REDUCE]
         within = place.first + lane
-        column = place.group * self._int(self._of.columns) + within
+        column = place.group * self._write.index(self._of.columns) + within
         values = {**dict(zip(spatial, [*place.rows, column], strict=True)), **reduced}
         return Rewriting(values, (spatial[-1], self._of.columns, place.group))
-
-    def _vector(self, store: Callable[[Any], Any]) -> Any:
-        from tvm import tirx
-
-        lane = tirx.Var("lane", self._dtype)
-        return self._for(lane, self._lanes, tirx.ForKind.VECTORIZED, store(lane))
-
-    def _for(self, number: Any, count: int, kind: Any, body: Any) -> Any:
-        from tvm import tirx
-
-        return tirx.For(number, self._int(0), self._int(count), kind, body)
-
-    def _int(self, value: int) -> Any:
-        from tvm import tirx
-
-        return tirx.IntImm(self._dtype, value)
-
-
-def _zero(to: Any, lane: Any) -> Any:
-    from tvm import tirx
-
-    return tirx.BufferStore(to, tirx.const(0.0, "float32"), [lane])

@@ -36,7 +36,7 @@ def with_prefetches(mod: IRModule, sums: Sums, cut: Cut) -> IRModule:
     from tvm import tirx
 
     (name,) = mod.get_global_vars()
-    steps = _AHEAD_BYTES // (cut.vectors * sums.unit.vector_bytes)
+    steps = steps_ahead(cut.vectors * sums.unit.vector_bytes)
     ahead = functools.partial(_ahead, steps=steps, lanes=sums.unit.lanes, vectors=cut.vectors)
 
     def written(node: Any) -> Any:
@@ -44,19 +44,24 @@ def with_prefetches(mod: IRModule, sums: Sums, cut: Cut) -> IRModule:
             return tirx.SeqStmt([written(each) for each in node])
         if not isinstance(node, tirx.For):
             return node
-        asked: Sequence[Any] = ()
+        ahead_of: Sequence[Any] = ()
         with contextlib.suppress(ValueError):  # it is read all the same
             if DEPTH in node.annotations:
-                asked = ahead(node)
+                ahead_of = ahead(node)
             elif TILES in node.annotations:
-                asked = _behind(node.body[-1], mod[name].params)
-        body = tirx.stmt_seq(*asked, written(node.body))
+                ahead_of = _behind(node.body[-1], mod[name].params)
+        body = tirx.stmt_seq(*ahead_of, written(node.body))
         marks = {key: value for key, value in node.annotations.items() if key not in _MARKS}
         return tirx.For(
             node.loop_var, node.min, node.extent, node.kind, body, node.thread_binding, marks
         )
 
     return with_body(mod, written(root_of(mod).body))
+
+
+def steps_ahead(step_bytes: int) -> int:
+    """Return how many steps before its use a weight is asked for, of which a step reads so many."""
+    return _AHEAD_BYTES // step_bytes
 
 
 def _ahead(loop: Any, *, steps: int, lanes: int, vectors: int) -> Sequence[Any]:
@@ -69,11 +74,10 @@ def _ahead(loop: Any, *, steps: int, lanes: int, vectors: int) -> Sequence[Any]:
     values[loop.loop_var] = loop.loop_var + tirx.IntImm(dtype, steps)
     weights = operands(realized.block)[1]
     *before, last = at_loops(realized, values).values_of(weights.indices)
-    asked = []
-    for vector in range(vectors):
-        indices = [*before, last + tirx.IntImm(dtype, vector * lanes)]
-        asked.append(_asked(weights.source, indices))
-    return asked
+    return [
+        asked(weights.source, [*before, last + tirx.IntImm(dtype, vector * lanes)])
+        for vector in range(vectors)
+    ]
 
 
 def _behind(nest: Any, params: Sequence[Any]) -> Sequence[Any]:
@@ -95,7 +99,7 @@ def _behind(nest: Any, params: Sequence[Any]) -> Sequence[Any]:
     places = at_loops(realized, new | {lanes.loop_var: lanes.min})
     found = []
     for region in large:
-        body = _asked(region.source, places.values_of([each.min for each in region.region]))
+        body = asked(region.source, places.values_of([each.min for each in region.region]))
         for each in reversed(loops):
             body = tirx.For(new[each.loop_var], each.min, each.extent, each.kind, body)
         found.append(body)
@@ -106,7 +110,8 @@ def _shape_of(region: Any) -> list[int]:
     return [int(extent) for extent in region.source.ty.shape]
 
 
-def _asked(source: Any, indices: Sequence[Any]) -> Any:
+def asked(source: Any, indices: Sequence[Any]) -> Any:
+    """Return what asks for the cache line in which an element lies."""
     from tvm import tirx
 
     address = tirx.address_of(tirx.BufferLoad(source, indices))

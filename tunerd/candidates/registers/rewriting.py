@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +40,35 @@ def with_body(mod: IRModule, body: Any, buffers: Sequence[Any] | None = None) ->
     )
     realized = SBlockRealize([], tirx.const(True, "bool"), block)
     return ir.IRModule({name: mod[name].with_body(realized)})
+
+
+def with_loops(
+    mod: IRModule, sums: str, stored: str, written: Callable[[Any, Any], Any]
+) -> IRModule:
+    """Return a module with other loops in place of those of its sums.
+
+    mod: its blocks are the sums, whatever is computed before or behind them, and `stored`.
+    sums: the block of the sums.
+    stored: the block that stores what is made of the sums, each at its place; the sums themselves,
+        or one that is computed with them.
+    written: returns the loops, given both blocks.
+    """
+    from tvm import tirx
+
+    root = root_of(mod)
+    nests = [*root.body] if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    blocks = {str(block.name_hint): block for block in map(block_in, nests)}
+    loops = written(blocks[sums], blocks[stored])
+    gone = blocks[sums].writes[0].source if stored != sums else None
+    made = []
+    for nest in nests:
+        hint = block_in(nest).name_hint
+        if hint == sums:
+            made.append(loops)
+        elif hint != stored:
+            made.append(nest)
+    buffers = [each for each in root.alloc_buffers if gone is None or not each.same_as(gone)]
+    return with_body(mod, tirx.stmt_seq(*made), buffers)
 
 
 def loops_of(nest: Any) -> tuple[list[Any], Any]:
@@ -82,7 +111,7 @@ class Rewriting:
 
     def value_of(self, node: Any) -> Any:
         """Return an expression's value; ValueError for one of a kind that is not known."""
-        from tvm import tirx
+        from tvm import ir, tirx
 
         kind = type(node).__name__
         if kind == "Var":
@@ -105,7 +134,7 @@ class Rewriting:
             parts = (node.condition, node.true_value, node.false_value)
             return tirx.Select(*self.values_of(parts))
         if kind == "Call":
-            return tirx.Call(node.ty, node.op, self.values_of(node.args))
+            return ir.Call(node.op, self.values_of(node.args), node.attrs, ret_ty=node.ty)
         raise ValueError(f"it has a {kind}")
 
     def _group_of(self, node: Any) -> Any:

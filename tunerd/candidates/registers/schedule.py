@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunerd.candidates.registers.overlapping import with_loops
+from tunerd.candidates.registers.overlapping import with_overlaps
 from tunerd.candidates.registers.prefetching import DEPTH, TILES, with_prefetches
+from tunerd.candidates.registers.stages import with_stages
 from tunerd.candidates.registers.units import operands
 from tunerd.vocabulary import Layout
 
@@ -14,41 +15,64 @@ if TYPE_CHECKING:
     from tvm.ir import IRModule
 
     from tunerd.candidates.registers.sums import Cut, Sums
+    from tunerd.candidates.registers.winograd import Winograd, WinogradCut
 
 
 def scheduled(mod: IRModule, sums: Sums, cut: Cut) -> IRModule:
     """Return a module with the loops of its sums cut; raises what TVM raises for what is no cut."""
     from tvm.s_tir import Schedule
 
-    scheduling = _Scheduling(Schedule(mod, error_render_level="fast"), sums, cut)
-    return scheduling.overlapping() if sums.is_overlapping else scheduling.cut()
+    scheduling = _Scheduling(Schedule(mod, error_render_level="fast"), sums)
+    if sums.is_overlapping:
+        stored = scheduling.written()
+        return with_overlaps(scheduling.mod, sums, stored, cut)
+    scheduling.cut(cut)
+    return with_prefetches(scheduling.mod, sums, cut)
+
+
+def in_stages(mod: IRModule, of: Winograd, cut: WinogradCut) -> IRModule:
+    """Return a module whose convolution is in stages; raises as `scheduled` does."""
+    from tvm.s_tir import Schedule
+
+    scheduling = _Scheduling(Schedule(mod, error_render_level="fast"), of.sums)
+    stored = scheduling.written(inlined=of.sums.staged)
+    return with_stages(scheduling.mod, of, stored, cut)
 
 
 class _Scheduling:
-    """Applies a cut to a schedule, and returns its module."""
+    """Applies a cut to a schedule."""
 
-    def __init__(self, schedule: Any, sums: Sums, cut: Cut) -> None:
-        self._s, self._of, self._cut, self._unit = schedule, sums, cut, sums.unit
+    def __init__(self, schedule: Any, sums: Sums) -> None:
+        self._s, self._of, self._unit = schedule, sums, sums.unit
 
-    def overlapping(self) -> IRModule:
-        """Compute what is stored tile by tile as one block, and write the loops of the tiles."""
+    @property
+    def mod(self) -> IRModule:
+        return self._s.mod
+
+    def written(self, *, inlined: Collection[str] = ()) -> str:
+        """Leave two blocks whose loops are to be written: the sums, and what is stored of them.
+
+        inlined: of the staged blocks, those that are computed where they are read.
+
+        Returns the latter, which may be the sums themselves.
+        """
         s, of = self._s, self._of
         stored = of.epilogue[-1] if of.epilogue else of.sums
         kept = {stored, *of.others[-1:]}
-        for name in (*of.aside, *of.epilogue, *of.others):
+        for name in (*inlined, *of.aside, *of.epilogue, *of.others):
             if name not in kept:
                 s.compute_inline(s.get_sblock(name))
-        for name in (*of.staged, *of.others[-1:]):
+        for name in (*(n for n in of.staged if n not in inlined), *of.others[-1:]):
             self._at_root(s.get_sblock(name))
-        return with_loops(s.mod, of, stored, self._cut)
+        return stored
 
-    def cut(self) -> IRModule:
+    def cut(self, cut: Cut) -> None:
         s, of = self._s, self._of
         sums = s.get_sblock(of.sums)
-        for _, layout in of.layouts(self._cut):
+        for _, layout in of.layouts(cut):
             self._pack(sums, layout)
         behind = [*of.epilogue, *of.others]
-        is_fused = bool(of.epilogue and self._cut.fused)
+        is_fused = bool(of.epilogue and cut.fused)
         # What is computed by itself, tile by tile or at the end, has all before it in it.
         kept = {*behind[-1:], *([of.epilogue[-1]] if is_fused else [])}
         for name in (*of.aside, *behind):
@@ -56,19 +80,18 @@ class _Scheduling:
                 s.compute_inline(s.get_sblock(name))
         if is_fused:
             last = s.get_sblock(of.epilogue[-1])
-            tile, stored = self._tiled(last)
+            tile, stored = self._tiled(last, cut)
             s.compute_at(sums, tile, preserve_unit_loops=True)
             s.annotate(tile, TILES, 1)
             self._store(stored)
             loops = s.get_loops(sums)[-len(s.get(sums).iter_vars) :]
         else:
-            _, loops = self._tiled(sums)
+            _, loops = self._tiled(sums, cut)
         self._sums(sums, loops, len(of.rows) + 1)
         if behind and not (is_fused and kept == {of.epilogue[-1]}):
             self._at_root(s.get_sblock(behind[-1]))
         for name in of.staged:
             self._at_root(s.get_sblock(name))
-        return with_prefetches(s.mod, of, self._cut)
 
     def _pack(self, block: Any, layout: Layout) -> None:
         """Read the weights in this layout."""
@@ -85,12 +108,12 @@ class _Scheduling:
         )
         self._s.transform_layout(block, ("read", number), index_map)
 
-    def _tiled(self, block: Any) -> tuple[Any, list[Any]]:
+    def _tiled(self, block: Any, cut: Cut) -> tuple[Any, list[Any]]:
         """Cut a block's spatial loops; return the loop around a tile, and those inside of it.
 
         Inside are rows of the last two dimensions, vectors, and then what the block reduces.
         """
-        s, cut, rank = self._s, self._cut, len(self._of.rows)
+        s, rank = self._s, len(self._of.rows)
         loops = s.get_loops(block)
         rows, columns, reduced = loops[:rank], loops[rank], loops[rank + 1 :]
         outer, inner = [], []

@@ -5,6 +5,7 @@ Two sources: `vnni` for products of 8 bits, and `fma` for products of fp32.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from types import MappingProxyType
@@ -19,18 +20,19 @@ from tunerd.candidates.base import (
 )
 from tunerd.candidates.registers import units
 from tunerd.candidates.registers.sums import Cut, Sums
+from tunerd.candidates.registers.winograd import Winograd, WinogradCut
 from tunerd.candidates.template_search import TemplateFamily, TemplateRecipe, TemplateSearch
 from tunerd.vocabulary import FMA, VNNI, TargetSpec, Task
 from tunerd.vocabulary.model import INTEGER_PRODUCTS
 
-TEMPLATE, PACKED, OVERLAPPING = "dots", "packed", "overlapping"
+TEMPLATE, PACKED, OVERLAPPING, WINOGRAD = "dots", "packed", "overlapping", "winograd"
 
 
 class Recipe(TemplateRecipe):
     """A recipe of these sources."""
 
     VERSION = 2
-    CUTS = MappingProxyType({TEMPLATE: Cut, PACKED: Cut, OVERLAPPING: Cut})
+    CUTS = MappingProxyType({TEMPLATE: Cut, PACKED: Cut, OVERLAPPING: Cut, WINOGRAD: WinogradCut})
 
 
 class RegistersSource(CandidateSource):
@@ -48,16 +50,19 @@ class RegistersSource(CandidateSource):
         templates = self.templates_of(task)
         if isinstance(templates, str):
             raise ValueError(templates)
-        # The weights of several models lie as each has them, for all numbers of lanes alike.
-        is_apart = parsed.template == PACKED and lanes is not None
-        sums = templates[TEMPLATE if is_apart else parsed.template]
-        cut = parsed.cut
-        return LoweredKernel(sums.scheduled(module_of(task), cut), layouts=sums.layouts(cut))
+        template, cut = templates[parsed.template], parsed.cut
+        if lanes is not None and template.layouts(cut):
+            # The weights of several models lie as each has them, for all numbers of lanes alike.
+            template = templates[TEMPLATE]
+            if parsed.template == WINOGRAD:
+                cut = min(template.tiles(), key=lambda c: template.estimated_secs(c, 0.0))
+        made = template.scheduled(module_of(task), cut)
+        return LoweredKernel(made, layouts=template.layouts(cut))
 
     def search(self, settings: SearchSettings) -> Search:
         return TemplateSearch(TemplateFamily(self.name, Recipe, self.templates_of), settings)
 
-    def templates_of(self, task: Task) -> dict[str, Sums] | str:
+    def templates_of(self, task: Task) -> dict[str, Sums | Winograd] | str:
         """Return the template of a task by its name, or why it has none."""
         if task.target.is_cuda:
             return f"{self.name.upper()} is a CPU's"
@@ -66,9 +71,14 @@ class RegistersSource(CandidateSource):
         found = _templates(self.name, task.mod_json, task.target.json)
         if isinstance(found, str):
             return found
-        may_pack = TEMPLATE in found and task.tenants == 1
-        packed = found[TEMPLATE].packed(task.weight_args) if may_pack else None
-        return found if packed is None else found | {PACKED: packed}
+        if TEMPLATE not in found or task.tenants > 1:
+            return dict(found)
+        made: dict[str, Sums | Winograd] = dict(found)
+        if (packed := found[TEMPLATE].packed(task.weight_args)) is not None:
+            made[PACKED] = packed
+        with contextlib.suppress(ValueError):
+            made[WINOGRAD] = Winograd.of(module_of(task), found[TEMPLATE], task.weight_args)
+        return made
 
 
 class VnniSource(RegistersSource):

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from tvm.target import Target
 
 _MOST_ROWS, _MOST_VECTORS = 16, 16
-_L1_BYTES, _L2_BYTES = 32 << 10, 1 << 20
+L1_BYTES, L2_BYTES = 32 << 10, 1 << 20
 _L2_WAYS = 8
 _L1_WAYS, _PAGE_BYTES = 8, 4096  # a way of the L1 cache is a page, on x86-64
 _CROWDED = 1.3  # times as long, where the rows of a tile displace each other there
-_L2_BYTES_PER_CYCLE, _L3_BYTES_PER_CYCLE = 40.0, 16.0
+L2_BYTES_PER_CYCLE, _L3_BYTES_PER_CYCLE = 40.0, 16.0
 _NOT_HIDDEN = 0.25  # of the lesser of computing and loading, which the other does not hide
-_LATENCY = 5.0  # cycles until a sum can be added to again
-_HERTZ = 3.5e9
+LATENCY = 5.0  # cycles until a sum can be added to again
+HERTZ = 3.5e9
 
 
 @dataclass(frozen=True, order=True)
@@ -187,7 +187,7 @@ class Sums:
         unit = self.unit
         rows, sums = tile.height * tile.width, tile.height * tile.width * tile.vectors
         loads = (sums if self.has_own_rows else rows) + tile.vectors
-        step = max(sums / unit.per_cycle, loads / 2, _LATENCY)
+        step = max(sums / unit.per_cycle, loads / 2, LATENCY)
         cores = max(1, self.cores)
         all_vectors = self.groups * self.vectors
         all_tiles = math.prod(self.rows) // rows * all_vectors // tile.vectors
@@ -201,12 +201,12 @@ class Sums:
         panel = self.steps * unit.vector_bytes * tile.vectors  # weights of a tile
         panels = all_vectors / tile.vectors
         far = panel if tile.columns_outside else panel * panels
-        bandwidth = _L2_BYTES_PER_CYCLE if far <= self._kept_bytes(tile) else _L3_BYTES_PER_CYCLE
-        loaded = tiles * panel / bandwidth if far > _L1_BYTES else 0.0
+        bandwidth = L2_BYTES_PER_CYCLE if far <= self._kept_bytes(tile) else _L3_BYTES_PER_CYCLE
+        loaded = tiles * panel / bandwidth if far > L1_BYTES else 0.0
         read = math.prod(self.rows) * self.depth * unit.value_bytes  # for each panel, or once
-        if tile.columns_outside and read > _L2_BYTES and not self.has_own_rows:
+        if tile.columns_outside and read > L2_BYTES and not self.has_own_rows:
             loaded += read * panels / cores / _L3_BYTES_PER_CYCLE
-        return (max(cycles, loaded) + _NOT_HIDDEN * min(cycles, loaded)) / _HERTZ
+        return overlapped(cycles, loaded) / HERTZ
 
     def _kept_bytes(self, tile: Cut) -> int:
         """Return how much of a panel of weights the L2 cache keeps.
@@ -214,11 +214,11 @@ class Sums:
         Where rows of weights are a power of two apart, few of its sets have room for them.
         """
         if self.is_packed or self.weights is None:
-            return _L2_BYTES
-        way = _L2_BYTES // _L2_WAYS
+            return L2_BYTES
+        way = L2_BYTES // _L2_WAYS
         apart = self.groups * self.columns * self.unit.value_bytes
         places = way // math.gcd(apart, way)
-        return min(_L2_BYTES, places * _L2_WAYS * tile.vectors * self.unit.vector_bytes)
+        return min(L2_BYTES, places * _L2_WAYS * tile.vectors * self.unit.vector_bytes)
 
     def features(self, tile: Cut, sms: float) -> tuple[float, ...]:
         sizes = (
@@ -243,6 +243,11 @@ class Sums:
     def scheduled(self, mod: IRModule, cut: Cut) -> IRModule:
         """Return the module with its loops cut; raises what TVM raises for what is no cut of it."""
         return scheduled(mod, self, cut)
+
+
+def overlapped(cycles: float, loaded: float) -> float:
+    """Return the cycles of computing and loading at once."""
+    return max(cycles, loaded) + _NOT_HIDDEN * min(cycles, loaded)
 
 
 @dataclass(frozen=True)

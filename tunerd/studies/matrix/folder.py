@@ -27,7 +27,7 @@ from tunerd.runs.folder import locked, names_in
 from tunerd.studies.matrix.records import ContestDone, Done, done_of, line_of
 from tunerd.system.files import disk_errors_said, write_whole
 from tunerd.system.jsonl import Journal
-from tunerd.vocabulary import Build, Candidate, Failure, Kind, TensorSpec, to_json
+from tunerd.vocabulary import Build, Candidate, Failure, Kind, Layout, TensorSpec, to_json
 
 FORMAT = 1
 _SETTINGS, _LINES, _LOCK = "matrix.json", "done.jsonl", "matrix.lock"
@@ -44,7 +44,7 @@ class _About:
     args: tuple[TensorSpec, ...]
     weight_args: tuple[int, ...]
     compiler: str
-    rewritten: tuple[tuple[int, tuple[int, ...]], ...]
+    layouts: tuple[tuple[int, Layout], ...]
 
 
 class MatrixFolder:
@@ -106,7 +106,7 @@ class MatrixFolder:
             args=build.args,
             weight_args=build.weight_args,
             compiler=build.compiler,
-            rewritten=build.rewritten,
+            layouts=build.layouts,
         )
         write_whole(folder / f"{name}.json", json.dumps(to_json(about)), mode=0o600)
 
@@ -132,7 +132,7 @@ class MatrixFolder:
             args=about.args,
             weight_args=about.weight_args,
             compiler=about.compiler,
-            rewritten=about.rewritten,
+            layouts=about.layouts,
         )
 
 
