@@ -50,8 +50,9 @@ from tunerd.vocabulary.verdict import Verdict
 SOURCE = FmaSource()
 
 
-def llvm(mcpu: str, **more: str) -> TargetSpec:
-    return TargetSpec("llvm", json.dumps({"kind": "llvm", "mcpu": mcpu, "num-cores": 2, **more}))
+def llvm(mcpu: str, *, cores: int = 2, **more: str) -> TargetSpec:
+    described = {"kind": "llvm", "mcpu": mcpu, "num-cores": cores, **more}
+    return TargetSpec("llvm", json.dumps(described))
 
 
 def convolution(target: TargetSpec, *, size: int, kernel: int, stride: int, out: int) -> Task:
@@ -397,6 +398,22 @@ def test_packed_weights_are_asked_for_ahead() -> None:
         code = tvm.tirx.build(mod, target=tvm.target.Target(target.json)).inspect_source("asm")
         asked = code.count("prefetcht0")
         assert asked % cut.vectors == 0 < asked if template == PACKED else asked == 0
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("template", [TEMPLATE, PACKED])
+def test_sums_are_stored_behind_the_loop_over_their_depth(template: str, cores: int) -> None:
+    import tvm
+
+    target = llvm("cascadelake", cores=cores)
+    task = replace(convolution(target, size=6, kernel=1, stride=1, out=64), weight_args=(1,))
+    sums = templates_of(task)[template]
+    cut = min(sums.tiles(), key=lambda cut: sums.estimated_secs(cut, 0.0))
+    mod = SOURCE.lower(task, Recipe(template, cut).text).mod
+    code = tvm.tirx.build(mod, target=tvm.target.Target(target.json)).inspect_source("ll")
+    bodies = [body for body in code.split("\n\n") if "fmuladd" in body]
+    assert bodies
+    assert not any(" store " in body for body in bodies)
 
 
 def test_what_is_added_to_a_tile_is_asked_for_when_it_begins() -> None:

@@ -71,26 +71,13 @@ def with_loops(
     return with_body(mod, tirx.stmt_seq(*made), buffers)
 
 
-def loops_of(nest: Any) -> tuple[list[Any], Any]:
-    """Return the loops of a nest with one block, and where that is realized."""
+def block_in(nest: Any) -> Any:
+    """Return the block of a nest of loops around one."""
     from tvm.s_tir import SBlockRealize
 
-    loops = []
     while not isinstance(nest, SBlockRealize):
-        loops.append(nest)
         nest = nest.body
-    return loops, nest
-
-
-def block_in(nest: Any) -> Any:
-    return loops_of(nest)[1].block
-
-
-def at_loops(realized: Any, values: Mapping[Any, Any]) -> Rewriting:
-    """Return what rewrites a block's expressions, for other values of the loops around it."""
-    loops = [each.var for each in realized.block.iter_vars]
-    at = Rewriting(values).values_of(realized.iter_values)
-    return Rewriting(dict(zip(loops, at, strict=True)))
+    return nest.block
 
 
 class Rewriting:
@@ -133,6 +120,8 @@ class Rewriting:
         if kind == "Select":
             parts = (node.condition, node.true_value, node.false_value)
             return tirx.Select(*self.values_of(parts))
+        if kind == "Let":
+            return tirx.Let(node.var, self.value_of(node.value), self.value_of(node.body))
         if kind == "Call":
             return ir.Call(node.op, self.values_of(node.args), node.attrs, ret_ty=node.ty)
         raise ValueError(f"it has a {kind}")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunerd.candidates.registers.overlapping import with_overlaps
-from tunerd.candidates.registers.prefetching import DEPTH, TILES, with_prefetches
 from tunerd.candidates.registers.stages import with_stages
+from tunerd.candidates.registers.tiles import with_tiles
 from tunerd.candidates.registers.units import operands
 from tunerd.vocabulary import Layout
 
@@ -23,11 +22,13 @@ def scheduled(mod: IRModule, sums: Sums, cut: Cut) -> IRModule:
     from tvm.s_tir import Schedule
 
     scheduling = _Scheduling(Schedule(mod, error_render_level="fast"), sums)
-    if sums.is_overlapping:
+    for _, layout in sums.layouts(cut):
+        scheduling.pack(layout)
+    if sums.unit.intrinsic is None:
         stored = scheduling.written()
-        return with_overlaps(scheduling.mod, sums, stored, cut)
+        return with_tiles(scheduling.mod, sums, stored, cut)
     scheduling.cut(cut)
-    return with_prefetches(scheduling.mod, sums, cut)
+    return scheduling.mod
 
 
 def in_stages(mod: IRModule, of: Winograd, cut: WinogradCut) -> IRModule:
@@ -49,6 +50,22 @@ class _Scheduling:
     def mod(self) -> IRModule:
         return self._s.mod
 
+    def pack(self, layout: Layout) -> None:
+        """Read the weights in this layout."""
+        from tvm import tirx
+
+        block = self._s.get_sblock(self._of.sums)
+        own = self._s.get(block)
+        _, weights = operands(own)
+        number = next(i for i, r in enumerate(own.reads) if r.source.same_as(weights.source))
+        shape = [int(extent) for extent in weights.source.ty.shape]
+        index_map = tirx.IndexMap.from_func(
+            lambda *axes: layout.place(axes, shape),
+            ndim=len(shape),
+            index_dtype=str(weights.indices[-1].ty.dtype),
+        )
+        self._s.transform_layout(block, ("read", number), index_map)
+
     def written(self, *, inlined: Collection[str] = ()) -> str:
         """Leave two blocks whose loops are to be written: the sums, and what is stored of them.
 
@@ -67,10 +84,9 @@ class _Scheduling:
         return stored
 
     def cut(self, cut: Cut) -> None:
+        """Cut the loops of sums that an instruction computes."""
         s, of = self._s, self._of
         sums = s.get_sblock(of.sums)
-        for _, layout in of.layouts(cut):
-            self._pack(sums, layout)
         behind = [*of.epilogue, *of.others]
         is_fused = bool(of.epilogue and cut.fused)
         # What is computed by itself, tile by tile or at the end, has all before it in it.
@@ -82,7 +98,6 @@ class _Scheduling:
             last = s.get_sblock(of.epilogue[-1])
             tile, stored = self._tiled(last, cut)
             s.compute_at(sums, tile, preserve_unit_loops=True)
-            s.annotate(tile, TILES, 1)
             self._store(stored)
             loops = s.get_loops(sums)[-len(s.get(sums).iter_vars) :]
         else:
@@ -92,21 +107,6 @@ class _Scheduling:
             self._at_root(s.get_sblock(behind[-1]))
         for name in of.staged:
             self._at_root(s.get_sblock(name))
-
-    def _pack(self, block: Any, layout: Layout) -> None:
-        """Read the weights in this layout."""
-        from tvm import tirx
-
-        own = self._s.get(block)
-        _, weights = operands(own)
-        number = next(i for i, r in enumerate(own.reads) if r.source.same_as(weights.source))
-        shape = [int(extent) for extent in weights.source.ty.shape]
-        index_map = tirx.IndexMap.from_func(
-            lambda *axes: layout.place(axes, shape),
-            ndim=len(shape),
-            index_dtype=str(weights.indices[-1].ty.dtype),
-        )
-        self._s.transform_layout(block, ("read", number), index_map)
 
     def _tiled(self, block: Any, cut: Cut) -> tuple[Any, list[Any]]:
         """Cut a block's spatial loops; return the loop around a tile, and those inside of it.
@@ -135,15 +135,8 @@ class _Scheduling:
         inner, columns, reduced = loops[: spatial - 1], loops[spatial - 1], loops[spatial:]
         vectors, lanes = s.split(columns, [None, unit.lanes])
         *taps, depth = reduced
-        group = []
-        if unit.intrinsic is None:
-            s.vectorize(lanes)
-        else:
-            depth, of_four = s.split(depth, [None, unit.group])
-            group = [of_four]
-        if self._of.reads_in_order:
-            s.annotate(depth, DEPTH, 1)
-        s.reorder(*taps, depth, *inner, vectors, lanes, *group)
+        depth, group = s.split(depth, [None, unit.group])
+        s.reorder(*taps, depth, *inner, vectors, lanes, group)
         for loop in (*inner, vectors):
             s.unroll(loop)
         start = s.decompose_reduction(block, taps[0] if taps else depth)
@@ -151,8 +144,8 @@ class _Scheduling:
         s.vectorize(own[-1])
         for loop in own[-1 - spatial : -1]:
             s.unroll(loop)
-        if unit.intrinsic is not None:
-            s.tensorize(lanes, unit.intrinsic())
+        assert unit.intrinsic is not None
+        s.tensorize(lanes, unit.intrinsic())
 
     def _store(self, loops: Sequence[Any]) -> None:
         """Store a tile by vectors."""

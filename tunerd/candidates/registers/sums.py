@@ -108,7 +108,7 @@ class Sums:
                 aside.append(each)
                 continue
             is_one = _is_elementwise(each) and (
-                not is_overlapping or _reads_in_place(each, derived)
+                unit.intrinsic is not None or _reads_in_place(each, derived)
             )
             derived.add(each.writes[0].source)
             if others or own != extents or not is_one:

@@ -1,9 +1,13 @@
-"""The loops of a cut whose columns fill no vectors: the last vector overlaps the one before it.
+"""The loops of a cut, tile by tile, with each vector of sums in memory of its own: a register.
 
-68 columns are vectors of 16 from column 0, 16, 32, 48 and 52. What two vectors have in common is
-computed twice, to the same values, and stored twice. So each group of columns, which has inputs of
-its own, is cut like the only one. Schedules of TVM cannot say that; the loops are written here, and
-the expressions in them are those of the task's blocks.
+In one piece of memory they would stay there, where several cores have a part of the loops each:
+nothing tells the compiler then that what is asked for ahead lies elsewhere.
+
+Where columns fill no vectors, the last one overlaps the one before it. 68 columns are vectors of 16
+from column 0, 16, 32, 48 and 52. What two vectors have in common is computed twice, to the same
+values, and stored twice. So each group of columns, which has inputs of its own, is cut like the
+only one. Schedules of TVM cannot say that; the loops are written here, and the expressions in them
+are those of the task's blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunerd.candidates.nests.blocks import REDUCE
+from tunerd.candidates.registers.prefetching import asked, steps_ahead
 from tunerd.candidates.registers.rewriting import Rewriting, with_loops
+from tunerd.candidates.registers.units import operands
 from tunerd.candidates.registers.writing import Writing, zero
 
 if TYPE_CHECKING:
@@ -25,13 +31,15 @@ if TYPE_CHECKING:
     from tunerd.candidates.registers.sums import Cut, Sums
 
 
-def with_overlaps(mod: IRModule, sums: Sums, stored: str, cut: Cut) -> IRModule:
+def with_tiles(mod: IRModule, sums: Sums, stored: str, cut: Cut) -> IRModule:
     """Return a module with the loops of a cut in place of those of its sums.
 
     stored: as `with_loops` has it.
     """
+    (name,) = mod.get_global_vars()
+    params = mod[name].params
     return with_loops(
-        mod, sums.sums, stored, lambda own, behind: _Loops(sums, cut, own, behind).written()
+        mod, sums.sums, stored, lambda own, behind: _Loops(sums, cut, own, behind, params).written()
     )
 
 
@@ -47,8 +55,8 @@ class _Place:
 class _Loops:
     """Writes the loops over the tiles of one cut."""
 
-    def __init__(self, of: Sums, cut: Cut, sums: Any, stored: Any) -> None:
-        self._of, self._cut = of, cut
+    def __init__(self, of: Sums, cut: Cut, sums: Any, stored: Any, params: Sequence[Any]) -> None:
+        self._of, self._cut, self._params = of, cut, params
         self._sums, self._stored = sums, stored
         self._lanes = of.unit.lanes
         self._spatial = [v for v in sums.iter_vars if int(v.iter_type) != REDUCE]
@@ -77,6 +85,7 @@ class _Loops:
             tirx.decl_buffer([self._lanes], "float32", name=f"sums_{i}") for i in range(len(flat))
         ]
         statements = [
+            *(each for place in flat for each in self._asked_behind(place)),
             *(self._write.vector(self._lanes, functools.partial(zero, to)) for to in kept),
             self._added(flat, kept),
             *(self._store(place, at) for place, at in zip(flat, kept, strict=True)),
@@ -124,10 +133,39 @@ class _Loops:
 
             return self._write.vector(self._lanes, store)
 
-        body = tirx.stmt_seq(*map(added, places, kept))
+        ahead = self._asked_ahead(places[: self._cut.vectors], own)
+        body = tirx.stmt_seq(*ahead, *map(added, places, kept))
         for v in reversed(reduced):
             body = self._write.loop(own[v.var], int(v.dom.extent), tirx.ForKind.SERIAL, body)
         return body
+
+    def _asked_ahead(self, row: Sequence[_Place], reduced: Mapping[Any, Any]) -> list[Any]:
+        """Return what asks for the weights of a later step, of all vectors of a row."""
+        of = self._of
+        if not of.reads_in_order:
+            return []
+        weights = operands(self._sums)[1]
+        *_, depth = reduced
+        steps = steps_ahead(self._cut.vectors * of.unit.vector_bytes)
+        later = {**reduced, depth: reduced[depth] + self._write.index(steps)}
+        return [
+            asked(
+                weights.source, self._at(place, None, self._sums, later).values_of(weights.indices)
+            )
+            for place in row
+        ]
+
+    def _asked_behind(self, place: _Place) -> list[Any]:
+        """Return what asks for a vector of each parameter that is as large as what is stored."""
+        stored = self._stored
+        shape = _shape_of(stored.writes[0])
+        at = self._at(place, None, stored, {})
+        return [
+            asked(region.source, at.values_of([each.min for each in region.region]))
+            for region in stored.reads
+            if any(region.source.same_as(each) for each in self._params)
+            and _shape_of(region) == shape
+        ]
 
     def _store(self, place: _Place, kept: Any) -> Any:
         """Return what stores a vector of sums, or what is made of it."""
@@ -146,9 +184,13 @@ class _Loops:
         return self._write.vector(self._lanes, store)
 
     def _at(self, place: _Place, lane: Any, block: Any, reduced: Mapping[Any, Any]) -> Rewriting:
-        """Return what a block's expressions are at a lane of a vector."""
+        """Return what a block's expressions are at a lane of a vector, by default the first."""
         spatial = [v.var for v in block.iter_vars if int(v.iter_type) != REDUCE]
-        within = place.first + lane
+        within = place.first if lane is None else place.first + lane
         column = place.group * self._write.index(self._of.columns) + within
         values = {**dict(zip(spatial, [*place.rows, column], strict=True)), **reduced}
         return Rewriting(values, (spatial[-1], self._of.columns, place.group))
+
+
+def _shape_of(region: Any) -> list[int]:
+    return [int(extent) for extent in region.source.ty.shape]
