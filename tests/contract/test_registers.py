@@ -126,6 +126,16 @@ def moved_behind(target: TargetSpec) -> Task:
     return task_of([left, right, topi.exp(topi.transpose(product))], target)
 
 
+def square(target: TargetSpec) -> Task:
+    """Return a product whose operands are as large as it is, and behind which is nothing."""
+    load_tvm()
+    from tvm import te, topi
+
+    left = te.placeholder((32, 32), name="left")
+    right = te.placeholder((32, 32), name="right")
+    return task_of([left, right, topi.nn.matmul(left, right)], target)
+
+
 TASKS: dict[str, Callable[[TargetSpec], Task]] = {
     "3x3 and a bias": conv_task,
     "1x1": lambda target: convolution(target, size=14, kernel=1, stride=1, out=48),
@@ -144,6 +154,7 @@ TASKS: dict[str, Callable[[TargetSpec], Task]] = {
     "a column a group": lambda target: in_groups(target, groups=48, columns=1, kernel=3),
     "42 columns, each a group": lambda target: in_groups(target, groups=42, columns=1, kernel=3),
     "moved behind": moved_behind,
+    "a square product": square,
 }
 
 

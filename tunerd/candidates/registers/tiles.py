@@ -158,6 +158,8 @@ class _Loops:
     def _asked_behind(self, place: _Place) -> list[Any]:
         """Return what asks for a vector of each parameter that is as large as what is stored."""
         stored = self._stored
+        if stored.same_as(self._sums):
+            return []
         shape = _shape_of(stored.writes[0])
         at = self._at(place, None, stored, {})
         return [
