@@ -240,3 +240,42 @@ def test_a_model_takes_its_filters_transformed(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal(shapes[0]["x"]).astype(np.float32)
     for outputs in several.run([(several.own, {"x": x}), ("b", {"x": x})]):
         np.testing.assert_allclose(outputs["y"], session(x)["y"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_filters_that_a_model_computes_are_transformed_in_it(outputs: int) -> None:
+    tvm = load_tvm()
+    from tvm import relax, topi
+
+    from tunerd.artifacts.device_kernels import with_device_kernels
+    from tunerd.candidates.base import module_of
+    from tunerd.candidates.default import default_schedule
+
+    task = convolution()
+    cut = next(cut for cut in winograd_of(task).tiles() if cut.outputs == outputs)
+    kernel = SOURCE.lower(task, candidate_of(task, cut).recipe)
+    data, weight, bias, result = task.args
+    types = [relax.TensorType(spec.shape, spec.dtype) for spec in (data, weight, bias)]
+    params = [relax.Var(spec.name, own) for spec, own in zip(task.args, types, strict=False)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        filters = builder.emit_te(topi.multiply, params[1], relax.const(2.0))
+        plain = module_of(task)["main"].without_attr("global_symbol")
+        called = builder.add_func(plain, "convolution")
+        out = relax.TensorType(result.shape, result.dtype)
+        builder.emit_func_output(
+            builder.emit(relax.call_tir(called, [params[0], filters, params[2]], out))
+        )
+    made = with_device_kernels(builder.get(), {called: kernel})
+    assert not made.layouts
+    target = tvm.target.Target(task.target.json)
+    with target:
+        executable = tvm.compile(default_schedule(made.mod, target), target)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    rng = np.random.default_rng(0)
+    x, w, b = (rng.standard_normal(s.shape).astype(s.dtype) for s in (data, weight, bias))
+    found = machine["main"](*map(tvm.runtime.tensor, (x, w, b))).numpy()
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    rows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    expected = np.maximum(np.einsum("nhwcij,ijck->nhwk", rows, 2 * w) + b, 0)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -171,6 +171,6 @@ class _Calls(PyExprMutator):  # type: ignore[misc]
     def _transformed(self, filters: relax.Expr, outputs: int) -> relax.Expr:
         """Return filters as Winograd's algorithm transforms them, by one product."""
         matrix = winograd.of_both_axes(outputs).astype(str(filters.ty.dtype))
-        columns = math.prod(int(extent) for extent in filters.ty.shape[2:])
+        columns = math.prod([int(extent) for extent in filters.ty.shape][2:])
         flat = self.builder_.emit_te(topi.reshape, filters, (len(matrix[0]), columns))
         return self.builder_.emit_te(topi.nn.matmul, relax.const(matrix), flat)
